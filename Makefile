@@ -1,0 +1,60 @@
+# make run    a server on 127.0.0.1:8000 with SQLite and ./data
+# make test   everything CI runs
+# make check  format, lint, types, import contract, tests: what clean means
+
+PYTHON  ?= $(shell command -v python3.11 || command -v python3)
+VENV    := .venv
+BIN     := $(VENV)/bin
+TOOLS   := .tools
+PYTEST  := $(BIN)/python -m pytest
+
+# Spark's executors must run under the driver's Python.
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+
+.PHONY: run test check lint bench setup java tools docs lock clean
+
+run: setup
+	$(BIN)/tarn serve
+
+test: setup tools check
+
+check: lint
+	$(PYTEST) -n 2 --dist loadgroup
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+bench: setup
+	$(BIN)/python -m bench
+
+setup: java $(VENV)/.done
+
+$(VENV)/.done: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Tarn needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+java:
+	@sh .ci/java
+
+# The S3 server and Helm that tests use, built where Go is at hand; without it their tests say so and skip.
+tools:
+	@sh .ci/tools $(TOOLS)
+
+docs: setup
+	$(BIN)/tarn settings > docs/settings.md
+
+lock:
+	rm -rf $(TOOLS)/lock && $(PYTHON) -m venv $(TOOLS)/lock
+	$(TOOLS)/lock/bin/python -m pip install --quiet --editable '.[dev]'
+	{ echo "# Versions that setup installs and CI tests. Made by 'make lock'."; \
+	  $(TOOLS)/lock/bin/python -m pip freeze --exclude-editable; } > constraints.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Tarn: a multi-tenant REST lakehouse for FollowTheMoney data."""

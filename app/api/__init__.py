@@ -1,0 +1,1 @@
+"""HTTP: one thin router per resource, and what every request passes through."""

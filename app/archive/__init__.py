@@ -1,0 +1,1 @@
+"""Source files: content-addressed blobs and their records."""

@@ -1,0 +1,1 @@
+"""The SQL database: engine, tables, transactions."""

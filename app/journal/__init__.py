@@ -1,0 +1,1 @@
+"""The SQL buffer that writes land in: write, rotate, drain, overlay."""

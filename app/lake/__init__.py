@@ -1,0 +1,1 @@
+"""Delta tables, snapshots and the fold: what is live."""

@@ -1,0 +1,1 @@
+"""Values without I/O: what the rest of the house passes around."""

@@ -1,0 +1,135 @@
+"""Names that reach storage paths, SQL and logs, validated once at the edge into types the rest trusts."""
+
+import re
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Self
+
+from followthemoney.dataset.util import dataset_name_check
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+LAKEHOUSE = "lakehouse"
+"""The core's own tenant name, which nobody else can take."""
+
+
+class Name(str):
+    """A string that has passed its class's rule. Building one from anything else raises ValueError."""
+
+    __slots__ = ()
+    what: ClassVar[str]
+    rule: ClassVar[str]
+    pattern: ClassVar[str]
+    longest: ClassVar[int] = 128
+    reserved: ClassVar[frozenset[str]] = frozenset()
+
+    def __new__(cls, value: str) -> Self:
+        if isinstance(value, cls):
+            return value
+        if len(value) > cls.longest:
+            raise ValueError(f"{cls.what} is {len(value)} characters long, at most {cls.longest} are allowed")
+        if not re.fullmatch(cls.pattern, value):
+            raise ValueError(f"{cls.what} {value!r} {cls.rule}")
+        if value in cls.reserved:
+            raise ValueError(f"{cls.what} {value!r} is reserved")
+        cls.check(value)
+        return super().__new__(cls, value)
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        """Rules that a pattern cannot say."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            cls, core_schema.str_schema(strict=True), serialization=core_schema.to_string_ser_schema()
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "string", "pattern": f"^{cls.pattern}$", "maxLength": cls.longest, "minLength": 1}
+
+
+class DatasetName(Name):
+    """A dataset's name: a folder of the lake, and FtM's own rule that a name equals its slug."""
+
+    what = "dataset name"
+    rule = "must be lower-case letters, digits and single underscores, and start and end with a letter or digit"
+    pattern = r"[a-z0-9]+(_[a-z0-9]+)*"
+    # `versions` is a folder of the lake itself, `undefined` is FtM's word for no dataset.
+    reserved = frozenset({LAKEHOUSE, "versions", "undefined"})
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        dataset_name_check(value)
+
+
+class DatasetPattern(Name):
+    """What a grant speaks of: a dataset name, with `*` for any run of characters."""
+
+    what = "dataset pattern"
+    rule = "must be lower-case letters, digits, underscores and *"
+    pattern = r"[a-z0-9_*]+"
+
+    def matches(self, name: str) -> bool:
+        return fnmatchcase(name, self)
+
+
+class TenantName(Name):
+    """A tenant's name: a folder under tags, locks and queue."""
+
+    what = "tenant name"
+    rule = "must be lower-case letters, digits, - and _, and start with a letter or digit"
+    pattern = r"[a-z0-9][a-z0-9_-]*"
+    longest = 64
+    reserved = frozenset({LAKEHOUSE})
+
+
+class Origin(Name):
+    """Which process asserted a statement; a partition of the store, such as `crawl` or `mapping:{hash}`."""
+
+    what = "origin"
+    rule = "must be letters, digits and . _ : -, and start with a letter or digit"
+    pattern = r"[A-Za-z0-9][A-Za-z0-9._:-]*"
+
+
+class Checksum(Name):
+    """A SHA-256 in lower-case hexadecimal."""
+
+    what = "checksum"
+    rule = "must be 64 lower-case hexadecimal digits"
+    pattern = r"[0-9a-f]{64}"
+    longest = 64
+
+
+class RefName(Name):
+    """A named pin on a snapshot."""
+
+    what = "ref name"
+    rule = "must be letters, digits and . _ -, and start with a letter or digit"
+    pattern = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+
+class LockName(Name):
+    """A named lease of a tenant."""
+
+    what = "lock name"
+    rule = "must be letters, digits and . _ -, and start with a letter or digit"
+    pattern = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+
+
+class TagKey(Name):
+    """A tag's key: one or more segments joined by slashes."""
+
+    what = "tag key"
+    rule = "must be segments of letters, digits and . _ : -, each starting with a letter or digit, joined by /"
+    pattern = r"[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*"
+    longest = 255
+
+
+class FileName(Name):
+    """The name of a document that is kept in versions: one path segment."""
+
+    what = "file name"
+    rule = "must be letters, digits and . _ -, and start with a letter or digit"
+    pattern = r"[A-Za-z0-9][A-Za-z0-9._-]*"

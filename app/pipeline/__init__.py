@@ -1,0 +1,1 @@
+"""Spark: the session, and one module per job."""

@@ -1,0 +1,1 @@
+"""Reads: DuckDB over pinned files and the unflushed journal."""

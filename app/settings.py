@@ -1,0 +1,154 @@
+"""Every setting there is: read once from `TARN_…` in `main` or `cli`, and passed down from there."""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from app.errors import StartRefused
+
+PREFIX = "TARN_"
+CLIENT_VARIABLES = frozenset({"TARN_URL", "TARN_KEY"})
+"""Read by the CLI when it speaks to a server; no settings of the server."""
+
+LAKE_SCHEMES = ("", "file", "s3", "gs", "az")
+
+
+class Settings(BaseSettings):
+    """One lake, one database, one set of limits."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    lake_uri: str = Field("data/lake", description="Where the data lives: a local path, `s3://`, `gs://` or `az://`.")
+    storage_options: dict[str, SecretStr] = Field(
+        default={},
+        description="JSON object of object-store options (`aws_endpoint`, `aws_access_key_id`, …). "
+        "Without keys here, the ambient identity is used: environment, profile, workload identity.",
+    )
+    database_url: str = Field("sqlite:///data/tarn.db", description="`sqlite:///path` or `postgresql://…`.")
+    database_pool: int = Field(10, ge=1, le=1000, description="Connections a process keeps to the database.")
+
+    host: str = Field("127.0.0.1", description="Address the API listens on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port the API listens on; 0 takes a free one.")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="Serve `/metrics` on a port of its own instead of the API's."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(), description="Comma-separated origins that browsers may call from; `*` for any."
+    )
+    shutdown_grace: int = Field(30, ge=0, description="Seconds that running requests get to finish at shutdown.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least level logged.")
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="`auto` is for people on a terminal and JSON elsewhere."
+    )
+
+    admin_key: SecretStr | None = Field(
+        None, min_length=16, description="The administrator's key. Without it one is made at the first start."
+    )
+    admin_key_file: Path = Field(
+        Path("data/admin.key"), description="Where the key made at the first start is kept, mode 0600."
+    )
+    oidc_issuer: str | None = Field(None, description="Accept JWTs of this OpenID Connect issuer.")
+    oidc_audience: str | None = Field(None, description="The audience a JWT must name; needed with an issuer.")
+    oidc_jwks_url: str | None = Field(None, description="The issuer's keys, if not where its discovery document says.")
+    oidc_tenant_claim: str = Field("tenant", description="The claim of a JWT that names the tenant.")
+
+    max_document_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON document, decompressed.")
+    rate_limit: float = Field(
+        0, ge=0, description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit."
+    )
+    rate_burst: int = Field(100, ge=1, description="Requests a tenant may send at once before its rate limit counts.")
+    quota_statements: int | None = Field(
+        None, ge=0, description="Statements a tenant may write, unless it has its own quota."
+    )
+    quota_bytes: int | None = Field(
+        None, ge=0, description="Bytes of files a tenant may store, unless it has its own quota."
+    )
+    audit_denials: float = Field(
+        20, gt=0, description="Refused requests a second that are written to the audit log; the rest are only counted."
+    )
+
+    spark_master: str = Field("local[*]", description="The Spark master that the worker runs its jobs on.")
+    spark_memory: str = Field("2g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of the Spark driver and executors.")
+    worker_poll: float = Field(0.5, gt=0, description="Seconds between two looks for work.")
+    worker_heartbeat: float = Field(5, gt=0, description="Seconds between two signs of life of a worker.")
+    worker_silent_after: float = Field(
+        30, gt=0, description="Seconds without a sign of life after which a worker counts as dead."
+    )
+
+    commit_retries: int = Field(10, ge=0, description="How often a commit that lost a race is tried again.")
+    commit_backoff_base: float = Field(
+        0.01, gt=0, description="Seconds of the first back-off; each is drawn from zero up to twice the last bound."
+    )
+    commit_backoff_cap: float = Field(2.0, gt=0, description="The longest back-off in seconds.")
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def split_origins(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("lake_uri")
+    @classmethod
+    def known_scheme(cls, value: str) -> str:
+        scheme = urlsplit(value).scheme
+        if scheme not in LAKE_SCHEMES:
+            raise ValueError("must be a local path or start with s3://, gs:// or az://")
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def known_database(cls, value: str) -> str:
+        try:
+            url = make_url(value)
+        except ArgumentError:
+            raise ValueError("must look like sqlite:///path or postgresql://user@host/name") from None
+        if url.get_backend_name() == "postgresql":
+            return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+        if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
+            raise ValueError("must look like sqlite:///path or postgresql://user@host/name")
+        return value
+
+    @model_validator(mode="after")
+    def fits_together(self) -> "Settings":
+        if self.oidc_issuer and not self.oidc_audience:
+            raise ValueError("TARN_OIDC_ISSUER needs TARN_OIDC_AUDIENCE, or tokens meant for others would be accepted")
+        if self.database_url.startswith("sqlite") and not self.spark_master.startswith("local"):
+            raise ValueError(
+                "TARN_SPARK_MASTER is remote and TARN_DATABASE_URL is SQLite, a file that executors on other machines "
+                "cannot read: use PostgreSQL, or a local master"
+            )
+        return self
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment. Raises StartRefused with one sentence naming the variable that is wrong."""
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | CLIENT_VARIABLES
+    for variable in sorted(name for name in os.environ if name.upper().startswith(PREFIX)):
+        if variable.upper() not in known:
+            near = difflib.get_close_matches(variable.upper(), known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise StartRefused(f"{variable} is not a setting of Tarn{hint}")
+    try:
+        return Settings(**overrides)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = f"{PREFIX}{str(first['loc'][0]).upper()}: " if first["loc"] else ""
+        raise StartRefused(f"{where}{first['msg'].removeprefix('Value error, ')}") from None
+    except Exception as error:  # noqa: BLE001 - pydantic-settings wraps unreadable JSON in an error of its own
+        raise StartRefused(f"a TARN_ variable cannot be read: {error}") from None
+
+
+def settings_table() -> str:
+    """The settings as a Markdown table, generated so that it cannot fall behind."""
+    lines = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        shown = "" if default is None or default in ({}, ()) else f"`{default}`"
+        lines.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""The background process: finds work, claims it, runs it."""
