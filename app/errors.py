@@ -85,8 +85,11 @@ class TarnError(Exception):
             "status": (Literal[cls.status], ...),
             "retryable": (Literal[cls.retryable], ...),
         }
-        own = {name: (kind, ...) for name, kind in cls.member_types().items()}
-        return create_model(f"{cls.__name__}Problem", __base__=Problem, __doc__=cls.__doc__, **fixed, **own)
+        fields: Any = fixed | {name: (kind, ...) for name, kind in cls.member_types().items()}
+        model: type[Problem] = create_model(
+            f"{cls.__name__}Problem", __base__=Problem, __doc__=cls.__doc__, __module__=cls.__module__, **fields
+        )
+        return model
 
     def problem(self, instance: str) -> Problem:
         return self.model()(

@@ -61,7 +61,9 @@ class Settings(BaseSettings):
 
     max_document_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON document, decompressed.")
     rate_limit: float = Field(
-        0, ge=0, description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit."
+        0,
+        ge=0,
+        description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit.",
     )
     rate_burst: int = Field(100, ge=1, description="Requests a tenant may send at once before its rate limit counts.")
     quota_statements: int | None = Field(
@@ -75,7 +77,9 @@ class Settings(BaseSettings):
     )
 
     spark_master: str = Field("local[*]", description="The Spark master that the worker runs its jobs on.")
-    spark_memory: str = Field("2g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of the Spark driver and executors.")
+    spark_memory: str = Field(
+        "2g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of the Spark driver and executors."
+    )
     worker_poll: float = Field(0.5, gt=0, description="Seconds between two looks for work.")
     worker_heartbeat: float = Field(5, gt=0, description="Seconds between two signs of life of a worker.")
     worker_silent_after: float = Field(

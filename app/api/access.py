@@ -1,0 +1,185 @@
+"""Which route needs which grant: one table, and the check that every request passes before anything else."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from app.api.services import Services, services
+from app.errors import (
+    DatasetNotFound,
+    Fault,
+    Forbidden,
+    RateLimited,
+    SchemaViolation,
+    StartRefused,
+    TarnError,
+    Unauthenticated,
+)
+from app.lake import datasets
+from app.lake.datasets import Dataset
+from app.model.names import DatasetName
+from app.model.tenant import Identity, Level
+from app.tenancy.audit import Act
+from app.tenancy.limits import check_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a route asks of its caller."""
+
+    identified: bool = True
+    dataset: Level | None = None
+    """The level needed on the dataset in the path."""
+    lake: bool = False
+    """Whether the caller must administer the lake."""
+
+    @property
+    def problems(self) -> set[type[TarnError]]:
+        found: set[type[TarnError]] = {Unauthenticated, RateLimited} if self.identified else set()
+        if self.dataset is not None:
+            found |= {DatasetNotFound, SchemaViolation}
+            found |= {Forbidden} if self.dataset is not Level.READ else set()
+        if self.lake:
+            found |= {Forbidden}
+        return found
+
+
+ANYBODY = Access(identified=False)
+IDENTIFIED = Access()
+LAKE_ADMIN = Access(lake=True)
+
+
+def on_dataset(level: Level) -> Access:
+    return Access(dataset=level)
+
+
+TABLE: dict[str, Access] = {
+    # system
+    "health": ANYBODY,
+    "ready": ANYBODY,
+    "metrics": ANYBODY,
+    "get_problem": ANYBODY,
+    "whoami": IDENTIFIED,
+    # catalog and datasets
+    "get_catalog": IDENTIFIED,
+    "update_catalog": LAKE_ADMIN,
+    "list_datasets": IDENTIFIED,
+    "create_dataset": IDENTIFIED,  # and admin on the name in the body: `Caller.require`
+    "get_dataset": on_dataset(Level.READ),
+    "update_dataset": on_dataset(Level.ADMIN),
+    "delete_dataset": on_dataset(Level.ADMIN),
+    "list_versions": on_dataset(Level.READ),
+    "get_version": on_dataset(Level.READ),
+    # jobs: those of the caller's own tenant
+    "list_jobs": IDENTIFIED,
+    "get_job": IDENTIFIED,
+    # administration
+    "list_tenants": LAKE_ADMIN,
+    "create_tenant": LAKE_ADMIN,
+    "get_tenant": LAKE_ADMIN,
+    "update_tenant": LAKE_ADMIN,
+    "delete_tenant": LAKE_ADMIN,
+    "list_keys": LAKE_ADMIN,
+    "create_key": LAKE_ADMIN,
+    "revoke_key": LAKE_ADMIN,
+    "list_grants": LAKE_ADMIN,
+    "create_grant": LAKE_ADMIN,
+    "delete_grant": LAKE_ADMIN,
+    "get_limits": LAKE_ADMIN,
+    "set_limits": LAKE_ADMIN,
+    "list_audit": LAKE_ADMIN,
+}
+"""By operationId. A route without an entry stops the start; so does an entry without a route."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a request comes from, and what it is about to do."""
+
+    identity: Identity
+    act: Act
+
+    def require(self, name: DatasetName, level: Level) -> None:
+        """Raise Forbidden unless the caller holds a level on a dataset that need not exist yet."""
+        held = self.identity.level_on(name)
+        if held is None or not held.allows(level):
+            raise Forbidden(f"{level} on {name!r} is needed")
+
+
+def access_of(operation: str) -> Access:
+    """Raises StartRefused for a route that the table does not know."""
+    try:
+        return TABLE[operation]
+    except KeyError:
+        raise StartRefused(f"the route {operation!r} has no entry in the access table of app/api/access.py") from None
+
+
+def check_complete(operations: set[str]) -> None:
+    """Raise StartRefused for an entry that speaks of no route."""
+    if idle := TABLE.keys() - operations:
+        raise StartRefused(f"the access table of app/api/access.py names routes that do not exist: {sorted(idle)}")
+
+
+def admit(request: Request, operation: str, access: Access) -> None:
+    """Find out who calls, and let them through or refuse them; every refusal is in the audit log.
+
+    1. identity   a valid key or token, else 401
+    2. rate       within the tenant's limit, else 429
+    3. dataset    it exists and the caller holds some level on it, else 404: the same words and the same work
+    4. level      it is enough for this route, else 403
+    """
+    if not access.identified:
+        return
+    house = services(request)
+    identity: Identity | None = None
+    act = Act(None, operation, request.url.path, request.state.request_id)
+    try:
+        identity = house.authenticator.identify(request.headers.get("authorization"))
+        act = Act(identity, operation, request.url.path, request.state.request_id)
+        request.state.tenant = identity.tenant
+        check_rate(house.rate, identity.tenant, identity.limits)
+        if access.lake:
+            _require_lake(identity)
+        if access.dataset is not None:
+            request.state.dataset = _dataset(request, house, identity, access.dataset)
+    except (Unauthenticated, Forbidden, DatasetNotFound) as error:
+        house.denials.record(act, error)
+        raise
+    request.state.caller = Caller(identity, act)
+
+
+def _require_lake(identity: Identity) -> None:
+    if not identity.administers_lake:
+        raise Forbidden("the lake's administrator is needed: admin on *")
+
+
+def _dataset(request: Request, house: Services, identity: Identity, needed: Level) -> Dataset:
+    try:
+        name = DatasetName(request.path_params["dataset"])
+    except ValueError as error:
+        raise SchemaViolation(str(error), errors=[Fault(field="path.dataset", reason=str(error))]) from None
+    with house.database.read() as connection:
+        found = datasets.find(connection, name)
+    held = identity.level_on(name)
+    if found is None or held is None:
+        raise DatasetNotFound(f"there is no dataset {name!r}")
+    if not held.allows(needed):
+        raise Forbidden(f"{needed} on {name!r} is needed, {held} is held")
+    return found
+
+
+def _caller(request: Request) -> Caller:
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def _admitted_dataset(request: Request) -> Dataset:
+    dataset = request.state.dataset
+    assert isinstance(dataset, Dataset)
+    return dataset
+
+
+CallerDep = Annotated[Caller, Depends(_caller)]
+DatasetDep = Annotated[Dataset, Depends(_admitted_dataset)]

@@ -1,0 +1,174 @@
+"""Administration: tenants, their keys, grants and limits, and the audit log."""
+
+from typing import Annotated
+
+from fastapi import Path, Query
+
+from app.api.access import CallerDep
+from app.api.paging import Page, PagingDep
+from app.api.problems import raises
+from app.api.routing import router
+from app.api.services import ServicesDep
+from app.errors import AlreadyExists, Forbidden, GrantNotFound, KeyNotFound, TenantNotFound
+from app.model.names import TenantName
+from app.model.tenant import (
+    AuditEntry,
+    CreatedKey,
+    Grant,
+    Key,
+    Limits,
+    NewGrant,
+    NewKey,
+    NewLimits,
+    NewTenant,
+    Tenant,
+    TenantChange,
+)
+from app.tenancy import audit, grants, keys, limits, tenants
+
+routes = router("/v1/admin", "admin")
+
+Id = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
+
+
+class TenantPage(Page[Tenant]):
+    """Tenants by name."""
+
+
+class KeyPage(Page[Key]):
+    """Keys of one tenant."""
+
+
+class GrantPage(Page[Grant]):
+    """Grants of one tenant, oldest first."""
+
+
+class AuditPage(Page[AuditEntry]):
+    """Audit entries, newest first."""
+
+
+@routes.get("/tenants")
+def list_tenants(house: ServicesDep, paging: PagingDep) -> TenantPage:
+    """List tenants."""
+    with house.database.read() as connection:
+        found = tenants.page(connection, paging.after, paging.fetch)
+    results, cursor = paging.cut(found, lambda tenant: tenant.name)
+    return TenantPage(results=results, next=cursor)
+
+
+@routes.post("/tenants", status_code=201, responses=raises(AlreadyExists))
+def create_tenant(house: ServicesDep, caller: CallerDep, new: NewTenant) -> Tenant:
+    """Make a tenant, without keys or grants."""
+    with house.database.write() as connection:
+        tenant = tenants.create(connection, new)
+        caller.act.done(connection, target=f"tenants/{tenant.name}")
+    return tenant
+
+
+@routes.get("/tenants/{tenant}", responses=raises(TenantNotFound))
+def get_tenant(house: ServicesDep, tenant: TenantName) -> Tenant:
+    """Show one tenant."""
+    with house.database.read() as connection:
+        return tenants.get(connection, tenant)
+
+
+@routes.patch("/tenants/{tenant}", responses=raises(TenantNotFound))
+def update_tenant(house: ServicesDep, caller: CallerDep, tenant: TenantName, change: TenantChange) -> Tenant:
+    """Change a tenant's title, or disable and enable it."""
+    with house.database.write() as connection:
+        changed = tenants.change(connection, tenant, change)
+        caller.act.done(connection, changed=sorted(change.model_fields_set))
+    return changed
+
+
+@routes.delete("/tenants/{tenant}", status_code=204, responses=raises(TenantNotFound))
+def delete_tenant(house: ServicesDep, caller: CallerDep, tenant: TenantName) -> None:
+    """Delete a tenant with its keys and grants. Its name is not given out again."""
+    with house.database.write() as connection:
+        tenants.remove(connection, tenant)
+        caller.act.done(connection)
+
+
+@routes.get("/tenants/{tenant}/keys", responses=raises(TenantNotFound))
+def list_keys(house: ServicesDep, tenant: TenantName, paging: PagingDep) -> KeyPage:
+    """List a tenant's keys, without their secrets."""
+    with house.database.read() as connection:
+        tenants.get(connection, tenant)
+        found = keys.page(connection, tenant, paging.after, paging.fetch)
+    results, cursor = paging.cut(found, lambda key: key.id)
+    return KeyPage(results=results, next=cursor)
+
+
+@routes.post("/tenants/{tenant}/keys", status_code=201, responses=raises(TenantNotFound))
+def create_key(house: ServicesDep, caller: CallerDep, tenant: TenantName, new: NewKey) -> CreatedKey:
+    """Make a key for a tenant. Its secret is in this answer and nowhere else."""
+    with house.database.write() as connection:
+        tenants.get(connection, tenant)
+        created = keys.create(connection, tenant, new)
+        caller.act.done(connection, target=f"keys/{created.id}", tenant=tenant)
+    return created
+
+
+@routes.delete("/keys/{key}", responses=raises(KeyNotFound))
+def revoke_key(house: ServicesDep, caller: CallerDep, key: Id) -> Key:
+    """Revoke a key, at once."""
+    with house.database.write() as connection:
+        revoked = keys.revoke(connection, key)
+        caller.act.done(connection, tenant=revoked.tenant)
+    return revoked
+
+
+@routes.get("/tenants/{tenant}/grants", responses=raises(TenantNotFound))
+def list_grants(house: ServicesDep, tenant: TenantName, paging: PagingDep) -> GrantPage:
+    """List a tenant's grants."""
+    with house.database.read() as connection:
+        tenants.get(connection, tenant)
+        found = grants.page(connection, tenant, paging.after, paging.fetch)
+    results, cursor = paging.cut(found, lambda grant: grant.id)
+    return GrantPage(results=results, next=cursor)
+
+
+@routes.post("/tenants/{tenant}/grants", status_code=201, responses=raises(TenantNotFound, AlreadyExists))
+def create_grant(house: ServicesDep, caller: CallerDep, tenant: TenantName, new: NewGrant) -> Grant:
+    """Grant a tenant a level on the datasets that a pattern matches."""
+    with house.database.write() as connection:
+        tenants.get(connection, tenant)
+        grant = grants.create(connection, tenant, new)
+        caller.act.done(connection, target=f"grants/{grant.id}", tenant=tenant, dataset=new.dataset, level=new.level)
+    return grant
+
+
+@routes.delete("/grants/{grant}", status_code=204, responses=raises(GrantNotFound, Forbidden))
+def delete_grant(house: ServicesDep, caller: CallerDep, grant: Id) -> None:
+    """Take a grant back, at once."""
+    with house.database.write() as connection:
+        removed = grants.remove(connection, grant)
+        caller.act.done(connection, tenant=removed.tenant, dataset=removed.dataset, level=removed.level)
+
+
+@routes.get("/tenants/{tenant}/limits", responses=raises(TenantNotFound))
+def get_limits(house: ServicesDep, tenant: TenantName) -> Limits:
+    """Show the limits in force for a tenant, and what it has used."""
+    with house.database.read() as connection:
+        return limits.of(connection, tenant, house.settings)
+
+
+@routes.put("/tenants/{tenant}/limits", responses=raises(TenantNotFound))
+def set_limits(house: ServicesDep, caller: CallerDep, tenant: TenantName, new: NewLimits) -> Limits:
+    """Replace a tenant's own limits; what is left out or null is the server's default."""
+    with house.database.write() as connection:
+        tenants.get(connection, tenant)
+        limits.set_limits(connection, tenant, new)
+        caller.act.done(connection, **new.model_dump())
+        return limits.of(connection, tenant, house.settings)
+
+
+@routes.get("/audit")
+def list_audit(
+    house: ServicesDep, paging: PagingDep, tenant: Annotated[TenantName | None, Query()] = None
+) -> AuditPage:
+    """List what was written and what was refused, newest first."""
+    with house.database.read() as connection:
+        found = audit.page(connection, tenant, paging.after, paging.fetch)
+    results, cursor = paging.cut(found, lambda entry: entry.id)
+    return AuditPage(results=results, next=cursor)

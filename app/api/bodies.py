@@ -1,0 +1,153 @@
+"""Request bodies: decompressed as they arrive, and cut off at a limit that counts decompressed bytes.
+
+A decompressor is fed a few hundred bytes at a time, so that one step of a bomb yields a few megabytes at most,
+and the limit is checked between two steps.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import zstandard
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import BodyTooLarge, Fault, InvalidFormat, UnsupportedMediaType
+
+STEP = 512
+"""Bytes fed at once. A zstd block of 4 bytes may hold 128 KiB, so a step is never more than 16 MiB."""
+
+LARGEST_WINDOW = 1 << 23
+"""What RFC 8878 asks every zstd decoder to allow: 8 MiB."""
+
+LIMIT = "tarn.body_limit"
+"""Where a route that takes more than a document says so, in the scope."""
+
+
+class Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+class Decoder:
+    """Decodes a stream of one or more gzip members or zstd frames."""
+
+    def __init__(self, name: str, make: Callable[[], Decompressor]) -> None:
+        self._name = name
+        self._make = make
+        self._current: Decompressor | None = None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The decoded bytes in bounded pieces. Raises InvalidFormat for what is not of this encoding."""
+        for start in range(0, len(data), STEP):
+            rest = data[start : start + STEP]
+            while rest:
+                if self._current is None:
+                    self._current = self._make()
+                try:
+                    piece = self._current.decompress(rest)
+                except (zlib.error, zstandard.ZstdError) as error:
+                    raise self._broken(str(error)) from None
+                if piece:
+                    yield piece
+                rest = b""
+                if self._current.eof:
+                    rest, self._current = self._current.unused_data, None
+
+    def finish(self) -> None:
+        """Raise InvalidFormat if the stream ended inside a member."""
+        if self._current is not None:
+            raise self._broken("the stream is cut off")
+
+    def _broken(self, reason: str) -> InvalidFormat:
+        return InvalidFormat(f"the body is not valid {self._name}: {reason}", errors=[Fault(reason=reason)])
+
+
+DECODERS: dict[str, Callable[[], Decompressor]] = {
+    "gzip": lambda: zlib.decompressobj(wbits=31),
+    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj(),
+}
+
+
+class Bodies:
+    """ASGI middleware: handlers receive plain bytes, never more than the limit.
+
+    Errors are raised from `receive`, so that nothing is said about a body before its sender is known.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault(LIMIT, self.limit)
+            receive = _Body(scope, receive).receive
+        await self.app(scope, receive, send)
+
+
+class _Body:
+    def __init__(self, scope: Scope, upstream: Receive) -> None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        self._scope = scope
+        self._upstream = upstream
+        self._declared = headers.get(b"content-length", "")
+        self._encoding = headers.get(b"content-encoding", "identity").strip().lower()
+        self._decoder: Decoder | None = None
+        self._pieces: Iterator[bytes] = iter(())
+        self._more = True
+        self._size = 0
+        self._begun = False
+
+    async def receive(self) -> Message:
+        if not self._begun:
+            self._begin()
+        if self._decoder is None:
+            message = await self._upstream()
+            if message["type"] == "http.request":
+                self._count(message.get("body", b""))
+            return message
+        while True:
+            for piece in self._pieces:
+                self._count(piece)
+                return {"type": "http.request", "body": piece, "more_body": True}
+            if not self._more:
+                return {"type": "http.request", "body": b"", "more_body": False}
+            message = await self._upstream()
+            if message["type"] != "http.request":
+                return message
+            self._more = message.get("more_body", False)
+            self._pieces = self._decode(message.get("body", b""), last=not self._more)
+
+    def _begin(self) -> None:
+        self._begun = True
+        if self._encoding in DECODERS:
+            self._decoder = Decoder(self._encoding, DECODERS[self._encoding])
+        elif self._encoding != "identity":
+            raise UnsupportedMediaType(
+                f"the encoding {self._encoding!r} is not supported", supported=[*DECODERS, "identity"]
+            )
+        if self._declared.isdigit() and int(self._declared) > self._limit:
+            raise self._too_large()
+
+    def _decode(self, data: bytes, last: bool) -> Iterator[bytes]:
+        assert self._decoder is not None
+        yield from self._decoder.feed(data)
+        if last:
+            self._decoder.finish()
+
+    def _count(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > self._limit:
+            raise self._too_large()
+
+    @property
+    def _limit(self) -> int:
+        limit = self._scope[LIMIT]
+        assert isinstance(limit, int)
+        return limit
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is larger than {self._limit} bytes, decompressed", limit=self._limit)

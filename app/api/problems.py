@@ -1,0 +1,102 @@
+"""Every error as `application/problem+json`, at run time and in the OpenAPI document."""
+
+from collections import defaultdict
+from typing import Any, Union
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from app.errors import (
+    Fault,
+    InvalidFormat,
+    MethodNotAllowed,
+    RouteNotFound,
+    SchemaViolation,
+    TarnError,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def raises(*errors: type[TarnError]) -> Responses:
+    """What a route may answer besides success: given as `responses=`, and completed by `GuardedRoute`."""
+    return {"raises": {"errors": errors}}
+
+
+def as_responses(errors: set[type[TarnError]]) -> Responses:
+    """OpenAPI responses: one per status, typed as one of its problems."""
+    by_status: dict[int, list[type[TarnError]]] = defaultdict(list)
+    for error in sorted(errors, key=lambda error: error.slug):
+        by_status[error.status].append(error)
+    return {
+        status: {
+            "model": Union[tuple(error.model() for error in group)],  # noqa: UP007 - built from a list
+            "description": " or ".join(f"`{error.slug}`: {error.title()}" for error in group),
+        }
+        for status, group in sorted(by_status.items())
+    }
+
+
+def answer(error: TarnError, request: Request) -> Response:
+    """The one place where an error becomes a response."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = 'Bearer realm="tarn"'
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.members["allowed"])
+    if error.status == 413:
+        # What is left of the body is not worth reading.
+        headers["Connection"] = "close"
+    problem = error.problem(instance=request.url.path)
+    return Response(problem.model_dump_json(), error.status, headers, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Turn what FastAPI and Starlette raise into errors of ours. (What nobody foresaw ends in `RequestScope`.)"""
+
+    @app.exception_handler(TarnError)
+    async def _ours(request: Request, error: TarnError) -> Response:
+        return answer(error, request)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        faults = [_fault(fault) for fault in error.errors()]
+        return answer(SchemaViolation(_summary(faults), errors=faults), request)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        return answer(_translated(error, request), request)
+
+
+def _fault(fault: dict[str, Any]) -> Fault:
+    where, *path = fault["loc"]
+    parts = [str(part) for part in path]
+    field = ".".join(parts if where == "body" else [where, *parts])
+    return Fault(field=field or None, reason=fault["msg"].removeprefix("Value error, "))
+
+
+def _summary(faults: list[Fault]) -> str:
+    first = f"{faults[0].field}: {faults[0].reason}" if faults[0].field else faults[0].reason
+    return first if len(faults) == 1 else f"{first} (and {len(faults) - 1} more)"
+
+
+def _translated(error: HTTPException, request: Request) -> TarnError:
+    if isinstance(error.__cause__, TarnError):
+        return error.__cause__
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return MethodNotAllowed(
+            f"{request.method} is not for {request.url.path}", allowed=[m.strip() for m in allowed.split(",") if m]
+        )
+    if error.status_code == 415:
+        return UnsupportedMediaType(str(error.detail), supported=["application/json"])
+    if error.status_code == 404:
+        return RouteNotFound(f"there is nothing at {request.url.path}")
+    return InvalidFormat(str(error.detail), errors=[])

@@ -1,0 +1,125 @@
+"""The one class of route: it admits the caller first, and only then looks at what was sent."""
+
+from collections.abc import Callable, Coroutine, Iterator
+from email.message import Message
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+
+from app.api.access import access_of, admit
+from app.api.problems import as_responses
+from app.errors import (
+    BodyTooLarge,
+    EmptyBody,
+    Fault,
+    Internal,
+    InvalidFormat,
+    NotAcceptable,
+    SchemaViolation,
+    TarnError,
+    Unavailable,
+    UnsupportedMediaType,
+)
+
+JSON = "application/json"
+
+
+class GuardedRoute(APIRoute):
+    """Checks, in this order: the caller, the query's names, what they accept, the body. Then the route runs."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        operation = endpoint.__name__
+        responses = dict(options.pop("responses", None) or {})
+        own: set[type[TarnError]] = set(responses.pop("raises", {}).get("errors", ()))
+        common: set[type[TarnError]] = {Internal, Unavailable, SchemaViolation}
+        if {"POST", "PUT", "PATCH"}.intersection(options.get("methods") or ()):
+            common |= {EmptyBody, InvalidFormat, BodyTooLarge, UnsupportedMediaType}
+        if _answers_json(options):
+            common |= {NotAcceptable}
+        problems = as_responses(own | common | access_of(operation).problems)
+        super().__init__(
+            path, endpoint, **options | {"operation_id": operation, "responses": {**responses, **problems}}
+        )
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        operation = self.name
+        access = access_of(operation)
+        queries = set(_query_names(self.dependant))
+        answers_json = _answers_json({"response_class": self.response_class})
+        takes_body = self.body_field is not None
+
+        async def guarded(request: Request) -> Response:
+            request.state.template = self.path_format
+            await run_in_threadpool(admit, request, operation, access)
+            _check_query(request, queries)
+            if answers_json:
+                _check_accept(request)
+            if takes_body:
+                await _check_body(request)
+            return await handle(request)
+
+        return guarded
+
+
+def router(prefix: str, tag: str) -> APIRouter:
+    return APIRouter(prefix=prefix, tags=[tag], route_class=GuardedRoute)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
+
+
+def _answers_json(options: dict[str, Any]) -> bool:
+    chosen = options.get("response_class")
+    return getattr(chosen, "value", chosen) in (None, JSONResponse)
+
+
+def _check_query(request: Request, known: set[str]) -> None:
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        reason = f"is not a parameter of this route; it takes {', '.join(sorted(known)) or 'none'}"
+        raise SchemaViolation(
+            f"{unknown[0]!r} {reason}", errors=[Fault(field=f"query.{name}", reason=reason) for name in unknown]
+        )
+
+
+def _check_accept(request: Request) -> None:
+    accept = request.headers.get("accept")
+    if not accept:
+        return
+    ranges = [_media_type(part) for part in accept.split(",")]
+    if not any(kind in ("*/*", "application/*", JSON) and quality > 0 for kind, quality in ranges):
+        raise NotAcceptable(f"this route answers {JSON}", supported=[JSON])
+
+
+async def _check_body(request: Request) -> None:
+    """The body is there, is JSON by name and in fact, and has none of what JSON does not have (NaN, Infinity)."""
+    body = await request.body()
+    if not body.strip():
+        raise EmptyBody("this route needs a JSON body")
+    kind, _ = _media_type(request.headers.get("content-type", ""))
+    if kind != JSON:
+        raise UnsupportedMediaType(f"send {JSON}, not {kind or 'a body without a type'}", supported=[JSON])
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        fault = Fault(line=error.lineno, reason=f"{error.msg} at column {error.colno}")
+        raise InvalidFormat(f"the body is not valid JSON: line {fault.line}, {fault.reason}", errors=[fault]) from None
+
+
+def _media_type(text: str) -> tuple[str, float]:
+    message = Message()
+    message["content-type"] = text.strip()
+    try:
+        quality = float(str(message.get_param("q", "1")))
+    except ValueError:
+        quality = 1.0
+    return (message.get_content_type() if text.strip() else ""), quality

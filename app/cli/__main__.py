@@ -1,0 +1,5 @@
+"""`python -m app.cli`, the same as `tarn`."""
+
+from app.cli.commands import main
+
+main()

@@ -1,0 +1,108 @@
+"""The database: SQLite or PostgreSQL behind two kinds of transaction, one to read and one to write."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy.engine import Engine, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from app.errors import StorageFull, TarnError, Unavailable
+
+BUSY_SECONDS = 20
+"""How long a SQLite writer waits for another before it gives up."""
+
+
+class Database:
+    """Transactions on one database. A failure to reach it is `Unavailable`, never a driver's own error."""
+
+    def __init__(self, url: str, pool: int = 10) -> None:
+        self.url = url
+        self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
+        self.engine = _sqlite_engine(url, pool) if self.is_sqlite else _postgresql_engine(url, pool)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A read-only view of one moment: everything read in it fits together."""
+        options = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        with _answering(), self.engine.connect() as connection:
+            yield connection.execution_options(**options)
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that commits on return and rolls back on any error.
+
+        SQLite takes its write lock at the start: a transaction that reads first and locks later would fail
+        instead of waiting when another one has written in between.
+        """
+        with _answering(), self.engine.connect() as connection:
+            connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+            with connection.begin():
+                yield connection
+
+    def serialize(self, connection: Connection, what: str) -> None:
+        """Let one process at a time go on from here to its commit. SQLite's writers are so anyway."""
+        if not self.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:what))"), {"what": f"tarn:{what}"})
+
+    def ping(self) -> None:
+        """Ask the database for a sign of life. Raises Unavailable."""
+        with self.read() as connection:
+            connection.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except TarnError:
+        raise
+    except (DBAPIError, PoolTimeout) as error:
+        if _is_full(error):
+            raise StorageFull("the database has no room left") from error
+        if isinstance(error, OperationalError | PoolTimeout) or getattr(error, "connection_invalidated", False):
+            raise Unavailable("the database does not answer", retry_after=2) from error
+        raise
+
+
+def _is_full(error: SQLAlchemyError) -> bool:
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "sqlstate", None) == "53100" or getattr(cause, "sqlite_errorname", "") == "SQLITE_FULL"
+
+
+def _sqlite_engine(url: str, pool: int) -> Engine:
+    path = make_url(url).database
+    assert path is not None
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, pool_size=pool, max_overflow=pool, connect_args={"timeout": BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+        # The driver's own transactions begin too late and too weakly; ours begin where `_begin` says.
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+
+    return engine
+
+
+def _postgresql_engine(url: str, pool: int) -> Engine:
+    return create_engine(
+        url,
+        pool_size=pool,
+        max_overflow=pool,
+        pool_pre_ping=True,
+        pool_timeout=BUSY_SECONDS,
+        connect_args={"connect_timeout": 5, "application_name": "tarn"},
+    )

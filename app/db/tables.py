@@ -1,0 +1,162 @@
+"""Every SQL table. Alembic's migrations make them; a test holds the two equal."""
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class Moment(TypeDecorator[datetime]):
+    """A point in time: aware and UTC on our side, whatever the database keeps."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+Id = String(36)
+
+lake = Table(
+    "lake",
+    metadata,
+    Column("id", Id, primary_key=True, comment="the id in lake.json: a database serves one lake"),
+)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("title", Text, nullable=False),
+    Column("created", Moment, nullable=False),
+    Column("disabled", Boolean, nullable=False),
+    Column("deleted", Moment, comment="names are not given out twice: old tags and queue items bear them"),
+    Column("rate_limit", Float),
+    Column("rate_burst", Integer),
+    Column("quota_statements", BigInteger),
+    Column("quota_bytes", BigInteger),
+    Column("used_statements", BigInteger, nullable=False),
+    Column("used_bytes", BigInteger, nullable=False),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant", ForeignKey("tenants.name"), nullable=False, index=True),
+    Column("label", Text, nullable=False),
+    Column("digest", String(64), nullable=False, comment="SHA-256 of the key; the key itself is nowhere"),
+    Column("created", Moment, nullable=False),
+    Column("expires", Moment),
+    Column("revoked", Moment),
+)
+
+grants = Table(
+    "grants",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("tenant", ForeignKey("tenants.name"), nullable=False),
+    Column("dataset", String(128), nullable=False, comment="a name, with * for any run of characters"),
+    Column("level", String(16), nullable=False),
+    Column("created", Moment, nullable=False),
+    UniqueConstraint("tenant", "dataset", "level"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("at", Moment, nullable=False),
+    Column("tenant", String(64)),
+    Column("key", Id),
+    Column("action", String(64), nullable=False),
+    Column("target", Text, nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("request", String(128), nullable=False),
+    Column("detail", JSON, nullable=False),
+    Index("ix_audit_tenant_id", "tenant", "id"),
+)
+
+datasets = Table(
+    "datasets",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", String(128), nullable=False),
+    Column("state", String(16), nullable=False, comment="active, deleting or deleted"),
+    Column("created", Moment, nullable=False),
+    Column("revision", Integer, nullable=False, comment="counts changes of the configuration; its row is their lock"),
+    Index(
+        "uq_datasets_name",
+        "name",
+        unique=True,
+        sqlite_where=text("state <> 'deleted'"),
+        postgresql_where=text("state <> 'deleted'"),
+    ),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("operation", String(32), nullable=False),
+    Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("request", String(128), nullable=False),
+    Column("state", String(16), nullable=False, comment="queued, running, done or failed"),
+    Column("created", Moment, nullable=False),
+    Column("started", Moment),
+    Column("finished", Moment),
+    Column("worker", Id),
+    Column("heartbeat", Moment),
+    Column("attempts", Integer, nullable=False),
+    Column("progress", JSON),
+    Column("result", JSON),
+    Column("problem", JSON),
+    Index("ix_jobs_state_id", "state", "id"),
+    Index("ix_jobs_tenant_id", "tenant", "id"),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started", Moment, nullable=False),
+    Column("seen", Moment, nullable=False),
+)

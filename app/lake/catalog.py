@@ -1,0 +1,34 @@
+"""The lake's own metadata, and the catalog of its datasets."""
+
+from app.db.engine import Database
+from app.lake import datasets
+from app.lake.datasets import Dataset
+from app.model.dataset import Catalog, CatalogMetadata
+from app.model.ids import now
+from app.storage.layout import Layout
+from app.storage.store import Missing, Store
+from app.storage.versions import replace
+from app.tenancy.audit import Act
+
+
+def read(store: Store) -> CatalogMetadata:
+    try:
+        return CatalogMetadata.from_yaml(store.get(Layout.config))
+    except Missing:
+        return CatalogMetadata()
+
+
+def compile_catalog(store: Store, readable: list[Dataset]) -> Catalog:
+    """The catalog of these datasets, as FtM tools load it."""
+    entries = [config.ftm() for config in datasets.read_all(store, readable)]
+    return Catalog(**read(store).model_dump(), datasets=entries)
+
+
+def change(database: Database, store: Store, wanted: CatalogMetadata, act: Act) -> CatalogMetadata:
+    """Replace the fields that are given; the former document goes to `versions/`."""
+    with database.write() as connection:
+        database.serialize(connection, "catalog")
+        changed = read(store).changed(wanted)
+        act.done(connection, changed=sorted(wanted.model_fields_set))
+        replace(store, Layout.config, Layout.versions, changed.to_yaml(), now())
+    return changed

@@ -1,0 +1,43 @@
+"""Structured logs: one event a line, with the request it belongs to."""
+
+import logging
+import sys
+
+import structlog
+from structlog.typing import Processor
+
+from app.settings import Settings
+
+
+def configure(settings: Settings) -> None:
+    """Send everything, our own events and those of libraries, through one renderer to standard error."""
+    people = sys.stderr.isatty() if settings.log_format == "auto" else settings.log_format == "console"
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendering: list[Processor] = (
+        [structlog.dev.ConsoleRenderer()]
+        if people
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(settings.log_level.upper())
+    # They log every request they make, with its URL; the fetches that matter are logged by those who make them.
+    for chatty in ("httpx", "httpcore", "botocore", "py4j"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

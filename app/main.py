@@ -1,0 +1,147 @@
+"""The processes, put together: settings in; a running API, a worker, or both out."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from socket import socket
+
+import structlog
+import uvicorn
+from prometheus_client import start_http_server
+from sqlalchemy import insert, select
+
+from app import logs
+from app.api.application import create_app
+from app.api.metrics import Metrics
+from app.api.services import Services
+from app.db import migrate
+from app.db.engine import Database
+from app.db.tables import lake as lake_table
+from app.errors import StartRefused
+from app.settings import Settings
+from app.storage.connection import Connection
+from app.storage.lake import open_lake
+from app.storage.store import Store
+from app.tenancy.audit import Denials
+from app.tenancy.bootstrap import ensure_admin
+from app.tenancy.identity import Authenticator
+from app.tenancy.limits import Rate
+from app.tenancy.oidc import configured_issuer
+from app.worker.child import Child, when_parent_dies
+from app.worker.loop import Worker
+
+log = structlog.get_logger(__name__)
+
+
+def run_serve(settings: Settings) -> None:
+    """Everything on one machine: migrations, the API, and a worker as its child."""
+    run_migrate(settings)
+    _run_api(settings, with_worker=True)
+
+
+def run_api(settings: Settings) -> None:
+    """The API alone, on a database that has been migrated."""
+    _run_api(settings, with_worker=False)
+
+
+def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
+    """A worker alone. It stops on SIGTERM and SIGINT, handing back what it was doing."""
+    logs.configure(settings)
+    with _opened(settings) as (database, store):
+        worker = Worker(settings, database, store)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: worker.stop())
+        if until_stdin_closes:
+            when_parent_dies(worker.stop)
+        worker.run()
+
+
+def run_migrate(settings: Settings) -> None:
+    """Bring the database to this version's schema."""
+    database = Database(settings.database_url, settings.database_pool)
+    try:
+        migrate.upgrade(database)
+    finally:
+        database.close()
+
+
+def assemble(settings: Settings, database: Database, store: Store) -> Services:
+    """What the API's routes work with."""
+    return Services(
+        settings=settings,
+        database=database,
+        store=store,
+        authenticator=Authenticator(database, settings, configured_issuer(settings)),
+        rate=Rate(),
+        denials=Denials(database, settings.audit_denials),
+        metrics=Metrics(),
+    )
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that says where it listens, which matters when the port was left to the system."""
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                sys.stdout.write(f"Tarn listens on http://{host}:{port}\n")
+        sys.stdout.flush()
+
+
+def _run_api(settings: Settings, with_worker: bool) -> None:
+    logs.configure(settings)
+    # Uvicorn passes a signal on once it has shut down; it must end this function, not skip its clean-up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with _opened(settings) as (database, store):
+        _announce(ensure_admin(database, settings), settings)
+        services = assemble(settings, database, store)
+        config = uvicorn.Config(
+            create_app(services),
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.shutdown_grace,
+        )
+        if settings.metrics_port is not None:
+            start_http_server(settings.metrics_port, settings.host, services.metrics.registry)
+        with Child() if with_worker else nullcontext():
+            Server(config).run()
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[tuple[Database, Store]]:
+    """The database and the lake, checked to be of this version and to belong together."""
+    database = Database(settings.database_url, settings.database_pool)
+    try:
+        migrate.require_current(database)
+        store = Store(Connection.from_settings(settings))
+        _bind(database, open_lake(store).id)
+        yield database, store
+    finally:
+        database.close()
+
+
+def _bind(database: Database, lake_id: str) -> None:
+    """One database serves one lake: rows that speak of another lake's files would be worse than no start."""
+    with database.write() as connection:
+        database.serialize(connection, "lake")
+        known = connection.execute(select(lake_table.c.id)).scalar()
+        if known is None:
+            connection.execute(insert(lake_table).values(id=lake_id))
+        elif known != lake_id:
+            raise StartRefused(
+                f"the database belongs to the lake {known} and TARN_LAKE_URI holds the lake {lake_id}: "
+                "use the lake's own database, or a new one"
+            )
+
+
+def _announce(key: str | None, settings: Settings) -> None:
+    if key is not None:
+        sys.stdout.write(
+            f"The administrator's key, shown this once and kept in {settings.admin_key_file}:\n\n    {key}\n\n"
+        )

@@ -1,0 +1,159 @@
+"""A dataset's configuration: FtM metadata, and how Tarn keeps it."""
+
+import hashlib
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from followthemoney.dataset.coverage import DataCoverage
+from followthemoney.dataset.dataset import DatasetModel
+from followthemoney.dataset.publisher import DataPublisher
+from followthemoney.dataset.util import Url
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.model.names import DatasetName
+from app.model.tenant import Strict
+
+
+class Publisher(DataPublisher):
+    """Who publishes the source, as FtM describes it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_computed(cls, data: Any) -> Any:
+        # What we answer holds a label that FtM computes; sending the answer back must work.
+        return {k: v for k, v in data.items() if k != "country_label"} if isinstance(data, dict) else data
+
+
+class Coverage(DataCoverage):
+    """Which times and places the source covers, as FtM describes it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Retention(Strict):
+    """Which snapshots are kept: the newest `count`, and all younger than `days`."""
+
+    count: Annotated[int, Field(ge=1)] = 100
+    days: Annotated[float, Field(ge=0)] = 7
+
+
+class Policy(Strict):
+    """What the worker does for a dataset by itself."""
+
+    retention: Retention = Retention()
+    exports: Literal["off", "after_flush"] | Annotated[int, Field(ge=1, description="at most every n minutes")] = "off"
+    maintain: bool = True
+
+
+Text = Annotated[str, Field(max_length=100_000)]
+
+
+class DatasetMetadata(Strict):
+    """What a caller may set, in FtM's own terms and types, and how Tarn keeps the data."""
+
+    title: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    license: Url | None = None
+    summary: Text | None = None
+    description: Text | None = None
+    url: Url | None = None
+    category: Annotated[str, Field(max_length=200)] | None = None
+    tags: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=1000, default_factory=list)]
+    publisher: Publisher | None = None
+    coverage: Coverage | None = None
+    children: Annotated[list[DatasetName], Field(max_length=10_000, default_factory=list)]
+    deprecated: bool = False
+    deprecation: Text | None = None
+
+    checksum: Literal["sha256"] | None = None
+    compression: Literal["gzip", "zstd"] | None = None
+    target_file_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 32)] = 128 << 20
+    policy: Policy = Policy()
+
+    @field_validator("children")
+    @classmethod
+    def once_each(cls, value: list[DatasetName]) -> list[DatasetName]:
+        return sorted(set(value))
+
+
+class NewDataset(DatasetMetadata):
+    """A dataset to be made."""
+
+    name: DatasetName
+
+
+class DatasetConfig(DatasetMetadata):
+    """`config.yml`: all there is to know of a dataset besides its data."""
+
+    name: DatasetName
+    id: str
+    created: datetime
+
+    @model_validator(mode="after")
+    def is_ftm_dataset(self) -> Self:
+        self.ftm()
+        return self
+
+    def ftm(self) -> DatasetModel:
+        """The dataset as FtM knows it. Raises ValueError where FtM's own model refuses it."""
+        data = self.model_dump(include=set(DatasetModel.model_fields), exclude_none=True)
+        return DatasetModel.model_validate(data)
+
+    def changed(self, change: DatasetMetadata) -> Self:
+        """This configuration with the fields that a change names; null goes back to the default."""
+        return type(self).model_validate(self.model_dump() | change.model_dump(exclude_unset=True))
+
+    def to_yaml(self) -> bytes:
+        data = self.model_dump(mode="json", exclude_defaults=True)
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).encode()
+
+    @classmethod
+    def from_yaml(cls, data: bytes) -> Self:
+        return cls.model_validate(yaml.safe_load(data))
+
+
+class CatalogMetadata(Strict):
+    """What the lake says of itself: `config.yml` at its root."""
+
+    title: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    summary: Text | None = None
+    description: Text | None = None
+    url: Url | None = None
+    publisher: Publisher | None = None
+
+    def changed(self, change: "CatalogMetadata") -> "CatalogMetadata":
+        return CatalogMetadata.model_validate(self.model_dump() | change.model_dump(exclude_unset=True))
+
+    def to_yaml(self) -> bytes:
+        data = self.model_dump(mode="json", exclude_defaults=True)
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).encode()
+
+    @classmethod
+    def from_yaml(cls, data: bytes) -> "CatalogMetadata":
+        return cls.model_validate(yaml.safe_load(data) or {})
+
+
+class Catalog(CatalogMetadata):
+    """An FtM catalog: the lake's own metadata, and the datasets the caller may read."""
+
+    datasets: list[DatasetModel]
+
+
+class Version(BaseModel):
+    """A former version of a document."""
+
+    timestamp: str
+    name: str
+    size: int
+
+
+def etag(document: bytes) -> str:
+    """A strong entity tag: the same bytes have the same tag, whatever came between."""
+    return f'"{hashlib.sha256(document).hexdigest()[:32]}"'
+
+
+def names_tag(header: str, tag: str) -> bool:
+    """Whether an `If-Match` or `If-None-Match` header names this entity tag."""
+    return header.strip() == "*" or tag in [part.strip().removeprefix("W/") for part in header.split(",")]

@@ -1,0 +1,159 @@
+"""Tenants, their keys, grants and limits, and the identity a request has."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from app.model.names import DatasetPattern, TenantName
+
+ADMIN = TenantName("admin")
+"""The tenant of the key that is made at the first start."""
+
+BOOTSTRAP_KEY = "bootstrap"
+"""The id of that key. It has no form of its own, so that an operator may choose it."""
+
+
+class Level(StrEnum):
+    """What a grant allows; each level holds the ones before it."""
+
+    READ = "read"
+    WRITE = "write"
+    MAINTAIN = "maintain"
+    ADMIN = "admin"
+
+    def allows(self, needed: "Level") -> bool:
+        order = list(Level)
+        return order.index(self) >= order.index(needed)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must not have control characters")
+    return text
+
+
+Label = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
+
+
+class Strict(BaseModel):
+    """A request body: fields it does not know are errors."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewTenant(Strict):
+    name: TenantName
+    title: Label = ""
+
+
+class TenantChange(Strict):
+    title: Label | None = None
+    disabled: bool | None = None
+
+
+class Tenant(BaseModel):
+    """An application with keys and grants of its own."""
+
+    name: TenantName
+    title: str
+    created: datetime
+    disabled: bool
+
+
+class NewKey(Strict):
+    label: Label = ""
+    expires: AwareDatetime | None = None
+
+
+class Key(BaseModel):
+    """An API key, without its secret."""
+
+    id: str
+    tenant: TenantName
+    label: str
+    created: datetime
+    expires: datetime | None
+    revoked: datetime | None
+
+
+class CreatedKey(Key):
+    """A new key with its secret, which is shown this once."""
+
+    key: str
+
+
+class NewGrant(Strict):
+    dataset: DatasetPattern
+    level: Level
+
+
+class Grant(BaseModel):
+    """What a tenant may do on the datasets a pattern matches."""
+
+    id: str
+    tenant: TenantName
+    dataset: DatasetPattern
+    level: Level
+    created: datetime
+
+
+class NewLimits(Strict):
+    """A tenant's own limits; null means the server's default."""
+
+    rate_limit: Annotated[float, Field(ge=0)] | None = None
+    rate_burst: Annotated[int, Field(ge=1)] | None = None
+    quota_statements: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    quota_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+
+class Limits(BaseModel):
+    """The limits in force for a tenant, and how much of its quotas is used. A quota of null is none."""
+
+    rate_limit: float
+    rate_burst: int
+    quota_statements: int | None
+    quota_bytes: int | None
+    used_statements: int
+    used_bytes: int
+
+
+class Outcome(StrEnum):
+    DONE = "done"
+    DENIED = "denied"
+
+
+class AuditEntry(BaseModel):
+    """One write, denial or administrative act."""
+
+    id: str
+    at: datetime
+    tenant: str | None
+    key: str | None
+    action: str
+    target: str
+    outcome: Outcome
+    request: str
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is calling: a tenant, by which key, with which grants and limits."""
+
+    tenant: TenantName
+    key: str
+    grants: tuple[tuple[DatasetPattern, Level], ...]
+    limits: Limits
+
+    def level_on(self, dataset: str) -> Level | None:
+        """The highest level granted on a dataset, or None: then it does not exist for this caller."""
+        order = list(Level)
+        held = [level for pattern, level in self.grants if pattern.matches(dataset)]
+        return max(held, key=order.index, default=None)
+
+    @property
+    def administers_lake(self) -> bool:
+        return any(pattern == "*" and level is Level.ADMIN for pattern, level in self.grants)

@@ -1,0 +1,226 @@
+"""Where the lake is and who we are there: the one place where addresses and credentials reach any library."""
+
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from duckdb import DuckDBPyConnection
+from obstore.exceptions import BaseError, UnknownConfigurationKeyError
+from obstore.fsspec import FsspecStore
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+from app.errors import StartRefused
+from app.settings import Settings
+from app.storage import duck
+from app.storage.disk import Disk
+from app.storage.identity import Identity
+from app.storage.s3 import s3_options
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+CONNECT, READ, RETRIES, RETRY_FOR = "10s", "30s", 3, timedelta(seconds=30)
+"""A store that does not answer becomes an error after a minute at most, retries included."""
+WHOLE_STREAM = "24h"
+"""obstore would end a download after 30 s, however fast it comes; `READ` ends those that stand still."""
+
+SECRET = re.compile("key|secret|token|password")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The lake's root and its options. Pickled, it means the same lake in another process.
+
+    Configured keys travel with it. An ambient identity does not: each process has its own and renews it.
+    """
+
+    uri: str
+    options: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Connection":
+        """Raises StartRefused, with one sentence, for a place or an option that cannot be used."""
+        options = {name: value.get_secret_value() for name, value in settings.storage_options.items()}
+        url = urlsplit(settings.lake_uri)
+        if url.scheme in ("", "file"):
+            if options:
+                raise StartRefused("TARN_STORAGE_OPTIONS is set, and a lake on a local path takes no options")
+            return cls(str(_local_path(settings.lake_uri, url)))
+        if not url.netloc or "@" in url.netloc or url.query or url.fragment:
+            raise StartRefused(f"TARN_LAKE_URI must look like {url.scheme}://bucket or {url.scheme}://bucket/folder")
+        connection = cls(
+            f"{url.scheme}://{url.netloc}{url.path}".rstrip("/"), s3_options(options) if url.scheme == "s3" else options
+        )
+        connection.object_store()
+        return connection
+
+    @property
+    def scheme(self) -> str:
+        return self._url.scheme or "file"
+
+    @property
+    def folder(self) -> Path | None:
+        """The lake's root on a local disk."""
+        return Path(self.uri) if self.scheme == "file" else None
+
+    @cached_property
+    def _url(self) -> SplitResult:
+        return SplitResult("", "", self.uri, "", "") if self.uri.startswith("/") else urlsplit(self.uri)
+
+    @property
+    def _bucket(self) -> str:
+        return self._url.netloc
+
+    @property
+    def _prefix(self) -> str | None:
+        return self._url.path.strip("/") or None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"uri": self.uri, "options": self.options}
+
+    # Addresses
+
+    def table_uri(self, path: str) -> str:
+        """The address of a Delta table, for deltalake."""
+        return f"{self.uri}/{path}"
+
+    def file_url(self, path: str) -> str:
+        """The address of an object, for DuckDB after `prepare`."""
+        return f"{self.uri}/{path}"
+
+    # Libraries
+
+    def object_store(self) -> "ObjectStore":
+        """obstore, rooted at the lake. Raises StartRefused."""
+        if self.folder:
+            try:
+                Disk(self.folder).make()
+                return LocalStore(self.folder)
+            except OSError as error:
+                raise StartRefused(f"the lake's folder {self.folder} cannot be made: {error.strerror}") from None
+        try:
+            return self._remote_store()
+        except UnknownConfigurationKeyError as error:
+            key = str(error).split("'")[1]
+            raise StartRefused(f"TARN_STORAGE_OPTIONS: {key} is not an option of an {self.scheme}:// lake") from None
+        except (BaseError, ValueError) as error:
+            reason = self.redact(str(error).split("\n")[0])
+            raise StartRefused(f"the lake's {self.scheme}:// options cannot be used: {reason}") from None
+
+    def _remote_store(self) -> "ObjectStore":
+        if self.scheme == "gs":
+            return GCSStore(self._bucket, prefix=self._prefix, config=self._config(), **self._limits())
+        if self.scheme == "az":
+            return AzureStore(self._bucket, prefix=self._prefix, config=self._config(), **self._limits())
+        return S3Store(
+            self._bucket,
+            prefix=self._prefix,
+            config=self._s3_config(),
+            credential_provider=self._identity,
+            **self._limits(),
+        )
+
+    def delta_options(self) -> dict[str, str]:
+        """deltalake's `storage_options`. Temporary keys in them last ten minutes at least: ask anew for every table."""
+        if self.folder:
+            return {}
+        options = {
+            "connect_timeout": CONNECT,
+            "read_timeout": READ,
+            "timeout": WHOLE_STREAM,
+            "max_retries": str(RETRIES),
+            "retry_timeout": f"{RETRY_FOR.seconds}s",
+        }
+        if self.scheme != "s3":
+            return options | self.options
+        keys = self._identity.keys()
+        options |= {f"aws_{name.removeprefix('aws_')}": value for name, value in self._s3_config().items()}
+        options["aws_access_key_id"] = keys.access_key_id
+        options["aws_secret_access_key"] = keys.secret_access_key
+        if keys.token or "AWS_SESSION_TOKEN" in os.environ:
+            # Left out, it would be taken from the environment, whoever that belongs to.
+            options["aws_session_token"] = keys.token or ""
+        options["allow_http"] = str(self._over_http).lower()
+        return options
+
+    def prepare(self, connection: DuckDBPyConnection) -> None:
+        """Let DuckDB read `file_url`s with the keys of this moment.
+
+        Cheap when done again: do it before each query, for temporary keys last ten minutes at least, and no longer
+        than they last. It keeps working when the configuration has been locked since.
+        """
+        duck.forbid_downloads(connection)
+        if self.scheme == "s3":
+            duck.load_httpfs(connection)
+            duck.set_keys(
+                connection,
+                self._bucket,
+                self._identity.keys(),
+                self.options["region"],
+                self.options.get("endpoint"),
+                by_host=self._by_host,
+            )
+        elif not self.folder and self.scheme not in connection.list_filesystems():
+            files = FsspecStore(self.scheme, config=self._config(), **self._limits())  # type: ignore[call-overload]  # it wants literals
+            connection.register_filesystem(files)
+
+    # What they are given
+
+    @cached_property
+    def _identity(self) -> Identity:
+        return Identity(self.options)
+
+    @property
+    def _over_http(self) -> bool:
+        return self.options.get("endpoint", "").startswith("http://")
+
+    @property
+    def _by_host(self) -> bool:
+        return self.options.get("virtual_hosted_style_request", "false").lower() == "true"
+
+    def _config(self) -> Any:
+        return dict(self.options)
+
+    def _s3_config(self) -> Any:
+        """S3's options but for the keys. What could come from the environment is said, so that it does not."""
+        own = {"access_key_id", "secret_access_key", "session_token", "endpoint"}
+        config = {name: value for name, value in self.options.items() if name not in own}
+        config["virtual_hosted_style_request"] = str(self._by_host).lower()
+        config["skip_signature"] = "false"
+        config["conditional_put"] = "etag"
+        config.setdefault("copy_if_not_exists", "multipart")
+        if endpoint := self.options.get("endpoint"):
+            scheme, host = endpoint.split("://", 1)
+            if self._by_host and not host.startswith(f"{self._bucket}."):
+                endpoint = f"{scheme}://{self._bucket}.{host}"
+            config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint
+        return config
+
+    def _limits(self) -> Any:
+        client: ClientConfig = {"connect_timeout": CONNECT, "read_timeout": READ, "timeout": WHOLE_STREAM}
+        if self._over_http:
+            client["allow_http"] = True
+        retry: RetryConfig = {"max_retries": RETRIES, "retry_timeout": RETRY_FOR}
+        return {"client_options": client, "retry_config": retry}
+
+    def redact(self, text: str) -> str:
+        """The text without any secret of this connection that it may hold."""
+        secrets = [value for name, value in self.options.items() if SECRET.search(name) and value]
+        if "_identity" in vars(self):
+            secrets += self._identity.handed_out()
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def _local_path(uri: str, url: SplitResult) -> Path:
+    if url.scheme == "":
+        return Path(uri).absolute()
+    if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
+        raise StartRefused("TARN_LAKE_URI must look like file:///path or be a path")
+    return Path(unquote(url.path))

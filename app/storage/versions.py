@@ -1,0 +1,76 @@
+"""Documents that are replaced whole, their former contents kept under `versions/`."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from app.errors import PathExists, VersionNotFound
+from app.model.ids import parse_stamp
+from app.model.names import FileName
+from app.storage.layout import Versions
+from app.storage.store import Missing, Store
+
+
+@dataclass(frozen=True)
+class Version:
+    """A former content: when it was replaced, the document's name, its size in bytes."""
+
+    stamp: str
+    name: str
+    size: int
+
+
+def replace(store: Store, path: str, versions: Versions, data: bytes, moment: datetime) -> bool:
+    """Replace a small document whole. True if anything was written; equal bytes write nothing.
+
+    The former content is kept first, then the new one is put: a crash between the two leaves the document as it was,
+    and one version more that says the same.
+    """
+    try:
+        former = store.get(path)
+    except Missing:
+        store.put(path, data)
+        return True
+    if former == data:
+        return False
+    _keep(path, versions, moment, lambda place: store.put_new(place, former))
+    store.put(path, data)
+    return True
+
+
+def replace_with(store: Store, path: str, versions: Versions, source: str, moment: datetime) -> None:
+    """Replace a document of any size by the object at `source`, which stays; the former content is kept.
+
+    No bytes pass through memory. A crash leaves the document as it was or as it is to be.
+    """
+    with suppress(Missing):
+        _keep(path, versions, moment, lambda place: store.copy_new(path, place))
+    store.copy(source, path)
+
+
+def _keep(path: str, versions: Versions, moment: datetime, write: Callable[[str], None]) -> None:
+    """Write a version at the first free microsecond from `moment` on."""
+    filename = FileName(path.rsplit("/", 1)[-1])
+    while True:
+        try:
+            return write(versions.at(moment, filename))
+        except PathExists:
+            moment += timedelta(microseconds=1)
+
+
+def list_versions(store: Store, versions: Versions) -> list[Version]:
+    """Every former content, newest first."""
+    found = []
+    for entry in store.list(versions.folder):
+        stamp, name = entry.path.split("/")[-2:]
+        found.append(Version(stamp, name, entry.size))
+    return sorted(found, key=lambda version: version.stamp, reverse=True)
+
+
+def get_version(store: Store, versions: Versions, stamp: str, name: FileName) -> bytes:
+    """One former content. Raises VersionNotFound."""
+    try:
+        return store.get(versions.at(parse_stamp(stamp), name))
+    except (ValueError, Missing):
+        raise VersionNotFound(f"there is no version {stamp} of {name}") from None

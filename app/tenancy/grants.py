@@ -1,0 +1,50 @@
+"""Grants: (tenant, dataset pattern, level)."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from app.db.tables import grants
+from app.errors import AlreadyExists, Forbidden, GrantNotFound
+from app.model.ids import new_id, now
+from app.model.names import TenantName
+from app.model.tenant import ADMIN, Grant, Level, NewGrant
+
+
+def create(connection: Connection, tenant: TenantName, new: NewGrant) -> Grant:
+    grant_id = new_id()
+    try:
+        with connection.begin_nested():
+            connection.execute(
+                insert(grants).values(id=grant_id, tenant=tenant, dataset=new.dataset, level=new.level, created=now())
+            )
+    except IntegrityError:
+        raise AlreadyExists(f"{tenant!r} has {new.level} on {new.dataset!r} already") from None
+    return get(connection, grant_id)
+
+
+def get(connection: Connection, grant_id: str) -> Grant:
+    row = connection.execute(select(grants).where(grants.c.id == grant_id)).first()
+    if row is None:
+        raise GrantNotFound(f"there is no grant {grant_id!r}")
+    return _grant(row)
+
+
+def page(connection: Connection, tenant: TenantName, after: str | None, limit: int) -> list[Grant]:
+    query = select(grants).where(grants.c.tenant == tenant).order_by(grants.c.id).limit(limit)
+    if after is not None:
+        query = query.where(grants.c.id > after)
+    return [_grant(row) for row in connection.execute(query)]
+
+
+def remove(connection: Connection, grant_id: str) -> Grant:
+    grant = get(connection, grant_id)
+    if grant.tenant == ADMIN and grant.dataset == "*" and grant.level is Level.ADMIN:
+        raise Forbidden("the administrator's own grant cannot be deleted: nobody could administer the lake")
+    connection.execute(delete(grants).where(grants.c.id == grant_id))
+    return grant
+
+
+def _grant(row: Row[Any]) -> Grant:
+    return Grant.model_validate(row._mapping, from_attributes=True)

@@ -1,0 +1,87 @@
+"""Limits of a tenant: how fast it may ask, and how much it may keep."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from sqlalchemy import Connection, select, update
+
+from app.db.tables import tenants
+from app.errors import QuotaExceeded, RateLimited, TenantNotFound
+from app.model.names import TenantName
+from app.model.tenant import Limits, NewLimits
+from app.settings import Settings
+
+
+class Rate:
+    """Token buckets by name: `burst` at once, then `rate` a second. One process's share; safe between threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def wait(self, name: str, rate: float, burst: int) -> float:
+        """Take a token and return 0, or take none and return the seconds until there is one."""
+        with self._lock:
+            moment = self._clock()
+            tokens, since = self._buckets.get(name, (float(burst), moment))
+            tokens = min(float(burst), tokens + (moment - since) * rate)
+            taken = tokens >= 1
+            self._buckets[name] = (tokens - 1 if taken else tokens, moment)
+            return 0 if taken else (1 - tokens) / rate
+
+
+def check_rate(rate: Rate, tenant: TenantName, limits: Limits) -> None:
+    """Raise RateLimited, with the time to wait, if the tenant asks too fast."""
+    if limits.rate_limit == 0:
+        return
+    wait = rate.wait(tenant, limits.rate_limit, limits.rate_burst)
+    if wait:
+        raise RateLimited(
+            f"more than {limits.rate_limit:g} requests a second by tenant {tenant!r}", retry_after=int(wait) + 1
+        )
+
+
+def of(connection: Connection, tenant: str, settings: Settings) -> Limits:
+    """The limits in force: the tenant's own, else the server's."""
+    row = connection.execute(select(tenants).where(tenants.c.name == tenant, tenants.c.deleted.is_(None))).first()
+    if row is None:
+        raise TenantNotFound(f"there is no tenant {tenant!r}")
+
+    def own(name: str) -> object:
+        value = getattr(row, name)
+        return getattr(settings, name) if value is None else value
+
+    return Limits.model_validate(
+        {name: own(name) for name in NewLimits.model_fields}
+        | {"used_statements": row.used_statements, "used_bytes": row.used_bytes}
+    )
+
+
+def set_limits(connection: Connection, tenant: TenantName, new: NewLimits) -> None:
+    """Replace a tenant's own limits by these."""
+    connection.execute(update(tenants).where(tenants.c.name == tenant).values(**new.model_dump()))
+
+
+def reserve(connection: Connection, tenant: TenantName, settings: Settings, statements: int = 0, size: int = 0) -> None:
+    """Count this much as used, or raise QuotaExceeded and count nothing.
+
+    One conditional update: of two requests that would fit alone but not together, one is refused.
+    """
+    limits = of(connection, tenant, settings)
+    used, kept = tenants.c.used_statements + statements, tenants.c.used_bytes + size
+    room = []
+    if statements > 0 and limits.quota_statements is not None:
+        room.append(used <= limits.quota_statements)
+    if size > 0 and limits.quota_bytes is not None:
+        room.append(kept <= limits.quota_bytes)
+    taken = connection.execute(
+        update(tenants).where(tenants.c.name == tenant, *room).values(used_statements=used, used_bytes=kept)
+    )
+    if taken.rowcount != 1:
+        raise QuotaExceeded(
+            f"tenant {tenant!r} may keep {limits.quota_statements} statements and {limits.quota_bytes} bytes, has "
+            f"{limits.used_statements} and {limits.used_bytes}, and asked for {statements} and {size} more",
+            retry_after=60,
+        )

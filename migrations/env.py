@@ -1,0 +1,12 @@
+"""Alembic's entry: runs in the transaction of `app.db.migrate`, or offline to print SQL."""
+
+from alembic import context
+
+from app.db.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    transactional_ddl=True,
+)
+context.run_migrations()

@@ -1,0 +1,170 @@
+"""The Dockerfile, as far as it can be proven without a container engine: lint, and its own steps run here."""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from app.settings import load_settings
+from tests.ship.dockerfile import ROOT, Instruction, copied_from_the_tree, final_stage, image_environment, instructions
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_hadolint_finds_nothing():
+    found = run(Path(sys.executable).parent / "hadolint", "--no-color", ROOT / "Dockerfile")
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_every_stage_starts_from_the_debian_release_that_has_jre_17():
+    assert {each.parts[0] for each in instructions() if each.word == "FROM"} == {"python:3.11-slim-bookworm"}
+    assert any("openjdk-17-jre-headless=17.*" in each.parts for each in final_stage("RUN"))
+
+
+def test_the_image_runs_as_a_numbered_user_that_is_not_root():
+    assert [each.parts for each in final_stage("USER")] == [["10001:10001"]]
+    assert any("--uid 10001" in each.text and "--gid 10001" in each.text for each in final_stage("RUN"))
+
+
+def test_the_entrypoint_is_a_console_script_of_the_package():
+    (entrypoint,) = final_stage("ENTRYPOINT")
+    (command,) = final_stage("CMD")
+    assert entrypoint.parts[0] in PROJECT["project"]["scripts"]
+    assert command.parts == ["api"]
+
+
+def test_everything_that_is_written_to_by_default_is_on_a_volume():
+    (volume,) = final_stage("VOLUME")
+    (workdir,) = final_stage("WORKDIR")
+    environment = image_environment()
+    writable = {workdir.text, environment["HOME"], environment["SPARK_LOCAL_DIRS"], "/tmp"}
+    assert writable == set(volume.parts)
+
+
+def test_the_settings_of_the_image_are_settings_of_tarn(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("TARN_")]:
+        monkeypatch.delenv(name)
+    for name, value in image_environment().items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert settings.host == "0.0.0.0"
+    assert settings.lake_uri == "/data/lake"
+    assert [each.parts for each in final_stage("EXPOSE")] == [[str(settings.port)]]
+
+
+def test_spark_runs_under_the_python_that_the_package_is_installed_in():
+    environment = image_environment()
+    (copied,) = (each for each in final_stage("COPY") if "--from=build" in each.flags)
+    assert environment["PYSPARK_PYTHON"] == f"{copied.parts[-1]}/bin/python"
+    assert environment["PATH"].startswith(f"{copied.parts[-1]}/bin:")
+
+
+def test_the_build_context_holds_what_is_copied_and_nothing_else():
+    copied = {source for each in copied_from_the_tree() for source in each.parts[:-1]}
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {line.removeprefix("!") for line in lines if line.startswith("!")} == copied
+    assert "*" in lines
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+
+
+def missing_build_requirements() -> list[str]:
+    """What `pip wheel --no-build-isolation` would lack in this environment."""
+
+    def met(requirement: Requirement) -> bool:
+        try:
+            return version(requirement.name) in requirement.specifier
+        except PackageNotFoundError:
+            return False
+
+    return [each for each in PROJECT["build-system"]["requires"] if not met(Requirement(each))]
+
+
+@pytest.mark.skipif(bool(missing_build_requirements()), reason=f"not installed here: {missing_build_requirements()}")
+def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    wheels: list[Path] = []
+
+    def copy(step: Instruction) -> None:
+        for name in step.parts[:-1]:
+            copier = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copier(ROOT / name, source / name)
+
+    def install(step: Instruction) -> None:
+        target = tmp_path / f"step-{len(wheels)}"
+        options = ("--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", target)
+        built = run(sys.executable, "-m", "pip", "wheel", *options, source)
+        assert built.returncode == 0, built.stdout + built.stderr
+        wheels.extend(target.glob("*.whl"))
+
+    copies, installs = copied_from_the_tree(), [each for each in instructions() if each.text.startswith("pip install")]
+    for step in (each for each in instructions() if each in copies or each in installs):
+        (copy if step in copies else install)(step)
+
+    assert len(wheels) == 2
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        packed = set(wheel.namelist())
+        scripts = next(name for name in packed if name.endswith("entry_points.txt"))
+        assert f"tarn = {PROJECT['project']['scripts']['tarn']}" in wheel.read(scripts).decode()
+    modules = {str(path.relative_to(ROOT)) for top in ("app", "migrations") for path in (ROOT / top).rglob("*.py")}
+    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "migrations").rglob("*.mako")}
+    assert {"app/settings.py", "migrations/__init__.py"} <= modules
+    assert modules | templates <= packed
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status if self.path == "/healthz" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def port(request) -> Iterator[int]:
+    """A server on a free port whose /healthz answers with the status asked for."""
+    handler = type("Answer", (Health,), {"status": request.param})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+def health_check(port: int) -> int:
+    """The exit code of the image's own health check, with a proxy in the environment that must not be used."""
+    (check,) = final_stage("HEALTHCHECK")
+    command = check.text.partition("CMD ")[2]
+    python, *arguments = json.loads(command)
+    assert python == "python"
+    environment = {**os.environ, "TARN_PORT": str(port), "http_proxy": "http://127.0.0.1:9"}
+    return run(sys.executable, *arguments, env=environment).returncode
+
+
+@pytest.mark.parametrize("port", [200], indirect=True)
+def test_the_health_check_passes_on_a_live_api(port):
+    assert health_check(port) == 0
+
+
+@pytest.mark.parametrize("port", [503], indirect=True)
+def test_the_health_check_fails_on_an_api_that_is_not_well(port):
+    assert health_check(port) == 1
