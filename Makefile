@@ -54,7 +54,7 @@ lock:
 	rm -rf $(TOOLS)/lock && $(PYTHON) -m venv $(TOOLS)/lock
 	$(TOOLS)/lock/bin/python -m pip install --quiet --editable '.[dev]'
 	{ echo "# Versions that setup installs and CI tests. Made by 'make lock'."; \
-	  $(TOOLS)/lock/bin/python -m pip freeze --exclude-editable; } > constraints.txt
+	  $(TOOLS)/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip; } > constraints.txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

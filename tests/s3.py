@@ -39,6 +39,16 @@ class S3Server:
             "aws_secret_access_key": SECRET_KEY,
         }
 
+    def client(self) -> Any:
+        """Amazon's own client, for what Tarn has no word for."""
+        return botocore.session.get_session().create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+
     def settings(self, **overrides: Any) -> Settings:
         """Settings for a lake of its own on this server."""
         given: dict[str, Any] = {"lake_uri": f"s3://{BUCKET}/{new_id()}", "storage_options": self.options}
@@ -93,14 +103,8 @@ def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Serv
         server.server_close()
 
     endpoint = f"http://127.0.0.1:{server.server_port}"
-    botocore.session.get_session().create_client(
-        "s3",
-        endpoint_url=endpoint,
-        region_name="us-east-1",
-        aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=SECRET_KEY,
-    ).create_bucket(Bucket=BUCKET)
     try:
+        S3Server(endpoint).client().create_bucket(Bucket=BUCKET)
         yield S3Server(endpoint, stop)
     finally:
         stop()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from app.api.problems import path_of
 from app.api.services import Services, services
 from app.errors import (
     DatasetNotFound,
@@ -133,10 +134,10 @@ def admit(request: Request, operation: str, access: Access) -> None:
         return
     house = services(request)
     identity: Identity | None = None
-    act = Act(None, operation, request.url.path, request.state.request_id)
+    act = Act(None, operation, path_of(request), request.state.request_id)
     try:
         identity = house.authenticator.identify(request.headers.get("authorization"))
-        act = Act(identity, operation, request.url.path, request.state.request_id)
+        act = Act(identity, operation, path_of(request), request.state.request_id)
         request.state.tenant = identity.tenant
         check_rate(house.rate, identity.tenant, identity.limits)
         if access.lake:

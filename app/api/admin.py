@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Query
 
 from app.api.access import CallerDep
 from app.api.paging import Page, PagingDep
 from app.api.problems import raises
-from app.api.routing import router
+from app.api.routing import IdParam, router
 from app.api.services import ServicesDep
 from app.errors import AlreadyExists, Forbidden, GrantNotFound, KeyNotFound, TenantNotFound
 from app.model.names import TenantName
@@ -27,8 +27,6 @@ from app.model.tenant import (
 from app.tenancy import audit, grants, keys, limits, tenants
 
 routes = router("/v1/admin", "admin")
-
-Id = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
 
 
 class TenantPage(Page[Tenant]):
@@ -110,7 +108,7 @@ def create_key(house: ServicesDep, caller: CallerDep, tenant: TenantName, new: N
 
 
 @routes.delete("/keys/{key}", responses=raises(KeyNotFound))
-def revoke_key(house: ServicesDep, caller: CallerDep, key: Id) -> Key:
+def revoke_key(house: ServicesDep, caller: CallerDep, key: IdParam) -> Key:
     """Revoke a key, at once."""
     with house.database.write() as connection:
         revoked = keys.revoke(connection, key)
@@ -139,7 +137,7 @@ def create_grant(house: ServicesDep, caller: CallerDep, tenant: TenantName, new:
 
 
 @routes.delete("/grants/{grant}", status_code=204, responses=raises(GrantNotFound, Forbidden))
-def delete_grant(house: ServicesDep, caller: CallerDep, grant: Id) -> None:
+def delete_grant(house: ServicesDep, caller: CallerDep, grant: IdParam) -> None:
     """Take a grant back, at once."""
     with house.database.write() as connection:
         removed = grants.remove(connection, grant)

@@ -17,7 +17,12 @@ ROUTERS = (system.routes, datasets.catalog_routes, datasets.routes, jobs.routes,
 
 def create_app(services: Services) -> FastAPI:
     """The application for these services. Raises StartRefused if a route and the access table disagree."""
-    app = FastAPI(title="Tarn", version="1", description="A lakehouse for FollowTheMoney data.", redoc_url=None)
+    app = FastAPI(
+        title="Tarn",
+        version="1",
+        description="A lakehouse for FollowTheMoney data.",
+        redoc_url=None,
+    )
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)
@@ -41,7 +46,13 @@ def create_app(services: Services) -> FastAPI:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """FastAPI's document, with problems under their own media type and the ways to authenticate."""
     if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        document = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            separate_input_output_schemas=False,
+        )
         document["components"]["securitySchemes"] = {
             "key": {"type": "http", "scheme": "bearer", "description": "An API key, or a JWT of the issuer."}
         }

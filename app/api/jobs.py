@@ -4,13 +4,13 @@ import time
 from typing import Annotated
 
 from anyio import sleep
-from fastapi import Path, Query, Response
+from fastapi import Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep
 from app.api.paging import Page, PagingDep
 from app.api.problems import raises
-from app.api.routing import router
+from app.api.routing import IdParam, router
 from app.api.services import Services, ServicesDep
 from app.db import jobs
 from app.errors import JobNotFound
@@ -39,9 +39,7 @@ def list_jobs(house: ServicesDep, caller: CallerDep, paging: PagingDep) -> JobPa
 
 
 @routes.get("/{job}", responses=raises(JobNotFound))
-async def get_job(
-    house: ServicesDep, caller: CallerDep, job: Annotated[str, Path(max_length=36)], wait: WaitParam = 0
-) -> Job:
+async def get_job(house: ServicesDep, caller: CallerDep, job: IdParam, wait: WaitParam = 0) -> Job:
     """Show a job, at once or when it is over."""
     found = await run_in_threadpool(_visible, house, caller, job)
     return await over(house, found, wait)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from typing import Any, Union
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -54,8 +55,13 @@ def answer(error: TarnError, request: Request) -> Response:
     if error.status == 413:
         # What is left of the body is not worth reading.
         headers["Connection"] = "close"
-    problem = error.problem(instance=request.url.path)
+    problem = error.problem(instance=path_of(request))
     return Response(problem.model_dump_json(), error.status, headers, MEDIA_TYPE)
+
+
+def path_of(request: Request) -> str:
+    """The request's path as it may stand in answers, logs and SQL: quoted again, and no longer than sensible."""
+    return quote(request.scope["path"])[:500]
 
 
 def install(app: FastAPI) -> None:
@@ -93,10 +99,10 @@ def _translated(error: HTTPException, request: Request) -> TarnError:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return MethodNotAllowed(
-            f"{request.method} is not for {request.url.path}", allowed=[m.strip() for m in allowed.split(",") if m]
+            f"{request.method} is not for {path_of(request)}", allowed=[m.strip() for m in allowed.split(",") if m]
         )
     if error.status_code == 415:
         return UnsupportedMediaType(str(error.detail), supported=["application/json"])
     if error.status_code == 404:
-        return RouteNotFound(f"there is nothing at {request.url.path}")
+        return RouteNotFound(f"there is nothing at {path_of(request)}")
     return InvalidFormat(str(error.detail), errors=[])

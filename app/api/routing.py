@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Coroutine, Iterator
 from email.message import Message
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
@@ -27,6 +27,9 @@ from app.errors import (
 )
 
 JSON = "application/json"
+
+IdParam = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
+"""An id of ours in a path; whether there is such a thing is another question."""
 
 
 class GuardedRoute(APIRoute):

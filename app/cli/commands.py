@@ -1,60 +1,55 @@
-"""The `tarn` command and its processes; what speaks HTTP is in modules of its own."""
+"""The `tarn` command: the server's processes, and a client of its API.
 
-import sys
+Nothing of the server is imported here or by the client's modules, so that a command starts at once.
+"""
+
 from typing import Annotated
 
 import typer
 
-from app.errors import StartRefused, TarnError
-from app.settings import load_settings, settings_table
+from app.cli import audit, catalog, datasets, grants, jobs, keys, tenants, whoami
+from app.cli.processes import add_processes
+from app.cli.session import client_command
+
+LAKE, ADMINISTRATION = "The lake", "Administration"
 
 app = typer.Typer(
-    name="tarn", no_args_is_help=True, pretty_exceptions_enable=False, help="A lakehouse for FollowTheMoney data."
+    name="tarn",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="A lakehouse for FollowTheMoney data.",
+    epilog="Exit codes: 0 done, 1 the server refused, 2 wrong usage or settings, 3 no server answers.",
 )
 
 
-@app.command()
-def serve() -> None:
-    """Run everything on this machine: API and worker, migrating the database first."""
-    from app.main import run_serve
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
 
-    run_serve(load_settings())
-
-
-@app.command()
-def api() -> None:
-    """Run the API alone."""
-    from app.main import run_api
-
-    run_api(load_settings())
+        typer.echo(f"tarn {version('tarn')}")
+        raise typer.Exit
 
 
-@app.command()
-def worker(until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False) -> None:
-    """Run a worker alone."""
-    from app.main import run_worker
-
-    run_worker(load_settings(), until_stdin_closes)
-
-
-@app.command()
-def migrate() -> None:
-    """Bring the database to the schema of this version."""
-    from app.main import run_migrate
-
-    run_migrate(load_settings())
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of `tarn` itself."""
 
 
-@app.command()
-def settings() -> None:
-    """Print every setting, as a Markdown table."""
-    typer.echo(settings_table(), nl=False)
+add_processes(app)
+client_command(app, "whoami", LAKE)(whoami.whoami)
+app.add_typer(catalog.app, name="catalog", rich_help_panel=LAKE)
+app.add_typer(datasets.app, name="datasets", rich_help_panel=LAKE)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=LAKE)
+app.add_typer(tenants.app, name="tenants", rich_help_panel=ADMINISTRATION)
+app.add_typer(keys.app, name="keys", rich_help_panel=ADMINISTRATION)
+app.add_typer(grants.app, name="grants", rich_help_panel=ADMINISTRATION)
+client_command(app, "audit", ADMINISTRATION)(audit.audit)
 
 
 def main() -> None:
-    """Run the command. What cannot start says so in one sentence."""
-    try:
-        app()
-    except (StartRefused, TarnError) as error:
-        sys.stderr.write(f"tarn: {error}\n")
-        sys.exit(2)
+    """Run the command."""
+    app(prog_name="tarn")

@@ -20,7 +20,7 @@ def read(store: Store) -> CatalogMetadata:
 
 def compile_catalog(store: Store, readable: list[Dataset]) -> Catalog:
     """The catalog of these datasets, as FtM tools load it."""
-    entries = [config.ftm() for config in datasets.read_all(store, readable)]
+    entries = [config.entry() for config in datasets.read_all(store, readable)]
     return Catalog(**read(store).model_dump(), datasets=entries)
 
 

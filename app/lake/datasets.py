@@ -74,7 +74,7 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
 
     A crash in between leaves documents without a row: no dataset, and the next one of that name writes over them.
     """
-    config = _valid(DatasetConfig, {**new.model_dump(exclude_unset=True), "id": new_id(), "created": now()})
+    config = _valid({**new.model_dump(exclude_unset=True), "id": new_id(), "created": now()})
     with database.write() as connection:
         try:
             connection.execute(
@@ -126,7 +126,7 @@ def change(
         _hold(connection, dataset)
         current, tag = read(store, dataset)
         _require(if_match, tag)
-        config = _valid(DatasetConfig, current.model_dump() | wanted.model_dump(exclude_unset=True))
+        config = _valid(current.model_dump() | wanted.model_dump(exclude_unset=True))
         document = config.to_yaml()
         act.done(connection, changed=sorted(wanted.model_fields_set))
         layout = dataset.layout
@@ -191,9 +191,9 @@ def _require(if_match: str | None, tag: str) -> None:
         raise PreconditionFailed("the document has changed since", expected=if_match, head=tag)
 
 
-def _valid(model: type[DatasetConfig], data: dict[str, Any]) -> DatasetConfig:
+def _valid(data: dict[str, Any]) -> DatasetConfig:
     try:
-        return model.model_validate(data)
+        return DatasetConfig.model_validate(data)
     except ValidationError as error:
         faults = [
             Fault(field=".".join(map(str, fault["loc"])) or None, reason=fault["msg"].removeprefix("Value error, "))

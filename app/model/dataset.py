@@ -2,29 +2,29 @@
 
 import hashlib
 from datetime import datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from followthemoney.dataset.coverage import DataCoverage
 from followthemoney.dataset.dataset import DatasetModel
-from followthemoney.dataset.publisher import DataPublisher
-from followthemoney.dataset.util import Url
+from followthemoney.dataset.util import CountryCode, Url
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from app.model.names import DatasetName
 from app.model.tenant import Strict
 
 
-class Publisher(DataPublisher):
-    """Who publishes the source, as FtM describes it."""
+class Publisher(Strict):
+    """Who publishes the source: FtM's fields and types, without the label that FtM computes."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def drop_computed(cls, data: Any) -> Any:
-        # What we answer holds a label that FtM computes; sending the answer back must work.
-        return {k: v for k, v in data.items() if k != "country_label"} if isinstance(data, dict) else data
+    name: Annotated[str, Field(min_length=1, max_length=1000)]
+    url: Url | None = None
+    name_en: str | None = None
+    acronym: str | None = None
+    description: str | None = None
+    country: CountryCode | None = None
+    official: bool = False
+    logo_url: Url | None = None
 
 
 class Coverage(DataCoverage):
@@ -51,8 +51,8 @@ class Policy(Strict):
 Text = Annotated[str, Field(max_length=100_000)]
 
 
-class DatasetMetadata(Strict):
-    """What a caller may set, in FtM's own terms and types, and how Tarn keeps the data."""
+class FtmMetadata(Strict):
+    """What a dataset is about, in FtM's own terms and types."""
 
     title: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     license: Url | None = None
@@ -67,15 +67,19 @@ class DatasetMetadata(Strict):
     deprecated: bool = False
     deprecation: Text | None = None
 
-    checksum: Literal["sha256"] | None = None
-    compression: Literal["gzip", "zstd"] | None = None
-    target_file_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 32)] = 128 << 20
-    policy: Policy = Policy()
-
     @field_validator("children")
     @classmethod
     def once_each(cls, value: list[DatasetName]) -> list[DatasetName]:
         return sorted(set(value))
+
+
+class DatasetMetadata(FtmMetadata):
+    """What a caller may set: what the dataset is about, and how Tarn keeps it."""
+
+    checksum: Literal["sha256"] | None = None
+    compression: Literal["gzip", "zstd"] | None = None
+    target_file_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 32)] = 128 << 20
+    policy: Policy = Policy()
 
 
 class NewDataset(DatasetMetadata):
@@ -101,9 +105,11 @@ class DatasetConfig(DatasetMetadata):
         data = self.model_dump(include=set(DatasetModel.model_fields), exclude_none=True)
         return DatasetModel.model_validate(data)
 
-    def changed(self, change: DatasetMetadata) -> Self:
-        """This configuration with the fields that a change names; null goes back to the default."""
-        return type(self).model_validate(self.model_dump() | change.model_dump(exclude_unset=True))
+    def entry(self) -> "CatalogEntry":
+        """The dataset as the catalog lists it."""
+        return CatalogEntry.model_validate(
+            self.model_dump(include=set(CatalogEntry.model_fields)) | {"title": self.title or self.name}
+        )
 
     def to_yaml(self) -> bytes:
         data = self.model_dump(mode="json", exclude_defaults=True)
@@ -135,10 +141,17 @@ class CatalogMetadata(Strict):
         return cls.model_validate(yaml.safe_load(data) or {})
 
 
+class CatalogEntry(FtmMetadata):
+    """A dataset in the catalog, as FtM tools load it."""
+
+    name: DatasetName
+    title: str
+
+
 class Catalog(CatalogMetadata):
     """An FtM catalog: the lake's own metadata, and the datasets the caller may read."""
 
-    datasets: list[DatasetModel]
+    datasets: list[CatalogEntry]
 
 
 class Version(BaseModel):

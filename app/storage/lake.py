@@ -27,15 +27,21 @@ def open_lake(store: Store) -> Lake:
     """The lake at the store's root, made if the root is empty; of many that make it at once, one wins.
 
     1. read     a `lake.json` that is there must be ours, in the version we write
-    2. empty    without one, anything at the root belongs to somebody else: nothing is written
+    2. empty    without one, anything at the root belongs to somebody else: nothing is written. Tarn writes
+                `lake.json` before all else, so what another process of ours made meanwhile has one beside it
     3. probe    the store must keep put-if-absent
     4. make     put-if-absent, and whoever loses reads the winner's
 
     Raises StartRefused, or UnsupportedStore from the probe.
     """
     lake = _read(store)
-    if lake is None:
-        _refuse_foreign(store)
+    if lake is None and (found := _first_object(store)):
+        lake = _read(store)
+        if lake is None:
+            raise StartRefused(
+                f"the lake's root holds {found} and no {Layout.lake}: "
+                "give Tarn an empty place, or the root of a lake it made"
+            )
     probe_put_if_absent(store)
     return lake or _make(store)
 
@@ -81,14 +87,9 @@ def _read(store: Store) -> Lake | None:
         raise StartRefused(f"{Layout.lake} at the lake's root lacks a readable id and time of creation") from None
 
 
-def _refuse_foreign(store: Store) -> None:
-    for entry in store.list(""):
-        # A process that died while probing leaves its key.
-        if not entry.path.startswith(f"{Layout.probes}/"):
-            raise StartRefused(
-                f"the lake's root holds {entry.path} and no {Layout.lake}: "
-                "give Tarn an empty place, or the root of a lake it made"
-            )
+def _first_object(store: Store) -> str | None:
+    """Anything at the root but the probes of processes that died over them."""
+    return next((entry.path for entry in store.list("") if not entry.path.startswith(f"{Layout.probes}/")), None)
 
 
 def _make(store: Store) -> Lake:

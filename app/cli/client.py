@@ -1,0 +1,169 @@
+"""A client of one server: requests in, JSON documents or a failure out.
+
+Imported when a command runs, not when its help is shown: httpx takes longer than everything else a command needs.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from app.cli.failures import Misuse, ProblemAnswered, Unreachable
+
+ADMIN_KEY_FILE = "data/admin.key"
+"""Where a server that was started here keeps its administrator's key, unless it is told otherwise."""
+
+CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 60.0
+LARGEST_PAGE = 1000
+NO_KEY = "no key was sent: set TARN_KEY, or start where data/admin.key is"
+
+
+class Client:
+    """Speaks to one server with one key. It tries nothing twice: whether to repeat is for the caller to say."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        """Raises Misuse for what is no URL, and for a key that no header can carry."""
+        self.url = url
+        local = _is_loopback(_host(url))
+        self.key = key or (_admin_key() if local else None)
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"User-Agent": f"tarn/{version('tarn')}"} | _authorization(self.key),
+            # A proxy has no way to this machine's own loopback, and no business with its keys.
+            trust_env=not local,
+        )
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait: float = 0,
+    ) -> httpx.Response:
+        """The server's answer, if it is a success; `wait` is how long the server was asked to take over it.
+
+        Raises ProblemAnswered for any other answer, Unreachable if there is none.
+        """
+        content, kind = (None, {}) if body is None else (_encoded(body), {"Content-Type": "application/json"})
+        try:
+            response = self._http.request(
+                method,
+                path,
+                content=content,
+                params={name: value for name, value in (params or {}).items() if value is not None},
+                headers={**kind, **(headers or {})},
+                timeout=(CONNECT_SECONDS, ANSWER_SECONDS + wait, ANSWER_SECONDS, CONNECT_SECONDS),
+            )
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "SSL" in str(error):
+                raise Unreachable(f"the server at {self.url} cannot be trusted: {error}") from None
+            raise Unreachable(
+                f"no server answers at {self.url}: start one with make run or tarn serve, or name one with --url"
+            ) from None
+        except httpx.RequestError as error:
+            raise Unreachable(f"the server at {self.url} gave no whole answer: {error}") from None
+        if not response.is_success:
+            keyless = response.status_code == 401 and not self.key
+            raise ProblemAnswered(_problem(response), hint=NO_KEY if keyless else None)
+        return response
+
+    def document(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
+        """The JSON object the server answers. Raises what `request` does, and ProblemAnswered for anything else."""
+        response = self.request(method, path, body, **options)
+        try:
+            document = response.json()
+        except ValueError:
+            document = None
+        if not isinstance(document, dict):
+            raise ProblemAnswered(_not_tarn(response))
+        return document
+
+    def each(
+        self, path: str, limit: int | None = None, page: int = LARGEST_PAGE, **params: Any
+    ) -> Iterator[dict[str, Any]]:
+        """What a list holds, over all its pages or up to a limit."""
+        cursor, left = None, limit
+        while left is None or left > 0:
+            size = page if left is None else min(page, left)
+            found = self.document("GET", path, params={**params, "limit": size, "cursor": cursor})
+            yield from found["results"]
+            cursor, left = found["next"], None if left is None else left - len(found["results"])
+            if cursor is None:
+                return
+
+
+def _host(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise Misuse(f"{url!r} is not the URL of a server: it must look like http://127.0.0.1:8000")
+    return parsed.host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _admin_key() -> str | None:
+    """The administrator's key of a server on this machine, if it is known here. No other server may be sent it."""
+    if key := os.environ.get("TARN_ADMIN_KEY"):
+        return key
+    path = Path(os.environ.get("TARN_ADMIN_KEY_FILE") or ADMIN_KEY_FILE)
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise Misuse(f"the key in {path} cannot be read, give one with TARN_KEY: {error}") from None
+
+
+def _authorization(key: str | None) -> dict[str, str]:
+    if not key:
+        return {}
+    if not key.isascii() or not key.isprintable():
+        raise Misuse("the key holds characters that no key has")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _encoded(body: Any) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise Misuse(f"this cannot be sent as JSON: {error}") from None
+
+
+def _problem(response: httpx.Response) -> dict[str, Any]:
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = None
+    if isinstance(problem, dict) and "type" in problem:
+        return problem
+    return _not_tarn(response)
+
+
+def _not_tarn(response: httpx.Response) -> dict[str, Any]:
+    status = f"{response.status_code} {response.reason_phrase}".strip()
+    detail = f"{response.url} answered {status}, which is not an answer of Tarn"
+    return {"type": "about:blank", "title": response.reason_phrase, "status": response.status_code, "detail": detail}

@@ -1,0 +1,46 @@
+"""Jobs: long work, looked at or waited for."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.paths import at
+from app.cli.session import Session, client_command
+
+if TYPE_CHECKING:
+    from app.cli.client import Client
+
+BASE = "/v1/jobs"
+app = typer.Typer(no_args_is_help=True, help="Jobs: long work that the server does in the background.")
+
+LONGEST_WAIT = 60.0
+"""Seconds that one request waits: some proxies break off what is silent for longer."""
+
+
+def awaited(client: "Client", job_id: str, seconds: float) -> dict[str, Any]:
+    """The job when it is over, or as it is when the time is up."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        wait = min(left, LONGEST_WAIT)
+        job = client.document("GET", at(BASE, job_id), params={"wait": wait}, wait=wait)
+        if job["finished"] is not None or left <= LONGEST_WAIT:
+            return job
+
+
+@client_command(app, "list")
+def list_jobs(session: Session, limit: Annotated[int, typer.Option(min=1, help="At most so many jobs.")] = 100) -> None:
+    """List your jobs, newest first; the lake's administrator sees everybody's."""
+    jobs = session.client.each(BASE, limit)
+    session.output.table(jobs, "id", "operation", "dataset", "state", "created", "finished")
+
+
+@client_command(app, "show")
+def show(
+    session: Session,
+    job_id: Annotated[str, typer.Argument(metavar="ID")],
+    wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait so long for the job to be over.")] = 0,
+) -> None:
+    """Show a job, at once or when it is over."""
+    session.output.record(awaited(session.client, job_id, wait))

@@ -1,0 +1,109 @@
+"""Results for people and for programs: tables and records, or the API's JSON; nothing else on standard output.
+
+On a terminal tables are rich's. In a pipe they are plain aligned text whose lines are as long as they must be, so
+that no id or key is ever cut or wrapped.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PROSE = frozenset({"title", "label", "target", "value"})
+"""Columns that may be wrapped on a narrow terminal; the others are for copying."""
+
+UNBOUNDED = 1_000_000
+MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command's result goes, and in which form."""
+
+    as_json: bool
+
+    def record(self, document: dict[str, Any], **people_only: Any) -> None:
+        """One document. People are spared what is empty, and see nested fields under dotted names."""
+        if self.as_json:
+            self.json(document)
+            return
+        named_first = sorted({**document, **people_only}.items(), key=lambda item: item[0] != "name")
+        shown = [{"field": field, "value": value} for field, value in _flat(dict(named_first))]
+        _print(_table(shown, ("field", "value"), header=False))
+
+    def table(self, documents: Iterable[dict[str, Any]], *columns: str) -> None:
+        """A list. People see these columns of it; programs see an array with all there is."""
+        if self.as_json:
+            self.json(list(documents))
+        else:
+            _print(_table(list(documents), columns, header=True))
+
+    def json(self, document: Any) -> None:
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+    def note(self, sentence: str) -> None:
+        """A word to the person at the terminal, beside the result."""
+        if not self.as_json:
+            typer.echo(printable(sentence), err=True)
+
+
+def printable(text: str) -> str:
+    """The text without what could steer a terminal: others wrote it."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
+def _flat(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for field, value in document.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{field}.")
+        elif value not in (None, "", []):
+            yield prefix + field, value
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(_cell(item) for item in value)
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    text = str(value)
+    moment = MOMENT.fullmatch(text)
+    return f"{moment[1]}Z" if moment else printable(text)
+
+
+def _table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for position, column in enumerate(columns):
+        table.add_column(Text(column), no_wrap=column not in PROSE, style="cyan" if position == 0 else "")
+    for row in rows:
+        cells = (_cell(row.get(column)) for column in columns)
+        table.add_row(*(Text(cell.replace("\n", " ") if header else cell) for cell in cells))
+    return table
+
+
+def _print(table: "Table") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(table, width=max(console.width, console.measure(table).minimum), crop=False)
+        return
+    plain = Console(highlight=False, width=UNBOUNDED)
+    with plain.capture() as captured:
+        plain.print(table)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())

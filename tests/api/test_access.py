@@ -1,0 +1,172 @@
+"""Who may do what, and who may not even know."""
+
+import pytest
+from fastapi import APIRouter
+
+from app.api import access
+from app.api.application import ROUTERS
+from app.api.routing import GuardedRoute
+from app.errors import StartRefused
+from tests.house import Caller, House
+
+LEVELS = ["read", "write", "maintain", "admin"]
+
+OPERATIONS = [
+    ("GET", "/v1/datasets/donations", None, "read"),
+    ("GET", "/v1/datasets/donations/versions", None, "read"),
+    ("PATCH", "/v1/datasets/donations", {"title": "x"}, "admin"),
+    ("DELETE", "/v1/datasets/donations?confirm=donations", None, "admin"),
+]
+
+
+@pytest.mark.parametrize("held", [None, *LEVELS])
+@pytest.mark.parametrize(("method", "path", "body", "needed"), OPERATIONS)
+def test_level_decides(house: House, held: str | None, method: str, path: str, body, needed: str):
+    house.dataset("donations")
+    caller = house.tenant("alice", **({"donations": held} if held else {}))
+
+    status = caller(method, path, json=body).status_code
+
+    if held is None:
+        assert status == 404
+    elif LEVELS.index(held) < LEVELS.index(needed):
+        assert status == 403
+    else:
+        assert status in (200, 202)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "needed"), OPERATIONS)
+def test_dataset_of_others_cannot_be_told_from_a_missing_one(house: House, method: str, path: str, body, needed: str):
+    house.dataset("donations")
+    bob = house.tenant("bob", others="admin")
+
+    hidden = bob(method, path, json=body, headers={"X-Request-ID": "same"})
+    missing = bob(method, path.replace("donations", "nonsense"), json=body, headers={"X-Request-ID": "same"})
+
+    assert hidden.status_code == missing.status_code == 404
+    assert hidden.text.replace("donations", "nonsense") == missing.text
+    assert {k: v for k, v in hidden.headers.items() if k != "content-length"} == {
+        k: v for k, v in missing.headers.items() if k != "content-length"
+    }
+
+
+def test_lists_show_only_what_the_caller_may_read(house: House):
+    house.dataset("ours")
+    house.dataset("theirs")
+    bob = house.tenant("bob", ours="read")
+
+    assert [dataset["name"] for dataset in bob.get("/v1/datasets").json()["results"]] == ["ours"]
+    assert [dataset["name"] for dataset in bob.get("/v1/catalog").json()["datasets"]] == ["ours"]
+
+
+def test_creating_needs_admin_on_a_pattern_that_matches(house: House):
+    alice = house.tenant("alice", **{"press_*": "admin", "any": "maintain"})
+
+    allowed = alice.post("/v1/datasets", {"name": "press_leaks"})
+    refused = alice.post("/v1/datasets", {"name": "donations"})
+
+    assert (allowed.status_code, refused.status_code) == (201, 403)
+
+
+def test_creating_over_a_dataset_of_others_says_forbidden_not_that_it_exists(house: House):
+    house.dataset("donations")
+    bob = house.tenant("bob", others="admin")
+
+    taken = bob.post("/v1/datasets", {"name": "donations"}, headers={"X-Request-ID": "same"})
+    free = bob.post("/v1/datasets", {"name": "nonsense"}, headers={"X-Request-ID": "same"})
+
+    assert taken.status_code == free.status_code == 403
+    assert taken.text.replace("donations", "nonsense") == free.text
+
+
+def test_admin_of_a_dataset_is_no_administrator_of_the_lake(house: House):
+    alice = house.tenant("alice", **{"a*": "admin"})
+
+    answers = [alice.get("/v1/admin/tenants"), alice.patch("/v1/catalog", {"title": "mine"})]
+
+    assert [answer.status_code for answer in answers] == [403, 403]
+
+
+def test_jobs_are_seen_by_their_tenant_and_the_administrator(house: House):
+    house.dataset("ours")
+    alice, bob = house.tenant("alice", ours="admin"), house.tenant("bob", ours="admin")
+    job = alice.delete("/v1/datasets/ours?confirm=ours").json()["id"]
+
+    seen = [caller.get(f"/v1/jobs/{job}").status_code for caller in (alice, bob, house.admin)]
+
+    assert seen == [200, 404, 200]
+    assert len(alice.get("/v1/jobs").json()["results"]) == 1
+    assert bob.get("/v1/jobs").json()["results"] == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic YTpi",
+        "Bearer wrong",
+        "Bearer tarn__",
+        "Bearer tarn_abc_def",
+        "Bearer a.b.c",
+        "ApiKey ä".encode(),
+        "Bearer " + "x" * 20_000,
+    ],
+)
+def test_no_or_bad_key_is_401_in_the_same_words(house: House, header: str | bytes | None):
+    answer = house.nobody.get("/v1/whoami", headers={} if header is None else {"Authorization": header})
+
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+    assert answer.json()["detail"].startswith("send a valid key")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "ApiKey", "apikey"])
+def test_both_schemes_are_understood(house: House, scheme: str):
+    answer = house.nobody.get("/v1/whoami", headers={"Authorization": f"{scheme} {house.admin.key}"})
+
+    assert answer.json()["tenant"] == "admin"
+
+
+def test_key_of_another_tenants_id_with_a_wrong_secret_is_refused(house: House):
+    key = str(house.tenant("alice").key)
+    forged = key[:-4] + "AAAA"
+
+    assert house.with_key(forged).get("/v1/whoami").status_code == 401
+
+
+def test_caller_is_refused_before_the_body_is_looked_at(house: House):
+    house.dataset("donations")
+    bob: Caller = house.tenant("bob")
+
+    kind = {"Content-Type": "application/json"}
+
+    assert house.nobody("POST", "/v1/datasets", kind, content=b"{").status_code == 401
+    assert bob("PATCH", "/v1/datasets/donations", kind, content=b"{").status_code == 404
+
+
+def test_route_without_an_entry_in_the_table_stops_the_start():
+    router = APIRouter(route_class=GuardedRoute)
+
+    def forgotten() -> None: ...
+
+    with pytest.raises(StartRefused, match="'forgotten' has no entry"):
+        router.get("/forgotten")(forgotten)
+
+
+def test_entry_without_a_route_stops_the_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(access.TABLE, "imaginary", access.IDENTIFIED)
+
+    with pytest.raises(StartRefused, match="imaginary"):
+        access.check_complete({route.name for router in ROUTERS for route in router.routes})  # type: ignore[attr-defined]  # all are APIRoutes
+
+
+def test_every_open_route_is_meant_to_be_open():
+    assert {name for name, needed in access.TABLE.items() if not needed.identified} == {
+        "health",
+        "ready",
+        "metrics",
+        "get_problem",
+    }

@@ -1,0 +1,101 @@
+"""Bodies: compressed or not, capped by what they decompress to, in flat memory."""
+
+import gzip
+import tracemalloc
+import zlib
+
+import pytest
+import zstandard
+
+from app.api.bodies import DECODERS, Decoder
+from app.errors import InvalidFormat
+from tests.house import House
+
+JSON = {"Content-Type": "application/json"}
+
+
+def zstd(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(data)
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd), ("GZIP", gzip.compress)])
+def test_compressed_body_is_understood(house: House, encoding: str, compress):
+    body = compress(b'{"name": "donations"}')
+
+    answer = house.admin("POST", "/v1/datasets", content=body, headers=JSON | {"Content-Encoding": encoding})
+
+    assert answer.status_code == 201
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd)])
+def test_bomb_is_cut_off_and_memory_stays_flat(house: House, encoding: str, compress):
+    bomb = compress(b" " * (256 << 20))
+    house.nobody.get("/healthz")
+
+    tracemalloc.start()
+    answer = house.admin("POST", "/v1/datasets", content=bomb, headers=JSON | {"Content-Encoding": encoding})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert answer.status_code == 413
+    assert answer.json()["limit"] == 1 << 20
+    assert answer.headers["Connection"] == "close"
+    assert peak < 48 << 20
+
+
+def test_plain_body_over_the_limit_is_refused_by_its_declared_length(house: House):
+    answer = house.admin("POST", "/v1/datasets", content=b" " * (2 << 20), headers=JSON)
+
+    assert answer.status_code == 413
+
+
+def test_plain_body_over_the_limit_is_refused_while_it_streams(house: House):
+    answer = house.admin("POST", "/v1/datasets", content=(b" " * 65536 for _ in range(32)), headers=JSON)
+
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", b"not gzip"),
+        ("gzip", gzip.compress(b'{"name": "donations"}')[:-4]),
+        ("gzip", gzip.compress(b'{"name": "donations"}') + b"trailing"),
+        ("gzip", zlib.compress(b'{"name": "donations"}')),
+        ("zstd", b"not zstd"),
+        ("zstd", zstd(b'{"name": "donations"}')[:-3]),
+    ],
+)
+def test_broken_compression_is_refused(house: House, encoding: str, body: bytes):
+    answer = house.admin("POST", "/v1/datasets", content=body, headers=JSON | {"Content-Encoding": encoding})
+
+    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/invalid-format")
+    assert encoding in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "deflate"])
+def test_unknown_encoding_is_refused(house: House, encoding: str):
+    answer = house.admin("POST", "/v1/datasets", content=b"x", headers=JSON | {"Content-Encoding": encoding})
+
+    assert answer.status_code == 415
+    assert "zstd" in answer.json()["supported"]
+
+
+def test_zstd_frame_that_asks_for_a_huge_window_is_refused():
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = compressor.compress(b"x" * 1000) + compressor.flush()
+
+    with pytest.raises(InvalidFormat):
+        list(Decoder("zstd", DECODERS["zstd"]).feed(frame))
+
+
+@pytest.mark.parametrize(("name", "compress"), [("gzip", gzip.compress), ("zstd", zstd)])
+def test_several_members_in_a_row_are_one_stream(name: str, compress):
+    decoder = Decoder(name, DECODERS[name])
+    stream = compress(b"one ") + compress(b"two ") + compress(b"three" * 10_000)
+
+    decoded = b"".join(piece for start in range(0, len(stream), 7) for piece in decoder.feed(stream[start : start + 7]))
+    decoder.finish()
+
+    assert decoded == b"one two " + b"three" * 10_000

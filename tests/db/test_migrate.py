@@ -1,0 +1,64 @@
+"""Migrations."""
+
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from app.db import migrate
+from app.db.engine import Database
+from app.db.tables import metadata
+from app.errors import StartRefused
+
+
+def test_migrations_make_exactly_the_tables_that_the_code_knows(database: Database):
+    with database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "target_metadata": metadata})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_migrating_again_changes_nothing(database: Database):
+    migrate.upgrade(database)
+    migrate.require_current(database)
+
+
+def test_several_processes_may_migrate_at_once(tmp_path):
+    url = f"sqlite:///{tmp_path}/new.db"
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        database = Database(url)
+        try:
+            migrate.upgrade(database)
+            migrate.require_current(database)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the test must see it
+            failures.append(error)
+        database.close()
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+
+
+def test_database_that_was_never_migrated_is_refused_with_what_to_do(tmp_path):
+    database = Database(f"sqlite:///{tmp_path}/new.db")
+
+    with pytest.raises(StartRefused, match="run `tarn migrate`"):
+        migrate.require_current(database)
+    database.close()
+
+
+def test_database_of_a_newer_version_is_refused(database: Database):
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'from-the-future'"))
+
+    with pytest.raises(StartRefused, match="from-the-future"):
+        migrate.require_current(database)
+    with pytest.raises(StartRefused, match="cannot be migrated"):
+        migrate.upgrade(database)

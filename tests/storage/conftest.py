@@ -1,0 +1,44 @@
+"""A lake on a local disk and one on a real S3 server; a test that takes `store` runs on both."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
+from app.storage.connection import Connection
+from app.storage.store import Store
+from tests.s3 import S3Server, s3_server
+
+
+@pytest.fixture(autouse=True)
+def no_ambient_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever runs the tests may be somebody on AWS; the tests are nobody until they say so."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Connection:
+    return Connection.from_settings(Settings(lake_uri=str(tmp_path / "lake")))
+
+
+@pytest.fixture(params=["disk", "s3"])
+def connection(request: pytest.FixtureRequest) -> Connection:
+    found = request.getfixturevalue(request.param)
+    return found.connection() if isinstance(found, S3Server) else found
+
+
+@pytest.fixture
+def store(connection: Connection) -> Store:
+    return Store(connection)

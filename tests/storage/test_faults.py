@@ -1,0 +1,134 @@
+import inspect
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.errors import Unavailable
+from app.storage import faults
+from app.storage.faults import Call, FaultyStore
+from app.storage.store import Missing, Store
+
+DOWN = Unavailable("down")
+
+
+@pytest.fixture
+def store(disk) -> Store:
+    return Store(disk)
+
+
+@pytest.fixture
+def faulty(store) -> FaultyStore:
+    return FaultyStore(store)
+
+
+def test_without_faults_it_is_the_store_and_records_every_call(faulty):
+    faulty.put("a", b"1")
+    faulty.put_new("b/c", b"2")
+    faulty.put_stream("d", [b"34", b"5"])
+    faulty.copy_new("a", "e")
+    faulty.copy("b/c", "e")
+    assert (faulty.get("e"), faulty.get_range("d", 1, 2), b"".join(faulty.stream("d", 1))) == (b"2", b"4", b"45")
+    assert [entry.path for entry in faulty.list("")] == ["a", "b/c", "d", "e"]
+    assert (list(faulty.folders("")), faulty.head("none")) == (["b"], None)
+    faulty.sync(["a"])
+    faulty.delete(["a", "d"])
+    assert faulty.calls == [
+        Call("put", "a"),
+        Call("put_new", "b/c"),
+        Call("put_stream", "d"),
+        Call("copy_new", "e"),
+        Call("copy", "e"),
+        Call("get", "e"),
+        Call("get_range", "d"),
+        Call("stream", "d"),
+        Call("list", ""),
+        Call("folders", ""),
+        Call("head", "none"),
+        Call("sync", "a"),
+        Call("delete", "a"),
+        Call("delete", "d"),
+    ]
+
+
+def test_every_method_of_the_store_goes_through_the_twin():
+    public = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")}
+    assert public <= vars(FaultyStore).keys()
+
+
+def test_failing_before_has_no_effect_and_failing_after_has_it(faulty, store):
+    faulty.fail("put", "a", DOWN)
+    faulty.fail("put", "b", DOWN, after=True)
+    for path in ("a", "b"):
+        with pytest.raises(Unavailable):
+            faulty.put(path, b"1")
+    assert store.get("b") == b"1"
+    with pytest.raises(Missing):
+        store.get("a")
+
+
+def test_only_the_nth_matching_call_is_hit(faulty):
+    faulty.fail("put", "*/manifest-*", DOWN, nth=2)
+    faulty.put("ds/manifest-1", b"")
+    faulty.put("ds/other", b"")
+    with pytest.raises(Unavailable):
+        faulty.put("ds/manifest-2", b"")
+    faulty.put("ds/manifest-3", b"")
+
+
+def test_every_call_from_the_nth_on_is_hit_until_healed(faulty):
+    faulty.fail("get", "*", DOWN, nth=2, every=True)
+    faulty.put("a", b"1")
+    faulty.get("a")
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            faulty.get("a")
+    faulty.heal()
+    assert faulty.get("a") == b"1"
+
+
+@pytest.mark.parametrize("method", ["list", "stream"])
+def test_iterators_fail_when_they_are_read(faulty, method):
+    faulty.put("a", b"1")
+    faulty.fail(method, "a", DOWN)
+    iterator = getattr(faulty, method)("a")
+    with pytest.raises(Unavailable):
+        next(iterator)
+
+
+@pytest.mark.parametrize(("after", "seen"), [(False, None), (True, b"1")])
+def test_blocked_call_is_held_before_or_after_its_effect_until_released(faulty, store, after, seen):
+    gate = faulty.block("put", "a", after=after)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(faulty.put, "a", b"1")
+        gate.wait_arrived()
+        assert not held.done()
+        assert (store.get("a") if store.head("a") else None) == seen
+        gate.release()
+        held.result()
+    assert store.get("a") == b"1"
+
+
+def test_other_calls_pass_while_one_is_blocked(faulty):
+    gate = faulty.block("put", "a")
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(faulty.put, "a", b"1")
+        gate.wait_arrived()
+        faulty.put("b", b"2")
+        assert faulty.get("b") == b"2"
+        gate.release()
+        held.result()
+
+
+def test_call_that_never_comes_or_is_never_released_fails_instead_of_hanging(faulty, monkeypatch):
+    monkeypatch.setattr(faults, "PATIENCE", 0.01)
+    gate = faulty.block("put", "a")
+    with pytest.raises(TimeoutError, match="never came"):
+        gate.wait_arrived()
+    with pytest.raises(TimeoutError, match="never released"):
+        faulty.put("a", b"1")
+
+
+def test_delayed_call_takes_its_time_and_its_effect(faulty, store):
+    faulty.delay("put", "a", 0.001)
+    faulty.put("a", b"1")
+    assert store.get("a") == b"1"

@@ -1,0 +1,66 @@
+from threading import Event
+
+import pytest
+
+from app.storage.handover import AHEAD, Abandoned, hand_over
+
+
+def test_chunks_arrive_in_order_and_are_counted():
+    arrived: list[bytes] = []
+    assert hand_over([b"a", b"bc", b""], lambda chunks: arrived.extend(chunks)) == 3
+    assert arrived == [b"a", b"bc", b""]
+
+
+def test_source_is_read_no_further_ahead_than_agreed():
+    read = []
+    go = Event()
+
+    def source():
+        for number in range(100):
+            read.append(number)
+            if number == AHEAD + 1:
+                go.set()
+            yield b"x"
+
+    def send(chunks):
+        next(chunks)
+        assert go.wait(10)
+        assert len(read) <= AHEAD + 2
+        for _ in chunks:
+            pass
+
+    assert hand_over(source(), send) == 100
+
+
+def test_failing_source_abandons_the_sender_and_its_error_is_raised():
+    told = []
+
+    def source():
+        yield b"x"
+        raise ValueError("broken")
+
+    def send(chunks):
+        try:
+            list(chunks)
+        except Abandoned as error:
+            told.append(error)
+            raise
+
+    with pytest.raises(ValueError, match="broken"):
+        hand_over(source(), send)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("before", [0, 1, 10])
+def test_failing_sender_stops_an_endless_source(before):
+    def source():
+        while True:
+            yield b"x"
+
+    def send(chunks):
+        for _ in range(before):
+            next(chunks)
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        hand_over(source(), send)

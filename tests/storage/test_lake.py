@@ -1,0 +1,134 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import orjson
+import pytest
+
+from app.errors import PathExists, StartRefused, Unavailable, UnsupportedStore
+from app.storage.faults import FaultyStore
+from app.storage.lake import open_lake, probe_put_if_absent
+from app.storage.store import Store
+from tests.s3 import moto_server
+
+
+def paths(store):
+    return [entry.path for entry in store.list("")]
+
+
+def test_empty_root_becomes_a_lake_and_stays_that_lake(store):
+    made = open_lake(store)
+    assert open_lake(store) == made
+    assert paths(store) == ["lake.json"]
+    assert orjson.loads(store.get("lake.json")) == {
+        "magic": "tarn-lake",
+        "version": 1,
+        "id": made.id,
+        "created": made.created.isoformat(),
+    }
+
+
+def test_processes_that_start_at_once_open_one_lake(store):
+    with ThreadPoolExecutor(8) as pool:
+        lakes = set(pool.map(lambda _: open_lake(store), range(8)))
+    assert len(lakes) == 1
+
+
+def test_loser_of_the_race_reads_the_winner(store):
+    faulty = FaultyStore(store)
+    gate = faulty.block("put_new", "lake.json")
+    with ThreadPoolExecutor(1) as pool:
+        loser = pool.submit(open_lake, faulty)
+        gate.wait_arrived()
+        winner = open_lake(store)
+        gate.release()
+        assert loser.result() == winner
+
+
+def test_lake_made_and_used_between_two_looks_is_opened(store):
+    faulty = FaultyStore(store)
+    gate = faulty.block("get", "lake.json", after=True)
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(open_lake, faulty)
+        gate.wait_arrived()
+        lake = open_lake(store)
+        store.put("ds/config.yml", b"")
+        gate.release()
+        assert late.result() == lake
+
+
+def test_root_with_something_else_in_it_is_refused_and_not_touched(store):
+    store.put("holiday/photo.jpg", b"1")
+    with pytest.raises(StartRefused, match=r"holds holiday/photo.jpg and no lake.json"):
+        open_lake(store)
+    assert paths(store) == ["holiday/photo.jpg"]
+
+
+def test_probe_of_a_process_that_died_does_not_refuse_the_next(store):
+    faulty = FaultyStore(store)
+    faulty.fail("delete", ".probe/*", Unavailable("died"))
+    with pytest.raises(Unavailable):
+        open_lake(faulty)
+    assert len(paths(store)) == 1
+    open_lake(store)
+    assert "lake.json" in paths(store)
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (b"", "not readable as Tarn's own"),
+        (b"\xff\x00", "not readable as Tarn's own"),
+        (b"[]", "not readable as Tarn's own"),
+        (b'{"name": "x"}', "not readable as Tarn's own"),
+        (b'{"magic": "iceberg", "version": 1}', "has the magic 'iceberg', expected 'tarn-lake'"),
+        (b'{"magic": "tarn-lake", "version": 2}', "format version 2, and this release reads and writes version 1"),
+        (b'{"magic": "tarn-lake", "version": "1"}', "format version '1'"),
+        (b'{"magic": "tarn-lake", "version": 1}', "lacks a readable id"),
+        (b'{"magic": "tarn-lake", "version": 1, "id": "x", "created": "then"}', "lacks a readable id"),
+    ],
+)
+def test_lake_json_that_is_not_ours_is_refused_and_not_touched(disk, document, sentence):
+    store = Store(disk)
+    store.put("lake.json", document)
+    with pytest.raises(StartRefused, match=sentence):
+        open_lake(store)
+    assert store.get("lake.json") == document
+    assert paths(store) == ["lake.json"]
+
+
+@pytest.mark.contract("W9")
+def test_server_that_ignores_put_if_absent_is_refused_and_left_clean():
+    """A real S3 server, before conditional writes were invented."""
+
+    def forgetful(app):
+        def without_condition(environ, start_response):
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+            return app(environ, start_response)
+
+        return without_condition
+
+    with moto_server(forgetful) as server:
+        store = Store(server.connection())
+        with pytest.raises(UnsupportedStore, match="conditional writes"):
+            open_lake(store)
+        assert paths(store) == []
+
+
+@pytest.mark.contract("W9")
+def test_same_server_with_its_conditions_is_accepted():
+    with moto_server() as server:
+        store = Store(server.connection())
+        open_lake(store)
+        assert paths(store) == ["lake.json"]
+
+
+@pytest.mark.contract("W9")
+def test_store_that_refuses_and_overwrites_all_the_same_is_refused(disk):
+    class TwoFaced(Store):
+        def put_new(self, path: str, data: bytes) -> None:
+            taken = self.head(path)
+            self.put(path, data)
+            if taken:
+                raise PathExists(path)
+
+    with pytest.raises(UnsupportedStore, match="overwrote it all the same"):
+        probe_put_if_absent(TwoFaced(disk))

@@ -1,0 +1,90 @@
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from app.errors import VersionNotFound
+from app.model.ids import stamp
+from app.model.names import DatasetName, FileName
+from app.storage.faults import FaultyStore
+from app.storage.layout import DatasetLayout
+from app.storage.versions import Version, get_version, list_versions, replace, replace_with
+
+DS = DatasetLayout(DatasetName("ds"))
+T0 = datetime(2025, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+CONFIG = FileName("config.yml")
+µs = timedelta(microseconds=1)  # noqa: N816 - the unit's own name
+
+
+def test_first_content_is_put_and_keeps_no_version(store):
+    assert replace(store, DS.config, DS.versions, b"one", T0)
+    assert store.get(DS.config) == b"one"
+    assert list_versions(store, DS.versions) == []
+
+
+def test_replaced_content_is_kept_under_the_moment(store):
+    replace(store, DS.config, DS.versions, b"one", T0)
+    replace(store, DS.config, DS.versions, b"two!", T0 + µs)
+    assert store.get(DS.config) == b"two!"
+    assert store.get(f"ds/versions/2026/01/{stamp(T0 + µs)}/config.yml") == b"one"
+
+
+def test_equal_content_writes_nothing(store):
+    faulty = FaultyStore(store)
+    replace(faulty, DS.config, DS.versions, b"one", T0)
+    faulty.calls.clear()
+    assert not replace(faulty, DS.config, DS.versions, b"one", T0 + µs)
+    assert {call.method for call in faulty.calls} == {"get"}
+
+
+def test_taken_moment_moves_on_and_overwrites_no_version(store):
+    for content in (b"1", b"22", b"333", b"4444"):
+        replace(store, DS.config, DS.versions, content, T0)
+    kept = list_versions(store, DS.versions)
+    assert kept == [Version(stamp(T0 + n * µs), "config.yml", n + 1) for n in (2, 1, 0)]
+    assert [get_version(store, DS.versions, version.stamp, CONFIG) for version in kept] == [b"333", b"22", b"1"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_crash_while_the_former_content_is_kept_leaves_the_document(store, after):
+    replace(store, DS.config, DS.versions, b"one", T0)
+    faulty = FaultyStore(store)
+    faulty.fail("put_new", "ds/versions/*", KeyboardInterrupt(), after=after)
+    with pytest.raises(KeyboardInterrupt):
+        replace(faulty, DS.config, DS.versions, b"two", T0)
+    assert store.get(DS.config) == b"one"
+    assert replace(store, DS.config, DS.versions, b"two", T0)
+    assert store.get(DS.config) == b"two"
+
+
+def test_crash_before_the_new_content_leaves_the_former_whole(store):
+    replace(store, DS.config, DS.versions, b"one", T0)
+    faulty = FaultyStore(store)
+    faulty.fail("put", DS.config, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        replace(faulty, DS.config, DS.versions, b"two", T0)
+    assert store.get(DS.config) == b"one"
+
+
+def test_replace_with_an_object_keeps_the_former_and_the_source(store):
+    for content, moment in ((b"one", T0), (b"two", T0), (b"three", T0)):
+        store.put("ds/uploads/x/export", content)
+        replace_with(store, DS.entities, DS.versions, "ds/uploads/x/export", moment)
+    assert store.get(DS.entities) == store.get("ds/uploads/x/export") == b"three"
+    assert [
+        get_version(store, DS.versions, version.stamp, FileName(version.name))
+        for version in list_versions(store, DS.versions)
+    ] == [b"two", b"one"]
+
+
+def test_versions_of_mappings_are_their_own(store):
+    mapping = DS.mapping_versions("abc")
+    replace(store, DS.mapping("abc"), mapping, b"1", T0)
+    replace(store, DS.mapping("abc"), mapping, b"2", T0)
+    assert list_versions(store, DS.versions) == []
+    assert [version.name for version in list_versions(store, mapping)] == ["mapping.yml"]
+
+
+@pytest.mark.parametrize("moment", [stamp(T0), "yesterday", "../../config.yml"])
+def test_unknown_version_is_not_found(store, moment):
+    with pytest.raises(VersionNotFound):
+        get_version(store, DS.versions, moment, CONFIG)

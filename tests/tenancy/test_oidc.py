@@ -1,0 +1,123 @@
+"""Tokens of a real issuer: a server that hands out its keys, and tokens signed with them."""
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
+
+from app.db.engine import Database
+from app.errors import Unauthenticated, Unavailable
+from app.model.tenant import NewGrant, NewTenant
+from app.settings import Settings
+from app.tenancy import grants, tenants
+from app.tenancy.identity import Authenticator
+from app.tenancy.oidc import Issuer
+
+
+class FakeIssuer:
+    """An OpenID Connect issuer on loopback."""
+
+    def __init__(self) -> None:
+        self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self.asked: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                jwk = json.loads(RSAAlgorithm.to_jwk(outer.key.public_key())) | {"kid": "k1", "use": "sig"}
+                body = {"jwks_uri": f"{outer.url}/keys"} if "openid" in self.path else {"keys": [jwk]}
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def token(self, key: Any = None, algorithm: str = "RS256", kid: str = "k1", **claims: Any) -> str:
+        body = {
+            "iss": self.url,
+            "aud": "tarn",
+            "sub": "someone",
+            "tenant": "alice",
+            "exp": datetime.now(UTC) + timedelta(minutes=5),
+        } | claims
+        present = {name: value for name, value in body.items() if value is not None}
+        return jwt.encode(present, self.key if key is None else key, algorithm=algorithm, headers={"kid": kid})
+
+
+@pytest.fixture
+def issuer() -> Iterator[FakeIssuer]:
+    issuer = FakeIssuer()
+    yield issuer
+    issuer.server.shutdown()
+    issuer.server.server_close()
+
+
+@pytest.fixture
+def authenticator(issuer: FakeIssuer, database: Database, settings: Settings) -> Authenticator:
+    settings = settings.model_copy(update={"oidc_issuer": issuer.url, "oidc_audience": "tarn"})
+    with database.write() as connection:
+        alice = tenants.create(connection, NewTenant.model_validate({"name": "alice"})).name
+        grants.create(connection, alice, NewGrant.model_validate({"dataset": "press_*", "level": "write"}))
+    return Authenticator(database, settings, Issuer(settings))
+
+
+def test_token_of_the_issuer_is_its_tenants_identity(issuer: FakeIssuer, authenticator: Authenticator):
+    identity = authenticator.identify(f"Bearer {issuer.token()}")
+
+    assert (identity.tenant, identity.key) == ("alice", "oidc:someone")
+    assert identity.level_on("press_leaks") == "write"
+
+
+OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"aud": "somebody-else"},
+        {"aud": None},
+        {"iss": "https://evil.example"},
+        {"exp": datetime.now(UTC) - timedelta(minutes=5)},
+        {"exp": None},
+        {"tenant": None},
+        {"tenant": "nobody"},
+        {"tenant": "lakehouse"},
+        {"tenant": "../alice"},
+        {"key": OTHER_KEY},
+        {"kid": "unknown"},
+        {"key": "a secret of thirty-two characters!", "algorithm": "HS256"},
+        {"key": "", "algorithm": "none"},
+    ],
+)
+def test_token_with_anything_wrong_is_refused(issuer: FakeIssuer, authenticator: Authenticator, changes):
+    with pytest.raises(Unauthenticated):
+        authenticator.identify(f"Bearer {issuer.token(**changes)}")
+
+
+def test_unknown_key_ids_do_not_make_us_ask_every_time(issuer: FakeIssuer, authenticator: Authenticator):
+    for number in range(20):
+        with pytest.raises(Unauthenticated):
+            authenticator.identify(f"Bearer {issuer.token(kid=f'k-{number}')}")
+
+    assert len(issuer.asked) == 2
+
+
+def test_issuer_that_is_away_is_unavailable_and_no_refusal(issuer: FakeIssuer, authenticator: Authenticator):
+    token = issuer.token()
+    issuer.server.shutdown()
+    issuer.server.server_close()
+
+    with pytest.raises(Unavailable):
+        authenticator.identify(f"Bearer {token}")
