@@ -12,7 +12,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: run test check lint bench setup java tools docs lock clean
+.PHONY: run test check lint bench setup system tools docs lock clean
 
 run: setup
 	$(BIN)/tarn serve
@@ -31,7 +31,7 @@ lint: setup
 bench: setup
 	$(BIN)/python -m bench
 
-setup: java $(VENV)/.done
+setup: system $(VENV)/.done
 
 $(VENV)/.done: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -40,15 +40,16 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-java:
-	@sh .ci/java
+system:
+	@sh .ci/system
 
 # The S3 server and Helm that tests use, built where Go is at hand; without it their tests say so and skip.
 tools:
 	@sh .ci/tools $(TOOLS)
 
 docs: setup
-	$(BIN)/tarn settings > docs/settings.md
+	{ printf "# Settings\n\nEvery setting is an environment variable. This table is made from the code by \`make docs\`.\n\n"; \
+	  $(BIN)/tarn settings; } > docs/settings.md
 
 lock:
 	rm -rf $(TOOLS)/lock && $(PYTHON) -m venv $(TOOLS)/lock

@@ -433,6 +433,12 @@ class ManifestInvalid(TarnError):
     field: str
 
 
+class DocumentInvalid(TarnError):
+    """A stored document, such as a `config.yml` edited by hand, cannot be read."""
+
+    slug, status = "document-invalid", 500
+
+
 class StorageFull(TarnError):
     """The store has no room left."""
 

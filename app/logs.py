@@ -8,6 +8,9 @@ from structlog.typing import Processor
 
 from app.settings import Settings
 
+CHATTY = ("alembic", "botocore", "httpcore", "httpx", "py4j", "uvicorn")
+"""Libraries whose information is no news to an operator, or holds URLs."""
+
 
 def configure(settings: Settings) -> None:
     """Send everything, our own events and those of libraries, through one renderer to standard error."""
@@ -38,6 +41,5 @@ def configure(settings: Settings) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.log_level.upper())
-    # They log every request they make, with its URL; the fetches that matter are logged by those who make them.
-    for chatty in ("httpx", "httpcore", "botocore", "py4j"):
+    for chatty in CHATTY:
         logging.getLogger(chatty).setLevel(logging.WARNING)

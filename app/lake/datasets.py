@@ -13,11 +13,12 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
+from yaml import YAMLError
 
 from app.db import jobs
 from app.db.engine import Database
 from app.db.tables import datasets
-from app.errors import AlreadyExists, DatasetNotFound, Fault, PreconditionFailed, SchemaViolation
+from app.errors import AlreadyExists, DatasetNotFound, DocumentInvalid, Fault, PreconditionFailed, SchemaViolation
 from app.model.dataset import DatasetConfig, DatasetMetadata, NewDataset, etag, names_tag
 from app.model.ids import new_id, now
 from app.model.job import Job, Operation, Progress
@@ -93,22 +94,30 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
 
 
 def read(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
-    """The configuration and its entity tag."""
+    """The configuration and its entity tag. Raises DatasetNotFound, DocumentInvalid."""
     try:
         document = store.get(dataset.layout.config)
     except Missing:
         # The row outlives its documents only while they are being deleted.
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}") from None
-    return DatasetConfig.from_yaml(document), etag(document)
+    try:
+        return DatasetConfig.from_yaml(document), etag(document)
+    except (ValidationError, YAMLError) as error:
+        log.exception("unreadable document", path=dataset.layout.config)
+        raise DocumentInvalid(f"the configuration of {dataset.name!r} in the lake cannot be read") from error
 
 
 def read_all(store: Store, found: list[Dataset]) -> Iterator[DatasetConfig]:
-    """The configurations of many datasets, in their order; those deleted meanwhile are left out."""
+    """The configurations of many datasets, in their order.
+
+    Those deleted meanwhile are left out, and so are those that cannot be read: one broken document, which is in the
+    log and answers for itself, must not take the whole list away.
+    """
 
     def config(dataset: Dataset) -> DatasetConfig | None:
         try:
             return read(store, dataset)[0]
-        except DatasetNotFound:
+        except (DatasetNotFound, DocumentInvalid):
             return None
 
     with ThreadPoolExecutor(READERS) as pool:
@@ -140,7 +149,8 @@ def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: s
     assert act.identity is not None
     with database.write() as connection:
         _hold(connection, dataset)
-        _require(if_match, read(store, dataset)[1])
+        if if_match is not None:
+            _require(if_match, read(store, dataset)[1])
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETING))
         act.done(connection)
         return jobs.enqueue(connection, Operation.DELETE, dataset.id, act.identity.tenant, act.request)

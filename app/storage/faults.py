@@ -119,10 +119,12 @@ class FaultyStore(Store):
         for fault in firing:
             if not fault.after:
                 fault.act()
-        yield
-        for fault in firing:
-            if fault.after:
-                fault.act()
+        try:
+            yield
+        finally:
+            for fault in firing:
+                if fault.after:
+                    fault.act()
 
     def get(self, path: str) -> bytes:
         with self._call("get", path):

@@ -257,6 +257,19 @@ def test_catalog_loads_with_ftms_own_reader_and_holds_what_the_caller_may_read(h
     assert catalog.require("public_one").model.title == "PUBLIC_ONE"
 
 
+@pytest.mark.parametrize("text", [b"{", b"title: x", b"- a", b"\xff\xfe"])
+def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: House, text: bytes):
+    house.dataset("broken")
+    house.dataset("good")
+    house.services.store.put(DatasetLayout(DatasetName("broken")).config, text)
+
+    shown = house.admin.get("/v1/datasets/broken")
+
+    assert (shown.status_code, shown.json()["type"]) == (500, "/problems/document-invalid")
+    assert [dataset["name"] for dataset in house.admin.get("/v1/datasets").json()["results"]] == ["good"]
+    assert house.admin.delete("/v1/datasets/broken?confirm=broken").status_code == 202
+
+
 def test_list_is_paged_by_name_and_ends(house: House):
     for name in ("c", "a", "b", "e", "d"):
         house.dataset(name)

@@ -1,0 +1,79 @@
+"""Settings: read once, refused in one sentence, documented by themselves."""
+
+from pathlib import Path
+
+import pytest
+
+from app.errors import StartRefused
+from app.settings import Settings, load_settings, settings_table
+
+
+def test_defaults_run_on_one_machine_without_any_set_up():
+    settings = load_settings()
+
+    assert (settings.lake_uri, settings.database_url, settings.port) == ("data/lake", "sqlite:///data/tarn.db", 8000)
+    assert (settings.commit_backoff_base, settings.commit_backoff_cap) == (0.01, 2.0)
+
+
+def test_environment_is_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TARN_PORT", "9000")
+    monkeypatch.setenv("TARN_CORS_ORIGINS", "https://a.example, https://b.example")
+    monkeypatch.setenv("TARN_STORAGE_OPTIONS", '{"aws_endpoint": "http://127.0.0.1:7070"}')
+    monkeypatch.setenv("TARN_DATABASE_URL", "postgresql://tarn:secret@db/tarn")
+
+    settings = load_settings()
+
+    assert settings.port == 9000
+    assert settings.cors_origins == ("https://a.example", "https://b.example")
+    assert settings.storage_options["aws_endpoint"].get_secret_value() == "http://127.0.0.1:7070"
+    assert settings.database_url == "postgresql+psycopg://tarn:secret@db/tarn"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("TARN_PORT", "many", "TARN_PORT: .*integer"),
+        ("TARN_PORT", "70000", "TARN_PORT: .*65535"),
+        ("TARN_LAKE_URI", "ftp://host/lake", "TARN_LAKE_URI: must be a local path or start with s3://"),
+        ("TARN_DATABASE_URL", "mysql://host/db", "TARN_DATABASE_URL: must look like sqlite:///path"),
+        ("TARN_DATABASE_URL", "nonsense", "TARN_DATABASE_URL: must look like sqlite:///path"),
+        ("TARN_DATABASE_URL", "sqlite://", "TARN_DATABASE_URL: must look like sqlite:///path"),
+        ("TARN_STORAGE_OPTIONS", "{", "storage_options"),
+        ("TARN_ADMIN_KEY", "short", "TARN_ADMIN_KEY: .*16"),
+        ("TARN_LAKE_URL", "data", "TARN_LAKE_URL is not a setting of Tarn; did you mean TARN_LAKE_URI"),
+        ("TARN_OIDC_ISSUER", "https://id.example", "needs TARN_OIDC_AUDIENCE"),
+        ("TARN_SPARK_MASTER", "spark://host:7077", "SQLite, a file that executors on other machines cannot read"),
+        ("TARN_SPARK_MEMORY", "lots", "TARN_SPARK_MEMORY"),
+        ("TARN_LOG_LEVEL", "loud", "TARN_LOG_LEVEL"),
+    ],
+)
+def test_wrong_setting_is_one_sentence_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, sentence: str
+):
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(StartRefused, match=sentence) as refused:
+        load_settings()
+    assert "\n" not in str(refused.value)
+
+
+def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TARN_ADMIN_KEY", "hunter2-hunter2-hunter2")
+    monkeypatch.setenv("TARN_STORAGE_OPTIONS", '{"aws_secret_access_key": "hunter2"}')
+
+    assert "hunter2" not in repr(load_settings())
+
+
+def test_wrong_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TARN_ADMIN_KEY", "hunter2")
+
+    with pytest.raises(StartRefused) as refused:
+        load_settings()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_table_has_a_line_for_every_setting_and_the_docs_hold_it():
+    table = settings_table()
+
+    assert all(f"`TARN_{name.upper()}`" in table for name in Settings.model_fields)
+    assert table in (Path(__file__).parent.parent / "docs" / "settings.md").read_text(), "run `make docs`"
