@@ -29,6 +29,8 @@ class S3Server:
     """Where it listens, and how to end it before its time."""
 
     endpoint: str
+    strict: bool = True
+    """Whether it checks signatures and decides races; moto's server does neither."""
     stop: Callable[[], None] = field(repr=False, default=lambda: None)
 
     @property
@@ -82,7 +84,7 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
 
     try:
         _await_listener(port, process)
-        yield S3Server(f"http://127.0.0.1:{port}", stop)
+        yield S3Server(f"http://127.0.0.1:{port}", stop=stop)
     finally:
         stop()
 
@@ -90,7 +92,7 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
 @contextmanager
 def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Server]:
     """moto's server, which checks no signature and issues keys for roles; `wrap` goes around its WSGI application."""
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = make_server("127.0.0.1", 0, wrap(DomainDispatcherApplication(create_backend_app)), threaded=True)
@@ -105,7 +107,7 @@ def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Serv
     endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
         S3Server(endpoint).client().create_bucket(Bucket=BUCKET)
-        yield S3Server(endpoint, stop)
+        yield S3Server(endpoint, strict=False, stop=stop)
     finally:
         stop()
 

@@ -176,10 +176,11 @@ def _caller(request: Request) -> Caller:
     return caller
 
 
-def _admitted_dataset(request: Request) -> Dataset:
-    dataset = request.state.dataset
-    assert isinstance(dataset, Dataset)
-    return dataset
+def _admitted_dataset(request: Request, dataset: DatasetName) -> Dataset:
+    admitted = request.state.dataset
+    assert isinstance(admitted, Dataset)
+    assert admitted.name == dataset
+    return admitted
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]

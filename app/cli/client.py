@@ -80,19 +80,17 @@ class Client:
             raise Unreachable(f"the server at {self.url} gave no whole answer: {error}") from None
         if not response.is_success:
             keyless = response.status_code == 401 and not self.key
-            raise ProblemAnswered(_problem(response), hint=NO_KEY if keyless else None)
+            raise ProblemAnswered(_object(response, "type", "detail"), hint=NO_KEY if keyless else None)
         return response
 
     def document(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
         """The JSON object the server answers. Raises what `request` does, and ProblemAnswered for anything else."""
-        response = self.request(method, path, body, **options)
-        try:
-            document = response.json()
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            raise ProblemAnswered(_not_tarn(response))
-        return document
+        return _object(self.request(method, path, body, **options))
+
+    def tagged(self, path: str) -> tuple[dict[str, Any], str]:
+        """A document and its entity tag."""
+        response = self.request("GET", path)
+        return _object(response), response.headers.get("ETag", "*")
 
     def each(
         self, path: str, limit: int | None = None, page: int = LARGEST_PAGE, **params: Any
@@ -101,7 +99,8 @@ class Client:
         cursor, left = None, limit
         while left is None or left > 0:
             size = page if left is None else min(page, left)
-            found = self.document("GET", path, params={**params, "limit": size, "cursor": cursor})
+            response = self.request("GET", path, params={**params, "limit": size, "cursor": cursor})
+            found = _object(response, "results", "next")
             yield from found["results"]
             cursor, left = found["next"], None if left is None else left - len(found["results"])
             if cursor is None:
@@ -153,17 +152,14 @@ def _encoded(body: Any) -> bytes:
         raise Misuse(f"this cannot be sent as JSON: {error}") from None
 
 
-def _problem(response: httpx.Response) -> dict[str, Any]:
+def _object(response: httpx.Response, *members: str) -> dict[str, Any]:
+    """The JSON object with these members that an answer holds. Raises ProblemAnswered if it is anybody else's."""
     try:
-        problem = response.json()
+        document = response.json()
     except ValueError:
-        problem = None
-    if isinstance(problem, dict) and "type" in problem:
-        return problem
-    return _not_tarn(response)
-
-
-def _not_tarn(response: httpx.Response) -> dict[str, Any]:
-    status = f"{response.status_code} {response.reason_phrase}".strip()
-    detail = f"{response.url} answered {status}, which is not an answer of Tarn"
-    return {"type": "about:blank", "title": response.reason_phrase, "status": response.status_code, "detail": detail}
+        document = None
+    if isinstance(document, dict) and document.keys() >= set(members):
+        return document
+    status, reason = response.status_code, response.reason_phrase
+    detail = f"{response.url} answered {status} {reason}, which is not an answer of Tarn"
+    raise ProblemAnswered({"type": "about:blank", "title": reason, "status": status, "detail": detail})

@@ -49,11 +49,11 @@ def show(
     etag: Annotated[bool, typer.Option("--etag", help="Print the entity tag alone, for --if-match.")] = False,
 ) -> None:
     """Show a dataset's configuration."""
-    response = session.client.request("GET", at(BASE, name))
+    config, tag = session.client.tagged(at(BASE, name))
     if etag:
-        typer.echo(response.headers["ETag"])
+        typer.echo(tag)
     else:
-        session.output.record(response.json(), etag=response.headers["ETag"])
+        session.output.record(config, etag=tag)
 
 
 @client_command(app, "update")
@@ -81,8 +81,8 @@ def update(
     path, current = at(BASE, name), None
     if metadata.extends:
         # The API replaces a field as a whole; the tag makes sure that it is still what we extend.
-        response = session.client.request("GET", path)
-        current, if_match = response.json(), if_match or response.headers["ETag"]
+        current, tag = session.client.tagged(path)
+        if_match = if_match or tag
     headers = {} if if_match is None else {"If-Match": _quoted(if_match)}
     session.output.record(session.client.document("PATCH", path, metadata.body(current), headers=headers))
 

@@ -27,13 +27,13 @@ class ProblemAnswered(Failure):
     exit_code = 1
 
     def __init__(self, problem: dict[str, Any], hint: str | None = None) -> None:
-        super().__init__(problem.get("detail") or problem.get("title") or "the server gives no reason")
+        super().__init__(problem["detail"])
         self.problem = problem
         self.hint = hint
 
     @property
     def slug(self) -> str:
-        return str(self.problem.get("type", "about:blank")).rsplit("/", 1)[-1]
+        return str(self.problem["type"]).rsplit("/", 1)[-1]
 
     def lines(self) -> Iterator[str]:
         yield f"tarn: {self} ({self.slug})"

@@ -99,11 +99,12 @@ def _table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -> 
 def _print(table: "Table") -> None:
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if console.is_terminal:
-        console.print(table, width=max(console.width, console.measure(table).minimum), crop=False)
+    unbounded = Console(highlight=False, width=UNBOUNDED)
+    if unbounded.is_terminal:
+        # Rich cuts what does not fit; a terminal that is too narrow for the words had better wrap lines itself.
+        width = max(Console().width, unbounded.measure(table).minimum)
+        Console(highlight=False, width=width).print(table)
         return
-    plain = Console(highlight=False, width=UNBOUNDED)
-    with plain.capture() as captured:
-        plain.print(table)
+    with unbounded.capture() as captured:
+        unbounded.print(table)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())

@@ -1,10 +1,11 @@
-"""YAML in the types of JSON and no others, which makes every JSON document plain YAML.
+"""JSON, or YAML in the types of JSON and no others.
 
 YAML 1.1 would take Norway's `no` for false, a date for an object, `010` for 8 and `12:30` for a number of seconds.
 """
 
+import json
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -12,7 +13,7 @@ import yaml
 class PlainLoader(yaml.SafeLoader):
     """Takes for null, booleans and numbers what JSON does; everything else without quotes is a string."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the base class declares it
 
 
 _DIGITS = list("-0123456789")
@@ -26,8 +27,16 @@ PlainLoader.add_implicit_resolver(
 
 
 def parse(text: str) -> Any:
-    """The value that a text stands for. Raises ValueError, in one line, for what is not YAML."""
+    """The value that a text stands for. Raises ValueError, in one line, for what is neither JSON nor YAML."""
+    try:
+        return json.loads(text, parse_constant=_refused)
+    except ValueError:
+        pass  # it may still be YAML; only almost all JSON is
     try:
         return yaml.load(text, PlainLoader)  # noqa: S506 - a SafeLoader with fewer types
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -51,7 +51,9 @@ class Session:
             return
         if not sys.stdin.isatty():
             raise Misuse("there is nobody to ask: give --yes to delete without being asked")
-        if not typer.confirm(question, err=True):
+        # Not `typer.confirm`, which leaves a blank on standard output.
+        typer.echo(f"{question} [y/N] ", nl=False, err=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise Misuse("nothing was deleted")
 
 

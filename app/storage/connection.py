@@ -28,6 +28,8 @@ CONNECT, READ, RETRIES, RETRY_FOR = "10s", "30s", 3, timedelta(seconds=30)
 """A store that does not answer becomes an error after a minute at most, retries included."""
 WHOLE_STREAM = "24h"
 """obstore would end a download after 30 s, however fast it comes; `READ` ends those that stand still."""
+WHOLE_REQUEST = "60s"
+"""deltalake does not hear of `READ`; it asks for files in parts."""
 
 SECRET = re.compile("key|secret|token|password")
 
@@ -131,11 +133,12 @@ class Connection:
             return {}
         options = {
             "connect_timeout": CONNECT,
-            "read_timeout": READ,
-            "timeout": WHOLE_STREAM,
+            "timeout": WHOLE_REQUEST,
             "max_retries": str(RETRIES),
             "retry_timeout": f"{RETRY_FOR.seconds}s",
         }
+        if self._over_http:
+            options["allow_http"] = "true"
         if self.scheme != "s3":
             return options | self.options
         keys = self._identity.keys()
@@ -145,7 +148,6 @@ class Connection:
         if keys.token or "AWS_SESSION_TOKEN" in os.environ:
             # Left out, it would be taken from the environment, whoever that belongs to.
             options["aws_session_token"] = keys.token or ""
-        options["allow_http"] = str(self._over_http).lower()
         return options
 
     def prepare(self, connection: DuckDBPyConnection) -> None:
@@ -177,7 +179,8 @@ class Connection:
 
     @property
     def _over_http(self) -> bool:
-        return self.options.get("endpoint", "").startswith("http://")
+        addresses = (value for name, value in self.options.items() if name.endswith(("endpoint", "base_url")))
+        return any(address.startswith("http://") for address in addresses)
 
     @property
     def _by_host(self) -> bool:
@@ -213,7 +216,7 @@ class Connection:
         secrets = [value for name, value in self.options.items() if SECRET.search(name) and value]
         if "_identity" in vars(self):
             secrets += self._identity.handed_out()
-        for secret in secrets:
+        for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text
 

@@ -29,6 +29,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture
+def strict_s3(s3: S3Server) -> S3Server:
+    if not s3.strict:
+        pytest.skip("versitygw is not built here, and moto's server checks no signature and decides no race")
+    return s3
+
+
+@pytest.fixture
 def disk(tmp_path: Path) -> Connection:
     return Connection.from_settings(Settings(lake_uri=str(tmp_path / "lake")))
 
@@ -42,3 +49,10 @@ def connection(request: pytest.FixtureRequest) -> Connection:
 @pytest.fixture
 def store(connection: Connection) -> Store:
     return Store(connection)
+
+
+@pytest.fixture(params=["disk", "strict_s3"])
+def racing_store(request: pytest.FixtureRequest) -> Store:
+    """A store that many write to at once."""
+    found = request.getfixturevalue(request.param)
+    return Store(found.connection() if isinstance(found, S3Server) else found)

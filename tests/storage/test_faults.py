@@ -66,6 +66,12 @@ def test_failing_before_has_no_effect_and_failing_after_has_it(faulty, store):
         store.get("a")
 
 
+def test_answer_that_is_lost_may_have_been_a_refusal(faulty):
+    faulty.fail("get", "none", DOWN, after=True)
+    with pytest.raises(Unavailable):
+        faulty.get("none")
+
+
 def test_only_the_nth_matching_call_is_hit(faulty):
     faulty.fail("put", "*/manifest-*", DOWN, nth=2)
     faulty.put("ds/manifest-1", b"")

@@ -26,9 +26,9 @@ def test_empty_root_becomes_a_lake_and_stays_that_lake(store):
     }
 
 
-def test_processes_that_start_at_once_open_one_lake(store):
+def test_processes_that_start_at_once_open_one_lake(racing_store):
     with ThreadPoolExecutor(8) as pool:
-        lakes = set(pool.map(lambda _: open_lake(store), range(8)))
+        lakes = set(pool.map(lambda _: open_lake(racing_store), range(8)))
     assert len(lakes) == 1
 
 

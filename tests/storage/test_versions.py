@@ -12,7 +12,7 @@ from app.storage.versions import Version, get_version, list_versions, replace, r
 DS = DatasetLayout(DatasetName("ds"))
 T0 = datetime(2025, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 CONFIG = FileName("config.yml")
-µs = timedelta(microseconds=1)  # noqa: N816 - the unit's own name
+TICK = timedelta(microseconds=1)
 
 
 def test_first_content_is_put_and_keeps_no_version(store):
@@ -23,16 +23,16 @@ def test_first_content_is_put_and_keeps_no_version(store):
 
 def test_replaced_content_is_kept_under_the_moment(store):
     replace(store, DS.config, DS.versions, b"one", T0)
-    replace(store, DS.config, DS.versions, b"two!", T0 + µs)
+    replace(store, DS.config, DS.versions, b"two!", T0 + TICK)
     assert store.get(DS.config) == b"two!"
-    assert store.get(f"ds/versions/2026/01/{stamp(T0 + µs)}/config.yml") == b"one"
+    assert store.get(f"ds/versions/2026/01/{stamp(T0 + TICK)}/config.yml") == b"one"
 
 
 def test_equal_content_writes_nothing(store):
     faulty = FaultyStore(store)
     replace(faulty, DS.config, DS.versions, b"one", T0)
     faulty.calls.clear()
-    assert not replace(faulty, DS.config, DS.versions, b"one", T0 + µs)
+    assert not replace(faulty, DS.config, DS.versions, b"one", T0 + TICK)
     assert {call.method for call in faulty.calls} == {"get"}
 
 
@@ -40,7 +40,7 @@ def test_taken_moment_moves_on_and_overwrites_no_version(store):
     for content in (b"1", b"22", b"333", b"4444"):
         replace(store, DS.config, DS.versions, content, T0)
     kept = list_versions(store, DS.versions)
-    assert kept == [Version(stamp(T0 + n * µs), "config.yml", n + 1) for n in (2, 1, 0)]
+    assert kept == [Version(stamp(T0 + n * TICK), "config.yml", n + 1) for n in (2, 1, 0)]
     assert [get_version(store, DS.versions, version.stamp, CONFIG) for version in kept] == [b"333", b"22", b"1"]
 
 

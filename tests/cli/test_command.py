@@ -1,0 +1,167 @@
+"""The command as a process of its own: exit codes, pipes, prompts, and how little it loads."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import TARN, Server, Tarn, clean_environment
+
+NOWHERE = "http://127.0.0.1:1"
+
+
+def run(server: Server, *args: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = clean_environment(TARN_URL=server.url, **variables)
+    return subprocess.run(
+        [*TARN, *args],
+        cwd=cwd or server.directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_whoever_started_the_server_here_is_its_administrator(server: Server):
+    done = run(server, "whoami", "--json")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["tenant"] == "admin"
+
+
+def test_without_a_key_the_server_refuses_and_the_command_says_what_to_do(server: Server, tmp_path: Path):
+    refused = run(server, "whoami", cwd=tmp_path)
+
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "(unauthenticated)" in refused.stderr
+    assert "no key was sent: set TARN_KEY" in refused.stderr
+
+
+def test_without_a_server_it_says_how_to_get_one(server: Server):
+    failed = run(server, "datasets", "list", "--url", NOWHERE)
+
+    assert (failed.returncode, failed.stdout) == (3, "")
+    assert failed.stderr == (
+        f"tarn: no server answers at {NOWHERE}: start one with make run or tarn serve, or name one with --url\n"
+    )
+
+
+@pytest.mark.parametrize("args", [("whoami", "--nonsense"), ("nonsense",), ("tenants", "show"), ("whoami", "--url=x")])
+def test_wrong_usage_exits_with_2_and_leaves_standard_output_alone(server: Server, args: tuple[str, ...]):
+    failed = run(server, *args)
+
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr
+
+
+def test_wrong_settings_of_a_process_exit_with_2_in_one_sentence(server: Server):
+    failed = run(server, "migrate", TARN_PORT="many")
+
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith("tarn: TARN_PORT: ")
+    assert failed.stderr.count("\n") == 1
+
+
+def test_version_is_that_of_the_package(server: Server):
+    assert run(server, "--version").stdout == "tarn 0.1.0\n"
+
+
+def test_worker_still_takes_the_hidden_option_of_serve(server: Server, tmp_path: Path):
+    accepted = run(server, "worker", "--until-stdin-closes", cwd=tmp_path, TARN_PORT="many")
+
+    assert accepted.stderr.startswith("tarn: TARN_PORT: ")
+    assert "until-stdin" not in run(server, "worker", "--help").stdout
+
+
+def test_shell_goes_from_tenant_to_dataset_with_the_key_in_a_variable(server: Server, name: str):
+    script = """
+        set -eu
+        tarn() { "$PYTHON" -m app.cli "$@"; }
+        tarn tenants create "$NAME" > /dev/null
+        tarn grants add "$NAME" "${NAME}_*" admin > /dev/null
+        KEY=$(tarn keys create "$NAME" --quiet)
+        TARN_KEY=$KEY tarn datasets create "${NAME}_leaks" --title 'Some leaks' > /dev/null
+        TARN_KEY=$KEY tarn datasets list | tail -n +2
+    """
+    done = subprocess.run(
+        ["/bin/sh", "-c", script],
+        cwd=server.directory,
+        env=clean_environment(TARN_URL=server.url, NAME=name, PYTHON=sys.executable),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split()[:3] == [f"{name}_leaks", "Some", "leaks"]
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 1), ("yes", 0, 1), ("n", 2, 0), ("", 2, 0)])
+def test_person_at_a_terminal_is_asked_before_a_delete(
+    server: Server, tarn: Tarn, tenant: str, answer: str, code: int, left: int
+):
+    terminal, stdin = pty.openpty()
+    with subprocess.Popen(
+        [*TARN, "tenants", "delete", tenant],
+        cwd=server.directory,
+        env=clean_environment(TARN_URL=server.url),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.write(terminal, f"{answer}\n".encode())
+        out, err = process.communicate(timeout=60)
+    os.close(stdin)
+    os.close(terminal)
+
+    assert (process.returncode, out) == (code, "")
+    assert f"Delete the tenant {tenant} with its keys and grants? [y/N] " in err
+    tarn("tenants", "show", tenant, code=left)
+
+
+def test_reader_that_stops_early_ends_the_command_without_a_traceback(server: Server):
+    done = subprocess.run(
+        ["/bin/sh", "-c", '"$PYTHON" -m app.cli audit --json | head -n 1'],
+        cwd=server.directory,
+        env=clean_environment(TARN_URL=server.url, PYTHON=sys.executable),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("[\n", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "too_heavy"),
+    [
+        (["--help"], {"httpx", "yaml", "pydantic", "sqlalchemy", "followthemoney", "fastapi", "pyspark"}),
+        (["whoami"], {"yaml", "pydantic", "sqlalchemy", "followthemoney", "fastapi", "pyspark"}),
+    ],
+)
+def test_client_loads_nothing_of_the_server(server: Server, args: list[str], too_heavy: set[str]):
+    code = (
+        "import sys; from app.cli import main; sys.argv[1:] = " + repr(args) + "\n"
+        "try: main()\n"
+        "finally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=server.directory,
+        env=clean_environment(TARN_URL=server.url),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    loaded = set(done.stderr.split())
+    assert done.returncode == 0
+    assert {"app.cli.commands", "typer"} <= loaded
+    assert loaded & too_heavy == set()
+    assert {module for module in loaded if module.startswith("app.") and not module.startswith("app.cli")} == set()

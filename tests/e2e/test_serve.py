@@ -1,0 +1,229 @@
+"""`tarn serve` as a person meets it: starting, stopping, dying."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.server import clean_environment, running
+
+
+def tarn(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli", *arguments],
+        cwd=folder,
+        env=clean_environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_first_start_shows_the_key_once_and_everything_lives_below_data(tmp_path: Path):
+    with running(tmp_path) as first:
+        shown = [line.strip() for line in first.greeting]
+        tenant = first.client().get("/v1/whoami").json()["tenant"]
+        key = first.admin_key
+    with running(tmp_path) as second:
+        again = second.greeting
+        still = second.client(key).get("/v1/whoami").json()["tenant"]
+
+    assert key in shown
+    assert len(again) == 1
+    assert (tenant, still) == ("admin", "admin")
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "serve.log"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} >= {"tarn.db", "lake", "admin.key"}
+
+
+def test_stopping_leaves_no_process_behind_and_finishes_what_runs(tmp_path: Path):
+    with running(tmp_path) as server:
+        with server.client() as client:
+            assert client.post("/v1/datasets", json={"name": "donations"}).status_code == 201
+            worker = _worker_of(server.process.pid)
+        code = server.stop()
+
+    assert code == 0
+    assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_worker_dies_with_a_parent_that_was_killed(tmp_path: Path):
+    with running(tmp_path) as server:
+        worker = _worker_of(server.process.pid)
+
+        server.stop(signal.SIGKILL)
+
+        assert worker.wait(20) in (0, None)
+
+
+def test_worker_that_dies_is_started_again(tmp_path: Path):
+    with running(tmp_path, TARN_WORKER_SILENT_AFTER="1", TARN_WORKER_HEARTBEAT="0.2") as server:
+        first = _worker_of(server.process.pid)
+        first.kill()
+        first.wait(10)
+        with server.client() as client:
+            client.post("/v1/datasets", json={"name": "donations"})
+            job = client.delete("/v1/datasets/donations?confirm=donations&wait=30").json()
+        second = _worker_of(server.process.pid)
+
+    assert job["state"] == "done"
+    assert second.pid != first.pid
+
+
+def test_request_under_way_is_answered_before_the_server_stops(tmp_path: Path):
+    with running(tmp_path) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        body = b'{"name": "donations"}'
+        head = (
+            f"POST /v1/datasets HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.admin_key}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+        )
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(head.encode())
+            # The server asks for the body, so the request is inside it.
+            assert b"100 Continue" in connection.recv(1000)
+            stopped = threading.Thread(target=server.stop)
+            stopped.start()
+            _wait_until_refused(port)
+            connection.sendall(body)
+            answer = connection.recv(100_000)
+        stopped.join(30)
+
+    assert answer.startswith(b"HTTP/1.1 201")
+    assert server.process.returncode == 0
+
+
+def test_killed_server_keeps_what_it_acknowledged(tmp_path: Path):
+    with running(tmp_path) as server:
+        key = server.admin_key
+        with server.client() as client:
+            for number in range(20):
+                assert client.post("/v1/datasets", json={"name": f"d{number}"}).status_code == 201
+        server.stop(signal.SIGKILL)
+    with running(tmp_path) as again, again.client(key) as client:
+        names = {dataset["name"] for dataset in client.get("/v1/datasets").json()["results"]}
+
+    assert names == {f"d{number}" for number in range(20)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"TARN_PORT": "x"}, "tarn: TARN_PORT: "),
+        ({"TARN_LAKE": "x"}, "tarn: TARN_LAKE is not a setting of Tarn"),
+        ({"TARN_LAKE_URI": "s3://"}, "tarn: "),
+        ({"TARN_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}, "tarn: the database does not answer"),
+    ],
+)
+def test_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, environment, sentence: str):
+    result = tarn(tmp_path, "serve", **environment)
+
+    assert result.returncode == 2
+    assert result.stderr.startswith(sentence)
+    assert result.stderr.count("\n") == 1
+
+
+def test_folder_that_is_no_lake_is_refused_and_left_alone(tmp_path: Path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter.txt").write_text("dear")
+
+    result = tarn(tmp_path, "serve", TARN_LAKE_URI=str(tmp_path / "home"))
+
+    assert result.returncode == 2
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["letter.txt"]
+
+
+def test_lake_of_another_version_is_refused(tmp_path: Path):
+    with running(tmp_path) as server:
+        assert server.client().get("/readyz").status_code == 200
+    path = tmp_path / "data" / "lake" / "lake.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+
+    result = tarn(tmp_path, "serve")
+
+    assert result.returncode == 2
+    assert "99" in result.stderr
+
+
+def test_database_of_another_lake_is_refused(tmp_path: Path):
+    with running(tmp_path) as server:
+        assert server.client().get("/readyz").status_code == 200
+
+    result = tarn(tmp_path, "serve", TARN_LAKE_URI="data/other")
+
+    assert result.returncode == 2
+    assert "the database belongs to the lake" in result.stderr
+
+
+def test_api_alone_asks_for_a_migration_and_runs_after_it(tmp_path: Path):
+    refused = tarn(tmp_path, "api")
+    migrated = tarn(tmp_path, "migrate")
+    with running(tmp_path, "api") as server:
+        readiness = httpx.get(f"{server.url}/readyz").json()
+
+    assert (refused.returncode, migrated.returncode) == (2, 0)
+    assert "run `tarn migrate`" in refused.stderr
+    assert (readiness["status"], readiness["worker"]) == ("degraded", "silent")
+
+
+def test_metrics_have_their_own_port_when_asked(tmp_path: Path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with running(tmp_path, TARN_METRICS_PORT=str(port)) as server:
+        own = httpx.get(f"http://127.0.0.1:{port}/metrics")
+        shared = httpx.get(f"{server.url}/metrics")
+
+    assert "tarn_http_requests" in own.text
+    assert shared.status_code == 404
+
+
+def test_secrets_reach_no_log(tmp_path: Path):
+    with running(tmp_path, TARN_LOG_LEVEL="debug") as server:
+        admin = server.admin_key
+        with server.client() as client:
+            client.post("/v1/admin/tenants", json={"name": "alice"})
+            key = client.post("/v1/admin/tenants/alice/keys", json={}).json()["key"]
+            client.get("/v1/whoami", headers={"Authorization": f"ApiKey {key}"})
+            client.get("/v1/whoami", headers={"Authorization": "Bearer canary-of-a-wrong-key"})
+            client.get("/v1/datasets?token=canary-in-a-query")
+    text = server.log.read_text()
+
+    assert '"action": "whoami"' in text
+    for secret in (admin, key, "canary-of-a-wrong-key", "canary-in-a-query"):
+        assert secret not in text
+
+
+def test_every_log_line_of_a_request_has_its_id(tmp_path: Path):
+    with running(tmp_path) as server:
+        httpx.get(f"{server.url}/v1/whoami", headers={"X-Request-ID": "look-for-me"})
+    events = [json.loads(line) for line in server.log.read_text().splitlines()]
+
+    assert {event["event"] for event in events if event.get("request") == "look-for-me"} == {"denied", "request"}
+
+
+def _worker_of(pid: int) -> psutil.Process:
+    """The worker child, once it is there."""
+    while True:
+        for child in psutil.Process(pid).children():
+            if "worker" in child.cmdline():
+                return child
+        os.sched_yield()
+
+
+def _wait_until_refused(port: int) -> None:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            return
+        except ConnectionResetError:
+            continue  # it was closing while we called

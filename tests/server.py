@@ -1,0 +1,84 @@
+"""A real server process for tests that need one: started on a free port, stopped for sure."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+READY = "Tarn listens on "
+
+
+class Server:
+    """A running `tarn serve` or `tarn api`, and clients of it."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path, greeting: list[str], log: Path) -> None:
+        self.process = process
+        self.folder = folder
+        self.greeting = greeting
+        self.log = log
+        self.url = greeting[-1].removeprefix(READY).strip()
+        self._clients: list[httpx.Client] = []
+
+    @property
+    def admin_key(self) -> str:
+        return (self.folder / "data" / "admin.key").read_text().strip()
+
+    def client(self, key: str | None = None) -> httpx.Client:
+        """A client with this key, or the administrator's; closed with the server."""
+        headers = {"Authorization": f"Bearer {key or self.admin_key}"}
+        self._clients.append(httpx.Client(base_url=self.url, headers=headers, timeout=30))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout)
+
+
+@contextmanager
+def running(folder: Path, command: str = "serve", **environment: str) -> Iterator[Server]:
+    """A server with `./data` in this folder, ready to be asked. Fails with what it said if it does not start."""
+    log = folder / f"{command}.log"
+    with log.open("ab") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.cli", command],
+            cwd=folder,
+            env=clean_environment() | {"TARN_PORT": "0"} | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        server = Server(process, folder, _greeting(process.stdout, log), log)
+        yield server
+        server.close()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(30)
+        process.stdout.close()
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without settings of Tarn."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TARN_")}
+
+
+def _greeting(stdout: IO[str], log: Path) -> list[str]:
+    lines = []
+    for line in stdout:
+        lines.append(line)
+        if line.startswith(READY):
+            return lines
+    raise AssertionError(f"the server did not start: {''.join(lines)}{log.read_text()}")
