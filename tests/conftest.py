@@ -18,6 +18,7 @@ from app.storage.lake import open_lake
 from app.storage.store import Store
 from app.tenancy.bootstrap import ensure_admin
 from tests.house import House
+from tests.server import Server, running
 
 # Spark's executors must run under the driver's Python, also where make did not say so.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -92,6 +93,13 @@ def house(settings: Settings, database: Database, store: Store) -> Iterator[Hous
     assert key is not None
     with House(assemble(settings, database, store), key) as house:
         yield house
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server process for all tests of this test process that only talk to it."""
+    with running(tmp_path_factory.mktemp("server")) as server:
+        yield server
 
 
 def _execute(url: str, statement: str) -> None:

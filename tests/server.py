@@ -52,7 +52,7 @@ def running(folder: Path, command: str = "serve", **environment: str) -> Iterato
         process = subprocess.Popen(
             [sys.executable, "-m", "app.cli", command],
             cwd=folder,
-            env=clean_environment() | {"TARN_PORT": "0"} | environment,
+            env=clean_environment(**{"TARN_PORT": "0"} | environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -70,9 +70,9 @@ def running(folder: Path, command: str = "serve", **environment: str) -> Iterato
         process.stdout.close()
 
 
-def clean_environment() -> dict[str, str]:
-    """This process's environment without settings of Tarn."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TARN_")}
+def clean_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without settings of Tarn, but with these."""
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith("TARN_")} | variables
 
 
 def _greeting(stdout: IO[str], log: Path) -> list[str]:

@@ -8,7 +8,8 @@ import pytest
 
 from app.cli.grants import LevelName
 from app.model.tenant import Level
-from tests.cli.conftest import Server, Tarn
+from tests.cli.conftest import Tarn
+from tests.server import Server
 
 
 def test_whoami_shows_the_caller(tarn: Tarn):

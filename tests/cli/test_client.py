@@ -13,7 +13,7 @@ from app.cli.failures import Misuse, ProblemAnswered, Unreachable
 from app.cli.paths import at
 from app.cli.session import DEFAULT_URL
 from app.settings import Settings
-from tests.cli.conftest import Server
+from tests.server import Server
 
 LOCAL, REMOTE = "http://localhost:8000", "http://lake.example:8000"
 

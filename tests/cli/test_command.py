@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import TARN, Server, Tarn, clean_environment
+from tests.cli.conftest import TARN, Tarn
+from tests.server import Server, clean_environment
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -18,7 +19,7 @@ def run(server: Server, *args: str, cwd: Path | None = None, **variables: str) -
     environment = clean_environment(TARN_URL=server.url, **variables)
     return subprocess.run(
         [*TARN, *args],
-        cwd=cwd or server.directory,
+        cwd=cwd or server.folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -90,7 +91,7 @@ def test_shell_goes_from_tenant_to_dataset_with_the_key_in_a_variable(server: Se
     """
     done = subprocess.run(
         ["/bin/sh", "-c", script],
-        cwd=server.directory,
+        cwd=server.folder,
         env=clean_environment(TARN_URL=server.url, NAME=name, PYTHON=sys.executable),
         capture_output=True,
         text=True,
@@ -108,7 +109,7 @@ def test_person_at_a_terminal_is_asked_before_a_delete(
     terminal, stdin = pty.openpty()
     with subprocess.Popen(
         [*TARN, "tenants", "delete", tenant],
-        cwd=server.directory,
+        cwd=server.folder,
         env=clean_environment(TARN_URL=server.url),
         stdin=stdin,
         stdout=subprocess.PIPE,
@@ -128,7 +129,7 @@ def test_person_at_a_terminal_is_asked_before_a_delete(
 def test_reader_that_stops_early_ends_the_command_without_a_traceback(server: Server):
     done = subprocess.run(
         ["/bin/sh", "-c", '"$PYTHON" -m app.cli audit --json | head -n 1'],
-        cwd=server.directory,
+        cwd=server.folder,
         env=clean_environment(TARN_URL=server.url, PYTHON=sys.executable),
         capture_output=True,
         text=True,
@@ -153,7 +154,7 @@ def test_client_loads_nothing_of_the_server(server: Server, args: list[str], too
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=server.directory,
+        cwd=server.folder,
         env=clean_environment(TARN_URL=server.url),
         capture_output=True,
         text=True,

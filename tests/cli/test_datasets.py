@@ -4,7 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from tests.cli.conftest import Server, Tarn
+from tests.cli.conftest import Tarn
+from tests.server import Server
 
 
 def test_dataset_is_made_from_a_file_assignments_and_options(tarn: Tarn, name: str, tmp_path: Path):

@@ -20,7 +20,7 @@ def tarn(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
     return subprocess.run(
         [sys.executable, "-m", "app.cli", *arguments],
         cwd=folder,
-        env=clean_environment() | environment,
+        env=clean_environment(**environment),
         capture_output=True,
         text=True,
         timeout=60,

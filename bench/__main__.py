@@ -1,0 +1,31 @@
+"""`make bench`: run every case, or those named, and print what was measured."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import requests
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {"requests": requests.run}
+
+
+def main(names: list[str]) -> int:
+    results = {name: CASES[name]() for name in names or CASES}
+    print(json.dumps(results, indent=2))
+    table = Table("case", "measure", "value")
+    for case, measures in results.items():
+        for measure, value in measures.items():
+            table.add_row(case, measure, f"{value:,.2f}" if isinstance(value, float) else str(value))
+    Console().print(table)
+    failed = [case for case, measures in results.items() if measures.get("met") is False]
+    if failed:
+        print(f"target missed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
