@@ -50,6 +50,7 @@ tools:
 docs: setup
 	{ printf "# Settings\n\nEvery setting is an environment variable. This table is made from the code by \`make docs\`.\n\n"; \
 	  $(BIN)/tarn settings; } > docs/settings.md
+	$(BIN)/python -m tests.ship.chart_settings
 
 lock:
 	rm -rf $(TOOLS)/lock && $(PYTHON) -m venv $(TOOLS)/lock

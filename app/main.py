@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from socket import socket
 
 import structlog
@@ -19,6 +19,8 @@ from app.db import migrate
 from app.db.engine import Database
 from app.db.tables import lake as lake_table
 from app.errors import StartRefused
+from app.journal.writer import Writer
+from app.model.entity import Exploder
 from app.settings import Settings
 from app.storage.connection import Connection
 from app.storage.lake import open_lake
@@ -76,6 +78,8 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         rate=Rate(),
         denials=Denials(database, settings.audit_denials),
         metrics=Metrics(),
+        writer=Writer(database, settings),
+        exploder=Exploder(),
     )
 
 
@@ -109,7 +113,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         )
         if settings.metrics_port is not None:
             start_http_server(settings.metrics_port, settings.host, services.metrics.registry)
-        with Child() if with_worker else nullcontext():
+        with closing(services.writer), Child() if with_worker else nullcontext():
             Server(config).run()
 
 

@@ -60,6 +60,8 @@ class Settings(BaseSettings):
     oidc_tenant_claim: str = Field("tenant", description="The claim of a JWT that names the tenant.")
 
     max_document_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON document, decompressed.")
+    max_body_bytes: int = Field(16 << 30, ge=1024, description="Largest body of entities or statements, decompressed.")
+    max_record_bytes: int = Field(16 << 20, ge=1024, description="Largest single entity or statement in a body.")
     rate_limit: float = Field(
         0,
         ge=0,
@@ -74,6 +76,16 @@ class Settings(BaseSettings):
     )
     audit_denials: float = Field(
         20, gt=0, description="Refused requests a second that are written to the audit log; the rest are only counted."
+    )
+
+    batch_expiry: float = Field(600, gt=0, description="Seconds after which an upload that stands still is given up.")
+    stage_expiry: float = Field(3600, gt=0, description="Seconds after which a stage that is left alone is given up.")
+    idempotency_hours: float = Field(24, gt=0, description="Hours for which the answer to an Idempotency-Key is kept.")
+    journal_max_rows: int = Field(
+        50_000_000, ge=1, description="Unflushed statements of a dataset past which writes must wait (429)."
+    )
+    journal_max_age: float = Field(
+        7 * 86_400, gt=0, description="Seconds the oldest unflushed statement may wait before writes must (429)."
     )
 
     spark_master: str = Field("local[*]", description="The Spark master that the worker runs its jobs on.")

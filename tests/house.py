@@ -54,6 +54,7 @@ class House:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.__exit__(kind, error, trace)
+        self.services.writer.close()
 
     def with_key(self, key: str) -> Caller:
         return Caller(self._client, key)

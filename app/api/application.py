@@ -6,13 +6,22 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 
-from app.api import admin, datasets, jobs, problems, system
+from app.api import admin, datasets, entities, jobs, problems, stages, statements, system
 from app.api.access import check_complete
 from app.api.bodies import Bodies
 from app.api.requests import HEADER, RequestScope
 from app.api.services import Services
 
-ROUTERS = (system.routes, datasets.catalog_routes, datasets.routes, jobs.routes, admin.routes)
+ROUTERS = (
+    system.routes,
+    datasets.catalog_routes,
+    datasets.routes,
+    entities.routes,
+    statements.routes,
+    stages.routes,
+    jobs.routes,
+    admin.routes,
+)
 
 
 def create_app(services: Services) -> FastAPI:

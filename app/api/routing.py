@@ -98,7 +98,7 @@ def _check_accept(request: Request) -> None:
     accept = request.headers.get("accept")
     if not accept:
         return
-    ranges = [_media_type(part) for part in accept.split(",")]
+    ranges = [media_type(part) for part in accept.split(",")]
     if not any(kind in ("*/*", "application/*", JSON) and quality > 0 for kind, quality in ranges):
         raise NotAcceptable(f"this route answers {JSON}", supported=[JSON])
 
@@ -108,7 +108,7 @@ async def _check_body(request: Request) -> None:
     body = await request.body()
     if not body.strip():
         raise EmptyBody("this route needs a JSON body")
-    kind, _ = _media_type(request.headers.get("content-type", ""))
+    kind, _ = media_type(request.headers.get("content-type", ""))
     if kind != JSON:
         raise UnsupportedMediaType(f"send {JSON}, not {kind or 'a body without a type'}", supported=[JSON])
     try:
@@ -118,7 +118,14 @@ async def _check_body(request: Request) -> None:
         raise InvalidFormat(f"the body is not valid JSON: line {fault.line}, {fault.reason}", errors=[fault]) from None
 
 
-def _media_type(text: str) -> tuple[str, float]:
+def records_body(types: tuple[str, ...]) -> dict[str, Any]:
+    """The OpenAPI description of a body that is a stream of records in one of these forms."""
+    content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in types}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def media_type(text: str) -> tuple[str, float]:
+    """A media type without its parameters, and the quality a caller gives it."""
     message = Message()
     message["content-type"] = text.strip()
     try:

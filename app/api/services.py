@@ -7,6 +7,8 @@ from fastapi import Depends, Request
 
 from app.api.metrics import Metrics
 from app.db.engine import Database
+from app.journal.writer import Writer
+from app.model.entity import Exploder
 from app.settings import Settings
 from app.storage.store import Store
 from app.tenancy.audit import Denials
@@ -25,6 +27,9 @@ class Services:
     rate: Rate
     denials: Denials
     metrics: Metrics
+    writer: Writer
+    exploder: Exploder
+    """Of the event loop alone; a large body gets one of its own."""
 
 
 def services(request: Request) -> Services:

@@ -11,9 +11,12 @@ from sqlalchemy import (
     Dialect,
     Float,
     ForeignKey,
+    Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
+    SmallInteger,
     String,
     Table,
     Text,
@@ -127,6 +130,82 @@ datasets = Table(
         sqlite_where=text("state <> 'deleted'"),
         postgresql_where=text("state <> 'deleted'"),
     ),
+)
+
+journal_head = Table(
+    "journal_head",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("commit", BigInteger, nullable=False, comment="the last commit number given out"),
+    Column("segment", BigInteger, nullable=False, comment="the segment that is open"),
+    Column("rows", BigInteger, nullable=False, comment="committed rows that no snapshot holds yet"),
+    Column("oldest", Moment, comment="when the oldest of them was committed"),
+)
+
+journal_batches = Table(
+    "journal_batches",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), Identity(), primary_key=True),
+    Column("uid", Id, nullable=False, unique=True),
+    Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("origin", String(128)),
+    Column("state", String(16), nullable=False, comment="open, staged, committed, aborted or done"),
+    Column("is_stage", Boolean, nullable=False, comment="a stage has no rows of its own, but those sent to it"),
+    Column("stage", ForeignKey("journal_batches.id"), index=True, comment="the stage this request was sent to"),
+    Column("segment", BigInteger),
+    Column("commit", BigInteger),
+    Column("entities", BigInteger, nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("reserved", BigInteger, nullable=False, comment="statements taken from the tenant's quota"),
+    Column("message", Text),
+    Column("metadata", JSON, nullable=False),
+    Column("created", Moment, nullable=False),
+    Column("expires", Moment, nullable=False),
+    Index("ix_journal_batches_dataset_id_state_segment", "dataset_id", "state", "segment"),
+    Index("ix_journal_batches_state_expires", "state", "expires"),
+)
+
+journal = Table(
+    "journal",
+    metadata,
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", SmallInteger, nullable=False, comment="1 add, 2 delete, 3 erase"),
+    Column("shard_key", Integer, comment="null: it concerns every entity"),
+    Column("id", LargeBinary, comment="the statement's SHA-1, twenty bytes"),
+    Column("entity_id", Text),
+    Column("canonical_id", Text, comment="null: the entity id"),
+    Column("schema", Text),
+    Column("prop", Text),
+    Column("value", Text),
+    Column("lang", Text),
+    Column("original_value", Text),
+    Column("external", Boolean),
+    Column("origin", Text, comment="null in a delete or an erase: every origin"),
+    Column("first_seen", BigInteger, comment="microseconds since 1970"),
+    Column("last_seen", BigInteger),
+    sqlite_with_rowid=False,
+)
+
+tags = Table(
+    "tags",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("tenant", String(64), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("at", Moment, nullable=False),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("status", Integer, nullable=False),
+    Column("answer", JSON, nullable=False),
+    Column("created", Moment, nullable=False, index=True),
 )
 
 jobs = Table(

@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from app.db import jobs
 from app.db.engine import Database
-from app.db.tables import datasets
+from app.db.tables import datasets, journal_head
 from app.errors import AlreadyExists, DatasetNotFound, DocumentInvalid, Fault, PreconditionFailed, SchemaViolation
 from app.model.dataset import DatasetConfig, DatasetMetadata, NewDataset, etag, names_tag
 from app.model.ids import new_id, now
@@ -85,6 +85,7 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
             )
         except IntegrityError:
             raise AlreadyExists(f"the dataset {new.name!r} exists, or is still being deleted") from None
+        connection.execute(insert(journal_head).values(dataset_id=config.id, commit=0, segment=1, rows=0))
         act.done(connection, target=config.name)
         document = config.to_yaml()
         layout = DatasetLayout(config.name)

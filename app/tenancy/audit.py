@@ -30,6 +30,12 @@ class Act:
         _record(connection, self, Outcome.DONE, target or self.target, detail)
 
 
+def done_all(connection: Connection, acts: list[tuple[Act, dict[str, Any]]]) -> None:
+    """Record many writes at once, in the transaction that makes them."""
+    if acts:
+        connection.execute(insert(audit), [_values(act, Outcome.DONE, act.target, detail) for act, detail in acts])
+
+
 class Denials:
     """Records refused requests, up to a rate: a flood of them must not become a flood of database writes."""
 
@@ -61,19 +67,21 @@ def page(connection: Connection, tenant: str | None, before: str | None, limit: 
 
 
 def _record(connection: Connection, act: Act, outcome: Outcome, target: str, detail: dict[str, Any]) -> None:
-    connection.execute(
-        insert(audit).values(
-            id=new_id(),
-            at=now(),
-            tenant=act.identity.tenant if act.identity else None,
-            key=act.identity.key if act.identity else None,
-            action=act.action,
-            target=target,
-            outcome=outcome,
-            request=act.request,
-            detail=detail,
-        )
-    )
+    connection.execute(insert(audit).values(**_values(act, outcome, target, detail)))
+
+
+def _values(act: Act, outcome: Outcome, target: str, detail: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": new_id(),
+        "at": now(),
+        "tenant": act.identity.tenant if act.identity else None,
+        "key": act.identity.key if act.identity else None,
+        "action": act.action,
+        "target": target,
+        "outcome": outcome,
+        "request": act.request,
+        "detail": detail,
+    }
 
 
 def _entry(row: Row[Any]) -> AuditEntry:

@@ -64,6 +64,13 @@ def set_limits(connection: Connection, tenant: TenantName, new: NewLimits) -> No
     connection.execute(update(tenants).where(tenants.c.name == tenant).values(**new.model_dump()))
 
 
+def give_back(connection: Connection, tenant: str, statements: int) -> None:
+    """Count statements as not used after all."""
+    connection.execute(
+        update(tenants).where(tenants.c.name == tenant).values(used_statements=tenants.c.used_statements - statements)
+    )
+
+
 def reserve(connection: Connection, tenant: TenantName, settings: Settings, statements: int = 0, size: int = 0) -> None:
     """Count this much as used, or raise QuotaExceeded and count nothing.
 

@@ -14,6 +14,7 @@ import yaml
 from kubernetes_validate.utils import all_versions
 
 from app.settings import PREFIX, Settings, load_settings
+from tests.ship.chart_settings import SECRET, offered
 from tests.ship.dockerfile import ROOT, final_stage, image_environment
 
 CHART = ROOT / "helm" / "tarn"
@@ -23,21 +24,6 @@ MINIMAL = CHART / "ci" / "minimal-values.yaml"
 OLDEST, NEWEST = all_versions()[0], all_versions()[-1]
 
 COMPONENTS = ("api", "worker", "migrate")
-
-SECRET = {"TARN_DATABASE_URL", "TARN_STORAGE_OPTIONS", "TARN_ADMIN_KEY"}
-SET_BY_THE_CHART = SECRET | {
-    "TARN_ADMIN_KEY_FILE",
-    "TARN_HOST",
-    "TARN_LAKE_URI",
-    "TARN_METRICS_PORT",
-    "TARN_PORT",
-    "TARN_SHUTDOWN_GRACE",
-    "TARN_SPARK_MASTER",
-    "TARN_SPARK_MEMORY",
-}
-
-# What a JSON schema says of a value.
-LIMITS = ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "pattern")
 
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -201,16 +187,8 @@ def test_without_any_values_lint_names_everything_that_is_needed():
 
 
 def test_the_schema_offers_every_setting_that_the_chart_does_not_set_with_the_same_limits():
-    def limits(field: dict[str, Any]) -> dict[str, Any]:
-        given = next(each for each in field.get("anyOf", [field]) if each["type"] != "null")
-        as_text = {**given, "type": "string"}  # a list is written as one comma-separated variable
-        return {key: value for key, value in (as_text if given["type"] == "array" else given).items() if key in LIMITS}
-
-    fields = Settings.model_json_schema()["properties"]
-    wanted = {variable: limits(field) for name, field in fields.items() if (variable := PREFIX + name.upper())}
     schema = json.loads((CHART / "values.schema.json").read_text())
-    offered = schema["properties"]["settings"]["properties"]
-    assert offered == {name: limit for name, limit in wanted.items() if name not in SET_BY_THE_CHART}
+    assert schema["properties"]["settings"]["properties"] == offered(), "run `make docs`"
 
 
 # Pods

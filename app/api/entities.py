@@ -1,0 +1,87 @@
+"""Entities, written."""
+
+from typing import Annotated
+
+from fastapi import Path
+from orjson import JSONDecodeError, loads
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import LIMIT
+from app.api.ingest import RAISES, Deleted, OnErrorParam, Writing, WritingDep, Written, moment_now
+from app.api.problems import raises
+from app.api.routing import records_body, router
+from app.errors import EmptyBody, Fault, InvalidFormat, SchemaViolation
+from app.journal.events import Events
+from app.journal.formats import ENTITY_TYPES
+from app.journal.intake import DEFAULT_ORIGIN
+from app.journal.overlay import live_of_entity
+from app.model.entity import Exploded
+from app.model.statement import LONGEST_ID, Invalid, checked_id
+
+routes = router("/v1/datasets", "entities")
+
+EntityId = Annotated[str, Path(min_length=1, max_length=LONGEST_ID)]
+
+
+@routes.post("/{dataset}/entities", responses=raises(*RAISES), openapi_extra=records_body(ENTITY_TYPES))
+async def add_entities(writing: WritingDep, on_error: OnErrorParam = "abort") -> Written:
+    """Write entities: durable when answered, all or nothing."""
+    return await writing.take_entities(on_error == "skip")
+
+
+@routes.put(
+    "/{dataset}/entities/{entity}", responses=raises(*RAISES), openapi_extra=records_body(("application/json",))
+)
+async def put_entity(writing: WritingDep, entity: EntityId) -> Written:
+    """Make what this origin says of the entity exactly this."""
+    writing.request.scope[LIMIT] = writing.house.settings.max_record_bytes
+    body = await writing.request.body()
+    if not body.strip():
+        raise EmptyBody("this route needs an entity")
+    exploded = _entity(writing, entity, body)
+    said_by = writing.origin or DEFAULT_ORIGIN
+    events = Events()
+    events.erase(entity, said_by)
+    events.add_entity(exploded, said_by, moment_now())
+    answer = Written(entities=1, statements=events.statements, rejected=0)
+    return Written.model_validate(await writing.write(events, answer, body))
+
+
+@routes.delete("/{dataset}/entities/{entity}", responses=raises(*RAISES))
+async def delete_entity(writing: WritingDep, entity: EntityId) -> Deleted:
+    """Delete what an origin, or every one, says of the entity. What is not there is 0 tombstones."""
+    _checked(entity)
+
+    def count() -> int:
+        with writing.house.database.read() as connection:
+            return len(live_of_entity(connection, writing.dataset, entity, writing.origin))
+
+    events = Events()
+    events.erase(entity, writing.origin)
+    answer = Deleted(tombstones=await run_in_threadpool(count))
+    return Deleted.model_validate(await writing.write(events, answer))
+
+
+def _checked(entity: str) -> None:
+    try:
+        checked_id(entity, "path.entity")
+    except Invalid as error:
+        raise SchemaViolation(
+            f"{error.field} {error.reason}", errors=[Fault(field=error.field, reason=error.reason)]
+        ) from None
+
+
+def _entity(writing: Writing, entity: str, body: bytes) -> Exploded:
+    """The entity in a body, which must be the one in the path. Raises InvalidFormat, SchemaViolation."""
+    try:
+        data = loads(body)
+    except JSONDecodeError as error:
+        fault = Fault(line=error.lineno, reason=error.msg)
+        raise InvalidFormat(f"the body is not valid JSON: {error.msg}", errors=[fault]) from None
+    try:
+        if type(data) is dict and data.setdefault("id", entity) != entity:
+            raise Invalid("id", f"is not the one in the path, {entity!r}")  # noqa: TRY301 - answered like the others
+        return writing.house.exploder.explode(writing.dataset.name, data)
+    except Invalid as error:
+        fault = Fault(line=1, field=error.field, reason=error.reason)
+        raise SchemaViolation(f"{error.field or 'the entity'}: {error.reason}", errors=[fault]) from None

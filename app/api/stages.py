@@ -1,0 +1,114 @@
+"""Stages: the bulk writer."""
+
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+
+from app.api.access import Caller, CallerDep, DatasetDep
+from app.api.ingest import RAISES, KeyHeader, OnErrorParam, Writing, Written
+from app.api.paging import Page, PagingDep
+from app.api.problems import raises
+from app.api.routing import IdParam, records_body, router
+from app.api.services import Services, ServicesDep
+from app.api.statements import StrictParam
+from app.errors import Backpressure, PreconditionFailed, StageClosed, StageNotFound
+from app.journal import stages
+from app.journal.formats import ENTITY_TYPES, STATEMENT_TYPES
+from app.lake.datasets import Dataset
+from app.model.names import Origin
+from app.model.stage import NewStage, Stage, StageCommit
+
+routes = router("/v1/datasets/{dataset}/stages", "stages")
+
+IfMatch = Annotated[str | None, Header(max_length=1000, description="The snapshot that must be the head.")]
+
+
+def _staging(
+    request: Request,
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    stage: IdParam,
+    key: KeyHeader = None,
+) -> Writing:
+    with house.database.read() as connection:
+        row = stages.find(connection, dataset, caller.identity.tenant, stage)
+    origin = None if row.origin is None else Origin(row.origin)
+    return Writing(request, house, caller, dataset, origin, "auto", key, row.id)
+
+
+StagingDep = Annotated[Writing, Depends(_staging)]
+
+
+class StagePage(Page[Stage]):
+    """The caller's stages, oldest first."""
+
+
+@routes.post("", status_code=201, responses=raises(Backpressure))
+def create_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, new: NewStage) -> Stage:
+    """Open a stage, to be filled by many requests and committed by one."""
+    with house.database.write() as connection:
+        stage = stages.create(connection, house.settings, dataset, caller.identity.tenant, new)
+        caller.act.done(connection, target=f"stages/{stage.id}")
+    return stage
+
+
+@routes.get("")
+def list_stages(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, paging: PagingDep) -> StagePage:
+    """List the caller's stages."""
+    with house.database.read() as connection:
+        found = stages.page(connection, dataset, caller.identity.tenant, paging.after, paging.fetch)
+    results, cursor = paging.cut(found, lambda stage: stage.id)
+    return StagePage(results=results, next=cursor)
+
+
+@routes.post("/commit", responses=raises(StageNotFound, StageClosed))
+def commit_stages(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, body: StageCommit) -> Written:
+    """Commit several stages as one: all of them become visible at once, or none."""
+    note = NewStage(message=body.message, metadata=body.metadata)
+    return _commit(house, caller, dataset, sorted(set(body.stages)), note)
+
+
+@routes.get("/{stage}", responses=raises(StageNotFound))
+def get_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stage: IdParam) -> Stage:
+    """Show a stage and what was sent to it."""
+    with house.database.read() as connection:
+        return stages.get(connection, dataset, caller.identity.tenant, stage)
+
+
+@routes.post("/{stage}/entities", responses=raises(*RAISES, StageNotFound), openapi_extra=records_body(ENTITY_TYPES))
+async def stage_entities(staging: StagingDep, on_error: OnErrorParam = "abort") -> Written:
+    """Send entities to a stage: kept when answered, seen when it commits."""
+    return await staging.take_entities(on_error == "skip")
+
+
+@routes.post(
+    "/{stage}/statements", responses=raises(*RAISES, StageNotFound), openapi_extra=records_body(STATEMENT_TYPES)
+)
+async def stage_statements(
+    staging: StagingDep, on_error: OnErrorParam = "abort", strict: StrictParam = False
+) -> Written:
+    """Send statements to a stage: kept when answered, seen when it commits."""
+    return await staging.take_statements(on_error == "skip", strict)
+
+
+@routes.post("/{stage}/commit", responses=raises(StageNotFound, StageClosed, PreconditionFailed))
+def commit_stage(
+    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stage: IdParam, if_match: IfMatch = None
+) -> Written:
+    """Make everything that was sent to a stage visible, in one transaction."""
+    if if_match is not None:
+        raise PreconditionFailed("the dataset has no snapshot yet", expected=if_match, head=None)
+    return _commit(house, caller, dataset, [stage], None)
+
+
+@routes.delete("/{stage}", status_code=204, responses=raises(StageNotFound, StageClosed))
+def abort_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stage: IdParam) -> None:
+    """Give a stage up, with everything that was sent to it."""
+    stages.abort(house.database, dataset, caller.identity.tenant, stage, caller.act)
+
+
+def _commit(house: Services, caller: Caller, dataset: Dataset, uids: list[str], note: NewStage | None) -> Written:
+    with house.database.write() as connection:
+        commit, entities, rows = stages.commit(connection, dataset, caller.identity.tenant, uids, caller.act, note)
+    return Written(entities=entities, statements=rows, rejected=0, commit=commit)

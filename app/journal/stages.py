@@ -1,0 +1,158 @@
+"""Stages: many requests, one commit."""
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from app.db.engine import Database
+from app.db.tables import journal_batches
+from app.errors import StageClosed, StageNotFound
+from app.journal import batches, heads
+from app.journal.batches import ABORTED, COMMITTED, OPEN, STAGED
+from app.lake.datasets import Dataset
+from app.model.ids import new_id, now
+from app.model.names import TenantName
+from app.model.stage import NewStage, Stage, StageState
+from app.settings import Settings
+from app.tenancy.audit import Act
+
+STATES = {OPEN: StageState.OPEN, COMMITTED: StageState.COMMITTED, ABORTED: StageState.ABORTED}
+
+
+def create(connection: Connection, settings: Settings, dataset: Dataset, tenant: TenantName, new: NewStage) -> Stage:
+    moment = now()
+    uid = new_id()
+    heads.check_pressure(connection, dataset, settings)
+    connection.execute(
+        insert(journal_batches).values(
+            uid=uid,
+            dataset_id=dataset.id,
+            tenant=tenant,
+            origin=new.origin,
+            state=OPEN,
+            is_stage=True,
+            entities=0,
+            rows=0,
+            reserved=0,
+            message=new.message,
+            metadata=new.metadata or {},
+            created=moment,
+            expires=moment + timedelta(seconds=settings.stage_expiry),
+        )
+    )
+    return get(connection, dataset, tenant, uid)
+
+
+def get(connection: Connection, dataset: Dataset, tenant: TenantName, uid: str) -> Stage:
+    """A stage of this tenant. Raises StageNotFound."""
+    row = find(connection, dataset, tenant, uid)
+    entities, rows = _sums(connection, row.id)
+    return _stage(row, entities, rows)
+
+
+def find(connection: Connection, dataset: Dataset, tenant: TenantName, uid: str) -> Row[Any]:
+    row = connection.execute(_stages(dataset, tenant).where(journal_batches.c.uid == uid)).first()
+    if row is None:
+        raise StageNotFound(f"there is no stage {uid!r}")
+    return row
+
+
+def page(connection: Connection, dataset: Dataset, tenant: TenantName, after: str | None, limit: int) -> list[Stage]:
+    """Stages of this tenant that have not been swept, oldest first."""
+    query = _stages(dataset, tenant).order_by(journal_batches.c.uid).limit(limit)
+    if after is not None:
+        query = query.where(journal_batches.c.uid > after)
+    return [_stage(row, *_sums(connection, row.id)) for row in connection.execute(query).all()]
+
+
+def commit(
+    connection: Connection,
+    dataset: Dataset,
+    tenant: TenantName,
+    uids: list[str],
+    act: Act,
+    note: NewStage | None = None,
+) -> tuple[int, int, int]:
+    """Make what was sent to these stages visible, all in one transaction: the last commit number, entities, rows.
+
+    A request that is still being sent to one of them is not part of it, and fails. Raises StageNotFound, StageClosed.
+    """
+    found = [find(connection, dataset, tenant, uid) for uid in uids]
+    stage_ids = [row.id for row in found]
+    closed = connection.execute(
+        update(journal_batches)
+        .where(journal_batches.c.id.in_(stage_ids), journal_batches.c.state == OPEN)
+        .values(state=COMMITTED)
+    )
+    if closed.rowcount != len(stage_ids):
+        raise StageClosed("the stage is committed, aborted or expired")
+    parts = connection.execute(
+        select(journal_batches.c.id, journal_batches.c.rows, journal_batches.c.entities)
+        .where(journal_batches.c.stage.in_(stage_ids), journal_batches.c.state == STAGED)
+        .order_by(journal_batches.c.id)
+    ).all()
+    rows, entities = sum(part.rows for part in parts), sum(part.entities for part in parts)
+    taken = heads.take(connection, dataset, max(1, len(parts)), rows, now())
+    for place, part in enumerate(parts):
+        connection.execute(
+            update(journal_batches)
+            .where(journal_batches.c.id == part.id)
+            .values(state=COMMITTED, commit=taken.first + place, segment=taken.segment)
+        )
+    last = taken.first + max(1, len(parts)) - 1
+    stamped: dict[str, Any] = {"commit": last, "segment": taken.segment}
+    if note is not None:
+        stamped |= {"message": note.message, "metadata": note.metadata or {}}
+    connection.execute(update(journal_batches).where(journal_batches.c.id.in_(stage_ids)).values(**stamped))
+    act.done(connection, stages=uids, rows=rows)
+    return last, entities, rows
+
+
+def abort(database: Database, dataset: Dataset, tenant: TenantName, uid: str, act: Act) -> None:
+    """Give a stage up. Doing it again is fine. Raises StageNotFound, and StageClosed after its commit."""
+    with database.write() as connection:
+        row = find(connection, dataset, tenant, uid)
+        if row.state == COMMITTED:
+            raise StageClosed("the stage is committed")
+        ended = mark_aborted(connection, row.id)
+        act.done(connection)
+    for batch_id in ended:
+        if batch_id != row.id:
+            batches.purge(database, batch_id)
+
+
+def mark_aborted(connection: Connection, stage_id: int) -> list[int]:
+    """Abort a stage and what was sent to it; returns the ids of all of them."""
+    of_stage = (journal_batches.c.id == stage_id) | (journal_batches.c.stage == stage_id)
+    return batches.mark_aborted(connection, of_stage)
+
+
+def _stages(dataset: Dataset, tenant: TenantName) -> Any:
+    return select(journal_batches).where(
+        journal_batches.c.dataset_id == dataset.id, journal_batches.c.tenant == tenant, journal_batches.c.is_stage
+    )
+
+
+def _sums(connection: Connection, stage_id: int) -> tuple[int, int]:
+    parts = connection.execute(
+        select(journal_batches.c.entities, journal_batches.c.rows).where(
+            journal_batches.c.stage == stage_id, journal_batches.c.state.in_((STAGED, COMMITTED))
+        )
+    ).all()
+    return sum(part.entities for part in parts), sum(part.rows for part in parts)
+
+
+def _stage(row: Row[Any], entities: int, rows: int) -> Stage:
+    return Stage(
+        id=row.uid,
+        state=STATES[row.state],
+        origin=row.origin,
+        message=row.message,
+        metadata=row.metadata,
+        entities=entities,
+        statements=rows,
+        created=row.created,
+        expires=row.expires,
+        commit=row.commit,
+    )

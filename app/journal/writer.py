@@ -1,0 +1,155 @@
+"""The journal's writer: small batches share transactions, large ones go in chunk by chunk."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import structlog
+
+from app.db.engine import Database
+from app.errors import TarnError
+from app.journal import batches
+from app.journal.batches import Batch, Outcome, Overtaken, Sized
+from app.journal.bulk import Bulk, bulk_for
+from app.journal.events import Events
+from app.model.ids import now
+from app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+MOST_ROWS = 20_000
+MOST_BATCHES = 256
+"""How much one shared transaction takes."""
+
+
+class Writer:
+    """Writes batches for one process.
+
+    Group commit: one thread takes all small batches that wait and commits them in one transaction, so that many
+    clients share one fsync; while it does, the next ones gather. A large batch is written by the thread that reads
+    it, one chunk behind: the next chunk is read while the last one is on its way.
+    """
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+        self._bulk: Bulk = bulk_for(database)
+        self._waiting: queue.SimpleQueue[tuple[Sized, Future[Outcome]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._commit_groups, name="group commit", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch, events: Events) -> "Future[Outcome]":
+        """Write a small batch; the future is done when it is durable, or says why it is not."""
+        future: Future[Outcome] = Future()
+        self._waiting.put((Sized(batch, events), future))
+        return future
+
+    def write_large(
+        self, batch: Batch, first: Events, rest: Iterator[Events], finished: Callable[[], Batch]
+    ) -> Outcome:
+        """Write a batch chunk by chunk; if anything fails on the way, nothing of it is left.
+
+        `finished` gives the batch with its answer, once all chunks have been read.
+        """
+        batch_id = batches.open_large(self._database, self._settings, batch)
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
+                position = 0
+                under_way: Future[None] | None = None
+                for chunk in _chain(first, rest):
+                    if under_way is not None:
+                        under_way.result()
+                    under_way = behind.submit(self._write_chunk, batch, batch_id, position, chunk)
+                    position += len(chunk)
+                if under_way is not None:
+                    under_way.result()
+            outcome = self._commit_large(finished(), batch_id)
+        except BaseException:
+            self._abort(batch_id)
+            raise
+        if outcome.replayed:
+            self._abort(batch_id)
+        return outcome
+
+    def close(self) -> None:
+        """Finish what waits, and stop."""
+        self._waiting.put(None)
+        self._thread.join()
+        self._bulk.close()
+
+    def _write_chunk(self, batch: Batch, batch_id: int, position: int, chunk: Events) -> None:
+        batches.count_chunk(self._database, self._settings, batch, batch_id, chunk)
+        expires = now().timestamp() + self._settings.batch_expiry
+        self._bulk.write(batch_id, expires, chunk.table(batch_id, position))
+
+    def _commit_large(self, batch: Batch, batch_id: int) -> Outcome:
+        while True:
+            try:
+                return batches.commit_large(self._database, self._settings, batch, batch_id)
+            except Overtaken:
+                continue  # the winner's answer is there now
+
+    def _abort(self, batch_id: int) -> None:
+        try:
+            batches.abort(self._database, batch_id)
+        except TarnError as error:
+            # It was never visible, and expires: the sweep takes it then.
+            log.warning("an aborted batch is left to the sweep", batch=batch_id, problem=error.slug)
+
+    def _commit_groups(self) -> None:
+        while (group := self._next_group()) is not None:
+            self._settle(group)
+
+    def _next_group(self) -> list[tuple[Sized, "Future[Outcome]"]] | None:
+        """Everything that waits, up to a sensible size; None when the writer closes."""
+        taken = self._waiting.get()
+        if taken is None:
+            return None
+        group, rows = [taken], len(taken[0].events)
+        while rows < MOST_ROWS and len(group) < MOST_BATCHES:
+            try:
+                taken = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if taken is None:
+                self._waiting.put(None)
+                break
+            group.append(taken)
+            rows += len(taken[0].events)
+        return group
+
+    def _settle(self, group: list[tuple[Sized, "Future[Outcome]"]]) -> None:
+        """One transaction for all; if that fails, one for each, so that nobody fails for another's sake."""
+        if len(group) > 1:
+            try:
+                outcomes = self._write([sized for sized, _ in group])
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is found again below, where it belongs
+                log.info("a group is committed singly", batches=len(group), cause=type(error).__name__)
+            else:
+                for (_, future), outcome in zip(group, outcomes, strict=True):
+                    future.set_result(outcome)
+                return
+        for sized, future in group:
+            self._settle_alone(sized, future)
+
+    def _settle_alone(self, sized: Sized, future: "Future[Outcome]") -> None:
+        while True:
+            try:
+                outcome = self._write([sized])[0]
+            except Overtaken:
+                continue  # the winner's answer is there now
+            except Exception as error:  # noqa: BLE001 - its client must hear of it, and the thread must live
+                future.set_exception(error)
+            else:
+                future.set_result(outcome)
+            return
+
+    def _write(self, group: list[Sized]) -> list[Outcome]:
+        with self._database.write() as connection:
+            return batches.write_whole(connection, self._settings, group)
+
+
+def _chain(first: Events, rest: Iterator[Events]) -> Iterator[Events]:
+    yield first
+    yield from rest

@@ -1,0 +1,208 @@
+"""CSV and pack: what is a record, what is a bad one, and where reading stops."""
+
+import csv
+from io import BytesIO, StringIO
+
+import pytest
+from followthemoney.statement.serialize import CSV_COLUMNS
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from app.errors import Fault, InvalidFormat
+from app.journal.formats import statement_rows
+from app.journal.formats.csv_lines import csv_records
+from tests.journal.test_formats import CSV, LONGEST, PACK, Pieces, cut, outcome, rows
+
+HEADER = b"entity_id,prop,schema,value\n"
+JANE = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane", "external": False}
+PACK_HEADER = b"entity_id,prop,value,dataset,lang,original_value,origin,external,first_seen,last_seen,id\n"
+BITS = st.lists(st.sampled_from(['"', '""', ",", "a", "é", '"x"', ',"'])).map("".join)
+
+
+def stops_at(body: bytes, media_type: str = CSV, longest: int = LONGEST) -> Fault:
+    with pytest.raises(InvalidFormat) as stopped:
+        list(statement_rows(BytesIO(body), media_type, longest))
+    (fault,) = stopped.value.members["errors"]
+    return fault
+
+
+@given(lines=st.lists(BITS), end=st.sampled_from(["\n", "\r\n"]))
+def test_fields_are_those_that_pythons_own_reader_finds(lines: list[str], end: str):
+    text = "".join(line + end for line in lines)
+    found = outcome(csv_records(BytesIO(text.encode()), LONGEST))
+    assume(not found or found[-1][0] != "broken")
+    assert [fields for _, fields in found] == [row for row in csv.reader(StringIO(text, newline="")) if row]
+
+
+@given(line=BITS.filter(bool), end=st.sampled_from(["\n", "\r\n"]), sizes=st.lists(st.integers(1, 5), min_size=1))
+def test_quotes_of_a_record_that_is_too_long_are_followed_as_pythons_own_reader_does(line, end, sizes):
+    left_open = len(list(csv.reader([line + end, "x\n"]))) == 1
+    text = (line + end + "x\n").encode()
+    longest = len(line.encode())
+    found = outcome(csv_records(Pieces(cut(text, sizes)), longest))
+    assert [item[0] for item in found] == (["broken"] if left_open else ["bad", 2] if longest > 1 else ["bad", "bad"])
+
+
+# CSV
+
+
+def test_columns_may_come_in_any_order_and_an_empty_field_is_none():
+    body = b'lang,value,schema,prop,external,entity_id,id,first_seen\n"",Jane,Person,name,,jane,,\n'
+    assert rows(body, CSV) == [(2, JANE | {"lang": None, "id": None, "first_seen": None})]
+
+
+def test_an_empty_field_that_every_statement_has_stays_empty():
+    assert rows(HEADER + b"jane,name,Person,\n", CSV) == [(2, JANE | {"value": ""})]
+
+
+@pytest.mark.parametrize(
+    "body", [HEADER + b"jane,name,Person,Jane", b"\xef\xbb\xbf" + HEADER + b"jane,name,Person,Jane\r\n"]
+)
+def test_the_end_of_the_last_line_and_a_byte_order_mark_do_not_matter(body: bytes):
+    assert rows(body, CSV) == [(2, JANE)]
+
+
+def test_a_record_has_the_line_on_which_it_begins():
+    body = HEADER + b'\njane,name,Person,"a\nb"\n\njane,name,Person,"a\r\nb"\njane,name,Person,Jane\n'
+    assert [(line, row["value"]) for line, row in rows(body, CSV)] == [(3, "a\nb"), (6, "a\r\nb"), (8, "Jane")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("t", True),
+        ("True", True),
+        ("yes", True),
+        ("1", True),
+        ("f", False),
+        ("FALSE", False),
+        ("no", False),
+        ("0", False),
+    ],
+)
+def test_external_is_read_as_ftm_reads_booleans(text: str, expected: bool):
+    body = f"entity_id,prop,schema,value,external\njane,name,Person,Jane,{text}\n".encode()
+    assert rows(body, CSV) == [(2, JANE | {"external": expected})]
+
+
+def test_external_that_says_neither_is_bad_and_the_next_record_is_read():
+    body = b"entity_id,prop,schema,value,external\njane,name,Person,Jane,maybe\njane,name,Person,Jane,f\n"
+    assert rows(body, CSV) == [("bad", 2, "neither true nor false", "external"), (3, JANE)]
+
+
+def test_a_record_of_too_few_or_too_many_fields_among_many_is_bad_and_the_others_are_rows():
+    lines = [b"jane,name,Person,Jane\n"] * 5_000
+    lines[1_234] = b"jane,name,Person\n"
+    lines[4_321] = b"jane,name,Person,Jane,Doe\n"
+    found = rows(HEADER + b"".join(lines), CSV)
+    assert found[1_234] == ("bad", 1_236, "3 fields, not 4", None)
+    assert found[4_321] == ("bad", 4_323, "5 fields, not 4", None)
+    assert len([row for line, row in (item[:2] for item in found) if row == JANE]) == 4_998
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (b"entity_id,schema\n", "the header lacks columns: prop, value"),
+        (b"entity_id,prop,schema,value,colour,size\n", "the header has unknown columns: colour, size"),
+        (b"entity_id,prop,schema,value,prop\n", "the header repeats columns: prop"),
+        (b"jane,name,Person,Jane\n", "the header lacks columns: entity_id, prop, schema, value"),
+    ],
+)
+def test_a_header_that_is_not_of_statements_is_refused_and_says_why(header: bytes, reason: str):
+    assert stops_at(b"\n" + header) == Fault(line=2, reason=reason)
+
+
+def test_every_column_that_ftm_writes_is_known():
+    header = ",".join(reversed(CSV_COLUMNS)).encode()
+    assert rows(header, CSV) == []
+
+
+def test_bytes_that_are_not_utf8_stop_the_stream_and_name_the_line():
+    fault = stops_at(HEADER + b'jane,name,Person,"a\nb"\njane,name,Person,\xff\n')
+    assert fault == Fault(line=4, reason="not valid UTF-8: invalid start byte")
+
+
+def test_a_quote_that_is_open_at_the_end_stops_the_stream_where_it_was_opened():
+    assert stops_at(HEADER + b'jane,name,Person,"Jane\n\nand so on\n') == Fault(line=2, reason="a quote is not closed")
+
+
+def test_a_quote_that_stays_open_too_long_stops_the_stream():
+    body = HEADER + b'jane,name,Person,"Jane\n' + b"jane,name,Person,Jane\n" * 1_000
+    assert stops_at(body, longest=200) == Fault(line=2, reason="a quote is not closed within 200 bytes")
+
+
+def test_a_quote_open_at_the_end_of_an_over_long_line_stops_the_stream():
+    body = HEADER + b'jane,name,Person,"' + b"x" * 300 + b"\n" + b'y"\n'
+    assert stops_at(body, longest=200) == Fault(line=2, reason="a quote is not closed within 200 bytes")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"x" * 300, b'"' + b"x" * 300 + b'"', b'"' + b'""' * 300 + b'"', b'"a\n' + b"x" * 300 + b'"', b'x" ' * 100],
+)
+def test_an_over_long_record_is_bad_and_the_next_one_is_read(value: bytes):
+    body = HEADER + b"jane,name,Person," + value + b"\njane,name,Person,Jane\n"
+    found = rows(body, CSV, 200)
+    assert found == [("bad", 2, "longer than 200 bytes", None), (3 + value.count(b"\n"), JANE)]
+
+
+def test_an_over_long_record_at_the_end_is_bad():
+    body = HEADER + b'jane,name,Person,"' + b"x" * 300 + b'"'
+    assert rows(body, CSV, 200) == [("bad", 2, "longer than 200 bytes", None)]
+
+
+def test_an_over_long_header_stops_the_stream():
+    assert stops_at(HEADER, longest=10) == Fault(line=1, reason="the first record is longer than 10 bytes")
+
+
+def test_a_field_of_more_than_ftms_own_limit_is_read():
+    value = b"x" * (31 << 20)
+    ((_, row),) = rows(HEADER + b"jane,name,Person," + value, CSV, 1 << 26)
+    assert len(row["value"]) == 31 << 20
+
+
+# Pack
+
+
+def test_a_pack_with_a_header_has_the_columns_it_names():
+    body = PACK_HEADER + b"jane,Person:name,Jane,test,,,crawl,t,2024-01-01,,abc\n"
+    expected = JANE | {"canonical_id": "jane", "dataset": "test", "lang": None, "original_value": None}
+    expected |= {"origin": "crawl", "external": True, "first_seen": "2024-01-01", "last_seen": None, "id": "abc"}
+    assert rows(body, PACK) == [(2, expected)]
+
+
+def test_a_pack_without_a_header_has_the_columns_of_old():
+    body = b"jane,Person:name,Jane,test,eng,jane,t,,2024-01-01,2024-02-01\n"
+    expected = JANE | {"canonical_id": "jane", "dataset": "test", "lang": "eng", "original_value": "jane"}
+    expected |= {"first_seen": "2024-01-01", "last_seen": "2024-02-01"}
+    assert rows(body * 2, PACK) == [(1, expected), (2, expected)]
+
+
+@pytest.mark.parametrize("text", ["", "f", "true", "T"])
+def test_external_of_a_pack_is_t_and_nothing_else(text: str):
+    ((_, row),) = rows(b"entity_id,prop,value,external\njane,Person:name,Jane," + text.encode(), PACK)
+    assert row["external"] is False
+
+
+@pytest.mark.parametrize("prop", [b"name", b":name", b"Person:", b""])
+def test_a_property_without_its_schema_is_bad_and_the_next_record_is_read(prop: bytes):
+    body = b"entity_id,prop,value\njane," + prop + b",Jane\njane,Person:name,Jane\n"
+    bad, good = rows(body, PACK)
+    assert bad == ("bad", 2, "not of the form Schema:prop", "prop")
+    assert good == (3, JANE | {"canonical_id": "jane"})
+
+
+def test_a_record_of_an_old_pack_with_too_few_fields_is_bad():
+    assert rows(b"jane,Person:name,Jane\n", PACK) == [("bad", 1, "3 fields, not 10", None)]
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (b"entity_id,prop\n", "the header lacks columns: value"),
+        (b"entity_id,prop,value,colour\n", "the header has unknown columns: colour"),
+    ],
+)
+def test_the_header_of_a_pack_is_held_to_the_same(header: bytes, reason: str):
+    assert stops_at(header, PACK) == Fault(line=1, reason=reason)

@@ -1,0 +1,44 @@
+"""The settings that the chart's `values.schema.json` offers, made from the code: `make docs` writes them there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from app.settings import PREFIX, Settings
+
+SCHEMA = Path(__file__).parents[2] / "helm" / "tarn" / "values.schema.json"
+
+SECRET = {"TARN_DATABASE_URL", "TARN_STORAGE_OPTIONS", "TARN_ADMIN_KEY"}
+SET_BY_THE_CHART = SECRET | {
+    "TARN_ADMIN_KEY_FILE",
+    "TARN_HOST",
+    "TARN_LAKE_URI",
+    "TARN_METRICS_PORT",
+    "TARN_PORT",
+    "TARN_SHUTDOWN_GRACE",
+    "TARN_SPARK_MASTER",
+    "TARN_SPARK_MEMORY",
+}
+
+# What a JSON schema says of a value.
+LIMITS = ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "pattern")
+
+
+def offered() -> dict[str, dict[str, Any]]:
+    """Every setting that the chart does not set itself, with its limits."""
+    fields = Settings.model_json_schema()["properties"]
+    found = {PREFIX + name.upper(): _limits(field) for name, field in fields.items()}
+    return {name: limits for name, limits in found.items() if name not in SET_BY_THE_CHART}
+
+
+def _limits(field: dict[str, Any]) -> dict[str, Any]:
+    given = next(each for each in field.get("anyOf", [field]) if each["type"] != "null")
+    if given["type"] == "array":
+        given = {**given, "type": "string"}  # a list is written as one comma-separated variable
+    return {key: value for key, value in given.items() if key in LIMITS}
+
+
+if __name__ == "__main__":
+    schema = json.loads(SCHEMA.read_text())
+    schema["properties"]["settings"]["properties"] = offered()
+    SCHEMA.write_text(json.dumps(schema, indent=2, ensure_ascii=False) + "\n")
