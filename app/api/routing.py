@@ -119,8 +119,13 @@ async def _check_body(request: Request) -> None:
 
 
 def records_body(types: tuple[str, ...]) -> dict[str, Any]:
-    """The OpenAPI description of a body that is a stream of records in one of these forms."""
-    content = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in types}
+    """The OpenAPI description of a body that is a stream of records in one of these forms.
+
+    JSON is described as one record, though an array of them is taken too: generators make the most of that.
+    """
+    record = {"type": "object", "additionalProperties": True}
+    forms = {JSON: record}
+    content = {kind: {"schema": forms.get(kind, {"type": "string", "format": "binary"})} for kind in types}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -1,14 +1,17 @@
 """A Python client generated from the OpenAPI document, driving the running server."""
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from app.journal.formats import ENTITY_TYPES, STATEMENT_TYPES
 from tests.server import Server
 
 
@@ -17,7 +20,13 @@ def generated(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The generated package, importable while the tests of this module run."""
     folder = tmp_path_factory.mktemp("generated")
     (folder / "openapi.json").write_text(server.client().get("/openapi.json").text)
-    (folder / "config.yml").write_text("package_name_override: tarn_generated\npost_hooks: []\n")
+    streams = [kind for kind in {*ENTITY_TYPES, *STATEMENT_TYPES} if kind != "application/json"]
+    config = {
+        "package_name_override": "tarn_generated",
+        "post_hooks": [],
+        "content_type_overrides": dict.fromkeys(streams, "application/octet-stream"),
+    }
+    (folder / "config.yml").write_text(json.dumps(config))
     command = ["generate", "--path", "openapi.json", "--config", "config.yml", "--meta", "none", "--fail-on-warning"]
     result = subprocess.run(
         [Path(sys.executable).parent / "openapi-python-client", *command],
@@ -30,6 +39,12 @@ def generated(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Itera
     sys.path.insert(0, str(folder))
     yield "tarn_generated"
     sys.path.remove(str(folder))
+
+
+def _jane(generated: str) -> Any:
+    item = load(generated, "models").AddEntitiesJsonBody()
+    item.additional_properties = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
+    return item
 
 
 def load(generated: str, name: str) -> ModuleType:
@@ -55,12 +70,16 @@ def test_client_makes_a_tenant_a_key_a_grant_and_a_dataset(generated: str, serve
         )
         page = load(generated, "api.datasets.list_datasets").sync(client=tenant_client)
         who = load(generated, "api.system.whoami").sync(client=tenant_client)
+        written = load(generated, "api.entities.add_entities").sync(
+            "gen_one", client=tenant_client, body=_jane(generated), origin="client"
+        )
         catalog = load(generated, "api.catalog.get_catalog").sync(client=tenant_client)
 
     assert tenant.name == "generated"
     assert (grant.dataset, grant.level) == ("gen_*", models.Level.ADMIN)
     assert [dataset.name for dataset in page.results] == [made.name] == ["gen_one"]
     assert who.tenant == "generated"
+    assert (written.entities, written.statements) == (1, 2)
     assert [dataset.title for dataset in catalog.datasets] == ["One"]
 
 
