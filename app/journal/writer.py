@@ -40,8 +40,11 @@ class Writer:
         self._thread.start()
 
     def submit(self, batch: Batch, events: Events) -> "Future[Outcome]":
-        """Write a small batch; the future is done when it is durable, or says why it is not."""
+        """Write a small batch; the future is done when it is durable, or says why it is not. No events are no batch."""
         future: Future[Outcome] = Future()
+        if not len(events):
+            future.set_result(Outcome(batch.answer))
+            return future
         self._waiting.put((Sized(batch, events), future))
         return future
 

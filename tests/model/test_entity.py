@@ -1,0 +1,127 @@
+"""Entities into statements: the fast path, held equal to followthemoney's own."""
+
+import string
+
+import pytest
+from followthemoney.dataset import Dataset
+from followthemoney.model import Model
+from followthemoney.statement.entity import StatementEntity
+from followthemoney.statement.statement import Statement
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.model.entity import MOST_KNOWN, Exploder
+from app.model.statement import Invalid, statement_id
+
+DATASET = Dataset({"name": "test", "title": "Test"})
+SCHEMATA = ["Person", "Company", "Payment", "Document", "Vessel", "Address", "Ownership", "Event"]
+
+VALUES = st.one_of(
+    st.text(max_size=30),
+    st.text(string.printable, max_size=30),
+    st.sampled_from(
+        ["de", "Germany", "DE ", "atlantis", "2020-01-02", "2020-1-2", "02.01.2020", "http://Example.org", "x@Example.org",
+         "+49 30 1234567", "  spaced   out ", "“quoted”", "role.pep", "eng", "text/plain", "10.0.0.1", "a-b", "male",
+         "\u202ebidi", "line\nbreak", "tab\there", "nul\x00", "\U0001f600", "é", "e\u0301"]
+    ),
+    st.integers(-(10**12), 10**12),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+    st.booleans(),
+    st.none(),
+)  # fmt: skip
+
+
+@st.composite
+def entities(draw):
+    schema = Model.instance().get(draw(st.sampled_from(SCHEMATA)))
+    assert schema is not None
+    names = sorted(name for name, prop in schema.properties.items() if not prop.stub)
+    properties = draw(
+        st.dictionaries(st.sampled_from(names), st.one_of(VALUES, st.lists(VALUES, max_size=5)), max_size=6)
+    )
+    return {
+        "id": draw(st.text(string.ascii_letters, min_size=1, max_size=8)),
+        "schema": schema.name,
+        "properties": properties,
+    }
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(entities(), max_size=4))
+def test_statements_are_those_of_the_library_to_the_byte(batch):
+    exploder = Exploder()
+    for data in batch:
+        try:
+            library = StatementEntity(DATASET, data, cleaned=False)
+        except Exception:  # noqa: BLE001 - whatever the library refuses, we must refuse too
+            with pytest.raises(Invalid):
+                exploder.explode("test", data)
+            continue
+        wanted = {
+            (s.id, s.entity_id, s.schema, s.prop, s.value, s.original_value, s.external, s.lang)
+            for s in library.statements
+        }
+        made = exploder.explode("test", data)
+        rows = zip(made.ids, made.props, made.values, made.originals, strict=True)
+        found = {(i.hex(), made.entity_id, made.schema, p, v, o, False, None) for i, p, v, o in rows}
+        assert found == wanted
+        assert len(made.ids) == len(found)
+        assert made.props[-1] == "id"
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"),
+        ({"external": True}, "6b5c144f7ec2ecea8ab83336fb7d2523e3cd2c8e"),
+        ({"lang": "eng"}, "e05cd37eb95d4f95ff877079eecfcd5035351298"),
+    ],
+)
+def test_ids_are_those_of_the_test_vectors(options, wanted: str):
+    assert statement_id("test", "jane", "name", "Jane Doe", **options).hex() == wanted
+
+
+@given(st.text(), st.text(), st.text(), st.text(), st.booleans(), st.one_of(st.none(), st.text(max_size=3)))
+def test_ids_are_those_of_the_library(dataset, entity, prop, value, external, lang):
+    assert statement_id(dataset, entity, prop, value, external, lang).hex() == Statement.make_key(
+        dataset, entity, prop, value, external, lang
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "reason"),
+    [
+        ([], None, "must be a JSON object"),
+        ("x", None, "must be a JSON object"),
+        ({"schema": "Person"}, "id", "is missing"),
+        ({"id": None, "schema": "Person"}, "id", "is missing"),
+        ({"id": 5, "schema": "Person"}, "id", "must be a string"),
+        ({"id": "", "schema": "Person"}, "id", "must not be empty"),
+        ({"id": "x" * 256, "schema": "Person"}, "id", "256 characters long"),
+        ({"id": "a\nb", "schema": "Person"}, "id", "control characters"),
+        ({"id": "a"}, "schema", "is missing"),
+        ({"id": "a", "schema": 5}, "schema", "must be a string"),
+        ({"id": "a", "schema": "Banana"}, "schema", "'Banana' is not a schema"),
+        ({"id": "a", "schema": "Person", "properties": []}, "properties", "must be an object"),
+        ({"id": "a", "schema": "Person", "properties": {"vesselType": ["x"]}}, "properties.vesselType", "not a property of Person"),
+        ({"id": "a", "schema": "Person", "properties": {"name": {"x": 1}}}, "properties.name", "must be a string or a list"),
+        ({"id": "a", "schema": "Person", "properties": {"name": [["x"]]}}, "properties.name", "must be a string or a list"),
+        ({"id": "a", "schema": "Person", "properties": {"parent": ["a"]}}, "properties.parent", "refer to itself"),
+        ({"id": "a", "schema": "Person", "properties": {"ownershipOwner": ["b"]}}, "properties.ownershipOwner", "other side"),
+        ({"id": "a", "schema": "Person", "nonsense": 1}, "nonsense", "is not a field of an entity"),
+        ({"id": "a", "schema": "Person", "first_seen": "yesterday"}, "first_seen", "ISO 8601"),
+    ],
+)  # fmt: skip
+def test_what_is_no_entity_is_refused_by_field_and_reason(data, field, reason):
+    with pytest.raises(Invalid) as refused:
+        Exploder().explode("test", data)
+    assert (refused.value.field, reason in refused.value.reason) == (field, True), refused.value.reason
+
+
+def test_cleaning_remembers_no_more_than_it_may():
+    exploder = Exploder()
+    for start in range(0, MOST_KNOWN + 2000, 1000):
+        names = [f"Name {number}" for number in range(start, start + 1000)]
+        exploder.explode("test", {"id": "a", "schema": "Person", "properties": {"name": names}})
+
+    assert all(len(cleaner.known) <= MOST_KNOWN for cleaner in exploder._cleaners.values())
