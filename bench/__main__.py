@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import requests
+from bench import ingest, requests
 
-CASES: dict[str, Callable[[], dict[str, Any]]] = {"requests": requests.run}
+CASES: dict[str, Callable[[], dict[str, Any]]] = {"requests": requests.run, "ingest": ingest.run}
 
 
 def main(names: list[str]) -> int:
