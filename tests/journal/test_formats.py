@@ -8,7 +8,7 @@ import orjson
 import pytest
 from followthemoney.statement import Statement
 from followthemoney.statement.serialize import write_statements
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import InvalidFormat, UnsupportedMediaType
@@ -18,6 +18,8 @@ LONGEST = 1 << 16
 NDJSON, JSON, CSV, PACK = "application/x-ndjson", "application/json", "text/csv", "application/x-ftm-pack"
 
 Outcome = tuple[Any, ...]
+
+UNHURRIED = settings(deadline=None)
 
 
 class Pieces:
@@ -54,7 +56,7 @@ def outcome(items: Iterator[Any]) -> list[Outcome]:
     seen: list[Outcome] = []
     try:
         for item in items:
-            seen.append(("bad", item.line, item.reason, item.field) if isinstance(item, BadRecord) else item)
+            seen += [("bad", item.line, item.reason, item.field)] if isinstance(item, BadRecord) else [item]
     except InvalidFormat as error:
         seen.append(("broken", error.detail, error.members["errors"]))
     return seen
@@ -76,7 +78,7 @@ def written(statements: list[Statement], form: str) -> bytes:
 
 def as_statements(outcomes: list[Outcome]) -> list[dict[str, Any]]:
     """The rows as FtM understands them; fails on anything but rows."""
-    return [dict(Statement.from_dict(row).to_csv_row()) for _, row in outcomes]  # type: ignore[arg-type]
+    return [dict(Statement.from_dict(row).to_csv_row()) for _, row in outcomes]
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12) | st.sampled_from(
@@ -101,6 +103,7 @@ STATEMENTS = st.lists(STATEMENT, max_size=6, unique_by=lambda statement: stateme
 
 
 @pytest.mark.parametrize(("form", "media_type"), [("json", NDJSON), ("json", JSON), ("csv", CSV), ("pack", PACK)])
+@UNHURRIED
 @given(statements=STATEMENTS)
 def test_statements_of_ftms_writer_are_read_as_they_were(form: str, media_type: str, statements: list[Statement]):
     found = as_statements(rows(written(statements, form), media_type))
@@ -115,12 +118,14 @@ NEARLY_JSON = st.lists(
 NEARLY_CSV = st.lists(st.sampled_from(['"', '""', ",", "\n", "\r", "\r\n", "a", "é", '"x"', "a,b,c,d\n"])).map("".join)
 
 
+@UNHURRIED
 @given(body=st.text(st.sampled_from('{}"\n\r a\ufeff')), sizes=SIZES, longest=st.integers(1, 12))
 def test_lines_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
     split = entity_records(Pieces(cut(body.encode(), sizes)), NDJSON, longest)
     assert outcome(split) == records(body.encode(), NDJSON, longest)
 
 
+@UNHURRIED
 @given(body=NEARLY_JSON, sizes=SIZES, longest=st.integers(1, 12), array=st.booleans())
 def test_elements_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int, array: bool):
     whole = (f"[{body}]" if array else body).encode()
@@ -128,18 +133,21 @@ def test_elements_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[i
     assert outcome(split) == records(whole, JSON, longest)
 
 
+@UNHURRIED
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(28, 40))
 def test_csv_does_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
     whole = b"entity_id,prop,schema,value\n" + body.encode()
     assert outcome(statement_rows(Pieces(cut(whole, sizes)), CSV, longest)) == rows(whole, CSV, longest)
 
 
+@UNHURRIED
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(1, 40))
 def test_a_pack_does_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
     whole = body.encode()
     assert outcome(statement_rows(Pieces(cut(whole, sizes)), PACK, longest)) == rows(whole, PACK, longest)
 
 
+@UNHURRIED
 @given(statements=STATEMENTS, sizes=SIZES, form=st.sampled_from([("json", JSON), ("csv", CSV), ("pack", PACK)]))
 def test_statements_do_not_depend_on_how_the_bytes_arrive(statements, sizes: list[int], form: tuple[str, str]):
     body = written(statements, form[0])

@@ -1,8 +1,10 @@
 """Parquet and Arrow streams: as pyarrow and others write them, and as nobody should."""
 
+import os
 import tempfile
 from datetime import UTC, date, datetime
 from io import BytesIO
+from tempfile import TemporaryFile
 from typing import Any
 
 import pyarrow as pa
@@ -10,15 +12,26 @@ import pyarrow.parquet as parquet
 import pytest
 from followthemoney.statement import Statement
 from hypothesis import given
+from hypothesis import strategies as st
 
 from app.errors import Fault, InvalidFormat
 from app.journal.formats import arrow, batch, statement_rows
-from tests.journal.test_formats import LONGEST, STATEMENTS, Outcome, Pieces, as_statements, cut, outcome, rows
+from tests.journal.test_formats import (
+    LONGEST,
+    STATEMENTS,
+    UNHURRIED,
+    Outcome,
+    Pieces,
+    as_statements,
+    cut,
+    outcome,
+    rows,
+)
 
 PARQUET, STREAM = "application/vnd.apache.parquet", "application/vnd.apache.arrow.stream"
 BOTH = pytest.mark.parametrize("media_type", [PARQUET, STREAM])
 TEXT = pa.schema([(name, pa.string()) for name in ("entity_id", "prop", "schema", "value")])
-JANE = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane"}
+JANE: dict[str, Any] = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane"}
 NASTY = ['say "hi"', "two\nlines", "two\r\nlines", "a\rb", "a,b", "😀", "\\", "x\x00y", ""]
 
 
@@ -50,13 +63,11 @@ def stops_at(body: bytes, media_type: str) -> Fault:
 
 
 @BOTH
+@UNHURRIED
 @given(statements=STATEMENTS)
 def test_statements_written_by_pyarrow_are_read_as_they_were(media_type: str, statements: list[Statement]):
-    optional = [(name, pa.string()) for name in ("canonical_id", "dataset", "lang", "original_value", "origin", "id")]
-    seen = [("first_seen", pa.string()), ("last_seen", pa.string()), ("external", pa.bool_())]
-    schema = pa.schema(
-        [*TEXT, *map(pa.field, *zip(*optional, *[], strict=True)), *map(pa.field, *zip(*seen, strict=True))]
-    )
+    optional = ["canonical_id", "dataset", "lang", "original_value", "origin", "id", "first_seen", "last_seen"]
+    schema = pa.schema([*TEXT, *(pa.field(name, pa.string()) for name in optional), pa.field("external", pa.bool_())])
     table = pa.Table.from_pylist([dict(statement.to_dict()) for statement in statements], schema)
     assert as_statements(read(table, media_type)) == [dict(statement.to_csv_row()) for statement in statements]
 
@@ -157,25 +168,44 @@ def test_an_over_long_row_is_bad_and_the_next_one_is_read(media_type: str, encod
     assert [item[1:3] for item in found if item[0] == "bad"] == [(3, bad), (4, bad), (7, bad)]
 
 
-def test_a_long_value_that_many_rows_share_is_not_held_many_times(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(batch, "BYTES", 10_000)
-    asked: list[int] = []
-    values = batch._Column.values
-    monkeypatch.setattr(
-        batch._Column, "values", lambda self, start, end: asked.append(end - start) or values(self, start, end)
-    )
-    table = table_of(value=pa.array(["x" * 4_000] * 1_000).dictionary_encode())
-    found = read(table, PARQUET)
-    assert [len(row["value"]) for _, row in found] == [4_000] * 1_000
-    assert max(asked) == 2
+@pytest.mark.parametrize(("share", "portion"), [(4_000, 2), (10_000, 1), (20_000, 1), (1, 1_000)])
+def test_a_value_that_many_rows_share_is_not_held_many_times(monkeypatch: pytest.MonkeyPatch, share: int, portion: int):
+    monkeypatch.setattr(batch, "BYTES", 10_000 + 14_000 * (portion == 1_000))
+    portions: list[int] = []
+    of_portion = batch._values
+
+    def counted(columns: Any, start: int, end: int) -> list[list[Any]]:
+        portions.append(end - start)
+        return of_portion(columns, start, end)
+
+    monkeypatch.setattr(batch, "_values", counted)
+    found = read(table_of(value=pa.array(["x" * share] * 1_000).dictionary_encode()), PARQUET)
+    assert [len(row["value"]) for _, row in found] == [share] * 1_000
+    assert set(portions) == {portion}
 
 
-def test_a_parquet_file_is_kept_on_disk_and_not_in_memory(monkeypatch: pytest.MonkeyPatch):
+def test_rows_of_a_parquet_file_are_decoded_few_at_a_time_where_its_dictionary_has_long_values(monkeypatch):
+    monkeypatch.setattr(arrow, "LARGEST_BATCH", 100_000)
+    values = ["a"] * 5_000 + ["x" * 20_000] * 50
+    body = BytesIO(written(table_of(value=pa.array(values)), PARQUET, row_group_size=5_000))
+    sizes = [len(piece) for piece in arrow._batches(body, parquet.read_schema(body))]
+    assert sizes == [5_000] + [4] * 12 + [2]
+
+
+def test_a_parquet_file_is_on_disk_while_it_is_read_and_gone_after(monkeypatch: pytest.MonkeyPatch):
     opened: list[Any] = []
-    real = tempfile.TemporaryFile
-    monkeypatch.setattr(arrow.tempfile, "TemporaryFile", lambda: opened.append(real()) or opened[-1])
-    assert len(read(table_of(value=pa.array(NASTY)), PARQUET)) == len(NASTY)
+
+    def temporary() -> Any:
+        opened.append(TemporaryFile())  # noqa: SIM115
+        return opened[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", temporary)
+    body = written(table_of(value=pa.array(NASTY)), PARQUET)
+    found = statement_rows(BytesIO(body), PARQUET, LONGEST)
+    next(found)
     (file,) = opened
+    assert os.fstat(file.fileno()).st_size == len(body)
+    assert len(list(found)) == len(NASTY) - 1
     assert file.closed
 
 
@@ -209,7 +239,7 @@ def test_bytes_after_the_end_of_an_arrow_stream_are_refused():
 
 
 def test_a_batch_too_large_to_read_at_once_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(arrow, "LARGEST_MESSAGE", LONGEST)
+    monkeypatch.setattr(arrow, "LARGEST_BATCH", LONGEST)
     body = written(table_of(value=pa.array(["x" * 1000] * 100)), STREAM)
     assert stops_at(body, STREAM).reason.endswith(f"at most {LONGEST} are read at once")
     small = written(table_of(value=pa.array(["x" * 1000] * 100)), STREAM, max_chunksize=10)
@@ -231,6 +261,27 @@ def test_offsets_that_point_outside_their_buffer_stop_the_stream():
     lying = body[: at - 60] + body[at - 60 : at].replace(b"\x06\x00\x00\x00", b"\x06\x00\x00\x70") + body[at:]
     assert lying != body
     assert stops_at(lying, STREAM).line == 1
+
+
+@BOTH
+@UNHURRIED
+@given(flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4))
+def test_damage_is_an_invalid_format_or_not_seen_and_nothing_else(media_type: str, flips):
+    languages = pa.array(["eng", None, "deu", "eng"]).dictionary_encode()
+    seen = pa.array([1, None, 2, 3], pa.timestamp("ns", "UTC"))
+    table = table_of(value=pa.array(["a", "é" * 20, "", "b"]), lang=languages, first_seen=seen)
+    options = {"row_group_size": 2} if media_type == PARQUET else {"max_chunksize": 2}
+    body = bytearray(written(table, media_type, **options))
+    for at, byte in flips:
+        body[at % len(body)] = byte
+    found = rows(bytes(body), media_type)
+    assert {type(item) for item in found} <= {tuple}
+
+
+@BOTH
+def test_a_column_whose_name_is_not_utf8_is_refused(media_type: str):
+    body = written(table_of(value=pa.array(["a"])), media_type).replace(b"entity_id", b"entity_\xffd")
+    assert "decode" in stops_at(body, media_type).reason
 
 
 class Unplugged:

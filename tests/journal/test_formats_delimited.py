@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.errors import Fault, InvalidFormat
 from app.journal.formats import statement_rows
 from app.journal.formats.csv_lines import csv_records
-from tests.journal.test_formats import CSV, LONGEST, PACK, Pieces, cut, outcome, rows
+from tests.journal.test_formats import CSV, LONGEST, PACK, UNHURRIED, Pieces, cut, outcome, rows
 
 HEADER = b"entity_id,prop,schema,value\n"
 JANE = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane", "external": False}
@@ -26,6 +26,7 @@ def stops_at(body: bytes, media_type: str = CSV, longest: int = LONGEST) -> Faul
     return fault
 
 
+@UNHURRIED
 @given(lines=st.lists(BITS), end=st.sampled_from(["\n", "\r\n"]))
 def test_fields_are_those_that_pythons_own_reader_finds(lines: list[str], end: str):
     text = "".join(line + end for line in lines)
@@ -34,6 +35,7 @@ def test_fields_are_those_that_pythons_own_reader_finds(lines: list[str], end: s
     assert [fields for _, fields in found] == [row for row in csv.reader(StringIO(text, newline="")) if row]
 
 
+@UNHURRIED
 @given(line=BITS.filter(bool), end=st.sampled_from(["\n", "\r\n"]), sizes=st.lists(st.integers(1, 5), min_size=1))
 def test_quotes_of_a_record_that_is_too_long_are_followed_as_pythons_own_reader_does(line, end, sizes):
     left_open = len(list(csv.reader([line + end, "x\n"]))) == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.errors import Fault, InvalidFormat
 from app.journal.formats import BadRecord, entity_records, statement_rows
-from tests.journal.test_formats import JSON, LONGEST, NDJSON, records, rows
+from tests.journal.test_formats import JSON, LONGEST, NDJSON, UNHURRIED, Pieces, cut, outcome, records, rows
 
 TOO_LONG = "longer than 20 bytes"
 VALUES = st.recursive(
@@ -50,6 +50,7 @@ def test_a_line_over_the_limit_is_bad_and_the_next_one_is_read():
 
 
 @pytest.mark.parametrize("media_type", [NDJSON, "application/json+ftm"])
+@UNHURRIED
 @given(before=st.integers(0, 300), after=st.integers(0, 3))
 def test_records_are_numbered_across_an_over_long_line(media_type: str, before: int, after: int):
     body = b"\n".join([b"{}"] * before + [b"x" * 21] + [b"{}"] * after)
@@ -86,13 +87,18 @@ def test_a_broken_line_among_many_is_bad_and_the_others_are_rows(line: bytes, re
 # JSON
 
 
-@given(values=st.lists(VALUES), indent=st.sampled_from([None, 0, 3]))
+@UNHURRIED
+@given(values=st.lists(VALUES, max_size=8), indent=st.sampled_from([None, 0, 3]))
 def test_elements_of_an_array_are_cut_out_whole(values: list, indent: int | None):
     found = records(json.dumps(values, indent=indent).encode(), JSON)
     assert [(number, json.loads(text)) for number, text in found] == list(enumerate(values, 1))
 
 
-@given(values=st.lists(st.dictionaries(st.text(max_size=5), VALUES)), between=st.sampled_from(["", "\n", " \r\n\t"]))
+@UNHURRIED
+@given(
+    values=st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=3), max_size=4),
+    between=st.sampled_from(["", "\n", " \r\n\t"]),
+)
 def test_objects_in_sequence_are_cut_out_whole(values: list, between: str):
     found = records(between.join(json.dumps(value, ensure_ascii=False) for value in values).encode(), JSON)
     assert [(number, json.loads(text)) for number, text in found] == list(enumerate(values, 1))
@@ -135,6 +141,16 @@ def test_an_object_over_the_limit_is_bad_and_the_next_one_is_read():
 def test_deep_nesting_is_an_element_like_any_other():
     deep = b'[{"a":' * 10_000 + b'"}]"' + b"}]" * 10_000
     assert records(b"[" + deep + b",{}]", JSON, len(deep)) == [(1, deep), (2, b"{}")]
+
+
+@UNHURRIED
+@given(values=st.lists(VALUES, max_size=3), depth=st.integers(1, 20), sizes=st.lists(st.integers(1, 40), min_size=1))
+def test_elements_of_any_depth_are_cut_out_whole_however_they_arrive(values: list, depth: int, sizes: list[int]):
+    for level in range(depth):
+        values = [values] if level % 3 else [{"a]": values}, "}", *values[:1]]
+    body = json.dumps([values, {}, values]).encode()
+    found = outcome(entity_records(Pieces(cut(body, sizes)), JSON, len(body)))
+    assert [(number, json.loads(text)) for number, text in found] == [(1, values), (2, {}), (3, values)]
 
 
 def test_deep_nesting_that_never_closes_is_cut_off():

@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from followthemoney.statement import Statement
 
 from app.journal.formats import BadRecord, entity_records, statement_rows
 from app.journal.formats.record import BLOCK
 from tests.journal.test_formats import CSV, JSON, NDJSON, PACK, Pieces, written
-from tests.journal.test_formats_arrow import STREAM, table_of
+from tests.journal.test_formats_arrow import PARQUET, STREAM, table_of
 
 LARGEST = 16 * BLOCK
 ENTITY = orjson.dumps({"id": "jane", "schema": "Person", "properties": {"notes": ["x" * 1000, 'a"b', "é"] * 3}})
@@ -70,6 +71,16 @@ def test_an_arrow_stream_of_100_mb():
     assert pa.total_allocated_bytes() - before < LARGEST
 
 
+def test_a_row_group_of_300_000_different_values():
+    body = BytesIO()
+    parquet.write_table(table_of(value=pa.array([f"{number:0100}" for number in range(300_000)])), body)
+    body.seek(0)
+    before = pa.total_allocated_bytes()
+    held = [pa.total_allocated_bytes() - before for _ in statement_rows(body, PARQUET, 1 << 20)]
+    assert len(held) == 300_000
+    assert max(held) < LARGEST
+
+
 @pytest.mark.parametrize(
     ("parse", "media_type", "before", "endless", "after"),
     [
@@ -84,7 +95,7 @@ def test_an_arrow_stream_of_100_mb():
 def test_a_record_of_50_mb_is_bad_and_never_held(parse: Callable, media_type: str, before, endless, after):
     body = chain([before], repeat(endless * (BLOCK // len(endless)), 50), [after])
     seen: list[Any] = []
-    _, memory = peak(seen.append(item) for item in parse(Pieces(body), media_type, 1 << 20))
+    _, memory = peak(map(seen.append, parse(Pieces(body), media_type, 1 << 20)))
     assert memory < LARGEST
     (bad,) = seen
     assert isinstance(bad, BadRecord)

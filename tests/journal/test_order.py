@@ -1,0 +1,133 @@
+"""The journal's order under real concurrency: commit numbers, segments, visibility."""
+
+import threading
+
+import pytest
+from sqlalchemy import func, select
+
+from app.db.engine import Database
+from app.db.tables import journal_batches
+from app.journal import heads
+from app.journal.batches import Batch
+from app.journal.events import Events
+from app.journal.writer import Writer
+from app.lake.datasets import Dataset, find
+from app.model.entity import Exploder
+from app.model.names import DatasetName
+from app.model.tenant import ADMIN
+from app.settings import Settings
+from app.tenancy.audit import Act
+from tests.house import House
+from tests.journal import journal
+
+WRITERS, EACH = 6, 25
+
+
+@pytest.fixture
+def dataset(house: House) -> Dataset:
+    house.dataset("test")
+    with house.services.database.read() as connection:
+        found = find(connection, DatasetName("test"))
+    assert found is not None
+    return found
+
+
+def events(entity: str) -> Events:
+    made = Events()
+    made.add_entity(
+        Exploder().explode("test", {"id": entity, "schema": "Person", "properties": {"name": entity}}), "o", 0
+    )
+    return made
+
+
+def run(*acts) -> None:
+    threads = [threading.Thread(target=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def write_many(settings: Settings, dataset: Dataset, name: str) -> None:
+    """What one API process does: a writer of its own on the same database."""
+    database = Database(settings.database_url)
+    writer = Writer(database, settings)
+    for number in range(EACH):
+        batch = Batch(dataset, ADMIN, Act(None, "add_entities", "test", f"{name}-{number}"), "o")
+        writer.submit(batch, events(f"{name}-{number}")).result()
+    writer.close()
+    database.close()
+
+
+def test_rows_written_while_rotation_runs_are_in_exactly_one_segment(
+    house: House, settings: Settings, dataset: Dataset
+):
+    closed: dict[int, int] = {}
+    done = threading.Event()
+
+    def rotate() -> None:
+        while not done.is_set():
+            with house.services.database.write() as connection:
+                segment = heads.rotate(connection, dataset.id)
+            closed[segment] = in_segments_up_to(house, segment)
+
+    def write() -> None:
+        run(*(lambda name=f"w{number}": write_many(settings, dataset, name) for number in range(WRITERS)))
+        done.set()
+
+    run(rotate, write)
+
+    batches = sorted(journal.batches(house), key=lambda batch: batch["commit"])
+    assert [batch["commit"] for batch in batches] == list(range(1, WRITERS * EACH + 1))
+    assert [batch["segment"] for batch in batches] == sorted(batch["segment"] for batch in batches)
+    assert len(closed) > 1
+    for segment, seen in closed.items():
+        assert in_segments_up_to(house, segment) == seen, "a segment changed after it was closed"
+
+
+def test_commit_numbers_become_visible_in_their_order(house: House, settings: Settings, dataset: Dataset):
+    gaps: list[tuple[int, int]] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            with house.services.database.read() as connection:
+                newest, count = connection.execute(
+                    select(func.coalesce(func.max(journal_batches.c.commit), 0), func.count())
+                ).one()
+            if newest != count:
+                gaps.append((newest, count))
+
+    def write() -> None:
+        run(*(lambda name=f"w{number}": write_many(settings, dataset, name) for number in range(WRITERS)))
+        done.set()
+
+    run(look, write)
+
+    assert gaps == []
+    assert len(journal.rows(house)) == WRITERS * EACH * 2
+
+
+def test_batches_that_wait_share_a_transaction_and_one_that_fails_fails_alone(house: House, dataset: Dataset):
+    writer = house.services.writer
+    gone = Dataset("no-such-id", DatasetName("gone"))
+    act = Act(None, "add_entities", "test", "r")
+    with house.services.database.write() as connection:
+        heads.check_pressure(connection, dataset, house.services.settings)
+        # The writer's thread waits for this transaction on SQLite, and gathers what comes meanwhile.
+        waiting = [writer.submit(Batch(dataset, ADMIN, act, "o"), events(f"e{number}")) for number in range(20)]
+        failing = writer.submit(Batch(gone, ADMIN, act, "o"), events("x"))
+        waiting += [writer.submit(Batch(dataset, ADMIN, act, "o"), events(f"f{number}")) for number in range(20)]
+
+    commits = [future.result(30).answer["commit"] for future in waiting]
+
+    assert sorted(commits) == list(range(1, 41))
+    assert type(failing.exception(30)).__name__ == "DatasetNotFound"
+    assert len(journal.rows(house)) == 80
+
+
+def in_segments_up_to(house: House, segment: int) -> int:
+    with house.services.database.read() as connection:
+        return connection.execute(
+            select(func.count()).select_from(journal_batches).where(journal_batches.c.segment <= segment)
+        ).scalar_one()
