@@ -23,6 +23,8 @@ COUNT = 100_000
 WRITERS, SECONDS = 64, 6.0
 TARGETS = {"sqlite": 8.0, "postgresql": 5.0}
 """How many times the peer's own statements/s in process we must reach over HTTP."""
+GIGABYTE, LONG = 10**9, 20_000
+MOST_GROWTH = 200.0
 MANY = 3.0
 """How many times the requests/s of one writer sixty-four must reach."""
 
@@ -45,6 +47,7 @@ def run() -> dict[str, Any]:
         results.get(f"{kind} ratio to the peer", target) >= target
         and results[f"{kind} 64 writers / one"] >= MANY
         and results[f"{kind} one writer p50 ms"] < 10
+        and results[f"{kind} growth with 1 GB streamed MB"] < MOST_GROWTH
         for kind, target in TARGETS.items()
     )
     return results
@@ -81,12 +84,14 @@ def _measure(server: Server, path: Path) -> dict[str, Any]:
         begun = time.perf_counter()
         answer = _load(server, "large", path.read_bytes())
         seconds = time.perf_counter() - begun
+    growth = _stream(server, process)
     one, latency = _single(server, 1)
     many, _ = _single(server, WRITERS)
     return {
         "statements": answer["statements"],
         "statements/s": answer["statements"] / seconds,
         "growth of the server MB": (peak[0] - before) / 1e6,
+        "growth with 1 GB streamed MB": growth,
         "one writer p50 ms": latency * 1000,
         "one writer requests/s": one,
         "64 writers requests/s": many,
@@ -94,7 +99,24 @@ def _measure(server: Server, path: Path) -> dict[str, Any]:
     }
 
 
-def _load(server: Server, dataset: str, body: bytes) -> dict[str, Any]:
+def _stream(server: Server, process: psutil.Process) -> float:
+    """Megabytes that the server grows by while it takes in a gigabyte of long texts."""
+
+    def body() -> Iterator[bytes]:
+        for block in range(GIGABYTE // (64 * LONG)):
+            texts = (
+                {"id": f"doc-{block}-{n}", "schema": "Document", "properties": {"bodyText": [f"{n} " * (LONG // 3)]}}
+                for n in range(64)
+            )
+            yield b"".join(orjson.dumps(text) + b"\n" for text in texts)
+
+    before = process.memory_info().rss
+    with _watched(process) as peak:
+        _load(server, "large", body())
+    return (peak[0] - before) / 1e6
+
+
+def _load(server: Server, dataset: str, body: bytes | Iterator[bytes]) -> dict[str, Any]:
     answer = httpx.post(
         f"{server.url}/v1/datasets/{dataset}/entities",
         content=body,
