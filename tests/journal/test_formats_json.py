@@ -39,6 +39,10 @@ def test_blank_lines_and_carriage_returns_are_dropped_and_lines_counted_as_they_
     ]
 
 
+def test_lines_may_all_end_in_carriage_returns():
+    assert records(b"{}\r\n" * 5, NDJSON) == [(number, b"{}") for number in range(1, 6)]
+
+
 def test_a_line_over_the_limit_is_bad_and_the_next_one_is_read():
     body = b'{"a":1}\n' + b"x" * 21 + b"\n" + b"y" * 20 + b"\n" + b"z" * 5000
     assert records(body, NDJSON, 20) == [

@@ -20,7 +20,8 @@ VALUES = st.one_of(
     st.text(max_size=30),
     st.text(string.printable, max_size=30),
     st.sampled_from(
-        ["de", "Germany", "DE ", "atlantis", "2020-01-02", "2020-1-2", "02.01.2020", "http://Example.org", "x@Example.org",
+        ["de", "Germany", "DE ", "atlantis", "2020-01-02", "2020-1-2", "02.01.2020", "http://Example.org",
+         "x@Example.org",
          "+49 30 1234567", "  spaced   out ", "“quoted”", "role.pep", "eng", "text/plain", "10.0.0.1", "a-b", "male",
          "\u202ebidi", "line\nbreak", "tab\there", "nul\x00", "\U0001f600", "é", "e\u0301"]
     ),
@@ -88,6 +89,10 @@ def test_ids_are_those_of_the_library(dataset, entity, prop, value, external, la
     )
 
 
+def person(properties) -> dict[str, object]:
+    return {"id": "a", "schema": "Person", "properties": properties}
+
+
 @pytest.mark.parametrize(
     ("data", "field", "reason"),
     [
@@ -103,11 +108,11 @@ def test_ids_are_those_of_the_library(dataset, entity, prop, value, external, la
         ({"id": "a", "schema": 5}, "schema", "must be a string"),
         ({"id": "a", "schema": "Banana"}, "schema", "'Banana' is not a schema"),
         ({"id": "a", "schema": "Person", "properties": []}, "properties", "must be an object"),
-        ({"id": "a", "schema": "Person", "properties": {"vesselType": ["x"]}}, "properties.vesselType", "not a property of Person"),
-        ({"id": "a", "schema": "Person", "properties": {"name": {"x": 1}}}, "properties.name", "must be a string or a list"),
-        ({"id": "a", "schema": "Person", "properties": {"name": [["x"]]}}, "properties.name", "must be a string or a list"),
-        ({"id": "a", "schema": "Person", "properties": {"parent": ["a"]}}, "properties.parent", "refer to itself"),
-        ({"id": "a", "schema": "Person", "properties": {"ownershipOwner": ["b"]}}, "properties.ownershipOwner", "other side"),
+        (person({"vesselType": ["x"]}), "properties.vesselType", "not a property of Person"),
+        (person({"name": {"x": 1}}), "properties.name", "must be a string or a list"),
+        (person({"name": [["x"]]}), "properties.name", "must be a string or a list"),
+        (person({"parent": ["a"]}), "properties.parent", "refer to itself"),
+        (person({"ownershipOwner": ["b"]}), "properties.ownershipOwner", "other side"),
         ({"id": "a", "schema": "Person", "nonsense": 1}, "nonsense", "is not a field of an entity"),
         ({"id": "a", "schema": "Person", "first_seen": "yesterday"}, "first_seen", "ISO 8601"),
     ],

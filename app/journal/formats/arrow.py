@@ -2,15 +2,17 @@
 
 import tempfile
 from collections.abc import Iterator
+from itertools import islice
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from app.journal.formats.batch import ROWS, check_schema, is_text, reading, statement_rows
+from app.journal.formats.batch import ROWS, check_schema, is_text, longest_row, reading, statement_rows
 from app.journal.formats.record import BLOCK, BadRecord, Row, Source, broken
 
-LARGEST_MESSAGE = 64 << 20
-"""Bytes of one message of an Arrow stream: it is read whole, so its sender must cut a table into batches."""
+LARGEST_BATCH = 64 << 20
+"""Bytes read at once. A message of an Arrow stream is read whole, so its sender must cut a table into batches."""
 
 
 def from_parquet(source: Source, longest: int) -> Iterator[Row | BadRecord]:
@@ -24,13 +26,25 @@ def from_parquet(source: Source, longest: int) -> Iterator[Row | BadRecord]:
         if not file.tell():
             return
         schema = reading(lambda: parquet.read_schema(file), 1)
-        check_schema(schema)
-        # Dictionaries are kept as they are stored: decoded by the thousand rows, a small file may be gigabytes.
-        text = [field.name for field in schema if is_text(field.type)]
-        opened = reading(
-            lambda: parquet.ParquetFile(file, pre_buffer=False, buffer_size=BLOCK, read_dictionary=text), 1
-        )
-        yield from statement_rows(opened.iter_batches(batch_size=ROWS, use_threads=False), longest)
+        reading(lambda: check_schema(schema), 1)
+        yield from statement_rows(_batches(file, schema), longest)
+
+
+def _batches(file: IO[bytes], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The file in batches that stay small even where every row has the longest value of its dictionary.
+
+    A dictionary holds a value once for all the rows that have it, so that a small file may be gigabytes of text. To see
+    it before it is multiplied, the first row of a group is read with its dictionary; reading all rows that way would
+    gather every value of the group in memory.
+    """
+    options = {"pre_buffer": False, "buffer_size": BLOCK}
+    opened = parquet.ParquetFile(file, **options)
+    text = [field.name for field in schema if is_text(field.type)]
+    peeked = parquet.ParquetFile(file, metadata=opened.metadata, read_dictionary=text, **options)
+    for group in range(opened.num_row_groups):
+        largest = sum(longest_row(batch) for batch in islice(peeked.iter_batches(1, [group], use_threads=False), 1))
+        rows = min(ROWS, max(1, LARGEST_BATCH // (largest + 1)))
+        yield from opened.iter_batches(rows, [group], use_threads=False)
 
 
 def from_arrow(source: Source, longest: int) -> Iterator[Row | BadRecord]:
@@ -39,11 +53,11 @@ def from_arrow(source: Source, longest: int) -> Iterator[Row | BadRecord]:
     Raises InvalidFormat for what is not an Arrow stream or lacks its end, for columns that are not a statement's,
     for damaged data, and for a batch of more than 64 MiB.
     """
-    messages = _Messages(source, max(longest, LARGEST_MESSAGE))
+    messages = _Messages(source, max(longest, LARGEST_BATCH))
     if messages.empty():
         return
     stream = reading(lambda: pa.ipc.open_stream(pa.PythonFile(messages, mode="r")), 1)
-    check_schema(stream.schema)
+    reading(lambda: check_schema(stream.schema), 1)
     yield from statement_rows(iter(stream), longest)
     if messages.ended:
         raise broken("the stream is cut off before its end marker")

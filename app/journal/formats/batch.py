@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 
 def check_schema(schema: pa.Schema) -> None:
+    """Raise InvalidFormat unless the columns are a statement's and of types that can hold what is theirs."""
     check_columns(schema.names)
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -43,7 +44,17 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def longest_row(batch: pa.RecordBatch) -> int:
+    """The bytes of a row that has the longest value of every dictionary in the batch."""
+    dictionaries = [column.dictionary for column in batch.columns if pa.types.is_dictionary(column.type)]
+    return sum(pc.max(_lengths(dictionary)).as_py() or 0 for dictionary in dictionaries)
+
+
 def statement_rows(batches: Iterator[pa.RecordBatch], longest: int) -> Iterator[Row | BadRecord]:
+    """Every row as a dict, numbered from 1; one over `longest` bytes is a BadRecord.
+
+    Raises InvalidFormat for a batch that does not hold together, or holds times that no datetime can.
+    """
     number = 1
     while (batch := reading(lambda: next(batches, None), number)) is not None:
         reading(partial(batch.validate, full=True), number)
@@ -120,20 +131,20 @@ class _Column:
 
 
 def _lengths(data: pa.Array) -> pa.Array:
-    if pa.types.is_string_view(data.type):
-        # 16 bytes a view, the first four its length, which Arrow has no function for.
-        views = memoryview(data.buffers()[1]).cast("i")[::4][data.offset : data.offset + len(data)]
-        return pc.if_else(data.is_valid(), pa.array(views.tolist(), pa.int64()), 0)
-    if is_text(data.type):
+    if not len(data) or not is_text(data.type):
+        return pa.repeat(0, len(data))
+    if not pa.types.is_string_view(data.type):
         return pc.binary_length(data).fill_null(0)
-    return pa.repeat(0, len(data))
+    # 16 bytes a view, the first four its length, which Arrow has no function for.
+    views = memoryview(data.buffers()[1]).cast("i")[::4][data.offset : data.offset + len(data)]
+    return pc.if_else(data.is_valid(), pa.array(views.tolist(), pa.int64()), 0)
 
 
 def reading(step: Callable[[], T], row: int) -> T:
     """What the step gives. Raises InvalidFormat if Arrow cannot read on at this row."""
     try:
         return step()
-    except (pa.ArrowException, OverflowError, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:  # names are text, too
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise  # the source's or the disk's own, not Arrow's word for a file that ends too early
         raise broken(str(error).partition("\n")[0], row) from None

@@ -7,6 +7,7 @@ is a single match of `_WHOLE`; for any other, `_Text._long_way` counts brackets 
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 from app.journal.formats.record import BadRecord, Record, Source, broken, text_blocks, too_long
 
@@ -23,10 +24,14 @@ def _nested(depth: int) -> bytes:
 
 
 _DEPTH = 6
-"""An entity within an entity; what is deeper is found bracket by bracket."""
+"""An entity within an entity; what is deeper is counted."""
 
 _WHOLE = re.compile(_nested(_DEPTH), re.DOTALL)
 _INSIDE = re.compile(_FLAT + rb"(?:" + _nested(_DEPTH) + _FLAT + rb")*+", re.DOTALL)
+_DOWN = re.compile(rb"(?:[\[{]" + _FLAT + rb")++", re.DOTALL)
+_CLOSING = re.compile(_FLAT + rb"[\]}]", re.DOTALL)
+_UP = re.compile(rb"(?:" + _CLOSING.pattern + rb")++", re.DOTALL)
+_WHOLE_STRING = re.compile(_STRING, re.DOTALL)
 _TO_QUOTE = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SCALAR = re.compile(rb'[^ \t\r\n,\[\]{}":]*+')
 _SPACE = re.compile(rb"[ \t\r\n]*+")
@@ -91,9 +96,7 @@ class _Text:
     def peek(self) -> bytes:
         """The next byte that is not white space, b"" at the end; the place is then before it."""
         while True:
-            match = _SPACE.match(self._data, self._at)
-            assert match
-            self._at = match.end()
+            self._at = _end(_SPACE, self._data, self._at)
             if self._at < len(self._data):
                 return self._data[self._at : self._at + 1]
             if not self._refill():
@@ -120,9 +123,7 @@ class _Text:
     def _scalar(self, kept: "_Kept") -> bool:
         """Take a number or a word into `kept`; whether there is something after it."""
         while True:
-            match = _SCALAR.match(self._data, self._at)
-            assert match
-            self._take(match.end(), kept)
+            self._take(_end(_SCALAR, self._data, self._at), kept)
             if self._at < len(self._data):
                 return True
             if not self._refill():
@@ -134,20 +135,31 @@ class _Text:
         depth = 0 if quoted else 1
         self._take(self._at + 1, kept)
         while quoted or depth:
-            match = (_TO_QUOTE if quoted else _INSIDE).match(self._data, self._at)
-            assert match
-            self._take(match.end(), kept)
+            self._take(_end(_TO_QUOTE if quoted else _INSIDE, self._data, self._at), kept)
             found = self._data[self._at : self._at + 1]
             if found in (_END, b"\\"):  # a backslash stays, to be read with what it escapes
                 if not self._refill():
                     return False
-                continue
-            self._take(self._at + 1, kept)
-            if found == b'"':
+            elif found == b'"':
                 quoted = not quoted
+                self._take(self._at + 1, kept)
             else:
-                depth += 1 if found in b"[{" else -1
+                depth += self._steps(depth, kept)
         return True
+
+    def _steps(self, depth: int, kept: "_Kept") -> int:
+        """Take a run of opening or of closing brackets, those that end the element at most; by how much deeper."""
+        down = self._data[self._at : self._at + 1] in b"[{"
+        end = _end(_DOWN if down else _UP, self._data, self._at)
+        run = _WHOLE_STRING.sub(b"", self._data[self._at : end])
+        if down:
+            self._take(end, kept)
+            return run.count(b"[") + run.count(b"{")
+        count = run.count(b"]") + run.count(b"}")
+        if count > depth:  # the last of them end what the element is in
+            count, end = depth, next(islice(_CLOSING.finditer(self._data, self._at), depth - 1, depth)).end()
+        self._take(end, kept)
+        return -count
 
     def _take(self, end: int, kept: "_Kept") -> None:
         kept.add(self._data[self._at : end])
@@ -158,6 +170,13 @@ class _Text:
         self._data = self._data[self._at :] + block
         self._at = 0
         return bool(block)
+
+
+def _end(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
+    """Where the match ends of a pattern that always matches here."""
+    match = pattern.match(data, at)
+    assert match
+    return match.end()
 
 
 class _Kept:
