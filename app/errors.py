@@ -12,6 +12,7 @@ A class is a problem type: its slug, its status, whether trying again can help, 
 problem, and (`model()`) the OpenAPI schema of all that. Its docstring's first sentence is the problem's title.
 """
 
+import re
 from functools import cache
 from typing import Any, ClassVar, Literal, get_type_hints
 
@@ -53,11 +54,13 @@ class TarnError(Exception):
     slug: ClassVar[str]
     status: ClassVar[int]
     retryable: ClassVar[bool] = False
+    wait: ClassVar[int | None] = None
+    """Seconds in `Retry-After` when who raises it knows no better; None sends none."""
 
     def __init__(self, detail: str, *, retry_after: int | None = None, **members: Any) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.retry_after = retry_after
+        self.retry_after = self.wait if retry_after is None else retry_after
         unknown = members.keys() - self.member_types().keys()
         if unknown:
             raise TypeError(f"{type(self).__name__} has no member {', '.join(sorted(unknown))}")
@@ -65,7 +68,7 @@ class TarnError(Exception):
 
     @classmethod
     def title(cls) -> str:
-        return (cls.__doc__ or "").split(".", 1)[0].strip()
+        return re.split(r"\.(?=\s|$)", cls.__doc__ or "", maxsplit=1)[0].strip()
 
     @classmethod
     def type_uri(cls) -> str:
@@ -402,7 +405,7 @@ class LockLost(TarnError):
 class Limited(TarnError):
     """The caller is over a limit."""
 
-    status, retryable = 429, True
+    status, retryable, wait = 429, True, 1
 
 
 class RateLimited(Limited):
@@ -448,7 +451,7 @@ class StorageFull(TarnError):
 class Unavailable(TarnError):
     """The database or the object store does not answer."""
 
-    slug, status, retryable = "unavailable", 503, True
+    slug, status, retryable, wait = "unavailable", 503, True, 2
 
 
 class Internal(TarnError):

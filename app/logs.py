@@ -21,7 +21,8 @@ def configure(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     rendering: list[Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        # The default formatter shows the locals of every frame, and with them headers and keys.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if people
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )

@@ -3,8 +3,9 @@
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from socket import socket
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
+from threading import Event
 
 import structlog
 import uvicorn
@@ -14,6 +15,7 @@ from sqlalchemy import insert, select
 from app import logs
 from app.api.application import create_app
 from app.api.metrics import Metrics
+from app.api.protocol import Protocol
 from app.api.services import Services
 from app.db import migrate
 from app.db.engine import Database
@@ -34,6 +36,16 @@ from app.worker.child import Child, when_parent_dies
 from app.worker.loop import Worker
 
 log = structlog.get_logger(__name__)
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
+WARMING = {
+    "Person": {"name": "A", "country": "de", "birthDate": "2000", "phone": "+49 30 1234567", "email": "a@example.org"},
+    "Company": {"name": "A", "jurisdiction": "gb", "website": "https://example.org", "leiCode": "529900T8BM49AURSDO55"},
+    "Document": {"mimeType": "text/plain", "language": "deu", "contentHash": "0" * 40},
+}
+"""Entities with a property of every type that FtM cleans with data of its own."""
 
 
 def run_serve(settings: Settings) -> None:
@@ -84,7 +96,11 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that says where it listens, which matters when the port was left to the system."""
+    """Uvicorn that says where it listens, which matters when the port was left to the system, and that it stops."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Event) -> None:
+        super().__init__(config)
+        self._stopping = stopping
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
@@ -94,27 +110,61 @@ class Server(uvicorn.Server):
                 sys.stdout.write(f"Tarn listens on http://{host}:{port}\n")
         sys.stdout.flush()
 
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        self._stopping.set()
+        await super().shutdown(sockets)
+
+
+def warm_up(exploder: Exploder) -> None:
+    """Make FtM load what it loads when it is first needed, so that no client waits for it."""
+    for schema, properties in WARMING.items():
+        exploder.explode("warming", {"id": "up", "schema": schema, "properties": properties})
+
 
 def _run_api(settings: Settings, with_worker: bool) -> None:
     logs.configure(settings)
     # Uvicorn passes a signal on once it has shut down; it must end this function, not skip its clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with _opened(settings) as (database, store):
+    with ExitStack() as sockets, _opened(settings) as (database, store):
+        listening = [sockets.enter_context(listener) for listener in _listeners(settings)]
         _announce(ensure_admin(database, settings), settings)
         services = assemble(settings, database, store)
         config = uvicorn.Config(
             create_app(services),
-            host=settings.host,
-            port=settings.port,
+            http=Protocol,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=settings.shutdown_grace,
         )
         if settings.metrics_port is not None:
-            start_http_server(settings.metrics_port, settings.host, services.metrics.registry)
+            _serve_metrics(settings.host, settings.metrics_port, services.metrics)
+        warm_up(services.exploder)
         with closing(services.writer), Child() if with_worker else nullcontext():
-            Server(config).run()
+            Server(config, services.stopping).run(listening)
+
+
+def _listeners(settings: Settings) -> list[socket]:
+    """A socket for each address of the host. Raises StartRefused if one cannot be had."""
+    try:
+        found = getaddrinfo(settings.host or None, settings.port, type=SOCK_STREAM, flags=AI_PASSIVE)
+        return [create_server(address, family=family, backlog=BACKLOG) for family, _, _, _, address in found]
+    except (OSError, ValueError) as error:
+        raise _unreachable(settings.host, settings.port, "TARN_PORT", error) from None
+
+
+def _serve_metrics(host: str, port: int, metrics: Metrics) -> None:
+    try:
+        start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise _unreachable(host, port, "TARN_METRICS_PORT", error) from None
+
+
+def _unreachable(host: str, port: int, variable: str, error: Exception) -> StartRefused:
+    # Python's own text ends with the address, which is said here already.
+    reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+    return StartRefused(f"TARN_HOST={host} and {variable}={port} cannot be listened on: {reason}")
 
 
 @contextmanager

@@ -1,14 +1,17 @@
 """Every setting there is: read once from `TARN_…` in `main` or `cli`, and passed down from there."""
 
 import difflib
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+import psycopg
+from psycopg.conninfo import make_conninfo
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from app.errors import StartRefused
@@ -19,6 +22,40 @@ CLIENT_VARIABLES = frozenset({"TARN_URL", "TARN_KEY"})
 
 LAKE_SCHEMES = ("", "file", "s3", "gs", "az")
 
+DATABASE_FORM = "must look like sqlite:///path or postgresql://user@host/name"
+
+LEAST_KEY = 16
+"""Characters that the administrator's key has at least."""
+
+LEAST_RATE = 0.001
+"""The lowest limit there is besides none: below it a wait has no sensible number of seconds."""
+
+
+def _sensible_rate(rate: float) -> float:
+    if 0 < rate < LEAST_RATE:
+        raise ValueError(f"must be 0 or at least {LEAST_RATE}")
+    return rate
+
+
+RequestRate = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_sensible_rate)]
+"""Requests a second; 0 is no limit."""
+
+
+def checked_admin_key(key: str) -> str:
+    """The administrator's key, without the line end that a file gives it.
+
+    Raises ValueError for what no request could present: a header carries no such character, and what looks like a
+    tenant's key or like a JWT is looked for among those.
+    """
+    key = key.strip()
+    if len(key) < LEAST_KEY:
+        raise ValueError(f"the key must have at least {LEAST_KEY} characters")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError("the key must be ASCII without spaces")
+    if key.startswith("tarn_") or key.count(".") == 2:
+        raise ValueError("the key must not start with tarn_ or have two dots: it would be taken for another kind")
+    return key
+
 
 class Settings(BaseSettings):
     """One lake, one database, one set of limits."""
@@ -26,7 +63,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     lake_uri: str = Field("data/lake", description="Where the data lives: a local path, `s3://`, `gs://` or `az://`.")
-    storage_options: dict[str, SecretStr] = Field(
+    storage_options: Annotated[dict[str, SecretStr], NoDecode] = Field(
         default={},
         description="JSON object of object-store options (`aws_endpoint`, `aws_access_key_id`, …). "
         "Without keys here, the ambient identity is used: environment, profile, workload identity.",
@@ -49,7 +86,9 @@ class Settings(BaseSettings):
     )
 
     admin_key: SecretStr | None = Field(
-        None, min_length=16, description="The administrator's key. Without it one is made at the first start."
+        None,
+        description="The administrator's key while it is set: ASCII, 16 characters or more. "
+        "Without it one is made at the first start.",
     )
     admin_key_file: Path = Field(
         Path("data/admin.key"), description="Where the key made at the first start is kept, mode 0600."
@@ -62,10 +101,10 @@ class Settings(BaseSettings):
     max_document_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON document, decompressed.")
     max_body_bytes: int = Field(16 << 30, ge=1024, description="Largest body of entities or statements, decompressed.")
     max_record_bytes: int = Field(16 << 20, ge=1024, description="Largest single entity or statement in a body.")
-    rate_limit: float = Field(
+    rate_limit: RequestRate = Field(
         0,
-        ge=0,
-        description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit.",
+        description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit. "
+        "The administrator has none.",
     )
     rate_burst: int = Field(100, ge=1, description="Requests a tenant may send at once before its rate limit counts.")
     quota_statements: int | None = Field(
@@ -109,6 +148,19 @@ class Settings(BaseSettings):
     def split_origins(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
+    @field_validator("storage_options", mode="before")
+    @classmethod
+    def read_options(cls, value: Any) -> Any:
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):  # without the parser's words, which could repeat a secret
+            raise ValueError('must be a JSON object, such as {"aws_region": "eu-central-1"}') from None
+
+    @field_validator("admin_key")
+    @classmethod
+    def presentable_key(cls, value: SecretStr | None) -> SecretStr | None:
+        return None if value is None else SecretStr(checked_admin_key(value.get_secret_value()))
+
     @field_validator("lake_uri")
     @classmethod
     def known_scheme(cls, value: str) -> str:
@@ -122,13 +174,17 @@ class Settings(BaseSettings):
     def known_database(cls, value: str) -> str:
         try:
             url = make_url(value)
-        except ArgumentError:
-            raise ValueError("must look like sqlite:///path or postgresql://user@host/name") from None
+        except (ArgumentError, ValueError):
+            raise ValueError(DATABASE_FORM) from None
         if url.get_backend_name() == "postgresql":
+            _check_postgresql(url)
             return url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
-        if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
-            raise ValueError("must look like sqlite:///path or postgresql://user@host/name")
-        return value
+        path = value.partition(":")[2]
+        if url.get_backend_name() != "sqlite" or not path.startswith("///"):
+            raise ValueError(DATABASE_FORM)
+        if not url.database or url.database == ":memory:" or url.query:
+            raise ValueError("must name a file, and SQLite takes no options after it: sqlite:///path")
+        return f"sqlite:{path}"
 
     @model_validator(mode="after")
     def fits_together(self) -> "Settings":
@@ -156,8 +212,14 @@ def load_settings(**overrides: Any) -> Settings:
         first = error.errors(include_url=False, include_input=False)[0]
         where = f"{PREFIX}{str(first['loc'][0]).upper()}: " if first["loc"] else ""
         raise StartRefused(f"{where}{first['msg'].removeprefix('Value error, ')}") from None
-    except Exception as error:  # noqa: BLE001 - pydantic-settings wraps unreadable JSON in an error of its own
-        raise StartRefused(f"a TARN_ variable cannot be read: {error}") from None
+
+
+def _check_postgresql(url: URL) -> None:
+    """Raise ValueError for an option that PostgreSQL's library does not know; it would say so only when it connects."""
+    try:
+        make_conninfo(**dict.fromkeys(url.query, ""))
+    except psycopg.Error as error:
+        raise ValueError(str(error).strip()) from None
 
 
 def settings_table() -> str:

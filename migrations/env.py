@@ -1,4 +1,4 @@
-"""Alembic's entry: runs in the transaction of `app.db.migrate`, or offline to print SQL."""
+"""Alembic's entry: runs in the transaction of `app.db.migrate`, and nowhere else."""
 
 from alembic import context
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from app.errors import SchemaViolation, SnapshotConflict, TarnError, problem_types
+from app.errors import DocumentInvalid, SchemaViolation, SnapshotConflict, TarnError, problem_types
 
 CONTRACT = {
     "no-snapshots": 404, "snapshot-not-found": 404, "snapshot-gone": 410, "snapshot-conflict": 409,
@@ -46,6 +46,26 @@ def test_every_problem_has_a_slug_a_title_and_a_schema_that_fixes_them(kind: typ
     assert schema["properties"]["type"]["const"] == f"/problems/{kind.slug}"
     assert schema["properties"]["status"]["const"] == kind.status
     assert set(kind.member_types()) <= set(schema["required"])
+
+
+@pytest.mark.parametrize("kind", problem_types().values())
+def test_title_is_the_first_sentence_whole(kind: type[TarnError]):
+    title = kind.title()
+
+    assert kind.__doc__ is not None
+    assert kind.__doc__.startswith(f"{title}.")
+    assert title.count("`") % 2 == 0
+    assert not re.search(r"\.\s", title)
+
+
+def test_title_is_not_cut_at_a_dot_inside_a_word():
+    assert DocumentInvalid.title() == "A stored document, such as a `config.yml` edited by hand, cannot be read"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in problem_types().values() if kind.status in (429, 503)])
+def test_limit_and_outage_always_say_when_to_try_again(kind: type[TarnError]):
+    assert kind("no").retry_after
+    assert kind("no", retry_after=7).retry_after == 7
 
 
 def test_members_are_in_the_problem():

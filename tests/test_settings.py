@@ -38,8 +38,21 @@ def test_environment_is_read(monkeypatch: pytest.MonkeyPatch):
         ("TARN_DATABASE_URL", "mysql://host/db", "TARN_DATABASE_URL: must look like sqlite:///path"),
         ("TARN_DATABASE_URL", "nonsense", "TARN_DATABASE_URL: must look like sqlite:///path"),
         ("TARN_DATABASE_URL", "sqlite://", "TARN_DATABASE_URL: must look like sqlite:///path"),
-        ("TARN_STORAGE_OPTIONS", "{", "storage_options"),
+        ("TARN_DATABASE_URL", "sqlite://host/x.db", "TARN_DATABASE_URL: must look like sqlite:///path"),
+        ("TARN_DATABASE_URL", "sqlite:///x.db?foo=bar", "TARN_DATABASE_URL: .*SQLite takes no options"),
+        ("TARN_DATABASE_URL", "postgresql://db/tarn?foo=bar", 'TARN_DATABASE_URL: invalid connection option "foo"'),
+        ("TARN_DATABASE_URL", "postgresql://db:x/tarn", "TARN_DATABASE_URL: must look like sqlite:///path"),
+        ("TARN_STORAGE_OPTIONS", "{bad", "TARN_STORAGE_OPTIONS: must be a JSON object"),
+        ("TARN_STORAGE_OPTIONS", "[]", "TARN_STORAGE_OPTIONS: .*dictionary"),
         ("TARN_ADMIN_KEY", "short", "TARN_ADMIN_KEY: .*16"),
+        ("TARN_ADMIN_KEY", "fifteen-letters\n", "TARN_ADMIN_KEY: .*16"),
+        ("TARN_ADMIN_KEY", "a key with spaces in it", "TARN_ADMIN_KEY: .*ASCII without spaces"),
+        ("TARN_ADMIN_KEY", "a-key\nof-two-lines-or-so", "TARN_ADMIN_KEY: .*ASCII without spaces"),
+        ("TARN_ADMIN_KEY", "schlüssel-des-verwalters", "TARN_ADMIN_KEY: .*ASCII without spaces"),
+        ("TARN_ADMIN_KEY", "tarn_something_of_my_own", "TARN_ADMIN_KEY: .*tarn_"),
+        ("TARN_ADMIN_KEY", "one-part.and-another.and-a-third", "TARN_ADMIN_KEY: .*two dots"),
+        ("TARN_RATE_LIMIT", "1e-310", "TARN_RATE_LIMIT: must be 0 or at least 0.001"),
+        ("TARN_RATE_LIMIT", "inf", "TARN_RATE_LIMIT: .*finite"),
         ("TARN_LAKE_URL", "data", "TARN_LAKE_URL is not a setting of Tarn; did you mean TARN_LAKE_URI"),
         ("TARN_OIDC_ISSUER", "https://id.example", "needs TARN_OIDC_AUDIENCE"),
         ("TARN_SPARK_MASTER", "spark://host:7077", "SQLite, a file that executors on other machines cannot read"),
@@ -57,6 +70,21 @@ def test_wrong_setting_is_one_sentence_that_names_it(
     assert "\n" not in str(refused.value)
 
 
+def test_driver_of_the_database_is_ours_to_choose(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TARN_DATABASE_URL", "sqlite+foo:///a%3Fb.db")
+
+    assert load_settings().database_url == "sqlite:///a%3Fb.db"
+
+
+def test_administrators_key_may_end_with_a_line_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TARN_ADMIN_KEY", "0123456789abcdef\n")
+
+    key = load_settings().admin_key
+
+    assert key is not None
+    assert key.get_secret_value() == "0123456789abcdef"
+
+
 def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TARN_ADMIN_KEY", "hunter2-hunter2-hunter2")
     monkeypatch.setenv("TARN_STORAGE_OPTIONS", '{"aws_secret_access_key": "hunter2"}')
@@ -65,11 +93,15 @@ def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_wrong_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TARN_ADMIN_KEY", "hunter2")
-
-    with pytest.raises(StartRefused) as refused:
-        load_settings()
-    assert "hunter2" not in str(refused.value)
+    for variable, value in (
+        ("TARN_ADMIN_KEY", "hunter2"),
+        ("TARN_STORAGE_OPTIONS", '{"aws_secret_access_key": hunter2'),
+    ):
+        with monkeypatch.context() as wrong:
+            wrong.setenv(variable, value)
+            with pytest.raises(StartRefused) as refused:
+                load_settings()
+            assert "hunter2" not in str(refused.value)
 
 
 def test_table_has_a_line_for_every_setting_and_the_docs_hold_it():

@@ -1,9 +1,11 @@
 """Which route needs which grant: one table, and the check that every request passes before anything else."""
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from app.api.problems import path_of
 from app.api.services import Services, services
@@ -11,8 +13,10 @@ from app.errors import (
     DatasetNotFound,
     Fault,
     Forbidden,
+    JobNotFound,
     RateLimited,
     SchemaViolation,
+    StageNotFound,
     StartRefused,
     TarnError,
     Unauthenticated,
@@ -22,7 +26,13 @@ from app.lake.datasets import Dataset
 from app.model.names import DatasetName
 from app.model.tenant import Identity, Level
 from app.tenancy.audit import Act
+from app.tenancy.identity import Sight
 from app.tenancy.limits import check_rate
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+DENIALS = (Unauthenticated, Forbidden, DatasetNotFound, JobNotFound, StageNotFound)
+"""What may be a refusal: besides 401 and 403, not to find what others may well have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,8 @@ TABLE: dict[str, Access] = {
     "ready": ANYBODY,
     "metrics": ANYBODY,
     "get_problem": ANYBODY,
+    "openapi": ANYBODY,
+    "docs": ANYBODY,
     "whoami": IDENTIFIED,
     # catalog and datasets
     "get_catalog": IDENTIFIED,
@@ -137,31 +149,41 @@ def check_complete(operations: set[str]) -> None:
         raise StartRefused(f"the access table of app/api/access.py names routes that do not exist: {sorted(idle)}")
 
 
+def recording(operation: str, handle: Handler) -> Handler:
+    """A route's handler that writes every denial in it to the audit log, wherever it was raised."""
+
+    async def recorded(request: Request) -> Response:
+        request.state.act = Act(None, operation, path_of(request), request.state.request_id)
+        try:
+            return await handle(request)
+        except DENIALS as error:
+            await run_in_threadpool(services(request).denials.record, request.state.act, error)
+            raise
+
+    return recorded
+
+
 def admit(request: Request, operation: str, access: Access) -> None:
-    """Find out who calls, and let them through or refuse them; every refusal is in the audit log.
+    """Find out who calls, and let them through or refuse them.
 
     1. identity   a valid key or token, else 401
     2. rate       within the tenant's limit, else 429
-    3. dataset    it exists and the caller holds some level on it, else 404: the same words and the same work
+    3. dataset    the caller holds some level on it and it exists, else 404: the same words, and without a level it is
+                  not even looked for, so that the time it takes says nothing either
     4. level      it is enough for this route, else 403
     """
     if not access.identified:
         return
     house = services(request)
-    identity: Identity | None = None
-    act = Act(None, operation, path_of(request), request.state.request_id)
-    try:
-        identity = house.authenticator.identify(request.headers.get("authorization"))
-        act = Act(identity, operation, path_of(request), request.state.request_id)
+    with house.authenticator.identified(request.headers.get("authorization")) as sight:
+        identity = sight.identity
+        request.state.act = act = Act(identity, operation, path_of(request), request.state.request_id)
         request.state.tenant = identity.tenant
-        check_rate(house.rate, identity.tenant, identity.limits)
+        check_rate(house.rate, identity)
         if access.lake:
             _require_lake(identity)
         if access.dataset is not None:
-            request.state.dataset = _dataset(request, house, identity, access.dataset)
-    except (Unauthenticated, Forbidden, DatasetNotFound) as error:
-        house.denials.record(act, error)
-        raise
+            request.state.dataset = _dataset(request, house, sight, access.dataset)
     request.state.caller = Caller(identity, act)
 
 
@@ -170,28 +192,29 @@ def _require_lake(identity: Identity) -> None:
         raise Forbidden("the lake's administrator is needed: admin on *")
 
 
-def _dataset(request: Request, house: Services, identity: Identity, needed: Level) -> Dataset:
+def _dataset(request: Request, house: Services, sight: Sight, needed: Level) -> Dataset:
     try:
         name = DatasetName(request.path_params["dataset"])
     except ValueError as error:
         raise SchemaViolation(str(error), errors=[Fault(field="path.dataset", reason=str(error))]) from None
-    with house.database.read() as connection:
-        found = datasets.find(connection, name)
-    held = identity.level_on(name)
-    if found is None or held is None:
+    held = sight.identity.level_on(name)
+    found = None
+    if held is not None:
+        found = house.datasets.get(sight.revision, name, lambda: datasets.find(sight.connection, name))
+    if held is None or found is None:
         raise DatasetNotFound(f"there is no dataset {name!r}")
     if not held.allows(needed):
         raise Forbidden(f"{needed} on {name!r} is needed, {held} is held")
     return found
 
 
-def _caller(request: Request) -> Caller:
+async def _caller(request: Request) -> Caller:
     caller = request.state.caller
     assert isinstance(caller, Caller)
     return caller
 
 
-def _admitted_dataset(request: Request, dataset: DatasetName) -> Dataset:
+async def _admitted_dataset(request: Request, dataset: DatasetName) -> Dataset:
     admitted = request.state.dataset
     assert isinstance(admitted, Dataset)
     assert admitted.name == dataset

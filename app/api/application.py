@@ -3,17 +3,18 @@
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 
-from app.api import admin, datasets, entities, jobs, problems, stages, statements, system
+from app.api import admin, datasets, docs, entities, jobs, problems, stages, statements, system
 from app.api.access import check_complete
 from app.api.bodies import Bodies
-from app.api.requests import HEADER, RequestScope
+from app.api.cors import Cors
+from app.api.requests import HEADER, LastNet, RequestScope
 from app.api.services import Services
 
 ROUTERS = (
     system.routes,
+    docs.routes,
     datasets.catalog_routes,
     datasets.routes,
     entities.routes,
@@ -30,24 +31,29 @@ def create_app(services: Services) -> FastAPI:
         title="Tarn",
         version="1",
         description="A lakehouse for FollowTheMoney data.",
-        redoc_url=None,
+        # The document and the page are routes of ours: `docs`.
+        openapi_url=None,
+        # A redirect would be built from whatever the Host header says.
+        redirect_slashes=False,
     )
     app.state.services = services
     for router in ROUTERS:
         app.include_router(router)
-    check_complete({route.name for router in ROUTERS for route in router.routes if hasattr(route, "name")})
-    problems.install(app)
+    routes = [route for router in ROUTERS for route in router.routes]
+    check_complete({route.name for route in routes if hasattr(route, "name")})
+    problems.install(app, routes)
     # The last one added is the outermost.
     app.add_middleware(Bodies, limit=services.settings.max_document_bytes)
-    app.add_middleware(RequestScope, metrics=services.metrics)
+    app.add_middleware(LastNet)
     if services.settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=services.settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=[HEADER, "ETag", "Location", "Retry-After", "Tarn-Snapshot"],
         )
+    app.add_middleware(RequestScope, metrics=services.metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
 

@@ -1,4 +1,4 @@
-"""Request bodies: decompressed as they arrive, and cut off at a limit that counts decompressed bytes.
+"""Request bodies: decompressed as they arrive, and cut off at a limit that counts both what comes and what it becomes.
 
 A decompressor is fed a few hundred bytes at a time, so that one step of a bomb yields a few megabytes at most,
 and the limit is checked between two steps.
@@ -22,6 +22,10 @@ LARGEST_WINDOW = 1 << 23
 LIMIT = "tarn.body_limit"
 """Where a route that takes more than a document says so, in the scope."""
 
+FEW_MEMBERS, TINY_MEMBER = 1000, 64
+"""A stream of more members than this must have as many decoded bytes in each, on average: making a decompressor costs
+more than the few bytes of an empty member do."""
+
 
 class Decompressor(Protocol):
     @property
@@ -34,10 +38,12 @@ class Decompressor(Protocol):
 class Decoder:
     """Decodes a stream of one or more gzip members or zstd frames."""
 
-    def __init__(self, name: str, make: Callable[[], Decompressor]) -> None:
+    def __init__(self, name: str, begin: Callable[[], Callable[[], Decompressor]]) -> None:
         self._name = name
-        self._make = make
+        self._make = begin()
         self._current: Decompressor | None = None
+        self._members = 0
+        self._decoded = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The decoded bytes in bounded pieces. Raises InvalidFormat for what is not of this encoding."""
@@ -45,11 +51,12 @@ class Decoder:
             rest = data[start : start + STEP]
             while rest:
                 if self._current is None:
-                    self._current = self._make()
+                    self._current = self._next_member()
                 try:
                     piece = self._current.decompress(rest)
                 except (zlib.error, zstandard.ZstdError) as error:
                     raise self._broken(str(error)) from None
+                self._decoded += len(piece)
                 if piece:
                     yield piece
                 rest = b""
@@ -61,14 +68,22 @@ class Decoder:
         if self._current is not None:
             raise self._broken("the stream is cut off")
 
+    def _next_member(self) -> Decompressor:
+        if self._members > FEW_MEMBERS and self._decoded < self._members * TINY_MEMBER:
+            raise self._broken("too many members with next to nothing in them")
+        self._members += 1
+        return self._make()
+
     def _broken(self, reason: str) -> InvalidFormat:
         return InvalidFormat(f"the body is not valid {self._name}: {reason}", errors=[Fault(reason=reason)])
 
 
-DECODERS: dict[str, Callable[[], Decompressor]] = {
-    "gzip": lambda: zlib.decompressobj(wbits=31),
-    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj(),
+DECODERS: dict[str, Callable[[], Callable[[], Decompressor]]] = {
+    "gzip": lambda: lambda: zlib.decompressobj(wbits=31),
+    "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj,
 }
+"""By encoding: what begins a stream, and gives what makes the decompressor of each member. Those of a zstd stream share
+one context, which costs far more to make than they do."""
 
 
 class Bodies:
@@ -98,6 +113,7 @@ class _Body:
         self._decoder: Decoder | None = None
         self._pieces: Iterator[bytes] = iter(())
         self._more = True
+        self._received = 0
         self._size = 0
         self._begun = False
 
@@ -118,8 +134,10 @@ class _Body:
             message = await self._upstream()
             if message["type"] != "http.request":
                 return message
-            self._more = message.get("more_body", False)
-            self._pieces = self._decode(message.get("body", b""), last=not self._more)
+            self._more, data = message.get("more_body", False), message.get("body", b"")
+            self._received += len(data)
+            self._require_within(self._received)
+            self._pieces = self._decode(data, last=not self._more)
 
     def _begin(self) -> None:
         self._begun = True
@@ -129,8 +147,8 @@ class _Body:
             raise UnsupportedMediaType(
                 f"the encoding {self._encoding!r} is not supported", supported=[*DECODERS, "identity"]
             )
-        if self._declared.isdigit() and int(self._declared) > self._limit:
-            raise self._too_large()
+        if self._declared.isdigit():
+            self._require_within(int(self._declared))
 
     def _decode(self, data: bytes, last: bool) -> Iterator[bytes]:
         assert self._decoder is not None
@@ -140,8 +158,7 @@ class _Body:
 
     def _count(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size > self._limit:
-            raise self._too_large()
+        self._require_within(self._size)
 
     @property
     def _limit(self) -> int:
@@ -149,5 +166,8 @@ class _Body:
         assert isinstance(limit, int)
         return limit
 
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is larger than {self._limit} bytes, decompressed", limit=self._limit)
+    def _require_within(self, size: int) -> None:
+        if size > self._limit:
+            raise BodyTooLarge(
+                f"the body is larger than {self._limit} bytes, as it is sent or decompressed", limit=self._limit
+            )

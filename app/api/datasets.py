@@ -11,9 +11,17 @@ from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import router
 from app.api.services import ServicesDep
-from app.errors import AlreadyExists, Fault, Forbidden, PreconditionFailed, SchemaViolation, VersionNotFound
+from app.errors import (
+    AlreadyExists,
+    DocumentInvalid,
+    Fault,
+    Forbidden,
+    PreconditionFailed,
+    SchemaViolation,
+    VersionNotFound,
+)
 from app.lake import catalog, datasets
-from app.model.dataset import Catalog, CatalogMetadata, DatasetConfig, DatasetMetadata, NewDataset, Version, names_tag
+from app.model.dataset import Catalog, CatalogMetadata, DatasetChange, DatasetConfig, NewDataset, Version, names_tag
 from app.model.job import Job
 from app.model.names import FileName
 from app.model.tenant import Level
@@ -34,7 +42,7 @@ class VersionPage(Page[Version]):
     """Former versions of a dataset's documents, newest first."""
 
 
-@catalog_routes.get("", response_model_exclude_none=True)
+@catalog_routes.get("", response_model_exclude_none=True, responses=raises(DocumentInvalid))
 def get_catalog(house: ServicesDep, caller: CallerDep) -> Catalog:
     """Show the FtM catalog of the datasets the caller may read."""
     with house.database.read() as connection:
@@ -42,7 +50,7 @@ def get_catalog(house: ServicesDep, caller: CallerDep) -> Catalog:
     return catalog.compile_catalog(house.store, readable)
 
 
-@catalog_routes.patch("")
+@catalog_routes.patch("", responses=raises(DocumentInvalid))
 def update_catalog(house: ServicesDep, caller: CallerDep, change: CatalogMetadata) -> CatalogMetadata:
     """Change what the lake says of itself; fields left out stay as they are."""
     return catalog.change(house.database, house.store, change, caller.act)
@@ -67,7 +75,7 @@ def create_dataset(house: ServicesDep, caller: CallerDep, new: NewDataset, respo
     return config
 
 
-@routes.get("/{dataset}", responses={304: {"description": "The caller has it already."}})
+@routes.get("/{dataset}", responses={304: {"description": "The caller has it already."}, **raises(DocumentInvalid)})
 def get_dataset(
     house: ServicesDep, dataset: DatasetDep, response: Response, if_none_match: IfNoneMatch = None
 ) -> DatasetConfig:
@@ -79,12 +87,12 @@ def get_dataset(
     return config
 
 
-@routes.patch("/{dataset}", responses=raises(PreconditionFailed))
+@routes.patch("/{dataset}", responses=raises(PreconditionFailed, DocumentInvalid))
 def update_dataset(
     house: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
-    change: DatasetMetadata,
+    change: DatasetChange,
     response: Response,
     if_match: IfMatch = None,
 ) -> DatasetConfig:
@@ -97,7 +105,7 @@ def update_dataset(
 @routes.delete(
     "/{dataset}",
     status_code=202,
-    responses={200: {"model": Job, "description": "Deleted"}, **raises(PreconditionFailed)},
+    responses={200: {"model": Job, "description": "Deleted"}, **raises(PreconditionFailed, DocumentInvalid)},
 )
 async def delete_dataset(
     house: ServicesDep,
@@ -119,10 +127,7 @@ async def delete_dataset(
 @routes.get("/{dataset}/versions")
 def list_versions(house: ServicesDep, dataset: DatasetDep, paging: PagingDep) -> VersionPage:
     """List former versions of the dataset's documents."""
-    found = [
-        Version(timestamp=version.stamp, name=version.name, size=version.size)
-        for version in versions.list_versions(house.store, dataset.layout.versions)
-    ]
+    found = versions.list_versions(house.store, dataset.layout.versions)
     later = [version for version in found if paging.after is None or _place(version) < paging.after]
     results, cursor = paging.cut(later[: paging.fetch], _place)
     return VersionPage(results=results, next=cursor)

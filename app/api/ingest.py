@@ -14,8 +14,10 @@ from pydantic import BaseModel
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.bodies import LIMIT
+from app.api.idempotency import fingerprint
 from app.api.routing import media_type
 from app.api.services import Services, ServicesDep
+from app.db.answers import Once
 from app.errors import (
     Backpressure,
     DatasetNotFound,
@@ -26,7 +28,7 @@ from app.errors import (
     StageClosed,
     StorageFull,
 )
-from app.journal.batches import Batch, Once, Outcome
+from app.journal.batches import Batch, Outcome
 from app.journal.events import Events
 from app.journal.formats.record import Source
 from app.journal.intake import DEFAULT_ORIGIN, Intake
@@ -113,7 +115,7 @@ class Writing:
         """Commit a few events as one batch, together with whatever else waits; the answer with its commit number."""
         batch = self.batch
         batch.answer = answer.model_dump()
-        batch.once = None if self.key is None else Once(self.key, _fingerprint(self.request, hashlib.sha256(body)))
+        batch.once = None if self.key is None else Once(self.key, fingerprint(self.request, hashlib.sha256(body)))
         return (await asyncio.wrap_future(self.house.writer.submit(batch, events))).answer
 
     async def _take(self, intake: Intake, chunks: Chunks) -> Written:
@@ -151,7 +153,7 @@ class Writing:
         return Written.model_validate(outcome.answer)
 
 
-def _writing(
+async def _writing(
     request: Request,
     house: ServicesDep,
     caller: CallerDep,
@@ -205,7 +207,7 @@ class Incoming:
 
     def fingerprint(self) -> str:
         assert self._digest is not None
-        return _fingerprint(self._request, self._digest)
+        return fingerprint(self._request, self._digest)
 
 
 class Pulled:
@@ -220,12 +222,6 @@ class Pulled:
             self._rest = from_thread.run(self._incoming.next)
         taken, self._rest = self._rest[:size], self._rest[size:]
         return taken
-
-
-def _fingerprint(request: Request, body: Any) -> str:
-    query = sorted(request.query_params.multi_items())
-    what = f"{request.method} {request.scope['path']} {query} {body.hexdigest()}"
-    return hashlib.sha256(what.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 _limiter: RunVar[CapacityLimiter] = RunVar("uploads")

@@ -46,9 +46,9 @@ async def get_job(house: ServicesDep, caller: CallerDep, job: IdParam, wait: Wai
 
 
 async def over(house: Services, job: Job, wait: float) -> Job:
-    """The job when it is over, or as it is when the wait is."""
+    """The job when it is over, or as it is when the wait is, or when the server stops."""
     deadline, pause = time.monotonic() + wait, FIRST_LOOK
-    while not job.state.over and time.monotonic() < deadline:
+    while not job.state.over and time.monotonic() < deadline and not house.stopping.is_set():
         await sleep(min(pause, max(0.0, deadline - time.monotonic())))
         pause = min(LAST_LOOK, pause * 1.5)
         job = await run_in_threadpool(_read, house, job.id)

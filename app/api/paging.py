@@ -45,7 +45,7 @@ class Paging:
         return results, base64.urlsafe_b64encode(position).decode().rstrip("=")
 
 
-def _paging(
+async def _paging(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=2000)] = None,

@@ -1,12 +1,15 @@
 """Every error as `application/problem+json`, at run time and in the OpenAPI document."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Union
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
 from app.errors import (
     Fault,
@@ -44,6 +47,10 @@ def as_responses(errors: set[type[TarnError]]) -> Responses:
 
 
 def answer(error: TarnError, request: Request) -> Response:
+    return response_to(error, path_of(request))
+
+
+def response_to(error: TarnError, instance: str) -> Response:
     """The one place where an error becomes a response."""
     headers = {}
     if error.retry_after is not None:
@@ -55,8 +62,7 @@ def answer(error: TarnError, request: Request) -> Response:
     if error.status == 413:
         # What is left of the body is not worth reading.
         headers["Connection"] = "close"
-    problem = error.problem(instance=path_of(request))
-    return Response(problem.model_dump_json(), error.status, headers, MEDIA_TYPE)
+    return Response(error.problem(instance).model_dump_json(), error.status, headers, MEDIA_TYPE)
 
 
 def path_of(request: Request) -> str:
@@ -64,8 +70,8 @@ def path_of(request: Request) -> str:
     return quote(request.scope["path"])[:500]
 
 
-def install(app: FastAPI) -> None:
-    """Turn what FastAPI and Starlette raise into errors of ours. (What nobody foresaw ends in `RequestScope`.)"""
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Turn what FastAPI and Starlette raise into errors of ours. (What nobody foresaw ends in `LastNet`.)"""
 
     @app.exception_handler(TarnError)
     async def _ours(request: Request, error: TarnError) -> Response:
@@ -78,7 +84,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        return answer(_translated(error, request), request)
+        return answer(_translated(error, request, routes), request)
 
 
 def _fault(fault: dict[str, Any]) -> Fault:
@@ -93,16 +99,21 @@ def _summary(faults: list[Fault]) -> str:
     return first if len(faults) == 1 else f"{first} (and {len(faults) - 1} more)"
 
 
-def _translated(error: HTTPException, request: Request) -> TarnError:
+def _translated(error: HTTPException, request: Request, routes: Sequence[BaseRoute]) -> TarnError:
     if isinstance(error.__cause__, TarnError):
         return error.__cause__
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
         return MethodNotAllowed(
-            f"{request.method} is not for {path_of(request)}", allowed=[m.strip() for m in allowed.split(",") if m]
+            f"{request.method} is not for {path_of(request)}", allowed=_allowed(request.scope, routes)
         )
     if error.status_code == 415:
         return UnsupportedMediaType(str(error.detail), supported=["application/json"])
     if error.status_code == 404:
         return RouteNotFound(f"there is nothing at {path_of(request)}")
     return InvalidFormat(str(error.detail), errors=[])
+
+
+def _allowed(scope: Scope, routes: Sequence[BaseRoute]) -> list[str]:
+    """The methods of every route at this path; Starlette tells those of the first one only."""
+    found = (route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in found for method in route.methods or ()})

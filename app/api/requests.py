@@ -2,29 +2,30 @@
 
 import re
 import time
+from asyncio import CancelledError
 
 import structlog
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.metrics import Metrics
-from app.api.problems import answer
-from app.errors import Internal, TarnError
+from app.api.problems import answer, path_of
+from app.errors import Internal, TarnError, Unavailable
 from app.model.ids import new_id
 
 HEADER = "X-Request-ID"
 GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
+CLIENT_GONE = 499
+"""Nobody reads this status but us: the client went away while it was sending."""
+
 log = structlog.get_logger(__name__)
 
 
 class RequestScope:
-    """Outermost ASGI middleware.
-
-    An exception that nobody turned into a problem becomes one here, without a word of its own; after the headers
-    are sent it breaks the connection off instead, so that no client takes half an answer for a whole one.
-    """
+    """Outermost ASGI middleware: whatever happens inside, a request has its id, one log line and its metrics."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -34,7 +35,7 @@ class RequestScope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request = Request(scope, receive)
+        request = Request(scope)
         request_id = _request_id(request)
         scope.setdefault("state", {})["request_id"] = request_id
         structlog.contextvars.bind_contextvars(request=request_id)
@@ -50,13 +51,6 @@ class RequestScope:
         self.metrics.running.inc()
         try:
             await self.app(scope, receive, send_with_id)
-        except Exception as error:  # the last net: whatever it is, it must not leak
-            if not isinstance(error, TarnError):
-                log.exception("unexpected error", path=scope["path"])
-            if status:
-                raise
-            problem = error if isinstance(error, TarnError) else Internal(f"look for {request_id} in the server's log")
-            await answer(problem, request)(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - begun
             self.metrics.running.dec()
@@ -64,12 +58,53 @@ class RequestScope:
             log.info(
                 "request",
                 method=scope["method"],
-                path=scope["path"],
+                path=path_of(request),
                 status=status,
                 ms=round(seconds * 1000, 1),
                 tenant=scope["state"].get("tenant"),
             )
             structlog.contextvars.unbind_contextvars("request")
+
+
+class LastNet:
+    """ASGI middleware, inside `RequestScope`.
+
+    An exception that nobody turned into a problem becomes one here, without a word of its own; after the headers
+    are sent it breaks the connection off instead, so that no client takes half an answer for a whole one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except (Exception, CancelledError) as error:  # whatever it is, it must not leak
+            instead = _instead_of(error, Request(scope))
+            if begun:
+                raise
+            await instead(scope, receive, send)
+
+
+def _instead_of(error: Exception | CancelledError, request: Request) -> Response:
+    if isinstance(error, TarnError):
+        return answer(error, request)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_GONE)
+    if isinstance(error, CancelledError):
+        return answer(Unavailable("the server is stopping", retry_after=1), request)
+    log.exception("unexpected error", path=path_of(request))
+    return answer(Internal(f"look for {request.state.request_id} in the server's log"), request)
 
 
 def _request_id(request: Request) -> str:

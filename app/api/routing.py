@@ -1,7 +1,7 @@
 """The one class of route: it admits the caller first, and only then looks at what was sent."""
 
 from collections.abc import Callable, Coroutine, Iterator
-from email.message import Message
+from contextlib import suppress
 from typing import Annotated, Any
 
 import orjson
@@ -11,22 +11,31 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 
-from app.api.access import access_of, admit
+from app.api.access import access_of, admit, recording
+from app.api.idempotency import HEADER, answer_once
 from app.api.problems import as_responses
 from app.errors import (
     BodyTooLarge,
     EmptyBody,
     Fault,
+    IdempotencyMismatch,
     Internal,
     InvalidFormat,
+    Locked,
     NotAcceptable,
     SchemaViolation,
+    StorageFull,
     TarnError,
     Unavailable,
     UnsupportedMediaType,
 )
 
 JSON = "application/json"
+
+LONGEST_MEDIA_TYPE = 1024
+"""Bytes of `Accept` and `Content-Type`. FastAPI parses the latter in a time that grows with the square of this."""
+
+WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 IdParam = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
 """An id of ours in a path; whether there is such a thing is another question."""
@@ -40,7 +49,10 @@ class GuardedRoute(APIRoute):
         responses = dict(options.pop("responses", None) or {})
         own: set[type[TarnError]] = set(responses.pop("raises", {}).get("errors", ()))
         common: set[type[TarnError]] = {Internal, Unavailable, SchemaViolation}
-        if {"POST", "PUT", "PATCH"}.intersection(options.get("methods") or ()):
+        methods = WRITING.intersection(options.get("methods") or ())
+        if methods:
+            common |= {IdempotencyMismatch, Locked, StorageFull}
+        if methods - {"DELETE"}:
             common |= {EmptyBody, InvalidFormat, BodyTooLarge, UnsupportedMediaType}
         if _answers_json(options):
             common |= {NotAcceptable}
@@ -56,18 +68,22 @@ class GuardedRoute(APIRoute):
         queries = set(_query_names(self.dependant))
         answers_json = _answers_json({"response_class": self.response_class})
         takes_body = self.body_field is not None
+        answers_once = bool(WRITING.intersection(self.methods or ())) and HEADER not in _header_names(self.dependant)
 
         async def guarded(request: Request) -> Response:
             request.state.template = self.path_format
             await run_in_threadpool(admit, request, operation, access)
             _check_query(request, queries)
+            _check_lengths(request)
             if answers_json:
                 _check_accept(request)
             if takes_body:
                 await _check_body(request)
+            if answers_once:
+                return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
             return await handle(request)
 
-        return guarded
+        return recording(operation, guarded)
 
 
 def router(prefix: str, tag: str) -> APIRouter:
@@ -78,6 +94,12 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
     yield from (field.alias for field in dependant.query_params)
     for inner in dependant.dependencies:
         yield from _query_names(inner)
+
+
+def _header_names(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.header_params)
+    for inner in dependant.dependencies:
+        yield from _header_names(inner)
 
 
 def _answers_json(options: dict[str, Any]) -> bool:
@@ -92,6 +114,13 @@ def _check_query(request: Request, known: set[str]) -> None:
         raise SchemaViolation(
             f"{unknown[0]!r} {reason}", errors=[Fault(field=f"query.{name}", reason=reason) for name in unknown]
         )
+
+
+def _check_lengths(request: Request) -> None:
+    for name in ("accept", "content-type"):
+        if len(request.headers.get(name, "")) > LONGEST_MEDIA_TYPE:
+            reason = f"is longer than {LONGEST_MEDIA_TYPE} bytes"
+            raise SchemaViolation(f"{name} {reason}", errors=[Fault(field=f"header.{name}", reason=reason)])
 
 
 def _check_accept(request: Request) -> None:
@@ -130,11 +159,14 @@ def records_body(types: tuple[str, ...]) -> dict[str, Any]:
 
 
 def media_type(text: str) -> tuple[str, float]:
-    """A media type without its parameters, and the quality a caller gives it."""
-    message = Message()
-    message["content-type"] = text.strip()
-    try:
-        quality = float(str(message.get_param("q", "1")))
-    except ValueError:
-        quality = 1.0
-    return (message.get_content_type() if text.strip() else ""), quality
+    """A media type without its parameters, and the quality a caller gives it.
+
+    Quoted parameters are not understood: none of ours has one, and Python's own parser takes quadratic time.
+    """
+    kind, *parameters = text.split(";")
+    quality = 1.0
+    for name, _, value in (parameter.partition("=") for parameter in parameters):
+        if name.strip().lower() == "q":
+            with suppress(ValueError):
+                quality = float(value)
+    return kind.strip().lower(), quality

@@ -1,19 +1,23 @@
 """What routes work with: made once in `main`, found by every request."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from app.api.metrics import Metrics
+from app.api.recent import Recent
 from app.db.engine import Database
 from app.journal.writer import Writer
+from app.lake.datasets import Dataset
 from app.model.entity import Exploder
 from app.settings import Settings
 from app.storage.store import Store
 from app.tenancy.audit import Denials
 from app.tenancy.identity import Authenticator
 from app.tenancy.limits import Rate
+from app.tenancy.revision import Remembered
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Services:
     writer: Writer
     exploder: Exploder
     """Of the event loop alone; a large body gets one of its own."""
+    datasets: Remembered[Dataset | None] = field(default_factory=Remembered)
+    """By name: those that exist and those that do not."""
+    readiness: Recent[Any] = field(default_factory=Recent)
+    stopping: Event = field(default_factory=Event)
+    """Set when the server begins to stop: nobody is to be kept waiting any longer."""
 
 
 def services(request: Request) -> Services:
@@ -38,4 +47,9 @@ def services(request: Request) -> Services:
     return found
 
 
-ServicesDep = Annotated[Services, Depends(services)]
+async def _services(request: Request) -> Services:
+    # A dependency that is not async is run in a thread: a detour for what is at hand.
+    return services(request)
+
+
+ServicesDep = Annotated[Services, Depends(_services)]

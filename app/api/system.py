@@ -19,10 +19,15 @@ from app.model.ids import now
 from app.model.names import DatasetPattern, TenantName
 from app.model.tenant import Level, Limits
 from app.storage.layout import Layout
+from app.tenancy import limits
 
 routes = router("", "system")
 
 ProblemSlug = StrEnum("ProblemSlug", {slug.replace("-", "_").upper(): slug for slug in problem_types()})  # type: ignore[misc]  # the one closed list, made from the classes
+
+
+READY_SECONDS = 1.0
+"""How long an answer about readiness holds: anybody may ask, and each look goes to the database and the store."""
 
 
 class Health(BaseModel):
@@ -70,13 +75,18 @@ async def health() -> Health:
 
 
 @routes.get("/readyz", responses={503: {"model": Readiness, "description": "The database or the store is down."}})
-def ready(house: ServicesDep, response: Response) -> Readiness:
+async def ready(house: ServicesDep, response: Response) -> Readiness:
     """The database and the store answer; a silent worker is told, and takes nothing out of service."""
+    readiness: Readiness = await house.readiness.get(READY_SECONDS, lambda: _readiness(house))
+    response.status_code = 503 if readiness.status == "unavailable" else 200
+    return readiness
+
+
+def _readiness(house: Services) -> Readiness:
     storage: Literal["ok", "down"] = "ok" if _answers_storage(house) else "down"
     worker = _worker(house)
     database: Literal["ok", "down"] = "down" if worker == "unknown" else "ok"
     if "down" in (database, storage):
-        response.status_code = 503
         return Readiness(status="unavailable", database=database, storage=storage, worker=worker)
     return Readiness(
         status="ready" if worker == "ok" else "degraded", database=database, storage=storage, worker=worker
@@ -108,11 +118,13 @@ async def get_problem(slug: Annotated[str, Path(max_length=64)]) -> ProblemType:
 
 
 @routes.get("/v1/whoami")
-async def whoami(caller: CallerDep) -> WhoAmI:
+def whoami(house: ServicesDep, caller: CallerDep) -> WhoAmI:
     """Show the caller's tenant, key, grants and limits."""
     identity = caller.identity
+    with house.database.read() as connection:
+        allowed = limits.of(connection, identity.tenant, house.settings)
     held = [GrantHeld(dataset=dataset, level=level) for dataset, level in identity.grants]
-    return WhoAmI(tenant=identity.tenant, key=identity.key, grants=held, limits=identity.limits)
+    return WhoAmI(tenant=identity.tenant, key=identity.key, grants=held, limits=allowed)
 
 
 def _answers_storage(house: Services) -> bool:

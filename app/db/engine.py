@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,17 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from app.errors import StorageFull, TarnError, Unavailable
+from app.errors import StartRefused, StorageFull, TarnError, Unavailable
 
 BUSY_SECONDS = 20
 """How long a SQLite writer waits for another before it gives up."""
 
 
 class Database:
-    """Transactions on one database. A failure to reach it is `Unavailable`, never a driver's own error."""
+    """Transactions on one database. A failure to reach it is `Unavailable`, never a driver's own error.
+
+    Raises StartRefused for a SQLite file that can never be opened.
+    """
 
     def __init__(self, url: str, pool: int = 10) -> None:
         self.url = url
@@ -49,11 +52,6 @@ class Database:
         if not self.is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:what))"), {"what": f"tarn:{what}"})
 
-    def ping(self) -> None:
-        """Ask the database for a sign of life. Raises Unavailable."""
-        with self.read() as connection:
-            connection.execute(text("SELECT 1"))
-
     def close(self) -> None:
         self.engine.dispose()
 
@@ -80,8 +78,10 @@ def _is_full(error: SQLAlchemyError) -> bool:
 def _sqlite_engine(url: str, pool: int) -> Engine:
     path = make_url(url).database
     assert path is not None
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, pool_size=pool, max_overflow=pool, connect_args={"timeout": BUSY_SECONDS})
+    _check_file(Path(path))
+    engine = create_engine(
+        url, pool_size=pool, max_overflow=pool, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}
+    )
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:
@@ -97,6 +97,23 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
     return engine
 
 
+def _check_file(path: Path) -> None:
+    """Make the file's folder, and see that the file can be opened and is a database or nothing yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise StartRefused(f"TARN_DATABASE_URL: {path} is a folder, and a database is a file")
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except OSError as error:
+        raise StartRefused(f"TARN_DATABASE_URL: {path} cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise StartRefused(f"TARN_DATABASE_URL: {str(path)!r} is no path: {error}") from error
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorname", "") in ("SQLITE_CANTOPEN", "SQLITE_NOTADB"):
+            raise StartRefused(f"TARN_DATABASE_URL: {path} cannot be opened: {error}") from error
+
+
 def _postgresql_engine(url: str, pool: int) -> Engine:
     return create_engine(
         url,
@@ -104,5 +121,6 @@ def _postgresql_engine(url: str, pool: int) -> Engine:
         max_overflow=pool,
         pool_pre_ping=True,
         pool_timeout=BUSY_SECONDS,
+        hide_parameters=True,
         connect_args={"connect_timeout": 5, "application_name": "tarn"},
     )

@@ -28,12 +28,20 @@ def upgrade(database: Database) -> None:
 
 def require_current(database: Database) -> None:
     """Raise StartRefused unless the database has exactly the schema of this version."""
+    scripts = ScriptDirectory.from_config(alembic_config())
+    wanted = scripts.get_current_head()
     with database.read() as connection:
-        found, wanted = revision(connection), ScriptDirectory.from_config(alembic_config()).get_current_head()
-    if found != wanted:
+        found = revision(connection)
+    if found == wanted:
+        return
+    if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
         raise StartRefused(
-            f"the database is at revision {found or 'none'} and this version needs {wanted}: run `tarn migrate`"
+            f"the database is at revision {found}, which this version, made for {wanted}, does not know: "
+            "run the newer version of Tarn that migrated it"
         )
+    raise StartRefused(
+        f"the database is at revision {found or 'none'} and this version needs {wanted}: run `tarn migrate`"
+    )
 
 
 def revision(connection: Connection) -> str | None:

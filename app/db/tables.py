@@ -100,6 +100,12 @@ grants = Table(
     UniqueConstraint("tenant", "dataset", "level"),
 )
 
+access_revision = Table(
+    "access_revision",
+    metadata,
+    Column("revision", Id, primary_key=True, comment="one row, drawn anew with every change of who may do what"),
+)
+
 audit = Table(
     "audit",
     metadata,
@@ -226,6 +232,8 @@ jobs = Table(
     Column("progress", JSON),
     Column("result", JSON),
     Column("problem", JSON),
+    Column("not_before", Moment, comment="when a queued job may be taken, if not at once"),
+    Column("disturbed", Moment, comment="when an attempt last broke off: what it sent may still be under way"),
     Index("ix_jobs_state_id", "state", "id"),
     Index("ix_jobs_tenant_id", "tenant", "id"),
 )

@@ -3,17 +3,17 @@
 from app.db.engine import Database
 from app.lake import datasets
 from app.lake.datasets import Dataset
+from app.lake.documents import read_document, replace_document
 from app.model.dataset import Catalog, CatalogMetadata
-from app.model.ids import now
 from app.storage.layout import Layout
 from app.storage.store import Missing, Store
-from app.storage.versions import replace
 from app.tenancy.audit import Act
 
 
 def read(store: Store) -> CatalogMetadata:
+    """What the lake says of itself. Raises DocumentInvalid."""
     try:
-        return CatalogMetadata.from_yaml(store.get(Layout.config))
+        return read_document(store, Layout.config, CatalogMetadata.from_yaml)[0]
     except Missing:
         return CatalogMetadata()
 
@@ -30,5 +30,5 @@ def change(database: Database, store: Store, wanted: CatalogMetadata, act: Act) 
         database.serialize(connection, "catalog")
         changed = read(store).changed(wanted)
         act.done(connection, changed=sorted(wanted.model_fields_set))
-        replace(store, Layout.config, Layout.versions, changed.to_yaml(), now())
+        replace_document(connection, store, Layout.config, Layout.versions, changed.to_yaml())
     return changed

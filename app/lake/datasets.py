@@ -2,39 +2,60 @@
 
 The row is the truth for existence, the document for everything else. Changes of one document are made one after
 the other, by holding its row from reading the old text to writing the new one.
+
+The row is held by a connection, which may die while a request to the store is under way. So the connection is asked
+right before each put, and whoever reads a document looks whether it is of the dataset that the row speaks of: the id
+in it says so (docs/decisions/002).
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
 from typing import Any
 
 import structlog
 from pydantic import ValidationError
 from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from yaml import YAMLError
 
 from app.db import jobs
 from app.db.engine import Database
 from app.db.tables import datasets, journal_head
-from app.errors import AlreadyExists, DatasetNotFound, DocumentInvalid, Fault, PreconditionFailed, SchemaViolation
-from app.model.dataset import DatasetConfig, DatasetMetadata, NewDataset, etag, names_tag
+from app.errors import (
+    AlreadyExists,
+    DatasetNotFound,
+    DocumentInvalid,
+    Fault,
+    PreconditionFailed,
+    SchemaViolation,
+    Unavailable,
+)
+from app.lake.documents import read_document, replace_document, require_alive
+from app.model.dataset import DatasetChange, DatasetConfig, NewDataset, etag, matches
 from app.model.ids import new_id, now
-from app.model.job import Job, Operation, Progress
+from app.model.job import Job, NotYet, Operation, Progress
 from app.model.names import DatasetName
+from app.storage.clock import store_time
 from app.storage.layout import DatasetLayout
 from app.storage.store import Missing, Store
-from app.storage.versions import replace
 from app.tenancy.audit import Act
+from app.tenancy.revision import bump
 
 log = structlog.get_logger(__name__)
 
 READERS = 16
 """Documents that are read at once for a list."""
 
+AT_ONCE = 1000
+"""Files that one request deletes, as many as S3 takes."""
+
 Readable = Callable[[str], bool]
 """Whether a caller may read the dataset of this name."""
+
+Hold = Callable[[Connection, Progress | None], None]
+"""Says in the caller's transaction that a job goes on. Raises if it is no longer the caller's to go on with."""
 
 ACTIVE, DELETING, DELETED = "active", "deleting", "deleted"
 
@@ -74,6 +95,7 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
     """Make a dataset: the row holds the name while the documents are written, and commits after them.
 
     A crash in between leaves documents without a row: no dataset, and the next one of that name writes over them.
+    `config.yml` is put last: where it is, the rest is.
     """
     config = _valid({**new.model_dump(exclude_unset=True), "id": new_id(), "created": now()})
     with database.write() as connection:
@@ -89,23 +111,20 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
         act.done(connection, target=config.name)
         document = config.to_yaml()
         layout = DatasetLayout(config.name)
-        store.put(layout.config, document)
-        store.put(layout.index, _index(config))
+        for path, text in ((layout.index, _index(config)), (layout.config, document)):
+            require_alive(connection)
+            store.put(path, text)
+        bump(connection)
     return config, etag(document)
 
 
 def read(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
     """The configuration and its entity tag. Raises DatasetNotFound, DocumentInvalid."""
-    try:
-        document = store.get(dataset.layout.config)
-    except Missing:
-        # The row outlives its documents only while they are being deleted.
-        raise DatasetNotFound(f"there is no dataset {dataset.name!r}") from None
-    try:
-        return DatasetConfig.from_yaml(document), etag(document)
-    except (ValidationError, YAMLError) as error:
-        log.exception("unreadable document", path=dataset.layout.config)
-        raise DocumentInvalid(f"the configuration of {dataset.name!r} in the lake cannot be read") from error
+    config, tag = _stored(store, dataset)
+    if config.id != dataset.id:
+        log.error("document of another dataset", path=dataset.layout.config, id=config.id, expected=dataset.id)
+        raise DocumentInvalid(f"{dataset.layout.config} in the lake is of another dataset that had this name")
+    return config, tag
 
 
 def read_all(store: Store, found: list[Dataset]) -> Iterator[DatasetConfig]:
@@ -126,22 +145,27 @@ def read_all(store: Store, found: list[Dataset]) -> Iterator[DatasetConfig]:
 
 
 def change(
-    database: Database, store: Store, dataset: Dataset, wanted: DatasetMetadata, if_match: str | None, act: Act
+    database: Database, store: Store, dataset: Dataset, wanted: DatasetChange, if_match: str | None, act: Act
 ) -> tuple[DatasetConfig, str]:
-    """Replace the fields that are given; the former document goes to `versions/`.
+    """Replace the fields that are given; the former documents go to `versions/`.
+
+    `config.yml` is put last: until then nothing has changed that counts, and the same change can be tried again. One
+    that is of another dataset, which a forgotten writer put there, is taken for one that says nothing.
 
     Raises PreconditionFailed if the document is not the one `if_match` names.
     """
     with database.write() as connection:
-        _hold(connection, dataset)
-        current, tag = read(store, dataset)
+        created = _lock(connection, dataset)
+        current, tag = _stored(store, dataset)
         _require(if_match, tag)
-        config = _valid(current.model_dump() | wanted.model_dump(exclude_unset=True))
+        if current.id != dataset.id:
+            current = _valid({"name": dataset.name, "id": dataset.id, "created": created})
+        config = _valid(wanted.applied_to(current))
         document = config.to_yaml()
         act.done(connection, changed=sorted(wanted.model_fields_set))
         layout = dataset.layout
-        replace(store, layout.config, layout.versions, document, now())
-        replace(store, layout.index, layout.versions, _index(config), now())
+        for path, text in ((layout.index, _index(config)), (layout.config, document)):
+            replace_document(connection, store, path, layout.versions, text)
     return config, etag(document)
 
 
@@ -149,34 +173,54 @@ def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: s
     """Hide the dataset from everybody and queue the job that removes it, in one transaction."""
     assert act.identity is not None
     with database.write() as connection:
-        _hold(connection, dataset)
+        _lock(connection, dataset)
         if if_match is not None:
             _require(if_match, read(store, dataset)[1])
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETING))
+        bump(connection)
         act.done(connection)
         return jobs.enqueue(connection, Operation.DELETE, dataset.id, act.identity.tenant, act.request)
 
 
-def delete(database: Database, store: Store, dataset: Dataset, progress: Callable[[Progress], None]) -> dict[str, Any]:
-    """Remove everything of a dataset, then free its name. Run again after a crash it goes on where it was.
+def delete(
+    database: Database, store: Store, dataset: Dataset, hold: Hold, free_from: datetime | None
+) -> dict[str, Any]:
+    """Remove every file of a dataset, then free its name. Run again after a crash it goes on where it was.
 
-    The row says `deleting` until the last file is gone, so the name cannot be taken while files of it remain.
+    The row says `deleting` until the last file is gone, so the name cannot be taken while files of it remain. Files
+    have no id, only a path, which the next dataset of that name will have too. Hence (docs/decisions/007):
+    1. begin   a name that is free already is not ours to delete
+    2. mark    ask the store what time it is; what is younger than this is left alone
+    3. remove  list, and before each request that deletes make sure that the job, and with it the name, is still ours
+    4. again   from 2, until a listing is empty: somebody may have been writing
+    5. free    in one transaction with the last look at the job, and not before `free_from`
+
+    Raises what `hold` raises, NotYet before `free_from`, and Unavailable if nothing is left but what is too young.
     """
     done = 0
-    batch: list[str] = []
-    for entry in store.list(dataset.layout.root):
-        batch.append(entry.path)
-        if len(batch) == 1000:
-            store.delete(batch)
-            done += len(batch)
-            batch = []
-            progress(Progress(done=done, unit="files"))
-    store.delete(batch)
-    done += len(batch)
     with database.write() as connection:
-        connection.execute(
-            update(datasets).where(datasets.c.id == dataset.id, datasets.c.state == DELETING).values(state=DELETED)
-        )
+        hold(connection, None)
+        if connection.execute(select(datasets.c.state).where(datasets.c.id == dataset.id)).scalar() != DELETING:
+            return {"files": done}
+    found = True
+    while found:
+        mark, before, found = store_time(store), done, False
+        listing = store.list(dataset.layout.root)
+        while entries := list(islice(listing, AT_ONCE)):
+            found = True
+            old = [entry.path for entry in entries if entry.modified <= mark]
+            with database.write() as connection:
+                hold(connection, Progress(done=done, unit="files"))
+            store.delete(old)
+            done += len(old)
+        if found and done == before:
+            raise Unavailable(f"files below {dataset.layout.root} are younger than the store's own clock says it is")
+    if free_from is not None and now() < free_from:
+        raise NotYet(free_from)
+    with database.write() as connection:
+        hold(connection, Progress(done=done, unit="files"))
+        connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETED))
+        bump(connection)
     log.info("dataset deleted", dataset=dataset.name, files=done)
     return {"files": done}
 
@@ -187,18 +231,32 @@ def _index(config: DatasetConfig) -> bytes:
     return f"{text}\n".encode()
 
 
-def _hold(connection: Connection, dataset: Dataset) -> None:
+def _stored(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
+    """What `config.yml` says, whichever dataset it is of, and its entity tag."""
+    try:
+        config, text = read_document(store, dataset.layout.config, DatasetConfig.from_yaml)
+    except Missing:
+        # The row outlives its documents only while they are being deleted.
+        raise DatasetNotFound(f"there is no dataset {dataset.name!r}") from None
+    return config, etag(text)
+
+
+def _lock(connection: Connection, dataset: Dataset) -> datetime:
+    """Let nobody else change the dataset before this transaction ends; returns when it was created."""
     held = connection.execute(
         update(datasets)
         .where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
         .values(revision=datasets.c.revision + 1)
-    )
-    if held.rowcount != 1:
+        .returning(datasets.c.created)
+    ).first()
+    if held is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
+    created: datetime = held.created
+    return created
 
 
 def _require(if_match: str | None, tag: str) -> None:
-    if if_match is not None and not names_tag(if_match, tag):
+    if if_match is not None and not matches(if_match, tag):
         raise PreconditionFailed("the document has changed since", expected=if_match, head=tag)
 
 

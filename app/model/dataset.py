@@ -2,19 +2,31 @@
 
 import hashlib
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import yaml
 from followthemoney.dataset.coverage import DataCoverage
 from followthemoney.dataset.dataset import DatasetModel
 from followthemoney.dataset.util import CountryCode, Url
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.model import document
 from app.model.names import DatasetName
 from app.model.tenant import Strict
 
 
-class Publisher(Strict):
+class Plain(BaseModel):
+    """Fields that are text hold what a document can: no control characters but newline and tab."""
+
+    @field_validator("*")
+    @classmethod
+    def plain_text(cls, value: Any) -> Any:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str):
+                document.plain(text)
+        return value
+
+
+class Publisher(Plain, Strict):
     """Who publishes the source: FtM's fields and types, without the label that FtM computes."""
 
     name: Annotated[str, Field(min_length=1, max_length=1000)]
@@ -27,7 +39,7 @@ class Publisher(Strict):
     logo_url: Url | None = None
 
 
-class Coverage(DataCoverage):
+class Coverage(Plain, DataCoverage):
     """Which times and places the source covers, as FtM describes it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -48,10 +60,17 @@ class Policy(Strict):
     maintain: bool = True
 
 
+def _once_each(names: list[DatasetName]) -> list[DatasetName]:
+    return sorted(set(names))
+
+
 Text = Annotated[str, Field(max_length=100_000)]
+Tags = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=1000)]
+Children = Annotated[list[DatasetName], Field(max_length=10_000), AfterValidator(_once_each)]
+FileBytes = Annotated[int, Field(ge=1 << 20, le=1 << 32)]
 
 
-class FtmMetadata(Strict):
+class FtmMetadata(Plain, Strict):
     """What a dataset is about, in FtM's own terms and types."""
 
     title: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
@@ -60,17 +79,12 @@ class FtmMetadata(Strict):
     description: Text | None = None
     url: Url | None = None
     category: Annotated[str, Field(max_length=200)] | None = None
-    tags: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=1000, default_factory=list)]
+    tags: Annotated[Tags, Field(default_factory=list)]
     publisher: Publisher | None = None
     coverage: Coverage | None = None
-    children: Annotated[list[DatasetName], Field(max_length=10_000, default_factory=list)]
+    children: Annotated[Children, Field(default_factory=list)]
     deprecated: bool = False
     deprecation: Text | None = None
-
-    @field_validator("children")
-    @classmethod
-    def once_each(cls, value: list[DatasetName]) -> list[DatasetName]:
-        return sorted(set(value))
 
 
 class DatasetMetadata(FtmMetadata):
@@ -78,8 +92,24 @@ class DatasetMetadata(FtmMetadata):
 
     checksum: Literal["sha256"] | None = None
     compression: Literal["gzip", "zstd"] | None = None
-    target_file_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 32)] = 128 << 20
+    target_file_bytes: FileBytes = 128 << 20
     policy: Policy = Policy()
+
+
+class DatasetChange(DatasetMetadata):
+    """Fields to replace; null goes back to the default."""
+
+    tags: Tags | None = None  # type: ignore[assignment]  # what is stored is never null, what is asked for may be
+    children: Children | None = None  # type: ignore[assignment]
+    deprecated: bool | None = None  # type: ignore[assignment]
+    target_file_bytes: FileBytes | None = None  # type: ignore[assignment]
+    policy: Policy | None = None  # type: ignore[assignment]
+
+    def applied_to(self, current: DatasetMetadata) -> dict[str, Any]:
+        """All fields as they are to be, those that go back to their default left out."""
+        given = self.model_dump(exclude_unset=True)
+        merged = current.model_dump() | given
+        return {field: value for field, value in merged.items() if field not in given or value is not None}
 
 
 class NewDataset(DatasetMetadata):
@@ -112,15 +142,14 @@ class DatasetConfig(DatasetMetadata):
         )
 
     def to_yaml(self) -> bytes:
-        data = self.model_dump(mode="json", exclude_defaults=True)
-        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).encode()
+        return document.dump(self.model_dump(mode="json", exclude_defaults=True))
 
     @classmethod
     def from_yaml(cls, data: bytes) -> Self:
-        return cls.model_validate(yaml.safe_load(data))
+        return cls.model_validate(document.load(data))
 
 
-class CatalogMetadata(Strict):
+class CatalogMetadata(Plain, Strict):
     """What the lake says of itself: `config.yml` at its root."""
 
     title: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
@@ -133,12 +162,11 @@ class CatalogMetadata(Strict):
         return CatalogMetadata.model_validate(self.model_dump() | change.model_dump(exclude_unset=True))
 
     def to_yaml(self) -> bytes:
-        data = self.model_dump(mode="json", exclude_defaults=True)
-        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).encode()
+        return document.dump(self.model_dump(mode="json", exclude_defaults=True))
 
     @classmethod
     def from_yaml(cls, data: bytes) -> "CatalogMetadata":
-        return cls.model_validate(yaml.safe_load(data) or {})
+        return cls.model_validate(document.load(data) or {})
 
 
 class CatalogEntry(FtmMetadata):
@@ -155,18 +183,27 @@ class Catalog(CatalogMetadata):
 
 
 class Version(BaseModel):
-    """A former version of a document."""
+    """A former version of a document: when it was replaced, its name, its size in bytes."""
 
     timestamp: str
     name: str
     size: int
 
 
-def etag(document: bytes) -> str:
+def etag(text: bytes) -> str:
     """A strong entity tag: the same bytes have the same tag, whatever came between."""
-    return f'"{hashlib.sha256(document).hexdigest()[:32]}"'
+    return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
 
 
-def names_tag(header: str, tag: str) -> bool:
-    """Whether an `If-Match` or `If-None-Match` header names this entity tag."""
-    return header.strip() == "*" or tag in [part.strip().removeprefix("W/") for part in header.split(",")]
+def matches(if_match: str, tag: str) -> bool:
+    """Whether an `If-Match` header names this entity tag. It compares strongly: a weak tag (`W/`) never matches."""
+    return if_match.strip() == "*" or tag in _listed(if_match)
+
+
+def names_tag(if_none_match: str, tag: str) -> bool:
+    """Whether an `If-None-Match` header names this entity tag, weakly or not."""
+    return if_none_match.strip() == "*" or tag in [listed.removeprefix("W/") for listed in _listed(if_none_match)]
+
+
+def _listed(header: str) -> list[str]:
+    return [part.strip() for part in header.split(",")]

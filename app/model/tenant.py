@@ -1,13 +1,14 @@
 """Tenants, their keys, grants and limits, and the identity a request has."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from app.model.names import DatasetPattern, TenantName
+from app.settings import RequestRate
 
 ADMIN = TenantName("admin")
 """The tenant of the key that is made at the first start."""
@@ -38,6 +39,17 @@ def _printable(text: str) -> str:
 Label = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 
 
+def _in_utc(moment: datetime) -> datetime:
+    # The first and the last year are left to the clocks of other time zones, ours and a database's.
+    if not datetime.min.year < moment.year < datetime.max.year:
+        raise ValueError("must be between the years 2 and 9998")
+    return moment.astimezone(UTC)
+
+
+Expiry = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A moment that every clock can show, in UTC."""
+
+
 class Strict(BaseModel):
     """A request body: fields it does not know are errors."""
 
@@ -65,7 +77,7 @@ class Tenant(BaseModel):
 
 class NewKey(Strict):
     label: Label = ""
-    expires: AwareDatetime | None = None
+    expires: Expiry | None = None
 
 
 class Key(BaseModel):
@@ -103,8 +115,8 @@ class Grant(BaseModel):
 class NewLimits(Strict):
     """A tenant's own limits; null means the server's default."""
 
-    rate_limit: Annotated[float, Field(ge=0)] | None = None
-    rate_burst: Annotated[int, Field(ge=1)] | None = None
+    rate_limit: RequestRate | None = None
+    rate_burst: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     quota_statements: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     quota_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
@@ -141,12 +153,13 @@ class AuditEntry(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is calling: a tenant, by which key, with which grants and limits."""
+    """Who is calling: a tenant, by which key, with which grants, and how fast it may."""
 
     tenant: TenantName
     key: str
     grants: tuple[tuple[DatasetPattern, Level], ...]
-    limits: Limits
+    rate_limit: float
+    rate_burst: int
 
     def level_on(self, dataset: str) -> Level | None:
         """The highest level granted on a dataset, or None: then it does not exist for this caller."""

@@ -18,7 +18,7 @@ from app.errors import StartRefused
 from app.settings import Settings
 from app.storage import duck
 from app.storage.disk import Disk
-from app.storage.identity import Identity
+from app.storage.identity import AwsIdentity
 from app.storage.s3 import s3_options
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CONNECT, READ, RETRIES, RETRY_FOR = "10s", "30s", 3, timedelta(seconds=30)
 """A store that does not answer becomes an error after a minute at most, retries included."""
+LONGEST_CALL = 120.0
+"""Seconds after which nothing of a call is under way any more: that minute, and as much again to be sure."""
 WHOLE_STREAM = "24h"
 """obstore would end a download after 30 s, however fast it comes; `READ` ends those that stand still."""
 WHOLE_REQUEST = "60s"
@@ -174,8 +176,8 @@ class Connection:
     # What they are given
 
     @cached_property
-    def _identity(self) -> Identity:
-        return Identity(self.options)
+    def _identity(self) -> AwsIdentity:
+        return AwsIdentity(self.options)
 
     @property
     def _over_http(self) -> bool:

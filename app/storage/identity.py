@@ -27,7 +27,7 @@ class Keys:
     token: str | None = field(repr=False)
 
 
-class Identity:
+class AwsIdentity:
     """Keys for every library alike. Called, it is a credential provider for obstore."""
 
     def __init__(self, options: Mapping[str, str]) -> None:

@@ -2,39 +2,35 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from app.errors import PathExists, VersionNotFound
+from app.model.dataset import Version
 from app.model.ids import parse_stamp
 from app.model.names import FileName
 from app.storage.layout import Versions
 from app.storage.store import Missing, Store
 
 
-@dataclass(frozen=True)
-class Version:
-    """A former content: when it was replaced, the document's name, its size in bytes."""
-
-    stamp: str
-    name: str
-    size: int
-
-
-def replace(store: Store, path: str, versions: Versions, data: bytes, moment: datetime) -> bool:
+def replace(
+    store: Store,
+    path: str,
+    versions: Versions,
+    data: bytes,
+    moment: datetime,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
     """Replace a small document whole. True if anything was written; equal bytes write nothing.
 
     The former content is kept first, then the new one is put: a crash between the two leaves the document as it was,
-    and one version more that says the same.
+    and one version more that says the same. `check` is called right before the put; what it raises ends it there.
     """
-    try:
+    with suppress(Missing):
         former = store.get(path)
-    except Missing:
-        store.put(path, data)
-        return True
-    if former == data:
-        return False
-    _keep(path, versions, moment, lambda place: store.put_new(place, former))
+        if former == data:
+            return False
+        _keep(path, versions, moment, lambda place: store.put_new(place, former))
+    check()
     store.put(path, data)
     return True
 
@@ -60,12 +56,12 @@ def _keep(path: str, versions: Versions, moment: datetime, write: Callable[[str]
 
 
 def list_versions(store: Store, versions: Versions) -> list[Version]:
-    """Every former content, newest first."""
+    """Every former content, newest first; of one moment, the last name first."""
     found = []
     for entry in store.list(versions.folder):
         stamp, name = entry.path.split("/")[-2:]
-        found.append(Version(stamp, name, entry.size))
-    return sorted(found, key=lambda version: version.stamp, reverse=True)
+        found.append(Version(timestamp=stamp, name=name, size=entry.size))
+    return sorted(found, key=lambda version: (version.timestamp, version.name), reverse=True)
 
 
 def get_version(store: Store, versions: Versions, stamp: str, name: FileName) -> bytes:

@@ -26,7 +26,10 @@ class Act:
     request: str
 
     def done(self, connection: Connection, target: str | None = None, **detail: Any) -> None:
-        """Record a write in the transaction that makes it: neither is ever there without the other."""
+        """Record a write in the transaction that makes it: what changes in SQL and this record commit together.
+
+        A document in the lake is put before: a crash between put and commit leaves it without a record.
+        """
         _record(connection, self, Outcome.DONE, target or self.target, detail)
 
 
@@ -51,7 +54,7 @@ class Denials:
             return
         try:
             with self._database.write() as connection:
-                _record(connection, act, Outcome.DENIED, act.target, {"problem": error.slug})
+                _record(connection, act, Outcome.DENIED, act.target, {"problem": error.slug, "detail": error.detail})
         except TarnError as failure:  # the refusal stands, whether or not it can be written down
             log.exception("denial not recorded", problem=failure.slug)
 

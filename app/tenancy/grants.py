@@ -10,6 +10,7 @@ from app.errors import AlreadyExists, Forbidden, GrantNotFound
 from app.model.ids import new_id, now
 from app.model.names import TenantName
 from app.model.tenant import ADMIN, Grant, Level, NewGrant
+from app.tenancy.revision import bump
 
 
 def create(connection: Connection, tenant: TenantName, new: NewGrant) -> Grant:
@@ -21,6 +22,7 @@ def create(connection: Connection, tenant: TenantName, new: NewGrant) -> Grant:
             )
     except IntegrityError:
         raise AlreadyExists(f"{tenant!r} has {new.level} on {new.dataset!r} already") from None
+    bump(connection)
     return get(connection, grant_id)
 
 
@@ -43,6 +45,7 @@ def remove(connection: Connection, grant_id: str) -> Grant:
     if grant.tenant == ADMIN and grant.dataset == "*" and grant.level is Level.ADMIN:
         raise Forbidden("the administrator's own grant cannot be deleted: nobody could administer the lake")
     connection.execute(delete(grants).where(grants.c.id == grant_id))
+    bump(connection)
     return grant
 
 

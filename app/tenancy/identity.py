@@ -1,18 +1,42 @@
 """From an `Authorization` header to an identity."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
 from sqlalchemy import Connection, select
 
 from app.db.engine import Database
 from app.db.tables import grants
 from app.errors import Unauthenticated
+from app.model.ids import now
 from app.model.names import DatasetPattern, TenantName
 from app.model.tenant import Identity, Level
 from app.settings import Settings
-from app.tenancy import keys, limits, tenants
+from app.tenancy import keys, limits, revision, tenants
 from app.tenancy.oidc import Issuer
+from app.tenancy.revision import Remembered
 
 LONGEST = 16_384
 """A header longer than this is no key and no token of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A caller, and the view of the database in which it was seen: what is read in it fits to the identity."""
+
+    identity: Identity
+    connection: Connection
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An identity, and until when its key is valid."""
+
+    identity: Identity
+    expires: datetime | None = None
 
 
 class Authenticator:
@@ -22,33 +46,52 @@ class Authenticator:
         self._database = database
         self._settings = settings
         self._issuer = issuer
+        self._known: Remembered[Known] = Remembered()
 
-    def identify(self, header: str | None) -> Identity:
-        """The caller's identity, read afresh: a revoked key or grant ends with the next request.
+    @contextmanager
+    def identified(self, header: str | None) -> Iterator[Sight]:
+        """The caller as of this moment: a revoked key or grant ends with the next request.
 
-        Raises Unauthenticated, with the same words whichever part was wrong.
+        1. token      what the header holds; a JWT is verified before a connection is taken, as its issuer may be slow
+        2. revision   one statement
+        3. identity   remembered from an earlier request of the same revision, or else read
+        4. expiry     checked every time, as it comes without a change
+
+        Raises Unauthenticated, with the same words whichever part was wrong, and Unavailable.
         """
         token = _token(header)
-        if self._issuer is not None and token.count(".") == 2:
-            tenant, key = self._issuer.tenant_of(token)
-            with self._database.read() as connection:
-                return self._identity(connection, tenant, key)
-        with self._database.read() as connection:
-            verified = keys.verify(connection, token)
-            if verified is None:
-                raise _refused()
-            return self._identity(connection, *verified)
-
-    def _identity(self, connection: Connection, tenant: TenantName, key: str) -> Identity:
-        found = tenants.find(connection, tenant)
-        if found is None or found.disabled:
+        is_jwt = self._issuer is not None and token.count(".") == 2
+        named = self._issuer.tenant_of(token) if self._issuer is not None and is_jwt else None
+        if is_jwt and named is None:
             raise _refused()
-        rows = connection.execute(select(grants.c.dataset, grants.c.level).where(grants.c.tenant == tenant))
+        with self._database.read() as connection:
+            present = revision.current(connection)
+            if named is not None:
+                known = self._known.get(present, named, lambda: Known(self._identity(connection, *named)))
+            else:
+                known = self._known.get(present, keys.digest(token), lambda: self._of_key(connection, token))
+            if known.expires is not None and known.expires <= now():
+                raise _refused()
+            yield Sight(known.identity, connection, present)
+
+    def _of_key(self, connection: Connection, presented: str) -> Known:
+        key = keys.verify(connection, presented)
+        if key is None:
+            raise _refused()
+        return Known(self._identity(connection, key.tenant, key.id), key.expires)
+
+    def _identity(self, connection: Connection, name: TenantName, key: str) -> Identity:
+        tenant = tenants.find_row(connection, name)
+        if tenant is None or tenant.disabled:
+            raise _refused()
+        rows = connection.execute(select(grants.c.dataset, grants.c.level).where(grants.c.tenant == name))
+        allowed = limits.in_force(tenant, self._settings)
         return Identity(
-            tenant=tenant,
+            tenant=name,
             key=key,
             grants=tuple((DatasetPattern(dataset), Level(level)) for dataset, level in rows),
-            limits=limits.of(connection, tenant, self._settings),
+            rate_limit=allowed.rate_limit,
+            rate_burst=allowed.rate_burst,
         )
 
 

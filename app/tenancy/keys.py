@@ -17,6 +17,7 @@ from app.errors import Forbidden, KeyNotFound
 from app.model.ids import now
 from app.model.names import TenantName
 from app.model.tenant import BOOTSTRAP_KEY, CreatedKey, Key, NewKey
+from app.tenancy.revision import bump
 
 PREFIX = "tarn"
 
@@ -35,19 +36,18 @@ def insert_key(connection: Connection, key_id: str, tenant: str, label: str, key
             id=key_id, tenant=tenant, label=label, digest=digest(key), created=now(), expires=expires
         )
     )
+    bump(connection)
 
 
-def verify(connection: Connection, presented: str) -> tuple[TenantName, str] | None:
-    """The tenant and id of a presented key, or None if it is unknown, revoked or expired."""
+def verify(connection: Connection, presented: str) -> Key | None:
+    """What is stored of a presented key, or None if it is unknown or revoked. Whether it has expired is not asked."""
     key_id = id_of(presented)
     row = connection.execute(select(api_keys).where(api_keys.c.id == key_id)).first()
     stored = row.digest if row is not None else digest("")
     matches = hmac.compare_digest(stored, digest(presented))
     if row is None or not matches or row.revoked is not None:
         return None
-    if row.expires is not None and row.expires <= now():
-        return None
-    return TenantName(row.tenant), row.id
+    return _key(row)
 
 
 def id_of(presented: str) -> str:
@@ -82,6 +82,7 @@ def revoke(connection: Connection, key_id: str) -> Key:
     connection.execute(
         update(api_keys).where(api_keys.c.id == key_id, api_keys.c.revoked.is_(None)).values(revoked=now())
     )
+    bump(connection)
     return get(connection, key_id)
 
 

@@ -3,14 +3,17 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, Row, update
 
 from app.db.tables import tenants
 from app.errors import QuotaExceeded, RateLimited, TenantNotFound
 from app.model.names import TenantName
-from app.model.tenant import Limits, NewLimits
+from app.model.tenant import ADMIN, Identity, Limits, NewLimits
 from app.settings import Settings
+from app.tenancy.revision import bump
+from app.tenancy.tenants import find_row
 
 
 class Rate:
@@ -32,22 +35,27 @@ class Rate:
             return 0 if taken else (1 - tokens) / rate
 
 
-def check_rate(rate: Rate, tenant: TenantName, limits: Limits) -> None:
-    """Raise RateLimited, with the time to wait, if the tenant asks too fast."""
-    if limits.rate_limit == 0:
+def check_rate(rate: Rate, caller: Identity) -> None:
+    """Raise RateLimited, with the time to wait, if the caller's tenant asks too fast."""
+    if caller.rate_limit == 0:
         return
-    wait = rate.wait(tenant, limits.rate_limit, limits.rate_burst)
+    wait = rate.wait(caller.tenant, caller.rate_limit, caller.rate_burst)
     if wait:
         raise RateLimited(
-            f"more than {limits.rate_limit:g} requests a second by tenant {tenant!r}", retry_after=int(wait) + 1
+            f"more than {caller.rate_limit:g} requests a second by tenant {caller.tenant!r}", retry_after=int(wait) + 1
         )
 
 
 def of(connection: Connection, tenant: str, settings: Settings) -> Limits:
-    """The limits in force: the tenant's own, else the server's."""
-    row = connection.execute(select(tenants).where(tenants.c.name == tenant, tenants.c.deleted.is_(None))).first()
+    """The limits in force for a tenant. Raises TenantNotFound."""
+    row = find_row(connection, tenant)
     if row is None:
         raise TenantNotFound(f"there is no tenant {tenant!r}")
+    return in_force(row, settings)
+
+
+def in_force(row: Row[Any], settings: Settings) -> Limits:
+    """The tenant's own limits, else the server's. The administrator has no rate: it could lock everybody out."""
 
     def own(name: str) -> object:
         value = getattr(row, name)
@@ -55,6 +63,7 @@ def of(connection: Connection, tenant: str, settings: Settings) -> Limits:
 
     return Limits.model_validate(
         {name: own(name) for name in NewLimits.model_fields}
+        | ({"rate_limit": 0} if row.name == ADMIN else {})
         | {"used_statements": row.used_statements, "used_bytes": row.used_bytes}
     )
 
@@ -62,6 +71,7 @@ def of(connection: Connection, tenant: str, settings: Settings) -> Limits:
 def set_limits(connection: Connection, tenant: TenantName, new: NewLimits) -> None:
     """Replace a tenant's own limits by these."""
     connection.execute(update(tenants).where(tenants.c.name == tenant).values(**new.model_dump()))
+    bump(connection)
 
 
 def give_back(connection: Connection, tenant: str, statements: int) -> None:

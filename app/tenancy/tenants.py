@@ -10,6 +10,7 @@ from app.errors import AlreadyExists, Forbidden, TenantNotFound
 from app.model.ids import now
 from app.model.names import TenantName
 from app.model.tenant import ADMIN, NewTenant, Tenant, TenantChange
+from app.tenancy.revision import bump
 
 
 def create(connection: Connection, new: NewTenant) -> Tenant:
@@ -33,6 +34,7 @@ def create(connection: Connection, new: NewTenant) -> Tenant:
             if taken
             else f"the name {new.name!r} belonged to a deleted tenant and is not given out again"
         ) from None
+    bump(connection)
     return get(connection, new.name)
 
 
@@ -44,8 +46,14 @@ def get(connection: Connection, name: TenantName) -> Tenant:
 
 
 def find(connection: Connection, name: str) -> Tenant | None:
-    row = connection.execute(_living().where(tenants.c.name == name)).first()
+    row = find_row(connection, name)
     return None if row is None else _tenant(row)
+
+
+def find_row(connection: Connection, name: str) -> Row[Any] | None:
+    """The whole row of a tenant, its limits included."""
+    row: Row[Any] | None = connection.execute(_living().where(tenants.c.name == name)).first()
+    return row
 
 
 def page(connection: Connection, after: str | None, limit: int) -> list[Tenant]:
@@ -61,6 +69,7 @@ def change(connection: Connection, name: TenantName, wanted: TenantChange) -> Te
         raise Forbidden("the administrator's tenant cannot be disabled: nobody could enable it again")
     if values:
         connection.execute(update(tenants).where(tenants.c.name == name, tenants.c.deleted.is_(None)).values(**values))
+        bump(connection)
     return get(connection, name)
 
 
@@ -72,6 +81,7 @@ def remove(connection: Connection, name: TenantName) -> None:
     connection.execute(delete(api_keys).where(api_keys.c.tenant == name))
     connection.execute(delete(grants).where(grants.c.tenant == name))
     connection.execute(update(tenants).where(tenants.c.name == name).values(deleted=now()))
+    bump(connection)
 
 
 def _living() -> Any:

@@ -1,7 +1,9 @@
 """The worker: gives signs of life, claims jobs one at a time, runs them, hands them back when it must stop."""
 
 import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import structlog
@@ -10,21 +12,26 @@ from sqlalchemy import Connection
 from app.db import jobs, workers
 from app.db.engine import Database
 from app.errors import Internal, TarnError
+from app.journal.removal import remove_journal
+from app.journal.sweep import sweep
 from app.lake import datasets
-from app.lake.datasets import Dataset
+from app.lake.datasets import Dataset, Hold
 from app.model.backoff import delays
-from app.model.ids import new_id
-from app.model.job import Job, Operation, Progress
+from app.model.ids import new_id, now
+from app.model.job import Job, NotYet, Operation, Progress
 from app.settings import Settings
+from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
 Answer = TypeVar("Answer")
-Report = Callable[[Progress], None]
 
 FORGET_AFTER = 24 * 3600
 """Seconds after which a worker that never said goodbye is no longer listed."""
+
+SWEEP_EVERY = 30.0
+"""Seconds between two looks for what was left behind in the journal."""
 
 
 class Stopped(Exception):
@@ -41,7 +48,7 @@ class Worker:
         self._store = store
         self._stop = threading.Event()
         self._job: Job | None = None
-        self._operations: dict[Operation, Callable[[Job, Report], dict[str, Any]]] = {Operation.DELETE: self._delete}
+        self._operations: dict[Operation, Callable[[Job, Hold], dict[str, Any]]] = {Operation.DELETE: self._delete}
 
     def stop(self) -> None:
         """Ask the worker to finish: the job it has is handed back at its next step."""
@@ -53,7 +60,11 @@ class Worker:
         beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         beats.start()
         log.info("worker started", worker=self.id)
+        swept = -SWEEP_EVERY
         while not self._stop.is_set():
+            if time.monotonic() >= swept + SWEEP_EVERY:
+                self._sweep()
+                swept = time.monotonic()
             if not self.step():
                 self._stop.wait(self._settings.worker_poll)
         beats.join()
@@ -79,27 +90,38 @@ class Worker:
 
     def _run(self, job: Job) -> None:
         log.info("job started", job=job.id, operation=job.operation, dataset=job.dataset, attempt=job.attempts)
+
+        def hold(connection: Connection, progress: Progress | None) -> None:
+            if self._stop.is_set() or not jobs.beat(connection, job.id, self.id, progress):
+                raise Stopped
+
         try:
-            result = self._operations[job.operation](job, lambda progress: self._report(job, progress))
+            result = self._operations[job.operation](job, hold)
         except Stopped:
             self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))
+        except NotYet as early:
+            until = early.until
+            self._settle("goes on later", job, lambda connection: jobs.hand_back(connection, job.id, self.id, until))
         except Exception as error:  # a job may fail in any way; the worker goes on
-            log.exception("job failed", job=job.id)
             known = error if isinstance(error, TarnError) else Internal("the job failed; the worker's log says why")
+            again = job.operation.next_try(job.attempts, known.retryable, now())
+            log.exception("job failed", job=job.id, attempt=job.attempts, again=again)
             problem = known.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
-            self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem))
+            self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, again))
         else:
             self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, result))
 
-    def _delete(self, job: Job, report: Report) -> dict[str, Any]:
-        return datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), report)
+    def _delete(self, job: Job, hold: Hold) -> dict[str, Any]:
+        remove_journal(self._database, job.dataset_id, hold)
+        settling = timedelta(seconds=max(LONGEST_CALL, self._settings.worker_silent_after))
+        free_from = None if job.disturbed is None else job.disturbed + settling
+        return datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from)
 
-    def _report(self, job: Job, progress: Progress) -> None:
-        """Called by a running job between two steps. Raises Stopped if it must not go on."""
-        with self._database.write() as connection:
-            held = jobs.beat(connection, job.id, self.id, progress)
-        if self._stop.is_set() or not held:
-            raise Stopped
+    def _sweep(self) -> None:
+        try:
+            sweep(self._database, self._settings)
+        except Exception:  # what was left behind can wait; the jobs cannot
+            log.exception("the journal could not be swept")
 
     def _beat(self) -> None:
         """Signs of life, of the worker and of the job it has, until it stops."""
@@ -109,8 +131,8 @@ class Worker:
                     workers.beat(connection, self.id, FORGET_AFTER)
                     if (job := self._job) is not None:
                         jobs.beat(connection, job.id, self.id, None)
-            except TarnError as error:
-                log.warning("no sign of life could be given", problem=error.slug)
+            except Exception:  # a thread that ended here would end the worker's life for all others
+                log.exception("no sign of life could be given")
 
     def _settle(self, outcome: str, job: Job, settle: Callable[[Connection], bool]) -> None:
         held = self._insist(settle)

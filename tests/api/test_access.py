@@ -169,4 +169,6 @@ def test_every_open_route_is_meant_to_be_open():
         "ready",
         "metrics",
         "get_problem",
+        "openapi",
+        "docs",
     }

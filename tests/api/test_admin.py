@@ -5,6 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.db.tables import api_keys
+from app.model.names import TenantName
+from app.tenancy import identity
+from app.tenancy.limits import reserve
 from tests.house import House
 
 
@@ -72,6 +75,39 @@ def test_expired_key_is_refused(house: House):
     key = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires}).json()["key"]
 
     assert house.with_key(key).get("/v1/whoami").status_code == 401
+
+
+def test_key_that_is_remembered_ends_with_its_time(house: House, monkeypatch: pytest.MonkeyPatch):
+    house.admin.post("/v1/admin/tenants", {"name": "alice"})
+    expires = datetime.now(UTC) + timedelta(hours=1)
+    key = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires.isoformat()}).json()["key"]
+    alice = house.with_key(key)
+
+    before = alice.get("/v1/whoami").status_code
+    monkeypatch.setattr(identity, "now", lambda: expires)
+
+    assert (before, alice.get("/v1/whoami").status_code) == (200, 401)
+
+
+@pytest.mark.parametrize(
+    "expires",
+    ["9999-12-31T23:59:59-01:00", "0001-01-01T00:00:00+01:00", "9999-06-01T00:00:00Z", "2030-01-01T00:00:00"],
+)
+def test_expiry_that_not_every_clock_can_show_is_refused(house: House, expires: str):
+    house.admin.post("/v1/admin/tenants", {"name": "alice"})
+
+    answer = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires})
+
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "expires"
+
+
+def test_expiry_is_kept_in_utc(house: House):
+    house.admin.post("/v1/admin/tenants", {"name": "alice"})
+
+    made = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": "9998-12-31T23:59:59-01:00"}).json()
+
+    assert made["expires"] == "9999-01-01T00:59:59Z"
 
 
 def test_disabled_tenant_is_refused_until_it_is_enabled(house: House):
@@ -147,6 +183,51 @@ def test_limits_are_the_servers_until_the_tenant_has_its_own(house: House):
     assert alice.get("/v1/whoami").json()["limits"] == after
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"rate_burst": 2**31},
+        {"rate_burst": 0},
+        {"rate_limit": 1e-310},
+        {"rate_limit": 0.0009},
+        {"rate_limit": -1},
+        {"quota_bytes": 2**63},
+    ],
+)
+def test_limit_that_cannot_be_kept_is_refused(house: House, limits):
+    house.tenant("alice")
+
+    answer = house.admin.put("/v1/admin/tenants/alice/limits", limits)
+
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"].startswith(next(iter(limits)))
+
+
+@pytest.mark.parametrize("limits", [{"rate_burst": 2**31 - 1}, {"rate_limit": 0}, {"rate_limit": 0.001}])
+def test_utmost_limits_are_taken(house: House, limits):
+    alice = house.tenant("alice")
+
+    assert house.admin.put("/v1/admin/tenants/alice/limits", limits).status_code == 200
+    assert alice.get("/v1/whoami").status_code == 200
+
+
+def test_administrator_cannot_limit_itself_out(house: House):
+    shown = house.admin.put("/v1/admin/tenants/admin/limits", {"rate_limit": 0.001, "rate_burst": 1}).json()
+
+    assert {house.admin.get("/v1/whoami").status_code for _ in range(5)} == {200}
+    assert shown["rate_limit"] == 0
+
+
+def test_used_quota_is_shown_as_it_is_now(house: House):
+    alice = house.tenant("alice")
+    before = alice.get("/v1/whoami").json()["limits"]["used_statements"]
+
+    with house.services.database.write() as connection:
+        reserve(connection, TenantName("alice"), house.services.settings, statements=7)
+
+    assert (before, alice.get("/v1/whoami").json()["limits"]["used_statements"]) == (0, 7)
+
+
 def test_tenant_over_its_rate_waits_and_others_do_not(house: House):
     alice, bob = house.tenant("alice"), house.tenant("bob")
     house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 3})
@@ -181,6 +262,34 @@ def test_every_write_and_every_denial_is_in_the_audit_log(house: House):
         ("admin", "update_dataset", "done", "/v1/datasets/donations"),
     ]
     assert [entry["request"] for entry in entries if entry["action"] == "update_dataset"][1] == "sneaky-1"
+
+
+def test_denial_inside_a_route_is_in_the_audit_log(house: House):
+    house.dataset("donations")
+    alice, bob = house.tenant("alice", donations="admin"), house.tenant("bob", donations="write")
+    job = alice.delete("/v1/datasets/donations?confirm=donations").json()["id"]
+    grant = house.admin.get("/v1/admin/tenants/admin/grants").json()["results"][0]["id"]
+
+    answers = [
+        bob.post("/v1/datasets", {"name": "others"}),
+        bob.get(f"/v1/jobs/{job}"),
+        house.admin.delete("/v1/admin/tenants/admin"),
+        house.admin.patch("/v1/admin/tenants/admin", {"disabled": True}),
+        house.admin.delete("/v1/admin/keys/bootstrap"),
+        house.admin.delete(f"/v1/admin/grants/{grant}"),
+    ]
+    entries = house.admin.get("/v1/admin/audit", params={"limit": 6}).json()["results"]
+
+    assert [answer.status_code for answer in answers] == [403, 404, 403, 403, 403, 403]
+    assert [(entry["tenant"], entry["action"], entry["outcome"], entry["target"]) for entry in reversed(entries)] == [
+        ("bob", "create_dataset", "denied", "/v1/datasets"),
+        ("bob", "get_job", "denied", f"/v1/jobs/{job}"),
+        ("admin", "delete_tenant", "denied", "/v1/admin/tenants/admin"),
+        ("admin", "update_tenant", "denied", "/v1/admin/tenants/admin"),
+        ("admin", "revoke_key", "denied", "/v1/admin/keys/bootstrap"),
+        ("admin", "delete_grant", "denied", f"/v1/admin/grants/{grant}"),
+    ]
+    assert entries[-1]["detail"] == {"problem": "forbidden", "detail": "admin on 'others' is needed"}
 
 
 def test_audit_log_is_paged_and_filtered_by_tenant(house: House):

@@ -1,12 +1,13 @@
 """Datasets and the catalog over HTTP."""
 
 import threading
+from datetime import UTC, datetime
 
 import pytest
 import yaml
 from followthemoney.dataset import DataCatalog, Dataset
 
-from app.model.names import DatasetName
+from app.model.names import DatasetName, FileName
 from app.storage.layout import DatasetLayout
 from app.worker.loop import Worker
 from tests.house import House
@@ -97,6 +98,8 @@ def test_bad_name_is_refused_with_its_reason_and_nothing_is_made(house: House, n
         ({"tags": "money"}, "tags"),
         ({"policy": {"retention": {"count": 0}}}, "policy.retention.count"),
         ({"resources": []}, "resources"),
+        ({"description": "a\u0085b"}, "description"),
+        ({"publisher": {"name": "a\r\nb"}}, "publisher.name"),
     ],
 )
 def test_bad_metadata_is_refused_by_field_on_create_and_on_change(house: House, change, field: str):
@@ -171,6 +174,28 @@ def test_fields_left_out_of_a_change_stay_and_null_goes_back_to_the_default(hous
     assert (changed["title"], changed["summary"], changed["url"]) == ("Donations", None, "https://example.org/")
 
 
+def test_null_goes_back_to_the_default_of_a_field_that_is_never_null(house: House):
+    default = house.dataset("donations")
+    fields = ("tags", "children", "deprecated", "target_file_bytes", "policy")
+    other = {"tags": ["x"], "children": ["x"], "deprecated": False, "target_file_bytes": 1 << 20, "policy": {}}
+    house.admin.patch("/v1/datasets/donations", other | {"policy": {"maintain": False}})
+
+    changed = house.admin.patch("/v1/datasets/donations", dict.fromkeys(fields))
+
+    assert (changed.status_code, changed.json()) == (200, default)
+
+
+def test_null_is_no_value_of_a_new_dataset_where_it_means_nothing(house: House):
+    assert house.admin.post("/v1/datasets", {"name": "donations", "tags": None}).status_code == 422
+
+
+def test_text_is_given_back_as_it_was_sent(house: House):
+    text = " two\u2028lines,\n\ta tab, \ufeff and Ünïcode: #1 "
+    house.dataset("donations", description=text)
+
+    assert house.admin.get("/v1/datasets/donations").json()["description"] == text
+
+
 def test_answer_can_be_sent_back_as_a_change(house: House):
     shown = house.dataset("donations", **METADATA)
     body = {field: value for field, value in shown.items() if field not in ("name", "id", "created")}
@@ -190,6 +215,15 @@ def test_change_on_a_stale_tag_fails_and_changes_nothing(house: House):
     assert stale.status_code == 412
     assert stale.json()["expected"] == tag
     assert house.admin.get("/v1/datasets/donations").json()["title"] == "B"
+
+
+def test_change_on_a_weak_tag_fails_for_it_promises_too_little(house: House):
+    tag = house.admin.post("/v1/datasets", {"name": "donations"}).headers["ETag"]
+
+    weak = house.admin.patch("/v1/datasets/donations", {"title": "B"}, headers={"If-Match": f"W/{tag}"})
+    shown = house.admin.get("/v1/datasets/donations", headers={"If-None-Match": f"W/{tag}"})
+
+    assert (weak.status_code, shown.status_code) == (412, 304)
 
 
 def test_concurrent_changes_of_different_fields_all_hold(house: House):
@@ -257,7 +291,7 @@ def test_catalog_loads_with_ftms_own_reader_and_holds_what_the_caller_may_read(h
     assert catalog.require("public_one").model.title == "PUBLIC_ONE"
 
 
-@pytest.mark.parametrize("text", [b"{", b"title: x", b"- a", b"\xff\xfe"])
+@pytest.mark.parametrize("text", [b"{", b"title: x", b"- a", b"\xff\xfe", b"name: 2030-13-45", b"[" * 200_000])
 def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: House, text: bytes):
     house.dataset("broken")
     house.dataset("good")
@@ -267,7 +301,33 @@ def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: 
 
     assert (shown.status_code, shown.json()["type"]) == (500, "/problems/document-invalid")
     assert [dataset["name"] for dataset in house.admin.get("/v1/datasets").json()["results"]] == ["good"]
+    assert [dataset["name"] for dataset in house.admin.get("/v1/catalog").json()["datasets"]] == ["good"]
     assert house.admin.delete("/v1/datasets/broken?confirm=broken").status_code == 202
+
+
+def test_catalog_broken_by_hand_says_so(house: House):
+    house.services.store.put("config.yml", b"title: 2030-13-45")
+
+    shown, changed = house.admin.get("/v1/catalog"), house.admin.patch("/v1/catalog", {"title": "x"})
+
+    assert [answer.json()["type"] for answer in (shown, changed)] == ["/problems/document-invalid"] * 2
+
+
+def test_versions_of_one_moment_are_all_on_some_page(house: House):
+    house.dataset("donations")
+    layout = DatasetLayout(DatasetName("donations"))
+    names = ["index.json", "config.yml", "entities.ftm.json"]
+    for name in names:
+        house.services.store.put(layout.versions.at(datetime(2030, 1, 1, tzinfo=UTC), FileName(name)), b"")
+
+    found, cursor = [], None
+    for _ in names:
+        params = {"limit": 1} | ({"cursor": cursor} if cursor else {})
+        page = house.admin.get("/v1/datasets/donations/versions", params=params).json()
+        found += [version["name"] for version in page["results"]]
+        cursor = page["next"]
+
+    assert (found, cursor) == (sorted(names, reverse=True), None)
 
 
 def test_list_is_paged_by_name_and_ends(house: House):

@@ -1,9 +1,14 @@
 """Idempotency keys: one effect, however often it is asked for."""
 
 import threading
+from datetime import timedelta
 
 import pytest
+from sqlalchemy import update
 
+from app.api.idempotency import CLAIMED
+from app.db.tables import idempotency
+from app.model.ids import now
 from tests.api.test_entities import JANE, NDJSON, PATH, lines, person
 from tests.house import House
 from tests.journal import journal
@@ -101,3 +106,48 @@ def test_changes_and_deletes_are_replayed_too(house: House, method: str, path: s
 
     assert first.status_code == 200
     assert (again.json(), journal.count(house)) == (first.json(), rows)
+
+
+def test_other_routes_answer_once_too(house: House):
+    key = {"Idempotency-Key": "k-2"}
+
+    first = house.admin.post("/v1/datasets", {"name": "once"}, headers=key)
+    again = house.admin.post("/v1/datasets", {"name": "once"}, headers=key)
+    other = house.admin.post("/v1/datasets", {"name": "other"}, headers=key)
+
+    assert (first.status_code, again.status_code, other.status_code) == (201, 201, 422)
+    assert again.json() == first.json()
+    assert again.headers["ETag"] == first.headers["ETag"]
+    assert house.admin.post("/v1/datasets", {"name": "once"}).status_code == 409
+
+
+def test_route_that_refused_leaves_its_key_free(house: House):
+    key = {"Idempotency-Key": "k-3"}
+
+    refused = house.admin.post("/v1/admin/tenants", {"name": "admin"}, headers=key)
+
+    assert refused.status_code == 409
+    assert house.admin.post("/v1/admin/tenants", {"name": "alice"}, headers=key).status_code == 201
+
+
+def test_secret_is_kept_under_no_key(house: House):
+    house.tenant("alice")
+
+    answer = house.admin.post("/v1/admin/tenants/alice/keys", {}, headers={"Idempotency-Key": "k-4"})
+
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
+
+
+def test_request_whose_twin_is_under_way_is_told_so_and_a_dead_twin_is_forgotten(house: House):
+    key = {"Idempotency-Key": "k-5"}
+    house.admin.post("/v1/datasets", {"name": "twin"}, headers=key)
+    with house.services.database.write() as connection:
+        connection.execute(update(idempotency).values(status=CLAIMED, created=now()))
+
+    waiting = house.admin.post("/v1/datasets", {"name": "twin"}, headers=key)
+    with house.services.database.write() as connection:
+        connection.execute(update(idempotency).values(created=now() - timedelta(minutes=5)))
+    after = house.admin.post("/v1/datasets", {"name": "twin"}, headers=key)
+
+    assert (waiting.status_code, waiting.json()["type"]) == (409, "/problems/locked")
+    assert (after.status_code, after.json()["type"]) == (409, "/problems/already-exists")

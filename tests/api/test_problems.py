@@ -1,9 +1,13 @@
 """Every error there is, as a problem document."""
 
+import time
+
 import pytest
 
 from app.errors import problem_types
 from tests.house import House
+
+JSON = {"accept": "application/json", "content-type": "application/json"}
 
 
 def assert_problem(answer, status: int, slug: str) -> dict:
@@ -29,6 +33,19 @@ def test_wrong_method_names_the_right_ones(house: House):
     problem = assert_problem(answer, 405, "method-not-allowed")
     assert problem["allowed"] == ["GET"]
     assert answer.headers["Allow"] == "GET"
+
+
+def test_wrong_method_names_those_of_every_route_at_the_path(house: House):
+    answer = house.admin.put("/v1/datasets/donations", {})
+
+    assert assert_problem(answer, 405, "method-not-allowed")["allowed"] == ["DELETE", "GET", "PATCH"]
+    assert answer.headers["Allow"] == "DELETE, GET, PATCH"
+
+
+def test_path_with_a_slash_too_many_is_not_redirected_to_where_the_host_header_says(house: House):
+    answer = house.admin.get("/v1/datasets/", headers={"Host": "evil.example"}, follow_redirects=False)
+
+    assert_problem(answer, 404, "route-not-found")
 
 
 @pytest.mark.parametrize(
@@ -71,9 +88,23 @@ def test_answer_the_caller_does_not_accept(house: House):
     assert_problem(answer, 406, "not-acceptable")
 
 
-@pytest.mark.parametrize("accept", ["application/json", "*/*", "text/html, application/*;q=0.1"])
+@pytest.mark.parametrize(
+    "accept",
+    ["application/json", "*/*", "text/html, application/*;q=0.1", "APPLICATION/JSON ; Q=1", "a, */*;x=y;q=nonsense"],
+)
 def test_answer_the_caller_accepts(house: House, accept: str):
     assert house.admin.get("/v1/datasets", headers={"Accept": accept}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["accept", "content-type"])
+def test_media_type_that_is_costly_to_parse_is_refused(house: House, name: str):
+    hostile = 'application/json;x="' + ";" * 60_000
+    begun = time.perf_counter()
+
+    answer = house.admin("POST", "/v1/datasets", content=b'{"name": "a"}', headers=JSON | {name: hostile})
+
+    assert assert_problem(answer, 422, "schema-violation")["errors"][0]["field"] == f"header.{name}"
+    assert time.perf_counter() - begun < 1
 
 
 def test_unknown_query_parameter(house: House):

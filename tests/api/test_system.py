@@ -1,9 +1,11 @@
 """Health, readiness, metrics, the OpenAPI document, CORS."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 
+from app.api import system
 from app.api.access import TABLE
 from app.db import workers
 from app.db.tables import workers as table
@@ -16,7 +18,8 @@ def test_alive_without_a_key(house: House):
     assert house.nobody.get("/healthz").json() == {"status": "ok"}
 
 
-def test_ready_tells_of_a_worker_that_lives_and_of_one_that_fell_silent(house: House):
+def test_ready_tells_of_a_worker_that_lives_and_of_one_that_fell_silent(house: House, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(system, "READY_SECONDS", 0.0)
     with house.services.database.write() as connection:
         workers.register(connection, "w1")
     lively = house.nobody.get("/readyz")
@@ -26,6 +29,24 @@ def test_ready_tells_of_a_worker_that_lives_and_of_one_that_fell_silent(house: H
 
     assert (lively.status_code, lively.json()["status"], lively.json()["worker"]) == (200, "ready", "ok")
     assert (silent.status_code, silent.json()["status"], silent.json()["worker"]) == (200, "degraded", "silent")
+
+
+def test_many_who_ask_whether_it_is_ready_make_one_look(house: House, monkeypatch: pytest.MonkeyPatch):
+    looks: list[str] = []
+    head = house.services.store.head
+
+    def note(path: str) -> object:
+        looks.append(path)
+        return head(path)
+
+    monkeypatch.setattr(house.services.store, "head", note)
+    monkeypatch.setattr(system, "READY_SECONDS", 60.0)
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: house.nobody.get("/readyz").status_code, range(60)))
+    monkeypatch.setattr(system, "READY_SECONDS", 0.0)
+    house.nobody.get("/readyz")
+
+    assert (answers, len(looks)) == ([200] * 60, 2)
 
 
 @pytest.mark.parametrize("part", ["database", "storage"])
@@ -68,7 +89,7 @@ def test_openapi_has_every_route_by_a_short_name_with_its_problems(house: House)
     document = house.nobody.get("/openapi.json").json()
     operations = {op["operationId"]: op for path in document["paths"].values() for op in path.values()}
 
-    assert operations.keys() == TABLE.keys()
+    assert operations.keys() == TABLE.keys() - {"openapi", "docs"}
     for name, operation in operations.items():
         identified = TABLE[name].identified
         assert ("401" in operation["responses"]) is identified, name
@@ -79,6 +100,27 @@ def test_openapi_has_every_route_by_a_short_name_with_its_problems(house: House)
                 assert list(response["content"]) == ["application/problem+json"], (name, status)
 
 
+def test_openapi_tells_of_a_full_store_and_of_unreadable_documents(house: House):
+    document = house.nobody.get("/openapi.json").json()
+    operations = {(method, op["operationId"]): op for path in document["paths"].values() for method, op in path.items()}
+    unreadable = {name for (_, name), op in operations.items() if "DocumentInvalidProblem" in str(op["responses"])}
+
+    assert all(("507" in op["responses"]) is (method != "get") for (method, _), op in operations.items())
+    assert unreadable == {"get_catalog", "update_catalog", "get_dataset", "update_dataset", "delete_dataset"}
+
+
+def test_page_of_the_documentation_shows_every_operation_and_asks_nobody_else(house: House):
+    paths = house.nobody.get("/openapi.json").json()["paths"]
+
+    answer = house.nobody.get("/docs")
+
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert [path for path in paths if f"<code>{path}</code>" not in answer.text] == []
+    assert "//" not in answer.text
+    assert "<script" not in answer.text
+
+
 def test_openapi_has_one_closed_enum_of_problems(house: House):
     schemas = house.nobody.get("/openapi.json").json()["components"]["schemas"]
 
@@ -86,11 +128,42 @@ def test_openapi_has_one_closed_enum_of_problems(house: House):
     assert [name for name in schemas if "__" in name or name.endswith(("-Input", "-Output"))] == []
 
 
-def test_only_configured_origins_may_call_from_a_browser(house: House):
+@pytest.fixture
+def open_house(house: House) -> House:
+    """A house that pages of one origin may call."""
     settings = house.services.settings.model_copy(update={"cors_origins": ("https://app.example",)})
-    open_house = House(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
+    return House(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
+
+
+def test_only_configured_origins_may_call_from_a_browser(open_house: House):
     welcome = open_house.nobody.get("/healthz", headers={"Origin": "https://app.example"})
     stranger = open_house.nobody.get("/healthz", headers={"Origin": "https://evil.example"})
 
     assert welcome.headers["Access-Control-Allow-Origin"] == "https://app.example"
     assert "Access-Control-Allow-Origin" not in stranger.headers
+
+
+def test_preflight_has_an_id_and_its_refusal_is_a_problem(open_house: House):
+    asked = {"Access-Control-Request-Method": "GET"}
+    welcome = open_house.nobody("OPTIONS", "/v1/whoami", asked | {"Origin": "https://app.example"})
+    stranger = open_house.nobody("OPTIONS", "/v1/whoami", asked | {"Origin": "https://evil.example"})
+
+    assert (welcome.status_code, stranger.status_code) == (200, 403)
+    assert stranger.headers["Content-Type"] == "application/problem+json"
+    assert stranger.json()["instance"] == "/v1/whoami"
+    assert welcome.headers["X-Request-ID"]
+    assert stranger.headers["X-Request-ID"]
+    assert 'method="OPTIONS",route="unmatched",status="403"' in open_house.nobody.get("/metrics").text
+
+
+def test_page_may_read_an_error_that_nobody_foresaw(open_house: House, monkeypatch: pytest.MonkeyPatch):
+    def explode(*_: object) -> None:
+        raise RuntimeError
+
+    open_house.dataset("donations")
+    monkeypatch.setattr(open_house.services.store, "get", explode)
+
+    answer = open_house.admin.get("/v1/datasets/donations", headers={"Origin": "https://app.example"})
+
+    assert answer.status_code == 500
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"

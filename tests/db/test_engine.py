@@ -1,13 +1,15 @@
 """Transactions."""
 
 import threading
+from pathlib import Path
 
 import pytest
 from sqlalchemy import insert, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from app.db.engine import Database
 from app.db.tables import lake
-from app.errors import Unavailable
+from app.errors import StartRefused, Unavailable
 
 
 def test_write_that_fails_leaves_nothing(database: Database):
@@ -56,9 +58,35 @@ def test_counters_raised_by_many_writers_lose_nothing(database: Database):
 def test_database_that_does_not_answer_is_unavailable():
     database = Database("postgresql+psycopg://nobody@127.0.0.1:1/none")
 
-    with pytest.raises(Unavailable):
-        database.ping()
+    with pytest.raises(Unavailable) as unavailable, database.read():
+        pass
+    assert unavailable.value.retry_after
     database.close()
+
+
+def test_error_of_the_database_does_not_repeat_the_values_of_a_statement(database: Database):
+    with pytest.raises((SQLAlchemyError, Unavailable)) as caught, database.read() as connection:
+        connection.execute(text("SELECT * FROM nothing WHERE a = :a"), {"a": "hunter2"})
+
+    assert "nothing" in str(caught.value.__cause__ or caught.value)
+    assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/proc/x/y.db", "/proc/x/y.db cannot be used: No such file"),
+        ("{}/folder", "is a folder"),
+        ("{}/text", "file is not a database"),
+        ("{}/text/y.db", "cannot be used"),
+    ],
+)
+def test_sqlite_file_that_can_never_be_opened_stops_the_start(tmp_path: Path, path: str, sentence: str):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database, " * 1000)
+
+    with pytest.raises(StartRefused, match=f"^TARN_DATABASE_URL: .*{sentence}"):
+        Database(f"sqlite:///{path.format(tmp_path)}")
 
 
 def test_sqlite_is_durable_and_lets_readers_read_while_one_writes(tmp_path):

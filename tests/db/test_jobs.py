@@ -4,14 +4,16 @@ import threading
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import insert, update
+from alembic import command
+from sqlalchemy import insert, text, update
 
-from app.db import jobs
+from app.db import jobs, migrate
 from app.db.engine import Database
 from app.db.tables import datasets
 from app.db.tables import jobs as table
+from app.errors import Unavailable
 from app.model.ids import new_id, now
-from app.model.job import Job, JobState, Operation, Progress
+from app.model.job import LONG_WAIT, MOST_ATTEMPTS, Job, JobState, Operation, Progress
 
 
 @pytest.fixture
@@ -74,12 +76,13 @@ def test_job_of_a_silent_worker_is_taken_over_and_the_old_one_cannot_finish_it(d
         late = [
             jobs.beat(connection, job.id, "dead", None),
             jobs.finish(connection, job.id, "dead", {}),
-            jobs.fail(connection, job.id, "dead", {}),
+            jobs.fail(connection, job.id, "dead", {}, None),
         ]
         finished = jobs.finish(connection, job.id, "alive", {"files": 1})
 
     assert taken is not None
     assert taken.attempts == 2
+    assert taken.disturbed is not None
     assert late == [False, False, False]
     assert finished
 
@@ -107,4 +110,86 @@ def test_job_that_is_handed_back_is_queued_again(database: Database, dataset_id:
     again = claim(database, "w2")
 
     assert again is not None
-    assert (again.id, again.attempts) == (job.id, 2)
+    assert (again.id, again.attempts, again.disturbed) == (job.id, 2, None)
+
+
+def test_job_that_failed_is_claimed_when_its_time_has_come_and_not_before(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id)
+    claim(database, "w1")
+    with database.write() as connection:
+        jobs.fail(connection, job.id, "w1", PROBLEM, now() + timedelta(minutes=1))
+
+    early = claim(database, "w2")
+    with database.write() as connection:
+        connection.execute(update(table).values(not_before=now()))
+    again = claim(database, "w2")
+    with database.write() as connection:
+        jobs.finish(connection, job.id, "w2", {})
+        done = jobs.find(connection, job.id)
+
+    assert early is None
+    assert again is not None
+    assert done is not None
+    assert again.problem is not None
+    assert again.disturbed is not None
+    assert (done.state, done.problem, done.not_before) == (JobState.DONE, None, None)
+
+
+def test_job_that_ends_every_worker_is_not_claimed_for_ever(database: Database, dataset_id: str, monkeypatch):
+    monkeypatch.setattr(Operation, "never_given_up", property(lambda _: False))
+    job = enqueue(database, dataset_id)
+    for _ in range(MOST_ATTEMPTS):
+        assert claim(database, "dies") is not None
+        fall_silent(database)
+
+    assert claim(database, "lives") is None
+    with database.read() as connection:
+        found = jobs.find(connection, job.id)
+    assert found is not None
+    assert found.problem is not None
+    assert (found.state, found.problem.detail) == (JobState.FAILED, "20 workers fell silent over this job")
+
+
+def test_delete_that_ends_every_worker_waits_long_between_tries(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id)
+    for _ in range(MOST_ATTEMPTS):
+        claim(database, "dies")
+        fall_silent(database)
+
+    assert claim(database, "lives") is None
+    with database.read() as connection:
+        found = jobs.find(connection, job.id)
+    assert found is not None
+    assert found.not_before is not None
+    assert found.state is JobState.QUEUED
+    assert found.not_before > now() + LONG_WAIT / 2
+
+
+def test_deletes_that_failed_under_an_older_version_are_taken_up_again(tmp_path):
+    database = Database(f"sqlite:///{tmp_path}/old.db")
+    config = migrate.alembic_config()
+    with database.write() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        connection.execute(
+            text("INSERT INTO datasets VALUES ('d', 'donations', 'deleting', '2030-01-01 00:00:00.000000', 0)")
+        )
+        connection.execute(
+            text(
+                "INSERT INTO jobs (id, operation, dataset_id, tenant, request, state, created, attempts) "
+                "VALUES ('j', 'delete', 'd', 'alice', 'r', 'failed', '2030-01-01 00:00:00.000000', 1)"
+            )
+        )
+
+    migrate.upgrade(database)
+
+    assert claim(database, "w1") is not None
+    database.close()
+
+
+PROBLEM = Unavailable("for now").problem("/v1/jobs/1").model_dump(mode="json")
+
+
+def fall_silent(database: Database) -> None:
+    with database.write() as connection:
+        connection.execute(update(table).values(heartbeat=now() - timedelta(minutes=1)))

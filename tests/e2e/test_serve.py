@@ -1,5 +1,6 @@
 """`tarn serve` as a person meets it: starting, stopping, dying."""
 
+import errno
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from tests.server import clean_environment, running
+
+IN_USE = os.strerror(errno.EADDRINUSE)
 
 
 def tarn(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -121,6 +124,8 @@ def test_killed_server_keeps_what_it_acknowledged(tmp_path: Path):
         ({"TARN_LAKE": "x"}, "tarn: TARN_LAKE is not a setting of Tarn"),
         ({"TARN_LAKE_URI": "s3://"}, "tarn: "),
         ({"TARN_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}, "tarn: the database does not answer"),
+        ({"TARN_HOST": "no.such.host.invalid"}, "tarn: TARN_HOST=no.such.host.invalid and TARN_PORT=8000 cannot be"),
+        ({"TARN_HOST": "x" * 100}, "tarn: TARN_HOST=xxx"),
     ],
 )
 def test_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, environment, sentence: str):
@@ -129,6 +134,16 @@ def test_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, envir
     assert result.returncode == 2
     assert result.stderr.startswith(sentence)
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("variable", ["TARN_PORT", "TARN_METRICS_PORT"])
+def test_port_of_another_process_is_refused_in_one_sentence(tmp_path: Path, variable: str):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = tarn(tmp_path, "serve", **{"TARN_PORT": "0"} | {variable: str(port)})
+
+    assert result.returncode == 2
+    assert result.stderr == f"tarn: TARN_HOST=127.0.0.1 and {variable}={port} cannot be listened on: {IN_USE}\n"
 
 
 def test_folder_that_is_no_lake_is_refused_and_left_alone(tmp_path: Path):

@@ -229,9 +229,10 @@ def test_deltalake_on_a_silent_server_ends_when_the_limit_is_over(monkeypatch):
             DeltaTable(connection.table_uri("t"), storage_options=connection.delta_options())
 
 
-def test_duckdb_never_installs_and_can_be_prepared_again_when_locked(connection):
+def test_duckdb_never_installs_and_can_be_prepared_again_when_locked(connection, tmp_path):
     write(connection)
-    with duckdb.connect() as database:
+    # Not the home folder's extensions, where anybody may have installed some.
+    with duckdb.connect(config={"extension_directory": str(tmp_path)}) as database:
         connection.prepare(database)
         database.execute("SET lock_configuration = true")
         connection.prepare(database)

@@ -3,11 +3,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.errors import VersionNotFound
+from app.model.dataset import Version
 from app.model.ids import stamp
 from app.model.names import DatasetName, FileName
 from app.storage.faults import FaultyStore
 from app.storage.layout import DatasetLayout
-from app.storage.versions import Version, get_version, list_versions, replace, replace_with
+from app.storage.versions import get_version, list_versions, replace, replace_with
 
 DS = DatasetLayout(DatasetName("ds"))
 T0 = datetime(2025, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
@@ -40,8 +41,30 @@ def test_taken_moment_moves_on_and_overwrites_no_version(store):
     for content in (b"1", b"22", b"333", b"4444"):
         replace(store, DS.config, DS.versions, content, T0)
     kept = list_versions(store, DS.versions)
-    assert kept == [Version(stamp(T0 + n * TICK), "config.yml", n + 1) for n in (2, 1, 0)]
-    assert [get_version(store, DS.versions, version.stamp, CONFIG) for version in kept] == [b"333", b"22", b"1"]
+    assert kept == [Version(timestamp=stamp(T0 + n * TICK), name="config.yml", size=n + 1) for n in (2, 1, 0)]
+    assert [get_version(store, DS.versions, version.timestamp, CONFIG) for version in kept] == [b"333", b"22", b"1"]
+
+
+def test_versions_of_one_moment_are_listed_by_name_last_first(store):
+    for path in (DS.index, DS.config, DS.entities):
+        for content in (b"1", b"2"):
+            replace(store, path, DS.versions, content, T0)
+    assert [version.name for version in list_versions(store, DS.versions)] == [
+        "index.json",
+        "entities.ftm.json",
+        "config.yml",
+    ]
+
+
+def test_check_that_raises_leaves_the_document_as_it_was(store):
+    replace(store, DS.config, DS.versions, b"one", T0)
+
+    def refuse() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace(store, DS.config, DS.versions, b"two", T0, refuse)
+    assert store.get(DS.config) == b"one"
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -71,7 +94,7 @@ def test_replace_with_an_object_keeps_the_former_and_the_source(store):
         replace_with(store, DS.entities, DS.versions, "ds/uploads/x/export", moment)
     assert store.get(DS.entities) == store.get("ds/uploads/x/export") == b"three"
     assert [
-        get_version(store, DS.versions, version.stamp, FileName(version.name))
+        get_version(store, DS.versions, version.timestamp, FileName(version.name))
         for version in list_versions(store, DS.versions)
     ] == [b"two", b"one"]
 

@@ -14,9 +14,9 @@ from jwt.algorithms import RSAAlgorithm
 
 from app.db.engine import Database
 from app.errors import Unauthenticated, Unavailable
-from app.model.tenant import NewGrant, NewTenant
+from app.model.tenant import Identity, NewGrant, NewTenant
 from app.settings import Settings
-from app.tenancy import grants, tenants
+from app.tenancy import grants, oidc, tenants
 from app.tenancy.identity import Authenticator
 from app.tenancy.oidc import Issuer
 
@@ -27,14 +27,21 @@ class FakeIssuer:
     def __init__(self) -> None:
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.asked: list[str] = []
+        self.reached = threading.Event()
+        self.going = threading.Event()
+        """While it is not set, the issuer takes its time."""
+        self.going.set()
+        self.status = 200
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 outer.asked.append(self.path)
+                outer.reached.set()
+                outer.going.wait(30)
                 jwk = json.loads(RSAAlgorithm.to_jwk(outer.key.public_key())) | {"kid": "k1", "use": "sig"}
                 body = {"jwks_uri": f"{outer.url}/keys"} if "openid" in self.path else {"keys": [jwk]}
-                self.send_response(200)
+                self.send_response(outer.status)
                 self.end_headers()
                 self.wfile.write(json.dumps(body).encode())
 
@@ -60,6 +67,7 @@ class FakeIssuer:
 def issuer() -> Iterator[FakeIssuer]:
     issuer = FakeIssuer()
     yield issuer
+    issuer.going.set()
     issuer.server.shutdown()
     issuer.server.server_close()
 
@@ -74,7 +82,7 @@ def authenticator(issuer: FakeIssuer, database: Database, settings: Settings) ->
 
 
 def test_token_of_the_issuer_is_its_tenants_identity(issuer: FakeIssuer, authenticator: Authenticator):
-    identity = authenticator.identify(f"Bearer {issuer.token()}")
+    identity = _identity(authenticator, issuer.token())
 
     assert (identity.tenant, identity.key) == ("alice", "oidc:someone")
     assert identity.level_on("press_leaks") == "write"
@@ -102,14 +110,14 @@ OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     ],
 )
 def test_token_with_anything_wrong_is_refused(issuer: FakeIssuer, authenticator: Authenticator, changes):
-    with pytest.raises(Unauthenticated):
-        authenticator.identify(f"Bearer {issuer.token(**changes)}")
+    with pytest.raises(Unauthenticated, match="send a valid key"):
+        _identity(authenticator, issuer.token(**changes))
 
 
 def test_unknown_key_ids_do_not_make_us_ask_every_time(issuer: FakeIssuer, authenticator: Authenticator):
     for number in range(20):
         with pytest.raises(Unauthenticated):
-            authenticator.identify(f"Bearer {issuer.token(kid=f'k-{number}')}")
+            _identity(authenticator, issuer.token(kid=f"k-{number}"))
 
     assert len(issuer.asked) == 2
 
@@ -120,4 +128,58 @@ def test_issuer_that_is_away_is_unavailable_and_no_refusal(issuer: FakeIssuer, a
     issuer.server.server_close()
 
     with pytest.raises(Unavailable):
-        authenticator.identify(f"Bearer {token}")
+        _identity(authenticator, token)
+
+
+def test_slow_issuer_is_asked_by_one_caller_and_nobody_else_waits(issuer: FakeIssuer, authenticator: Authenticator):
+    issuer.going.clear()
+    outcomes: list[object] = []
+
+    def first() -> None:
+        outcomes.append(_identity(authenticator, issuer.token()).tenant)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    issuer.reached.wait(10)
+
+    # Were they to wait, it would be for the issuer, which waits for this thread.
+    for number in range(100):
+        with pytest.raises(Unavailable) as unavailable:
+            _identity(authenticator, issuer.token(kid=f"k-{number}"))
+        assert unavailable.value.retry_after
+    issuer.going.set()
+    thread.join()
+
+    assert outcomes == ["alice"]
+    assert len(issuer.asked) == 2
+
+
+def test_issuer_that_fails_is_not_asked_again_at_once(issuer: FakeIssuer, authenticator: Authenticator):
+    issuer.status = 500
+
+    for _ in range(20):
+        with pytest.raises(Unavailable):
+            _identity(authenticator, issuer.token())
+
+    assert len(issuer.asked) == 1
+
+
+def test_old_keys_stay_in_use_while_new_ones_cannot_be_had(
+    issuer: FakeIssuer, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
+):
+    _identity(authenticator, issuer.token())
+    issuer.status = 500
+    monkeypatch.setattr(oidc, "KEEP", 0.0)
+    monkeypatch.setattr(oidc, "LEAST", 0.0)
+
+    tenants = {_identity(authenticator, issuer.token()).tenant for _ in range(3)}
+    with pytest.raises(Unavailable):
+        _identity(authenticator, issuer.token(kid="rotated"))
+
+    assert tenants == {"alice"}
+    assert len(issuer.asked) > 3
+
+
+def _identity(authenticator: Authenticator, token: str) -> Identity:
+    with authenticator.identified(f"Bearer {token}") as sight:
+        return sight.identity

@@ -1,0 +1,23 @@
+"""The mark that changes with everything that decides who may do what."""
+
+import sqlalchemy as sa
+from alembic import op
+
+from app.model.ids import new_id
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade():
+    table = op.create_table(
+        "access_revision",
+        sa.Column(
+            "revision",
+            sa.String(length=36),
+            nullable=False,
+            comment="one row, drawn anew with every change of who may do what",
+        ),
+        sa.PrimaryKeyConstraint("revision", name=op.f("pk_access_revision")),
+    )
+    op.bulk_insert(table, [{"revision": new_id()}])

@@ -1,0 +1,152 @@
+"""Connections from strangers: heads that never end, heads that are none, heads behind other requests."""
+
+import json
+import socket
+import threading
+from asyncio import sleep
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from app.api import protocol
+from app.api.protocol import LARGEST_HEAD, Protocol
+
+SHORT = 0.3
+"""Seconds a head may take where a test waits for the end of them."""
+
+START = b"GET / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads the body, takes its time if asked to, and says how much it has read."""
+    request = Request(scope, receive)
+    body = await request.body()
+    await sleep(SHORT * 3 if scope["path"] == "/slow" else 0)
+    await PlainTextResponse(f"{len(body)} bytes")(scope, receive, send)
+
+
+@pytest.fixture
+def connection() -> Iterator[socket.socket]:
+    """A connection to a server that speaks our protocol."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    address = listening.getsockname()
+    config = uvicorn.Config(application, http=Protocol, ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    with socket.create_connection(address, timeout=10) as connection:
+        yield connection
+    server.should_exit = True
+    thread.join()
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def assert_refused(answer: bytes) -> dict:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/problem+json" in head
+    assert b"x-request-id: " in head
+    problem = json.loads(body)
+    assert (problem["type"], problem["status"]) == ("/problems/invalid-format", 400)
+    return problem
+
+
+@pytest.mark.parametrize("start", [START + b"X-A: ", START + b"X-A", b"GET /"])
+def test_head_over_the_limit_is_refused_before_it_ends(connection: socket.socket, start: bytes):
+    connection.sendall(start.ljust(LARGEST_HEAD + 1, b"a"))
+
+    assert str(LARGEST_HEAD) in assert_refused(everything(connection))["detail"]
+
+
+def test_trailers_over_the_limit_are_refused_before_they_end(connection: socket.socket):
+    connection.sendall(CHUNKED.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+    assert b"100 Continue" in connection.recv(1000)
+
+    connection.sendall(b"0\r\nX-A: ".ljust(LARGEST_HEAD + 1, b"a"))
+
+    assert str(LARGEST_HEAD) in assert_refused(everything(connection))["detail"]
+
+
+def test_head_of_many_small_headers_over_the_limit_is_refused(connection: socket.socket):
+    connection.sendall((START + b"a: b\r\n" * LARGEST_HEAD)[: LARGEST_HEAD + 1])
+
+    assert_refused(everything(connection))
+
+
+def test_head_below_the_limit_is_served(connection: socket.socket):
+    end = b"\r\nConnection: close\r\n\r\n"
+
+    connection.sendall((START + b"X-A: ").ljust(LARGEST_HEAD - len(end), b"a") + end)
+
+    assert everything(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_many_requests_on_one_connection_are_not_one_head(connection: socket.socket):
+    request = (START + b"X-A: ").ljust(10_000, b"a") + b"\r\n\r\n"
+
+    for _ in range(20):
+        connection.sendall(request)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_body_of_many_small_chunks_is_no_head(connection: socket.socket):
+    count = LARGEST_HEAD
+
+    connection.sendall(CHUNKED + b"1\r\nx\r\n" * count + b"0\r\n\r\n")
+
+    assert connection.recv(65536).endswith(b"%d bytes" % count)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET / HT", START, START + b"X-A: a"])
+def test_connection_without_a_whole_head_is_closed_in_time(sent: bytes, monkeypatch, request):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", SHORT)
+    connection: socket.socket = request.getfixturevalue("connection")
+
+    connection.sendall(sent)
+
+    assert everything(connection) == b""
+
+
+def test_second_head_has_its_time_as_well(monkeypatch, request):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", SHORT)
+    connection: socket.socket = request.getfixturevalue("connection")
+    connection.sendall(START + b"\r\n")
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+    connection.sendall(b"\r\n")
+
+    assert everything(connection) == b""
+
+
+def test_request_may_take_longer_than_its_head(monkeypatch, request):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", SHORT)
+    connection: socket.socket = request.getfixturevalue("connection")
+
+    connection.sendall(START.replace(b"/ ", b"/slow ") + b"\r\n")
+
+    assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00", b"SHOUT / HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", CHUNKED + b"zz\r\n"],
+)
+def test_what_is_no_request_is_refused_in_a_problem(connection: socket.socket, sent: bytes):
+    connection.sendall(sent)
+
+    assert_refused(everything(connection))
+
+
+def test_refusal_is_never_taken_for_the_answer_to_the_request_before(connection: socket.socket):
+    connection.sendall(START.replace(b"/ ", b"/slow ") + b"\r\n" + b"SHOUT / HTTP/1.1\r\n\r\n")
+
+    assert everything(connection) == b""

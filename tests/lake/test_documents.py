@@ -1,0 +1,51 @@
+"""Documents edited by hand."""
+
+import pytest
+
+from app.errors import DocumentInvalid
+from app.lake import catalog
+from app.lake.documents import read_document
+from app.model.dataset import CatalogMetadata
+from app.storage.layout import Layout
+from app.storage.store import Store
+
+BROKEN = [
+    b"{",
+    b"- a",
+    b"title: [1]",
+    b"title: 2030-13-45",
+    b"title: !!timestamp never",
+    b"title: !!bool perhaps",
+    b"title: !!int ''",
+    b"title: !!python/object:os.system x",
+    b"title: &a [*a]",
+    b"? [a]\n: b",
+    b"\xff",
+    b"[" * 200_000,
+    b"- " * 200_000,
+]
+
+
+@pytest.fixture(params=["sqlite"])
+def database_url(request: pytest.FixtureRequest, tmp_path) -> str:
+    """No test here asks a database."""
+    return f"sqlite:///{tmp_path}/tarn.db"
+
+
+@pytest.mark.parametrize("text", BROKEN, ids=lambda text: repr(text[:30]))
+def test_whatever_is_wrong_with_a_document_is_one_error(store: Store, text: bytes):
+    store.put(Layout.config, text)
+
+    with pytest.raises(DocumentInvalid, match=r"config\.yml in the lake cannot be read"):
+        read_document(store, Layout.config, CatalogMetadata.from_yaml)
+    with pytest.raises(DocumentInvalid):
+        catalog.read(store)
+
+
+def test_document_is_given_with_its_bytes(store: Store):
+    store.put(Layout.config, b"title:   Ours\n")
+
+    assert read_document(store, Layout.config, CatalogMetadata.from_yaml) == (
+        CatalogMetadata(title="Ours"),
+        b"title:   Ours\n",
+    )

@@ -1,0 +1,42 @@
+"""Workers in this process, and the time that passes for them."""
+
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import update
+
+from app.db.tables import jobs
+from app.model.ids import now
+from app.worker.loop import Worker
+from tests.house import House
+
+
+def make_worker(house: House, **changes: Any) -> Worker:
+    settings = house.services.settings.model_copy(update={"worker_poll": 0.01, "worker_heartbeat": 0.01, **changes})
+    return Worker(settings, house.services.database, house.services.store)
+
+
+@contextmanager
+def stepping(worker: Worker):
+    """A step of this worker beside what the test does; it is over when the block is."""
+    thread = threading.Thread(target=worker.step)
+    thread.start()
+    yield
+    thread.join()
+
+
+def fall_silent(house: House) -> None:
+    """An hour without a sign of life of any worker passes."""
+    _set(house, heartbeat=now() - timedelta(hours=1))
+
+
+def let_time_pass(house: House) -> None:
+    """Every job that waits has waited long enough."""
+    _set(house, not_before=None, disturbed=now() - timedelta(hours=1))
+
+
+def _set(house: House, **values: Any) -> None:
+    with house.services.database.write() as connection:
+        connection.execute(update(jobs).values(**values))
