@@ -1,5 +1,6 @@
 """What `make` installs where it may: a JVM and what builds PyICU."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -40,5 +41,5 @@ def _run(folder: Path, missing: str, version: int) -> subprocess.CompletedProces
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     for name in ("sed", "head", "chmod"):
-        (folder / name).symlink_to(Path("/usr/bin") / name)
+        (folder / name).symlink_to(str(shutil.which(name)))
     return subprocess.run(["/bin/sh", SCRIPT], env={"PATH": str(folder)}, capture_output=True, text=True, check=False)
