@@ -1,5 +1,6 @@
 """The processes, put together: settings in; a running API, a worker, or both out."""
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         listening = [sockets.enter_context(listener) for listener in _listeners(settings)]
         _announce(ensure_admin(database, settings), settings)
         services = assemble(settings, database, store)
+        _collect_seldom()
         config = uvicorn.Config(
             create_app(services),
             http=Protocol,
@@ -165,6 +167,16 @@ def _unreachable(host: str, port: int, variable: str, error: Exception) -> Start
     # Python's own text ends with the address, which is said here already.
     reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
     return StartRefused(f"TARN_HOST={host} and {variable}={port} cannot be listened on: {reason}")
+
+
+def _collect_seldom() -> None:
+    """Let Python look for garbage in cycles seldom, and never among what was loaded at the start.
+
+    Ingest makes and drops millions of small objects without cycles; the default made a third of its time of this.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 @contextmanager

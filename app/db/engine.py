@@ -13,6 +13,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.errors import StartRefused, StorageFull, TarnError, Unavailable
 
+CHECKPOINT_PAGES = 16_000
+"""Pages (64 MB) of SQLite's log that may gather before they are copied into the database: bulk writes would do that for
+every few thousand rows otherwise."""
+
 BUSY_SECONDS = 20
 """How long a SQLite writer waits for another before it gives up."""
 
@@ -87,7 +91,12 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:
         # The driver's own transactions begin too late and too weakly; ours begin where `_begin` says.
         connection.isolation_level = None
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            f"wal_autocheckpoint={CHECKPOINT_PAGES}",
+        ):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")

@@ -17,7 +17,7 @@ from app.model.statement import Invalid, StatementReader
 DEFAULT_ORIGIN = Origin("default")
 """The origin of what names none."""
 
-CHUNK_ROWS = 20_000
+CHUNK_ROWS = 50_000
 CHUNK_BYTES = 16 << 20
 """A chunk is full at this many rows, or when its records were this large."""
 

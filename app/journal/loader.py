@@ -12,6 +12,7 @@ import pyarrow as pa
 from adbc_driver_manager import dbapi
 from adbc_driver_sqlite import dbapi as sqlite
 
+from app.db.engine import CHECKPOINT_PAGES
 from app.journal.bulk import Appender, receive, send
 
 BUSY_MILLISECONDS = 20_000
@@ -26,7 +27,11 @@ def connect(path: str) -> Appender:
     """A connection that waits for other writers and reaches the disk with each commit."""
     connection = sqlite.connect(f"file:{path}", autocommit=True)
     with connection.cursor() as cursor:
-        for pragma in (f"busy_timeout={BUSY_MILLISECONDS}", "synchronous=FULL"):
+        for pragma in (
+            f"busy_timeout={BUSY_MILLISECONDS}",
+            "synchronous=FULL",
+            f"wal_autocheckpoint={CHECKPOINT_PAGES}",
+        ):
             cursor.execute(f"PRAGMA {pragma}")
             cursor.fetchall()
     connection.adbc_connection.set_autocommit(False)
