@@ -3,6 +3,7 @@
 import logging
 import sys
 
+import orjson
 import structlog
 from structlog.typing import Processor
 
@@ -10,6 +11,10 @@ from app.settings import Settings
 
 CHATTY = ("alembic", "botocore", "httpcore", "httpx", "py4j", "uvicorn")
 """Libraries whose information is no news to an operator, or holds URLs."""
+
+
+def _json(event: object, **_: object) -> str:
+    return orjson.dumps(event, default=str).decode()
 
 
 def configure(settings: Settings) -> None:
@@ -24,11 +29,13 @@ def configure(settings: Settings) -> None:
         # The default formatter shows the locals of every frame, and with them headers and keys.
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if people
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
     )
+    # Our own events go straight to the stream, a line for every request: the detour through `logging` costs more than
+    # the event. What libraries log comes by `logging` and is rendered alike.
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[*shared, *rendering],
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
         cache_logger_on_first_use=False,
     )

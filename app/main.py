@@ -135,6 +135,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             create_app(services),
             http=Protocol,
             ws="none",
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             server_header=False,

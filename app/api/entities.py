@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Path, Response
 from orjson import JSONDecodeError, loads
 from starlette.concurrency import run_in_threadpool
 
@@ -23,16 +23,21 @@ routes = router("/v1/datasets", "entities")
 EntityId = Annotated[str, Path(min_length=1, max_length=LONGEST_ID)]
 
 
-@routes.post("/{dataset}/entities", responses=raises(*RAISES), openapi_extra=records_body(ENTITY_TYPES))
-async def add_entities(writing: WritingDep, on_error: OnErrorParam = "abort") -> Written:
+@routes.post(
+    "/{dataset}/entities", responses=raises(*RAISES), openapi_extra=records_body(ENTITY_TYPES), response_model=Written
+)
+async def add_entities(writing: WritingDep, on_error: OnErrorParam = "abort") -> Response:
     """Write entities: durable when answered, all or nothing."""
     return await writing.take_entities(on_error == "skip")
 
 
 @routes.put(
-    "/{dataset}/entities/{entity}", responses=raises(*RAISES), openapi_extra=records_body(("application/json",))
+    "/{dataset}/entities/{entity}",
+    responses=raises(*RAISES),
+    openapi_extra=records_body(("application/json",)),
+    response_model=Written,
 )
-async def put_entity(writing: WritingDep, entity: EntityId) -> Written:
+async def put_entity(writing: WritingDep, entity: EntityId) -> Response:
     """Make what this origin says of the entity exactly this."""
     writing.request.scope[LIMIT] = writing.house.settings.max_record_bytes
     body = await writing.request.body()
@@ -44,11 +49,11 @@ async def put_entity(writing: WritingDep, entity: EntityId) -> Written:
     events.erase(entity, said_by)
     events.add_entity(exploded, said_by, moment_now())
     answer = Written(entities=1, statements=events.statements, rejected=0)
-    return Written.model_validate(await writing.write(events, answer, body))
+    return await writing.write(events, answer, body)
 
 
-@routes.delete("/{dataset}/entities/{entity}", responses=raises(*RAISES))
-async def delete_entity(writing: WritingDep, entity: EntityId) -> Deleted:
+@routes.delete("/{dataset}/entities/{entity}", responses=raises(*RAISES), response_model=Deleted)
+async def delete_entity(writing: WritingDep, entity: EntityId) -> Response:
     """Delete what an origin, or every one, says of the entity. What is not there is 0 tombstones."""
     _checked(entity)
 
@@ -59,7 +64,7 @@ async def delete_entity(writing: WritingDep, entity: EntityId) -> Deleted:
     events = Events()
     events.erase(entity, writing.origin)
     answer = Deleted(tombstones=await run_in_threadpool(count))
-    return Deleted.model_validate(await writing.write(events, answer))
+    return await writing.write(events, answer)
 
 
 def _checked(entity: str) -> None:

@@ -5,18 +5,19 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+import orjson
 from anyio import CapacityLimiter, from_thread, to_thread
 from anyio.lowlevel import RunVar
-from fastapi import Depends, Header, Query, Request
+from fastapi import Depends, Header, Query, Request, Response
 from pydantic import BaseModel
 
-from app.api.access import Caller, CallerDep, DatasetDep
+from app.api.access import Caller, DatasetDep
 from app.api.bodies import LIMIT
 from app.api.idempotency import fingerprint
 from app.api.routing import media_type
-from app.api.services import Services, ServicesDep
+from app.api.services import Services, services
 from app.db.answers import Once
 from app.errors import (
     Backpressure,
@@ -91,7 +92,7 @@ class Writing:
     def batch(self) -> Batch:
         return Batch(self.dataset, self.caller.identity.tenant, self.caller.act, self.origin, self.stage)
 
-    async def take_entities(self, skip: bool) -> Written:
+    async def take_entities(self, skip: bool) -> Response:
         """Read a body of entities into the journal, as one batch."""
         intake, longest, moment = Intake(skip), self.house.settings.max_record_bytes, moment_now()
         said_by = self.origin or DEFAULT_ORIGIN
@@ -101,7 +102,7 @@ class Writing:
 
         return await self._take(intake, chunks)
 
-    async def take_statements(self, skip: bool, strict: bool) -> Written:
+    async def take_statements(self, skip: bool, strict: bool) -> Response:
         """Read a body of statements into the journal, as one batch."""
         intake, longest = Intake(skip), self.house.settings.max_record_bytes
         reader = StatementReader(self.dataset.name, self.origin, DEFAULT_ORIGIN, moment_now(), strict)
@@ -111,14 +112,14 @@ class Writing:
 
         return await self._take(intake, chunks)
 
-    async def write(self, events: Events, answer: BaseModel, body: bytes = b"") -> dict[str, Any]:
+    async def write(self, events: Events, answer: BaseModel, body: bytes = b"") -> Response:
         """Commit a few events as one batch, together with whatever else waits; the answer with its commit number."""
         batch = self.batch
         batch.answer = answer.model_dump()
         batch.once = None if self.key is None else Once(self.key, fingerprint(self.request, hashlib.sha256(body)))
-        return (await asyncio.wrap_future(self.house.writer.submit(batch, events))).answer
+        return answer_of(await asyncio.wrap_future(self.house.writer.submit(batch, events)))
 
-    async def _take(self, intake: Intake, chunks: Chunks) -> Written:
+    async def _take(self, intake: Intake, chunks: Chunks) -> Response:
         self.request.scope[LIMIT] = self.house.settings.max_body_bytes
         kind = media_type(self.request.headers.get("content-type", ""))[0]
         incoming = Incoming(self.request, hashed=self.key is not None)
@@ -150,13 +151,16 @@ class Writing:
             outcome = await asyncio.wrap_future(self.house.writer.submit(finished(), events))
         else:
             outcome = await to_thread.run_sync(read_large, limiter=_uploads())
-        return Written.model_validate(outcome.answer)
+        return answer_of(outcome)
+
+
+def answer_of(outcome: Outcome) -> Response:
+    """An answer as it was kept: it was made from its model, and need not pass through it again."""
+    return Response(orjson.dumps(outcome.answer), media_type="application/json")
 
 
 async def _writing(
     request: Request,
-    house: ServicesDep,
-    caller: CallerDep,
     dataset: DatasetDep,
     origin: Annotated[
         Origin | None, Query(description="Which process says so; `default` if nothing else does.")
@@ -164,7 +168,7 @@ async def _writing(
     commit: Annotated[Literal["auto"], Query(description="`auto`: durable in the journal when answered.")] = "auto",
     key: KeyHeader = None,
 ) -> Writing:
-    return Writing(request, house, caller, dataset, origin, commit, key)
+    return Writing(request, services(request), request.state.caller, dataset, origin, commit, key)
 
 
 WritingDep = Annotated[Writing, Depends(_writing)]

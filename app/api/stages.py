@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Header, Request, Response
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.ingest import RAISES, KeyHeader, OnErrorParam, Writing, Written
@@ -76,18 +76,26 @@ def get_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stage:
         return stages.get(connection, dataset, caller.identity.tenant, stage)
 
 
-@routes.post("/{stage}/entities", responses=raises(*RAISES, StageNotFound), openapi_extra=records_body(ENTITY_TYPES))
-async def stage_entities(staging: StagingDep, on_error: OnErrorParam = "abort") -> Written:
+@routes.post(
+    "/{stage}/entities",
+    responses=raises(*RAISES, StageNotFound),
+    openapi_extra=records_body(ENTITY_TYPES),
+    response_model=Written,
+)
+async def stage_entities(staging: StagingDep, on_error: OnErrorParam = "abort") -> Response:
     """Send entities to a stage: kept when answered, seen when it commits."""
     return await staging.take_entities(on_error == "skip")
 
 
 @routes.post(
-    "/{stage}/statements", responses=raises(*RAISES, StageNotFound), openapi_extra=records_body(STATEMENT_TYPES)
+    "/{stage}/statements",
+    responses=raises(*RAISES, StageNotFound),
+    openapi_extra=records_body(STATEMENT_TYPES),
+    response_model=Written,
 )
 async def stage_statements(
     staging: StagingDep, on_error: OnErrorParam = "abort", strict: StrictParam = False
-) -> Written:
+) -> Response:
     """Send statements to a stage: kept when answered, seen when it commits."""
     return await staging.take_statements(on_error == "skip", strict)
 

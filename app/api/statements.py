@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.ingest import RAISES, Deleted, OnErrorParam, WritingDep, Written
@@ -19,14 +19,21 @@ StatementId = Annotated[str, Path(pattern=r"^[0-9a-f]{40}$")]
 StrictParam = Annotated[bool, Query(description="Refuse a statement whose own id or dataset is another one.")]
 
 
-@routes.post("/{dataset}/statements", responses=raises(*RAISES), openapi_extra=records_body(STATEMENT_TYPES))
-async def add_statements(writing: WritingDep, on_error: OnErrorParam = "abort", strict: StrictParam = False) -> Written:
+@routes.post(
+    "/{dataset}/statements",
+    responses=raises(*RAISES),
+    openapi_extra=records_body(STATEMENT_TYPES),
+    response_model=Written,
+)
+async def add_statements(
+    writing: WritingDep, on_error: OnErrorParam = "abort", strict: StrictParam = False
+) -> Response:
     """Write statements: durable when answered, all or nothing. Ids are computed under this dataset."""
     return await writing.take_statements(on_error == "skip", strict)
 
 
-@routes.delete("/{dataset}/statements/{statement}", responses=raises(*RAISES))
-async def delete_statement(writing: WritingDep, statement: StatementId) -> Deleted:
+@routes.delete("/{dataset}/statements/{statement}", responses=raises(*RAISES), response_model=Deleted)
+async def delete_statement(writing: WritingDep, statement: StatementId) -> Response:
     """Delete one statement, of one origin or of every one. What is not there is 0 tombstones."""
 
     def found() -> Events:
@@ -37,11 +44,11 @@ async def delete_statement(writing: WritingDep, statement: StatementId) -> Delet
         return events
 
     events = await run_in_threadpool(found)
-    return Deleted.model_validate(await writing.write(events, Deleted(tombstones=len(events))))
+    return await writing.write(events, Deleted(tombstones=len(events)))
 
 
-@routes.delete("/{dataset}/origins/{name}", responses=raises(*RAISES))
-async def delete_origin(writing: WritingDep, name: Origin) -> Deleted:
+@routes.delete("/{dataset}/origins/{name}", responses=raises(*RAISES), response_model=Deleted)
+async def delete_origin(writing: WritingDep, name: Origin) -> Response:
     """Delete everything that one origin says, as one event."""
 
     def count() -> int:
@@ -51,4 +58,4 @@ async def delete_origin(writing: WritingDep, name: Origin) -> Deleted:
     events = Events()
     events.erase(None, name)
     answer = Deleted(tombstones=await run_in_threadpool(count))
-    return Deleted.model_validate(await writing.write(events, answer))
+    return await writing.write(events, answer)

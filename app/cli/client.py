@@ -126,7 +126,7 @@ def _is_loopback(host: str) -> bool:
 
 def _admin_key() -> str | None:
     """The administrator's key of a server on this machine, if it is known here. No other server may be sent it."""
-    if key := os.environ.get("TARN_ADMIN_KEY"):
+    if key := os.environ.get("TARN_ADMIN_KEY", "").strip():
         return key
     path = Path(os.environ.get("TARN_ADMIN_KEY_FILE") or ADMIN_KEY_FILE)
     try:
