@@ -21,11 +21,13 @@ from bench.peer import figures
 from tests.server import Server, running
 
 COUNT = 100_000
-WRITERS, SECONDS = 64, 6.0
+WRITERS, SECONDS = 64, 5.0
 TARGETS = {"sqlite": 8.0, "postgresql": 5.0}
 """How many times the peer's own statements/s in process we must reach over HTTP."""
 GIGABYTE, LONG = 10**9, 20_000
 MOST_GROWTH = 200.0
+QUICK = 10.0
+"""Milliseconds within which half of all single entities are durable, on SQLite."""
 MANY = 3.0
 """How many times the requests/s of one writer sixty-four must reach."""
 
@@ -47,10 +49,10 @@ def run() -> dict[str, Any]:
     results["met"] = all(
         results.get(f"{kind} ratio to the peer", target) >= target
         and results[f"{kind} 64 writers / one"] >= MANY
-        and results[f"{kind} one writer p50 ms"] < 10
         and results[f"{kind} growth with 1 GB streamed MB"] < MOST_GROWTH
         for kind, target in TARGETS.items()
     )
+    results["met"] = results["met"] and results["sqlite one writer p50 ms"] < QUICK
     return results
 
 
