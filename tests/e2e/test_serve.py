@@ -212,7 +212,7 @@ def test_secrets_reach_no_log(tmp_path: Path):
             client.get("/v1/datasets?token=canary-in-a-query")
     text = server.log.read_text()
 
-    assert '"action": "whoami"' in text
+    assert "whoami" in {json.loads(line).get("action") for line in text.splitlines()}
     for secret in (admin, key, "canary-of-a-wrong-key", "canary-in-a-query"):
         assert secret not in text
 
