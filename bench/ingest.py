@@ -27,7 +27,7 @@ TARGETS = {"sqlite": 8.0, "postgresql": 5.0}
 GIGABYTE, LONG = 10**9, 20_000
 MOST_GROWTH = 200.0
 QUICK = 10.0
-"""Milliseconds within which half of all single entities are durable, on SQLite."""
+"""Milliseconds within which half of all single entities must be durable, on either database."""
 MANY = 3.0
 """How many times the requests/s of one writer sixty-four must reach."""
 
@@ -50,9 +50,9 @@ def run() -> dict[str, Any]:
         results.get(f"{kind} ratio to the peer", target) >= target
         and results[f"{kind} 64 writers / one"] >= MANY
         and results[f"{kind} growth with 1 GB streamed MB"] < MOST_GROWTH
+        and results[f"{kind} one writer p50 ms"] < QUICK
         for kind, target in TARGETS.items()
     )
-    results["met"] = results["met"] and results["sqlite one writer p50 ms"] < QUICK
     return results
 
 
