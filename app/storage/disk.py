@@ -1,17 +1,19 @@
 """What a local disk needs beyond obstore: writes that survive a power cut, and no empty folders left behind."""
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 
-@dataclass(frozen=True)
 class Disk:
     """The folder that is the lake's root."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.Lock()
+        self._writers = 0
 
     def make(self) -> None:
         """Make the root, and put it on the disk with every folder that had to be made above it. Raises OSError."""
@@ -38,9 +40,25 @@ class Disk:
     def prune(self, paths: Iterable[str]) -> None:
         """Remove the folders above these paths that are empty, never the root.
 
-        `rmdir` refuses a folder that somebody writes to at this moment, and obstore makes a folder again that went
-        away under it, so no write is lost to this.
+        A write makes its folders first and its file after, and fails if one goes away in between. So nothing is removed
+        while this process writes: an empty folder that stays harms nobody.
         """
+        with self._lock:
+            if not self._writers:
+                self._remove_empty(paths)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keep folders from being removed for as long as something is being written."""
+        with self._lock:
+            self._writers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writers -= 1
+
+    def _remove_empty(self, paths: Iterable[str]) -> None:
         parents = {PurePosixPath(path).parent for path in paths}
         for parent in sorted(parents, key=lambda folder: len(folder.parts), reverse=True):
             for folder in (parent, *parent.parents):

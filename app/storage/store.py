@@ -9,7 +9,7 @@ Raises `Missing` for an object that is not there, and of `app.errors`: PathExist
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -194,7 +194,8 @@ class Store:
     def _writing(self, path: str, source: str | None = None) -> Iterator[None]:
         """Errors are ours, what was written is durable, and what was not leaves no folder behind."""
         try:
-            with translated(source or path, self.connection, target=path):
+            keeping = self._disk.writing() if self._disk else nullcontext()
+            with keeping, translated(source or path, self.connection, target=path):
                 yield
                 if self._disk:
                     self._disk.sync([path])
