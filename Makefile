@@ -1,5 +1,6 @@
 # make run    a server on 127.0.0.1:8000 with SQLite and ./data
 # make test   everything CI runs
+# make faults the fault cases and the simulation, at length
 # make check  format, lint, types, import contract, tests: what clean means
 
 PYTHON  ?= $(shell command -v python3.11 || command -v python3)
@@ -12,7 +13,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: run test check lint bench setup system tools docs lock clean
+.PHONY: run test check lint bench faults setup system tools docs lock clean
 
 run: setup
 	$(BIN)/tarn serve
@@ -27,6 +28,12 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# Every fault case with twenty seeds, ten thousand writes read at once by those who made them, and a thousand simulated
+# histories; takes two hours on two cores.
+faults: setup tools
+	FAULT_SEEDS=$${FAULT_SEEDS:-20} READ_TRIALS=$${READ_TRIALS:-10000} SIM_SEEDS=$${SIM_SEEDS:-1000} \
+		$(PYTEST) tests/faults tests/simulation -n 2 --dist loadgroup
 
 bench: setup
 	$(BIN)/python -m bench

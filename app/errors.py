@@ -368,6 +368,13 @@ class RangeMissing(TarnError):
     slug, status = "range-missing", 409
 
 
+class RangeNotSatisfiable(TarnError):
+    """The part of the file that is asked for does not exist."""
+
+    slug, status = "range-not-satisfiable", 416
+    size: int
+
+
 class OverlappingBlocks(TarnError):
     """A block overlaps one that has arrived already."""
 
@@ -384,6 +391,13 @@ class StageClosed(TarnError):
     """The stage is committed, aborted or expired."""
 
     slug, status = "stage-closed", 409
+
+
+class JobConflict(TarnError):
+    """The job's state does not allow this."""
+
+    slug, status = "job-conflict", 409
+    state: str
 
 
 class Locked(TarnError):

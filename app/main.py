@@ -1,6 +1,7 @@
 """The processes, put together: settings in; a running API, a worker, or both out."""
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,14 +17,19 @@ from sqlalchemy import insert, select
 from app import logs
 from app.api.application import create_app
 from app.api.metrics import Metrics
+from app.api.presence import Present
 from app.api.protocol import Protocol
 from app.api.services import Services
 from app.db import migrate
 from app.db.engine import Database
 from app.db.tables import lake as lake_table
 from app.errors import StartRefused
+from app.journal.parsing import Parsers
 from app.journal.writer import Writer
-from app.model.entity import Exploder
+from app.model.entity import Exploder, warm_up
+from app.model.ids import new_id
+from app.query.reader import Reader
+from app.query.running import Reporter
 from app.settings import Settings
 from app.storage.connection import Connection
 from app.storage.lake import open_lake
@@ -41,13 +47,6 @@ log = structlog.get_logger(__name__)
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
-WARMING = {
-    "Person": {"name": "A", "country": "de", "birthDate": "2000", "phone": "+49 30 1234567", "email": "a@example.org"},
-    "Company": {"name": "A", "jurisdiction": "gb", "website": "https://example.org", "leiCode": "529900T8BM49AURSDO55"},
-    "Document": {"mimeType": "text/plain", "language": "deu", "contentHash": "0" * 40},
-}
-"""Entities with a property of every type that FtM cleans with data of its own."""
-
 
 def run_serve(settings: Settings) -> None:
     """Everything on one machine: migrations, the API, and a worker as its child."""
@@ -62,14 +61,19 @@ def run_api(settings: Settings) -> None:
 
 def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
     """A worker alone. It stops on SIGTERM and SIGINT, handing back what it was doing."""
+    # Spark is a second's import, and of no use to an API.
+    from app.worker.flusher import SparkFlusher
+
     logs.configure(settings)
     with _opened(settings) as (database, store):
-        worker = Worker(settings, database, store)
+        flusher = SparkFlusher(settings, database, store, owner=new_id())
+        worker = Worker(settings, database, store, flusher, flusher.maintenance())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
         if until_stdin_closes:
             when_parent_dies(worker.stop)
-        worker.run()
+        with Reporter(database, flusher.running, settings.reader_heartbeat):
+            worker.run()
 
 
 def run_migrate(settings: Settings) -> None:
@@ -90,9 +94,12 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         authenticator=Authenticator(database, settings, configured_issuer(settings)),
         rate=Rate(),
         denials=Denials(database, settings.audit_denials),
-        metrics=Metrics(),
+        metrics=Metrics(database),
         writer=Writer(database, settings),
+        parsers=Parsers(os.cpu_count() or 1),
         exploder=Exploder(),
+        present=Present(database),
+        reader=Reader(settings, database, store),
     )
 
 
@@ -114,12 +121,6 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         self._stopping.set()
         await super().shutdown(sockets)
-
-
-def warm_up(exploder: Exploder) -> None:
-    """Make FtM load what it loads when it is first needed, so that no client waits for it."""
-    for schema, properties in WARMING.items():
-        exploder.explode("warming", {"id": "up", "schema": schema, "properties": properties})
 
 
 def _run_api(settings: Settings, with_worker: bool) -> None:
@@ -144,7 +145,12 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         if settings.metrics_port is not None:
             _serve_metrics(settings.host, settings.metrics_port, services.metrics)
         warm_up(services.exploder)
-        with closing(services.writer), Child() if with_worker else nullcontext():
+        with (
+            closing(services.reader),
+            closing(services.writer),
+            closing(services.parsers),
+            Child() if with_worker else nullcontext(),
+        ):
             Server(config, services.stopping).run(listening)
 
 

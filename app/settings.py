@@ -73,6 +73,11 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address the API listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port the API listens on; 0 takes a free one.")
+    public_url: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s?#]+$",
+        description="Where clients reach the API: exports in catalogs have addresses below it.",
+    )
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="Serve `/metrics` on a port of its own instead of the API's."
     )
@@ -131,12 +136,45 @@ class Settings(BaseSettings):
     spark_memory: str = Field(
         "2g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of the Spark driver and executors."
     )
+    upkeep_every: float = Field(
+        10, gt=0, description="Seconds between two looks for datasets that are due for maintenance."
+    )
+    job_days: float = Field(30, gt=0, description="Days for which a job that is over can be looked at.")
     worker_poll: float = Field(0.5, gt=0, description="Seconds between two looks for work.")
     worker_heartbeat: float = Field(5, gt=0, description="Seconds between two signs of life of a worker.")
     worker_silent_after: float = Field(
         30, gt=0, description="Seconds without a sign of life after which a worker counts as dead."
     )
 
+    flush_rows: int = Field(100_000, ge=1, description="Unflushed statements of a dataset that start a flush.")
+    flush_bytes: int = Field(64 << 20, ge=1, description="Unflushed bytes of values that start a flush.")
+    flush_age: float = Field(10, gt=0, description="Seconds that a statement waits for its flush at most.")
+    kernel_memory: str = Field(
+        "512m", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of one Spark task's own work, outside the JVM."
+    )
+    query_memory: str = Field(
+        "1g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory that an API process uses for queries."
+    )
+    query_temp_space: str = Field(
+        "10g", pattern=r"^[1-9][0-9]*[mg]$", description="Disk that an API process uses for queries beyond that memory."
+    )
+    query_threads: int = Field(2, ge=1, le=1024, description="Threads that work on an API process's queries.")
+    query_slots: int = Field(4, ge=1, le=1000, description="Queries that an API process works on at once.")
+    query_streams: int = Field(64, ge=1, le=100_000, description="Streams that an API process keeps open at once.")
+    stream_patience: float = Field(
+        300, gt=0, description="Seconds after which a stream whose client takes nothing is broken off."
+    )
+    reader_heartbeat: float = Field(
+        2, gt=0, description="Seconds between two reports of an API process on what it reads."
+    )
+    reader_silent_after: float = Field(
+        60, gt=0, description="Seconds without a report after which a vacuum takes an API process for dead."
+    )
+    overlay_rows: int = Field(
+        500_000, ge=0, description="Unflushed statements that an API process keeps in memory for its readers."
+    )
+    lease_seconds: float = Field(60, gt=0, description="Seconds after which a lease that is not renewed is free.")
+    commit_wait: float = Field(60, ge=0, description="Seconds a write waits for its flush.")
     commit_retries: int = Field(10, ge=0, description="How often a commit that lost a race is tried again.")
     commit_backoff_base: float = Field(
         0.01, gt=0, description="Seconds of the first back-off; each is drawn from zero up to twice the last bound."

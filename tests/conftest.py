@@ -22,6 +22,8 @@ from app.tenancy.bootstrap import ensure_admin
 from tests.house import House
 from tests.server import Server, running
 
+pytest_plugins = ["tests.flushing", "tests.s3"]
+
 # Spark's executors must run under the driver's Python, also where make did not say so.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 

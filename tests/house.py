@@ -1,5 +1,6 @@
 """The API in process, and callers of it: what a test needs to speak HTTP without a server."""
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,9 @@ class Caller:
 
     def get(self, path: str, **options: Any) -> Response:
         return self("GET", path, **options)
+
+    def head(self, path: str, **options: Any) -> Response:
+        return self("HEAD", path, **options)
 
     def post(self, path: str, json: Any = None, **options: Any) -> Response:
         return self("POST", path, **({"json": json} if json is not None else {}), **options)
@@ -54,7 +58,14 @@ class House:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.__exit__(kind, error, trace)
+        self.services.parsers.close()
         self.services.writer.close()
+        self.services.reader.close()
+
+    def with_settings(self, **changes: Any) -> "House":
+        """The same house, run with other settings."""
+        settings = self.services.settings.model_copy(update=changes)
+        return House(replace(self.services, settings=settings), str(self.admin.key))
 
     def with_key(self, key: str) -> Caller:
         return Caller(self._client, key)

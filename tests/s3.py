@@ -1,7 +1,9 @@
-"""A real S3 server on the loopback: versitygw where it was built, moto's where it was not."""
+"""A real S3 server on the loopback, which tells what it was asked: versitygw where it was built, or else moto's."""
 
 import logging
 import os
+import re
+import signal
 import socket
 import subprocess
 import threading
@@ -10,28 +12,66 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import botocore.session
+import pytest
 from werkzeug.serving import make_server
 
 from app.model.ids import new_id
-from app.settings import Settings
+from app.settings import Settings, load_settings
 from app.storage.connection import Connection
 
 VERSITYGW = Path(__file__).parent.parent / ".tools" / "bin" / "versitygw"
 ACCESS_KEY, SECRET_KEY = "tarn-test-key", "tarn-test-secret"
 BUCKET = "lake"
 
+LOGGED = re.compile(rf" s3_\w+ .* (/{BUCKET}\S*) (\d{{3}}) ")
+"""A line of versitygw's log. The method is not in it; the operation is."""
+OPERATION = re.compile(r" s3_(\w+) ")
+METHODS = {"GetObject": "GET", "HeadObject": "HEAD", "PutObject": "PUT", "ListObjectsV2": "LIST"}
+
+
+class Request(NamedTuple):
+    """What one HTTP request asked for, whichever library sent it."""
+
+    operation: str
+    """GET, HEAD, PUT or LIST; what is rarer has the name that the server gives it."""
+    key: str
+    """Of the object; of a LIST, the prefix."""
+    status: int
+
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where it listens, and how to end it before its time."""
+    """Where it listens, what it was asked so far, and how to end it before its time."""
 
     endpoint: str
     strict: bool = True
     """Whether it checks signatures and decides races; moto's server does neither."""
     stop: Callable[[], None] = field(repr=False, default=lambda: None)
+    signal: Callable[[int], None] | None = field(repr=False, default=None)
+    """Sends a signal to the server's process, if it has one of its own."""
+    requests: Callable[[], list[Request]] = field(repr=False, default=list)
+
+    @contextmanager
+    def counted(self) -> Iterator[list[Request]]:
+        """A list that has, at the end, every request that was answered meanwhile."""
+        before = len(self.requests())
+        made: list[Request] = []
+        yield made
+        made += self.requests()[before:]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The server takes connections and answers nothing."""
+        assert self.signal is not None
+        self.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
 
     @property
     def options(self) -> dict[str, str]:
@@ -54,10 +94,24 @@ class S3Server:
     def settings(self, **overrides: Any) -> Settings:
         """Settings for a lake of its own on this server."""
         given: dict[str, Any] = {"lake_uri": f"s3://{BUCKET}/{new_id()}", "storage_options": self.options}
-        return Settings(**(given | overrides))
+        return load_settings(**(given | overrides))
 
     def connection(self) -> Connection:
         return Connection.from_settings(self.settings())
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One server for all tests of this test process that leave it running."""
+    with s3_server(tmp_path_factory.mktemp("s3") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def strict_s3(s3: S3Server) -> S3Server:
+    if not s3.strict:
+        pytest.skip("versitygw is not built here, and moto's server checks no signature and decides no race")
+    return s3
 
 
 @contextmanager
@@ -70,9 +124,10 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 @contextmanager
 def versitygw(folder: Path) -> Iterator[S3Server]:
     (folder / BUCKET).mkdir(parents=True)
+    log = folder.with_name(f"{folder.name}.log")
     port = free_port()
     process = subprocess.Popen(
-        [VERSITYGW, "--quiet", "--port", f"127.0.0.1:{port}", "posix", folder],
+        [VERSITYGW, "--quiet", "--access-log", log, "--port", f"127.0.0.1:{port}", "posix", folder],
         env={"PATH": os.defpath, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -84,7 +139,13 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
 
     try:
         _await_listener(port, process)
-        yield S3Server(f"http://127.0.0.1:{port}", stop=stop)
+        yield S3Server(
+            f"http://127.0.0.1:{port}",
+            stop=stop,
+            signal=process.send_signal,
+            # A line is there before its answer is.
+            requests=lambda: [*map(_logged, log.read_text().splitlines()[1:])],
+        )
     finally:
         stop()
 
@@ -95,7 +156,9 @@ def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Serv
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = make_server("127.0.0.1", 0, wrap(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    noted: list[Request] = []
+    application = _noting(wrap(DomainDispatcherApplication(create_backend_app)), noted)
+    server = make_server("127.0.0.1", 0, application, threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
 
@@ -107,9 +170,40 @@ def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Serv
     endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
         S3Server(endpoint).client().create_bucket(Bucket=BUCKET)
-        yield S3Server(endpoint, strict=False, stop=stop)
+        yield S3Server(endpoint, strict=False, stop=stop, requests=lambda: [*noted])
     finally:
         stop()
+
+
+def _logged(line: str) -> Request:
+    found, operation = LOGGED.search(line), OPERATION.search(line)
+    assert found is not None, line
+    assert operation is not None, line
+    return _request(METHODS.get(operation[1], operation[1]), found[1], int(found[2]))
+
+
+def _noting(application: Any, noted: list[Request]) -> Any:
+    """The WSGI application, which notes what it is asked before it answers."""
+
+    def noting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        def start(status: str, *more: Any) -> Any:
+            url = f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"
+            method = environ["REQUEST_METHOD"]
+            method = "LIST" if method == "GET" and "list-type=" in url else method
+            noted.append(_request(method, url, int(status.split()[0])))
+            return start_response(status, *more)
+
+        return application(environ, start)
+
+    return noting
+
+
+def _request(operation: str, url: str, status: int) -> Request:
+    parts = urlsplit(url)
+    prefix = parse_qs(parts.query).get("prefix", [""])[0]
+    return Request(
+        operation, prefix if operation == "LIST" else unquote(parts.path).removeprefix(f"/{BUCKET}/"), status
+    )
 
 
 def free_port() -> int:

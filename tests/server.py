@@ -52,7 +52,10 @@ def running(folder: Path, command: str = "serve", **environment: str) -> Iterato
         process = subprocess.Popen(
             [sys.executable, "-m", "app.cli", command],
             cwd=folder,
-            env=clean_environment(**{"TARN_PORT": "0"} | environment),
+            # No flush and no maintenance by itself, and so no Spark, unless a test asks for it.
+            env=clean_environment(
+                **{"TARN_PORT": "0", "TARN_FLUSH_AGE": "86400", "TARN_UPKEEP_EVERY": "86400"} | environment
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

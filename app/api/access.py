@@ -1,12 +1,13 @@
 """Which route needs which grant: one table, and the check that every request passes before anything else."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from app.api.presence import Admission
 from app.api.problems import path_of
 from app.api.services import Services, services
 from app.errors import (
@@ -23,10 +24,11 @@ from app.errors import (
 )
 from app.lake import datasets
 from app.lake.datasets import Dataset
+from app.model.job import Operation
 from app.model.names import DatasetName
 from app.model.tenant import Identity, Level
 from app.tenancy.audit import Act
-from app.tenancy.identity import Sight
+from app.tenancy.identity import Known, Sight
 from app.tenancy.limits import check_rate
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -82,6 +84,12 @@ TABLE: dict[str, Access] = {
     "get_dataset": on_dataset(Level.READ),
     "update_dataset": on_dataset(Level.ADMIN),
     "delete_dataset": on_dataset(Level.ADMIN),
+    "list_exports": on_dataset(Level.READ),
+    "get_export": on_dataset(Level.READ),
+    "head_export": on_dataset(Level.READ),
+    "get_export_delta": on_dataset(Level.READ),
+    "head_export_delta": on_dataset(Level.READ),
+    "get_freshness": on_dataset(Level.READ),
     "list_versions": on_dataset(Level.READ),
     "get_version": on_dataset(Level.READ),
     # writing
@@ -99,10 +107,49 @@ TABLE: dict[str, Access] = {
     "commit_stage": on_dataset(Level.WRITE),
     "commit_stages": on_dataset(Level.WRITE),
     "abort_stage": on_dataset(Level.WRITE),
+    # reading
+    "get_entity": on_dataset(Level.READ),
+    "list_entities": on_dataset(Level.READ),
+    "stream_entities": on_dataset(Level.READ),
+    "query_entities": on_dataset(Level.READ),
+    "aggregate_entities": on_dataset(Level.READ),
+    "list_adjacent": on_dataset(Level.READ),
+    "query_datasets": IDENTIFIED,  # of those that the caller may read
+    "aggregate_datasets": IDENTIFIED,  # of those that the caller may read
+    "list_statements": on_dataset(Level.READ),
+    "stream_statements": on_dataset(Level.READ),
+    # snapshots
+    "list_snapshots": on_dataset(Level.READ),
+    "get_snapshot": on_dataset(Level.READ),
+    "list_snapshot_files": on_dataset(Level.READ),
+    "diff_snapshots": on_dataset(Level.READ),
+    "stream_diff": on_dataset(Level.READ),
+    "list_refs": on_dataset(Level.READ),
+    "get_ref": on_dataset(Level.READ),
+    "set_ref": on_dataset(Level.MAINTAIN),
+    "delete_ref": on_dataset(Level.MAINTAIN),
+    # the journal
+    "get_journal": on_dataset(Level.READ),
+    "list_rejected": on_dataset(Level.MAINTAIN),
+    "retry_rejected": on_dataset(Level.MAINTAIN),
+    # operations
+    "flush_dataset": on_dataset(Operation.FLUSH.level),
+    "compact_dataset": on_dataset(Operation.COMPACT.level),
+    "optimize_dataset": on_dataset(Operation.OPTIMIZE.level),
+    "vacuum_dataset": on_dataset(Operation.VACUUM.level),
+    "verify_dataset": on_dataset(Operation.VERIFY.level),
+    "revert_dataset": on_dataset(Operation.REVERT.level),
+    "purge_dataset": on_dataset(Operation.PURGE.level),
+    "export_dataset": on_dataset(Operation.EXPORT.level),
+    "make_dataset": on_dataset(Operation.MAKE.level),
+    "flush_datasets": IDENTIFIED,  # of those on which the caller holds maintain
     # jobs: those of the caller's own tenant
     "list_jobs": IDENTIFIED,
     "get_job": IDENTIFIED,
+    "retry_job": IDENTIFIED,  # and what the job needs: `Operation.level`
+    "cancel_job": IDENTIFIED,
     # administration
+    "get_worker": LAKE_ADMIN,
     "list_tenants": LAKE_ADMIN,
     "create_tenant": LAKE_ADMIN,
     "get_tenant": LAKE_ADMIN,
@@ -163,8 +210,32 @@ def recording(operation: str, handle: Handler) -> Handler:
     return recorded
 
 
-def admit(request: Request, operation: str, access: Access) -> None:
+async def admit(request: Request, operation: str, access: Access) -> None:
     """Find out who calls, and let them through or refuse them.
+
+    Whom the same route let through on the same dataset under the access revision that holds now is let through again,
+    without a thread of its own: requests that arrive together share one look at the revision.
+    """
+    if not access.identified:
+        return
+    house = services(request)
+    header = request.headers.get("authorization")
+    mark = house.authenticator.mark(header)
+    question = None if mark is None else (operation, request.path_params.get("dataset"), mark)
+    admission = None if question is None else house.admissions.peek(await house.present.revision(), question)
+    if admission is None:
+        await run_in_threadpool(_look_up, request, house, operation, access, header, question)
+    else:
+        admission.known.check_expiry()
+        _meet(request, operation, admission.known)
+        check_rate(house.rate, admission.known.identity)
+        request.state.dataset = admission.dataset
+
+
+def _look_up(
+    request: Request, house: Services, operation: str, access: Access, header: str | None, question: Hashable | None
+) -> None:
+    """Admit a caller that is not known to be admitted.
 
     1. identity   a valid key or token, else 401
     2. rate       within the tenant's limit, else 429
@@ -172,19 +243,22 @@ def admit(request: Request, operation: str, access: Access) -> None:
                   not even looked for, so that the time it takes says nothing either
     4. level      it is enough for this route, else 403
     """
-    if not access.identified:
-        return
-    house = services(request)
-    with house.authenticator.identified(request.headers.get("authorization")) as sight:
-        identity = sight.identity
-        request.state.act = act = Act(identity, operation, path_of(request), request.state.request_id)
-        request.state.tenant = identity.tenant
-        check_rate(house.rate, identity)
+    with house.authenticator.identified(header) as sight:
+        _meet(request, operation, sight.known)
+        check_rate(house.rate, sight.identity)
         if access.lake:
-            _require_lake(identity)
-        if access.dataset is not None:
-            request.state.dataset = _dataset(request, house, sight, access.dataset)
-    request.state.caller = Caller(identity, act)
+            _require_lake(sight.identity)
+        dataset = None if access.dataset is None else _dataset(request, house, sight, access.dataset)
+        request.state.dataset = dataset
+        if question is not None:
+            house.admissions.put(sight.revision, question, Admission(sight.known, dataset))
+
+
+def _meet(request: Request, operation: str, known: Known) -> None:
+    act = Act(known.identity, operation, path_of(request), request.state.request_id)
+    request.state.act = act
+    request.state.tenant = known.identity.tenant
+    request.state.caller = Caller(known.identity, act)
 
 
 def _require_lake(identity: Identity) -> None:
@@ -214,11 +288,16 @@ async def _caller(request: Request) -> Caller:
     return caller
 
 
+def admitted(request: Request, name: DatasetName) -> Dataset:
+    """The dataset in the path, to which the caller was let through."""
+    found = request.state.dataset
+    assert isinstance(found, Dataset)
+    assert found.name == name
+    return found
+
+
 async def _admitted_dataset(request: Request, dataset: DatasetName) -> Dataset:
-    admitted = request.state.dataset
-    assert isinstance(admitted, Dataset)
-    assert admitted.name == dataset
-    return admitted
+    return admitted(request, dataset)
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]

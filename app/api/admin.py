@@ -9,6 +9,7 @@ from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import IdParam, router
 from app.api.services import ServicesDep
+from app.db.work import Work, at_work
 from app.errors import AlreadyExists, Forbidden, GrantNotFound, KeyNotFound, TenantNotFound
 from app.model.names import TenantName
 from app.model.tenant import (
@@ -43,6 +44,13 @@ class GrantPage(Page[Grant]):
 
 class AuditPage(Page[AuditEntry]):
     """Audit entries, newest first."""
+
+
+@routes.get("/worker")
+def get_worker(house: ServicesDep) -> Work:
+    """Show the workers, what waits in the journals, and the jobs that run or are kept, by what became of them."""
+    with house.database.read() as connection:
+        return at_work(connection)
 
 
 @routes.get("/tenants")

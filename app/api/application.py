@@ -1,16 +1,37 @@
 """The HTTP application, put together."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from app.api import admin, datasets, docs, entities, jobs, problems, stages, statements, system
+from app.api import (
+    admin,
+    datasets,
+    diffs,
+    docs,
+    entities,
+    entity_reads,
+    exports,
+    jobs,
+    journal,
+    operations,
+    problems,
+    refs,
+    snapshots,
+    stages,
+    statement_reads,
+    statements,
+    system,
+)
 from app.api.access import check_complete
 from app.api.bodies import Bodies
 from app.api.cors import Cors
 from app.api.requests import HEADER, LastNet, RequestScope
 from app.api.services import Services
+from app.query.running import Reporter
 
 ROUTERS = (
     system.routes,
@@ -18,8 +39,18 @@ ROUTERS = (
     datasets.catalog_routes,
     datasets.routes,
     entities.routes,
+    entity_reads.routes,
+    entity_reads.lake_routes,
     statements.routes,
+    statement_reads.routes,
     stages.routes,
+    snapshots.routes,
+    diffs.routes,
+    refs.routes,
+    journal.routes,
+    exports.routes,
+    operations.routes,
+    operations.lake_routes,
     jobs.routes,
     admin.routes,
 )
@@ -27,6 +58,12 @@ ROUTERS = (
 
 def create_app(services: Services) -> FastAPI:
     """The application for these services. Raises StartRefused if a route and the access table disagree."""
+
+    @asynccontextmanager
+    async def reporting(_: FastAPI) -> AsyncIterator[None]:
+        with Reporter(services.database, services.reader.running, services.settings.reader_heartbeat):
+            yield
+
     app = FastAPI(
         title="Tarn",
         version="1",
@@ -35,11 +72,12 @@ def create_app(services: Services) -> FastAPI:
         openapi_url=None,
         # A redirect would be built from whatever the Host header says.
         redirect_slashes=False,
+        lifespan=reporting,
     )
     app.state.services = services
-    for router in ROUTERS:
-        app.include_router(router)
     routes = [route for router in ROUTERS for route in router.routes]
+    # Not by `include_router`, which asks every router first and every route of it then, for each request.
+    app.router.routes.extend(routes)
     check_complete({route.name for route in routes if hasattr(route, "name")})
     problems.install(app, routes)
     # The last one added is the outermost.

@@ -113,6 +113,7 @@ class _Body:
         self._decoder: Decoder | None = None
         self._pieces: Iterator[bytes] = iter(())
         self._more = True
+        self._over = False
         self._received = 0
         self._size = 0
         self._begun = False
@@ -129,7 +130,10 @@ class _Body:
             for piece in self._pieces:
                 self._count(piece)
                 return {"type": "http.request", "body": piece, "more_body": True}
+            if self._over:
+                return await self._upstream()
             if not self._more:
+                self._over = True
                 return {"type": "http.request", "body": b"", "more_body": False}
             message = await self._upstream()
             if message["type"] != "http.request":

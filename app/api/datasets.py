@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Header, Path, Query, Response
+from fastapi import Header, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
@@ -10,6 +10,7 @@ from app.api.jobs import WaitParam, job_answer
 from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import router
+from app.api.sending import SENT, sent
 from app.api.services import ServicesDep
 from app.errors import (
     AlreadyExists,
@@ -17,6 +18,7 @@ from app.errors import (
     Fault,
     Forbidden,
     PreconditionFailed,
+    RangeNotSatisfiable,
     SchemaViolation,
     VersionNotFound,
 )
@@ -26,6 +28,7 @@ from app.model.job import Job
 from app.model.names import FileName
 from app.model.tenant import Level
 from app.storage import versions
+from app.storage.store import Missing
 
 catalog_routes = router("/v1/catalog", "catalog")
 routes = router("/v1/datasets", "datasets")
@@ -43,11 +46,12 @@ class VersionPage(Page[Version]):
 
 
 @catalog_routes.get("", response_model_exclude_none=True, responses=raises(DocumentInvalid))
-def get_catalog(house: ServicesDep, caller: CallerDep) -> Catalog:
+def get_catalog(house: ServicesDep, caller: CallerDep, request: Request) -> Catalog:
     """Show the FtM catalog of the datasets the caller may read."""
     with house.database.read() as connection:
         readable = datasets.page(connection, _readable(caller), None, None)
-    return catalog.compile_catalog(house.store, readable)
+    url = house.settings.public_url or str(request.base_url)
+    return catalog.compile_catalog(house.database, house.store, readable, url)
 
 
 @catalog_routes.patch("", responses=raises(DocumentInvalid))
@@ -97,7 +101,8 @@ def update_dataset(
     if_match: IfMatch = None,
 ) -> DatasetConfig:
     """Change a dataset's configuration; fields left out stay as they are, the former version is kept."""
-    config, tag = datasets.change(house.database, house.store, dataset, change, if_match, caller.act)
+    indexed = catalog.indexing(dataset, house.settings.public_url)
+    config, tag = datasets.change(house.database, house.store, dataset, change, if_match, caller.act, indexed)
     response.headers["ETag"] = tag
     return config
 
@@ -136,17 +141,21 @@ def list_versions(house: ServicesDep, dataset: DatasetDep, paging: PagingDep) ->
 @routes.get(
     "/{dataset}/versions/{timestamp}/{name}",
     response_class=Response,
-    responses={
-        200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
-        **raises(VersionNotFound),
-    },
+    responses={**SENT, **raises(VersionNotFound, RangeNotSatisfiable)},
 )
-def get_version(
-    house: ServicesDep, dataset: DatasetDep, timestamp: Annotated[str, Path(max_length=32)], name: FileName
+async def get_version(
+    house: ServicesDep,
+    dataset: DatasetDep,
+    timestamp: Annotated[str, Path(max_length=32)],
+    name: FileName,
+    request: Request,
 ) -> Response:
-    """Get a former version of a document, as it was."""
-    data = versions.get_version(house.store, dataset.layout.versions, timestamp, name)
-    return Response(data, media_type="application/octet-stream")
+    """Get a former version of a document or an export, as it was."""
+    path = versions.version_path(dataset.layout.versions, timestamp, name)
+    try:
+        return await sent(house.store, request, path, "application/octet-stream", name)
+    except Missing:
+        raise VersionNotFound(f"there is no version {timestamp} of {name}") from None
 
 
 def _readable(caller: Caller) -> "datasets.Readable":

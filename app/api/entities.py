@@ -4,19 +4,26 @@ from typing import Annotated
 
 from fastapi import Path, Response
 from orjson import JSONDecodeError, loads
-from starlette.concurrency import run_in_threadpool
 
 from app.api.bodies import LIMIT
-from app.api.ingest import RAISES, Deleted, OnErrorParam, Writing, WritingDep, Written, moment_now
-from app.api.problems import raises
+from app.api.ingest import (
+    Deleted,
+    OnErrorParam,
+    Writing,
+    WritingDep,
+    Written,
+    moment_now,
+    record_answers,
+    write_answers,
+)
 from app.api.routing import records_body, router
 from app.errors import EmptyBody, Fault, InvalidFormat, SchemaViolation
 from app.journal.events import Events
 from app.journal.formats import ENTITY_TYPES
 from app.journal.intake import DEFAULT_ORIGIN
-from app.journal.overlay import live_of_entity
 from app.model.entity import Exploded
 from app.model.statement import LONGEST_ID, Invalid, checked_id
+from app.query import counts
 
 routes = router("/v1/datasets", "entities")
 
@@ -24,7 +31,10 @@ EntityId = Annotated[str, Path(min_length=1, max_length=LONGEST_ID)]
 
 
 @routes.post(
-    "/{dataset}/entities", responses=raises(*RAISES), openapi_extra=records_body(ENTITY_TYPES), response_model=Written
+    "/{dataset}/entities",
+    responses=record_answers(Written),
+    openapi_extra=records_body(ENTITY_TYPES),
+    response_model=Written,
 )
 async def add_entities(writing: WritingDep, on_error: OnErrorParam = "abort") -> Response:
     """Write entities: durable when answered, all or nothing."""
@@ -33,7 +43,7 @@ async def add_entities(writing: WritingDep, on_error: OnErrorParam = "abort") ->
 
 @routes.put(
     "/{dataset}/entities/{entity}",
-    responses=raises(*RAISES),
+    responses=write_answers(Written),
     openapi_extra=records_body(("application/json",)),
     response_model=Written,
 )
@@ -52,18 +62,14 @@ async def put_entity(writing: WritingDep, entity: EntityId) -> Response:
     return await writing.write(events, answer, body)
 
 
-@routes.delete("/{dataset}/entities/{entity}", responses=raises(*RAISES), response_model=Deleted)
+@routes.delete("/{dataset}/entities/{entity}", responses=write_answers(Deleted), response_model=Deleted)
 async def delete_entity(writing: WritingDep, entity: EntityId) -> Response:
     """Delete what an origin, or every one, says of the entity. What is not there is 0 tombstones."""
     _checked(entity)
-
-    def count() -> int:
-        with writing.house.database.read() as connection:
-            return len(live_of_entity(connection, writing.dataset, entity, writing.origin))
-
     events = Events()
     events.erase(entity, writing.origin)
-    answer = Deleted(tombstones=await run_in_threadpool(count))
+    tombstones = await writing.look(lambda reading: counts.of_entity(reading, writing.dataset, entity, writing.origin))
+    answer = Deleted(tombstones=tombstones)
     return await writing.write(events, answer)
 
 

@@ -3,24 +3,29 @@
 import asyncio
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import orjson
 from anyio import CapacityLimiter, from_thread, to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Depends, Header, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from app.api.access import Caller, DatasetDep
+from app.api.access import Caller, admitted
 from app.api.bodies import LIMIT
+from app.api.commits import Commit, CommitParam, SnapshotName, later, wait_for_snapshot
 from app.api.idempotency import fingerprint
+from app.api.problems import Responses, raises
+from app.api.reading import limiter, slots
 from app.api.routing import media_type
 from app.api.services import Services, services
 from app.db.answers import Once
 from app.errors import (
     Backpressure,
+    CodecConfigured,
+    CodecNotStreamable,
     DatasetNotFound,
     EmptyBody,
     Fault,
@@ -32,20 +37,26 @@ from app.errors import (
 from app.journal.batches import Batch, Outcome
 from app.journal.events import Events
 from app.journal.formats.record import Source
-from app.journal.intake import DEFAULT_ORIGIN, Intake
+from app.journal.intake import Intake, Terms
+from app.journal.parsing import Reading as Body
 from app.lake.datasets import Dataset
-from app.model.entity import Exploder
 from app.model.ids import now
-from app.model.names import Origin
-from app.model.statement import EPOCH, StatementReader
+from app.model.names import DatasetName, Origin
+from app.model.statement import EPOCH
+from app.query.reader import Reading
 
 SMALL = 64 << 10
-"""A body up to this size is read whole and parsed where it is, in less time than a thread would take to start."""
+"""A body up to this size is parsed where it is, in less time than a thread would take to start."""
+
+HEAD = 1 << 20
+"""Bytes of a large one that are gathered before a thread takes it: most bodies are whole by then, and no thread and no
+parser has to wait for their clients."""
 
 UPLOADS = 16
 """Large bodies that are read at once; more wait for their turn."""
 
 RAISES = (Backpressure, DatasetNotFound, IdempotencyMismatch, QuotaExceeded, StageClosed, StorageFull)
+RECORDS_RAISE = (*RAISES, CodecConfigured, CodecNotStreamable)
 
 OnErrorParam = Annotated[
     Literal["abort", "skip"], Query(description="Refuse the whole body for a bad record, or leave that one out.")
@@ -55,7 +66,11 @@ KeyHeader = Annotated[
     Header(alias="Idempotency-Key", min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$"),
 ]
 
-Chunks = Callable[[Source, str, Exploder], Iterator[Events]]
+HeldIn = Annotated[
+    SnapshotName | None, Field(description="The snapshot that holds the write, where that was waited for.")
+]
+
+Found = TypeVar("Found")
 
 
 class Written(BaseModel):
@@ -65,6 +80,7 @@ class Written(BaseModel):
     statements: int
     rejected: int
     commit: int | None = None
+    snapshot: HeldIn = None
     errors: list[Fault] = []
 
 
@@ -73,6 +89,7 @@ class Deleted(BaseModel):
 
     tombstones: int
     commit: int | None = None
+    snapshot: HeldIn = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +101,7 @@ class Writing:
     caller: Caller
     dataset: Dataset
     origin: Origin | None
-    commit: str
+    commit: Commit
     key: str | None
     stage: int | None = None
 
@@ -94,81 +111,105 @@ class Writing:
 
     async def take_entities(self, skip: bool) -> Response:
         """Read a body of entities into the journal, as one batch."""
-        intake, longest, moment = Intake(skip), self.house.settings.max_record_bytes, moment_now()
-        said_by = self.origin or DEFAULT_ORIGIN
-
-        def chunks(source: Source, kind: str, exploder: Exploder) -> Iterator[Events]:
-            return intake.entities_of(source, kind, longest, exploder, self.dataset.name, said_by, moment)
-
-        return await self._take(intake, chunks)
+        return await self._take(self._terms("entities", skip))
 
     async def take_statements(self, skip: bool, strict: bool) -> Response:
         """Read a body of statements into the journal, as one batch."""
-        intake, longest = Intake(skip), self.house.settings.max_record_bytes
-        reader = StatementReader(self.dataset.name, self.origin, DEFAULT_ORIGIN, moment_now(), strict)
-
-        def chunks(source: Source, kind: str, _: Exploder) -> Iterator[Events]:
-            return intake.statements_of(source, kind, longest, reader)
-
-        return await self._take(intake, chunks)
+        return await self._take(self._terms("statements", skip, strict))
 
     async def write(self, events: Events, answer: BaseModel, body: bytes = b"") -> Response:
         """Commit a few events as one batch, together with whatever else waits; the answer with its commit number."""
         batch = self.batch
         batch.answer = answer.model_dump()
         batch.once = None if self.key is None else Once(self.key, fingerprint(self.request, hashlib.sha256(body)))
-        return answer_of(await asyncio.wrap_future(self.house.writer.submit(batch, events)))
+        return await self._answer(await asyncio.wrap_future(self.house.writer.submit(batch, events)))
 
-    async def _take(self, intake: Intake, chunks: Chunks) -> Response:
+    async def look(self, work: Callable[[Reading], Found]) -> Found:
+        """Look at the present state, for what the answer says; the write itself does not depend on it."""
+
+        def run() -> Found:
+            with self.house.reader.reading() as reading:
+                return work(reading)
+
+        return await to_thread.run_sync(run, limiter=slots(self.house))
+
+    def _terms(self, records: Literal["entities", "statements"], skip: bool, strict: bool = False) -> Terms:
+        return Terms(
+            records=records,
+            media_type=media_type(self.request.headers.get("content-type", ""))[0],
+            dataset=self.dataset.name,
+            origin=self.origin,
+            moment=moment_now(),
+            longest=self.house.settings.max_record_bytes,
+            skip=skip,
+            strict=strict,
+        )
+
+    async def _take(self, terms: Terms) -> Response:
         self.request.scope[LIMIT] = self.house.settings.max_body_bytes
-        kind = media_type(self.request.headers.get("content-type", ""))[0]
         incoming = Incoming(self.request, hashed=self.key is not None)
         head = await incoming.head()
         if incoming.over and not head.strip():
             raise EmptyBody("this route needs a body of records")
 
-        def finished() -> Batch:
+        def finished(reading: Body) -> Batch:
             """The batch with its answer, once the body is read."""
             batch = self.batch
-            batch.answer = Written(
-                entities=intake.entities,
-                statements=intake.statements,
-                rejected=intake.rejected.count,
-                errors=intake.rejected.faults,
-            ).model_dump()
+            batch.answer = {
+                "entities": reading.entities,
+                "statements": reading.statements,
+                "rejected": reading.rejected.count,
+                "commit": None,
+                "errors": [fault.model_dump() for fault in reading.rejected.faults],
+            }
             batch.once = None if self.key is None else Once(self.key, incoming.fingerprint())
             return batch
 
         def read_large() -> Outcome:
-            found = chunks(incoming.source(head), kind, Exploder())
-            first, second = next(found, Events()), next(found, None)
-            if second is None:
-                return self.house.writer.submit(finished(), first).result()
-            return self.house.writer.write_large(self.batch, first, _then(second, found), finished)
+            with self.house.parsers.reading(terms) as reading:
+                chunks = reading.chunks(incoming.source(head))
+                return self.house.writer.write_body(self.batch, chunks, lambda: finished(reading))
 
-        if incoming.over:
-            events = next(chunks(io.BytesIO(head), kind, self.house.exploder), Events())
-            outcome = await asyncio.wrap_future(self.house.writer.submit(finished(), events))
+        if len(head) <= SMALL:
+            intake = Intake(terms, self.house.exploder)
+            events = next(intake.chunks(io.BytesIO(head)), Events())
+            outcome = await asyncio.wrap_future(self.house.writer.submit(finished(intake), events))
         else:
             outcome = await to_thread.run_sync(read_large, limiter=_uploads())
-        return answer_of(outcome)
+        return await self._answer(outcome)
+
+    async def _answer(self, outcome: Outcome) -> Response:
+        """The answer as it was kept, with the snapshot if it was waited for, now or when it is replayed.
+
+        It was made from its model, and need not pass through it again.
+        """
+        number = outcome.answer["commit"]
+        named, status = await wait_for_snapshot(self.house, self.caller, self.dataset, number, self.commit)
+        shown = None if named is None else named._asdict()
+        return Response(orjson.dumps(outcome.answer | {"snapshot": shown}), status, media_type="application/json")
 
 
-def answer_of(outcome: Outcome) -> Response:
-    """An answer as it was kept: it was made from its model, and need not pass through it again."""
-    return Response(orjson.dumps(outcome.answer), media_type="application/json")
+def write_answers(model: type[BaseModel]) -> Responses:
+    """What a route that writes answers besides 200."""
+    return {**later(model), **raises(*RAISES)}
+
+
+def record_answers(model: type[BaseModel]) -> Responses:
+    """The same of a route that takes records."""
+    return {**later(model), **raises(*RECORDS_RAISE)}
 
 
 async def _writing(
     request: Request,
-    dataset: DatasetDep,
+    dataset: DatasetName,
     origin: Annotated[
         Origin | None, Query(description="Which process says so; `default` if nothing else does.")
     ] = None,
-    commit: Annotated[Literal["auto"], Query(description="`auto`: durable in the journal when answered.")] = "auto",
+    commit: CommitParam = "auto",
     key: KeyHeader = None,
 ) -> Writing:
-    return Writing(request, services(request), request.state.caller, dataset, origin, commit, key)
+    # Not by a dependency of its own: every small request would pay for it.
+    return Writing(request, services(request), request.state.caller, admitted(request, dataset), origin, commit, key)
 
 
 WritingDep = Annotated[Writing, Depends(_writing)]
@@ -189,11 +230,12 @@ class Incoming:
         self.over = False
 
     async def head(self) -> bytes:
-        """The body's beginning: all of it, if it is small."""
-        head = b""
-        while len(head) <= SMALL and not self.over:
-            head += await self.next()
-        return head
+        """The body's beginning, gathered before any thread waits for it: all of it, if it is not very large."""
+        pieces, size = [], 0
+        while size <= HEAD and not self.over:
+            pieces.append(await self.next())
+            size += len(pieces[-1])
+        return b"".join(pieces)
 
     async def next(self) -> bytes:
         """The next bytes; none at the end. Raises ClientDisconnect if the client is gone before."""
@@ -233,14 +275,4 @@ _limiter: RunVar[CapacityLimiter] = RunVar("uploads")
 
 
 def _uploads() -> CapacityLimiter:
-    try:
-        return _limiter.get()
-    except LookupError:
-        limiter = CapacityLimiter(UPLOADS)
-        _limiter.set(limiter)
-        return limiter
-
-
-def _then(first: Events, rest: Iterator[Events]) -> Iterator[Events]:
-    yield first
-    yield from rest
+    return limiter(_limiter, UPLOADS)

@@ -1,9 +1,7 @@
 """Jobs: long work, to be waited for or looked at."""
 
-import time
 from typing import Annotated
 
-from anyio import sleep
 from fastapi import Query, Response
 from starlette.concurrency import run_in_threadpool
 
@@ -12,16 +10,15 @@ from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import IdParam, router
 from app.api.services import Services, ServicesDep
+from app.api.waiting import looks
 from app.db import jobs
-from app.errors import JobNotFound
+from app.errors import Forbidden, JobConflict, JobNotFound
+from app.lake import datasets
 from app.model.job import Job
 
 routes = router("/v1/jobs", "jobs")
 
 WaitParam = Annotated[float, Query(ge=0, le=300, description="Seconds to wait for the job to be over.")]
-
-FIRST_LOOK, LAST_LOOK = 0.02, 0.5
-"""Seconds between two looks at a job that is waited for: quick at first, then seldom."""
 
 
 class JobPage(Page[Job]):
@@ -45,13 +42,39 @@ async def get_job(house: ServicesDep, caller: CallerDep, job: IdParam, wait: Wai
     return await over(house, found, wait)
 
 
+@routes.post(
+    "/{job}/retry",
+    status_code=202,
+    responses={200: {"model": Job, "description": "Over"}, **raises(JobNotFound, JobConflict, Forbidden)},
+)
+async def retry_job(
+    house: ServicesDep, caller: CallerDep, job: IdParam, response: Response, wait: WaitParam = 0
+) -> Job:
+    """Try a job again that failed or was cancelled; what it does must still be allowed."""
+    again = await run_in_threadpool(_retry, house, caller, job)
+    return await job_answer(house, again, wait, response)
+
+
+@routes.delete(
+    "/{job}",
+    status_code=202,
+    responses={200: {"model": Job, "description": "Over"}, **raises(JobNotFound, JobConflict)},
+)
+async def cancel_job(
+    house: ServicesDep, caller: CallerDep, job: IdParam, response: Response, wait: WaitParam = 0
+) -> Job:
+    """Give a job up: at once if it waits, at its next step if it runs. What is over stays as it is."""
+    asked = await run_in_threadpool(_cancel, house, caller, job)
+    return await job_answer(house, asked, wait, response)
+
+
 async def over(house: Services, job: Job, wait: float) -> Job:
     """The job when it is over, or as it is when the wait is, or when the server stops."""
-    deadline, pause = time.monotonic() + wait, FIRST_LOOK
-    while not job.state.over and time.monotonic() < deadline and not house.stopping.is_set():
-        await sleep(min(pause, max(0.0, deadline - time.monotonic())))
-        pause = min(LAST_LOOK, pause * 1.5)
-        job = await run_in_threadpool(_read, house, job.id)
+    if not job.state.over:
+        async for _ in looks(house, wait):
+            job = await run_in_threadpool(_read, house, job.id)
+            if job.state.over:
+                break
     return job
 
 
@@ -66,17 +89,29 @@ async def job_answer(house: Services, job: Job, wait: float, response: Response)
 def _visible(house: Services, caller: Caller, job_id: str) -> Job:
     job = _read(house, job_id)
     if job.tenant != caller.identity.tenant and not caller.identity.administers_lake:
-        raise _missing(job_id)
+        raise JobNotFound(f"there is no job {job_id!r}")
     return job
+
+
+def _retry(house: Services, caller: Caller, job_id: str) -> Job:
+    job = _visible(house, caller, job_id)
+    with house.database.write() as connection:
+        for dataset in datasets.page(connection, lambda _: True, None, None):
+            if dataset.id in job.dataset_ids:
+                caller.require(dataset.name, job.operation.level)
+        again = jobs.retry(connection, job_id)
+        caller.act.done(connection)
+    return again
+
+
+def _cancel(house: Services, caller: Caller, job_id: str) -> Job:
+    _visible(house, caller, job_id)
+    with house.database.write() as connection:
+        cancelled = jobs.cancel(connection, job_id)
+        caller.act.done(connection)
+    return cancelled
 
 
 def _read(house: Services, job_id: str) -> Job:
     with house.database.read() as connection:
-        job = jobs.find(connection, job_id)
-    if job is None:
-        raise _missing(job_id)
-    return job
-
-
-def _missing(job_id: str) -> JobNotFound:
-    return JobNotFound(f"there is no job {job_id!r}")
+        return jobs.get(connection, job_id)

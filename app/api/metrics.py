@@ -1,7 +1,16 @@
-"""Prometheus metrics of one API process."""
+"""Prometheus metrics of one API process, and of the work that all of them share."""
+
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from app.db import work, workers
+from app.db.engine import Database
+from app.errors import TarnError
+from app.model.ids import now
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -10,9 +19,11 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 class Metrics:
     """Counters by route template, never by path: a label must not grow with what callers send."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Database | None = None) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        if database is not None:
+            self.registry.register(_Shared(database))
         labels = ("method", "route", "status")
         self.requests = Counter("tarn_http_requests", "Requests answered.", labels, registry=self.registry)
         self.seconds = Histogram(
@@ -27,3 +38,34 @@ class Metrics:
 
     def exposition(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Shared(Collector):
+    """What SQL knows of jobs, journals and workers. While it does not answer, there is nothing to tell."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing beforehand: the database need not be there when the registry is made."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        try:
+            with self._database.read() as connection:
+                jobs, journals = work.done(connection), work.waiting(connection)
+                seen = workers.last_seen(connection)
+        except TarnError:
+            return
+        kept = GaugeMetricFamily("tarn_jobs", "Jobs that are kept.", labels=["operation", "state"])
+        for each in jobs:
+            kept.add_metric([each.operation, each.state], each.jobs)
+        yield kept
+        rows = sum(journal.rows for journal in journals)
+        yield GaugeMetricFamily("tarn_journal_rows", "Statements that no snapshot holds yet.", value=rows)
+        oldest = journals[0].oldest if journals else None
+        age = 0.0 if oldest is None else (now() - oldest).total_seconds()
+        yield GaugeMetricFamily("tarn_journal_oldest_seconds", "How long the oldest of them has waited.", value=age)
+        if seen is not None:
+            silent = (now() - seen).total_seconds()
+            yield GaugeMetricFamily("tarn_worker_silent_seconds", "Since a worker last gave a sign.", value=silent)

@@ -32,6 +32,15 @@ class Paging:
     _list: str
 
     @property
+    def after_number(self) -> int | None:
+        """Where a page of a list begins that is in the order of numbers."""
+        if self.after is None:
+            return None
+        if not self.after.isdecimal() or len(self.after) > 18:
+            raise foreign_cursor()
+        return int(self.after)
+
+    @property
     def fetch(self) -> int:
         """One more than fits, which tells whether there is a next page."""
         return self.limit + 1
@@ -39,28 +48,36 @@ class Paging:
     def cut(self, found: Sequence[Item], key: Callable[[Item], str]) -> tuple[list[Item], str | None]:
         """The page, and the cursor of the next one."""
         results = list(found[: self.limit])
-        if len(found) <= self.limit:
-            return results, None
-        position = orjson.dumps([self._list, key(results[-1])])
-        return results, base64.urlsafe_b64encode(position).decode().rstrip("=")
+        return results, self.cursor(key(results[-1]) if len(found) > self.limit else None)
+
+    def cursor(self, position: str | None) -> str | None:
+        """The cursor of what comes after a position, if there is one."""
+        if position is None:
+            return None
+        return base64.urlsafe_b64encode(orjson.dumps([self._list, position])).decode().rstrip("=")
 
 
 async def _paging(
     request: Request,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(max_length=2000)] = None,
+    cursor: Annotated[str | None, Query(max_length=10_000)] = None,
 ) -> Paging:
-    this = _fingerprint(request)
-    return Paging(None if cursor is None else _position(cursor, this), limit, this)
+    return paging(request, limit, cursor)
 
 
 PagingDep = Annotated[Paging, Depends(_paging)]
 
 
-def _fingerprint(request: Request) -> str:
+def paging(request: Request, limit: int, cursor: str | None, asked: object = None) -> Paging:
+    """A page of the list that this request asks for, with whatever its body says of it."""
+    this = _fingerprint(request, asked)
+    return Paging(None if cursor is None else _position(cursor, this), limit, this)
+
+
+def _fingerprint(request: Request, asked: object) -> str:
     """Which list this is: the path, the filters, and whose it is."""
     filters = sorted((k, v) for k, v in request.query_params.multi_items() if k not in ("limit", "cursor"))
-    what = orjson.dumps([request.url.path, filters, request.state.caller.identity.tenant])
+    what = orjson.dumps([request.url.path, filters, request.state.caller.identity.tenant, asked])
     return hashlib.sha256(what).hexdigest()[:16]
 
 
@@ -70,6 +87,10 @@ def _position(cursor: str, this: str) -> str:
     except (ValueError, TypeError, binascii.Error):
         made_for, position = None, None
     if made_for != this or not isinstance(position, str) or "\x00" in position:
-        reason = "is not a cursor of this list"
-        raise SchemaViolation(f"the cursor {reason}", errors=[Fault(field="query.cursor", reason=reason)])
+        raise foreign_cursor()
     return position
+
+
+def foreign_cursor() -> SchemaViolation:
+    reason = "is not a cursor of this list"
+    return SchemaViolation(f"the cursor {reason}", errors=[Fault(field="query.cursor", reason=reason)])

@@ -24,6 +24,10 @@ STEP = 16 << 10
 HEAD_SECONDS = 15.0
 """How long a connection may take over the head of a request."""
 
+ABORT = "tarn.abort"
+"""Where the scope holds what breaks the connection off at once. To close it would wait for the client to take what is
+written already, and one that takes nothing could wait for good."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -56,6 +60,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._progress()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]  # a key of our own
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -5,7 +5,6 @@ import time
 from asyncio import CancelledError
 
 import structlog
-from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,6 +29,7 @@ class RequestScope:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
+        self.log = log.bind()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,13 +39,14 @@ class RequestScope:
         request_id = _request_id(request)
         scope.setdefault("state", {})["request_id"] = request_id
         structlog.contextvars.bind_contextvars(request=request_id)
+        header = (HEADER.lower().encode(), request_id.encode())
         begun, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = request_id
+                message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
         self.metrics.running.inc()
@@ -55,7 +56,7 @@ class RequestScope:
             seconds = time.perf_counter() - begun
             self.metrics.running.dec()
             self.metrics.answered(scope["method"], _template(scope), status, seconds)
-            log.info(
+            self.log.info(
                 "request",
                 method=scope["method"],
                 path=path_of(request),

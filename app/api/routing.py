@@ -9,7 +9,6 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import access_of, admit, recording
 from app.api.idempotency import HEADER, answer_once
@@ -68,17 +67,18 @@ class GuardedRoute(APIRoute):
         queries = set(_query_names(self.dependant))
         answers_json = _answers_json({"response_class": self.response_class})
         takes_body = self.body_field is not None
+        needs_body = self.body_field is not None and self.body_field.field_info.is_required()
         answers_once = bool(WRITING.intersection(self.methods or ())) and HEADER not in _header_names(self.dependant)
 
         async def guarded(request: Request) -> Response:
             request.state.template = self.path_format
-            await run_in_threadpool(admit, request, operation, access)
+            await admit(request, operation, access)
             _check_query(request, queries)
             _check_lengths(request)
             if answers_json:
                 _check_accept(request)
             if takes_body:
-                await _check_body(request)
+                await _check_body(request, needs_body)
             if answers_once:
                 return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
             return await handle(request)
@@ -132,9 +132,14 @@ def _check_accept(request: Request) -> None:
         raise NotAcceptable(f"this route answers {JSON}", supported=[JSON])
 
 
-async def _check_body(request: Request) -> None:
-    """The body is there, is JSON by name and in fact, and has none of what JSON does not have (NaN, Infinity)."""
+async def _check_body(request: Request, needed: bool) -> None:
+    """The body is there, is JSON by name and in fact, and has none of what JSON does not have (NaN, Infinity).
+
+    One that is not needed may be missing.
+    """
     body = await request.body()
+    if not body and not needed:
+        return
     if not body.strip():
         raise EmptyBody("this route needs a JSON body")
     kind, _ = media_type(request.headers.get("content-type", ""))

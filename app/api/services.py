@@ -7,11 +7,14 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from app.api.metrics import Metrics
+from app.api.presence import Admission, Present
 from app.api.recent import Recent
 from app.db.engine import Database
+from app.journal.parsing import Parsers
 from app.journal.writer import Writer
 from app.lake.datasets import Dataset
 from app.model.entity import Exploder
+from app.query.reader import Reader
 from app.settings import Settings
 from app.storage.store import Store
 from app.tenancy.audit import Denials
@@ -32,8 +35,13 @@ class Services:
     denials: Denials
     metrics: Metrics
     writer: Writer
+    parsers: Parsers
     exploder: Exploder
-    """Of the event loop alone; a large body gets one of its own."""
+    """Of the event loop alone; a large body is parsed elsewhere."""
+    present: Present
+    reader: Reader
+    admissions: Remembered[Admission] = field(default_factory=Remembered)
+    """By operation, dataset and key: whom it let through."""
     datasets: Remembered[Dataset | None] = field(default_factory=Remembered)
     """By name: those that exist and those that do not."""
     readiness: Recent[Any] = field(default_factory=Recent)

@@ -3,9 +3,11 @@
 from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
-from app.api.ingest import RAISES, KeyHeader, OnErrorParam, Writing, Written
+from app.api.commits import Commit, CommitParam, later, wait_for_snapshot
+from app.api.ingest import RECORDS_RAISE, KeyHeader, OnErrorParam, Writing, Written
 from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import IdParam, records_body, router
@@ -62,11 +64,19 @@ def list_stages(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, pagi
     return StagePage(results=results, next=cursor)
 
 
-@routes.post("/commit", responses=raises(StageNotFound, StageClosed))
-def commit_stages(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, body: StageCommit) -> Written:
+@routes.post("/commit", responses={**later(Written), **raises(StageNotFound, StageClosed)})
+async def commit_stages(
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    body: StageCommit,
+    response: Response,
+    commit: CommitParam = "auto",
+) -> Written:
     """Commit several stages as one: all of them become visible at once, or none."""
     note = NewStage(message=body.message, metadata=body.metadata)
-    return _commit(house, caller, dataset, sorted(set(body.stages)), note)
+    written = await run_in_threadpool(_commit, house, caller, dataset, sorted(set(body.stages)), note)
+    return await _awaited(house, caller, dataset, written, commit, response)
 
 
 @routes.get("/{stage}", responses=raises(StageNotFound))
@@ -78,7 +88,7 @@ def get_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stage:
 
 @routes.post(
     "/{stage}/entities",
-    responses=raises(*RAISES, StageNotFound),
+    responses=raises(*RECORDS_RAISE, StageNotFound),
     openapi_extra=records_body(ENTITY_TYPES),
     response_model=Written,
 )
@@ -89,7 +99,7 @@ async def stage_entities(staging: StagingDep, on_error: OnErrorParam = "abort") 
 
 @routes.post(
     "/{stage}/statements",
-    responses=raises(*RAISES, StageNotFound),
+    responses=raises(*RECORDS_RAISE, StageNotFound),
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
@@ -100,14 +110,22 @@ async def stage_statements(
     return await staging.take_statements(on_error == "skip", strict)
 
 
-@routes.post("/{stage}/commit", responses=raises(StageNotFound, StageClosed, PreconditionFailed))
-def commit_stage(
-    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stage: IdParam, if_match: IfMatch = None
+@routes.post("/{stage}/commit", responses={**later(Written), **raises(StageNotFound, StageClosed, PreconditionFailed)})
+async def commit_stage(
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    stage: IdParam,
+    response: Response,
+    commit: CommitParam = "auto",
+    if_match: IfMatch = None,
 ) -> Written:
-    """Make everything that was sent to a stage visible, in one transaction."""
-    if if_match is not None:
-        raise PreconditionFailed("the dataset has no snapshot yet", expected=if_match, head=None)
-    return _commit(house, caller, dataset, [stage], None)
+    """Make everything that was sent to a stage visible, in one transaction.
+
+    With `If-Match` it becomes a snapshot of its own, which is waited for, or nothing happens.
+    """
+    written = await run_in_threadpool(_commit, house, caller, dataset, [stage], None, if_match)
+    return await _awaited(house, caller, dataset, written, commit if if_match is None else "force", response)
 
 
 @routes.delete("/{stage}", status_code=204, responses=raises(StageNotFound, StageClosed))
@@ -116,7 +134,25 @@ def abort_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stag
     stages.abort(house.database, dataset, caller.identity.tenant, stage, caller.act)
 
 
-def _commit(house: Services, caller: Caller, dataset: Dataset, uids: list[str], note: NewStage | None) -> Written:
+def _commit(
+    house: Services,
+    caller: Caller,
+    dataset: Dataset,
+    uids: list[str],
+    note: NewStage | None,
+    expected: str | None = None,
+) -> Written:
+    tenant = caller.identity.tenant
     with house.database.write() as connection:
-        commit, entities, rows = stages.commit(connection, dataset, caller.identity.tenant, uids, caller.act, note)
+        commit, entities, rows = stages.commit(connection, dataset, tenant, uids, caller.act, note, expected)
     return Written(entities=entities, statements=rows, rejected=0, commit=commit)
+
+
+async def _awaited(
+    house: Services, caller: Caller, dataset: Dataset, written: Written, commit: Commit, response: Response
+) -> Written:
+    """What was written, with its snapshot where that is waited for; a stage without rows becomes none."""
+    number = written.commit if written.statements else None
+    waited = await wait_for_snapshot(house, caller, dataset, number, commit)
+    response.status_code = waited.status
+    return written.model_copy(update={"snapshot": waited.shown})

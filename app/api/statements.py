@@ -3,15 +3,13 @@
 from typing import Annotated
 
 from fastapi import Path, Query, Response
-from starlette.concurrency import run_in_threadpool
 
-from app.api.ingest import RAISES, Deleted, OnErrorParam, WritingDep, Written
-from app.api.problems import raises
+from app.api.ingest import Deleted, OnErrorParam, WritingDep, Written, record_answers, write_answers
 from app.api.routing import records_body, router
 from app.journal.events import Events
 from app.journal.formats import STATEMENT_TYPES
-from app.journal.overlay import live_of_origin, live_of_statement
 from app.model.names import Origin
+from app.query import counts
 
 routes = router("/v1/datasets", "statements")
 
@@ -21,7 +19,7 @@ StrictParam = Annotated[bool, Query(description="Refuse a statement whose own id
 
 @routes.post(
     "/{dataset}/statements",
-    responses=raises(*RAISES),
+    responses=record_answers(Written),
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
@@ -32,30 +30,23 @@ async def add_statements(
     return await writing.take_statements(on_error == "skip", strict)
 
 
-@routes.delete("/{dataset}/statements/{statement}", responses=raises(*RAISES), response_model=Deleted)
+@routes.delete("/{dataset}/statements/{statement}", responses=write_answers(Deleted), response_model=Deleted)
 async def delete_statement(writing: WritingDep, statement: StatementId) -> Response:
     """Delete one statement, of one origin or of every one. What is not there is 0 tombstones."""
 
-    def found() -> Events:
-        events = Events()
-        with writing.house.database.read() as connection:
-            for live in live_of_statement(connection, writing.dataset, bytes.fromhex(statement), writing.origin):
-                events.delete(live.id, live.entity_id, live.origin)
-        return events
-
-    events = await run_in_threadpool(found)
+    wanted = bytes.fromhex(statement)
+    found = await writing.look(lambda reading: counts.of_statement(reading, writing.dataset, wanted, writing.origin))
+    events = Events()
+    for place in found:
+        events.delete(wanted, place.entity_id, place.origin)
     return await writing.write(events, Deleted(tombstones=len(events)))
 
 
-@routes.delete("/{dataset}/origins/{name}", responses=raises(*RAISES), response_model=Deleted)
+@routes.delete("/{dataset}/origins/{name}", responses=write_answers(Deleted), response_model=Deleted)
 async def delete_origin(writing: WritingDep, name: Origin) -> Response:
     """Delete everything that one origin says, as one event."""
-
-    def count() -> int:
-        with writing.house.database.read() as connection:
-            return len(live_of_origin(connection, writing.dataset, name))
-
     events = Events()
     events.erase(None, name)
-    answer = Deleted(tombstones=await run_in_threadpool(count))
+    tombstones = await writing.look(lambda reading: counts.of_origin(reading, writing.dataset, name))
+    answer = Deleted(tombstones=tombstones)
     return await writing.write(events, answer)

@@ -5,7 +5,8 @@ Imported when a command runs, not when its help is shown: httpx takes longer tha
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +21,9 @@ ADMIN_KEY_FILE = "data/admin.key"
 """Where a server that was started here keeps its administrator's key, unless it is told otherwise."""
 
 CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 60.0
+LONG_SECONDS = 600.0
+"""How long a server may be silent over much data: before it sends the first of it, or when it has received the last."""
+
 LARGEST_PAGE = 1000
 NO_KEY = "no key was sent: set TARN_KEY, or start where data/admin.key is"
 
@@ -61,27 +65,32 @@ class Client:
         Raises ProblemAnswered for any other answer, Unreachable if there is none.
         """
         content, kind = (None, {}) if body is None else (_encoded(body), {"Content-Type": "application/json"})
-        try:
-            response = self._http.request(
-                method,
-                path,
-                content=content,
-                params={name: value for name, value in (params or {}).items() if value is not None},
-                headers={**kind, **(headers or {})},
-                timeout=(CONNECT_SECONDS, ANSWER_SECONDS + wait, ANSWER_SECONDS, CONNECT_SECONDS),
-            )
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            if "SSL" in str(error):
-                raise Unreachable(f"the server at {self.url} cannot be trusted: {error}") from None
-            raise Unreachable(
-                f"no server answers at {self.url}: start one with make run or tarn serve, or name one with --url"
-            ) from None
-        except httpx.RequestError as error:
-            raise Unreachable(f"the server at {self.url} gave no whole answer: {error}") from None
-        if not response.is_success:
-            keyless = response.status_code == 401 and not self.key
-            raise ProblemAnswered(_object(response, "type", "detail"), hint=NO_KEY if keyless else None)
-        return response
+        return self._answer(method, path, content, params, {**kind, **(headers or {})}, ANSWER_SECONDS + wait)
+
+    def upload(
+        self, path: str, content: Iterable[bytes], headers: Mapping[str, str], params: Mapping[str, Any]
+    ) -> httpx.Response:
+        """The answer to a body that is sent as it is read. Raises what `request` does, and what reading it does."""
+        return self._answer("POST", path, content, params, headers, LONG_SECONDS)
+
+    @contextmanager
+    def stream(self, path: str, form: str, params: Mapping[str, Any]) -> Iterator[Iterator[bytes]]:
+        """The body of an answer of this media type, as it arrives. It is given up when the context is left.
+
+        Raises what `request` does, also while it is read: a body that breaks off does not look whole.
+        """
+        with (
+            self._heard(),
+            self._http.stream(
+                "GET", path, params=_given(params), headers={"Accept": form}, timeout=_timeout(LONG_SECONDS)
+            ) as response,
+        ):
+            if not response.is_success:
+                response.read()
+                raise self._refused(response)
+            if response.headers.get("Content-Type", "").partition(";")[0] != form:
+                raise _foreign(response)
+            yield response.iter_bytes()
 
     def document(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
         """The JSON object the server answers. Raises what `request` does, and ProblemAnswered for anything else."""
@@ -105,6 +114,50 @@ class Client:
             cursor, left = found["next"], None if left is None else left - len(found["results"])
             if cursor is None:
                 return
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        content: bytes | Iterable[bytes] | None,
+        params: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        seconds: float,
+    ) -> httpx.Response:
+        with self._heard():
+            response = self._http.request(
+                method, path, content=content, params=_given(params), headers=headers, timeout=_timeout(seconds)
+            )
+        if not response.is_success:
+            raise self._refused(response)
+        return response
+
+    @contextmanager
+    def _heard(self) -> Iterator[None]:
+        """Raises Unreachable where the server is not heard to the end."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if "SSL" in str(error):
+                raise Unreachable(f"the server at {self.url} cannot be trusted: {error}") from None
+            raise Unreachable(
+                f"no server answers at {self.url}: start one with make run or tarn serve, or name one with --url"
+            ) from None
+        except httpx.RequestError as error:
+            reason = str(error) or type(error).__name__
+            raise Unreachable(f"the server at {self.url} gave no whole answer: {reason}") from None
+
+    def _refused(self, response: httpx.Response) -> ProblemAnswered:
+        keyless = response.status_code == 401 and not self.key
+        return ProblemAnswered(_object(response, "type", "detail"), hint=NO_KEY if keyless else None)
+
+
+def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (params or {}).items() if value is not None}
+
+
+def _timeout(seconds: float) -> httpx.Timeout:
+    return httpx.Timeout(seconds, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS)
 
 
 def _host(url: str) -> str:
@@ -160,6 +213,11 @@ def _object(response: httpx.Response, *members: str) -> dict[str, Any]:
         document = None
     if isinstance(document, dict) and document.keys() >= set(members):
         return document
+    raise _foreign(response)
+
+
+def _foreign(response: httpx.Response) -> ProblemAnswered:
+    """An answer that is somebody else's."""
     status, reason = response.status_code, response.reason_phrase
     detail = f"{response.url} answered {status} {reason}, which is not an answer of Tarn"
-    raise ProblemAnswered({"type": "about:blank", "title": reason, "status": status, "detail": detail})
+    return ProblemAnswered({"type": "about:blank", "title": reason, "status": status, "detail": detail})

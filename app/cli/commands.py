@@ -7,11 +7,28 @@ from typing import Annotated
 
 import typer
 
-from app.cli import audit, catalog, datasets, grants, jobs, keys, tenants, whoami
+from app.cli import (
+    audit,
+    catalog,
+    datasets,
+    diff,
+    entities,
+    exports,
+    grants,
+    jobs,
+    keys,
+    operations,
+    refs,
+    snapshots,
+    statements,
+    status,
+    tenants,
+    whoami,
+)
 from app.cli.processes import add_processes
 from app.cli.session import client_command
 
-LAKE, ADMINISTRATION = "The lake", "Administration"
+LAKE, MAINTENANCE, ADMINISTRATION = "The lake", "Maintenance", "Administration"
 
 app = typer.Typer(
     name="tarn",
@@ -43,11 +60,28 @@ add_processes(app)
 client_command(app, "whoami", LAKE)(whoami.whoami)
 app.add_typer(catalog.app, name="catalog", rich_help_panel=LAKE)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=LAKE)
+app.add_typer(entities.app, name="entities", rich_help_panel=LAKE)
+app.add_typer(statements.app, name="statements", rich_help_panel=LAKE)
+client_command(app, "log", LAKE)(snapshots.log)
+app.add_typer(snapshots.app, name="snapshot", rich_help_panel=LAKE)
+client_command(app, "diff", LAKE)(diff.diff)
+app.add_typer(refs.app, name="refs", rich_help_panel=LAKE)
+client_command(app, "flush", LAKE)(operations.flush)
+client_command(app, "make", LAKE)(exports.make)
+client_command(app, "export", LAKE)(exports.export)
+client_command(app, "exports", LAKE)(exports.exports)
+client_command(app, "compact", MAINTENANCE)(operations.compact)
+client_command(app, "optimize", MAINTENANCE)(operations.optimize)
+client_command(app, "vacuum", MAINTENANCE)(operations.vacuum)
+client_command(app, "verify", MAINTENANCE)(operations.verify)
+client_command(app, "revert", MAINTENANCE)(operations.revert)
+client_command(app, "purge", MAINTENANCE)(operations.purge)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=LAKE)
 app.add_typer(tenants.app, name="tenants", rich_help_panel=ADMINISTRATION)
 app.add_typer(keys.app, name="keys", rich_help_panel=ADMINISTRATION)
 app.add_typer(grants.app, name="grants", rich_help_panel=ADMINISTRATION)
 client_command(app, "audit", ADMINISTRATION)(audit.audit)
+client_command(app, "status", ADMINISTRATION)(status.status)
 
 
 def main() -> None:

@@ -3,12 +3,19 @@
 Exception
 └── Failure                 one sentence for the person at the terminal, and an exit code
     ├── ProblemAnswered     1   the server refused, and says why in a problem document
-    ├── Misuse              2   nothing was sent: the command is wrong as it was given
+    ├── Cancelled           1   somebody gave up the job that was waited for
+    ├── Misuse              2   nothing was changed: the command is wrong as it was given
     └── Unreachable         3   no server answered, or not to the end
 """
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
+
+
+def fault_line(fault: dict[str, Any]) -> str:
+    """What is wrong with one record or field, as the server says it."""
+    line = f"line {fault['line']}" if fault.get("line") is not None else None
+    return ": ".join(str(part) for part in (line, fault.get("field"), fault.get("reason")) if part)
 
 
 class Failure(Exception):
@@ -38,14 +45,19 @@ class ProblemAnswered(Failure):
     def lines(self) -> Iterator[str]:
         yield f"tarn: {self} ({self.slug})"
         for fault in self.problem.get("errors", ()):
-            line = f"line {fault['line']}" if fault.get("line") is not None else None
-            yield "    " + ": ".join(str(part) for part in (line, fault.get("field"), fault.get("reason")) if part)
+            yield f"    {fault_line(fault)}"
         if self.hint is not None:
             yield f"    {self.hint}"
 
 
+class Cancelled(Failure):
+    """Somebody gave up the job that was waited for."""
+
+    exit_code = 1
+
+
 class Misuse(Failure):
-    """The command cannot be carried out as it was given. Nothing was sent."""
+    """The command cannot be carried out as it was given. Nothing was changed."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""Jobs: long work, looked at or waited for."""
+"""Jobs: long work, looked at, waited for, given up or tried again."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 BASE = "/v1/jobs"
 app = typer.Typer(no_args_is_help=True, help="Jobs: long work that the server does in the background.")
+
+JobId = Annotated[str, typer.Argument(metavar="ID")]
 
 LONGEST_WAIT = 60.0
 """Seconds that one request waits: some proxies break off what is silent for longer."""
@@ -39,8 +41,20 @@ def list_jobs(session: Session, limit: Annotated[int, typer.Option(min=1, help="
 @client_command(app, "show")
 def show(
     session: Session,
-    job_id: Annotated[str, typer.Argument(metavar="ID")],
+    job_id: JobId,
     wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait so long for the job to be over.")] = 0,
 ) -> None:
     """Show a job, at once or when it is over."""
     session.output.record(awaited(session.client, job_id, wait))
+
+
+@client_command(app, "cancel")
+def cancel(session: Session, job_id: JobId) -> None:
+    """Give a job up: at once if it waits, at its next step if it runs. What is over stays as it is."""
+    session.output.record(session.client.document("DELETE", at(BASE, job_id)))
+
+
+@client_command(app, "retry")
+def retry(session: Session, job_id: JobId) -> None:
+    """Try a job again that failed or was cancelled."""
+    session.output.record(session.client.document("POST", at(BASE, job_id, "retry")))

@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-PROSE = frozenset({"title", "label", "target", "value"})
+PROSE = frozenset({"title", "label", "target", "value", "message"})
 """Columns that may be wrapped on a narrow terminal; the others are for copying."""
 
 UNBOUNDED = 1_000_000

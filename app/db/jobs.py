@@ -1,17 +1,28 @@
 """The jobs table: how the API hands long work to the workers, and how several workers share it."""
 
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, case, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, delete, func, insert, or_, select, update
 
 from app.db.tables import datasets, jobs
-from app.errors import Internal
+from app.errors import Internal, JobConflict, JobNotFound
 from app.model.ids import new_id, now
 from app.model.job import MOST_ATTEMPTS, Job, JobState, Operation, Progress
 
+MOST_CLAIMED = 1000
+"""Jobs that are claimed at once; what is more waits for the next time."""
 
-def enqueue(connection: Connection, operation: Operation, dataset_id: str, tenant: str, request: str) -> Job:
+
+def enqueue(
+    connection: Connection,
+    operation: Operation,
+    dataset_id: str | None,
+    tenant: str,
+    request: str,
+    arguments: dict[str, Any] | None = None,
+) -> Job:
     """Add a job in the caller's transaction: it exists exactly if what asked for it does."""
     job_id = new_id()
     connection.execute(
@@ -19,6 +30,7 @@ def enqueue(connection: Connection, operation: Operation, dataset_id: str, tenan
             id=job_id,
             operation=operation,
             dataset_id=dataset_id,
+            arguments=arguments or {},
             tenant=tenant,
             request=request,
             state=JobState.QUEUED,
@@ -26,8 +38,14 @@ def enqueue(connection: Connection, operation: Operation, dataset_id: str, tenan
             attempts=0,
         )
     )
+    return get(connection, job_id)
+
+
+def get(connection: Connection, job_id: str) -> Job:
+    """Raises JobNotFound."""
     job = find(connection, job_id)
-    assert job is not None
+    if job is None:
+        raise JobNotFound(f"there is no job {job_id!r}")
     return job
 
 
@@ -46,23 +64,117 @@ def newest(connection: Connection, tenant: str | None, before: str | None, limit
     return [_job(row) for row in connection.execute(query)]
 
 
-def claim(connection: Connection, worker: str, silent_after: float) -> Job | None:
-    """Take the oldest job that nobody works on: a queued one whose time has come, or one whose worker fell silent.
+def has_open(connection: Connection, dataset_id: str, operations: Collection[Operation]) -> bool:
+    """Whether a job of one of these operations waits or runs for a dataset."""
+    found = select(jobs.c.id).where(
+        jobs.c.dataset_id == dataset_id,
+        jobs.c.operation.in_(operations),
+        jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)),
+    )
+    return connection.execute(found.limit(1)).first() is not None
 
-    The update is conditional on the row being as it was found, so of two workers one gets it. A job that was taken
-    over is `disturbed`: its former worker may not know yet.
+
+def forget(connection: Connection, before: datetime) -> None:
+    """Delete jobs that were over before a moment. Their records in the lake stay."""
+    over = [state for state in JobState if state.over]
+    connection.execute(delete(jobs).where(jobs.c.state.in_(over), jobs.c.finished < before))
+
+
+# What a caller does with a job
+
+
+def cancel(connection: Connection, job_id: str) -> Job:
+    """Give a job up: one that waits is over at once, one that runs when its worker next looks, one that is over stays.
+
+    Raises JobNotFound, and JobConflict for a job that must come to its end.
     """
+    job = get(connection, job_id)
+    if job.operation.never_given_up and not job.state.over:
+        raise JobConflict(f"a {job.operation} that has begun must come to its end", state=job.state)
     moment = now()
-    due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= moment)
-    abandoned = and_(jobs.c.state == JobState.RUNNING, jobs.c.heartbeat < moment - timedelta(seconds=silent_after))
+    waits = jobs.c.state == JobState.QUEUED
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.state.in_((JobState.QUEUED, JobState.RUNNING)))
+        .values(
+            state=case((waits, JobState.CANCELLED), else_=jobs.c.state),
+            finished=case((waits, moment), else_=None),
+            cancelled=moment,
+            not_before=None,
+        )
+    )
+    return get(connection, job_id)
+
+
+def retry(connection: Connection, job_id: str) -> Job:
+    """Queue a job again that failed or was cancelled, as if it had never been begun.
+
+    Its problem stays until it is over. Raises JobNotFound, and JobConflict for a job in any other state.
+    """
+    again = connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id, jobs.c.state.in_((JobState.FAILED, JobState.CANCELLED)))
+        .values(**_queued(None), attempts=0, cancelled=None, started=None, finished=None, progress=None)
+    )
+    job = get(connection, job_id)
+    if again.rowcount != 1:
+        raise JobConflict(
+            f"the job is {job.state}: only one that failed or was cancelled is tried again", state=job.state
+        )
+    return job
+
+
+# What a worker does with it
+
+
+def is_any_free(connection: Connection, silent_after: float, among: Collection[Operation]) -> bool:
+    """Whether there may be something to claim: a look that writes nothing, for those who look often."""
+    free = jobs.c.operation.in_(among) & _is_free(now(), silent_after)
+    return connection.execute(select(jobs.c.id).where(free).limit(1)).first() is not None
+
+
+def claim(connection: Connection, worker: str, silent_after: float, among: Collection[Operation]) -> Job | None:
+    """Take a job that nobody works on: a queued one whose time has come, or one whose worker fell silent.
+
+    The tenant that was served the longest time ago is next, with its oldest one. Operations that are not `among` these
+    are left alone. Of several workers one gets it. A job that was taken over is `disturbed`: its former worker may not
+    know yet.
+    """
+    before = jobs.alias()
+    served = select(func.max(before.c.started)).where(before.c.tenant == jobs.c.tenant).scalar_subquery()
+    found = _claim(
+        connection, worker, silent_after, jobs.c.operation.in_(among), most=1, order=[served.asc().nulls_first()]
+    )
+    return found[0] if found else None
+
+
+def claim_all(connection: Connection, worker: str, operation: Operation, silent_after: float) -> list[Job]:
+    """Take every job of one operation that nobody works on, oldest first and up to a sensible number."""
+    return _claim(connection, worker, silent_after, jobs.c.operation == operation, most=MOST_CLAIMED)
+
+
+def _claim(
+    connection: Connection,
+    worker: str,
+    silent_after: float,
+    which: ColumnElement[bool],
+    most: int,
+    order: Sequence[ColumnElement[Any]] = (),
+) -> list[Job]:
+    """The update is conditional on each row being as it was found, so that nobody else has it."""
+    moment = now()
+    abandoned = _is_abandoned(moment, silent_after)
+    _let_go(connection, abandoned, moment)
     _give_up(connection, and_(abandoned, jobs.c.attempts >= MOST_ATTEMPTS), moment)
-    free = or_(and_(jobs.c.state == JobState.QUEUED, due), abandoned)
-    oldest = select(jobs.c.id).where(free).order_by(jobs.c.id).limit(1)
+    free = and_(which, _is_free(moment, silent_after))
+    oldest = select(jobs.c.id).where(free).order_by(*order, jobs.c.id).limit(most)
     if connection.dialect.name == "postgresql":
         oldest = oldest.with_for_update(skip_locked=True)
+    # Not as a subquery, which PostgreSQL may run more than once, each time skipping what it locked before.
+    found = connection.execute(oldest).scalars().all()
     taken = connection.execute(
         update(jobs)
-        .where(jobs.c.id == oldest.scalar_subquery(), free)
+        .where(jobs.c.id.in_(found), free)
         .values(
             state=JobState.RUNNING,
             worker=worker,
@@ -73,8 +185,24 @@ def claim(connection: Connection, worker: str, silent_after: float) -> Job | Non
             disturbed=case((jobs.c.state == JobState.RUNNING, moment), else_=jobs.c.disturbed),
         )
         .returning(jobs.c.id)
-    ).scalar()
-    return None if taken is None else find(connection, taken)
+    ).scalars()
+    claimed = _select().where(jobs.c.id.in_(taken.all())).order_by(jobs.c.id)
+    return [_job(row) for row in connection.execute(claimed)]
+
+
+def _is_free(moment: datetime, silent_after: float) -> ColumnElement[bool]:
+    due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= moment)
+    return or_(and_(jobs.c.state == JobState.QUEUED, due), _is_abandoned(moment, silent_after))
+
+
+def _is_abandoned(moment: datetime, silent_after: float) -> ColumnElement[bool]:
+    return and_(jobs.c.state == JobState.RUNNING, jobs.c.heartbeat < moment - timedelta(seconds=silent_after))
+
+
+def _let_go(connection: Connection, abandoned: ColumnElement[bool], moment: datetime) -> None:
+    """End jobs whose worker fell silent after somebody asked for them to be given up."""
+    over = {"state": JobState.CANCELLED, "finished": moment, "disturbed": moment}
+    connection.execute(update(jobs).where(abandoned, jobs.c.cancelled.is_not(None)).values(**over))
 
 
 def _give_up(connection: Connection, used_up: Any, moment: datetime) -> None:
@@ -87,26 +215,59 @@ def _give_up(connection: Connection, used_up: Any, moment: datetime) -> None:
 
 
 def beat(connection: Connection, job_id: str, worker: str, progress: Progress | None) -> bool:
-    """Say that the job is being worked on. False if another worker has taken it over."""
-    values: dict[str, Any] = {"heartbeat": now()}
+    """Say that the job is being worked on. False if it is not to be: another worker has it, or it was cancelled."""
+    values = {} if progress is None else {"progress": progress.model_dump()}
+    return bool(_beat(connection, [job_id], worker, values))
+
+
+def beat_all(
+    connection: Connection, job_ids: Collection[str], worker: str, progress: Mapping[str, Progress] | None = None
+) -> set[str]:
+    """Say that these jobs are being worked on, and how far some of them are; returns those that are to be."""
+    if progress:
+        one = update(jobs).where(jobs.c.id == bindparam("job"), *_held_by(worker))
+        told = [{"job": job_id, "told": each.model_dump()} for job_id, each in progress.items()]
+        connection.execute(one.values(progress=bindparam("told")), told)
+    return _beat(connection, job_ids, worker, {})
+
+
+def _beat(connection: Connection, job_ids: Collection[str], worker: str, values: dict[str, Any]) -> set[str]:
+    beaten = connection.execute(
+        update(jobs)
+        .where(jobs.c.id.in_(job_ids), *_held_by(worker))
+        .values(heartbeat=now(), **values)
+        .returning(jobs.c.id, jobs.c.cancelled)
+    )
+    return {row.id for row in beaten if row.cancelled is None}
+
+
+def finish(
+    connection: Connection, job_id: str, worker: str, result: dict[str, Any], progress: Progress | None = None
+) -> bool:
+    values = {"state": JobState.DONE, "finished": now(), "result": result, "problem": None}
     if progress is not None:
         values["progress"] = progress.model_dump()
     return _held(connection, job_id, worker, values)
 
 
-def finish(connection: Connection, job_id: str, worker: str, result: dict[str, Any]) -> bool:
-    values = {"state": JobState.DONE, "finished": now(), "result": result, "problem": None}
-    return _held(connection, job_id, worker, values)
-
-
 def fail(connection: Connection, job_id: str, worker: str, problem: dict[str, Any], again: datetime | None) -> bool:
-    """Say why an attempt failed. The job waits for its next try at `again`, or without one is over."""
-    return _held(connection, job_id, worker, _broken_off(problem, again))
+    """Say why an attempt failed. The job waits for its next try at `again`; without one, or if it was cancelled, it is
+    over."""
+    return _end_attempt(connection, job_id, worker, _broken_off(problem, again))
 
 
 def hand_back(connection: Connection, job_id: str, worker: str, not_before: datetime | None = None) -> bool:
-    """Put a job back that its worker cannot finish now, at shutdown for instance."""
-    return _held(connection, job_id, worker, _queued(not_before))
+    """Put a job back that its worker cannot finish now, at shutdown for instance. One that was cancelled is over."""
+    return _end_attempt(connection, job_id, worker, _queued(not_before))
+
+
+def _end_attempt(connection: Connection, job_id: str, worker: str, values: dict[str, Any]) -> bool:
+    if not _held(connection, job_id, worker, values):
+        return False
+    given_up = (jobs.c.id == job_id, jobs.c.state == JobState.QUEUED, jobs.c.cancelled.is_not(None))
+    over = {"state": JobState.CANCELLED, "finished": now(), "not_before": None}
+    connection.execute(update(jobs).where(*given_up).values(**over))
+    return True
 
 
 def _broken_off(problem: dict[str, Any], again: datetime | None) -> dict[str, Any]:
@@ -119,13 +280,18 @@ def _queued(not_before: datetime | None) -> dict[str, Any]:
 
 
 def _held(connection: Connection, job_id: str, worker: str, values: dict[str, Any]) -> bool:
-    mine = (jobs.c.id == job_id, jobs.c.worker == worker, jobs.c.state == JobState.RUNNING)
-    return connection.execute(update(jobs).where(*mine).values(**values)).rowcount == 1
+    held = update(jobs).where(jobs.c.id == job_id, *_held_by(worker)).values(**values)
+    return connection.execute(held).rowcount == 1
+
+
+def _held_by(worker: str) -> tuple[ColumnElement[bool], ...]:
+    return jobs.c.worker == worker, jobs.c.state == JobState.RUNNING
 
 
 def _select() -> Any:
-    return select(jobs, datasets.c.name.label("dataset")).join(datasets, datasets.c.id == jobs.c.dataset_id)
+    return select(jobs, datasets.c.name.label("dataset")).outerjoin(datasets, datasets.c.id == jobs.c.dataset_id)
 
 
 def _job(row: Row[Any]) -> Job:
-    return Job.model_validate(dict(row._mapping))
+    result = None if row.result is None else {"operation": row.operation} | row.result
+    return Job.model_validate(dict(row._mapping) | {"result": result})

@@ -145,6 +145,7 @@ journal_head = Table(
     Column("commit", BigInteger, nullable=False, comment="the last commit number given out"),
     Column("segment", BigInteger, nullable=False, comment="the segment that is open"),
     Column("rows", BigInteger, nullable=False, comment="committed rows that no snapshot holds yet"),
+    Column("size", BigInteger, nullable=False, comment="characters of their values"),
     Column("oldest", Moment, comment="when the oldest of them was committed"),
 )
 
@@ -163,12 +164,14 @@ journal_batches = Table(
     Column("commit", BigInteger),
     Column("entities", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False, comment="characters of their values"),
     Column("reserved", BigInteger, nullable=False, comment="statements taken from the tenant's quota"),
     Column("message", Text),
     Column("metadata", JSON, nullable=False),
     Column("created", Moment, nullable=False),
     Column("expires", Moment, nullable=False),
     Index("ix_journal_batches_dataset_id_state_segment", "dataset_id", "state", "segment"),
+    Index("ix_journal_batches_dataset_id_commit", "dataset_id", "commit"),
     Index("ix_journal_batches_state_expires", "state", "expires"),
 )
 
@@ -192,6 +195,92 @@ journal = Table(
     Column("first_seen", BigInteger, comment="microseconds since 1970"),
     Column("last_seen", BigInteger),
     sqlite_with_rowid=False,
+)
+
+journal_rejected = Table(
+    "journal_rejected",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
+    Column("batch", Id, nullable=False, comment="the uid of the batch it came with"),
+    Column("tenant", String(64), nullable=False),
+    Column("commit", BigInteger, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("event", JSON, nullable=False, comment="the journal's row as it was, bytes as hexadecimal"),
+    Column("reason", Text, nullable=False),
+    Column("at", Moment, nullable=False),
+    UniqueConstraint("dataset_id", "batch", "position"),
+)
+
+snapshot_heads = Table(
+    "snapshot_heads",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("seq", BigInteger, nullable=False, comment="a dataset made again goes on above the one that had its name"),
+    Column("snapshot", Id, comment="null: none yet"),
+    Column("content", BigInteger, nullable=False),
+    Column("segment", BigInteger, nullable=False, comment="the last segment that is in it"),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", Id, nullable=False),
+    Column("content", BigInteger, nullable=False),
+    Column("segment", BigInteger, nullable=False),
+    Column("created", Moment, nullable=False),
+    Column("expired", Moment, comment="when its manifest was given up; null: it is kept"),
+    UniqueConstraint("dataset_id", "id"),
+    comment="what the manifests say of themselves, to be found by id, segment or moment",
+)
+
+refs = Table(
+    "refs",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+    Column("snapshot", Id, nullable=False),
+    Column("tenant", String(64), nullable=False, comment="who set it last"),
+    Column("updated", Moment, nullable=False),
+    comment="named pins on snapshots, mirrored in the layout",
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("owner", Id, nullable=False),
+    Column("token", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("expires", Moment, nullable=False),
+)
+
+export_leases = Table(
+    "export_leases",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("owner", Id, nullable=False),
+    Column("token", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("expires", Moment, nullable=False),
+)
+
+exports = Table(
+    "exports",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("snapshot", Id, comment="null: made of a dataset without snapshots"),
+    Column("seq", BigInteger, nullable=False),
+    Column("content", BigInteger, nullable=False),
+    Column("resolved", Moment, nullable=False, comment="when its snapshot was found to be the head"),
+    Column("made", Moment, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("sha1", String(40), nullable=False),
+    Column("version", String(32), nullable=False),
+    Column("detail", JSON, nullable=False),
 )
 
 tags = Table(
@@ -219,10 +308,12 @@ jobs = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("operation", String(32), nullable=False),
-    Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
+    Column("dataset_id", ForeignKey("datasets.id"), comment="null: it concerns several"),
+    Column("arguments", JSON, nullable=False),
     Column("tenant", String(64), nullable=False),
     Column("request", String(128), nullable=False),
-    Column("state", String(16), nullable=False, comment="queued, running, done or failed"),
+    Column("state", String(16), nullable=False, comment="queued, running, done, failed or cancelled"),
+    Column("cancelled", Moment, comment="when somebody asked for it to be given up"),
     Column("created", Moment, nullable=False),
     Column("started", Moment),
     Column("finished", Moment),
@@ -236,6 +327,7 @@ jobs = Table(
     Column("disturbed", Moment, comment="when an attempt last broke off: what it sent may still be under way"),
     Index("ix_jobs_state_id", "state", "id"),
     Index("ix_jobs_tenant_id", "tenant", "id"),
+    Index("ix_jobs_tenant_started", "tenant", "started"),
 )
 
 workers = Table(
@@ -246,4 +338,17 @@ workers = Table(
     Column("pid", Integer, nullable=False),
     Column("started", Moment, nullable=False),
     Column("seen", Moment, nullable=False),
+)
+
+readers = Table(
+    "readers",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("seen", Moment, nullable=False),
+    Column("beat", BigInteger, nullable=False, comment="counts its reports"),
+    Column(
+        "oldest", JSON, nullable=False, comment="by dataset, the oldest snapshot that it reads; 0: nobody knows yet"
+    ),
 )

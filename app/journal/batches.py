@@ -13,7 +13,7 @@ from app.db.engine import Database
 from app.db.tables import journal, journal_batches
 from app.errors import StageClosed
 from app.journal import heads
-from app.journal.events import Events
+from app.journal.events import Chunk
 from app.lake.datasets import Dataset
 from app.model.ids import new_id, now
 from app.model.names import TenantName
@@ -21,7 +21,8 @@ from app.settings import Settings
 from app.tenancy import audit, limits
 from app.tenancy.audit import Act
 
-OPEN, STAGED, COMMITTED, ABORTED = "open", "staged", "committed", "aborted"
+OPEN, STAGED, COMMITTED, ABORTED, DONE = "open", "staged", "committed", "aborted", "done"
+"""A batch is done when a snapshot holds it; its rows are deleted soon after."""
 
 PURGE_ROWS = 5000
 """Rows deleted in one transaction: one large DELETE would stall every writer of SQLite."""
@@ -55,7 +56,7 @@ class Sized(NamedTuple):
     """A batch with its events, on its way into a transaction."""
 
     batch: Batch
-    events: Events
+    events: Chunk
 
 
 def write_whole(connection: Connection, settings: Settings, group: list[Sized]) -> list[Outcome]:
@@ -99,9 +100,8 @@ def _write(connection: Connection, settings: Settings, fresh: list[Sized], momen
     for dataset_id in sorted(by_dataset):
         numbers = by_dataset[dataset_id]
         dataset = fresh[numbers[0]].batch.dataset
-        heads.check_pressure(connection, dataset, settings)
-        rows = sum(len(fresh[number].events) for number in numbers)
-        taken = heads.take(connection, dataset, len(numbers), rows, moment)
+        more = heads.More.of(fresh[number].events for number in numbers)
+        taken = heads.take(connection, dataset, len(numbers), more, moment, within=settings)
         stamps |= {number: (taken.first + place, taken.segment) for place, number in enumerate(numbers)}
     uids = [new_id() for _ in fresh]
     values = [
@@ -112,6 +112,7 @@ def _write(connection: Connection, settings: Settings, fresh: list[Sized], momen
             "segment": stamps[number][1] if number in stamps else None,
             "entities": events.entities,
             "rows": len(events),
+            "size": events.size,
             "reserved": events.statements,
         }
         for number, (uid, (batch, events)) in enumerate(zip(uids, fresh, strict=True))
@@ -130,21 +131,31 @@ def _write(connection: Connection, settings: Settings, fresh: list[Sized], momen
 # Large batches: opened, filled chunk by chunk, and committed or aborted
 
 
-def open_large(database: Database, settings: Settings, batch: Batch) -> int:
-    """Make a batch that is filled in many transactions; until it commits nobody sees its rows."""
+def open_large(database: Database, settings: Settings, batch: Batch, first: Chunk) -> int:
+    """Make a batch that is filled in many transactions; until it commits nobody sees its rows.
+
+    Its first chunk is counted at once. Raises Backpressure, QuotaExceeded, StageClosed.
+    """
     moment = now()
     with database.write() as connection:
         heads.check_pressure(connection, batch.dataset, settings)
+        limits.reserve(connection, batch.tenant, settings, statements=first.statements)
         if batch.stage is not None:
             hold_stage(connection, settings, batch.stage)
-        values = _row(new_id(), batch, settings, moment) | {"state": OPEN, "entities": 0, "rows": 0, "reserved": 0}
+        values = _row(new_id(), batch, settings, moment) | {
+            "state": OPEN,
+            "entities": first.entities,
+            "rows": len(first),
+            "size": first.size,
+            "reserved": first.statements,
+        }
         made: int = connection.execute(
             insert(journal_batches).values(**values).returning(journal_batches.c.id)
         ).scalar_one()
     return made
 
 
-def count_chunk(database: Database, settings: Settings, batch: Batch, batch_id: int, events: Events) -> None:
+def count_chunk(database: Database, settings: Settings, batch: Batch, batch_id: int, events: Chunk) -> None:
     """Take a chunk's statements from the quota, in the batch's name. Raises QuotaExceeded, StageClosed."""
     with database.write() as connection:
         limits.reserve(connection, batch.tenant, settings, statements=events.statements)
@@ -154,6 +165,7 @@ def count_chunk(database: Database, settings: Settings, batch: Batch, batch_id: 
             .values(
                 entities=journal_batches.c.entities + events.entities,
                 rows=journal_batches.c.rows + len(events),
+                size=journal_batches.c.size + events.size,
                 reserved=journal_batches.c.reserved + events.statements,
                 expires=_expiry(settings),
             )
@@ -173,10 +185,12 @@ def commit_large(database: Database, settings: Settings, batch: Batch, batch_id:
     with database.write() as connection:
         if (before := replay(connection, batch)) is not None:
             return before
-        row = connection.execute(select(journal_batches.c.rows).where(journal_batches.c.id == batch_id)).first()
-        rows = 0 if row is None else row.rows
+        row = connection.execute(
+            select(journal_batches.c.rows, journal_batches.c.size).where(journal_batches.c.id == batch_id)
+        ).first()
+        more = heads.More(0, 0) if row is None else heads.More(row.rows, row.size)
         if batch.stage is None:
-            taken = heads.take(connection, batch.dataset, 1, rows, moment)
+            taken = heads.take(connection, batch.dataset, 1, more, moment)
             values: dict[str, Any] = {"state": COMMITTED, "commit": taken.first, "segment": taken.segment}
         else:
             hold_stage(connection, settings, batch.stage)
@@ -190,7 +204,7 @@ def commit_large(database: Database, settings: Settings, batch: Batch, batch_id:
             raise StageClosed("the batch is no longer open: it expired, or was aborted")
         outcome = Outcome(batch.answer | {"commit": values.get("commit")})
         remember(connection, batch, outcome)
-        audit.done_all(connection, [(batch.act, _detail(batch, rows))])
+        audit.done_all(connection, [(batch.act, _detail(batch, more.rows))])
     return outcome
 
 
@@ -227,6 +241,15 @@ def purge(database: Database, batch_id: int) -> None:
             own = (journal_batches.c.id == batch_id, journal_batches.c.state == ABORTED)
             connection.execute(delete(journal_batches).where(*own))
             gone = True
+
+
+def segment_of(connection: Connection, dataset: Dataset, commit: int) -> int | None:
+    """The segment that a commit is in; None if it is not known any more, which means that a snapshot holds it."""
+    return connection.execute(
+        select(journal_batches.c.segment)
+        .where(journal_batches.c.dataset_id == dataset.id, journal_batches.c.commit == commit)
+        .limit(1)
+    ).scalar()
 
 
 # Stages and keys

@@ -1,13 +1,14 @@
 """Events on their way to the journal: a buffer of columns."""
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from app.model.entity import Exploded
-from app.model.statement import StatementRow, shard_of
+from app.model.shards import shard_of
+from app.model.statement import StatementRow
 
 
 class Kind(IntEnum):
@@ -46,6 +47,25 @@ OF_RUNS = tuple(name for name in SCHEMA.names if name not in ("batch", "position
 """What they have in common, kept once for a run of rows."""
 
 
+class Chunk(Protocol):
+    """Events of one batch that are written together."""
+
+    @property
+    def entities(self) -> int: ...
+    @property
+    def statements(self) -> int: ...
+    @property
+    def size(self) -> int:
+        """Characters of all values: about what they take."""
+
+    def __len__(self) -> int: ...
+    def rows(self, batch: int, start: int = 0) -> list[dict[str, Any]]:
+        """The events as rows of the journal, for a few of them."""
+
+    def table(self, batch: int, start: int = 0) -> pa.RecordBatch:
+        """The events as Arrow, for many of them."""
+
+
 class Events:
     """Events in the order in which they are to happen."""
 
@@ -55,6 +75,11 @@ class Events:
         self._lengths: list[int] = []
         self.entities = 0
         self.statements = 0
+
+    @property
+    def size(self) -> int:
+        """Characters of all values: about what they take."""
+        return sum(len(value) for value in self._rows["value"] if value is not None)
 
     def __len__(self) -> int:
         return len(self._rows["id"])
@@ -138,3 +163,25 @@ class Events:
         self._lengths.append(1)
         for name, column in self._rows.items():
             column.append(values.get(name))
+
+
+class Packed:
+    """Events that another process has gathered, as Arrow."""
+
+    def __init__(self, data: pa.RecordBatch, entities: int, statements: int, size: int) -> None:
+        self._data = data
+        self.entities = entities
+        self.statements = statements
+        self.size = size
+
+    def __len__(self) -> int:
+        return int(self._data.num_rows)
+
+    def rows(self, batch: int, start: int = 0) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.table(batch, start).to_pylist()
+        return rows
+
+    def table(self, batch: int, start: int = 0) -> pa.RecordBatch:
+        """The events under a batch and from a position that were not known where they were gathered."""
+        place = [pa.repeat(pa.scalar(batch, pa.int64()), len(self)), pa.array(np.arange(start, start + len(self)))]
+        return pa.RecordBatch.from_arrays([*place, *self._data.columns[len(place) :]], schema=SCHEMA)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import orjson
+from pydantic import BaseModel, ConfigDict
 
 from app.errors import Fault, SchemaViolation
 from app.journal.events import Events
@@ -38,46 +39,68 @@ class Rejected:
             self.faults.append(fault)
 
 
+class Terms(BaseModel):
+    """How a body is to be read: what it holds, in which form, and what is said of it as a whole."""
+
+    model_config = ConfigDict(frozen=True)
+
+    records: Literal["entities", "statements"]
+    media_type: str
+    dataset: DatasetName
+    origin: Origin | None
+    moment: int
+    """What stands for the times that a record does not tell, in microseconds since 1970."""
+    longest: int
+    """Bytes of a record, at most."""
+    skip: bool
+    """Leave bad records out."""
+    strict: bool = False
+    """Hold statements to the ids and datasets that they claim."""
+
+
 class Intake:
     """Reads one body. Bad records end it with SchemaViolation, or are left out and counted."""
 
-    def __init__(self, skip: bool) -> None:
-        self._skip = skip
+    def __init__(self, terms: Terms, exploder: Exploder) -> None:
+        self._terms = terms
+        self._exploder = exploder
         self.rejected = Rejected()
         self.entities = 0
         self.statements = 0
+        self.over = False
+        """Whether the chunk that was given last is known to be the last one."""
 
-    def entities_of(
-        self,
-        source: Source,
-        media_type: str,
-        longest: int,
-        exploder: Exploder,
-        dataset: DatasetName,
-        origin: str,
-        now: int,
-    ) -> Iterator[Events]:
-        """Chunks of the statements of entities."""
+    def chunks(self, source: Source) -> Iterator[Events]:
+        """The body's events. Raises what the body's form and its records raise."""
+        terms = self._terms
+        if terms.records == "entities":
+            return self._chunks(entity_records(source, terms.media_type, terms.longest), self._add_entity())
+        return self._chunks(statement_rows(source, terms.media_type, terms.longest), self._add_statement())
+
+    def _add_entity(self) -> Callable[[Events, bytes], int]:
+        explode, dataset, moment = self._exploder.explode, self._terms.dataset, self._terms.moment
+        origin = self._terms.origin or DEFAULT_ORIGIN
 
         def add(events: Events, record: bytes) -> int:
             try:
                 data = orjson.loads(record)
             except orjson.JSONDecodeError as error:
                 raise Invalid(None, f"is not valid JSON: {error.msg}") from None
-            events.add_entity(exploder.explode(dataset, data), origin, now)
+            events.add_entity(explode(dataset, data), origin, moment)
             return len(record)
 
-        return self._chunks(entity_records(source, media_type, longest), add)
+        return add
 
-    def statements_of(self, source: Source, media_type: str, longest: int, reader: StatementReader) -> Iterator[Events]:
-        """Chunks of statements."""
+    def _add_statement(self) -> Callable[[Events, dict[str, Any]], int]:
+        terms = self._terms
+        reader = StatementReader(terms.dataset, terms.origin, DEFAULT_ORIGIN, terms.moment, terms.strict)
 
         def add(events: Events, row: dict[str, Any]) -> int:
             statement = reader.read(row)
             events.add_statement(statement)
             return len(statement.value) + 100
 
-        return self._chunks(statement_rows(source, media_type, longest), add)
+        return add
 
     def _chunks(
         self, records: "Iterator[Record | BadRecord] | Iterator[Row | BadRecord]", add: Callable[[Events, Any], int]
@@ -97,6 +120,7 @@ class Intake:
                 yield self._counted(events)
                 events, size = Events(), 0
         if len(events):
+            self.over = True
             yield self._counted(events)
 
     def _counted(self, events: Events) -> Events:
@@ -105,7 +129,7 @@ class Intake:
         return events
 
     def _fault(self, fault: Fault) -> None:
-        if not self._skip:
+        if not self._terms.skip:
             where = f"line {fault.line}" + (f", {fault.field}" if fault.field else "")
             raise SchemaViolation(f"{where}: {fault.reason}", errors=[fault])
         self.rejected.add(fault)

@@ -3,7 +3,18 @@
 from sqlalchemy import Connection, delete, select, update
 
 from app.db.engine import Database
-from app.db.tables import journal, journal_batches, journal_head, tags
+from app.db.tables import (
+    export_leases,
+    exports,
+    journal,
+    journal_batches,
+    journal_head,
+    journal_rejected,
+    leases,
+    refs,
+    snapshots,
+    tags,
+)
 from app.journal import batches
 from app.journal.batches import ABORTED, PURGE_ROWS
 from app.lake.datasets import Hold
@@ -21,7 +32,9 @@ def remove_journal(database: Database, dataset_id: str, hold: Hold) -> None:
     with database.write() as connection:
         hold(connection, None)
         connection.execute(delete(journal_head).where(journal_head.c.dataset_id == dataset_id))
-        connection.execute(delete(tags).where(tags.c.dataset_id == dataset_id))
+        # Not the recorded head: its number goes on.
+        for table in (tags, leases, refs, snapshots, journal_rejected, exports, export_leases):
+            connection.execute(delete(table).where(table.c.dataset_id == dataset_id))
         batches.mark_aborted(connection, journal_batches.c.dataset_id == dataset_id)
     left = True
     while left:

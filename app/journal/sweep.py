@@ -1,18 +1,32 @@
 """What was left behind: uploads that stand still, stages left alone, answers too old to be asked for again."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import structlog
-from sqlalchemy import delete, select
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.orm import aliased
 
 from app.db.engine import Database
 from app.db.tables import idempotency, journal_batches
 from app.journal import batches
-from app.journal.batches import ABORTED, OPEN
+from app.journal.batches import ABORTED, DONE, OPEN
 from app.model.ids import now
 from app.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+
+def _forget_stages(connection: Connection, settled: datetime) -> None:
+    """Delete stages whose rows are in a snapshot, once nobody is likely to ask for them any more."""
+    sent = aliased(journal_batches)
+    connection.execute(
+        delete(journal_batches).where(
+            journal_batches.c.state == DONE,
+            journal_batches.c.is_stage,
+            journal_batches.c.expires < settled,
+            ~select(sent.c.id).where(sent.c.stage == journal_batches.c.id).exists(),
+        )
+    )
 
 
 def sweep(database: Database, settings: Settings) -> int:
@@ -28,6 +42,7 @@ def sweep(database: Database, settings: Settings) -> int:
         batches.mark_aborted(connection, journal_batches.c.stage.in_(ended))
         old = moment - timedelta(hours=settings.idempotency_hours)
         connection.execute(delete(idempotency).where(idempotency.c.created < old))
+        _forget_stages(connection, moment - timedelta(seconds=settings.stage_expiry))
     with database.read() as connection:
         children_first = journal_batches.c.is_stage, journal_batches.c.id
         settled = moment - timedelta(seconds=settings.stage_expiry)

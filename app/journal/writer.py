@@ -1,5 +1,6 @@
 """The journal's writer: small batches share transactions, large ones go in chunk by chunk."""
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from app.errors import TarnError
 from app.journal import batches
 from app.journal.batches import Batch, Outcome, Overtaken, Sized
 from app.journal.bulk import Bulk, bulk_for
-from app.journal.events import Events
+from app.journal.events import Chunk, Events
 from app.model.ids import now
 from app.settings import Settings
 
@@ -23,12 +24,17 @@ MOST_BATCHES = 256
 """How much one shared transaction takes."""
 
 
+FEW_ROWS = 2_000
+"""A batch of more rows goes the bulk way, though it be one chunk: to insert them one by one is Python's work, and after
+each the thread has to wait for its turn."""
+
+
 class Writer:
     """Writes batches for one process.
 
     Group commit: one thread takes all small batches that wait and commits them in one transaction, so that many
-    clients share one fsync; while it does, the next ones gather. A large batch is written by the thread that reads
-    it, one chunk behind: the next chunk is read while the last one is on its way.
+    clients share one fsync; while it does, the next ones gather. A large batch is written by the thread that has it,
+    one chunk behind: the next chunk is read while the last one is on its way.
     """
 
     def __init__(self, database: Database, settings: Settings) -> None:
@@ -39,7 +45,7 @@ class Writer:
         self._thread = threading.Thread(target=self._commit_groups, name="group commit", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Batch, events: Events) -> "Future[Outcome]":
+    def submit(self, batch: Batch, events: Chunk) -> "Future[Outcome]":
         """Write a small batch; the future is done when it is durable, or says why it is not. No events are no batch."""
         future: Future[Outcome] = Future()
         if not len(events):
@@ -48,25 +54,24 @@ class Writer:
         self._waiting.put((Sized(batch, events), future))
         return future
 
-    def write_large(
-        self, batch: Batch, first: Events, rest: Iterator[Events], finished: Callable[[], Batch]
-    ) -> Outcome:
-        """Write a batch chunk by chunk; if anything fails on the way, nothing of it is left.
+    def write_body(self, batch: Batch, chunks: Iterator[Chunk], finished: Callable[[], Batch]) -> Outcome:
+        """Write a body as one batch while it is read; if anything fails on the way, nothing of it is left.
 
         `finished` gives the batch with its answer, once all chunks have been read.
         """
-        batch_id = batches.open_large(self._database, self._settings, batch)
+        first, second = next(chunks, None), next(chunks, None)
+        if first is None or (second is None and len(first) <= FEW_ROWS):
+            return self.submit(finished(), Events() if first is None else first).result()
+        if second is None:
+            batch = finished()
+            if (before := self._replayed(batch)) is not None:
+                return before
+        batch_id = batches.open_large(self._database, self._settings, batch, first)
         try:
-            with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
-                position = 0
-                under_way: Future[None] | None = None
-                for chunk in _chain(first, rest):
-                    if under_way is not None:
-                        under_way.result()
-                    under_way = behind.submit(self._write_chunk, batch, batch_id, position, chunk)
-                    position += len(chunk)
-                if under_way is not None:
-                    under_way.result()
+            if second is None:
+                self._write_rows(batch_id, 0, first)
+            else:
+                self._write_behind(batch, batch_id, first, second, chunks)
             outcome = self._commit_large(finished(), batch_id)
         except BaseException:
             self._abort(batch_id)
@@ -81,8 +86,27 @@ class Writer:
         self._thread.join()
         self._bulk.close()
 
-    def _write_chunk(self, batch: Batch, batch_id: int, position: int, chunk: Events) -> None:
+    def _replayed(self, batch: Batch) -> Outcome | None:
+        """The answer that was kept, before limits are looked at: it was within them then."""
+        if batch.once is None:
+            return None
+        with self._database.read() as connection:
+            return batches.replay(connection, batch)
+
+    def _write_behind(self, batch: Batch, batch_id: int, first: Chunk, second: Chunk, rest: Iterator[Chunk]) -> None:
+        with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
+            under_way, position = behind.submit(self._write_rows, batch_id, 0, first), len(first)
+            for chunk in itertools.chain((second,), rest):
+                under_way.result()
+                under_way = behind.submit(self._write_chunk, batch, batch_id, position, chunk)
+                position += len(chunk)
+            under_way.result()
+
+    def _write_chunk(self, batch: Batch, batch_id: int, position: int, chunk: Chunk) -> None:
         batches.count_chunk(self._database, self._settings, batch, batch_id, chunk)
+        self._write_rows(batch_id, position, chunk)
+
+    def _write_rows(self, batch_id: int, position: int, chunk: Chunk) -> None:
         expires = now().timestamp() + self._settings.batch_expiry
         self._bulk.write(batch_id, expires, chunk.table(batch_id, position))
 
@@ -151,8 +175,3 @@ class Writer:
     def _write(self, group: list[Sized]) -> list[Outcome]:
         with self._database.write() as connection:
             return batches.write_whole(connection, self._settings, group)
-
-
-def _chain(first: Events, rest: Iterator[Events]) -> Iterator[Events]:
-    yield first
-    yield from rest

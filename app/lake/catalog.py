@@ -1,13 +1,22 @@
 """The lake's own metadata, and the catalog of its datasets."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection
+
 from app.db.engine import Database
-from app.lake import datasets
+from app.lake import datasets, exports
 from app.lake.datasets import Dataset
 from app.lake.documents import read_document, replace_document
-from app.model.dataset import Catalog, CatalogMetadata
+from app.model.dataset import Catalog, CatalogEntry, CatalogMetadata, DatasetConfig, Resource, etag
+from app.model.export import Kind, Made, media_type
 from app.storage.layout import Layout
 from app.storage.store import Missing, Store
 from app.tenancy.audit import Act
+
+TRIES = 3
 
 
 def read(store: Store) -> CatalogMetadata:
@@ -18,10 +27,87 @@ def read(store: Store) -> CatalogMetadata:
         return CatalogMetadata()
 
 
-def compile_catalog(store: Store, readable: list[Dataset]) -> Catalog:
-    """The catalog of these datasets, as FtM tools load it."""
-    entries = [config.entry() for config in datasets.read_all(store, readable)]
+def compile_catalog(database: Database, store: Store, readable: list[Dataset], url: str | None) -> Catalog:
+    """The catalog of these datasets, as FtM tools load it, with resources below where the API is."""
+    with database.read() as connection:
+        made = exports.made_of_all(connection, readable)
+    by_name = {dataset.name: made.get(dataset.id, {}) for dataset in readable}
+    entries = [entry(config, by_name[config.name], url) for config in datasets.read_all(store, readable)]
     return Catalog(**read(store).model_dump(), datasets=entries)
+
+
+def entry(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> CatalogEntry:
+    """A dataset as a catalog lists it, with the exports that there are."""
+    said = config.model_dump(include=set(CatalogEntry.model_fields)) | {"title": config.title or config.name}
+    return CatalogEntry.model_validate(said | _exported(config, made, url))
+
+
+def index_of(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> bytes:
+    """`index.json` of a dataset, with the exports that there are."""
+    return datasets.index_of(config, **orjson.loads(orjson.dumps(_exported(config, made, url), default=_plain)))
+
+
+def indexing(dataset: Dataset, url: str | None) -> datasets.Indexed:
+    """How `index.json` follows a change of the configuration: it tells of the same exports."""
+
+    def indexed(connection: Connection, config: DatasetConfig) -> bytes:
+        made = exports.made_of(connection, dataset)
+        text = index_of(config, made, url)
+        if (index := made.get(Kind.INDEX)) is not None:
+            told = exports.told_by_index(made, etag(config.to_yaml()))
+            exports.record(connection, dataset, index.of(text)._replace(detail=told))
+        return text
+
+    return indexed
+
+
+def _exported(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> dict[str, Any]:
+    files = [one for kind, one in made.items() if kind is not Kind.INDEX]
+    if not files:
+        return {}
+    counts = made[Kind.STATISTICS].detail if Kind.STATISTICS in made else {}
+    return {
+        "version": max(one.version for one in files),
+        "updated_at": max(one.resolved for one in files),
+        "last_export": max(one.made for one in files),
+        "entity_count": counts.get("entities"),
+        "thing_count": counts.get("things"),
+        "resources": [_resource(config, one, url) for one in files],
+    }
+
+
+def _plain(resource: Resource) -> dict[str, Any]:
+    return resource.model_dump(mode="json", exclude_none=True)
+
+
+def _resource(config: DatasetConfig, made: Made, url: str | None) -> Resource:
+    return Resource(
+        name=made.name,
+        url=None if url is None else f"{url.rstrip('/')}/v1/datasets/{config.name}/exports/{made.name}",
+        checksum=made.sha1,
+        timestamp=made.resolved,
+        mime_type=media_type(made.kind, made.name),
+        title=made.kind.form.title,
+        size=made.size,
+    )
+
+
+def publish(database: Database, store: Store, url: str | None) -> None:
+    """Write the catalog of all datasets to the lake's root, for who reads it without the API.
+
+    Others may do so at the same time with what they know; so it is looked at once more afterwards.
+    """
+    text = b""
+    for _ in range(TRIES):
+        with database.read() as connection:
+            found = datasets.page(connection, lambda _: True, None, None)
+        latest = compile_catalog(database, store, found, url).model_dump_json(exclude_none=True, indent=2).encode()
+        if latest == text:
+            return
+        text = latest
+        with database.write() as connection:
+            database.serialize(connection, "catalog")
+            replace_document(connection, store, Layout.index, Layout.versions, text)
 
 
 def change(database: Database, store: Store, wanted: CatalogMetadata, act: Act) -> CatalogMetadata:

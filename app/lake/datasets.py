@@ -10,6 +10,7 @@ in it says so (docs/decisions/002).
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -17,12 +18,12 @@ from typing import Any
 
 import structlog
 from pydantic import ValidationError
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from app.db import jobs
 from app.db.engine import Database
-from app.db.tables import datasets, journal_head
+from app.db.tables import datasets, journal_head, snapshot_heads
 from app.errors import (
     AlreadyExists,
     DatasetNotFound,
@@ -34,9 +35,10 @@ from app.errors import (
 )
 from app.lake.documents import read_document, replace_document, require_alive
 from app.model.dataset import DatasetChange, DatasetConfig, NewDataset, etag, matches
-from app.model.ids import new_id, now
+from app.model.ids import new_id, now, parse_stamp
 from app.model.job import Job, NotYet, Operation, Progress
-from app.model.names import DatasetName
+from app.model.names import DatasetName, FileName
+from app.storage import versions
 from app.storage.clock import store_time
 from app.storage.layout import DatasetLayout
 from app.storage.store import Missing, Store
@@ -107,15 +109,31 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
             )
         except IntegrityError:
             raise AlreadyExists(f"the dataset {new.name!r} exists, or is still being deleted") from None
-        connection.execute(insert(journal_head).values(dataset_id=config.id, commit=0, segment=1, rows=0))
+        connection.execute(insert(journal_head).values(dataset_id=config.id, commit=0, segment=1, rows=0, size=0))
+        connection.execute(
+            insert(snapshot_heads).values(
+                dataset_id=config.id, seq=_first_seq(connection, config.name), content=0, segment=0
+            )
+        )
         act.done(connection, target=config.name)
         document = config.to_yaml()
         layout = DatasetLayout(config.name)
-        for path, text in ((layout.index, _index(config)), (layout.config, document)):
+        for path, text in ((layout.index, index_of(config)), (layout.config, document)):
             require_alive(connection)
             store.put(path, text)
         bump(connection)
     return config, etag(document)
+
+
+def _first_seq(connection: Connection, name: DatasetName) -> int:
+    """Where the numbers of snapshots begin: above every one that a writer of an earlier dataset of this name may still
+    put, which is at most the one after its recorded head."""
+    last: int | None = connection.execute(
+        select(func.max(snapshot_heads.c.seq))
+        .join(datasets, datasets.c.id == snapshot_heads.c.dataset_id)
+        .where(datasets.c.name == name, datasets.c.state == DELETED)
+    ).scalar()
+    return 0 if last is None else last + 1
 
 
 def read(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
@@ -144,8 +162,18 @@ def read_all(store: Store, found: list[Dataset]) -> Iterator[DatasetConfig]:
         yield from (config for config in pool.map(config, found) if config is not None)
 
 
+Indexed = Callable[[Connection, "DatasetConfig"], bytes]
+"""What `index.json` is to say of a dataset with a configuration, in the transaction that changes it."""
+
+
 def change(
-    database: Database, store: Store, dataset: Dataset, wanted: DatasetChange, if_match: str | None, act: Act
+    database: Database,
+    store: Store,
+    dataset: Dataset,
+    wanted: DatasetChange,
+    if_match: str | None,
+    act: Act,
+    indexed: Indexed = lambda _, config: index_of(config),
 ) -> tuple[DatasetConfig, str]:
     """Replace the fields that are given; the former documents go to `versions/`.
 
@@ -155,7 +183,7 @@ def change(
     Raises PreconditionFailed if the document is not the one `if_match` names.
     """
     with database.write() as connection:
-        created = _lock(connection, dataset)
+        created = lock(connection, dataset)
         current, tag = _stored(store, dataset)
         _require(if_match, tag)
         if current.id != dataset.id:
@@ -164,16 +192,51 @@ def change(
         document = config.to_yaml()
         act.done(connection, changed=sorted(wanted.model_fields_set))
         layout = dataset.layout
-        for path, text in ((layout.index, _index(config)), (layout.config, document)):
+        for path, text in ((layout.index, indexed(connection, config)), (layout.config, document)):
             replace_document(connection, store, path, layout.versions, text)
     return config, etag(document)
+
+
+def restore(database: Database, store: Store, dataset: Dataset) -> bool:
+    """Put the newest former configuration in the place of one that is lost, cannot be read or is another dataset's.
+
+    False if there is no need for it, or nothing to be put there: what a dataset is, is not guessed.
+    """
+    with database.write() as connection:
+        lock(connection, dataset)
+        if _is_own(store, dataset):
+            return False
+        former = next(_former(store, dataset), None)
+        if former is None:
+            return False
+        replace_document(connection, store, dataset.layout.config, dataset.layout.versions, former.to_yaml())
+    return True
+
+
+def _is_own(store: Store, dataset: Dataset) -> bool:
+    try:
+        return _stored(store, dataset)[0].id == dataset.id
+    except (DatasetNotFound, DocumentInvalid):
+        return False
+
+
+def _former(store: Store, dataset: Dataset) -> Iterator[DatasetConfig]:
+    """Former configurations of this very dataset, newest first."""
+    name = FileName(dataset.layout.config.rsplit("/", 1)[-1])
+    for version in versions.list_versions(store, dataset.layout.versions):
+        if version.name == name:
+            path = dataset.layout.versions.at(parse_stamp(version.timestamp), name)
+            with suppress(DocumentInvalid, Missing):
+                config, _ = read_document(store, path, DatasetConfig.from_yaml)
+                if config.id == dataset.id:
+                    yield config
 
 
 def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: str | None, act: Act) -> Job:
     """Hide the dataset from everybody and queue the job that removes it, in one transaction."""
     assert act.identity is not None
     with database.write() as connection:
-        _lock(connection, dataset)
+        lock(connection, dataset)
         if if_match is not None:
             _require(if_match, read(store, dataset)[1])
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETING))
@@ -225,9 +288,9 @@ def delete(
     return {"files": done}
 
 
-def _index(config: DatasetConfig) -> bytes:
+def index_of(config: DatasetConfig, **more: Any) -> bytes:
     """`index.json`: the dataset as FtM tools load it."""
-    text = config.ftm().model_dump_json(exclude_none=True, indent=2)
+    text = config.ftm(**more).model_dump_json(exclude_none=True, indent=2)
     return f"{text}\n".encode()
 
 
@@ -241,7 +304,7 @@ def _stored(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
     return config, etag(text)
 
 
-def _lock(connection: Connection, dataset: Dataset) -> datetime:
+def lock(connection: Connection, dataset: Dataset) -> datetime:
     """Let nobody else change the dataset before this transaction ends; returns when it was created."""
     held = connection.execute(
         update(datasets)

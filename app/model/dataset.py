@@ -130,16 +130,10 @@ class DatasetConfig(DatasetMetadata):
         self.ftm()
         return self
 
-    def ftm(self) -> DatasetModel:
+    def ftm(self, **more: Any) -> DatasetModel:
         """The dataset as FtM knows it. Raises ValueError where FtM's own model refuses it."""
         data = self.model_dump(include=set(DatasetModel.model_fields), exclude_none=True)
-        return DatasetModel.model_validate(data)
-
-    def entry(self) -> "CatalogEntry":
-        """The dataset as the catalog lists it."""
-        return CatalogEntry.model_validate(
-            self.model_dump(include=set(CatalogEntry.model_fields)) | {"title": self.title or self.name}
-        )
+        return DatasetModel.model_validate(data | more)
 
     def to_yaml(self) -> bytes:
         return document.dump(self.model_dump(mode="json", exclude_defaults=True))
@@ -169,11 +163,29 @@ class CatalogMetadata(Plain, Strict):
         return cls.model_validate(document.load(data) or {})
 
 
+class Resource(BaseModel):
+    """A file that can be fetched, as FtM describes it."""
+
+    name: str
+    url: str | None = None
+    checksum: str = Field(description="SHA-1.")
+    timestamp: datetime
+    mime_type: str
+    title: str
+    size: int
+
+
 class CatalogEntry(FtmMetadata):
     """A dataset in the catalog, as FtM tools load it."""
 
     name: DatasetName
     title: str
+    version: str | None = Field(None, description="Of its newest export; it only rises.")
+    updated_at: datetime | None = None
+    last_export: datetime | None = None
+    entity_count: int | None = None
+    thing_count: int | None = None
+    resources: list[Resource] = Field(default_factory=list)
 
 
 class Catalog(CatalogMetadata):

@@ -34,6 +34,13 @@ PLAIN = re.compile(r"[A-Za-z0-9&()+./:;_-]+(?: [A-Za-z0-9&()+./:;_-]+)*")
 """Text that cleaning leaves as it is, for types that only tidy up white space, quotes and unsafe characters."""
 TIDY = frozenset({"address", "html", "identifier", "json", "name", "number", "string", "text"})
 
+WARMING = {
+    "Person": {"name": "A", "country": "de", "birthDate": "2000", "phone": "+49 30 1234567", "email": "a@example.org"},
+    "Company": {"name": "A", "jurisdiction": "gb", "website": "https://example.org", "leiCode": "529900T8BM49AURSDO55"},
+    "Document": {"mimeType": "text/plain", "language": "deu", "contentHash": "0" * 40},
+}
+"""Entities with a property of every type that FtM cleans with data of its own."""
+
 Cleaned = tuple[str, str | None] | None
 """A clean value and what it was before, if that was different; None for a value that FtM drops."""
 
@@ -178,6 +185,12 @@ class Exploder:
             cleaner = self._cleaners[prop.type.name]
             found[name] = Property(f"{name}.".encode(), cleaner, prop.type is registry.entity)
         return found
+
+
+def warm_up(exploder: Exploder) -> None:
+    """Make FtM load what it loads when it is first needed, so that no client waits for it."""
+    for schema, properties in WARMING.items():
+        exploder.explode("warming", {"id": "up", "schema": schema, "properties": properties})
 
 
 def _unknown(schema: str, name: str, reason: Property | str | None) -> str:

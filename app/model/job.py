@@ -1,16 +1,21 @@
 """A job: long work that the API hands to a worker."""
 
 import random
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from app.errors import Problem
 from app.model.backoff import delays
+from app.model.export import AnyKind, Kind
+from app.model.finding import Finding
 from app.model.names import DatasetName
+from app.model.tenant import Level, Strict
 
 MOST_ATTEMPTS = 20
 """How often a job is begun before it counts as one that cannot be done, or that ends every worker it meets."""
@@ -22,7 +27,8 @@ LONG_WAIT = timedelta(hours=1)
 """Between two tries of what must be done some time, and cannot be done soon."""
 
 
-def _upper_half(_: float, bound: float) -> float:
+def upper_half(_: float, bound: float) -> float:
+    """A wait that is drawn, and long enough to be worth it."""
     return random.uniform(bound / 2, bound)  # noqa: S311 - it spreads load, it guards nothing
 
 
@@ -34,20 +40,39 @@ class NotYet(Exception):
         self.until = until
 
 
+class Stopped(Exception):
+    """Whoever works on a job must stop: it is cancelled, or another worker's by now, or goes on elsewhere."""
+
+
 class Operation(StrEnum):
     """What a job does."""
 
+    FLUSH = "flush"
     DELETE = "delete"
+    COMPACT = "compact"
+    OPTIMIZE = "optimize"
+    VACUUM = "vacuum"
+    VERIFY = "verify"
+    REVERT = "revert"
+    PURGE = "purge"
+    EXPORT = "export"
+    MAKE = "make"
+
+    @property
+    def level(self) -> Level:
+        """What its caller needs on the dataset."""
+        return Level.ADMIN if self in (Operation.DELETE, Operation.PURGE) else Level.MAINTAIN
 
     @property
     def never_given_up(self) -> bool:
-        """Whether it must end well some time: a dataset half deleted is hidden, and keeps its name from everybody."""
-        return self is Operation.DELETE
+        """Whether it must end well some time: a dataset half deleted is hidden, and keeps its name from everybody; what
+        is to be erased is not half erased."""
+        return self in (Operation.DELETE, Operation.PURGE)
 
     def next_try(self, attempts: int, retryable: bool, moment: datetime) -> datetime | None:
         """When to try again after this many attempts, the last of which failed at `moment`; None: not at all."""
         if retryable and attempts < MOST_ATTEMPTS:
-            waits = delays(RETRY_BASE, RETRY_CAP, draw=_upper_half)
+            waits = delays(RETRY_BASE, RETRY_CAP, draw=upper_half)
             return moment + timedelta(seconds=next(islice(waits, attempts - 1, None)))
         return moment + LONG_WAIT if self.never_given_up else None
 
@@ -57,10 +82,11 @@ class JobState(StrEnum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
     @property
     def over(self) -> bool:
-        return self in (JobState.DONE, JobState.FAILED)
+        return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
 class Progress(BaseModel):
@@ -71,22 +97,280 @@ class Progress(BaseModel):
     unit: str
 
 
+Report = Callable[[Progress | None], None]
+"""Told how far a job is, between its steps. Raises if the job is no longer the caller's to go on with."""
+
+
+class FlushOptions(Strict):
+    """A flush has no options yet."""
+
+
+class CompactOptions(Strict):
+    """How much is compacted."""
+
+    force: bool = Field(False, description="Everything, and not only where it is worth the rewriting.")
+
+
+class OptimizeOptions(Strict):
+    """Packing small files has no options yet."""
+
+
+FLOOR_HOURS = 24
+"""What is younger is not given up, and a file that no snapshot names is not deleted, unless somebody insists."""
+
+
+class VacuumOptions(Strict):
+    """What is given up."""
+
+    retention_hours: Annotated[float, Field(ge=0, le=24 * 366 * 100)] | None = Field(
+        None, description="Keep what is younger than this, instead of what the dataset's policy keeps."
+    )
+    dry_run: bool = Field(False, description="Delete nothing, and tell what would be deleted.")
+    override_floor: bool = Field(
+        False, description="Allow less than 24 hours, also for files that no snapshot has named yet."
+    )
+
+    @model_validator(mode="after")
+    def above_the_floor(self) -> Self:
+        if self.retention_hours is not None and self.retention_hours < FLOOR_HOURS and not self.override_floor:
+            raise ValueError(f"`retention_hours` below {FLOOR_HOURS} needs `override_floor`")
+        return self
+
+
+class VerifyOptions(Strict):
+    """What is done about what is found."""
+
+    repair: bool = Field(False, description="Make whole again what can be made whole from the rest.")
+
+
+class RevertOptions(Strict):
+    """Back to a snapshot's state, or without what one snapshot did: one of the two."""
+
+    to: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="The snapshot whose state is to be the present one: its id or number, a ref, or a moment."
+    )
+    undo: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+        None, description="The snapshot whose own changes are to be taken back, as far as nothing changed them since."
+    )
+    message: Annotated[str, Field(max_length=10_000)] | None = None
+
+    @model_validator(mode="after")
+    def one_of_two(self) -> Self:
+        if (self.to is None) == (self.undo is None):
+            raise ValueError("say either `to` or `undo`")
+        return self
+
+
+class PurgeOptions(Strict):
+    """What is to be erased for good, with all that was known of it before."""
+
+    entity_ids: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=1, max_length=10_000)
+    ]
+    confirm: Literal[True] = Field(
+        description="That every older snapshot is given up, and nothing can be brought back."
+    )
+
+
+class ExportOptions(Strict):
+    """What is exported."""
+
+    kinds: Annotated[list[AnyKind], Field(min_length=1, max_length=100)] = Field(
+        description="What to make, where it is not fresh: kinds, or names of files."
+    )
+    force: bool = Field(False, description="Make it though it is fresh.")
+
+
+class MakeOptions(Strict):
+    """Everything is exported that is not fresh."""
+
+    force: bool = Field(False, description="What is fresh, too.")
+
+
+class MadeSnapshot(BaseModel):
+    """A snapshot that a job made."""
+
+    dataset: DatasetName
+    seq: int
+    id: str
+
+
+class FlushResult(BaseModel):
+    """What a flush did."""
+
+    operation: Literal["flush"]
+    statements: int = Field(description="New statements only: what was known already is not counted.")
+    snapshots: list[MadeSnapshot]
+
+
+class DeleteResult(BaseModel):
+    """What a delete did."""
+
+    operation: Literal["delete"]
+    files: int = Field(description="Files that its last attempt removed.")
+
+
+class Rewritten(BaseModel):
+    """Files that took the place of others. Without a snapshot there was nothing worth doing."""
+
+    snapshot: MadeSnapshot | None
+    removed: int = Field(description="Files that the new snapshot does not have any more.")
+    added: int = Field(description="Files that took their place.")
+    rows: int = Field(description="Rows that were written.")
+
+
+class CompactResult(Rewritten):
+    """What a compaction did."""
+
+    operation: Literal["compact"]
+
+
+class OptimizeResult(Rewritten):
+    """What packing small files did."""
+
+    operation: Literal["optimize"]
+
+
+class Unneeded(BaseModel):
+    """A file that nothing needs any more."""
+
+    path: str
+    size: int
+
+
+class VacuumResult(BaseModel):
+    """What a vacuum did; of a dry run, what it would have done."""
+
+    operation: Literal["vacuum"]
+    dry_run: bool
+    snapshot: MadeSnapshot | None
+    retained_from: int = Field(description="The number of the oldest snapshot that is kept.")
+    expired: int = Field(description="Snapshots that were given up.")
+    files: int = Field(description="Files that were deleted.")
+    size: int = Field(description="Their bytes.")
+    left: int = Field(description="Files that wait for a read that still needs them.")
+    first_files: list[Unneeded] = Field(description="The first thousand of the files.")
+
+
+class VerifyResult(BaseModel):
+    """What was looked at, and what was found."""
+
+    operation: Literal["verify"]
+    snapshots: int
+    files: int
+    size: int
+    findings: list[Finding] = Field(description="The first thousand.")
+    found: int = Field(description="How many there are in all; 0: everything is as it should be.")
+    harmless: int = Field(description="How many of them are harmless.")
+    repaired: int = Field(description="How many of them are repaired.")
+
+
+class RevertResult(BaseModel):
+    """What a revert did. Without a snapshot there was nothing to take back."""
+
+    operation: Literal["revert"]
+    snapshot: MadeSnapshot | None
+    added: int = Field(description="Statements that are live again.")
+    ended: int = Field(description="Statements that are not live any more.")
+
+
+class PurgeResult(BaseModel):
+    """What was erased."""
+
+    operation: Literal["purge"]
+    snapshot: MadeSnapshot | None
+    statements: int
+    expired: int = Field(description="Snapshots that were given up.")
+    refs: list[str] = Field(description="Refs that pointed to one of them, and are gone too.")
+    files: int = Field(description="Files that were deleted.")
+
+
+class MadeExport(BaseModel):
+    """An export that a job made."""
+
+    kind: Kind
+    name: str
+    size: int
+    reason: str = Field(description="Why it was made.")
+
+
+class SkippedExport(BaseModel):
+    """An export that a job left as it was."""
+
+    kind: Kind
+    reason: str
+
+
+class Exported(BaseModel):
+    """What was exported."""
+
+    snapshot: str | None = Field(description="Of which snapshot; null: the dataset has none yet.")
+    version: str | None = Field(description="FtM's version of what was made; null: nothing was.")
+    made: list[MadeExport]
+    skipped: list[SkippedExport]
+
+
+class ExportResult(Exported):
+    """What an export did."""
+
+    operation: Literal["export"]
+
+
+class MakeResult(Exported):
+    """What a make did."""
+
+    operation: Literal["make"]
+
+
+JobResult = Annotated[
+    FlushResult
+    | DeleteResult
+    | CompactResult
+    | OptimizeResult
+    | VacuumResult
+    | VerifyResult
+    | RevertResult
+    | PurgeResult
+    | ExportResult
+    | MakeResult,
+    Field(discriminator="operation"),
+]
+
+
 class Job(BaseModel):
     """One job, as its row has it."""
 
     id: str
     operation: Operation
-    dataset: DatasetName
-    dataset_id: str
+    dataset: DatasetName | None = Field(description="Null: it concerns several.")
+    dataset_id: str | None
+    arguments: dict[str, Any]
     tenant: str
     state: JobState
     attempts: int
     created: datetime
     started: datetime | None
     finished: datetime | None
+    cancelled: datetime | None = Field(description="When somebody asked for it to be given up.")
     progress: Progress | None
-    result: dict[str, Any] | None
+    result: JobResult | None
     problem: Problem | None = Field(description="Why it failed; of a job that is to be tried again, the last time.")
     not_before: datetime | None = Field(description="When it is to be tried again.")
-    disturbed: datetime | None = Field(exclude=True)
+    disturbed: SkipJsonSchema[datetime | None] = Field(exclude=True)
     """When an attempt last ended otherwise than by its worker's own will: its last request may still be under way."""
+
+    @property
+    def dataset_ids(self) -> list[str]:
+        """Every dataset that it concerns."""
+        return list(self.arguments.get("dataset_ids", ())) if self.dataset_id is None else [self.dataset_id]
+
+
+class Maintainer(Protocol):
+    """Does the jobs that keep datasets in shape."""
+
+    @property
+    def operations(self) -> Collection[Operation]:
+        """What it can do."""
+
+    def run(self, job: Job, report: Report) -> dict[str, Any]:
+        """Do a job; what is told of it. Run again it does what is left to do. Raises what `report` raises."""

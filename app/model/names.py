@@ -4,13 +4,14 @@ import re
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Self
 
-from followthemoney.dataset.util import dataset_name_check
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 LAKEHOUSE = "lakehouse"
 """The core's own tenant name, which nobody else can take."""
+
+SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Name(str):
@@ -61,6 +62,9 @@ class DatasetName(Name):
 
     @classmethod
     def check(cls, value: str) -> None:
+        # A second's import, which executors can do without: their names were checked long ago.
+        from followthemoney.dataset.util import dataset_name_check
+
         dataset_name_check(value)
 
 
@@ -103,11 +107,17 @@ class Checksum(Name):
 
 
 class RefName(Name):
-    """A named pin on a snapshot."""
+    """A named pin on a snapshot. It begins with a letter, and so is no number and no moment; nor is it an id."""
 
     what = "ref name"
-    rule = "must be letters, digits and . _ -, and start with a letter or digit"
-    pattern = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+    rule = "must be letters, digits and . _ -, and start with a letter"
+    pattern = r"[A-Za-z][A-Za-z0-9._-]*"
+    reserved = frozenset({"latest"})
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        if SNAPSHOT_ID.fullmatch(value):
+            raise ValueError(f"ref name {value!r} looks like a snapshot's id")
 
 
 class LockName(Name):

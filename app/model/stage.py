@@ -4,18 +4,26 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
+from app.model.metadata import Metadata
 from app.model.names import Origin
 from app.model.tenant import Strict
 
-Message = Annotated[str, Field(max_length=10_000)]
+
+def _storable(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("must not have the character NUL, which PostgreSQL cannot keep")
+    return text
+
+
+Message = Annotated[str, Field(max_length=10_000), AfterValidator(_storable)]
 
 
 class NewStage(Strict):
     origin: Origin | None = None
     message: Message | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
 
 
 class StageState(StrEnum):
@@ -44,4 +52,4 @@ class StageCommit(Strict):
 
     stages: Annotated[list[str], Field(min_length=1, max_length=1000)]
     message: Message | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None

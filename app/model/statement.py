@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from followthemoney.model import Model
 from followthemoney.statement.util import BASE_ID, NON_LANG_TYPE_NAMES
 
+from app.model.moments import FIRST_MOMENT, LAST_MOMENT
 from app.model.names import Origin
 
 LONGEST_ID = 255
@@ -40,11 +40,6 @@ def statement_id(
     return hashlib.sha1(key.encode(), usedforsecurity=False).digest()
 
 
-def shard_of(entity_id: str) -> int:
-    """A stable 16-bit hash of the entity id: events of one entity always meet in one task."""
-    return zlib.crc32(entity_id.encode()) & 0xFFFF
-
-
 def checked_id(value: Any, field: str) -> str:
     """An entity id, verbatim. Raises Invalid."""
     if value is None:
@@ -69,7 +64,10 @@ def microseconds(value: Any, field: str) -> int:
     if not isinstance(moment, datetime):
         raise Invalid(field, f"must be an ISO 8601 date or time, not {_kind(value)}")
     delta = (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment) - EPOCH
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if not FIRST_MOMENT <= found <= LAST_MOMENT:
+        raise Invalid(field, "must be in the years 1 to 9999, in UTC")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,125 @@
 """The Spark session of a worker."""
 
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
 
+import structlog
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+import app
+from app.errors import Unavailable
 from app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+class Sessions:
+    """The session that holds now: started when it is first needed, and again if its JVM died."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._session: SparkSession | None = None
+        self._lock = Lock()
+
+    def current(self) -> SparkSession:
+        """Raises Unavailable if none can be had."""
+        with self._lock:
+            if self._session is not None and not _lives(self._session):
+                log.warning("Spark is gone, and is started again")
+                self._end()
+            if self._session is None:
+                self._session = start_session(self._settings)
+            return self._session
+
+    def close(self) -> None:
+        """Stop Spark, end its JVM, and forget every trace of it that PySpark keeps. It may be half dead in any way."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            with suppress(Exception):
+                session.stop()
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            with suppress(Exception):
+                gateway.shutdown()
+            _end(getattr(gateway, "proc", None))
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 def start_session(settings: Settings) -> SparkSession:
-    """A session on the configured master, quiet and without a UI.
+    """A session on the configured master, quiet and without a UI. Raises Unavailable.
 
-    Executors run under the Python of this process: another one might lack the packages, or pickle differently.
+    Executors run under the Python of this process: another one might lack the packages, or pickle differently. Those on
+    other machines get this package as it is here.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    is_here = settings.spark_master.startswith("local")
+    if is_here:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    is_this_process = is_here and not settings.spark_master.startswith("local-cluster")
     builder = SparkSession.Builder().master(settings.spark_master).appName("tarn")
     options = {
         "spark.driver.memory": settings.spark_memory,
         "spark.executor.memory": settings.spark_memory,
-        **({"spark.driver.host": "127.0.0.1"} if settings.spark_master.startswith("local") else {}),
+        **({"spark.driver.host": "127.0.0.1"} if is_here else {}),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.ui.retainedJobs": "10",
+        "spark.ui.retainedStages": "10",
+        "spark.ui.retainedTasks": "100",
+        "spark.ui.retainedDeadExecutors": "10",
+        "spark.sql.ui.retainedExecutions": "10",
+        # A flush need not wait until all of a compaction's tasks have had their turn.
+        "spark.scheduler.mode": "FAIR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "8",
-        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
     }
     for name, value in options.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    try:
+        session = builder.getOrCreate()
+        if not is_this_process:
+            session.sparkContext.addPyFile(str(_package()))
+    except (Py4JError, RuntimeError, OSError) as error:
+        raise Unavailable("Spark cannot be started", retry_after=5) from error
+    return session
+
+
+def _package() -> Path:
+    """This package as a file that executors can import from."""
+    folder = Path(app.__file__).parent
+    target = Path(tempfile.mkdtemp(prefix="tarn-package-")) / "app"
+    return Path(shutil.make_archive(str(target), "zip", folder.parent, folder.name))
+
+
+def _end(process: "subprocess.Popen[bytes] | None") -> None:
+    """End a JVM that was started here, and let go of the pipe to it."""
+    if process is not None:
+        process.kill()
+        process.wait()
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+
+
+def _lives(session: SparkSession) -> bool:
+    try:
+        return not session.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError, AttributeError):
+        return False

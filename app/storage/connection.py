@@ -15,14 +15,15 @@ from obstore.fsspec import FsspecStore
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from app.errors import StartRefused
-from app.settings import Settings
 from app.storage import duck
 from app.storage.disk import Disk
-from app.storage.identity import AwsIdentity
+from app.storage.identity import AwsIdentity, Keys
 from app.storage.s3 import s3_options
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+    from app.settings import Settings
 
 CONNECT, READ, RETRIES, RETRY_FOR = "10s", "30s", 3, timedelta(seconds=30)
 """A store that does not answer becomes an error after a minute at most, retries included."""
@@ -32,6 +33,8 @@ WHOLE_STREAM = "24h"
 """obstore would end a download after 30 s, however fast it comes; `READ` ends those that stand still."""
 WHOLE_REQUEST = "60s"
 """deltalake does not hear of `READ`; it asks for files in parts."""
+STANDSTILL = 14
+"""Seconds without a byte after which DuckDB gives up a try. It counts its tries and not the time they take."""
 
 SECRET = re.compile("key|secret|token|password")
 
@@ -47,7 +50,7 @@ class Connection:
     options: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> "Connection":
+    def from_settings(cls, settings: "Settings") -> "Connection":
         """Raises StartRefused, with one sentence, for a place or an option that cannot be used."""
         options = {name: value.get_secret_value() for name, value in settings.storage_options.items()}
         url = urlsplit(settings.lake_uri)
@@ -152,15 +155,21 @@ class Connection:
             options["aws_session_token"] = keys.token or ""
         return options
 
+    def keys(self) -> Keys | None:
+        """The keys of this moment that `prepare` gives to DuckDB; None where it gives none. Raises Unavailable."""
+        return self._identity.keys() if self.scheme == "s3" else None
+
     def prepare(self, connection: DuckDBPyConnection) -> None:
         """Let DuckDB read `file_url`s with the keys of this moment.
 
-        Cheap when done again: do it before each query, for temporary keys last ten minutes at least, and no longer
-        than they last. It keeps working when the configuration has been locked since.
+        Do it again before a query when `keys` are others: temporary ones last ten minutes at least, and no longer than
+        they last. One thread at a time: DuckDB refuses two that set keys at once. It keeps working when the
+        configuration has been locked since.
         """
         duck.forbid_downloads(connection)
         if self.scheme == "s3":
             duck.load_httpfs(connection)
+            duck.set_limits(connection, STANDSTILL, RETRIES)
             duck.set_keys(
                 connection,
                 self._bucket,

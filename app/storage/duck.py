@@ -13,10 +13,9 @@ OFF = ("autoinstall_known_extensions", "autoload_known_extensions")
 
 
 def forbid_downloads(connection: duckdb.DuckDBPyConnection) -> None:
-    """Extensions are those in DuckDB's wheel and httpfs's. Says so once: later the configuration may be locked."""
+    """Extensions are those in DuckDB's wheel and httpfs's."""
     for setting in OFF:
-        if connection.execute("SELECT current_setting(?)", [setting]).fetchone() != (False,):
-            connection.execute(f"SET {setting} = false")
+        _set(connection, setting, False)
 
 
 def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:
@@ -29,6 +28,12 @@ def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:
         )
     quoted = str(extension).replace("'", "''")
     connection.execute(f"LOAD '{quoted}'")
+
+
+def set_limits(connection: duckdb.DuckDBPyConnection, standstill: int, retries: int) -> None:
+    """How long httpfs, which is loaded, waits for a store that sends nothing, and how often it asks again."""
+    _set(connection, "http_timeout", standstill)
+    _set(connection, "http_retries", retries)
 
 
 def set_keys(
@@ -55,3 +60,9 @@ def set_keys(
         )
     except duckdb.Error:
         raise StartRefused("DuckDB does not take the lake's S3 options") from None
+
+
+def _set(connection: duckdb.DuckDBPyConnection, setting: str, value: bool | int) -> None:
+    """Say it once, to every connection of the instance: later the configuration may be locked."""
+    if connection.execute("SELECT current_setting(?)", [setting]).fetchone() != (value,):
+        connection.execute(f"SET GLOBAL {setting} = {value}")

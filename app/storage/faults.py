@@ -138,6 +138,10 @@ class FaultyStore(Store):
         with self._call("stream", path):
             yield from self._inner.stream(path, start, end, chunk_size)
 
+    def open(self, path: str, start: int = 0, end: int | None = None) -> tuple[Entry, Iterator[bytes]]:
+        with self._call("open", path):
+            return self._inner.open(path, start, end)
+
     def head(self, path: str) -> Entry | None:
         with self._call("head", path):
             return self._inner.head(path)
@@ -153,6 +157,10 @@ class FaultyStore(Store):
     def put(self, path: str, data: bytes) -> None:
         with self._call("put", path):
             self._inner.put(path, data)
+
+    def put_hint(self, path: str, data: bytes) -> None:
+        with self._call("put_hint", path):
+            self._inner.put_hint(path, data)
 
     def put_new(self, path: str, data: bytes) -> None:
         with self._call("put_new", path):

@@ -6,15 +6,16 @@ Names arrive as the types of `app.model.names`, so no path can leave its folder.
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from urllib.parse import quote
 
+from app.model.export import DELTA_INDEX, Kind
 from app.model.ids import stamp
 from app.model.names import Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey
 
-ExportName = Literal[
-    "statements.csv", "statistics.json", "documents.csv", "graph.cypher", "entities.delta.json", "delta.json"
-]
-TranslogKind = Literal["insert", "seen", "delete"]
+
+def data_file(column: str, value: str, file_id: str) -> str:
+    """A file of a Delta table, below the table's folder: in a partition named as Hive and Spark would name it."""
+    return f"{column}={quote(value, safe='')}/{file_id}.parquet"
 
 
 @dataclass(frozen=True)
@@ -111,20 +112,18 @@ class DatasetLayout:
         """The Delta table of statements."""
         return f"{self.name}/entities/statements"
 
-    def statements_partition(self, origin: Origin) -> str:
-        return f"{self.statements}/origin={origin}"
-
     @property
     def translog(self) -> str:
         """The Delta table of what happened to statements."""
         return f"{self.name}/entities/translog"
 
-    def translog_partition(self, kind: TranslogKind) -> str:
-        return f"{self.translog}/kind={kind}"
-
     def delta_log(self, table: str, version: int) -> str:
         """One entry of a Delta log; `table` is `statements` or `translog` of this layout."""
         return f"{table}/_delta_log/{version:020d}.json"
+
+    def delta_checkpoint(self, table: str, version: int) -> tuple[str, str]:
+        """Where deltalake sums up a log, and where it says that it did."""
+        return f"{table}/_delta_log/{version:020d}.checkpoint.parquet", f"{table}/_delta_log/_last_checkpoint"
 
     @property
     def snapshots(self) -> str:
@@ -148,22 +147,32 @@ class DatasetLayout:
     # Exports
 
     @property
-    def entities(self) -> str:
-        return f"{self.name}/entities.ftm.json"
-
-    @property
     def exports(self) -> str:
         return f"{self.name}/exports"
 
-    def export(self, name: ExportName) -> str:
-        return f"{self.exports}/{name}"
+    def export(self, kind: Kind, name: str) -> str:
+        """Where an export lies under the name that it has, which may tell of its compression."""
+        return f"{self.name}/{name}" if kind in (Kind.ENTITIES, Kind.INDEX) else f"{self.exports}/{name}"
+
+    @property
+    def export_parts(self) -> str:
+        """Where parts of exports grow, swept when the next are made."""
+        return f"{self.exports}/.parts"
+
+    def export_run(self, run_id: str) -> str:
+        return f"{self.export_parts}/{run_id}"
+
+    @property
+    def delta_index(self) -> str:
+        return f"{self.exports}/{DELTA_INDEX}"
 
     @property
     def export_deltas(self) -> str:
         return f"{self.exports}/delta"
 
-    def export_delta(self, version: str) -> str:
-        return f"{self.export_deltas}/{version}.json"
+    def export_delta(self, name: str) -> str:
+        """One of the deltas that are kept: its version, and `.json` with what tells of its compression."""
+        return f"{self.export_deltas}/{name}"
 
     # Mappings
 

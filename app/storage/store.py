@@ -84,6 +84,22 @@ class Store:
             for chunk in found.stream(min_chunk_size=chunk_size):
                 yield bytes(chunk)
 
+    def open(self, path: str, start: int = 0, end: int | None = None) -> tuple[Entry, Iterator[bytes]]:
+        """An object and its bytes from `start` up to `end`, both of one state of it. `start` must lie within it."""
+        with translated(path, self.connection):
+            whole = start == 0 and end is None
+            found = self._objects.get(
+                path, options={} if whole else {"range": (start, end) if end is not None else {"offset": start}}
+            )
+            entry = Entry.of(found.meta)
+
+        def chunks() -> Iterator[bytes]:
+            with translated(path, self.connection):
+                for chunk in found.stream(min_chunk_size=CHUNK):
+                    yield bytes(chunk)
+
+        return entry, chunks()
+
     def head(self, path: str) -> Entry | None:
         try:
             with translated(path, self.connection):
@@ -126,6 +142,11 @@ class Store:
     def put(self, path: str, data: bytes) -> None:
         """Put an object, replacing the whole of what was there."""
         with self._writing(path):
+            self._objects.put(path, data, use_multipart=False)
+
+    def put_hint(self, path: str, data: bytes) -> None:
+        """Put an object that may be lost in a power cut: what it says is known for certain elsewhere."""
+        with self._writing(path, durable=False):
             self._objects.put(path, data, use_multipart=False)
 
     def put_new(self, path: str, data: bytes) -> None:
@@ -191,13 +212,13 @@ class Store:
                 self._disk.sync(paths)
 
     @contextmanager
-    def _writing(self, path: str, source: str | None = None) -> Iterator[None]:
+    def _writing(self, path: str, source: str | None = None, durable: bool = True) -> Iterator[None]:
         """Errors are ours, what was written is durable, and what was not leaves no folder behind."""
         try:
             keeping = self._disk.writing() if self._disk else nullcontext()
             with keeping, translated(source or path, self.connection, target=path):
                 yield
-                if self._disk:
+                if self._disk and durable:
                     self._disk.sync([path])
         except Exception:
             if self._disk:

@@ -45,6 +45,13 @@ def replace_with(store: Store, path: str, versions: Versions, source: str, momen
     store.copy(source, path)
 
 
+def retire(store: Store, path: str, versions: Versions, moment: datetime) -> None:
+    """Take a document out of its place; its content is kept."""
+    with suppress(Missing):
+        _keep(path, versions, moment, lambda place: store.copy_new(path, place))
+    store.delete([path])
+
+
 def _keep(path: str, versions: Versions, moment: datetime, write: Callable[[str], None]) -> None:
     """Write a version at the first free microsecond from `moment` on."""
     filename = FileName(path.rsplit("/", 1)[-1])
@@ -64,9 +71,9 @@ def list_versions(store: Store, versions: Versions) -> list[Version]:
     return sorted(found, key=lambda version: (version.timestamp, version.name), reverse=True)
 
 
-def get_version(store: Store, versions: Versions, stamp: str, name: FileName) -> bytes:
-    """One former content. Raises VersionNotFound."""
+def version_path(versions: Versions, stamp: str, name: FileName) -> str:
+    """Where one former content is, if there is such a one. Raises VersionNotFound for what is no timestamp."""
     try:
-        return store.get(versions.at(parse_stamp(stamp), name))
-    except (ValueError, Missing):
+        return versions.at(parse_stamp(stamp), name)
+    except ValueError:
         raise VersionNotFound(f"there is no version {stamp} of {name}") from None

@@ -23,20 +23,29 @@ LONGEST = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """A caller, and the view of the database in which it was seen: what is read in it fits to the identity."""
-
-    identity: Identity
-    connection: Connection
-    revision: str
-
-
-@dataclass(frozen=True, slots=True)
 class Known:
     """An identity, and until when its key is valid."""
 
     identity: Identity
     expires: datetime | None = None
+
+    def check_expiry(self) -> None:
+        """Raise Unauthenticated once the key has expired: every time, as that comes without a change."""
+        if self.expires is not None and self.expires <= now():
+            raise _refused()
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A caller, and the view of the database in which it was seen: what is read in it fits to the identity."""
+
+    known: Known
+    connection: Connection
+    revision: str
+
+    @property
+    def identity(self) -> Identity:
+        return self.known.identity
 
 
 class Authenticator:
@@ -60,7 +69,7 @@ class Authenticator:
         Raises Unauthenticated, with the same words whichever part was wrong, and Unavailable.
         """
         token = _token(header)
-        is_jwt = self._issuer is not None and token.count(".") == 2
+        is_jwt = self._is_jwt(token)
         named = self._issuer.tenant_of(token) if self._issuer is not None and is_jwt else None
         if is_jwt and named is None:
             raise _refused()
@@ -70,9 +79,16 @@ class Authenticator:
                 known = self._known.get(present, named, lambda: Known(self._identity(connection, *named)))
             else:
                 known = self._known.get(present, keys.digest(token), lambda: self._of_key(connection, token))
-            if known.expires is not None and known.expires <= now():
-                raise _refused()
-            yield Sight(known.identity, connection, present)
+            known.check_expiry()
+            yield Sight(known, connection, present)
+
+    def mark(self, header: str | None) -> str | None:
+        """What a key is remembered by: not the key itself. None for a JWT, which is verified anew every time."""
+        token = _token(header)
+        return None if self._is_jwt(token) else keys.digest(token)
+
+    def _is_jwt(self, token: str) -> bool:
+        return self._issuer is not None and token.count(".") == 2
 
     def _of_key(self, connection: Connection, presented: str) -> Known:
         key = keys.verify(connection, presented)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row, update
+from sqlalchemy import BigInteger, BindParameter, Connection, Row, bindparam, func, or_, update
 
 from app.db.tables import tenants
 from app.errors import QuotaExceeded, RateLimited, TenantNotFound
@@ -86,19 +86,47 @@ def reserve(connection: Connection, tenant: TenantName, settings: Settings, stat
 
     One conditional update: of two requests that would fit alone but not together, one is refused.
     """
-    limits = of(connection, tenant, settings)
-    used, kept = tenants.c.used_statements + statements, tenants.c.used_bytes + size
-    room = []
-    if statements > 0 and limits.quota_statements is not None:
-        room.append(used <= limits.quota_statements)
-    if size > 0 and limits.quota_bytes is not None:
-        room.append(kept <= limits.quota_bytes)
-    taken = connection.execute(
-        update(tenants).where(tenants.c.name == tenant, *room).values(used_statements=used, used_bytes=kept)
-    )
-    if taken.rowcount != 1:
+    values = {
+        "tenant": tenant,
+        "statements": statements,
+        "size": size,
+        "most_statements": NO_LIMIT if settings.quota_statements is None else settings.quota_statements,
+        "most_bytes": NO_LIMIT if settings.quota_bytes is None else settings.quota_bytes,
+    }
+    if connection.execute(_RESERVE, values).rowcount != 1:
+        limits = of(connection, tenant, settings)
         raise QuotaExceeded(
             f"tenant {tenant!r} may keep {limits.quota_statements} statements and {limits.quota_bytes} bytes, has "
             f"{limits.used_statements} and {limits.used_bytes}, and asked for {statements} and {size} more",
             retry_after=60,
         )
+
+
+NO_LIMIT = 2**63 - 1
+
+
+def _counted(name: str) -> BindParameter[int]:
+    return bindparam(name, type_=BigInteger)
+
+
+_RESERVE = (
+    update(tenants)
+    .where(
+        tenants.c.name == bindparam("tenant"),
+        # Who gives back, or asks for nothing, is not refused for being over the limit already.
+        or_(
+            _counted("statements") <= 0,
+            tenants.c.used_statements + _counted("statements")
+            <= func.coalesce(tenants.c.quota_statements, _counted("most_statements")),
+        ),
+        or_(
+            _counted("size") <= 0,
+            tenants.c.used_bytes + _counted("size") <= func.coalesce(tenants.c.quota_bytes, _counted("most_bytes")),
+        ),
+    )
+    .values(
+        used_statements=tenants.c.used_statements + _counted("statements"),
+        used_bytes=tenants.c.used_bytes + _counted("size"),
+    )
+)
+"""Made once: every batch runs it."""

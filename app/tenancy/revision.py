@@ -57,8 +57,17 @@ class Remembered(Generic[T]):
                 self._answers.move_to_end(place)
                 return self._answers[place]
         answer = read()
+        self.put(revision, question, answer)
+        return answer
+
+    def peek(self, revision: str, question: Hashable) -> T | None:
+        """The answer remembered, or None."""
         with self._lock:
-            self._answers[place] = answer
+            return self._answers.get((revision, question))
+
+    def put(self, revision: str, question: Hashable, answer: T) -> None:
+        """Remember what was read in the transaction that read the revision."""
+        with self._lock:
+            self._answers[revision, question] = answer
             while len(self._answers) > self._most:
                 self._answers.popitem(last=False)
-        return answer

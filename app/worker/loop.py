@@ -1,9 +1,14 @@
-"""The worker: gives signs of life, claims jobs one at a time, runs them, hands them back when it must stop."""
+"""The worker: gives signs of life, claims jobs, runs them, hands them back when it must stop.
+
+Flushes are claimed all at once and done in one round, with what is due by itself; all other jobs one at a time, beside
+the flushes: long work must not keep short work waiting.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
@@ -11,17 +16,22 @@ from sqlalchemy import Connection
 
 from app.db import jobs, workers
 from app.db.engine import Database
-from app.errors import Internal, TarnError
+from app.errors import Internal, Locked, TarnError
 from app.journal.removal import remove_journal
 from app.journal.sweep import sweep
 from app.lake import datasets
 from app.lake.datasets import Dataset, Hold
 from app.model.backoff import delays
+from app.model.flush import Flusher
 from app.model.ids import new_id, now
-from app.model.job import Job, NotYet, Operation, Progress
+from app.model.job import FlushResult, Job, MadeSnapshot, Maintainer, NotYet, Operation, Progress, Stopped
+from app.model.names import DatasetName
 from app.settings import Settings
 from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
+from app.worker.rounds import Outcome, Rounds
+from app.worker.runs import record_run
+from app.worker.upkeep import Upkeep
 
 log = structlog.get_logger(__name__)
 
@@ -34,24 +44,37 @@ SWEEP_EVERY = 30.0
 """Seconds between two looks for what was left behind in the journal."""
 
 
-class Stopped(Exception):
-    """The worker must stop, or has lost the job to another one; what it was doing goes on elsewhere."""
-
-
 class Worker:
     """One worker process. Several may run: a job belongs to whoever claimed it, for as long as it beats."""
 
-    def __init__(self, settings: Settings, database: Database, store: Store) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: Store,
+        flusher: Flusher | None = None,
+        maintainer: Maintainer | None = None,
+    ) -> None:
         self.id = new_id()
         self._settings = settings
         self._database = database
         self._store = store
+        self._flusher = flusher
+        self._rounds = None if flusher is None else Rounds(flusher)
         self._stop = threading.Event()
-        self._job: Job | None = None
+        self._jobs: tuple[Job, ...] = ()
+        """The flushes it works on now; replaced, never changed, since the heartbeat reads it."""
+        self._other: tuple[Job, ...] = ()
+        """The job that it works on beside them."""
+        self._moved: dict[str, tuple[int, int]] = {}
+        """Of the datasets of a round, by their ids: rows that are in snapshots by now, and rows in all."""
         self._operations: dict[Operation, Callable[[Job, Hold], dict[str, Any]]] = {Operation.DELETE: self._delete}
+        self._upkeep = None if maintainer is None else Upkeep(database, store)
+        if maintainer is not None:
+            self._operations |= dict.fromkeys(maintainer.operations, partial(self._maintain, maintainer))
 
     def stop(self) -> None:
-        """Ask the worker to finish: the job it has is handed back at its next step."""
+        """Ask the worker to finish: the jobs it has are handed back at their next step."""
         self._stop.set()
 
     def run(self) -> None:
@@ -60,33 +83,149 @@ class Worker:
         beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         beats.start()
         log.info("worker started", worker=self.id)
+        try:
+            self._recover()
+            self._work()
+        finally:
+            if self._flusher is not None:
+                self._flusher.close()
+        beats.join()
+        self._insist(lambda connection: workers.leave(connection, self.id))
+        log.info("worker stopped", worker=self.id)
+
+    def _work(self) -> None:
+        others = threading.Thread(target=self._work_on_others, name="jobs")
+        others.start()
         swept = -SWEEP_EVERY
         while not self._stop.is_set():
             if time.monotonic() >= swept + SWEEP_EVERY:
                 self._sweep()
                 swept = time.monotonic()
-            if not self.step():
+            if not self.flush():
                 self._stop.wait(self._settings.worker_poll)
-        beats.join()
-        self._insist(lambda connection: workers.leave(connection, self.id))
-        log.info("worker stopped", worker=self.id)
+        others.join()
+
+    def _work_on_others(self) -> None:
+        looked = time.monotonic()
+        while not self._stop.is_set():
+            if self._upkeep is not None and time.monotonic() >= looked + self._settings.upkeep_every:
+                self._look_after(self._upkeep)
+                looked = time.monotonic()
+            try:
+                worked = self.step()
+            except Exception:  # without this thread nothing but flushes would be done any more
+                log.exception("a job ended in a way that it should not")
+                worked = False
+            if not worked:
+                self._stop.wait(self._settings.worker_poll)
 
     def step(self) -> bool:
         """Claim one job and run it. False if there is none, or the database does not answer."""
+        silent_after = self._settings.worker_silent_after
         try:
+            if not self._is_any_free(self._operations):
+                return False
             with self._database.write() as connection:
-                job = jobs.claim(connection, self.id, self._settings.worker_silent_after)
+                job = jobs.claim(connection, self.id, silent_after, among=self._operations)
         except TarnError as error:
             log.warning("cannot look for work", problem=error.slug)
             return False
         if job is None:
             return False
-        self._job = job
+        self._other = (job,)
         try:
             self._run(job)
         finally:
-            self._job = None
+            self._other = ()
         return True
+
+    def flush(self) -> bool:
+        """Claim every flush that was asked for and do them in one round, with what is due by itself.
+
+        False if there was nothing to do, or nothing came of it: then there is no hurry to look again.
+        """
+        if self._rounds is None:
+            return False
+        silent_after = self._settings.worker_silent_after
+        asked: list[Job] = []
+        try:
+            if self._is_any_free([Operation.FLUSH]):
+                with self._database.write() as connection:
+                    asked = jobs.claim_all(connection, self.id, Operation.FLUSH, silent_after)
+        except TarnError as error:
+            log.warning("cannot look for flushes", problem=error.slug)
+            return False
+        self._jobs = tuple(asked)
+        try:
+            return self._flush(self._rounds)
+        finally:
+            self._jobs, self._moved = (), {}
+
+    def _is_any_free(self, operations: Collection[Operation]) -> bool:
+        """Whether it is worth to claim: whoever looks twice a second must not hold SQLite's only pen each time."""
+        with self._database.read() as connection:
+            return jobs.is_any_free(connection, self._settings.worker_silent_after, operations)
+
+    def _flush(self, rounds: Rounds) -> bool:
+        due = rounds.due()
+        wanted = list(dict.fromkeys([*(each for job in self._jobs for each in job.dataset_ids), *due]))
+        if not wanted and not self._jobs:
+            return False
+        log.info("flush started", datasets=len(wanted), due=len(due), jobs=[job.id for job in self._jobs])
+
+        def hold() -> None:
+            if self._stop.is_set() or not (self._hold_all() or due):
+                raise Stopped
+
+        def moved(dataset: str, done: int, total: int) -> None:
+            self._moved[dataset] = done, total
+
+        try:
+            outcomes = rounds.flush(wanted, hold, moved) if wanted else {}
+        except Stopped:
+            for job in self._jobs:
+                self._hand_back(job)
+            return True
+        for job in self._jobs:
+            self._settle_flush(job, [outcomes[each] for each in job.dataset_ids])
+        self._tidy()
+        return bool(self._jobs) or any(outcome and not isinstance(outcome, Exception) for outcome in outcomes.values())
+
+    def _hold_all(self) -> bool:
+        """Keep the jobs of a round; whichever was cancelled or lost leaves it. False if none is left."""
+        if self._jobs:
+            with self._database.write() as connection:
+                kept = self._beat_all(connection, self._jobs)
+            gone = [job for job in self._jobs if job.id not in kept]
+            self._jobs = tuple(job for job in self._jobs if job.id in kept)
+            for job in gone:
+                self._hand_back(job)
+        return bool(self._jobs)
+
+    def _settle_flush(self, job: Job, outcomes: Sequence[Outcome]) -> None:
+        failed = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        if failed:
+            self._fail(job, failed[0])
+            return
+        made = [flushed for outcome in outcomes if not isinstance(outcome, Exception) for flushed in outcome]
+        result = FlushResult(
+            operation="flush",
+            statements=sum(flushed.statements for flushed in made),
+            snapshots=[MadeSnapshot(dataset=DatasetName(each.dataset), seq=each.seq, id=each.id) for each in made],
+        ).model_dump()
+        progress = self._progress(job)
+        self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, result, progress))
+
+    def _beat_all(self, connection: Connection, held: Sequence[Job]) -> set[str]:
+        known = {job.id: progress for job in held if (progress := self._progress(job)) is not None}
+        return jobs.beat_all(connection, [job.id for job in held], self.id, known)
+
+    def _progress(self, job: Job) -> Progress | None:
+        """How far a flush is, by the rows of its own datasets; None while that is not known."""
+        moved = self._moved
+        counts = [moved[each] for each in job.dataset_ids if each in moved]
+        done, total = sum(done for done, _ in counts), sum(total for _, total in counts)
+        return Progress(done=done, total=total, unit="rows") if counts else None
 
     def _run(self, job: Job) -> None:
         log.info("job started", job=job.id, operation=job.operation, dataset=job.dataset, attempt=job.attempts)
@@ -98,45 +237,92 @@ class Worker:
         try:
             result = self._operations[job.operation](job, hold)
         except Stopped:
-            self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))
+            self._hand_back(job)
         except NotYet as early:
             until = early.until
             self._settle("goes on later", job, lambda connection: jobs.hand_back(connection, job.id, self.id, until))
-        except Exception as error:  # a job may fail in any way; the worker goes on
-            known = error if isinstance(error, TarnError) else Internal("the job failed; the worker's log says why")
-            again = job.operation.next_try(job.attempts, known.retryable, now())
-            log.exception("job failed", job=job.id, attempt=job.attempts, again=again)
-            problem = known.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
-            self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, again))
+        except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
+            self._fail(job, error)
         else:
             self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, result))
 
+    def _hand_back(self, job: Job) -> None:
+        self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        known = error if isinstance(error, TarnError) else Internal("the job failed; the worker's log says why")
+        # Who holds a dataset's lease gives it back, or loses it.
+        passes = known.retryable or isinstance(known, Locked)
+        again = job.operation.next_try(job.attempts, passes, now())
+        log.error("job failed", job=job.id, attempt=job.attempts, again=again, exc_info=error)
+        problem = known.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
+        self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, again))
+
     def _delete(self, job: Job, hold: Hold) -> dict[str, Any]:
+        assert job.dataset is not None
+        assert job.dataset_id is not None
         remove_journal(self._database, job.dataset_id, hold)
         settling = timedelta(seconds=max(LONGEST_CALL, self._settings.worker_silent_after))
         free_from = None if job.disturbed is None else job.disturbed + settling
         return datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from)
 
+    def _maintain(self, maintainer: Maintainer, job: Job, hold: Hold) -> dict[str, Any]:
+        def report(progress: Progress | None) -> None:
+            with self._database.write() as connection:
+                hold(connection, progress)
+
+        return maintainer.run(job, report)
+
+    def _recover(self) -> None:
+        try:
+            if self._flusher is not None:
+                self._flusher.recover()
+        except Exception:  # whoever publishes next finishes what was left, too
+            log.exception("what a dead worker left could not be finished yet")
+
+    def _tidy(self) -> None:
+        try:
+            if self._flusher is not None:
+                self._flusher.tidy()
+        except Exception:  # it is done with the next round, then
+            log.exception("the journal could not be tidied up")
+
+    def _look_after(self, upkeep: Upkeep) -> None:
+        try:
+            upkeep.ask()
+        except Exception:  # what is due now is due at the next look, too
+            log.exception("cannot tell which datasets are due for maintenance")
+
     def _sweep(self) -> None:
         try:
             sweep(self._database, self._settings)
+            with self._database.write() as connection:
+                jobs.forget(connection, now() - timedelta(days=self._settings.job_days))
         except Exception:  # what was left behind can wait; the jobs cannot
             log.exception("the journal could not be swept")
 
     def _beat(self) -> None:
-        """Signs of life, of the worker and of the job it has, until it stops."""
+        """Signs of life, of the worker and of the jobs it has, until it stops."""
         while not self._stop.wait(self._settings.worker_heartbeat):
             try:
                 with self._database.write() as connection:
                     workers.beat(connection, self.id, FORGET_AFTER)
-                    if (job := self._job) is not None:
-                        jobs.beat(connection, job.id, self.id, None)
+                    if held := self._jobs + self._other:
+                        self._beat_all(connection, held)
             except Exception:  # a thread that ended here would end the worker's life for all others
                 log.exception("no sign of life could be given")
 
     def _settle(self, outcome: str, job: Job, settle: Callable[[Connection], bool]) -> None:
         held = self._insist(settle)
         log.info("job over" if held else "job taken over by another worker", job=job.id, outcome=outcome)
+        if held:
+            self._record(job)
+
+    def _record(self, job: Job) -> None:
+        try:
+            record_run(self._database, self._store, job.id)
+        except Exception:  # the job is over, whether or not there is a record of it
+            log.exception("a run could not be recorded", job=job.id)
 
     def _insist(self, act: Callable[[Connection], Answer]) -> Answer | None:
         """Do one transaction, again and again while the database is away; once only if the worker must stop."""

@@ -60,8 +60,8 @@ def test_plain_body_over_the_limit_is_refused_while_it_streams(house: House):
     ("encoding", "body"),
     [
         ("gzip", b"not gzip"),
-        ("gzip", gzip.compress(b'{"name": "donations"}')[:-4]),
-        ("gzip", gzip.compress(b'{"name": "donations"}') + b"trailing"),
+        ("gzip", gzip.compress(b'{"name": "donations"}', mtime=0)[:-4]),
+        ("gzip", gzip.compress(b'{"name": "donations"}', mtime=0) + b"trailing"),
         ("gzip", zlib.compress(b'{"name": "donations"}')),
         ("zstd", b"not zstd"),
         ("zstd", zstd(b'{"name": "donations"}')[:-3]),

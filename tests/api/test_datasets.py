@@ -271,7 +271,7 @@ def test_deleted_dataset_is_gone_at_once_and_its_name_is_free_once_the_job_is_do
     again = house.dataset("donations")
 
     assert (accepted.status_code, hidden, too_early) == (202, 404, 409)
-    assert (job["state"], job["operation"], job["result"]) == ("done", "delete", {"files": 2})
+    assert (job["state"], job["operation"], job["result"]) == ("done", "delete", {"operation": "delete", "files": 2})
     assert left == []
     assert again["id"] != first["id"]
     assert again["title"] is None

@@ -32,7 +32,7 @@ def test_entity_becomes_its_statements_with_ids_of_ftm(house: House):
     answer = house.admin.post(PATH, JANE, params={"origin": "crawl"})
 
     assert answer.status_code == 200
-    assert answer.json() == {"entities": 1, "statements": 3, "rejected": 0, "commit": 1, "errors": []}
+    assert answer.json() == {"entities": 1, "statements": 3, "rejected": 0, "commit": 1, "snapshot": None, "errors": []}
     events = {row["prop"]: row for row in journal.rows(house)}
     assert events["name"]["id"].hex() == "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"
     assert (events["country"]["value"], events["country"]["original_value"]) == ("de", "Germany")
@@ -136,7 +136,7 @@ def test_bad_origin_is_refused(house: House, origin: str):
 @pytest.mark.parametrize(("body", "kind", "slug"), [
     (b"", "application/x-ndjson", "empty-body"),
     (b"  \n ", "application/x-ndjson", "empty-body"),
-    (b"x", "application/octet-stream", "unsupported-media-type"),
+    (b"x", "application/octet-stream", "codec-configured"),
     (b"x", "text/csv", "unsupported-media-type"),
     (b'[{"id": "a"', "application/json", "invalid-format"),
 ])  # fmt: skip
@@ -147,10 +147,37 @@ def test_body_that_is_none_of_ours_is_refused(house: House, body: bytes, kind: s
     assert journal.count(house) == 0
 
 
+@pytest.mark.contract("W8")
+@pytest.mark.parametrize("records", ["entities", "statements", "stages/{stage}/entities", "stages/{stage}/statements"])
+@pytest.mark.parametrize(("body", "kind", "status", "slug"), [
+    (b"raw", "application/octet-stream", 415, "codec-configured"),
+    (b"ARROW1", "application/vnd.apache.arrow.file", 415, "codec-not-streamable"),
+    (b"PK", "application/zip", 415, "codec-not-streamable"),
+    (b"", "application/x-ndjson", 400, "empty-body"),
+])  # fmt: skip
+def test_body_that_is_no_stream_of_records_is_refused_with_the_reason(
+    house: House, records: str, body: bytes, kind: str, status: int, slug: str
+):
+    stage = house.admin.post("/v1/datasets/test/stages", {"origin": "crawl"}).json()["id"]
+    path = f"/v1/datasets/test/{records.format(stage=stage)}"
+    answer = house.admin("POST", path, content=body, headers={"Content-Type": kind})
+
+    assert (answer.status_code, answer.json()["type"]) == (status, f"/problems/{slug}")
+    assert len(answer.json()["detail"]) > 20
+    assert journal.count(house) == 0
+
+
 def test_body_without_records_changes_nothing(house: House):
     answer = house.admin.post(PATH, [])
 
-    assert answer.json() == {"entities": 0, "statements": 0, "rejected": 0, "commit": None, "errors": []}
+    assert answer.json() == {
+        "entities": 0,
+        "statements": 0,
+        "rejected": 0,
+        "commit": None,
+        "snapshot": None,
+        "errors": [],
+    }
     assert journal.batches(house) == []
 
 

@@ -42,7 +42,14 @@ def test_stage_is_seen_only_once_it_commits_and_then_whole(house: House):
     rows = journal.rows(house)
     assert before == ([], 0, None)
     assert (shown["state"], shown["entities"], shown["metadata"]) == ("open", 15_003, {"source": "x"})
-    assert committed.json() == {"entities": 15_003, "statements": 30_006, "rejected": 0, "commit": 4, "errors": []}
+    assert committed.json() == {
+        "entities": 15_003,
+        "statements": 30_006,
+        "rejected": 0,
+        "commit": 4,
+        "snapshot": None,
+        "errors": [],
+    }
     assert len(rows) == 30_006 == journal.head(house)["rows"]
     assert {row["origin"] for row in rows} == {"bulk"}
     assert len({(row["commit"], row["position"]) for row in rows}) == 30_006
@@ -102,6 +109,15 @@ def test_closed_stage_takes_nothing_more(house: House):
     ] * 6
     assert (first_abort, house.admin.delete(f"{STAGES}/{aborted}").status_code) == (204, 204)
     assert journal.count(house) == 0
+
+
+def test_stage_without_rows_leaves_nothing_that_waits_to_be_flushed(house: House):
+    house.admin.post(f"{STAGES}/{open_stage(house)}/commit")
+    empty = journal.head(house)
+    house.admin.post("/v1/datasets/test/entities", JANE)
+
+    assert (empty["rows"], empty["oldest"]) == (0, None)
+    assert journal.head(house)["oldest"] is not None
 
 
 def test_aborted_stage_leaves_no_row_and_gives_its_quota_back(house: House):

@@ -81,7 +81,7 @@ def arrow() -> bytes:
 def test_every_form_of_the_same_statements_is_the_same_and_gets_our_ids(house: House, kind: str, body):
     answer = house.admin("POST", PATH, content=body(), headers={"Content-Type": kind})
 
-    assert answer.json() == {"entities": 0, "statements": 3, "rejected": 0, "commit": 1, "errors": []}
+    assert answer.json() == {"entities": 0, "statements": 3, "rejected": 0, "commit": 1, "snapshot": None, "errors": []}
     found = [
         (row["id"].hex(), row["value"], row["lang"], row["original_value"], row["external"], row["origin"],
          row["first_seen"], row["last_seen"])

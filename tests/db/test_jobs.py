@@ -11,9 +11,9 @@ from app.db import jobs, migrate
 from app.db.engine import Database
 from app.db.tables import datasets
 from app.db.tables import jobs as table
-from app.errors import Unavailable
+from app.errors import JobConflict, JobNotFound, Unavailable
 from app.model.ids import new_id, now
-from app.model.job import LONG_WAIT, MOST_ATTEMPTS, Job, JobState, Operation, Progress
+from app.model.job import LONG_WAIT, MOST_ATTEMPTS, DeleteResult, FlushResult, Job, JobState, Operation, Progress
 
 
 @pytest.fixture
@@ -26,14 +26,24 @@ def dataset_id(database: Database) -> str:
     return dataset_id
 
 
-def enqueue(database: Database, dataset_id: str) -> Job:
+def enqueue(database: Database, dataset_id: str | None, operation: Operation = Operation.DELETE, **arguments) -> Job:
     with database.write() as connection:
-        return jobs.enqueue(connection, Operation.DELETE, dataset_id, "alice", "request-1")
+        return jobs.enqueue(connection, operation, dataset_id, "alice", "request-1", arguments)
 
 
-def claim(database: Database, worker: str) -> Job | None:
+def claim(database: Database, worker: str, among: tuple[Operation, ...] = tuple(Operation)) -> Job | None:
     with database.write() as connection:
-        return jobs.claim(connection, worker, silent_after=30)
+        return jobs.claim(connection, worker, silent_after=30, among=among)
+
+
+def claim_all(database: Database, worker: str) -> list[Job]:
+    with database.write() as connection:
+        return jobs.claim_all(connection, worker, Operation.FLUSH, silent_after=30)
+
+
+def show(database: Database, job: Job) -> Job:
+    with database.read() as connection:
+        return jobs.get(connection, job.id)
 
 
 def test_oldest_job_is_claimed_first_and_only_once(database: Database, dataset_id: str):
@@ -124,7 +134,7 @@ def test_job_that_failed_is_claimed_when_its_time_has_come_and_not_before(databa
         connection.execute(update(table).values(not_before=now()))
     again = claim(database, "w2")
     with database.write() as connection:
-        jobs.finish(connection, job.id, "w2", {})
+        jobs.finish(connection, job.id, "w2", {"files": 0})
         done = jobs.find(connection, job.id)
 
     assert early is None
@@ -185,6 +195,232 @@ def test_deletes_that_failed_under_an_older_version_are_taken_up_again(tmp_path)
 
     assert claim(database, "w1") is not None
     database.close()
+
+
+# Several at once
+
+
+def test_job_that_concerns_several_datasets_says_which(database: Database, dataset_id: str):
+    several = enqueue(database, None, Operation.FLUSH, dataset_ids=[dataset_id])
+    one = enqueue(database, dataset_id, Operation.FLUSH)
+
+    with database.read() as connection:
+        listed = jobs.newest(connection, "alice", None, 10)
+
+    assert (several.dataset, several.dataset_id, several.dataset_ids) == (None, None, [dataset_id])
+    assert (one.dataset, one.dataset_ids) == ("donations", [dataset_id])
+    assert [job.id for job in listed] == [one.id, several.id]
+
+
+def test_result_is_typed_by_operation_also_where_an_older_version_stored_it_without(
+    database: Database, dataset_id: str
+):
+    deleted, flushed = enqueue(database, dataset_id), enqueue(database, dataset_id, Operation.FLUSH)
+    made = {"dataset": "donations", "seq": 1, "id": "s"}
+    claim(database, "w1")
+    claim_all(database, "w1")
+    with database.write() as connection:
+        jobs.finish(connection, deleted.id, "w1", {"files": 3})
+        jobs.finish(connection, flushed.id, "w1", {"operation": "flush", "statements": 7, "snapshots": [made]})
+
+    results = show(database, deleted).result, show(database, flushed).result
+
+    assert isinstance(results[0], DeleteResult)
+    assert isinstance(results[1], FlushResult)
+    assert (results[0].files, results[1].statements, results[1].snapshots[0].seq) == (3, 7, 1)
+
+
+def test_operation_that_is_left_out_is_not_claimed_singly(database: Database, dataset_id: str):
+    enqueue(database, dataset_id, Operation.FLUSH)
+    other = enqueue(database, dataset_id)
+
+    claimed = [claim(database, "w1", (Operation.DELETE,)) for _ in range(2)]
+
+    assert [job and job.id for job in claimed] == [other.id, None]
+
+
+def test_every_due_job_of_one_operation_is_claimed_at_once(database: Database, dataset_id: str):
+    flushes = [enqueue(database, dataset_id, Operation.FLUSH) for _ in range(3)]
+    later, other = enqueue(database, dataset_id, Operation.FLUSH), enqueue(database, dataset_id)
+    with database.write() as connection:
+        connection.execute(update(table).where(table.c.id == later.id).values(not_before=now() + timedelta(hours=1)))
+
+    claimed, again = claim_all(database, "w1"), claim_all(database, "w2")
+
+    assert [job.id for job in claimed] == [job.id for job in flushes]
+    assert {(job.state, job.attempts) for job in claimed} == {(JobState.RUNNING, 1)}
+    assert again == []
+    assert show(database, other).state is JobState.QUEUED
+
+
+def test_of_many_workers_that_claim_all_each_job_goes_to_one(database: Database, dataset_id: str):
+    wanted = sorted(enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(40))
+    taken: list[str] = []
+    start = threading.Barrier(4)
+
+    def work(worker: str) -> None:
+        start.wait()
+        for _ in range(5):
+            taken.extend(job.id for job in claim_all(database, worker))
+
+    threads = [threading.Thread(target=work, args=(f"w{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(taken) == wanted
+
+
+def test_jobs_of_a_silent_worker_are_taken_over_together(database: Database, dataset_id: str):
+    wanted = [enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(2)]
+    claim_all(database, "dead")
+    fall_silent(database)
+
+    taken = claim_all(database, "alive")
+    with database.write() as connection:
+        held = jobs.beat_all(connection, wanted, "dead"), jobs.beat_all(connection, wanted, "alive")
+
+    assert [job.id for job in taken] == wanted
+    assert all(job.disturbed is not None for job in taken)
+    assert held == (set(), set(wanted))
+
+
+# Given up, and tried again
+
+
+def cancel(database: Database, job: Job) -> Job:
+    with database.write() as connection:
+        return jobs.cancel(connection, job.id)
+
+
+def retry(database: Database, job: Job) -> Job:
+    with database.write() as connection:
+        return jobs.retry(connection, job.id)
+
+
+def test_job_that_waits_is_over_when_it_is_cancelled(database: Database, dataset_id: str):
+    cancelled = cancel(database, enqueue(database, dataset_id, Operation.FLUSH))
+
+    assert cancelled.state is JobState.CANCELLED
+    assert cancelled.cancelled == cancelled.finished is not None
+    assert claim_all(database, "w1") == []
+
+
+def test_job_that_runs_is_cancelled_when_its_worker_next_looks(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id, Operation.FLUSH)
+    claim_all(database, "w1")
+
+    asked = cancel(database, job)
+    with database.write() as connection:
+        goes_on = jobs.beat(connection, job.id, "w1", None)
+        settled = jobs.hand_back(connection, job.id, "w1")
+
+    after = show(database, job)
+    assert (asked.state, asked.finished) == (JobState.RUNNING, None)
+    assert asked.cancelled is not None
+    assert (goes_on, settled, after.state) == (False, True, JobState.CANCELLED)
+    assert after.finished is not None
+
+
+def test_job_that_is_cancelled_while_it_fails_is_not_tried_again(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id, Operation.FLUSH)
+    claim_all(database, "w1")
+    cancel(database, job)
+    with database.write() as connection:
+        jobs.fail(connection, job.id, "w1", PROBLEM, now())
+
+    after = show(database, job)
+
+    assert (after.state, after.not_before) == (JobState.CANCELLED, None)
+    assert after.problem is not None
+
+
+def test_job_that_is_done_before_its_worker_hears_of_the_cancelling_is_done(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id, Operation.FLUSH)
+    claim_all(database, "w1")
+    cancel(database, job)
+    with database.write() as connection:
+        finished = jobs.finish(connection, job.id, "w1", {"statements": 0, "snapshots": []})
+
+    assert finished
+    assert show(database, job).state is JobState.DONE
+    assert cancel(database, job).state is JobState.DONE
+
+
+def test_cancelled_job_of_a_silent_worker_is_over_and_not_taken_over(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id, Operation.FLUSH)
+    claim_all(database, "dead")
+    cancel(database, job)
+    fall_silent(database)
+
+    assert claim_all(database, "alive") == []
+    assert show(database, job).state is JobState.CANCELLED
+
+
+def test_delete_cannot_be_cancelled_whether_it_waits_or_runs(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id)
+
+    with pytest.raises(JobConflict, match="must come to its end"):
+        cancel(database, job)
+    claim(database, "w1")
+    with pytest.raises(JobConflict):
+        cancel(database, job)
+
+    assert show(database, job).cancelled is None
+
+
+def test_job_that_failed_is_tried_again_from_the_beginning_and_keeps_its_problem_until_it_is_over(
+    database: Database, dataset_id: str
+):
+    job = enqueue(database, dataset_id, Operation.FLUSH)
+    claim_all(database, "w1")
+    with database.write() as connection:
+        jobs.fail(connection, job.id, "w1", PROBLEM, None)
+
+    again = retry(database, job)
+    [claimed] = claim_all(database, "w2")
+    with database.write() as connection:
+        jobs.finish(connection, job.id, "w2", {"statements": 0, "snapshots": []})
+
+    done = show(database, job)
+    assert (again.state, again.attempts, again.finished) == (JobState.QUEUED, 0, None)
+    assert again.problem is not None
+    assert (claimed.attempts, done.state, done.problem) == (1, JobState.DONE, None)
+
+
+def test_cancelled_job_is_tried_again_as_if_nobody_had_cancelled_it(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id, Operation.FLUSH)
+    cancel(database, job)
+
+    again = retry(database, job)
+
+    assert (again.state, again.cancelled) == (JobState.QUEUED, None)
+    assert [claimed.id for claimed in claim_all(database, "w1")] == [job.id]
+
+
+def test_job_that_waits_runs_or_is_done_is_not_tried_again(database: Database, dataset_id: str):
+    job = enqueue(database, dataset_id, Operation.FLUSH)
+    refused = []
+    for act in (lambda: claim_all(database, "w1"), lambda: finish(database, job), lambda: None):
+        with pytest.raises(JobConflict) as conflict:
+            retry(database, job)
+        refused.append(conflict.value.members["state"])
+        act()
+
+    assert refused == ["queued", "running", "done"]
+
+
+def test_job_that_does_not_exist_is_neither_cancelled_nor_tried_again(database: Database):
+    with database.write() as connection, pytest.raises(JobNotFound):
+        jobs.cancel(connection, "none")
+    with database.write() as connection, pytest.raises(JobNotFound):
+        jobs.retry(connection, "none")
+
+
+def finish(database: Database, job: Job) -> None:
+    with database.write() as connection:
+        jobs.finish(connection, job.id, "w1", {"statements": 0, "snapshots": []})
 
 
 PROBLEM = Unavailable("for now").problem("/v1/jobs/1").model_dump(mode="json")

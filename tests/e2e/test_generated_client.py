@@ -98,3 +98,54 @@ def test_client_gets_typed_problems(generated: str, server: Server):
     assert isinstance(invalid, models.SchemaViolationProblem)
     assert invalid.errors[0].field == "name"
     assert isinstance(refused, models.UnauthenticatedProblem)
+
+
+def test_client_gets_results_of_jobs_typed_by_operation(generated: str, server: Server):
+    models = load(generated, "models")
+    with load(generated, "client").AuthenticatedClient(base_url=server.url, token=server.admin_key) as admin:
+        load(generated, "api.datasets.create_dataset").sync(client=admin, body=models.NewDataset(name="gen_jobs"))
+        asked = load(generated, "api.operations.flush_dataset").sync("gen_jobs", client=admin)
+        given_up = load(generated, "api.jobs.cancel_job").sync(asked.id, client=admin)
+        deleted = load(generated, "api.datasets.delete_dataset").sync(
+            "gen_jobs", client=admin, confirm="gen_jobs", wait=30
+        )
+
+    assert (asked.operation, asked.result) == (models.Operation.FLUSH, None)
+    assert given_up.id == asked.id
+    assert isinstance(deleted.result, models.DeleteResult)
+
+
+def test_client_reads_entities_and_statements_as_types(generated: str, server: Server):
+    models = load(generated, "models")
+    with load(generated, "client").AuthenticatedClient(base_url=server.url, token=server.admin_key) as admin:
+        load(generated, "api.datasets.create_dataset").sync(client=admin, body=models.NewDataset(name="gen_reads"))
+        load(generated, "api.entities.add_entities").sync("gen_reads", client=admin, body=_jane(generated), origin="o")
+        named = models.Comparison(field="prop:name", op=models.Op.STARTSWITH, value="Jane")
+        nobody = models.Not(not_=models.And(and_=[named]))
+
+        jane = load(generated, "api.entities.get_entity").sync("gen_reads", "jane", client=admin)
+        missing = load(generated, "api.entities.get_entity").sync("gen_reads", "john", client=admin)
+        listed = load(generated, "api.entities.list_entities").sync("gen_reads", client=admin, schemata=["Person"])
+        query = load(generated, "api.entities.query_entities").sync
+        found = query("gen_reads", client=admin, body=models.EntityQuery(where=named, sort=["-prop:name"]))
+        none = query("gen_reads", client=admin, body=models.EntityQuery(where=nobody))
+        over_all = load(generated, "api.entities.query_datasets").sync(
+            client=admin, body=models.DatasetsQuery(datasets=["gen_rea*"], where=named)
+        )
+        counted = load(generated, "api.entities.aggregate_entities").sync(
+            "gen_reads",
+            client=admin,
+            body=models.EntityAggregate(metrics=["count", models.Max(max_="prop:name")], group_by=["schema"]),
+        )
+        beside = load(generated, "api.entities.list_adjacent").sync("gen_reads", "jane", client=admin)
+        statements = load(generated, "api.statements.list_statements").sync("gen_reads", client=admin, prop=["name"])
+
+    assert (jane.id, jane.schema, jane.properties["name"]) == ("jane", "Person", ["Jane Doe"])
+    assert isinstance(missing, models.EntityNotFoundProblem)
+    assert [page.results[0].caption for page in (listed, found, over_all)] == ["Jane Doe"] * 3
+    assert (none.results, none.next_) == ([], None)
+    (group,) = counted.results
+    assert group.group["schema"] == "Person"
+    assert (group.metrics["count"], group.metrics["max:prop:name"]) == (1, "Jane Doe")
+    assert beside.results == []
+    assert [(row.entity_id, row.value, row.origin) for row in statements.results] == [("jane", "Jane Doe", "o")]

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -54,21 +55,21 @@ def test_killed_amid_a_thousand_requests_keeps_what_it_acknowledged_and_no_half(
     def write(server: Server) -> None:
         host, port = server.url.removeprefix("http://").split(":")
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/x-ndjson"}
-        connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        while (number := next(numbers)) < REQUESTS:
-            # Every twentieth body is large enough for the bulk path.
-            names = [f"r{number}-{part}" for part in range(2500 if number % 20 == 0 else 2)]
-            body = b"".join(orjson.dumps(entity(name, 8 if len(names) > 2 else 3)) + b"\n" for name in names)
-            try:
-                connection.request("POST", "/v1/datasets/test/entities", body, headers)
-                response = connection.getresponse()
-                response.read()
-            except (OSError, http.client.HTTPException):
-                return
-            if response.status == 200:
-                acknowledged.append(f"r{number}")
-            if len(acknowledged) >= after:
-                enough.set()
+        with closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
+            while (number := next(numbers)) < REQUESTS:
+                # Every twentieth body is large enough for the bulk path.
+                names = [f"r{number}-{part}" for part in range(2500 if number % 20 == 0 else 2)]
+                body = b"".join(orjson.dumps(entity(name, 8 if len(names) > 2 else 3)) + b"\n" for name in names)
+                try:
+                    connection.request("POST", "/v1/datasets/test/entities", body, headers)
+                    response = connection.getresponse()
+                    response.read()
+                except (OSError, http.client.HTTPException):
+                    return
+                if response.status == 200:
+                    acknowledged.append(f"r{number}")
+                if len(acknowledged) >= after:
+                    enough.set()
 
     with running(tmp_path, **environment) as server:
         key = server.admin_key

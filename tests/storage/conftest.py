@@ -1,7 +1,6 @@
 """A lake on a local disk and one on a real S3 server; a test that takes `store` runs on both."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from app.settings import Settings
 from app.storage.connection import Connection
 from app.storage.store import Store
-from tests.s3 import S3Server, s3_server
+from tests.s3 import S3Server
 
 
 @pytest.fixture(autouse=True)
@@ -20,19 +19,6 @@ def no_ambient_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with s3_server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def strict_s3(s3: S3Server) -> S3Server:
-    if not s3.strict:
-        pytest.skip("versitygw is not built here, and moto's server checks no signature and decides no race")
-    return s3
 
 
 @pytest.fixture

@@ -229,6 +229,16 @@ def test_deltalake_on_a_silent_server_ends_when_the_limit_is_over(monkeypatch):
             DeltaTable(connection.table_uri("t"), storage_options=connection.delta_options())
 
 
+def test_duckdb_gives_a_silent_server_up_within_a_minute(s3):
+    with duckdb.connect() as database:
+        s3.connection().prepare(database)
+        names = ("http_timeout", "http_retries", "http_retry_wait_ms", "http_retry_backoff")
+        query = f"SELECT {', '.join(f'current_setting({name!r})' for name in names)}"
+        ((timeout, retries, wait, backoff),) = database.cursor().execute(query).fetchall()
+    waits = sum(wait / 1000 * backoff**number for number in range(retries))
+    assert 45 < (1 + retries) * timeout + waits <= 60
+
+
 def test_duckdb_never_installs_and_can_be_prepared_again_when_locked(connection, tmp_path):
     write(connection)
     # Not the home folder's extensions, where anybody may have installed some.

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
+from app.model.export import Kind
 from app.model.names import LAKEHOUSE, Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey, TenantName
-from app.storage.layout import DatasetLayout, Layout
+from app.storage.layout import DatasetLayout, Layout, data_file
 
 MOMENT = datetime(2025, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
 STAMP = "20250304T050607.000089Z"
@@ -41,20 +42,25 @@ def test_every_path_of_a_dataset_is_where_the_format_says():
         ds.upload(ID): f"ds/uploads/{ID}",
         ds.upload_part(ID, "000000000000"): f"ds/uploads/{ID}/000000000000",
         ds.statements: "ds/entities/statements",
-        ds.statements_partition(Origin("crawl")): "ds/entities/statements/origin=crawl",
+        data_file("origin", "crawl", "id"): "origin=crawl/id.parquet",
+        data_file("origin", "mapping:abc", "id"): "origin=mapping%3Aabc/id.parquet",
         ds.translog: "ds/entities/translog",
-        ds.translog_partition("seen"): "ds/entities/translog/kind=seen",
+        ds.delta_checkpoint("t", 7)[0]: "t/_delta_log/00000000000000000007.checkpoint.parquet",
+        ds.delta_checkpoint("t", 7)[1]: "t/_delta_log/_last_checkpoint",
         ds.delta_log(ds.translog, 7): "ds/entities/translog/_delta_log/00000000000000000007.json",
-        ds.entities: "ds/entities.ftm.json",
+        ds.export(Kind.ENTITIES, "entities.ftm.json.gz"): "ds/entities.ftm.json.gz",
+        ds.export(Kind.INDEX, "index.json"): "ds/index.json",
         ds.exports: "ds/exports",
-        ds.export("statements.csv"): "ds/exports/statements.csv",
-        ds.export("statistics.json"): "ds/exports/statistics.json",
-        ds.export("documents.csv"): "ds/exports/documents.csv",
-        ds.export("graph.cypher"): "ds/exports/graph.cypher",
-        ds.export("entities.delta.json"): "ds/exports/entities.delta.json",
-        ds.export("delta.json"): "ds/exports/delta.json",
+        ds.export(Kind.STATEMENTS, "statements.csv"): "ds/exports/statements.csv",
+        ds.export(Kind.STATISTICS, "statistics.json"): "ds/exports/statistics.json",
+        ds.export(Kind.DOCUMENTS, "documents.csv"): "ds/exports/documents.csv",
+        ds.export(Kind.GRAPH, "graph.cypher"): "ds/exports/graph.cypher",
+        ds.export(Kind.DELTA, "entities.delta.json"): "ds/exports/entities.delta.json",
+        ds.delta_index: "ds/exports/delta.json",
         ds.export_deltas: "ds/exports/delta",
-        ds.export_delta("v1"): "ds/exports/delta/v1.json",
+        ds.export_delta("v1.json"): "ds/exports/delta/v1.json",
+        ds.export_parts: "ds/exports/.parts",
+        ds.export_run(ID): f"ds/exports/.parts/{ID}",
         ds.snapshots: "ds/snapshots",
         ds.snapshot(42): "ds/snapshots/000000000042.json",
         ds.snapshot_head: "ds/snapshots/HEAD",

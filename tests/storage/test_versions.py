@@ -4,13 +4,15 @@ import pytest
 
 from app.errors import VersionNotFound
 from app.model.dataset import Version
+from app.model.export import Kind
 from app.model.ids import stamp
 from app.model.names import DatasetName, FileName
 from app.storage.faults import FaultyStore
 from app.storage.layout import DatasetLayout
-from app.storage.versions import get_version, list_versions, replace, replace_with
+from app.storage.versions import list_versions, replace, replace_with, version_path
 
 DS = DatasetLayout(DatasetName("ds"))
+ENTITIES = DS.export(Kind.ENTITIES, "entities.ftm.json")
 T0 = datetime(2025, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 CONFIG = FileName("config.yml")
 TICK = timedelta(microseconds=1)
@@ -42,11 +44,15 @@ def test_taken_moment_moves_on_and_overwrites_no_version(store):
         replace(store, DS.config, DS.versions, content, T0)
     kept = list_versions(store, DS.versions)
     assert kept == [Version(timestamp=stamp(T0 + n * TICK), name="config.yml", size=n + 1) for n in (2, 1, 0)]
-    assert [get_version(store, DS.versions, version.timestamp, CONFIG) for version in kept] == [b"333", b"22", b"1"]
+    assert [store.get(version_path(DS.versions, version.timestamp, CONFIG)) for version in kept] == [
+        b"333",
+        b"22",
+        b"1",
+    ]
 
 
 def test_versions_of_one_moment_are_listed_by_name_last_first(store):
-    for path in (DS.index, DS.config, DS.entities):
+    for path in (DS.index, DS.config, ENTITIES):
         for content in (b"1", b"2"):
             replace(store, path, DS.versions, content, T0)
     assert [version.name for version in list_versions(store, DS.versions)] == [
@@ -91,10 +97,10 @@ def test_crash_before_the_new_content_leaves_the_former_whole(store):
 def test_replace_with_an_object_keeps_the_former_and_the_source(store):
     for content, moment in ((b"one", T0), (b"two", T0), (b"three", T0)):
         store.put("ds/uploads/x/export", content)
-        replace_with(store, DS.entities, DS.versions, "ds/uploads/x/export", moment)
-    assert store.get(DS.entities) == store.get("ds/uploads/x/export") == b"three"
+        replace_with(store, ENTITIES, DS.versions, "ds/uploads/x/export", moment)
+    assert store.get(ENTITIES) == store.get("ds/uploads/x/export") == b"three"
     assert [
-        get_version(store, DS.versions, version.timestamp, FileName(version.name))
+        store.get(version_path(DS.versions, version.timestamp, FileName(version.name)))
         for version in list_versions(store, DS.versions)
     ] == [b"two", b"one"]
 
@@ -107,7 +113,7 @@ def test_versions_of_mappings_are_their_own(store):
     assert [version.name for version in list_versions(store, mapping)] == ["mapping.yml"]
 
 
-@pytest.mark.parametrize("moment", [stamp(T0), "yesterday", "../../config.yml"])
-def test_unknown_version_is_not_found(store, moment):
+@pytest.mark.parametrize("moment", ["yesterday", "../../config.yml"])
+def test_version_of_no_moment_is_not_found(moment):
     with pytest.raises(VersionNotFound):
-        get_version(store, DS.versions, moment, CONFIG)
+        version_path(DS.versions, moment, CONFIG)

@@ -1,6 +1,8 @@
 """Workers in this process, and the time that passes for them."""
 
 import threading
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -8,14 +10,41 @@ from typing import Any
 from sqlalchemy import update
 
 from app.db.tables import jobs
+from app.model.flush import Flusher
 from app.model.ids import now
+from app.model.job import Maintainer
 from app.worker.loop import Worker
 from tests.house import House
 
 
-def make_worker(house: House, **changes: Any) -> Worker:
+def make_worker(
+    house: House, flusher: Flusher | None = None, maintainer: Maintainer | None = None, **changes: Any
+) -> Worker:
     settings = house.services.settings.model_copy(update={"worker_poll": 0.01, "worker_heartbeat": 0.01, **changes})
-    return Worker(settings, house.services.database, house.services.store)
+    return Worker(settings, house.services.database, house.services.store, flusher, maintainer)
+
+
+@contextmanager
+def working(worker: Worker):
+    """A worker that runs beside what the test does; it has stopped when the block is over."""
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+@contextmanager
+def flushing(worker: Worker):
+    """A round of flushing beside what the test does; it is over when the block is."""
+    thread = threading.Thread(target=worker.flush)
+    thread.start()
+    yield
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @contextmanager
@@ -25,6 +54,13 @@ def stepping(worker: Worker):
     thread.start()
     yield
     thread.join()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Look again and again until this holds; fail if it never does."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
 
 
 def fall_silent(house: House) -> None:

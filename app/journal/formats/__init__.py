@@ -7,7 +7,7 @@ is yielded as a BadRecord and reading goes on after it; what leaves nothing to b
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from app.errors import UnsupportedMediaType
+from app.errors import CodecConfigured, CodecNotStreamable, UnsupportedMediaType
 from app.journal.formats import arrow, delimited, json, ndjson, statements
 from app.journal.formats.record import BadRecord, Record, Row, Source
 
@@ -39,6 +39,21 @@ _STATEMENTS: dict[str, Parser[Row]] = {
     "application/vnd.apache.arrow.stream": arrow.from_arrow,
 }
 
+BYTES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+"""What says no more than that there are bytes."""
+
+_AT_THE_END = "says at its end what is in it"
+_ARCHIVE = "is an archive, with its contents at its end"
+WHOLE = {
+    "application/vnd.apache.arrow.file": _AT_THE_END,
+    "application/vnd.apache.orc": _AT_THE_END,
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": _ARCHIVE,
+    "application/zip": _ARCHIVE,
+    "application/yaml": "is a document that is read whole",
+    "application/xml": "is a document that is read whole",
+}
+"""Records that can only be had by reading all of a body, and why."""
+
 ENTITY_TYPES = tuple(_ENTITIES)
 STATEMENT_TYPES = tuple(_STATEMENTS)
 
@@ -46,7 +61,8 @@ STATEMENT_TYPES = tuple(_STATEMENTS)
 def entity_records(source: Source, media_type: str, longest: int) -> Iterator[Record | BadRecord]:
     """Each entity of the body as bytes that its reader is yet to parse.
 
-    Raises UnsupportedMediaType at once, and InvalidFormat where the body stops being of its type.
+    Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops
+    being of its type.
     """
     return _parser(_ENTITIES, media_type)(source, longest)
 
@@ -54,12 +70,17 @@ def entity_records(source: Source, media_type: str, longest: int) -> Iterator[Re
 def statement_rows(source: Source, media_type: str, longest: int) -> Iterator[Row | BadRecord]:
     """Each statement of the body as a dict; names and types of its fields are as they were sent.
 
-    Raises UnsupportedMediaType at once, and InvalidFormat where the body stops being of its type.
+    Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops
+    being of its type.
     """
     return _parser(_STATEMENTS, media_type)(source, longest)
 
 
 def _parser(parsers: dict[str, Parser[T]], media_type: str) -> Parser[T]:
-    if media_type not in parsers:
-        raise UnsupportedMediaType(f"the type {media_type!r} is not supported", supported=list(parsers))
-    return parsers[media_type]
+    if media_type in parsers:
+        return parsers[media_type]
+    if media_type in BYTES:
+        raise CodecConfigured(f"this route takes records, not bytes: send {', '.join(parsers)}")
+    if media_type in WHOLE:
+        raise CodecNotStreamable(f"{media_type} {WHOLE[media_type]}: send {', '.join(parsers)}")
+    raise UnsupportedMediaType(f"the type {media_type!r} is not supported", supported=list(parsers))

@@ -1,0 +1,170 @@
+"""Reads on their way to a client: which state is read, on a thread, and given up when the client leaves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeVar
+
+import duckdb
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+from fastapi import Depends, Query, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
+
+from app.api.access import Caller, CallerDep
+from app.api.commits import flush_first
+from app.api.problems import Responses, raises
+from app.api.services import Services, ServicesDep
+from app.errors import Fault, InvalidFormat, ManifestInvalid, RefNotFound, SnapshotGone, SnapshotNotFound, TarnError
+from app.lake.datasets import Dataset
+from app.query.reader import Reading, State
+
+Result = TypeVar("Result")
+
+AGAIN = 0.1
+"""Seconds between two interrupts of work for a client that has left."""
+
+HEADER = "Tarn-Snapshot"
+HEADERS = {
+    HEADER: {
+        "description": "The id of the snapshot that is served; missing if the dataset has none yet.",
+        "schema": {"type": "string"},
+    }
+}
+
+Fresh = Literal["overlay", "flush", "snapshot"]
+AtParam = Annotated[
+    str | None,
+    Query(
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$",
+        description="Read a snapshot: its id or number, a ref, or a moment (what was the head then).",
+    ),
+]
+FreshParam = Annotated[
+    Fresh | None,
+    Query(
+        description="`overlay` (the default): the head and all that was acknowledged since; `flush`: the same after a "
+        "flush; `snapshot`: the head alone. Not together with `at`."
+    ),
+]
+
+
+@dataclass(slots=True)
+class Patience:
+    """Whether the client is still there. When it leaves, the query that runs for it is interrupted."""
+
+    reading: Reading | None = None
+    left: bool = field(default=False)
+
+    def begin(self, reading: Reading) -> None:
+        self.reading = reading
+        if self.left:
+            raise ClientDisconnect
+
+    def leave(self) -> None:
+        self.left = True
+        if self.reading is not None:
+            # What has come to its end meanwhile needs no interrupt.
+            with suppress(duckdb.ConnectionException):
+                self.reading.interrupt()
+
+    @asynccontextmanager
+    async def watching(self, receive: Receive) -> AsyncIterator[None]:
+        """Listen for the client's leaving as long as the context is open."""
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            # An interrupt that comes between two queries of a read is lost on the second.
+            while True:
+                self.leave()
+                await asyncio.sleep(AGAIN)
+
+        # Not a task group, which would wrap whatever the read raises.
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            # The server stops, and nobody waits for the thread any more.
+            self.leave()
+            raise
+        finally:
+            watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await watcher
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which state a request asks for, and whose request it is."""
+
+    request: Request
+    house: Services
+    caller: Caller
+    state: State
+    flushes: bool
+
+    async def read(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
+        """Run a read on a thread, after a flush if that was asked for. It ends early if the client leaves."""
+        await self.ready(datasets)
+        patience = Patience()
+
+        def run() -> Result:
+            with self.house.reader.reading() as reading:
+                patience.begin(reading)
+                return work(reading)
+
+        async with patience.watching(self.request.receive):
+            try:
+                return await to_thread.run_sync(run, limiter=slots(self.house))
+            except duckdb.InterruptException:
+                raise ClientDisconnect from None
+
+    async def ready(self, datasets: Sequence[Dataset]) -> None:
+        """Do what must be done before the read: a flush, if that was asked for."""
+        if self.flushes:
+            for dataset in datasets:
+                await flush_first(self.house, self.caller, dataset)
+
+
+async def _asked(
+    request: Request, house: ServicesDep, caller: CallerDep, at: AtParam = None, fresh: FreshParam = None
+) -> Asked:
+    if at is not None and fresh is not None:
+        reason = "cannot stand beside `at`, which names a state of the past"
+        raise InvalidFormat(f"`fresh` {reason}", errors=[Fault(field="query.fresh", reason=reason)])
+    state = State(at, "snapshot" if fresh == "snapshot" else "overlay")
+    return Asked(request, house, caller, state, flushes=fresh == "flush")
+
+
+AskedDep = Annotated[Asked, Depends(_asked)]
+
+
+def read_answers(*more: type[TarnError]) -> Responses:
+    """What a route that reads a state may answer besides 200."""
+    return raises(InvalidFormat, ManifestInvalid, RefNotFound, SnapshotGone, SnapshotNotFound, *more)
+
+
+def served(snapshot: str | None) -> dict[str, str]:
+    """The header that says what was read."""
+    return {} if snapshot is None else {HEADER: snapshot}
+
+
+_slots: RunVar[CapacityLimiter] = RunVar("queries")
+
+
+def slots(house: Services) -> CapacityLimiter:
+    """Queries at once: more wait for their turn, and take no thread that others need."""
+    return limiter(_slots, house.settings.query_slots)
+
+
+def limiter(kept: RunVar[CapacityLimiter], most: int) -> CapacityLimiter:
+    """The event loop's own limiter, made when it is first asked for."""
+    try:
+        return kept.get()
+    except LookupError:
+        kept.set(CapacityLimiter(most))
+        return kept.get()

@@ -1,0 +1,162 @@
+"""Streams: chunks as they are made, no faster than the client takes them, and never a half that looks whole."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Annotated
+
+import duckdb
+import orjson
+import structlog
+from anyio import CapacityLimiter, WouldBlock, move_on_after, to_thread
+from anyio.lowlevel import RunVar
+from fastapi import Query, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from app.api.problems import path_of
+from app.api.protocol import ABORT
+from app.api.reading import Asked, Patience, limiter, served, slots
+from app.errors import Internal, TarnError, Unavailable
+from app.lake.datasets import Dataset
+from app.query.engine import answering
+from app.query.reader import Reading
+
+EndParam = Annotated[
+    bool,
+    Query(
+        description='End with a line `{"$end": {"snapshot", "count"}}`, or `{"$error": problem}` if it fails halfway. '
+        "Without it, too, a stream that fails is broken off and never ends as if it were whole."
+    ),
+]
+
+STEP = 64 << 10
+"""Bytes sent at once: as much as a connection holds, and what a client must take of a stream to keep it open."""
+
+log = structlog.get_logger(__name__)
+
+_places: RunVar[CapacityLimiter] = RunVar("streams")
+"""How many streams may be open at once."""
+
+
+class StandsStill(Exception):
+    """The client took nothing for too long."""
+
+
+class Chunks:
+    """What a stream is made of: the snapshot it shows, pieces of it, and how many records were in those so far."""
+
+    def __init__(self, snapshot: str | None, pieces: Iterator[tuple[bytes, int]]) -> None:
+        self.snapshot = snapshot
+        self.count = 0
+        self._pieces = pieces
+
+    def next(self) -> bytes | None:
+        """The next piece; None at the end. DuckDB's errors are ours."""
+        with answering():
+            found = next(self._pieces, None)
+        if found is None:
+            return None
+        self.count += found[1]
+        return found[0]
+
+
+async def streamed(
+    asked: Asked, datasets: Sequence[Dataset], media_type: str, end: bool, begin: Callable[[Reading], Chunks]
+) -> Response:
+    """Answer with a stream. Until its first piece is made, what goes wrong is answered as a problem."""
+    await asked.ready(datasets)
+    house, patience, held = asked.house, Patience(), ExitStack()
+    places = limiter(_places, house.settings.query_streams)
+    try:
+        places.acquire_on_behalf_of_nowait(held)
+    except WouldBlock:
+        raise Unavailable(f"{house.settings.query_streams} streams are open already", retry_after=5) from None
+    held.callback(places.release_on_behalf_of, held)
+
+    def first() -> tuple[Chunks, bytes | None]:
+        reading = held.enter_context(house.reader.reading())
+        patience.begin(reading)
+        with answering():
+            chunks = begin(reading)
+        return chunks, chunks.next()
+
+    try:
+        async with patience.watching(asked.request.receive):
+            chunks, piece = await to_thread.run_sync(first, limiter=slots(house))
+    except BaseException as error:
+        held.close()
+        if isinstance(error, duckdb.InterruptException):
+            raise ClientDisconnect from None
+        raise
+    return Stream(asked, chunks, piece, patience, held, media_type, end)
+
+
+class Stream(Response):
+    """An answer that is still being read."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        chunks: Chunks,
+        piece: bytes | None,
+        patience: Patience,
+        held: ExitStack,
+        media_type: str,
+        end: bool,
+    ) -> None:
+        super().__init__(media_type=media_type, headers=served(chunks.snapshot))
+        del self.headers["content-length"]
+        self._asked = asked
+        self._chunks = chunks
+        self._piece = piece
+        self._patience = patience
+        self._held = held
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with self._patience.watching(receive):
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._send_all(send)
+        except StandsStill:
+            log.info("stream broken off: its client takes nothing", made=self._chunks.count)
+            scope[ABORT]()
+            while (await receive())["type"] != "http.disconnect":
+                pass  # until the server knows, too, that there is nobody to complete an answer for
+        except Exception:
+            if not self._patience.left:
+                raise
+        finally:
+            self._held.close()
+
+    async def _send_all(self, send: Send) -> None:
+        """Send every piece. Whatever is raised here breaks the connection off."""
+        try:
+            piece = self._piece
+            while piece is not None and not self._patience.left:
+                await self._send(send, piece)
+                piece = await to_thread.run_sync(self._chunks.next, limiter=slots(self._asked.house))
+        except StandsStill:
+            raise
+        except Exception as error:
+            if self._end and not self._patience.left:
+                known = error if isinstance(error, TarnError) else Internal("the stream failed halfway")
+                await self._send(send, _line("$error", known.problem(path_of(self._asked.request)).model_dump()))
+            raise
+        if self._patience.left:
+            return
+        if self._end:
+            await self._send(send, _line("$end", {"snapshot": self._chunks.snapshot, "count": self._chunks.count}))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, piece: bytes) -> None:
+        """Send a piece in steps. Raises StandsStill if the client takes none of one: it holds what others need."""
+        for start in range(0, len(piece), STEP):
+            with move_on_after(self._asked.house.settings.stream_patience) as wait:
+                await send({"type": "http.response.body", "body": piece[start : start + STEP], "more_body": True})
+            if wait.cancelled_caught:
+                raise StandsStill
+
+
+def _line(name: str, value: object) -> bytes:
+    return orjson.dumps({name: value}, option=orjson.OPT_APPEND_NEWLINE)

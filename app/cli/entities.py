@@ -1,0 +1,211 @@
+"""Entities: loaded, looked at, asked for, deleted."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from app.cli.datasets import BASE
+from app.cli.failures import Failure, Misuse
+from app.cli.loads import load as send
+from app.cli.options import (
+    At,
+    Commit,
+    Fresh,
+    Ids,
+    OneOrigin,
+    OnError,
+    Origin,
+    Origins,
+    Out,
+    Quiet,
+    Schema,
+    Schemata,
+    Source,
+)
+from app.cli.paths import at as path_of
+from app.cli.session import Session, client_command
+from app.cli.sources import STDIN, entity_type, opened
+from app.cli.streams import line, print_records, printing, tell_invalid
+
+if TYPE_CHECKING:
+    from app.cli.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Entities: loaded, looked at, asked for, deleted.")
+
+PAGE = 1000
+FLUSH_SECONDS = 60.0
+"""How long a server takes at most over the flush that a read asks for."""
+
+KINDS = {"ndjson": "application/x-ndjson", "json": "application/json"}
+
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.")]
+EntityId = Annotated[str, typer.Argument(metavar="ID", help="An entity id, canonical id or referent.")]
+
+
+@client_command(app, "get")
+def get(
+    session: Session, dataset: Dataset, entity: EntityId, origin: OneOrigin = None, at: At = None, fresh: Fresh = None
+) -> None:
+    """Show an entity.
+
+    Example: tarn entities get donations jane --json
+    """
+    params = {"origin": origin, "at": at, "fresh": fresh}
+    found = session.client.document("GET", _path(dataset, entity), params=params, wait=FLUSH_SECONDS)
+    session.output.record(found)
+
+
+@client_command(app, "query")
+def query(
+    session: Session,
+    dataset: Dataset,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="A condition in the API's language; @FILE reads it, - is standard input."),
+    ] = None,
+    schema: Schema = None,
+    schemata: Schemata = None,
+    id_: Ids = None,
+    origin: Origins = None,
+    sort: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="A field, -field for the other way; repeatable.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many entities.")] = None,
+    at: At = None,
+    fresh: Fresh = None,
+    out: Out = "-",
+    quiet: Quiet = False,
+) -> None:
+    """Print the entities that match, a line of JSON each; all of them if nothing is asked for.
+
+    Example: tarn entities query donations --schemata LegalEntity > entities.ndjson
+
+    Example: tarn entities query donations --where '{"field": "prop:name", "op": "contains", "value": "Doe"}' --limit 10
+    """
+    filters = {"id": id_, "schema": schema, "schemata": schemata, "origin": origin}
+    state = {"at": at, "fresh": fresh}
+    if where is None and not sort:
+        print_records(session, _path(dataset, "stream"), {**filters, **state}, out, quiet, limit)
+        return
+    question = {"where": _condition(where, filters), "sort": sort or []}
+    with printing(session, out, quiet, limit) as write:
+        for lines in _pages(session.client, _path(dataset, "query"), question, state, limit):
+            write(lines)
+
+
+@client_command(app, "load")
+def load(
+    session: Session,
+    dataset: Dataset,
+    file: Source,
+    origin: Origin = None,
+    on_error: OnError = "abort",
+    commit: Commit = "auto",
+    kind: Annotated[
+        Literal["ndjson", "json"] | None,
+        typer.Option("--format", help="What it is, where neither its name nor its beginning tells."),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Load entities: JSON, one a line or in an array. They are durable when the command is done: all of them, or none.
+
+    Example: zcat entities.ftm.json.gz | ftm validate | tarn entities load donations - --origin crawl
+    """
+    params = {"origin": origin, "on_error": on_error, "commit": commit}
+    with opened(file) as source:
+        send(session, _path(dataset), source, KINDS[kind] if kind else entity_type(source), params, quiet)
+
+
+@client_command(app, "delete")
+def delete(
+    session: Session,
+    dataset: Dataset,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Entity ids; - reads them, one a line.")],
+    origin: OneOrigin = None,
+) -> None:
+    """Delete entities: what one origin says of them, or all. Snapshots that hold them stay as they are.
+
+    Example: tarn entities query donations --schema Page | jq -r .id | tarn entities delete donations -
+    """
+    done = {"entities": 0, "tombstones": 0}
+    try:
+        for entity in _each_id(ids):
+            answer = session.client.document("DELETE", _path(dataset, entity), params={"origin": origin})
+            done["entities"] += answer["tombstones"] > 0
+            done["tombstones"] += answer["tombstones"]
+    except Failure:
+        if done["entities"]:
+            session.output.note(f"{done['entities']} entities are deleted, and the others are not:")
+        raise
+    session.output.record(done)
+
+
+@client_command(app, "adjacent")
+def adjacent(
+    session: Session,
+    dataset: Dataset,
+    entity: EntityId,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    at: At = None,
+    fresh: Fresh = None,
+) -> None:
+    """List the entities that an entity refers to and that refer to it, by property."""
+    beside = session.client.each(_path(dataset, entity, "adjacent"), limit, at=at, fresh=fresh)
+    shown = beside if session.output.as_json else ({**(one["entity"] or {}), **one} for one in beside)
+    session.output.table(shown, "property", "outgoing", "id", "schema", "caption")
+
+
+def _path(dataset: str, *below: str) -> str:
+    return path_of(BASE, dataset, "entities", *below)
+
+
+def _condition(where: str | None, filters: dict[str, list[str] | None]) -> Any:
+    """The condition and the filters, as one. Raises Misuse if it is not JSON."""
+    parts = [{"field": field, "op": "in", "value": values} for field, values in filters.items() if values]
+    if where is None:
+        return {"and": parts} if parts else None
+    try:
+        condition = json.loads(_text(where))
+    except ValueError as error:
+        raise Misuse(f"--where is not valid JSON: {error}") from None
+    return {"and": [condition, *parts]} if parts else condition
+
+
+def _text(where: str) -> str:
+    if where != STDIN and not where.startswith("@"):
+        return where
+    try:
+        if where == STDIN:
+            return sys.stdin.read()
+        with open(where[1:], encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise Misuse(f"{where[1:]} cannot be read: {error.strerror or error}") from None
+
+
+def _pages(
+    client: "Client", path: str, question: dict[str, Any], state: dict[str, Any], limit: int | None
+) -> Iterator[bytes]:
+    """What a query finds, a page at a time, as lines."""
+    cursor, left = None, limit
+    while left is None or left > 0:
+        size = PAGE if left is None else min(PAGE, left)
+        body = {**question, "limit": size, "cursor": cursor}
+        page = client.document("POST", path, body, params=state, wait=FLUSH_SECONDS)
+        for entity in page["invalid"]:
+            tell_invalid(entity)
+        yield b"".join(line(entity) for entity in page["results"])
+        cursor, left = page["next"], None if left is None else left - len(page["results"])
+        if cursor is None:
+            return
+
+
+def _each_id(ids: list[str]) -> Iterator[str]:
+    for entity in ids:
+        if entity == STDIN:
+            yield from (read.strip() for read in sys.stdin if read.strip())
+        else:
+            yield entity

@@ -1,0 +1,127 @@
+"""Operations: work on a dataset that is asked for by hand and done by a job."""
+
+import math
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.failures import Cancelled, ProblemAnswered
+from app.cli.jobs import awaited
+from app.cli.paths import at
+from app.cli.session import Session
+
+Name = Annotated[str, typer.Argument(metavar="DATASET")]
+Wait = Annotated[bool, typer.Option(help="Wait until it is done.")]
+
+
+def flush(
+    session: Session,
+    dataset: Annotated[str | None, typer.Argument(metavar="[DATASET]", help="One dataset instead of all.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until the snapshot is made.")] = True,
+) -> None:
+    """Flush what waits in the journal into snapshots: of one dataset, or of all that you may maintain."""
+    path = "/v1/operations/flush" if dataset is None else _path(dataset, "flush")
+    _do(session, path, {}, wait)
+
+
+def compact(
+    session: Session,
+    dataset: Name,
+    force: Annotated[bool, typer.Option(help="Everything, and not only where it is worth it.")] = False,
+    wait: Wait = True,
+) -> None:
+    """Fold fresh files, and what happened to older ones, into sorted runs."""
+    _do(session, _path(dataset, "compact"), {"force": force}, wait)
+
+
+def optimize(session: Session, dataset: Name, wait: Wait = True) -> None:
+    """Pack small files into larger ones."""
+    _do(session, _path(dataset, "optimize"), {}, wait)
+
+
+def vacuum(
+    session: Session,
+    dataset: Name,
+    retention_hours: Annotated[
+        float | None, typer.Option(min=0, help="Keep what is younger, instead of what the policy keeps.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Delete nothing, and tell what would be deleted.")] = False,
+    override_floor: Annotated[bool, typer.Option(help="Allow less than 24 hours.")] = False,
+    wait: Wait = True,
+) -> None:
+    """Give up old snapshots, and delete what nothing needs any more."""
+    body: dict[str, Any] = {"dry_run": dry_run, "override_floor": override_floor}
+    if retention_hours is not None:
+        body["retention_hours"] = retention_hours
+    _do(session, _path(dataset, "vacuum"), body, wait)
+
+
+def verify(
+    session: Session,
+    dataset: Name,
+    repair: Annotated[bool, typer.Option(help="Make whole again what can be made whole from the rest.")] = False,
+    wait: Wait = True,
+) -> None:
+    """Look whether all that a dataset consists of is there and fits together. Exits with 1 if it does not."""
+    job = _do(session, _path(dataset, "verify"), {"repair": repair}, wait)
+    findings = (job["result"] or {}).get("findings", ())
+    if not all(finding["repaired"] for finding in findings):
+        raise typer.Exit(1)
+
+
+def revert(
+    session: Session,
+    dataset: Name,
+    to: Annotated[str | None, typer.Option(help="Back to this snapshot: id, number, ref or moment.")] = None,
+    undo: Annotated[str | None, typer.Option(help="Take back what this one snapshot did.")] = None,
+    message: Annotated[str | None, typer.Option(help="Why.")] = None,
+    wait: Wait = True,
+) -> None:
+    """Make an older state the present one, or take back what one snapshot did."""
+    if (to is None) == (undo is None):
+        raise typer.BadParameter("say either --to or --undo")
+    given = {"to": to, "undo": undo, "message": message}
+    _do(session, _path(dataset, "revert"), {name: value for name, value in given.items() if value is not None}, wait)
+
+
+def purge(
+    session: Session,
+    dataset: Name,
+    entity_ids: Annotated[list[str], typer.Argument(metavar="ENTITY...")],
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Every older snapshot is given up; nothing can be brought back.")
+    ] = False,
+    wait: Wait = True,
+) -> None:
+    """Erase entities for good: from every file, with every older snapshot."""
+    if not confirm:
+        raise typer.BadParameter("nothing can be brought back: say --confirm")
+    _do(session, _path(dataset, "purge"), {"entity_ids": entity_ids, "confirm": True}, wait)
+
+
+def ask(session: Session, dataset: str, operation: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
+    """Ask for a job, and wait for its end if that is wanted. Raises what it failed of."""
+    return _awaited(session, _path(dataset, operation), body, wait)
+
+
+def _path(dataset: str, operation: str) -> str:
+    return at("/v1/datasets", dataset, "operations", operation)
+
+
+def _do(session: Session, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
+    """Ask for a job, wait for its end if that is wanted, and show it. Raises what it failed of."""
+    job = _awaited(session, path, body, wait)
+    session.output.record(job)
+    return job
+
+
+def _awaited(session: Session, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
+    job = session.client.document("POST", path, body)
+    if wait:
+        session.output.note(f"waiting for the job {job['id']}")
+        job = awaited(session.client, job["id"], math.inf)
+        if job["state"] == "cancelled":
+            raise Cancelled(f"the job {job['id']} was cancelled")
+        if job["problem"] is not None:
+            raise ProblemAnswered(job["problem"])
+    return job

@@ -1,0 +1,48 @@
+"""Options that several commands of data have."""
+
+from typing import Annotated, Literal
+
+import typer
+
+Ids = Annotated[list[str] | None, typer.Option("--id", help="Entity ids, canonical ids or referents; repeatable.")]
+Schema = Annotated[list[str] | None, typer.Option("--schema", help="Schemata, exactly; repeatable.")]
+Schemata = Annotated[
+    list[str] | None, typer.Option("--schemata", help="Schemata and all that are one of them; repeatable.")
+]
+Origins = Annotated[list[str] | None, typer.Option("--origin", help="Who says something of it; repeatable.")]
+Origin = Annotated[str | None, typer.Option("--origin", help="Who says it; `default` if nothing else does.")]
+OneOrigin = Annotated[str | None, typer.Option("--origin", help="Only what this origin says.")]
+
+At = Annotated[
+    str | None,
+    typer.Option("--at", metavar="STATE", help="Read a snapshot: its id or number, a ref, or a moment (2030-01-31)."),
+]
+Fresh = Annotated[
+    Literal["overlay", "flush", "snapshot"] | None,
+    typer.Option(
+        "--fresh",
+        help="overlay: all that was acknowledged, as is read without this option; flush: the same after a flush; "
+        "snapshot: the latest snapshot alone.",
+    ),
+]
+Commit = Annotated[
+    Literal["auto", "wait_for", "force"],
+    typer.Option(
+        "--commit", help="auto: done when it is durable; wait_for: when a snapshot holds it; force: flush for that."
+    ),
+]
+OnError = Annotated[
+    Literal["abort", "skip"],
+    typer.Option("--on-error", help="abort: refuse everything for one bad record; skip: leave that one out."),
+]
+
+Source = Annotated[
+    str, typer.Argument(metavar="FILE", help="- is standard input. What is compressed with gzip or zstd is sent so.")
+]
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out", "-o", metavar="FILE", help="Where to, - for standard output. A file is there when it is whole."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

@@ -1,0 +1,84 @@
+"""What a verification can find: one closed list of kinds."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, Field
+
+
+class FindingKind(StrEnum):
+    """What is not as it should be."""
+
+    # What SQL records of history
+    HEAD_WRONG = "head-wrong"
+    RECORD_MISSING = "record-missing"
+    RECORD_WRONG = "record-wrong"
+    EXPIRY_WRONG = "expiry-wrong"
+    REF_DANGLING = "ref-dangling"
+    SNAPSHOT_UNRECORDED = "snapshot-unrecorded"
+
+    # Manifests
+    MANIFEST_MISSING = "manifest-missing"
+    MANIFEST_INVALID = "manifest-invalid"
+    MANIFEST_FOREIGN = "manifest-foreign"
+    MANIFEST_STRAY = "manifest-stray"
+    PARENT_WRONG = "parent-wrong"
+    ORDER_WRONG = "order-wrong"
+    COUNTS_WRONG = "counts-wrong"
+    FILE_LIST_WRONG = "file-list-wrong"
+
+    # Data files
+    FILE_MISSING = "file-missing"
+    FILE_SIZE = "file-size"
+    FILE_CHECKSUM = "file-checksum"
+    FILE_UNREADABLE = "file-unreadable"
+    FILE_ROWS = "file-rows"
+    FILE_SCHEMA = "file-schema"
+
+    # Delta logs
+    DELTA_UNREADABLE = "delta-unreadable"
+    DELTA_DIFFERS = "delta-differs"
+    DELTA_AHEAD = "delta-ahead"
+
+    # Rows of the head
+    ROWS_UNSORTED = "rows-unsorted"
+    BOUNDS_WRONG = "bounds-wrong"
+    MARK_DANGLING = "mark-dangling"
+    LIVE_WRONG = "live-wrong"
+
+    # The journal
+    SEGMENT_PASSED = "segment-passed"
+    SEGMENT_WRONG = "segment-wrong"
+    JOURNAL_MISCOUNTED = "journal-miscounted"
+    JOURNAL_ROWS = "journal-rows"
+    COMMIT_NUMBERS = "commit-numbers"
+
+    # Documents
+    CONFIG_MISSING = "config-missing"
+    CONFIG_INVALID = "config-invalid"
+    CONFIG_FOREIGN = "config-foreign"
+    HINT_WRONG = "hint-wrong"
+
+    @property
+    def harmless(self) -> bool:
+        """Whether nothing is lost or misread by it: the next writer or vacuum sets it right, or nobody relies on it."""
+        return self in HARMLESS
+
+
+HARMLESS = frozenset(
+    {
+        FindingKind.SNAPSHOT_UNRECORDED,
+        FindingKind.MANIFEST_STRAY,
+        FindingKind.DELTA_AHEAD,
+        FindingKind.HINT_WRONG,
+    }
+)
+
+
+class Finding(BaseModel):
+    """Something that is not as it should be."""
+
+    kind: FindingKind
+    path: str | None = Field(description="The file it concerns, below the lake's root; null: none.")
+    detail: str
+    harmless: bool = Field(description="Nothing is lost by it: the next writer sets it right, or nobody relies on it.")
+    repaired: bool = Field(description="It was found, and set right: a second look does not find it.")

@@ -1,0 +1,146 @@
+"""What one Spark task does for exports: a range of keys, as a part of each file; or a look at what changed.
+
+Ranges follow on each other, and no entity is in two of them; so parts in their order are the file. Each is compressed
+by itself, as gzip and zstd allow. It grows on the executor's disk, not in its memory.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import duckdb
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from app.lake import snapshots
+from app.lake.datasets import Dataset
+from app.model.export import Kind
+from app.model.ids import new_id
+from app.pipeline.export_tasks import Export, Exported, Part, Recount
+from app.query import documents, forms, graph, live
+from app.query.assembly import entity_lines, ndjson
+from app.query.diff import Between, differences
+from app.query.recounting import exchanged
+from app.query.statements import in_order
+from app.query.statistics import counted
+from app.query.views import View
+from app.storage.store import CHUNK, Store
+
+HEADERS = {Kind.STATEMENTS: forms.CSV_HEADER, Kind.DOCUMENTS: documents.HEADER, Kind.GRAPH: graph.HEADER}
+
+INVALID = b'{"$invalid"'
+
+
+def exported(task: Export | Recount, store: Store, duck: duckdb.DuckDBPyConnection, scratch: str) -> Exported:
+    """Do a task."""
+    if isinstance(task, Recount):
+        states = Between(_view(task, store, task.former), _view(task, store, task.seq))
+        return Exported({}, exchanged=exchanged(duck, store, states))
+    return _Exporting(task, store, duck, Path(scratch)).made()
+
+
+class _Exporting:
+    """A range on its way into files."""
+
+    def __init__(self, task: Export, store: Store, duck: duckdb.DuckDBPyConnection, scratch: Path) -> None:
+        self._task = task
+        self._store = store
+        self._duck = duck
+        self._scratch = scratch
+
+    def made(self) -> Exported:
+        task = self._task
+        live.make_within(self._duck, self._store, _view(task, self._store, task.seq), "live", task.within)
+        with ExitStack() as opened:
+            files = {
+                kind: opened.enter_context(_Growing(self._scratch / new_id(), task.compression))
+                for kind in task.kinds
+                if kind.form.is_long
+            }
+            if task.number == 0:
+                for kind in files.keys() & HEADERS.keys():
+                    files[kind].write([HEADERS[kind]])
+            self._write(files)
+            statistics = counted(self._duck) if Kind.STATISTICS in task.kinds else None
+            return Exported({kind: self._put(kind, file) for kind, file in files.items()}, statistics)
+
+    def _write(self, files: "Mapping[Kind, _Growing]") -> None:
+        if (statements := files.get(Kind.STATEMENTS)) is not None:
+            statements.write(forms.csv_rows(in_order(self._duck, "SELECT * FROM live", [])))
+        if (papers := files.get(Kind.DOCUMENTS)) is not None:
+            papers.write(documents.rows(entity_lines(self._duck, documents.documents())))
+        base = self._task.base
+        makers: dict[Kind, Callable[[pa.RecordBatch], Iterable[bytes | pa.Buffer]]] = {
+            Kind.ENTITIES: lambda batch: [ndjson(batch)],
+            Kind.GRAPH: lambda batch: graph.statements([batch]),
+        }
+        if base is None:
+            makers[Kind.DELTA] = _all_new
+        wanted = [(files[kind], make) for kind, make in makers.items() if kind in files]
+        for batch in entity_lines(self._duck) if wanted else ():
+            # An entity whose schemata do not fit is nothing that others could load; statistics count it.
+            valid = batch.filter(pc.invert(batch.column("invalid")))
+            for file, make in wanted:
+                file.write(make(valid))
+        if base is not None and Kind.DELTA in files:
+            files[Kind.DELTA].write(self._changes(base))
+
+    def _changes(self, base: int) -> Iterator[bytes]:
+        """Since another snapshot; what cannot be loaded counts as not there."""
+        task = self._task
+        states = Between(_view(task, self._store, base), _view(task, self._store, task.seq))
+        for some in differences(self._duck, self._store, states, within=task.within):
+            for op, name, line in some:
+                is_invalid = line.startswith(INVALID)
+                if op == "DEL" or (op == "MOD" and is_invalid):
+                    yield _change("DEL", orjson.dumps({"id": name}))
+                elif not is_invalid:
+                    yield _change(op, line)
+
+    def _put(self, kind: Kind, file: "_Growing") -> Part:
+        path = f"{self._task.folder}/{kind}-{self._task.number:06d}-{new_id()}"
+        digest = hashlib.sha1(usedforsecurity=False)
+        size = self._store.put_stream(path, file.read(digest.update))
+        return Part(path, size, digest.hexdigest())
+
+
+class _Growing:
+    """A file on the executor's disk that is written, and then read once."""
+
+    def __init__(self, path: Path, compression: str | None) -> None:
+        self._path = path
+        self._sink = pa.output_stream(str(path), compression=compression)
+
+    def write(self, pieces: Iterable[bytes | pa.Buffer]) -> None:
+        for piece in pieces:
+            self._sink.write(piece)
+
+    def read(self, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+        self._sink.close()
+        with self._path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                seen(chunk)
+                yield chunk
+
+    def __enter__(self) -> "_Growing":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sink.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _view(task: Export | Recount, store: Store, seq: int | None) -> View:
+    dataset = Dataset(task.dataset_id, task.dataset)
+    return View(dataset, None if seq is None else snapshots.read(store, dataset, seq))
+
+
+def _all_new(batch: pa.RecordBatch) -> Iterator[bytes]:
+    for line in batch.column("line").to_pylist():
+        yield _change("ADD", line.encode())
+
+
+def _change(op: str, line: bytes) -> bytes:
+    return b'{"op":"' + op.encode() + b'","entity":' + line.rstrip(b"\n") + b"}\n"

@@ -1,0 +1,74 @@
+"""Kernels on Spark: slots of tasks out, what they made back."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import structlog
+from pyspark.sql import SparkSession
+
+from app.errors import Internal, StorageFull, TarnError, Unavailable
+from app.pipeline.kernel import AnyTask, Kernel, Output
+
+log = structlog.get_logger(__name__)
+
+PASSING = {StorageFull.slug: StorageFull, Unavailable.slug: Unavailable}
+"""Failures that a task may have through no fault of its own."""
+
+
+class SparkKernels:
+    """Runs tasks on a Spark session."""
+
+    def __init__(self, session: SparkSession, kernel: Kernel) -> None:
+        self._session = session
+        self._kernel = kernel
+
+    @property
+    def cores(self) -> int:
+        return int(self._session.sparkContext.defaultParallelism)
+
+    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+        """One Spark job for all slots, each a partition of its own. Task numbers with what became of them."""
+        count = len(slots)
+        # Where there are fewer slots than cores, those that would stand idle help to look things up in the store.
+        kernel = replace(self._kernel, threads=max(1, self.cores // count))
+        # Partitions are numbers, and what they mean travels with the function. Not by way of a DataFrame: there is
+        # nothing to optimise, and loading Spark SQL takes longer than the first flush.
+        numbers = self._session.sparkContext.parallelize(range(count), count)
+        for number, made in numbers.mapPartitions(_Slots(kernel, slots)).collect():
+            yield number, _known(made) if isinstance(made, _Failure) else made
+
+
+class _Failure(NamedTuple):
+    """Why a task made nothing, in words that are fit for a log."""
+
+    slug: str
+    detail: str
+
+
+class _Slots:
+    """What runs in an executor; pickled, it means the same there."""
+
+    def __init__(self, kernel: Kernel, slots: list[list[AnyTask]]) -> None:
+        self._kernel = kernel
+        self._slots = slots
+
+    def __call__(self, numbers: Iterable[int]) -> Iterator[tuple[int, Output | _Failure]]:
+        with tempfile.TemporaryDirectory(prefix="tarn-") as scratch:
+            for number in numbers:
+                for task, output in self._kernel.run(self._slots[number], scratch):
+                    yield task.number, self._failure(output) if isinstance(output, Exception) else output
+
+    def _failure(self, error: Exception) -> _Failure:
+        slug = error.slug if isinstance(error, TarnError) else Internal.slug
+        return _Failure(slug, self._kernel.connection.redact(f"{type(error).__name__}: {error}"))
+
+
+def _known(failure: _Failure) -> TarnError:
+    known = PASSING.get(failure.slug)
+    if known is None:
+        # Whoever asked for the flush reads the problem; a library's words are for the operator.
+        log.error("a task failed", detail=failure.detail)
+        return Internal("a task failed; the worker's log says why")
+    return known(failure.detail)

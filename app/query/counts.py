@@ -1,0 +1,41 @@
+"""What a delete will end, as readers see it at the moment."""
+
+from typing import Any, NamedTuple
+
+from app.lake.datasets import Dataset
+from app.query.reader import NOW, Reading
+
+
+class Place(NamedTuple):
+    """A live statement, by what a delete of it names."""
+
+    entity_id: str
+    origin: str
+
+
+def of_entity(reading: Reading, dataset: Dataset, entity_id: str, origin: str | None) -> int:
+    """How many live statements an origin, or every one, has of an entity."""
+    reading.entities(dataset, NOW, [entity_id])
+    return len(_places(reading, "entity_id = $wanted", entity_id, origin))
+
+
+def of_origin(reading: Reading, dataset: Dataset, origin: str) -> int:
+    """How many live statements an origin has."""
+    reading.everything(dataset, NOW, origin)
+    row = reading.duck.execute("SELECT count(*) FROM live WHERE origin = ?", [origin]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def of_statement(reading: Reading, dataset: Dataset, statement: bytes, origin: str | None) -> list[Place]:
+    """Where a statement is live: its entity, with each origin that says it."""
+    reading.everything(dataset, NOW, origin)
+    return _places(reading, "id = $wanted", statement, origin)
+
+
+def _places(reading: Reading, where: str, wanted: Any, origin: str | None) -> list[Place]:
+    found = reading.duck.execute(
+        f"SELECT entity_id, origin FROM live WHERE {where} AND ($origin IS NULL OR origin = $origin) ORDER BY ALL",  # noqa: S608
+        {"wanted": wanted, "origin": origin},
+    ).fetchall()
+    return [Place(*row) for row in found]

@@ -1,0 +1,133 @@
+"""One read: a connection to DuckDB, and the states of datasets that were resolved for it."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import duckdb
+
+from app.db.engine import Database
+from app.lake.datasets import Dataset
+from app.lake.fold import Statement
+from app.model.ids import new_id
+from app.query import live
+from app.query.engine import Engine, answering
+from app.query.live import NotWhole
+from app.query.running import Hold, Running
+from app.query.views import View, Views
+from app.settings import Settings
+from app.storage.store import Store
+
+
+class State(NamedTuple):
+    """Which state of a dataset is asked for: the present one, the head without what is unflushed, or a snapshot."""
+
+    at: str | None = None
+    fresh: Literal["overlay", "snapshot"] = "overlay"
+
+
+NOW = State()
+
+
+class Reader:
+    """Reads of one process. Safe to share between threads; each read has a session of its own."""
+
+    def __init__(self, settings: Settings, database: Database, store: Store) -> None:
+        self._engine = Engine(settings, store.connection)
+        self._views = Views(database, store, settings.overlay_rows)
+        self._store = store
+        self.running = Running()
+
+    @contextmanager
+    def reading(self) -> Iterator["Reading"]:
+        """Begin a read. What it made ends with it. DuckDB's errors are ours."""
+        with answering(), self._engine.session() as duck:
+            reading = Reading(duck, self._views, self._store, self._engine.scratch, self.running)
+            try:
+                yield reading
+            finally:
+                reading.clean()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class Reading:
+    """A read under way, on one thread at a time. Another thread may interrupt it."""
+
+    def __init__(
+        self, duck: duckdb.DuckDBPyConnection, views: Views, store: Store, scratch: Path, running: Running
+    ) -> None:
+        self.duck = duck
+        self._views = views
+        self.store = store
+        self._scratch = scratch
+        self._running = running
+        self._holds: list[Hold] = []
+        self._spooled: list[Path] = []
+
+    def view(self, dataset: Dataset, state: State, entities: Collection[str] | None = None) -> View:
+        """Resolve a state once. With `entities`, it may be good for these alone. Its files stay until the read ends."""
+        hold = self._running.begin(dataset.id)
+        self._holds.append(hold)
+        view = self._resolved(dataset, state, entities)
+        if view.snapshot is not None:
+            hold.seq = view.snapshot.seq
+        return view
+
+    def _resolved(self, dataset: Dataset, state: State, entities: Collection[str] | None) -> View:
+        if state.at is not None:
+            return self._views.at(dataset, state.at)
+        if state.fresh == "snapshot":
+            return self._views.head(dataset)
+        return self._views.now(dataset, self._spool, None if entities is None else frozenset(entities))
+
+    def everything(self, dataset: Dataset, state: State, origin: str | None = None, name: str = "live") -> View:
+        """Make `live` a view of every live statement: of every origin, or at least of one."""
+        view = self.view(dataset, state)
+        self.show(view, origin, name)
+        return view
+
+    def show(self, view: View, origin: str | None = None, name: str = "live") -> None:
+        live.make_all(self.duck, self.store, view, name, origin)
+
+    def entities(self, dataset: Dataset, state: State, ids: Collection[str], name: str = "live") -> View:
+        """Make `live` a table of the entities that these ids name."""
+        view = self.view(dataset, state, ids)
+        try:
+            self.show_entities(view, ids, name)
+        except NotWhole:
+            view = self.view(dataset, state)
+            self.show_entities(view, ids, name)
+        return view
+
+    def show_entities(self, view: View, ids: Collection[str], name: str = "live") -> None:
+        """The same in a state that was resolved before. Raises NotWhole if it is good for fewer entities."""
+        live.make_entities(self.duck, self.store, view, ids, name)
+
+    def entity(
+        self, dataset: Dataset, state: State, entity_id: str, origin: str | None = None
+    ) -> tuple[View, list[Statement]]:
+        """The view, and the statements of the entities that an id names; there is more than one if it was divided."""
+        view = self.view(dataset, state, [entity_id])
+        found = live.own_statements(self.duck, self.store, view, entity_id, origin)
+        if found is None:
+            view = self.entities(dataset, state, [entity_id])
+            found = [Statement(*row) for row in self.duck.execute(f"SELECT {live.COLUMNS} FROM live").fetchall()]  # noqa: S608
+        return view, [one for one in found if origin in (None, one.origin)]
+
+    def interrupt(self) -> None:
+        """End the query that is running now, from another thread."""
+        self.duck.interrupt()
+
+    def clean(self) -> None:
+        for hold in self._holds:
+            self._running.end(hold)
+        for path in self._spooled:
+            path.unlink(missing_ok=True)
+
+    def _spool(self) -> Path:
+        path = self._scratch / f"{new_id()}.parquet"
+        self._spooled.append(path)
+        return path

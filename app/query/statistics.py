@@ -1,0 +1,118 @@
+# ruff: noqa: S608 - SQL is put together from this module's own words; whatever a caller sent binds
+"""Statistics counted: the entities of a relation as `entity_lines` would show them.
+
+An entity that is `$invalid` is counted as that and by its statements, and in nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import duckdb
+
+from app.model.fields import FieldName
+from app.model.statistics import BOUNDS, Bound, Count, Statistics, groups_of
+from app.query.columns import moment
+from app.query.filters import holding
+from app.query.vocabulary import resolved_schema
+
+DATE = r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([T ].*)?)?)?"
+"""What FtM takes for a date, from a year to a second. Other values of dates are passed over."""
+
+ENTITY = "dataset, canonical_id"
+NAMED = "unnest(?::VARCHAR[])"
+
+
+def counted(duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: Any = ()) -> Statistics:
+    """Count the entities of a relation with the columns of `live`, which is read once.
+
+    `source` is SQL of our own, a name or a query in parentheses, that the parameters belong to.
+    """
+    _make_parts(duck, source, parameters)
+    try:
+        _resolve_schemata(duck)
+        return Statistics(_counts(duck), dict(_bounds(duck)))
+    finally:
+        duck.execute("DROP VIEW counted_valid")
+        duck.execute("DROP TABLE counted_parts")
+
+
+def _make_parts(duck: duckdb.DuckDBPyConnection, source: str, parameters: Any) -> None:
+    """Make a table of what each origin says of each entity under each schema: mostly one row an entity."""
+    dates, countries = holding(FieldName("type:date")), holding(FieldName("type:country"))
+    duck.execute(
+        f"""
+        CREATE OR REPLACE TEMP TABLE counted_parts AS
+        SELECT {ENTITY}, schema, origin, count(*) AS statements, min(date) AS first_date, max(date) AS last_date,
+               list(country) FILTER (country IS NOT NULL) AS countries,
+               min(CASE WHEN prop <> 'id' THEN first_seen END) AS first_seen,
+               max(CASE WHEN prop <> 'id' THEN last_seen END) AS last_seen,
+               max(CASE WHEN prop = 'id' THEN first_seen END) AS last_change,
+               min(first_seen) AS earliest, max(last_seen) AS latest
+        FROM (
+            SELECT *, CASE WHEN ({dates.sql}) AND regexp_full_match(value, '{DATE}') THEN value END AS date,
+                   CASE WHEN {countries.sql} THEN value END AS country
+            FROM {source}
+        ) GROUP BY {ENTITY}, schema, origin""",
+        [*dates.parameters, *countries.parameters, *parameters],
+    )
+    duck.execute("CREATE OR REPLACE TEMP VIEW counted_valid AS FROM counted_parts WHERE schema IS NOT NULL")
+    # BASE says when an entity was seen only where nothing else does.
+    if _one(duck, "SELECT count(*) FROM counted_parts WHERE first_seen IS NULL")[0]:
+        bare = f"SELECT {ENTITY} FROM counted_parts GROUP BY {ENTITY} HAVING count(first_seen) = 0"
+        duck.execute(f"UPDATE counted_parts SET first_seen = earliest, last_seen = latest WHERE ({ENTITY}) IN ({bare})")
+
+
+def _resolve_schemata(duck: duckdb.DuckDBPyConnection) -> None:
+    """Give every part the schema of its entity, null if that is invalid. Few entities have to be looked at."""
+    several = f"SELECT {ENTITY} FROM counted_parts GROUP BY {ENTITY} HAVING min(schema) <> max(schema)"
+    mixed = duck.execute(
+        f"SELECT {ENTITY}, list(DISTINCT schema) FROM counted_parts SEMI JOIN ({several}) USING ({ENTITY}) "
+        f"GROUP BY {ENTITY}"
+    ).fetchall()
+    if mixed:
+        duck.execute(
+            f"UPDATE counted_parts AS part SET schema = whole.schema FROM "
+            f"(SELECT {NAMED} AS dataset, {NAMED} AS canonical_id, {NAMED} AS schema) AS whole "
+            "WHERE part.dataset = whole.dataset AND part.canonical_id = whole.canonical_id",
+            [
+                [dataset for dataset, _, _ in mixed],
+                [canonical_id for _, canonical_id, _ in mixed],
+                [resolved_schema(frozenset(schemata)) for _, _, schemata in mixed],
+            ],
+        )
+    named = duck.execute("SELECT DISTINCT schema FROM counted_valid").fetchall()
+    unknown = [name for (name,) in named if resolved_schema(frozenset([name])) is None]
+    if unknown:
+        duck.execute(f"UPDATE counted_parts SET schema = NULL WHERE schema IN (SELECT {NAMED})", [unknown])
+
+
+def _counts(duck: duckdb.DuckDBPyConnection) -> dict[Count, int]:
+    counts = Counter({Count("statement"): _one(duck, "SELECT coalesce(sum(statements), 0) FROM counted_parts")[0]})
+    for schema, entities in _grouped(duck, "schema", f"SELECT DISTINCT {ENTITY}, schema FROM counted_parts"):
+        counts[Count("invalid") if schema is None else Count("schema", schema)] = entities
+    for origin, entities in _grouped(duck, "origin", f"SELECT DISTINCT {ENTITY}, origin FROM counted_valid"):
+        counts[Count("origin", origin)] = entities
+    named = f"SELECT DISTINCT {ENTITY}, schema, unnest(countries) AS country FROM counted_valid"
+    for schema, country, entities in _grouped(duck, "schema, country", named):
+        counts.update({Count(group, country): entities for group in groups_of(schema)})
+    return dict(+counts)
+
+
+def _bounds(duck: duckdb.DuckDBPyConnection) -> Iterator[tuple[str, Bound]]:
+    """Of valid entities alone."""
+    extremes = ", ".join(f"{choose.__name__}({name}) AS {name}" for name, choose in BOUNDS.items())
+    values = _one(duck, f"SELECT {extremes} FROM counted_valid")
+    at = ", ".join(f"count(DISTINCT ({ENTITY})) FILTER ({name} = ?)" for name in BOUNDS)
+    entities = _one(duck, f"SELECT {at} FROM counted_valid", values)
+    for name, value, count in zip(BOUNDS, values, entities, strict=True):
+        if value is not None:
+            yield name, Bound(value if isinstance(value, str) else moment(value), count)
+
+
+def _grouped(duck: duckdb.DuckDBPyConnection, by: str, query: str) -> list[tuple[Any, ...]]:
+    return duck.execute(f"SELECT {by}, count(*) FROM ({query}) GROUP BY {by}").fetchall()
+
+
+def _one(duck: duckdb.DuckDBPyConnection, query: str, parameters: Any = ()) -> tuple[Any, ...]:
+    return duck.execute(query, parameters).fetchall()[0]

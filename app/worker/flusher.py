@@ -1,0 +1,137 @@
+"""The flusher: what is due, and a Spark session to do it with, started when it is first needed and again if it died."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import structlog
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from sqlalchemy import Select, or_, select
+
+from app.db.engine import Database
+from app.db.tables import datasets, journal_head, leases
+from app.errors import Internal, TarnError, Unavailable
+from app.lake.datasets import ACTIVE, Dataset
+from app.lake.publish import Publisher, Reached
+from app.model.buckets import buckets
+from app.model.flush import Flushed, Moved
+from app.model.ids import now
+from app.model.names import DatasetName
+from app.model.statement import EPOCH
+from app.pipeline.flush import Flush, Kernels
+from app.pipeline.journal_slice import Journal
+from app.pipeline.kernel import Kernel
+from app.pipeline.session import Sessions
+from app.pipeline.spark import SparkKernels
+from app.query.running import Running
+from app.settings import Settings
+from app.storage.store import Store
+from app.worker.maintenance import Maintenance
+
+log = structlog.get_logger(__name__)
+
+
+class SparkFlusher:
+    """Flushes datasets on Spark, in one worker's name."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: Store,
+        owner: str,
+        reached: Reached = lambda _: None,
+        kernels: Callable[[], Kernels] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._publisher = Publisher(database, store, settings, owner, reached)
+        self._sessions = Sessions(settings)
+        self._kernel = Kernel(Journal.at(settings.database_url), store.connection, buckets(), settings.kernel_memory)
+        self._reached = reached
+        self.running = Running()
+        """What exports read, for whoever deletes files."""
+        self._kernels = kernels or self._on_spark
+        self._flush = Flush(database, store, self._publisher, self._kernels, reached)
+
+    def due(self) -> list[str]:
+        """Datasets of which enough waits, or has waited long enough."""
+        settings = self._settings
+        waiting = journal_head.c.oldest < now() - timedelta(seconds=settings.flush_age)
+        full = or_(journal_head.c.rows >= settings.flush_rows, journal_head.c.size >= settings.flush_bytes, waiting)
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(journal_head.c.dataset_id)
+                .join(datasets, datasets.c.id == journal_head.c.dataset_id)
+                .where(datasets.c.state == ACTIVE, journal_head.c.rows > 0, full)
+                .order_by(journal_head.c.oldest)
+            )
+            return list(rows.scalars())
+
+    def recover(self) -> None:
+        """Finish what dead holders left: datasets whose lease ran out and was never given back."""
+        with self._database.read() as connection:
+            left = connection.execute(
+                _named()
+                .join(leases, leases.c.dataset_id == datasets.c.id)
+                .where(leases.c.expires > EPOCH, leases.c.expires < now())
+            ).all()
+        for row in left:
+            try:
+                self._publisher.recover(Dataset(row.id, DatasetName(row.name)))
+            except TarnError as error:
+                log.warning("a dataset could not be recovered yet", dataset=row.name, problem=error.slug)
+
+    def flush(
+        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: Moved = lambda *_: None
+    ) -> Mapping[str, Sequence[Flushed] | TarnError]:
+        """Flush these datasets, in one Spark job a round. Those that are gone are flushed already.
+
+        Raises Unavailable if Spark cannot be reached, and Internal if its job failed.
+        """
+        with self._database.read() as connection:
+            rows = connection.execute(_named().where(datasets.c.id.in_(dataset_ids))).all()
+        wanted = [Dataset(row.id, DatasetName(row.name)) for row in rows]
+        with self.answering():
+            done = self._flush.run(wanted, hold, moved)
+        return {
+            dataset.id: done[dataset.id].error
+            or [
+                Flushed(dataset.name, snapshot.seq, snapshot.id, snapshot.rows.added)
+                for snapshot in done[dataset.id].snapshots
+            ]
+            for dataset in wanted
+        }
+
+    def tidy(self) -> None:
+        self._flush.tidy()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Spark's errors in our own terms; one that is half dead is ended, to be started again."""
+        try:
+            yield
+        except (Py4JJavaError, PySparkException) as error:
+            raise Internal("the Spark job failed; the worker's log says why") from error
+        except (Py4JNetworkError, Py4JError, ConnectionError, EOFError) as error:
+            self._sessions.close()
+            raise Unavailable("Spark does not answer", retry_after=5) from error
+
+    def maintenance(self) -> Maintenance:
+        """What keeps datasets in shape, on the same Spark. It holds leases under a name of its own: it works beside the
+        flushes, and not in their stead."""
+        return Maintenance(
+            self._settings, self._database, self._store, self._kernels, self._reached, self.answering, self.running
+        )
+
+    def close(self) -> None:
+        self._sessions.close()
+
+    def _on_spark(self) -> SparkKernels:
+        return SparkKernels(self._sessions.current(), self._kernel)
+
+
+def _named() -> Select[tuple[str, str]]:
+    return select(datasets.c.id, datasets.c.name).where(datasets.c.state == ACTIVE)

@@ -1,0 +1,85 @@
+"""Maintenance: the jobs that keep a dataset in shape, each by the one who knows how."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel
+
+from app.db.engine import Database
+from app.lake.datasets import Dataset
+from app.lake.publish import Publisher, Reached
+from app.lake.vacuum import Vacuum
+from app.lake.verify import verify
+from app.model.ids import new_id
+from app.model.job import (
+    CompactOptions,
+    ExportOptions,
+    Job,
+    MakeOptions,
+    Operation,
+    OptimizeOptions,
+    PurgeOptions,
+    Report,
+    RevertOptions,
+    VacuumOptions,
+    VerifyOptions,
+)
+from app.pipeline.compact import Compact
+from app.pipeline.export import Exports
+from app.pipeline.flush import Flush, Kernels
+from app.pipeline.optimize import Optimize
+from app.pipeline.purge import Purge
+from app.pipeline.revert import Revert
+from app.pipeline.rewrite import Rewriting
+from app.query.running import Running
+from app.settings import Settings
+from app.storage.store import Store
+
+
+class Maintenance:
+    """Runs maintenance jobs, in a name of its own."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: Store,
+        kernels: Callable[[], Kernels],
+        reached: Reached,
+        answering: Callable[[], AbstractContextManager[None]],
+        running: Running,
+    ) -> None:
+        publisher = Publisher(database, store, settings, new_id(), reached)
+        rewriting = Rewriting(database, store, publisher, kernels, reached)
+        self._answering = answering
+        vacuum = Vacuum(database, store, settings, publisher, reached)
+        flush = Flush(database, store, publisher, kernels, reached)
+        exports = Exports(settings, database, store, flush, kernels, running, reached)
+        self._jobs: dict[Operation, Callable[[Dataset, dict[str, Any], Report], BaseModel]] = {
+            Operation.COMPACT: _typed(CompactOptions, Compact(rewriting).run),
+            Operation.OPTIMIZE: _typed(OptimizeOptions, Optimize(rewriting).run),
+            Operation.VACUUM: _typed(VacuumOptions, vacuum.run),
+            Operation.VERIFY: _typed(VerifyOptions, partial(verify, database, store, settings, new_id())),
+            Operation.PURGE: _typed(PurgeOptions, Purge(database, rewriting, flush, vacuum).run),
+            Operation.REVERT: _typed(RevertOptions, Revert(database, rewriting, flush).run),
+            Operation.EXPORT: _typed(ExportOptions, exports.export),
+            Operation.MAKE: _typed(MakeOptions, exports.make),
+        }
+
+    @property
+    def operations(self) -> set[Operation]:
+        return set(self._jobs)
+
+    def run(self, job: Job, report: Report) -> dict[str, Any]:
+        """Do a job; what is told of it. Raises what `report` raises, DatasetNotFound, and whatever keeps it from it."""
+        assert job.dataset is not None
+        assert job.dataset_id is not None
+        with self._answering():
+            done = self._jobs[job.operation](Dataset(job.dataset_id, job.dataset), job.arguments, report)
+        return done.model_dump(mode="json")
+
+
+def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[..., BaseModel]:
+    return lambda dataset, arguments, report: run(dataset, options.model_validate(arguments), report)

@@ -1,0 +1,224 @@
+"""Flush on Spark: how fast a segment becomes a snapshot, from empty stores to large ones, and in how much memory."""
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import psutil
+
+from app.db.engine import Database
+from app.settings import Settings, load_settings
+from app.storage.connection import Connection
+from app.storage.store import Store
+from app.worker.flusher import SparkFlusher
+from bench.data import entities
+from bench.peer import figures
+from tests.server import Server, running
+
+COUNT = 100_000
+FASTER = 5.0
+"""How many times the peer's statements/s."""
+MIXED, INTO, QUICK = 5_000, 500_000, 1.0
+"""Statements flushed into a store of so many, and the seconds that half of these may take."""
+DATASETS, EACH, ALL_WITHIN = 1_000, 10, 60.0
+SMALL, LARGE, NO_WORSE = 100_000, 2_000_000, 2.0
+"""A store twenty times as large may make a flush of 10 000 statements so many times as slow."""
+
+
+def run() -> dict[str, Any]:
+    """Every figure on SQLite and a local disk, on one warm Spark session."""
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name, _house(Path(name)) as house:
+        results |= _first_load(house, Path(name))
+        results |= _many_datasets(house)
+        results |= _growing(house, Path(name))
+    results["met"] = (
+        results.get("ratio to the peer", FASTER) >= FASTER
+        and results[f"{MIXED} mixed into {INTO} p50 s"] < QUICK
+        and results[f"{DATASETS} datasets s"] < ALL_WITHIN
+        and results["10 000 into 2 million / into 100 000"] <= NO_WORSE
+        and results["peak memory of 2 million MB"] <= results["bound of memory MB"]
+    )
+    return results
+
+
+def run_load() -> dict[str, Any]:
+    """The first figure alone, beside the peer's: a first load, warm."""
+    with tempfile.TemporaryDirectory() as name, _house(Path(name)) as house:
+        results = _first_load(house, Path(name))
+    return results | {"met": results.get("ratio to the peer", FASTER) >= FASTER}
+
+
+class House:
+    """An API that writes, and a flusher of its own."""
+
+    def __init__(self, server: Server, flusher: SparkFlusher, settings: Settings) -> None:
+        self.server = server
+        self.client = server.client()
+        self.flusher = flusher
+        self.settings = settings
+        self._ids: dict[str, str] = {}
+
+    def dataset(self, name: str) -> str:
+        if name not in self._ids:
+            answer = self.client.post("/v1/datasets", json={"name": name})
+            answer.raise_for_status()
+            self._ids[name] = answer.json()["id"]
+        return self._ids[name]
+
+    def load(self, name: str, body: "Path | bytes") -> int:
+        """Write entities, and return how many statements that were."""
+        self.dataset(name)
+        answer = httpx.post(
+            f"{self.server.url}/v1/datasets/{name}/entities",
+            content=body.read_bytes() if isinstance(body, Path) else body,
+            headers={"Authorization": f"Bearer {self.server.admin_key}", "Content-Type": "application/x-ndjson"},
+            timeout=600,
+        )
+        answer.raise_for_status()
+        return int(answer.json()["statements"])
+
+    def flush(self, *names: str) -> float:
+        """Flush these datasets, and return the seconds it took."""
+        begun = time.perf_counter()
+        done = self.flusher.flush([self.dataset(name) for name in names], lambda: None)
+        seconds = time.perf_counter() - begun
+        assert all(isinstance(made, list) for made in done.values()), done
+        self.flusher.tidy()
+        return seconds
+
+
+@contextmanager
+def _house(folder: Path) -> Iterator[House]:
+    home = folder / "home"
+    home.mkdir()
+    with running(
+        home, "serve", TARN_FLUSH_AGE="86400", TARN_FLUSH_ROWS="1000000000", TARN_FLUSH_BYTES="1" + "0" * 15
+    ) as s:
+        settings = load_settings(
+            database_url=f"sqlite:///{home}/data/tarn.db", lake_uri=str(home / "data" / "lake"), flush_age=86400
+        )
+        database = Database(settings.database_url)
+        flusher = SparkFlusher(settings, database, Store(Connection.from_settings(settings)), "bench")
+        yield House(s, flusher, settings)
+        flusher.close()
+        database.close()
+
+
+def _first_load(house: House, folder: Path) -> dict[str, Any]:
+    path = entities(COUNT, folder)
+    peer = figures(path)
+    house.load("warm", path)
+    house.flush("warm")
+    seconds, statements = min(_fresh(house, path, number) for number in range(3))
+    results: dict[str, Any] = {"statements/s": statements / seconds}
+    if peer is not None:
+        results["peer statements/s"] = peer["statements"] / peer["seconds"]["flush"]
+        results["ratio to the peer"] = results["statements/s"] / results["peer statements/s"]
+    return results
+
+
+def _fresh(house: House, path: Path, number: int) -> tuple[float, int]:
+    statements = house.load(f"fresh{number}", path)
+    return house.flush(f"fresh{number}"), statements
+
+
+def _many_datasets(house: House) -> dict[str, Any]:
+    names = [f"tiny{number}" for number in range(DATASETS)]
+    for name in names:
+        house.load(name, _people(name, EACH // 2))
+    return {f"{DATASETS} datasets s": house.flush(*names)}
+
+
+def _growing(house: House, folder: Path) -> dict[str, Any]:
+    """Flushes into stores of growing size: with what is new, what is known, and what is deleted."""
+    results: dict[str, Any] = {}
+    draw = 0
+    into: dict[int, float] = {}
+    per_entity = 5.7
+    for size in (SMALL, INTO, LARGE):
+        name = f"store{size}"
+        path = entities(int(size / per_entity), folder)
+        house.load(name, path)
+        with _watched() as peak:
+            house.flush(name)
+        if size == LARGE:
+            results["peak memory of 2 million MB"] = peak[0]
+            results["bound of memory MB"] = _bound(house.settings)
+        lines = path.read_bytes().splitlines()
+        if size == INTO:
+            times = []
+            for _ in range(5):
+                draw += 1
+                _mixed(house, name, lines, MIXED, draw)
+                times.append(house.flush(name))
+            results[f"{MIXED} mixed into {INTO} p50 s"] = statistics.median(times)
+        else:
+            times = []
+            for _ in range(3):
+                draw += 1
+                _mixed(house, name, lines, 10_000, draw)
+                times.append(house.flush(name))
+            into[size] = statistics.median(times)
+            results[f"10 000 into {size} s"] = into[size]
+    results["10 000 into 2 million / into 100 000"] = into[LARGE] / into[SMALL]
+    return results
+
+
+def _mixed(house: House, name: str, lines: list[bytes], statements: int, draw: int) -> None:
+    """About this many statements: half of them known already, half of them new; and some entities deleted."""
+    step = len(lines) // (statements // 12)
+    known = lines[draw :: max(1, step)][: statements // 12]
+    house.load(name, b"\n".join(known) + b"\n" + _people(f"new{draw}", statements // 4))
+    for line in lines[draw + 7 :: max(1, len(lines) // 20)][:20]:
+        house.client.delete(f"/v1/datasets/{name}/entities/{orjson.loads(line)['id']}").raise_for_status()
+
+
+def _people(prefix: str, count: int) -> bytes:
+    return b"".join(
+        orjson.dumps({"id": f"{prefix}-{number}", "schema": "Person", "properties": {"name": [f"{prefix} {number}"]}})
+        + b"\n"
+        for number in range(count)
+    )
+
+
+def _bound(settings: Settings) -> float:
+    """Megabytes that the JVM and one Python process for each core may take."""
+    return _megabytes(settings.spark_memory) + psutil.cpu_count() * _megabytes(settings.kernel_memory)
+
+
+def _megabytes(text: str) -> float:
+    return int(text[:-1]) * (1024 if text.endswith("g") else 1) * 1.048576
+
+
+@contextmanager
+def _watched() -> Iterator[list[float]]:
+    """The peak memory, in megabytes, of the JVM and everything below it while the context is open."""
+    peak, done = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            total = 0.0
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    line = " ".join(process.cmdline())
+                    if any(ours in line for ours in ("app.cli", "app.journal.loader", "app.journal.parser")):
+                        continue
+                    # Forked workers share pages with their daemon: what is their own counts.
+                    total += process.memory_full_info().uss / 1e6
+                except psutil.Error:
+                    continue
+            peak[0] = max(peak[0], total)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield peak
+    done.set()
+    thread.join()

@@ -1,0 +1,193 @@
+"""Reads over HTTP: one entity, all of them, all statements, and many readers beside a writer."""
+
+import itertools
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from bench.clients import QUIET, Requests, in_turn
+from bench.data import entities
+from bench.peer import figures
+from tests.server import Server, running
+
+COUNT = 100_000
+GETS = 1_000
+UNFLUSHED = 50_000
+QUICKER = 3.0
+"""How many times as long the peer takes for one entity, in process."""
+SURE = 50.0
+"""Milliseconds within which 99 of 100 entities are there, while so many rows are unflushed."""
+FASTER = 5.0
+"""How many times the peer's entities/s the stream must reach."""
+ROWS = 200_000.0
+"""Statements/s of the CSV stream."""
+READERS, SECONDS = 16, 8.0
+SLOWER = 0.75
+"""What a writer keeps of its speed beside the readers."""
+
+
+def run() -> dict[str, Any]:
+    """Every figure on SQLite and a local disk."""
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        path = entities(COUNT, Path(name))
+        peer = figures(path)
+        ids = [orjson.loads(line)["id"] for line in path.open("rb")]
+        home = Path(name) / "home"
+        home.mkdir()
+        with running(home, "serve", **QUIET) as server:
+            _load(server, "big", path.read_bytes())
+            _flush(server, "big")
+            results |= _gets(server, ids, "get")
+            results |= _streams(server)
+            results |= _beside_readers(server, ids)
+            _load(server, "big", _people("late", UNFLUSHED // 5))
+            late = [f"late-{number}" for number in range(0, UNFLUSHED // 5, 50)]
+            results |= _gets(server, [*ids[:: COUNT // 800], *late], f"get with {UNFLUSHED} unflushed")
+    if peer is not None:
+        took = results["get p50 ms"]
+        results["peer get ms"] = peer["seconds"]["get"] * 1000
+        results["peer get / ours"] = results["peer get ms"] / took
+        results["peer entities/s"] = peer["entities"] / peer["seconds"]["export_entities"]
+        results["entities/s / the peer's"] = results["entities/s"] / results["peer entities/s"]
+    results["met"] = (
+        results.get("peer get / ours", QUICKER) >= QUICKER
+        and results[f"get with {UNFLUSHED} unflushed p99 ms"] < SURE
+        and results.get("entities/s / the peer's", FASTER) >= FASTER
+        and results["statements/s as CSV"] >= ROWS
+        and results["writer beside 16 readers / alone"] >= SLOWER
+    )
+    return results
+
+
+def _gets(server: Server, ids: list[str], name: str) -> dict[str, Any]:
+    wanted = itertools.islice(itertools.cycle(ids[:: max(1, len(ids) // GETS)]), GETS + 50)
+    times = in_turn(server, (f"/v1/datasets/big/entities/{one}" for one in wanted))[50:]
+    ranked = sorted(times)
+    return {
+        f"{name} p50 ms": statistics.median(times) * 1000,
+        f"{name} p99 ms": ranked[int(len(ranked) * 0.99)] * 1000,
+    }
+
+
+def _streams(server: Server) -> dict[str, Any]:
+    found = {}
+    for label, path, accept in (
+        ("entities/s", "entities/stream", "application/x-ndjson"),
+        ("statements/s as CSV", "statements/stream", "text/csv"),
+    ):
+        best = 0.0
+        for _ in range(3):
+            lines, begun = 0, time.perf_counter()
+            with httpx.stream(
+                "GET",
+                f"{server.url}/v1/datasets/big/{path}",
+                headers={"Authorization": f"Bearer {server.admin_key}", "Accept": accept},
+                timeout=600,
+            ) as answer:
+                answer.raise_for_status()
+                for chunk in answer.iter_raw():
+                    lines += chunk.count(b"\n")
+            best = max(best, lines / (time.perf_counter() - begun))
+        found[label] = best
+    return found
+
+
+def _beside_readers(server: Server, ids: list[str]) -> dict[str, Any]:
+    """Statements/s of a client that writes body after body: alone, beside readers, and alone again."""
+    server.client().post("/v1/datasets", json={"name": "beside"}).raise_for_status()
+    bodies = itertools.cycle(_people(f"b{number}", 2_000) for number in range(20))
+    headers = {"Authorization": f"Bearer {server.admin_key}", "Content-Type": "application/x-ndjson"}
+    path = f"{server.url}/v1/datasets/beside/entities"
+
+    def rate() -> float:
+        written, begun = 0, time.perf_counter()
+        with httpx.Client(headers=headers, timeout=600) as client:
+            while time.perf_counter() - begun < SECONDS:
+                answer = client.post(path, content=next(bodies))
+                answer.raise_for_status()
+                written += int(answer.json()["statements"])
+        return written / (time.perf_counter() - begun)
+
+    rate()
+    before = rate()
+    with _reading(server, ids) as read:
+        beside = rate()
+    after = rate()
+    return {
+        "writer alone statements/s": (before + after) / 2,
+        "writer beside 16 readers / alone": beside * 2 / (before + after),
+        "16 readers gets/s": read[0] / SECONDS,
+    }
+
+
+@contextmanager
+def _reading(server: Server, ids: list[str]) -> Iterator[list[int]]:
+    """Readers in a process of their own, each asking again as soon as it has its answer."""
+    context = multiprocessing.get_context("spawn")
+    done, counted = context.Event(), context.Value("q", 0)
+    read = [0]
+    process = context.Process(target=_read, args=(server.url, server.admin_key, ids[::97], done, counted))
+    process.start()
+    while not counted.value:
+        time.sleep(0.05)
+    yield read
+    read[0] = counted.value
+    done.set()
+    process.join()
+
+
+def _read(url: str, key: str, ids: list[str], done: Event, counted: Any) -> None:
+    paths = (f"/v1/datasets/big/entities/{one}" for one in itertools.cycle(ids))
+    with Requests(url, key, READERS, paths) as readers:
+        while not done.is_set():
+            readers.turn()
+            counted.value = readers.answered
+
+
+def _load(server: Server, dataset: str, body: bytes) -> int:
+    client = server.client()
+    if client.get(f"/v1/datasets/{dataset}").status_code == 404:
+        client.post("/v1/datasets", json={"name": dataset}).raise_for_status()
+    answer = httpx.post(
+        f"{server.url}/v1/datasets/{dataset}/entities",
+        content=body,
+        headers={"Authorization": f"Bearer {server.admin_key}", "Content-Type": "application/x-ndjson"},
+        timeout=600,
+    )
+    answer.raise_for_status()
+    return int(answer.json()["statements"])
+
+
+def _flush(server: Server, dataset: str) -> None:
+    answer = server.client().post(f"/v1/datasets/{dataset}/operations/flush?wait=300", timeout=400)
+    answer.raise_for_status()
+    assert answer.json()["state"] == "done", answer.text
+
+
+def _people(prefix: str, count: int) -> bytes:
+    return b"".join(
+        orjson.dumps(
+            {
+                "id": f"{prefix}-{number}",
+                "schema": "Person",
+                "properties": {
+                    "name": [f"{prefix} {number}"],
+                    "birthDate": ["1970-01-01"],
+                    "country": ["de"],
+                    "summary": [f"number {number}"],
+                },
+            }
+        )
+        + b"\n"
+        for number in range(count)
+    )

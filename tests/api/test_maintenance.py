@@ -1,0 +1,112 @@
+"""Maintenance over HTTP: what it takes, who may ask for it, and what comes of it."""
+
+from typing import Any
+
+import pytest
+
+from app.worker.flusher import SparkFlusher
+from app.worker.loop import Worker
+from tests.house import House
+from tests.pipeline.kernels import DirectKernels
+from tests.worker.workers import make_worker, working
+
+BASE = "/v1/datasets/ours/operations"
+PURGE = {"entity_ids": ["jane"], "confirm": True}
+WHOLE: dict[str, dict[str, Any]] = {
+    "compact": {"force": True},
+    "optimize": {},
+    "vacuum": {"retention_hours": 48, "dry_run": True},
+    "verify": {"repair": False},
+    "revert": {"to": "1", "message": "why"},
+    "purge": PURGE,
+}
+
+
+@pytest.fixture(autouse=True)
+def dataset(house: House):
+    house.dataset("ours")
+
+
+@pytest.fixture
+def worker(house: House, kernels: DirectKernels) -> Worker:
+    """A worker that flushes and maintains without Spark."""
+    services = house.services
+    flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
+    return make_worker(house, flusher, flusher.maintenance())
+
+
+@pytest.mark.parametrize("operation", WHOLE)
+@pytest.mark.parametrize("level", [None, "read", "write", "maintain", "admin"])
+def test_maintenance_needs_maintain_and_what_erases_for_good_needs_admin(
+    house: House, operation: str, level: str | None
+):
+    alice = house.tenant("alice", **({"ours": level} if level else {}))
+
+    answer = alice.post(f"{BASE}/{operation}", WHOLE[operation])
+
+    enough = level == "admin" or (level == "maintain" and operation != "purge")
+    assert answer.status_code == (404 if level is None else 202 if enough else 403)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "status"),
+    [
+        ("compact", {"force": "maybe"}, 422),
+        ("compact", {"all": True}, 422),
+        ("optimize", {"target": 1}, 422),
+        ("vacuum", {"retention_hours": 1}, 422),
+        ("vacuum", {"retention_hours": -1, "override_floor": True}, 422),
+        ("vacuum", {"retention_hours": 1, "override_floor": True}, 202),
+        ("verify", {"repair": 1.5}, 422),
+        ("revert", {}, 422),
+        ("revert", {"to": "1", "undo": "2"}, 422),
+        ("revert", {"to": ""}, 422),
+        ("revert", {"undo": "x" * 129}, 422),
+        ("purge", {"entity_ids": ["jane"]}, 422),
+        ("purge", {"entity_ids": ["jane"], "confirm": False}, 422),
+        ("purge", {"entity_ids": [], "confirm": True}, 422),
+        ("purge", {"entity_ids": ["x"] * 10_001, "confirm": True}, 422),
+    ],
+)
+def test_body_that_asks_for_what_there_is_not_is_refused_and_makes_no_job(
+    house: House, operation: str, body: dict[str, Any], status: int
+):
+    answer = house.admin.post(f"{BASE}/{operation}", body)
+
+    assert answer.status_code == status
+    assert len(house.admin.get("/v1/jobs").json()["results"]) == (1 if status == 202 else 0)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_every_operation_is_done_and_tells_what_it_did(house: House, worker: Worker):
+    people = [{"id": name, "schema": "Person", "properties": {"name": [name]}} for name in ("jane", "john")]
+    done: dict[str, dict[str, Any]] = {}
+    with working(worker):
+        for person in people:
+            house.admin.post("/v1/datasets/ours/entities", [person])
+            house.admin.post(f"{BASE}/flush?wait=60")
+        for operation in ("optimize", "compact", "verify", "vacuum", "revert", "purge"):
+            answer = house.admin.post(f"{BASE}/{operation}?wait=60", WHOLE[operation])
+            assert (answer.status_code, answer.json()["state"]) == (200, "done"), answer.text
+            done[operation] = answer.json()["result"]
+        shown = [each["id"] for each in house.admin.get("/v1/datasets/ours/entities").json()["results"]]
+
+    assert (done["optimize"]["removed"], done["optimize"]["added"]) == (4, 2)
+    assert done["compact"]["rows"] == 4
+    assert done["verify"]["found"] == 0
+    assert (done["vacuum"]["dry_run"], done["vacuum"]["snapshot"]) == (True, None)
+    assert (done["revert"]["added"], done["revert"]["ended"]) == (0, 2)
+    assert done["purge"]["statements"] == 2
+    assert shown == []
+    log = house.admin.get("/v1/datasets/ours/snapshots").json()["results"]
+    assert [each["operation"] for each in log] == ["vacuum", "purge"]
+    actions = [entry for entry in house.admin.get("/v1/admin/audit").json()["results"] if "purge" in entry["action"]]
+    assert [entry["outcome"] for entry in actions] == ["done"]
+    assert "jane" not in str(actions)
+
+
+def test_revert_to_what_is_not_there_fails_with_its_problem(house: House, worker: Worker):
+    with working(worker):
+        job = house.admin.post(f"{BASE}/revert?wait=60", {"to": "7"}).json()
+
+    assert (job["state"], job["problem"]["type"].rpartition("/")[2]) == ("failed", "snapshot-not-found")

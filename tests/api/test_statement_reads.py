@@ -1,0 +1,198 @@
+"""Statements over HTTP, read: in pages, and as streams in every form."""
+
+import csv
+import io
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from followthemoney.statement.serialize import CSV_COLUMNS
+from httpx2 import Response
+
+from app.lake.datasets import Dataset
+from app.model.snapshot import Snapshot
+from app.query.forms import ARROW, CSV, NDJSON, PARQUET
+from tests.api.test_entity_reads import ENTITIES, SQL, add, entity, merge, problem, refusal
+from tests.house import House
+
+Flushing = Callable[[], list[Snapshot]]
+
+STATEMENTS = "/v1/datasets/test/statements"
+
+
+@pytest.fixture(autouse=True)
+def _some(house: House, dataset: Dataset, flush: Flushing) -> None:
+    """Statements of two origins, half of them flushed; `q` is two entities."""
+    add(house, entity("ada", name="Ada", country="gb"), entity("acme", "Company", name='Acme, "Inc"\n'))
+    merge(house, "q", "q1")
+    flush()
+    add(house, entity("ada", name="Ada"), origin="wiki")
+    merge(house, "q", "q2")
+
+
+def rows_of(answer: Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    rows: list[dict[str, Any]] = answer.json()["results"]
+    return rows
+
+
+def stream(house: House, form: str, query: str = "") -> Response:
+    return house.admin.get(f"{STATEMENTS}/stream?{query}", headers={"Accept": form})
+
+
+FILTERED = {
+    "": 11,
+    "id=ada": 5,
+    "id=q1": 4,
+    "id=q": 4,
+    "id=q1&id=acme": 6,
+    "id=nobody": 0,
+    "canonical_id=q": 4,
+    "canonical_id=q1": 0,
+    "id=q2&canonical_id=q": 4,
+    "schema=Company": 2,
+    "schema=LegalEntity": 0,
+    "schemata=LegalEntity": 11,
+    "schemata=Organization": 2,
+    "origin=wiki": 2,
+    "origin=wiki&origin=crawl": 11,
+    "origin=nobody": 0,
+    "prop=name": 5,
+    "prop=id&prop=country": 6,
+    "prop=country&id=ada&origin=crawl": 1,
+    "prop=country&id=ada&origin=wiki": 0,
+}
+
+
+def test_list_and_stream_show_what_every_filter_given_lets_through(house: House):
+    listed = {filters: rows_of(house.admin.get(f"{STATEMENTS}?{filters}")) for filters in FILTERED}
+    streamed = {filters: stream(house, NDJSON, filters).content.splitlines() for filters in FILTERED}
+
+    assert {filters: len(rows) for filters, rows in listed.items()} == FILTERED
+    assert {filters: [orjson.loads(line) for line in lines] for filters, lines in streamed.items()} == listed
+
+
+@pytest.mark.parametrize("limit", [1, 4, 11, 1000])
+def test_pages_hold_every_statement_once_in_order(house: House, limit: int):
+    whole = rows_of(house.admin.get(STATEMENTS))
+    found: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = house.admin.get(STATEMENTS, params={"limit": limit, **cursor}).json()
+        found += page["results"]
+        if page["next"] is None:
+            break
+        cursor = {"cursor": page["next"]}
+
+    assert found == whole
+    keys = [(row["canonical_id"], row["id"], row["origin"]) for row in found]
+    assert keys == sorted(set(keys))
+
+
+def test_every_form_holds_the_same_statements(house: House):
+    listed = rows_of(house.admin.get(STATEMENTS))
+
+    lines = [orjson.loads(line) for line in stream(house, NDJSON).content.splitlines()]
+    table = list(csv.DictReader(io.StringIO(stream(house, CSV).text, newline="")))
+    parquet = pq.read_table(io.BytesIO(stream(house, PARQUET).content))
+    arrow = pa.ipc.open_stream(stream(house, ARROW).content).read_all()
+
+    assert lines == listed
+    assert list(table[0]) == parquet.column_names == arrow.column_names == list(CSV_COLUMNS)
+    assert parquet == arrow
+    same = ("id", "entity_id", "canonical_id", "schema", "prop", "value", "dataset", "origin")
+    expected = [{name: row[name] for name in same} for row in listed]
+    assert [{name: row[name] for name in same} for row in table] == expected
+    assert arrow.select(same).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        (None, NDJSON),
+        ("*/*", NDJSON),
+        ("text/*", CSV),
+        ("text/csv; charset=utf-8", CSV),
+        ("application/*", NDJSON),
+        (f"text/csv;q=0.5, {PARQUET};q=0.9", PARQUET),
+        (f"text/html, {ARROW}", ARROW),
+    ],
+)
+def test_accept_chooses_the_form(house: House, accept: str | None, form: str):
+    # The test client has an Accept of its own, which only an empty one stands in for.
+    answer = house.admin.get(f"{STATEMENTS}/stream", headers={"Accept": accept or ""})
+
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"].partition(";")[0] == form
+
+
+def test_form_that_there_is_not_is_not_acceptable(house: House):
+    answer = stream(house, "application/json")
+
+    assert problem(answer) == (406, "not-acceptable")
+    assert answer.json()["supported"] == [NDJSON, CSV, PARQUET, ARROW]
+    assert problem(stream(house, f"{NDJSON};q=0")) == (406, "not-acceptable")
+    assert problem(house.admin.get(STATEMENTS, headers={"Accept": CSV})) == (406, "not-acceptable")
+
+
+@pytest.mark.parametrize("form", [CSV, PARQUET, ARROW])
+def test_last_line_is_refused_where_there_are_no_lines(house: House, form: str):
+    assert refusal(stream(house, form, "end=true")) == (400, ["query.end"])
+
+
+def test_last_line_tells_the_snapshot_and_the_count(house: House):
+    answer = stream(house, NDJSON, "end=true&origin=crawl")
+
+    lines = [orjson.loads(line) for line in answer.content.splitlines()]
+    assert lines[-1] == {"$end": {"snapshot": answer.headers["Tarn-Snapshot"], "count": 9}}
+    assert len(lines) == 10
+
+
+def test_nothing_that_matches_is_an_empty_stream_of_its_form(house: House):
+    assert stream(house, NDJSON, "id=nobody").content == b""
+    assert len(list(csv.reader(io.StringIO(stream(house, CSV, "id=nobody").text)))) == 1
+    assert pq.read_table(io.BytesIO(stream(house, PARQUET, "id=nobody").content)).num_rows == 0
+    assert pa.ipc.open_stream(stream(house, ARROW, "id=nobody").content).read_all().num_rows == 0
+
+
+SENSELESS = {
+    "limit=0": "query.limit",
+    "limit=1001": "query.limit",
+    "colour=red": "query.colour",
+    "sort=id": "query.sort",
+    "schema=Colour": "query.schema",
+    "schemata=%27": "query.schemata",
+    "prop=colour": "query.prop",
+    "prop=%27%3B--": "query.prop",
+    "origin=%27": "query.origin.0",
+    "id=%00": "query.id",
+    "canonical_id=a%00": "query.canonical_id",
+    "id=" + "&id=".join("a" * 1001): "query.id",
+    "cursor=abc": "query.cursor",
+}
+
+
+def test_parameter_that_makes_no_sense_is_refused_with_its_name(house: House):
+    found = {parameters: refusal(house.admin.get(f"{STATEMENTS}?{parameters}")) for parameters in SENSELESS}
+
+    assert found == {parameters: (422, [field]) for parameters, field in SENSELESS.items()}
+
+
+def test_sql_in_an_id_is_a_string(house: House):
+    found = {text: rows_of(house.admin.get(STATEMENTS, params={"id": text, "canonical_id": text})) for text in SQL}
+    assert found == {text: [] for text in SQL}
+    assert len(rows_of(house.admin.get(STATEMENTS))) == FILTERED[""]
+
+
+def test_deleted_statement_is_gone_from_every_read(house: House, flush: Flushing):
+    (wanted,) = rows_of(house.admin.get(f"{STATEMENTS}?prop=country"))
+
+    assert house.admin.delete(f"{STATEMENTS}/{wanted['id']}").json()["tombstones"] == 1
+
+    assert rows_of(house.admin.get(f"{STATEMENTS}?prop=country")) == []
+    assert house.admin.get(f"{ENTITIES}/ada").json()["properties"] == {"name": ["Ada"]}
+    flush()
+    assert rows_of(house.admin.get(f"{STATEMENTS}?prop=country")) == []

@@ -1,0 +1,92 @@
+"""What changed between snapshots, and names for them, from the command line."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from app.db.engine import Database
+from app.lake.publish import Publisher
+from app.pipeline.flush import Flush
+from app.settings import load_settings
+from app.storage.connection import Connection
+from app.storage.store import Store
+from tests.cli.conftest import Tarn
+from tests.lake.manifests import dataset_of
+from tests.pipeline.kernels import DirectKernels
+from tests.server import Server
+
+
+@pytest.fixture
+def flush(server: Server, dataset: str, kernel_process) -> Iterator[Callable[[], None]]:
+    """Flush the dataset in the server's database and lake, without waiting for its Spark."""
+    data = server.folder / "data"
+    settings = load_settings(database_url=f"sqlite:///{data}/tarn.db", lake_uri=str(data / "lake"))
+    database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
+    flushing = Flush(
+        database,
+        store,
+        Publisher(database, store, settings, "tester"),
+        lambda: DirectKernels(settings, kernel_process),
+    )
+
+    def run() -> None:
+        found = dataset_of(database, dataset)
+        done = flushing.run([found], lambda: None)[found.id]
+        assert done.error is None
+
+    yield run
+    database.close()
+
+
+def person(name: str, full_name: str) -> str:
+    return json.dumps({"id": name, "schema": "Person", "properties": {"name": [full_name]}}) + "\n"
+
+
+@pytest.fixture
+def changed(tarn: Tarn, dataset: str, flush: Callable[[], None]) -> str:
+    """A dataset with two snapshots: ann stays, bob is told more of, cem goes and dan comes."""
+    tarn("entities", "load", dataset, "-", stdin=person("ann", "Ann") + person("bob", "Bob") + person("cem", "Cem"))
+    flush()
+    tarn("entities", "load", dataset, "-", stdin=person("bob", "Robert") + person("dan", "Dan"))
+    tarn("entities", "delete", dataset, "cem")
+    flush()
+    return dataset
+
+
+def changes(printed: str) -> list[tuple[str, str, list[str]]]:
+    lines = (json.loads(line) for line in printed.splitlines())
+    return sorted((line["op"], line["id"], sorted(line["entity"]["properties"]["name"])) for line in lines)
+
+
+def test_diff_prints_a_line_for_each_entity_that_differs(tarn: Tarn, changed: str):
+    forth = changes(tarn("diff", changed, "1", "2").stdout)
+    back = changes(tarn("diff", changed, "latest", "1").stdout)
+
+    assert forth == [("ADD", "dan", ["Dan"]), ("DEL", "cem", ["Cem"]), ("MOD", "bob", ["Bob", "Robert"])]
+    assert back == [("ADD", "cem", ["Cem"]), ("DEL", "dan", ["Dan"]), ("MOD", "bob", ["Bob"])]
+    assert tarn("diff", changed, "2", "2").stdout == ""
+
+
+def test_diff_with_a_snapshot_that_is_not_there_is_the_servers_problem(tarn: Tarn, changed: str):
+    assert "(snapshot-not-found)" in tarn("diff", changed, "1", "9", code=1).stderr
+    assert "is not a name" in tarn("diff", changed, "..", "2", code=2).stderr
+
+
+def test_ref_names_a_snapshot_for_reads_and_diffs_until_it_is_deleted(tarn: Tarn, changed: str):
+    first = tarn.json("refs", "set", changed, "before", "1")
+    tarn("refs", "set", changed, "after")
+
+    assert (first["name"], first["seq"], first["tenant"]) == ("before", 1, "admin")
+    assert tarn.json("refs", "show", changed, "before") == first
+    assert [ref["seq"] for ref in tarn.json("refs", "list", changed)] == [2, 1]
+    assert tarn.json("entities", "get", changed, "bob", "--at", "before")["properties"] == {"name": ["Bob"]}
+    assert tarn("entities", "query", changed, "--at", "before", "--id", "dan").stdout == ""
+    assert len(changes(tarn("diff", changed, "before", "after").stdout)) == 3
+
+    assert tarn("refs", "delete", changed, "before").stderr == "the ref before is deleted\n"
+
+    assert "(ref-not-found)" in tarn("refs", "show", changed, "before", code=1).stderr
+    header, line = tarn("refs", "list", changed).stdout.splitlines()
+    assert header.split() == ["name", "seq", "snapshot", "tenant", "updated"]
+    assert line.split()[:2] == ["after", "2"]

@@ -1,0 +1,305 @@
+"""Entities from the command line: loaded, read, deleted, through pipes and files, and what breaks off."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from tests.cli.conftest import TARN, Tarn
+from tests.server import Server, clean_environment, running
+
+
+def person(name: str, **properties: list[str]) -> dict[str, Any]:
+    return {"id": name, "schema": "Person", "properties": {"name": [name.title()], **properties}}
+
+
+def ndjson(*entities: dict[str, Any]) -> str:
+    return "".join(json.dumps(entity) + "\n" for entity in entities)
+
+
+PEOPLE = ndjson(person("ann"), person("bob", nationality=["fr"]), person("cem"))
+COMPANY = ndjson(
+    {"id": "acme", "schema": "Company", "properties": {"name": ["Acme"]}},
+    {"id": "owns", "schema": "Ownership", "properties": {"owner": ["ann"], "asset": ["acme"]}},
+)
+
+
+@pytest.fixture
+def people(tarn: Tarn, dataset: str) -> str:
+    """A dataset of three people that `crawl` knows of, and a company and its owner by `register`."""
+    tarn("entities", "load", dataset, "-", "--origin", "crawl", stdin=PEOPLE)
+    tarn("entities", "load", dataset, "-", "--origin", "register", stdin=COMPANY)
+    return dataset
+
+
+def found(tarn: Tarn, *args: str, stdin: str | None = None) -> list[str]:
+    return [json.loads(line)["id"] for line in tarn("entities", "query", *args, stdin=stdin).stdout.splitlines()]
+
+
+def test_get_shows_people_the_fields_and_programs_the_entity(tarn: Tarn, people: str):
+    lines = dict(line.split(maxsplit=1) for line in tarn("entities", "get", people, "bob").stdout.splitlines())
+    entity = tarn.json("entities", "get", people, "bob")
+
+    assert (lines["caption"], lines["properties.nationality"], lines["origin"]) == ("Bob", "fr", "crawl")
+    assert (entity["id"], entity["properties"]) == ("bob", {"name": ["Bob"], "nationality": ["fr"]})
+
+
+def test_get_of_an_entity_that_is_not_there_is_the_servers_problem(tarn: Tarn, people: str):
+    assert "(entity-not-found)" in tarn("entities", "get", people, "nobody", code=1).stderr
+    assert "(entity-not-found)" in tarn("entities", "get", people, "ann", "--origin", "register", code=1).stderr
+    assert "(entity-not-found)" in tarn("entities", "get", people, "ann", "--fresh", "snapshot", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], ["acme", "ann", "bob", "cem", "owns"]),
+        (["--schema", "Person"], ["ann", "bob", "cem"]),
+        (["--schemata", "LegalEntity"], ["acme", "ann", "bob", "cem"]),
+        (["--id", "cem", "--id", "acme", "--id", "x"], ["acme", "cem"]),
+        (["--origin", "register"], ["acme", "owns"]),
+        (["--limit", "2"], ["acme", "ann"]),
+        (["--sort", "-id"], ["owns", "cem", "bob", "ann", "acme"]),
+        (["--sort", "-id", "--schema", "Person", "--limit", "2"], ["cem", "bob"]),
+        (["--where", '{"field": "prop:nationality", "op": "eq", "value": "fr"}'], ["bob"]),
+        (["--where", '{"field": "id", "op": "ne", "value": "bob"}', "--schema", "Person"], ["ann", "cem"]),
+        (["--fresh", "snapshot"], []),
+    ],
+)
+def test_query_prints_a_line_for_each_entity_that_matches(
+    tarn: Tarn, people: str, args: list[str], expected: list[str]
+):
+    assert found(tarn, people, *args) == expected
+
+
+def test_query_that_walks_pages_prints_what_the_stream_does(tarn: Tarn, dataset: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("app.cli.entities.PAGE", 2)
+    tarn("entities", "load", dataset, "-", stdin=ndjson(*(person(f"jürgen {number}") for number in range(7))))
+
+    streamed = tarn("entities", "query", dataset).stdout
+
+    assert tarn("entities", "query", dataset, "--sort", "id").stdout == streamed
+    assert (
+        tarn("entities", "query", dataset, "--sort", "id", "--limit", "5").stdout.splitlines()
+        == (streamed.splitlines()[:5])
+    )
+
+
+def test_condition_may_be_in_a_file_or_come_through_a_pipe(tarn: Tarn, people: str, tmp_path: Path):
+    condition = json.dumps({"or": [{"field": "id", "op": "eq", "value": name} for name in ("ann", "cem")]})
+    (tmp_path / "where.json").write_text(condition)
+
+    assert found(tarn, people, "--where", f"@{tmp_path}/where.json") == ["ann", "cem"]
+    assert found(tarn, people, "--where", "-", stdin=condition) == ["ann", "cem"]
+
+
+def test_condition_that_cannot_be_read_is_misuse_and_one_that_is_wrong_the_servers_problem(tarn: Tarn, people: str):
+    assert "--where is not valid JSON" in tarn("entities", "query", people, "--where", "{", code=2).stderr
+    assert "nowhere cannot be read" in tarn("entities", "query", people, "--where", "@nowhere", code=2).stderr
+    unknown = '{"field": "prop:nonsense", "op": "eq", "value": "x"}'
+    assert "(schema-violation)" in tarn("entities", "query", people, "--where", unknown, code=1).stderr
+
+
+def test_file_that_is_written_has_its_name_only_when_it_is_whole(tarn: Tarn, people: str, tmp_path: Path):
+    whole, failed = tmp_path / "whole.ndjson", tmp_path / "failed.ndjson"
+
+    printed = tarn("entities", "query", people, "-o", str(whole))
+    tarn("entities", "query", "nonsense", "-o", str(failed), code=1)
+
+    assert (printed.stdout, whole.read_text()) == ("", tarn("entities", "query", people).stdout)
+    assert list(tmp_path.iterdir()) == [whole]
+    assert "cannot be written" in tarn("entities", "query", people, "-o", str(tmp_path), code=2).stderr
+
+
+def test_entity_that_cannot_be_put_together_is_told_of_and_left_out(tarn: Tarn, people: str):
+    strange = ndjson({"id": "ann", "schema": "Ownership", "properties": {}})
+    tarn("entities", "load", people, "-", "--origin", "strange", stdin=strange)
+
+    for order in ([], ["--sort", "id"]):
+        result = tarn("entities", "query", people, "--id", "ann", "--id", "bob", *order)
+        assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["bob"]
+        assert result.stderr.startswith("tarn: the entity ann is left out: ")
+
+
+ARRAY = json.dumps([json.loads(line) for line in PEOPLE.splitlines()], indent=2)
+
+
+@pytest.mark.parametrize(
+    ("file_name", "content"),
+    [
+        ("people.ndjson", PEOPLE.encode()),
+        ("people.ftm.json", PEOPLE.encode()),
+        ("people.json", ARRAY.encode()),
+        (
+            "people",
+            json.dumps(json.loads(PEOPLE.splitlines()[0]), indent=2).encode() + PEOPLE.partition("\n")[2].encode(),
+        ),
+        ("people.json.gz", gzip.compress(ARRAY.encode(), mtime=0)),
+        (
+            "people.ndjson.gz",
+            gzip.compress(PEOPLE[:50].encode(), mtime=0) + gzip.compress(PEOPLE[50:].encode(), mtime=0),
+        ),
+        ("people.ndjson.zst", zstandard.compress(PEOPLE.encode())),
+        ("people.zst", zstandard.compress(ARRAY.encode())),
+    ],
+)
+def test_file_is_loaded_whatever_form_and_compression_it_has(
+    tarn: Tarn, dataset: str, tmp_path: Path, file_name: str, content: bytes
+):
+    file = tmp_path / file_name
+    file.write_bytes(content)
+
+    written = tarn.json("entities", "load", dataset, str(file), "--origin", "crawl")
+
+    assert (written["entities"], written["statements"], written["rejected"]) == (3, 7, 0)
+    assert found(tarn, dataset, "--origin", "crawl") == ["ann", "bob", "cem"]
+
+
+def test_bad_record_is_refused_with_its_line_and_nothing_is_loaded(tarn: Tarn, dataset: str):
+    refused = tarn("entities", "load", dataset, "-", stdin=PEOPLE + '{"id": 1}\n', code=1)
+
+    assert (refused.stdout, "line 4" in refused.stderr, "(schema-violation)" in refused.stderr) == ("", True, True)
+    assert found(tarn, dataset) == []
+
+
+def test_bad_records_are_left_out_if_that_is_asked_for_and_each_is_told_of(tarn: Tarn, dataset: str):
+    args = ("entities", "load", dataset, "-", "--on-error", "skip")
+    data = PEOPLE + '{"id": 1}\nnonsense\n'
+    loaded = tarn(*args, stdin=data)
+
+    assert dict(line.split() for line in loaded.stdout.splitlines())["rejected"] == "2"
+    assert [line.partition(": ")[2].partition(":")[0] for line in loaded.stderr.splitlines()] == ["line 4", "line 5"]
+    assert [fault["line"] for fault in tarn.json(*args, stdin=data)["errors"]] == [4, 5]
+    assert found(tarn, dataset) == ["ann", "bob", "cem"]
+
+
+def test_what_cannot_be_read_is_misuse(tarn: Tarn, dataset: str, tmp_path: Path):
+    (tmp_path / "broken.gz").write_bytes(b"\x1f\x8bnonsense")
+
+    assert "is not valid gzip" in tarn("entities", "load", dataset, str(tmp_path / "broken.gz"), code=2).stderr
+    assert "cannot be read" in tarn("entities", "load", dataset, str(tmp_path), code=2).stderr
+    assert "cannot be read" in tarn("entities", "load", dataset, str(tmp_path / "missing"), code=2).stderr
+
+
+def test_body_that_is_refused_while_it_is_sent_gets_its_answer(tarn: Tarn, dataset: str, tmp_path: Path):
+    file = tmp_path / "many.ndjson"
+    file.write_text('{"id": 1}\n' + PEOPLE * 100_000)
+
+    assert "line 1" in tarn("entities", "load", dataset, str(file), code=1).stderr
+
+
+def test_delete_takes_ids_as_arguments_and_from_a_pipe_and_counts_what_was_there(tarn: Tarn, people: str):
+    by_name = tarn.json("entities", "delete", people, "ann", "nobody")
+    by_pipe = tarn.json("entities", "delete", people, "-", stdin="bob\n\ncem\n")
+
+    assert by_name == {"entities": 1, "tombstones": 2}
+    assert by_pipe == {"entities": 2, "tombstones": 5}
+    assert found(tarn, people) == ["acme", "owns"]
+
+
+def test_delete_of_one_origin_leaves_what_others_say(tarn: Tarn, people: str):
+    tarn("entities", "load", people, "-", "--origin", "other", stdin=ndjson(person("ann", nationality=["de"])))
+
+    tarn("entities", "delete", people, "ann", "--origin", "crawl")
+
+    assert tarn.json("entities", "get", people, "ann")["origin"] == ["other"]
+
+
+def test_delete_that_fails_halfway_says_how_far_it_came(tarn: Tarn, people: str):
+    failed = tarn("entities", "delete", people, "ann", "..", "bob", code=2)
+
+    assert failed.stderr.splitlines()[0] == "1 entities are deleted, and the others are not:"
+    assert "bob" in found(tarn, people)
+
+
+def test_adjacent_entities_are_listed_by_property(tarn: Tarn, people: str):
+    _, line = tarn("entities", "adjacent", people, "ann").stdout.splitlines()
+
+    assert line.split()[:4] == ["ownershipOwner", "no", "owns", "Ownership"]
+    assert [one["property"] for one in tarn.json("entities", "adjacent", people, "owns")] == ["asset", "owner"]
+
+
+def start(server: Server, *args: str, **options: Any) -> subprocess.Popen[bytes]:
+    """The command as a process of its own, its ends in our hands."""
+    return subprocess.Popen(
+        [*TARN, *args],
+        cwd=server.folder,
+        env=clean_environment(TARN_URL=server.url),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def test_pipe_from_one_dataset_into_another_carries_everything(server: Server, tarn: Tarn, people: str, name: str):
+    tarn("datasets", "create", f"{name}_copy")
+    tarn("entities", "load", people, "-", stdin=ndjson(*(person(f"p{number}") for number in range(3000))))
+    script = '"$PYTHON" -m app.cli entities query "$FROM" | "$PYTHON" -m app.cli entities load "$TO" - --json'
+    environment = clean_environment(TARN_URL=server.url, PYTHON=sys.executable, FROM=people, TO=f"{name}_copy")
+    done = subprocess.run(
+        ["/bin/sh", "-c", script], cwd=server.folder, env=environment, capture_output=True, check=True
+    )
+
+    assert (json.loads(done.stdout)["entities"], done.stderr) == (3005, b"")
+    assert len(found(tarn, f"{name}_copy")) == 3005
+
+
+def test_reader_that_stops_early_ends_a_query_without_a_traceback(server: Server, tarn: Tarn, dataset: str):
+    tarn("entities", "load", dataset, "-", stdin=ndjson(*(person(f"p{n}", notes=["x" * 100_000]) for n in range(50))))
+
+    with start(server, "entities", "query", dataset) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+
+    assert json.loads(first)["id"] == "p0"
+    assert (process.returncode, said) == (1, b"")
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Server]:
+    """A server that the test may kill, with a dataset of some twenty megabytes."""
+    with running(tmp_path) as server:
+        tarn = Tarn(server.url, server.admin_key)
+        tarn("datasets", "create", "large")
+        large = (person(f"p{number:03}", notes=["x" * 100_000]) for number in range(200))
+        tarn("entities", "load", "large", "-", stdin=ndjson(*large))
+        yield server
+
+
+def test_server_that_goes_away_halfway_is_never_taken_for_the_end(mortal: Server):
+    """Whoever reads and whoever writes is told, and exits with 3."""
+    with (
+        start(mortal, "entities", "query", "large") as reading,
+        start(mortal, "entities", "load", "large", "-") as loading,
+    ):
+        assert reading.stdout is not None
+        assert reading.stderr is not None
+        assert loading.stdin is not None
+        first = reading.stdout.readline()
+        # More than the pipe and what is read for a look hold: when it is taken, the rest is on its way to the server.
+        loading.stdin.write(PEOPLE.encode() * 10_000)
+        loading.stdin.flush()
+        os.kill(mortal.process.pid, 9)
+        mortal.process.wait()
+        _, told = loading.communicate(timeout=60)
+        # Not by `communicate`, which passes over what `readline` has read ahead.
+        rest, said = reading.stdout.read(), reading.stderr.read()
+        reading.wait(60)
+
+    assert (reading.returncode, loading.returncode) == (3, 3)
+    assert b"gave no whole answer" in said
+    assert b"gave no whole answer" in told
+    whole_lines = (first + rest).splitlines()
+    assert 0 < len(whole_lines) < 200
+    assert all(json.loads(line)["schema"] == "Person" for line in whole_lines)

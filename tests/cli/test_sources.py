@@ -1,0 +1,73 @@
+"""What is loaded, told by its name or by how it begins."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from app.cli.failures import Misuse
+from app.cli.sources import entity_type, opened, statement_type
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind"),
+    [
+        (b"", "application/x-ndjson"),
+        (b'{"id": "a"}', "application/x-ndjson"),
+        (b'{"id": "a"}\n{"id"', "application/x-ndjson"),
+        (b'\xef\xbb\xbf\n {"id": "a"}\r\n', "application/x-ndjson"),
+        (b'{"id": "' + b"a" * 100_000 + b'"}\n', "application/x-ndjson"),
+        (b'{\n "id": "a"}\n', "application/json"),
+        (b'[{"id": "a"},\n{"id": "b"}]', "application/json"),
+        (b" \n[\n", "application/json"),
+    ],
+)
+def test_lines_are_told_from_documents_by_how_they_begin(tmp_path: Path, begin: bytes, kind: str):
+    (tmp_path / "data").write_bytes(begin)
+
+    with opened(str(tmp_path / "data")) as source:
+        assert entity_type(source) == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.csv", b"", "text/csv"),
+        ("a.CSV.gz", gzip.compress(b"x", mtime=0), "text/csv"),
+        ("a.pack", b"", "application/x-ftm-pack"),
+        ("a.parquet", b"", "application/vnd.apache.parquet"),
+        ("a.arrow", b"", "application/vnd.apache.arrow.stream"),
+        ("a.ndjson", b"", "application/x-ndjson"),
+        ("a", b"PAR1...", "application/vnd.apache.parquet"),
+        ("a", b"\xff\xff\xff\xff...", "application/vnd.apache.arrow.stream"),
+        ("a", b'{"id": "x"}\n', "application/x-ndjson"),
+        ("a.json", b'[{"id": "x"}]', "application/json"),
+        ("a.txt", b"canonical_id,entity_id,prop\n", "text/csv"),
+        ("a.gz", gzip.compress(b'"canonical_id","entity_id"\n', mtime=0), "text/csv"),
+    ],
+)
+def test_form_of_statements_is_told_by_the_name_or_the_first_bytes(
+    tmp_path: Path, name: str, content: bytes, kind: str
+):
+    (tmp_path / name).write_bytes(content)
+
+    with opened(str(tmp_path / name)) as source:
+        assert statement_type(source) == kind
+
+
+def test_form_that_nothing_tells_must_be_given(tmp_path: Path):
+    (tmp_path / "data").write_text("x,Thing:name,y\n")
+
+    with opened(str(tmp_path / "data")) as source, pytest.raises(Misuse, match="give --format"):
+        statement_type(source)
+
+
+def test_what_is_looked_at_is_also_sent(tmp_path: Path):
+    content = bytes(range(256)) * 4000
+    (tmp_path / "data").write_bytes(content)
+
+    with opened(str(tmp_path / "data")) as source:
+        pieces = list(source.pieces())
+
+    assert (b"".join(pieces), source.size) == (content, len(content))
+    assert max(map(len, pieces)) <= 256 << 10

@@ -1,0 +1,91 @@
+"""What comes out of the command: whole lines, and an end that says whether that was all."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from app.cli.failures import ProblemAnswered, Unreachable
+from app.cli.streams import limited, records
+from tests.cli.conftest import Tarn
+
+PROBLEM = {"type": "/problems/internal", "title": "t", "status": 500, "detail": "the stream failed halfway"}
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[bytes], str]]:
+    """A server whose streams are these bytes, and then end as if all were well."""
+    body = b""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-ndjson")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    def answer(wanted: bytes) -> str:
+        nonlocal body
+        body = wanted
+        return f"http://127.0.0.1:{server.server_port}"
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield answer
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        (b'{"$end": {"snapshot": null, "count": 1}}\n', 0, ""),
+        (b'{"$error": ' + json.dumps(PROBLEM).encode() + b"}\n", 1, "tarn: the stream failed halfway (internal)\n"),
+        (b"", 3, "tarn: the server's stream ended too early: what came of it is not the whole\n"),
+        (b'{"id": "b', 3, "tarn: the server's stream ended too early: what came of it is not the whole\n"),
+    ],
+)
+def test_last_line_of_a_stream_is_not_printed_and_decides_how_the_command_ends(
+    answering: Callable[[bytes], str], last: bytes, code: int, said: str
+):
+    url = answering(b'{"id": "a"}\n' + last)
+
+    result = Tarn(url, "key")("entities", "query", "any", code=code)
+
+    assert (result.stdout, result.stderr) == ('{"id": "a"}\n', said)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_records_are_whole_lines_wherever_the_bytes_are_cut(size: int):
+    body = b'{"id":"a{\\"$b"}\n{"id":"c"}\n{"$end":{"count":2}}\n'
+    chunks = [body[start : start + size] for start in range(0, len(body), size)]
+
+    blocks = [block for block in records(chunks) if block]
+
+    assert b"".join(blocks) == b'{"id":"a{\\"$b"}\n{"id":"c"}\n'
+    assert all(block.endswith(b"\n") for block in blocks)
+
+
+def test_what_came_before_an_error_is_given_out_before_it_is_raised():
+    stream = records([b'{"id":"a"}\n{"$error":' + json.dumps(PROBLEM).encode() + b"}\n"])
+
+    assert next(stream) == b'{"id":"a"}\n'
+    with pytest.raises(ProblemAnswered, match="failed halfway"):
+        next(stream)
+
+
+def test_stream_without_its_last_line_is_not_whole():
+    with pytest.raises(Unreachable, match="is not the whole"):
+        list(records([b'{"id":"a"}\n']))
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, b"a\nb\nc\n"), (1, b"a\n"), (2, b"a\nb\n"), (9, b"a\nb\nc\n")])
+def test_limit_counts_lines_over_blocks(limit: int | None, expected: bytes):
+    assert b"".join(limited([b"a\nb\n", b"", b"c\n"], limit)) == expected

@@ -1,0 +1,185 @@
+"""What Tarn costs on S3: the requests of every library and process, as the server has them in its log."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.lake import tables
+from app.lake.datasets import Dataset
+from app.model.snapshot import Snapshot
+from app.query.reader import NOW
+from app.settings import Settings
+from tests.house import House
+from tests.s3 import Request, S3Server
+
+Flushing = Callable[[], list[Snapshot]]
+
+ENTITIES = "/v1/datasets/test/entities"
+LINES = {"Content-Type": "application/x-ndjson"}
+
+GETS = 4
+"""Of one data file that was never read before: its footer, and what the two ways to look for an entity need of it."""
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
+    return s3.settings(database_url=database_url, admin_key_file=tmp_path / "admin.key")
+
+
+def person(entity_id: str, **properties: str) -> dict[str, Any]:
+    return {"id": entity_id, "schema": "Person", "properties": {"name": [entity_id], **properties}}
+
+
+def add(house: House, *entities: dict[str, Any], origin: str = "crawl") -> None:
+    assert house.admin.post(f"{ENTITIES}?origin={origin}", list(entities)).status_code == 200
+
+
+def read(house: House, entity_id: str) -> dict[str, Any]:
+    answer = house.admin.get(f"{ENTITIES}/{entity_id}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def make_history(house: House, flush: Flushing, length: int) -> list[Snapshot]:
+    """Snapshots that each have entities of their own, and files whose bounds do not meet."""
+    made = []
+    for number in range(length):
+        add(house, *(person(f"e{number:02d}-{each}") for each in range(3)))
+        made += flush()
+    return made
+
+
+def in_log(request: Request) -> bool:
+    return "/_delta_log/" in request.key
+
+
+def is_data(request: Request) -> bool:
+    return request.key.endswith(".parquet") and not in_log(request)
+
+
+def kinds(requests: Iterable[Request]) -> Counter[tuple[str, str, int]]:
+    """Requests by what they ask for, without what is another in every file, version and lake."""
+    return Counter((each.operation, re.sub(r"[0-9a-f-]{12,}", "#", each.key), each.status) for each in requests)
+
+
+@pytest.mark.contract("X1")
+def test_ingest_asks_nothing_of_the_store(s3: S3Server, house: House, dataset: Dataset, flush: Flushing):
+    make_history(house, flush, 1)
+    statement = b'{"entity_id": "x", "schema": "Person", "prop": "name", "value": "X"}\n'
+
+    with s3.counted() as requests:
+        add(house, *(person(f"p{number}") for number in range(2000)))
+        house.admin.post("/v1/datasets/test/statements?origin=crawl", content=statement, headers=LINES)
+        stage = house.admin.post("/v1/datasets/test/stages", {"origin": "bulk"}).json()["id"]
+        house.admin.post(f"/v1/datasets/test/stages/{stage}/entities", [person("staged")])
+        committed = house.admin.post(f"/v1/datasets/test/stages/{stage}/commit")
+
+    assert committed.status_code == 200, committed.text
+    assert requests == []
+
+
+@pytest.mark.contract("X1", "X2")
+def test_reader_finds_the_head_without_a_request_and_reads_its_manifest_once(
+    s3: S3Server, house: House, dataset: Dataset, flush: Flushing
+):
+    head = make_history(house, flush, 5)[-1]
+
+    with s3.counted() as first, house.services.reader.reading() as reading:
+        found = reading.view(dataset, NOW).snapshot_id
+    with s3.counted() as again, house.services.reader.reading() as reading:
+        reading.view(dataset, NOW)
+
+    assert found == head.id
+    assert [(each.operation, each.status) for each in first] == [("GET", 200)]
+    assert first[0].key.endswith(dataset.layout.snapshot(head.seq))
+    assert again == []
+
+
+@pytest.mark.contract("X1")
+def test_entity_costs_its_manifest_and_a_few_requests_for_each_file_that_may_hold_it_and_then_nothing(
+    s3: S3Server, house: House, flush: Flushing
+):
+    history = make_history(house, flush, 6)
+    add(house, person("e02-1", country="de"))
+    (changed,) = flush()
+    quiet, busy = history[4], {*history[2].statements.added, *changed.statements.added}
+    busy |= {path for path in changed.translog.added if not path.startswith("kind=insert/")}
+
+    with s3.counted() as cold:
+        found = read(house, "e04-0")
+    with s3.counted() as warm:
+        again, beside = read(house, "e04-0"), read(house, "e04-2")
+    with s3.counted() as merged:
+        read(house, "e02-1")
+
+    assert found == again
+    assert beside["id"] == "e04-2"
+    assert warm == []
+    assert Counter(each.operation for each in cold if not is_data(each)) == {"GET": 1}
+    for requests, files in ((cold, {*quiet.statements.added}), (merged, busy)):
+        data = [each for each in requests if is_data(each)]
+        assert {each.key.split("/entities/")[1].split("/", 1)[1] for each in data} == files
+        assert Counter(each.operation for each in data)["HEAD"] == len(files)
+        assert Counter(each.operation for each in data)["GET"] <= GETS * len(files)
+        assert {each.operation for each in requests} == {"GET", "HEAD"}
+
+
+@pytest.mark.contract("X1")
+def test_unflushed_events_add_no_request_to_a_read(s3: S3Server, house: House, flush: Flushing):
+    make_history(house, flush, 2)
+    read(house, "e01-0")
+    add(house, person("e01-0", country="de"), person("e01-9"))
+
+    with s3.counted() as requests:
+        found, new = read(house, "e01-0"), read(house, "e01-9")
+
+    assert (found["properties"]["country"], new["caption"]) == (["de"], "e01-9")
+    assert requests == []
+
+
+@pytest.mark.contract("X1", "X3")
+def test_flush_and_commit_cost_the_same_however_long_history_is_but_for_the_log_since_its_checkpoint(
+    s3: S3Server, house: House, flush: Flushing, monkeypatch: pytest.MonkeyPatch
+):
+    every = 4
+    monkeypatch.setitem(tables.CONFIGURATION, "delta.checkpointInterval", str(every))
+    costs: list[list[Request]] = []
+    for number in range(12):
+        add(house, *(person(f"e{number:02d}-{each}") for each in range(3)))
+        with s3.counted() as requests:
+            flush()
+        costs.append(requests)
+
+    outside = [kinds(each for each in requests if not in_log(each)) for requests in costs]
+    assert outside[2] == outside[11]
+    assert Counter(each.operation for each in costs[11] if is_data(each)) == {"PUT": 2}
+    assert all(in_log(each) for requests in costs for each in requests if each.operation == "LIST")
+    log = [Counter(each.operation for each in requests if in_log(each)) for requests in costs]
+    # As far from the checkpoint before it: as much.
+    assert log[4:8] == log[8:12]
+    assert log[5]["LIST"] == log[6]["LIST"]
+    assert log[6] - log[5] == {"GET": 4}
+
+
+@pytest.mark.contract("X3")
+def test_flush_costs_one_request_more_for_each_data_file_it_writes(s3: S3Server, house: House, flush: Flushing):
+    make_history(house, flush, 2)
+    costs = []
+    for origins in (1, 5):
+        for origin in range(origins):
+            add(house, person(f"x{origins}-{origin}"), origin=f"o{origin}")
+        with s3.counted() as requests:
+            (snapshot,) = flush()
+        files = len(snapshot.statements.added) + len(snapshot.translog.added)
+        costs.append((files, len([each for each in requests if not in_log(each)])))
+
+    (few, cheap), (many, dear) = costs
+    assert (few, many) == (2, 6)
+    assert dear - cheap == many - few

@@ -1,0 +1,235 @@
+"""Streams of a real server: bounded in memory, given up when nobody reads, never half of one that looks whole."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from app.db.engine import Database
+from app.lake.publish import Publisher
+from app.pipeline.flush import Flush
+from app.settings import load_settings
+from app.storage.connection import Connection
+from app.storage.store import Store
+from tests.lake.manifests import dataset_of
+from tests.pipeline.kernels import DirectKernels
+from tests.server import Server, running
+
+ENTITIES = "/v1/datasets/large/entities"
+STREAM = f"{ENTITIES}/stream"
+STATEMENTS = "/v1/datasets/large/statements"
+MANY = 40_000
+TAKE = 64 << 10
+MEMORY = 96 << 20
+PATIENCE = 2.0
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolExecutor) -> Iterator[Server]:
+    """A server with little memory for queries, and 40 000 flushed entities of twelve kilobytes."""
+    folder = tmp_path_factory.mktemp("streams")
+    (folder / "tmp").mkdir()
+    limits = {
+        "TARN_QUERY_MEMORY": f"{MEMORY >> 20}m",
+        "TARN_QUERY_STREAMS": "1",
+        "TARN_STREAM_PATIENCE": str(PATIENCE),
+        "TARN_FLUSH_ROWS": "1000000000",
+        "TARN_FLUSH_BYTES": "1000000000000",
+    }
+    with running(folder, TMPDIR=str(folder / "tmp"), **limits) as server:
+        client = server.client()
+        assert client.post("/v1/datasets", json={"name": "large"}).status_code == 201
+        answer = client.post(
+            f"{ENTITIES}?origin=crawl", content=_lines(), headers={"Content-Type": "application/x-ndjson"}, timeout=300
+        )
+        assert answer.status_code == 200, answer.text
+        _flush(folder, kernel_process)
+        yield server
+
+
+def _lines() -> Iterator[bytes]:
+    for number in range(MANY):
+        name = f"Person number {number * 7919 % MANY}"
+        properties = {"name": [name], "country": ["de", "fr"], "notes": [f"{name} " * 600]}
+        yield json.dumps({"id": f"p-{number:06d}", "schema": "Person", "properties": properties}).encode() + b"\n"
+
+
+def _flush(folder: Path, pool: ProcessPoolExecutor) -> None:
+    """Flush beside the server, as its worker would with Spark."""
+    settings = load_settings(
+        database_url=f"sqlite:///{folder}/data/tarn.db",
+        lake_uri=str(folder / "data" / "lake"),
+        admin_key_file=folder / "data" / "admin.key",
+    )
+    database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
+    dataset = dataset_of(database, "large")
+    publisher = Publisher(database, store, settings, "tester")
+    done = Flush(database, store, publisher, lambda: DirectKernels(settings, pool)).run([dataset], lambda: None)
+    assert done[dataset.id].error is None
+    database.close()
+
+
+@pytest.fixture
+def client(large: Server) -> Iterator[httpx.Client]:
+    """A client whose connections are its own."""
+    headers = {"Authorization": f"Bearer {large.admin_key}"}
+    with httpx.Client(base_url=large.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+def until(holds: Callable[[], bool], seconds: float = 20) -> float:
+    """Look again and again until this holds; how long that took."""
+    begun = time.monotonic()
+    while not holds():
+        assert time.monotonic() < begun + seconds
+    return time.monotonic() - begun
+
+
+def events_of(server: Server, request_id: str) -> list[dict[str, Any]]:
+    lines = [line for line in server.log.read_text().splitlines() if request_id in line and line.endswith("}")]
+    return [json.loads(line) for line in lines]
+
+
+def is_over(server: Server, request_id: str) -> bool:
+    return any(event["event"] == "request" for event in events_of(server, request_id))
+
+
+def levels_of(server: Server, mark: int) -> set[str]:
+    """The levels of what was logged since."""
+    return {json.loads(line)["level"] for line in server.log.read_bytes()[mark:].splitlines()}
+
+
+def unread(server: Server, path: str, request_id: str, method: str = "GET", body: bytes = b"") -> socket.socket:
+    """A request on a connection of which nothing is read by itself."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.admin_key}\r\n"
+        f"X-Request-ID: {request_id}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def cpu(server: Server) -> float:
+    times = psutil.Process(server.process.pid).cpu_times()
+    return times.user + times.system
+
+
+def test_memory_is_bounded_while_a_client_takes_a_large_stream_bit_by_bit(large: Server, client: httpx.Client):
+    process = psutil.Process(large.process.pid)
+    size = len(client.get(STREAM).content)
+    before = process.memory_info().rss
+    most, last = 0, b""
+
+    with client.stream("GET", f"{STREAM}?end=true") as answer:
+        for bit in answer.iter_raw(TAKE):
+            most = max(most, process.memory_info().rss)
+            last = (last + bit)[-1000:]
+
+    end = json.loads(last.splitlines()[-1])["$end"]
+    assert end == {"snapshot": answer.headers["Tarn-Snapshot"], "count": MANY}
+    assert size > 4 * MEMORY
+    # What allocators keep comes on top of what the query may take, however long the stream is.
+    assert most - before < size * 2 / 3
+
+
+@pytest.mark.parametrize(
+    "path", [STREAM, f"{STATEMENTS}/stream?prop=name&prop=country"], ids=["entities", "statements"]
+)
+def test_stream_is_given_up_within_a_second_of_its_reader_leaving(large: Server, request, path: str):
+    request_id, mark = f"leaving-{request.node.callspec.id}", large.log.stat().st_size
+    with unread(large, path, request_id) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+
+    assert until(lambda: is_over(large, request_id)) < 1
+    assert levels_of(large, mark) == {"info"}
+
+
+def test_query_is_given_up_within_a_second_of_its_caller_leaving(large: Server):
+    nodes = [{"field": "prop:name", "op": "ilike", "value": f"%{number}%x%y%z%"} for number in range(200)]
+    body = json.dumps({"where": {"or": nodes}}).encode()
+    mark, used = large.log.stat().st_size, cpu(large)
+    with unread(large, f"{ENTITIES}/query", "impatient", "POST", body):
+        until(lambda: cpu(large) > used + 0.5)
+
+    assert until(lambda: is_over(large, "impatient")) < 1
+    assert [event["status"] for event in events_of(large, "impatient")] == [499]
+    assert levels_of(large, mark) == {"info"}
+    idle = cpu(large)
+    assert httpx.get(f"{large.url}/healthz").elapsed.total_seconds() < 1
+    assert cpu(large) - idle < 0.5
+
+
+def test_stream_that_nobody_reads_is_broken_off_and_is_no_error(large: Server):
+    mark, taken = large.log.stat().st_size, b""
+    with unread(large, STREAM, "still") as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        waited = until(lambda: is_over(large, "still"))
+        while bit := connection.recv(1 << 20):
+            taken += bit
+
+    assert waited > PATIENCE * 0.9
+    assert b"\r\n0\r\n\r\n" not in taken
+    assert [event["event"] for event in events_of(large, "still")][-2:] == [
+        "stream broken off: its client takes nothing",
+        "request",
+    ]
+    assert levels_of(large, mark) == {"info"}
+
+
+def test_stream_beyond_those_that_may_be_open_is_told_to_come_again(large: Server, client: httpx.Client):
+    with unread(large, STREAM, "open") as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        refused = client.get(STREAM)
+        listed = client.get(f"{ENTITIES}?limit=1")
+
+    assert (refused.status_code, refused.json()["type"]) == (503, "/problems/unavailable")
+    assert int(refused.headers["Retry-After"]) > 0
+    assert listed.status_code == 200
+    until(lambda: client.get(f"{STREAM}?id=p-000001").status_code == 200)
+
+
+@pytest.mark.parametrize("end", ["false", "true"])
+def test_stream_that_fails_halfway_is_broken_off(large: Server, client: httpx.Client, end: str):
+    taken = b""
+    with (
+        client.stream("GET", STREAM, params={"end": end}) as answer,
+        pytest.raises(httpx.RemoteProtocolError, match="incomplete"),
+    ):
+        bits = answer.iter_raw()
+        taken += next(bits)
+        # Long values wait in a file while their rows are sorted, and come back as the stream goes on.
+        (values,) = (large.folder / "tmp").rglob("aside-*/values")
+        values.write_bytes(b"")
+        for bit in bits:
+            taken += bit
+
+    assert answer.status_code == 200
+    lines = [json.loads(line) for line in taken.splitlines()]
+    assert 0 < len(lines) < MANY
+    assert [line["$error"]["type"] for line in lines if "$error" in line] == ERRORS[end]
+    assert "$error" in lines[-1] or end == "false"
+    assert client.get(f"{ENTITIES}/p-000001").status_code == 200
+
+
+ERRORS = {"false": [], "true": ["/problems/unavailable"]}
+
+
+def test_more_ids_than_a_url_has_room_for_are_refused(large: Server, client: httpx.Client):
+    query = "&".join(["id=a"] * 100_000)
+    with unread(large, f"{ENTITIES}?{query}", "ids") as connection:
+        answer = connection.recv(65536)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"/problems/invalid-format" in answer
+    assert client.get(f"{ENTITIES}?limit=1").status_code == 200

@@ -1,0 +1,218 @@
+"""What must hold after every fault: nothing acknowledged lost, nothing twice, one line of history, no operator."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from deltalake import DeltaTable
+from sqlalchemy import Connection, func, select
+
+from app.db.engine import Database
+from app.db.tables import journal, journal_batches, journal_head, leases
+from app.db.tables import snapshots as recorded_snapshots
+from app.lake import snapshots
+from app.lake.datasets import Dataset
+from app.lake.publish import TABLES
+from app.lake.snapshots import Named
+from app.model.ids import now
+from app.model.snapshot import Head, Snapshot, TableName
+from app.storage.store import Store
+from tests.faults.scene import Event, Scene
+from tests.pipeline.history import Expected, Identity, rows_of, shown, stored
+
+
+def check(scene: Scene) -> None:
+    """Everything, as it is; and again after one more write and one more flush, which nobody had to prepare."""
+    check_now(scene)
+    scene.write()
+    scene.expire_leases()
+    scene.flush("the next one")
+    check_now(scene)
+    assert [*waiting(scene)] == [], "the flush left something behind"
+    assert_no_lease(scene)
+
+
+def check_now(scene: Scene) -> None:
+    """What holds at any moment, also amid a flush."""
+    assert shown(seen(scene)) == shown(scene.expected().live), "what is seen is not what was acknowledged"
+    history = history_of(scene)
+    assert_linear(scene, history)
+    assert_once(scene, history)
+    for snapshot in history:
+        assert_whole(scene, snapshot)
+
+
+# What readers see
+
+
+def look(connection: Connection, dataset: Dataset) -> tuple[Head, list[list[Event]]]:
+    """What a read takes from SQL: the recorded head, and the committed batches that no snapshot holds."""
+    head = snapshots.recorded(connection, dataset)
+    rows = connection.execute(
+        select(journal, journal_batches.c.commit)
+        .join(journal_batches, journal_batches.c.id == journal.c.batch)
+        .where(*_unflushed(dataset))
+        .order_by(journal_batches.c.commit, journal.c.position)
+    )
+    events: dict[int, list[Event]] = {}
+    for row in rows:
+        events.setdefault(row.commit, []).append(dict(row._mapping))
+    return head, [events[commit] for commit in sorted(events)]
+
+
+def laid_over(store: Store, dataset: Dataset, head: Head, unflushed: list[list[Event]]) -> dict[Identity, Event]:
+    """What is live: in the head's files, with what the journal holds after it."""
+    live = {} if head.id is None else stored(store, dataset, snapshots.read(store, dataset, head.seq))
+    view = Expected(live)
+    for batch in unflushed:
+        view.commit(batch)
+    return view.live
+
+
+def seen(scene: Scene) -> dict[Identity, Event]:
+    with scene.database.read() as connection:
+        head, unflushed = look(connection, scene.dataset)
+    return laid_over(scene.store, scene.dataset, head, unflushed)
+
+
+def waiting(scene: Scene) -> Iterator[int]:
+    """Commit numbers that no snapshot holds."""
+    with scene.database.read() as connection:
+        yield from connection.execute(select(journal_batches.c.commit).where(*_unflushed(scene.dataset))).scalars()
+
+
+# History
+
+
+def history_of(scene: Scene) -> list[Snapshot]:
+    """The recorded snapshots that are kept, oldest first. Raises if a manifest is missing or is another one's."""
+    return read_history(scene.database, scene.store, scene.dataset)
+
+
+def read_history(database: Database, store: Store, dataset: Dataset) -> list[Snapshot]:
+    table = recorded_snapshots
+    with database.read() as connection:
+        rows = connection.execute(
+            select(table.c.seq, table.c.id)
+            .where(table.c.dataset_id == dataset.id, table.c.expired.is_(None))
+            .order_by(table.c.seq)
+        ).all()
+    return [snapshots.read_named(store, dataset, Named(row.seq, row.id)) for row in rows]
+
+
+def assert_linear(scene: Scene, history: list[Snapshot]) -> None:
+    """One head; every other snapshot has one child, the next number, made later."""
+    with scene.database.read() as connection:
+        head = snapshots.recorded(connection, scene.dataset)
+    if not history:
+        assert head.id is None
+        return
+    last = history[-1]
+    assert (head.seq, head.id, head.content, head.segment) == (last.seq, last.id, last.content, last.segment)
+    assert history[0].parent == given_up_last(scene)
+    for parent, child in pairwise(history):
+        assert (child.seq, child.parent) == (parent.seq + 1, parent.id)
+        assert child.created > parent.created
+        assert child.segment >= parent.segment
+        assert child.content == child.seq or child.content == parent.content
+        assert child.rows.live == parent.rows.live + child.rows.added - child.rows.ended
+        for table in TABLES:
+            assert_follows(parent, child, table)
+
+
+def given_up_last(scene: Scene) -> str | None:
+    """The newest snapshot that is not kept any more, if there is one. Those before it are not kept either."""
+    table = recorded_snapshots
+    with scene.database.read() as connection:
+        rows = connection.execute(
+            select(table.c.id, table.c.expired).where(table.c.dataset_id == scene.dataset.id).order_by(table.c.seq)
+        ).all()
+    gone = [row.expired is not None for row in rows]
+    assert gone == sorted(gone, reverse=True), "history has a hole"
+    return rows[gone.count(True) - 1].id if any(gone) else None
+
+
+def assert_follows(parent: Snapshot, child: Snapshot, table: TableName) -> None:
+    """The files are the parent's, without those removed and with those added."""
+    before, after = _paths(parent, table), _paths(child, table)
+    changed = child.table(table)
+    assert after == (before - set(changed.removed)) | set(changed.added)
+    assert changed.version >= parent.table(table).version
+
+
+def assert_once(scene: Scene, history: list[Snapshot]) -> None:
+    """Every acknowledged batch is in one snapshot or in the journal, never in both; and so is every row of it."""
+    flushed = [batch.commit for snapshot in history for batch in snapshot.batches]
+    left = [*waiting(scene)]
+    assert sorted(flushed + left) == since_the_tail(scene, history, flushed + left), (
+        "a batch is lost, or is there twice"
+    )
+    with scene.database.read() as connection:
+        head = snapshots.recorded(connection, scene.dataset)
+        late = select(func.count()).where(*_unflushed(scene.dataset), journal_batches.c.segment <= head.segment)
+        assert connection.execute(late).scalar() == 0, "a committed batch is in a segment that is done"
+        counted = connection.execute(
+            select(journal_head.c.rows, journal_head.c.oldest).where(journal_head.c.dataset_id == scene.dataset.id)
+        ).one()
+        rows = connection.execute(
+            select(func.coalesce(func.sum(journal_batches.c.rows), 0)).where(*_unflushed(scene.dataset))
+        ).scalar_one()
+    assert counted.rows == rows, "the journal's head miscounts what waits"
+    assert (counted.oldest is None) == (not left), "nobody would know that something waits, or that nothing does"
+    if history:
+        assert_no_row_twice(scene.store, scene.dataset, history[-1])
+        live = stored(scene.store, scene.dataset, history[-1])
+        assert history[-1].rows.live == len(live)
+
+
+def since_the_tail(scene: Scene, history: list[Snapshot], known: list[int]) -> list[int]:
+    """The batches that must be known: all of them, or those since the oldest that a kept snapshot still lists."""
+    whole = not history or history[0].parent is None
+    return sorted(commit for commit in scene.told if whole or commit >= min(known, default=commit + 1))
+
+
+def assert_no_row_twice(store: Store, dataset: Dataset, snapshot: Snapshot) -> None:
+    rows = rows_of(store, dataset, snapshot, "statements")
+    marks = rows_of(store, dataset, snapshot, "translog")
+    twice: Counter[tuple[Any, ...]] = Counter((row["id"], row["origin"], row["ord"]) for row in rows)
+    twice.update((mark["id"], mark["origin"], mark["ord"], mark["kind"], mark["canonical_id"]) for mark in marks)
+    assert [row for row, count in twice.items() if count > 1] == [], "an event was written twice"
+
+
+# Tables and files
+
+
+def assert_whole(scene: Scene, snapshot: Snapshot) -> None:
+    """Both tables open at the pinned versions with exactly the manifest's files, and those are there."""
+    for table in TABLES:
+        folder = scene.dataset.layout.statements if table == "statements" else scene.dataset.layout.translog
+        address = scene.store.connection.table_uri(folder)
+        options = scene.store.connection.delta_options()
+        opened = DeltaTable(address, version=snapshot.table(table).version, storage_options=options)
+        listed = {uri.removeprefix(f"{address}/") for uri in opened.file_uris()}
+        assert listed == _paths(snapshot, table), f"{table} of {snapshot.seq} is not what its manifest says"
+        for file in snapshot.table(table).files:
+            found = scene.store.head(f"{folder}/{file.path}")
+            assert found is not None, f"{file.path} is not there"
+            assert found.size == file.size
+
+
+def assert_no_lease(scene: Scene) -> None:
+    with scene.database.read() as connection:
+        held = connection.execute(
+            select(leases.c.owner).where(leases.c.dataset_id == scene.dataset.id, leases.c.expires > now())
+        )
+        assert held.scalars().all() == [], "a lease was not given back"
+
+
+def _unflushed(dataset: Dataset) -> tuple[Any, ...]:
+    return (
+        journal_batches.c.dataset_id == dataset.id,
+        journal_batches.c.state == "committed",
+        ~journal_batches.c.is_stage,
+    )
+
+
+def _paths(snapshot: Snapshot, table: TableName) -> set[str]:
+    return {file.path for file in snapshot.table(table).files}

@@ -1,0 +1,32 @@
+"""What fault cases stand on. `FAULT_SEEDS=20` plays each of them on as many histories."""
+
+import os
+
+import pytest
+
+from app.db.engine import Database
+from app.settings import Settings
+from app.storage.store import Store
+from app.tenancy.bootstrap import ensure_admin
+from tests.faults.scene import Scene
+from tests.pipeline.kernels import DirectKernels
+
+# No name of a setting: an unknown one of those refuses every start.
+SEEDS = int(os.environ.get("FAULT_SEEDS", "1"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(SEEDS))
+
+
+@pytest.fixture
+def scene(
+    settings: Settings,
+    database: Database,
+    store: Store,
+    kernels: DirectKernels,
+    seed: int,
+) -> Scene:
+    ensure_admin(database, settings)
+    return Scene.make(settings, database, store, kernels, seed)

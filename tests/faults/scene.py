@@ -1,0 +1,261 @@
+"""A dataset with workers and clients in this process: what fault cases are played on."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, update
+
+from app.db.engine import Database
+from app.db.tables import leases
+from app.errors import TarnError
+from app.journal import batches
+from app.journal.batches import Batch, Sized
+from app.lake import datasets, snapshots
+from app.lake.datasets import Dataset
+from app.lake.publish import Publisher, Reached
+from app.lake.vacuum import Vacuum
+from app.model.dataset import NewDataset
+from app.model.ids import now
+from app.model.job import (
+    CompactOptions,
+    CompactResult,
+    OptimizeOptions,
+    OptimizeResult,
+    Progress,
+    RevertOptions,
+    RevertResult,
+    VacuumOptions,
+    VacuumResult,
+)
+from app.model.snapshot import Change, Snapshot
+from app.model.statement import statement_id
+from app.model.tenant import ADMIN
+from app.pipeline.compact import Compact
+from app.pipeline.flush import Flush, Flushed, Kernels
+from app.pipeline.optimize import Optimize
+from app.pipeline.revert import Revert
+from app.pipeline.rewrite import Rewriting
+from app.settings import Settings
+from app.storage.faults import Gate
+from app.storage.store import Store
+from app.tenancy.audit import Act
+from tests.pipeline.history import Expected
+from tests.pipeline.test_fold import as_events, drawn
+
+BEFORE_MANIFEST = ("closed", "built", "leased", "leveled", "statements committed", "translog committed")
+AFTER_MANIFEST = ("manifest put", "recorded", "released", "purged")
+STEPS = (*BEFORE_MANIFEST, *AFTER_MANIFEST)
+
+ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For what does not depend on which database it is."""
+
+QUICK = {"commit_backoff_base": 0.0001, "commit_backoff_cap": 0.001}
+"""Nobody need wait for anybody here."""
+
+Event = dict[str, Any]
+
+
+class Killed(BaseException):
+    """The process dies here. No Exception: nothing may tidy up after it."""
+
+
+def killed_at(step: str) -> Reached:
+    def reached(name: str) -> None:
+        if name == step:
+            raise Killed(name)
+
+    return reached
+
+
+def held_at(step: str, gate: Gate) -> Reached:
+    """Stand still at a step, the first time it is reached, until the gate is opened."""
+    first = iter([gate.hold])
+
+    def reached(name: str) -> None:
+        if name == step:
+            next(first, lambda: None)()
+
+    return reached
+
+
+@dataclass
+class Scene:
+    """One dataset, those who write to it, and what they were told is durable."""
+
+    settings: Settings
+    database: Database
+    store: Store
+    kernels: Kernels
+    dataset: Dataset
+    draw: random.Random
+    told: dict[int, list[Event]] = field(default_factory=dict)
+    """What was acknowledged, by commit number."""
+    reverts: bool = False
+    """Whether somebody may revert: then history says what is left of it."""
+
+    @classmethod
+    def make(
+        cls, settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int, name: str = "test"
+    ) -> "Scene":
+        config, _ = datasets.create(database, store, NewDataset.model_validate({"name": name}), _act())
+        quick = settings.model_copy(update=QUICK)
+        return cls(quick, database, store, kernels, Dataset(config.id, config.name), random.Random(seed))
+
+    # Clients
+
+    def write(self, *events: Event) -> int:
+        """Commit a batch: these events, or a few that are drawn."""
+        with self.database.write() as connection:
+            return self.write_in(connection, *events)
+
+    def write_in(self, connection: Connection, *events: Event) -> int:
+        """Commit a batch in a transaction of the caller's."""
+        batch = list(events) or self.some()
+        sized = Sized(Batch(self.dataset, ADMIN, _act()), as_events(batch))
+        (outcome,) = batches.write_whole(connection, self.settings, [sized])
+        commit: int = outcome.answer["commit"]
+        self.told[commit] = batch
+        return commit
+
+    def with_history(self, earlier: int) -> None:
+        """Some snapshots, then something to flush. Each adds to both tables, whatever else it does."""
+        for number in range(earlier):
+            self.write(self.fresh(f"earlier {number}"), *self.some())
+            self.flush("earlier")
+        self.write(*self.some())
+        self.write(self.fresh("new"))
+
+    def some(self) -> list[Event]:
+        """A few events, of few entities, so that they meet."""
+        return [drawn(self.draw) for _ in range(self.draw.randrange(1, 5))]
+
+    def fresh(self, entity: str) -> Event:
+        """A statement of an entity that nobody has heard of."""
+        fact = {"kind": 1, "entity_id": entity, "origin": "crawl", "prop": "name", "value": entity}
+        return drawn(self.draw) | fact | {"id": statement_id(self.dataset.name, entity, "name", entity)}
+
+    def expected(self) -> Expected:
+        """What everybody must see."""
+        expected, flushed = self._kept() if self.reverts else (Expected(), set[int]())
+        for commit in sorted(self.told.keys() - flushed):
+            expected.commit(self.told[commit])
+        return expected
+
+    def _kept(self) -> tuple[Expected, set[int]]:
+        """What history leaves of all that is in it, by what each snapshot says that it is; and what is in it."""
+        with self.database.read() as connection:
+            head = snapshots.recorded(connection, self.dataset)
+        states: dict[int, Expected] = {0: Expected()}
+        flushed: set[int] = set()
+        for snapshot in snapshots.since(self.store, self.dataset, 0, head.seq):
+            states[snapshot.seq] = Expected(dict(states[snapshot.seq - 1].live))
+            for batch in sorted(snapshot.batches, key=lambda batch: batch.commit):
+                states[snapshot.seq].commit(self.told[batch.commit])
+                flushed.add(batch.commit)
+            if snapshot.operation is Change.REVERT:
+                states[snapshot.seq] = Expected(dict(states[int(str(snapshot.message).removeprefix("to "))].live))
+        return states[head.seq], flushed
+
+    # Workers
+
+    def worker(
+        self,
+        owner: str,
+        reached: Reached = lambda _: None,
+        store: Store | None = None,
+        kernels: Kernels | None = None,
+        **changes: Any,
+    ) -> Callable[[], Flushed]:
+        """A worker of its own name: call it to flush the dataset."""
+        settings = self.settings.model_copy(update=changes)
+        publisher = Publisher(self.database, store or self.store, settings, owner, reached)
+        running = kernels or self.kernels
+        flush = Flush(self.database, store or self.store, publisher, lambda: running, reached)
+        return lambda: flush.run([self.dataset], lambda: None)[self.dataset.id]
+
+    def maintenance(
+        self,
+        owner: str,
+        reached: Reached = lambda _: None,
+        database: Database | None = None,
+        store: Store | None = None,
+    ) -> "Maintaining":
+        """Somebody of its own name who keeps the dataset in shape."""
+        database, store = database or self.database, store or self.store
+        publisher = Publisher(database, store, self.settings, owner, reached)
+        rewriting = Rewriting(database, store, publisher, lambda: self.kernels, reached)
+        flush = Flush(database, store, publisher, lambda: self.kernels, reached)
+        vacuum = Vacuum(database, store, self.settings, publisher, reached)
+        return Maintaining(
+            compact=lambda force=True: Compact(rewriting).run(self.dataset, CompactOptions(force=force), _ignored),
+            optimize=lambda: Optimize(rewriting).run(self.dataset, OptimizeOptions(), _ignored),
+            revert=lambda to: Revert(database, rewriting, flush).run(
+                self.dataset, RevertOptions(to=str(to), message=f"to {to}"), _ignored
+            ),
+            vacuum=lambda: vacuum.run(self.dataset, VacuumOptions(retention_hours=0, override_floor=True), _ignored),
+        )
+
+    def publisher(self, owner: str = "by hand", reached: Reached = lambda _: None, **changes: Any) -> Publisher:
+        return Publisher(self.database, self.store, self.settings.model_copy(update=changes), owner, reached)
+
+    def flush(self, owner: str = "another") -> list[Snapshot]:
+        """Flush without a fault."""
+        done = self.worker(owner)()
+        assert done.error is None, repr(done.error)
+        return done.snapshots
+
+    def expire_leases(self) -> None:
+        """Let the time pass that a lease lasts."""
+        with self.database.write() as connection:
+            past = now() - timedelta(seconds=1)
+            connection.execute(update(leases).where(leases.c.expires > past).values(expires=past))
+
+
+@dataclass(frozen=True)
+class Maintaining:
+    """What can be done to keep a dataset in shape, each to be called."""
+
+    compact: Callable[..., CompactResult]
+    optimize: Callable[[], OptimizeResult]
+    revert: Callable[[int], RevertResult]
+    vacuum: Callable[[], VacuumResult]
+
+
+def _ignored(_: Progress | None) -> None:
+    """Nobody asks how far it is."""
+
+
+def run_together(*acts: Callable[[], Any]) -> list[Any]:
+    """Do things at once, each in a thread, from one moment on; what they return."""
+    begin = threading.Barrier(len(acts))
+
+    def act(one: Callable[[], Any]) -> Any:
+        begin.wait(30)
+        return one()
+
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(act, acts))
+
+
+@contextmanager
+def beside(act: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """Do something beside the block; after it, what is given here returns its result."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(act)
+        yield lambda: future.result(60)
+        future.exception(60)
+
+
+def outcome(error: TarnError | None) -> str | None:
+    return None if error is None else error.slug
+
+
+def _act() -> Act:
+    return Act(None, "add_statements", "test", "r")

@@ -1,0 +1,221 @@
+"""Flush, with workers that die, stand still or meet: one commit, whoever makes it."""
+
+import pytest
+
+from app.pipeline.flush import Flushed
+from app.storage.faults import Gate
+from tests.faults.checks import assert_no_lease, check, check_now, history_of, waiting
+from tests.faults.scene import (
+    AFTER_MANIFEST,
+    BEFORE_MANIFEST,
+    ONE_DATABASE,
+    STEPS,
+    Killed,
+    Scene,
+    beside,
+    held_at,
+    killed_at,
+    outcome,
+    run_together,
+)
+
+EARLIER = pytest.mark.parametrize(
+    ("database_url", "earlier"), [("sqlite", 0), ("sqlite", 1), ("postgresql", 1)], indirect=["database_url"]
+)
+"""With no snapshot before, or one."""
+
+
+# A worker dies
+
+
+@pytest.mark.contract("H1", "H2", "H7", "W1")
+@EARLIER
+@pytest.mark.parametrize("step", STEPS)
+def test_worker_killed_after_a_step_is_finished_by_another(scene: Scene, step: str, earlier: int):
+    scene.with_history(earlier)
+    with pytest.raises(Killed):
+        scene.worker("dies", killed_at(step))()
+    check_now(scene)
+    left = len(history_of(scene))
+    scene.expire_leases()
+
+    made = scene.flush()
+
+    assert len(history_of(scene)) == earlier + 1
+    assert left == earlier + (step in AFTER_MANIFEST[1:])
+    assert len(made) == (step in BEFORE_MANIFEST)
+    check(scene)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("step", ["leased", "translog committed", "manifest put"])
+def test_worker_that_comes_back_under_its_name_need_not_wait_for_its_own_lease(scene: Scene, step: str):
+    scene.with_history(1)
+    with pytest.raises(Killed):
+        scene.worker("the same", killed_at(step))()
+
+    scene.flush("the same")
+
+    assert [*waiting(scene)] == []
+    assert_no_lease(scene)
+    check(scene)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("step", ["leased", "translog committed"])
+def test_worker_killed_with_its_lease_keeps_others_off_until_it_expires(scene: Scene, step: str):
+    scene.with_history(1)
+    with pytest.raises(Killed):
+        scene.worker("dies", killed_at(step))()
+
+    early = scene.worker("early")()
+    scene.expire_leases()
+    scene.flush()
+
+    assert (early.snapshots, outcome(early.error)) == ([], "locked")
+    check(scene)
+
+
+@pytest.mark.contract("H2")
+def test_killed_before_the_manifest_nothing_of_it_shows_and_after_it_is_recorded_by_whoever_recovers(scene: Scene):
+    scene.with_history(1)
+    before = history_of(scene)
+    with pytest.raises(Killed):
+        scene.worker("dies", killed_at("translog committed"))()
+    scene.expire_leases()
+    scene.publisher().recover(scene.dataset)
+    unchanged = history_of(scene)
+    with pytest.raises(Killed):
+        scene.worker("dies too", killed_at("manifest put"))()
+    scene.expire_leases()
+
+    scene.publisher().recover(scene.dataset)
+
+    assert unchanged == before
+    assert [snapshot.seq for snapshot in history_of(scene)] == [1, 2]
+    assert [*waiting(scene)] == []
+    check(scene)
+
+
+def test_table_ahead_of_its_head_is_put_back_before_anything_is_added(scene: Scene):
+    scene.with_history(1)
+    (before,) = history_of(scene)
+    with pytest.raises(Killed):
+        scene.worker("dies", killed_at("statements committed"))()
+    scene.expire_leases()
+    again = [*waiting(scene)]
+
+    (made,) = scene.flush()
+
+    # One version is the dead one's, one puts it back, one is ours. The translog had not moved.
+    assert [batch.commit for batch in made.batches] == again
+    assert made.statements.version == before.statements.version + 3
+    assert made.translog.version == before.translog.version + 1
+    check(scene)
+
+
+# A worker stands still
+
+
+@pytest.mark.contract("H1", "H7")
+@EARLIER
+@pytest.mark.parametrize("step", STEPS)
+def test_holder_paused_past_its_expiry_while_another_publishes_leaves_one_commit(scene: Scene, step: str, earlier: int):
+    scene.with_history(earlier)
+    gate = Gate()
+    with beside(scene.worker("paused", held_at(step, gate))) as paused:
+        gate.wait_arrived()
+        scene.expire_leases()
+        by_other = scene.flush()
+        check_now(scene)
+        gate.release()
+        resumed: Flushed = paused()
+
+    history = history_of(scene)
+    assert resumed.error is None
+    assert {each.id for each in history[earlier:]} == {each.id for each in [*by_other, *resumed.snapshots]}
+    assert len(history) == earlier + 1
+    assert len(by_other) == (step in BEFORE_MANIFEST)
+    check(scene)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("later", BEFORE_MANIFEST[2:])
+@pytest.mark.parametrize("step", BEFORE_MANIFEST[2:])
+def test_holder_resumed_while_the_next_one_is_halfway_leaves_one_commit(scene: Scene, step: str, later: str):
+    scene.with_history(1)
+    first, second = Gate(), Gate()
+    with beside(scene.worker("paused", held_at(step, first))) as paused:
+        first.wait_arrived()
+        scene.expire_leases()
+        with beside(scene.worker("next", held_at(later, second))) as following:
+            second.wait_arrived()
+            first.release()
+            resumed: Flushed = paused()
+            check_now(scene)
+            second.release()
+            followed: Flushed = following()
+
+    scene.expire_leases()
+    made = {each.id for each in [*resumed.snapshots, *followed.snapshots, *scene.flush()]}
+    assert made == {each.id for each in history_of(scene)[1:]}
+    assert len(made) == 1
+    check(scene)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("step", BEFORE_MANIFEST[2:])
+def test_holder_paused_while_others_publish_twice_publishes_nothing_of_its_own(scene: Scene, step: str):
+    scene.with_history(1)
+    gate = Gate()
+    with beside(scene.worker("paused", held_at(step, gate))) as paused:
+        gate.wait_arrived()
+        for _ in range(2):
+            scene.expire_leases()
+            scene.flush()
+            scene.write()
+        gate.release()
+        resumed: Flushed = paused()
+
+    assert (resumed.snapshots, outcome(resumed.error)) == ([], None)
+    check(scene)
+
+
+# Several workers at once
+
+
+@pytest.mark.contract("H1", "H7")
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_on_one_dataset_at_once_flush_everything_once(scene: Scene, workers: int):
+    def write() -> None:
+        for _ in range(8):
+            scene.write()
+
+    def work(owner: str) -> list[str]:
+        """Flush until nothing is left; whoever finds the dataset taken looks again."""
+        made = []
+        while len(scene.told) < 8 or [*waiting(scene)]:
+            done = scene.worker(owner)()
+            assert outcome(done.error) in (None, "locked")
+            made += [snapshot.id for snapshot in done.snapshots]
+        return made
+
+    _, *made = run_together(write, *(lambda name=f"w{number}": work(name) for number in range(workers)))
+
+    assert sorted(each for one in made for each in one) == sorted(each.id for each in history_of(scene))
+    check(scene)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_that_all_think_they_hold_the_lease_publish_one_snapshot(scene: Scene, workers: int):
+    scene.with_history(1)
+    together = [scene.worker(f"w{number}", lambda _: scene.expire_leases()) for number in range(workers)]
+
+    done = run_together(*together)
+
+    assert {outcome(each.error) for each in done} <= {None, "snapshot-conflict", "locked"}
+    scene.expire_leases()
+    made = [snapshot.id for each in done for snapshot in each.snapshots]
+    made += [snapshot.id for snapshot in scene.flush()]
+    assert made == [history_of(scene)[1].id]
+    check(scene)

@@ -1,0 +1,336 @@
+"""Vacuum, with processes that die, stand still or meet: whoever needs a file finds it, and what nobody needs goes."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from app.db import readers
+from app.db.tables import datasets as dataset_rows
+from app.errors import DatasetNotFound, SnapshotGone
+from app.lake import refs, snapshots
+from app.lake.vacuum import Vacuum
+from app.model.ids import new_id
+from app.model.job import VacuumOptions, VacuumResult
+from app.model.names import RefName
+from app.model.snapshot import Change
+from app.pipeline.flush import Flushed
+from app.query.reader import Reader, State
+from app.query.running import Reporter
+from app.storage.faults import FaultyStore, Gate
+from tests.faults.checks import check, check_now, history_of
+from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, held_at, killed_at, outcome, run_together
+from tests.lake.vacuums import (
+    NOW,
+    assert_clean,
+    data_files,
+    head_of,
+    manifests,
+    named,
+    replace_files,
+    vacuum,
+    with_garbage,
+)
+from tests.pipeline.history import shown, stored
+
+BEFORE = ("listed", "decided", "leased", "leveled", "statements committed", "translog committed")
+AFTER = (
+    "manifest put",
+    "recorded",
+    "released",
+    "published",
+    "told",
+    "deleting data",
+    "data deleted",
+    "deleting manifests",
+    "manifests deleted",
+    "deleting statements log",
+    "statements log deleted",
+    "deleting translog log",
+    "translog log deleted",
+    "deleting versions",
+    "versions deleted",
+    "swept",
+)
+
+
+# It dies
+
+
+@pytest.mark.contract("H9")
+@pytest.mark.parametrize(
+    ("database_url", "step"),
+    [*(("sqlite", step) for step in (*BEFORE, *AFTER)), *(("postgresql", step) for step in ("recorded", "told"))],
+    indirect=["database_url"],
+)
+def test_vacuum_killed_at_a_step_leaves_everything_right_and_the_next_one_finishes(scene: Scene, step: str):
+    with_garbage(scene, 8)
+    with pytest.raises(Killed):
+        vacuum(scene, reached=killed_at(step))
+    check_now(scene)
+    scene.expire_leases()
+
+    vacuum(scene)
+
+    assert [one.operation for one in history_of(scene)] in ([Change.VACUUM], [Change.VACUUM, Change.VACUUM])
+    assert_clean(scene)
+    check(scene)
+
+
+@ONE_DATABASE
+def test_vacuum_killed_amid_a_request_that_deletes_is_finished_by_the_next_one(scene: Scene):
+    with_garbage(scene, 8)
+    layout = scene.dataset.layout
+    for glob in (f"{layout.statements}/origin*", f"{layout.snapshots}/*", f"{layout.translog}/_delta_log/*"):
+        for after in (False, True):
+            replace_files(scene)
+            store = FaultyStore(scene.store)
+            store.fail("delete", glob, Killed(), after=after)
+            with pytest.raises(Killed):
+                vacuum(scene, store=store)
+            check_now(scene)
+
+    vacuum(scene)
+
+    assert_clean(scene)
+    check(scene)
+
+
+# Somebody reads
+
+
+@pytest.fixture
+def reader(scene: Scene) -> Iterator[Reader]:
+    reader = Reader(scene.settings, scene.database, scene.store)
+    with closing(reader), Reporter(scene.database, reader.running, 0.002):
+        yield reader
+
+
+def test_slow_reader_of_a_snapshot_that_is_given_up_reads_it_to_its_end(scene: Scene, reader: Reader):
+    with_garbage(scene, 4)
+    since = history_of(scene)[1:]
+    live = stored(scene.store, scene.dataset, since[0])
+    expected = {(row["entity_id"], row["value"]) for row in live.values()}
+
+    with reader.reading() as reading:
+        reading.everything(scene.dataset, State(at="2"))
+        during = vacuum(scene)
+        with scene.database.read() as connection, pytest.raises(SnapshotGone):
+            snapshots.find(connection, scene.dataset, "2")
+        rows = reading.duck.execute("SELECT entity_id, value FROM live").fetchall()
+    after = vacuum(scene)
+
+    assert set(rows) == expected
+    assert during.left == len(named(scene, *since) - named(scene, *history_of(scene)))
+    assert after.left == 0
+    assert_clean(scene)
+    check(scene)
+
+
+def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: Scene, reader: Reader):
+    with_garbage(scene, 4)
+    resolving, deleting = Gate(), Gate()
+    slow = FaultyStore(scene.store)
+    blocked = slow.block("get", scene.dataset.layout.snapshot(3))
+    late = Reader(scene.settings, scene.database, slow)
+
+    def read() -> set[Any]:
+        with late.reading() as reading:
+            reading.everything(scene.dataset, State(at="3"))
+            resolving.release()
+            deleting.hold()
+            return set(reading.duck.execute("SELECT id, origin FROM live").fetchall())
+
+    expected = set(stored(scene.store, scene.dataset, history_of(scene)[2]))
+    with closing(late), Reporter(scene.database, late.running, 0.002), beside(read) as reading:
+        blocked.wait_arrived()  # it knows which one it reads, and nobody else does
+        done = vacuum(scene)
+        blocked.release()
+        deleting.wait_arrived()
+        deleting.release()
+        seen = reading()
+
+    assert seen == expected
+    assert done.left > 0
+    vacuum(scene)
+    assert_clean(scene)
+    check(scene)
+
+
+@ONE_DATABASE
+def test_time_travel_beside_vacuums_shows_a_state_whole_or_says_that_it_is_gone(scene: Scene, reader: Reader):
+    with_garbage(scene, 4)
+    known = {one.seq: set(stored(scene.store, scene.dataset, one)) for one in history_of(scene)}
+    over = threading.Event()
+
+    def travel() -> tuple[int, int]:
+        whole = gone = 0
+        while not over.is_set() or not gone:
+            for seq, expected in known.items():
+                try:
+                    with reader.reading() as reading:
+                        reading.everything(scene.dataset, State(at=str(seq)))
+                        assert set(reading.duck.execute("SELECT id, origin FROM live").fetchall()) == expected
+                    whole += 1
+                except SnapshotGone:
+                    gone += 1
+        return whole, gone
+
+    def maintain() -> None:
+        for hours in (24, 0, 0):
+            vacuum(scene, VacuumOptions(retention_hours=hours, override_floor=True))
+            replace_files(scene)
+        over.set()
+
+    (whole, gone), _ = run_together(travel, maintain)
+
+    assert whole > 0
+    assert gone > 0
+    check(scene)
+
+
+@ONE_DATABASE
+def test_process_that_died_holds_up_one_vacuum_and_is_forgotten(scene: Scene):
+    with_garbage(scene, 4)
+    with scene.database.write() as connection:
+        readers.tell(connection, "dead", readers.Report(7, {scene.dataset.id: 1}))
+    held_up: list[object] = []
+    settings = scene.settings.model_copy(update={"reader_heartbeat": 0.004, "reader_silent_after": 0.05})
+
+    result = Vacuum(scene.database, scene.store, settings, scene.publisher()).run(scene.dataset, NOW, held_up.append)
+
+    assert result.left == 0
+    assert len(held_up) > 2
+    with scene.database.read() as connection:
+        assert readers.told(connection) == {}
+    assert_clean(scene)
+    check(scene)
+
+
+@ONE_DATABASE
+def test_vacuum_that_is_stopped_while_it_waits_for_readers_deletes_nothing(scene: Scene):
+    with_garbage(scene, 4)
+    before = data_files(scene)
+    with scene.database.write() as connection:
+        readers.tell(connection, "slow", readers.Report(7, {}))
+    waiting_for = Vacuum(scene.database, scene.store, scene.settings, scene.publisher())
+
+    def stop(_: object) -> None:
+        if len(history_of(scene)) == 1:
+            raise Killed
+
+    with pytest.raises(Killed):
+        waiting_for.run(scene.dataset, NOW, stop)
+
+    assert data_files(scene) == before
+    check_now(scene)
+
+
+# Somebody writes
+
+
+@pytest.mark.contract("H6")
+@pytest.mark.parametrize("step", ["built", "leased"])
+def test_flush_that_was_built_before_a_vacuum_is_built_again_after_it(scene: Scene, step: str):
+    scene.with_history(3)
+    gate = Gate()
+    with beside(scene.worker("flushes", held_at(step, gate))) as flushing:
+        gate.wait_arrived()
+        built = data_files(scene)
+        scene.expire_leases()
+        vacuum(scene)
+        left = data_files(scene)
+        gate.release()
+        flushed: Flushed = flushing()
+
+    assert left < built
+    assert outcome(flushed.error) is None
+    assert [one.operation for one in history_of(scene)] == [Change.VACUUM, Change.FLUSH]
+    assert named(scene, *flushed.snapshots) & built == left
+    check(scene)
+
+
+@ONE_DATABASE
+def test_flush_that_publishes_while_a_vacuum_decides_makes_it_try_again(scene: Scene):
+    scene.with_history(3)
+    gate = Gate()
+    with beside(lambda: vacuum(scene, reached=held_at("leased", gate))) as vacuuming:
+        gate.wait_arrived()
+        scene.expire_leases()
+        (between,) = scene.flush()
+        gate.release()
+        done: VacuumResult = vacuuming()
+
+    assert done.snapshot is not None
+    assert done.snapshot.seq == between.seq + 1
+    check(scene)
+
+
+@ONE_DATABASE
+def test_ref_that_is_set_while_a_vacuum_decides_keeps_its_snapshot(scene: Scene):
+    with_garbage(scene, 4)
+    third = history_of(scene)[2]
+    expected = shown(stored(scene.store, scene.dataset, third))
+    gate = Gate()
+    with beside(lambda: vacuum(scene, reached=held_at("decided", gate))) as vacuuming:
+        gate.wait_arrived()
+        with scene.database.write() as connection:
+            refs.put(connection, scene.dataset, RefName("release"), "3", "admin")
+        gate.release()
+        done: VacuumResult = vacuuming()
+
+    assert done.retained_from == 3
+    assert done.expired == 2
+    assert shown(stored(scene.store, scene.dataset, third)) == expected
+    assert_clean(scene)
+    check(scene)
+
+
+def test_two_vacuums_at_once_delete_what_one_would(scene: Scene):
+    with_garbage(scene, 4)
+
+    first, second = run_together(
+        lambda: vacuum(scene, VacuumOptions(retention_hours=0, override_floor=True)),
+        lambda: vacuum(scene, VacuumOptions(override_floor=True)),
+    )
+
+    assert {first.dry_run, second.dry_run} == {False}
+    vacuum(scene)
+    assert_clean(scene)
+    check(scene)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("step", ["listed", "decided", "published", "told", "data deleted", "manifests deleted"])
+def test_vacuum_of_a_dataset_that_is_deleted_meanwhile_ends_there(scene: Scene, step: str):
+    with_garbage(scene, 8)
+    kept: list[list[str]] = []
+
+    def reached(name: str) -> None:
+        if name == step:
+            with scene.database.write() as connection:
+                connection.execute(
+                    update(dataset_rows).where(dataset_rows.c.id == scene.dataset.id).values(state="deleting")
+                )
+            kept.append([entry.path for entry in scene.store.list(scene.dataset.layout.root)])
+
+    with pytest.raises(DatasetNotFound):
+        vacuum(scene, reached=reached)
+
+    assert kept == [[entry.path for entry in scene.store.list(scene.dataset.layout.root)]]
+
+
+@ONE_DATABASE
+def test_stray_manifest_below_the_tail_goes_and_one_above_the_head_stays(scene: Scene):
+    scene.with_history(3)
+    stray = head_of(scene).model_copy(update={"seq": 9, "id": new_id(), "dataset_id": new_id()})
+    scene.store.put_new(scene.dataset.layout.snapshot(9), stray.to_json())
+    vacuum(scene)
+    scene.store.put_new(scene.dataset.layout.snapshot(2), stray.to_json())
+
+    vacuum(scene)
+
+    assert manifests(scene) == [*(one.seq for one in history_of(scene)), 9]

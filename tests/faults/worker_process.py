@@ -1,0 +1,52 @@
+"""A worker as its own process, that says every step it reaches and, at one of them, kills itself or waits.
+
+    python -m tests.faults.worker_process ["statements committed" KILL|WAIT]
+
+Settings come from the environment, as for `tarn worker`. Each step is a line on stdout; one that waits goes on when its
+stdin ends.
+"""
+
+import os
+import signal
+import sys
+
+from app import logs
+from app.lake.publish import Reached
+from app.main import _opened
+from app.model.ids import new_id
+from app.settings import load_settings
+from app.worker.flusher import SparkFlusher
+from app.worker.loop import Worker
+
+
+def saying(step: str | None, fault: str) -> Reached:
+    """Say each step; at this one, the first time, die or wait."""
+    left = [step]
+
+    def reached(name: str) -> None:
+        sys.stdout.write(f"{name}\n")
+        sys.stdout.flush()
+        if name == left[0]:
+            left.clear()
+            left.append(None)
+            if fault == "KILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            sys.stdin.read()
+
+    return reached
+
+
+def main(step: str | None = None, fault: str = "KILL") -> None:
+    settings = load_settings()
+    logs.configure(settings)
+    with _opened(settings) as (database, store):
+        reached = saying(step, fault)
+        flusher = SparkFlusher(settings, database, store, new_id(), reached)
+        worker = Worker(settings, database, store, flusher, flusher.maintenance())
+        signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+        reached("started")
+        worker.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

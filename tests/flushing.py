@@ -1,0 +1,50 @@
+"""A flush in a test: kernels in a child process, without Spark."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from app.lake.datasets import Dataset, find
+from app.lake.publish import Publisher
+from app.model.names import DatasetName
+from app.model.snapshot import Snapshot
+from app.pipeline.flush import Flush
+from app.settings import Settings
+from tests.house import House
+from tests.pipeline.kernels import DirectKernels, child
+
+
+@pytest.fixture(scope="session")
+def kernel_process() -> Iterator[ProcessPoolExecutor]:
+    with child() as pool:
+        yield pool
+
+
+@pytest.fixture
+def kernels(settings: Settings, kernel_process: ProcessPoolExecutor) -> DirectKernels:
+    return DirectKernels(settings, kernel_process)
+
+
+@pytest.fixture
+def dataset(house: House) -> Dataset:
+    house.dataset("test")
+    with house.services.database.read() as connection:
+        found = find(connection, DatasetName("test"))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def flush(house: House, dataset: Dataset, kernels: DirectKernels) -> Callable[[], list[Snapshot]]:
+    """Flush the dataset, and get the snapshots that this makes."""
+    services = house.services
+    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    flushing = Flush(services.database, services.store, publisher, lambda: kernels)
+
+    def run() -> list[Snapshot]:
+        done = flushing.run([dataset], lambda: None)[dataset.id]
+        assert done.error is None, done.error
+        return done.snapshots
+
+    return run

@@ -1,0 +1,72 @@
+"""Delta tables: which version a restoration makes, and what is durable."""
+
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from app.lake import tables as delta
+from app.lake.datasets import Dataset
+from app.lake.tables import NONE, DeltaStore
+from app.model.ids import new_id
+from app.model.names import DatasetName
+from app.model.snapshot import File
+from app.storage.faults import FaultyStore
+from app.storage.store import Store
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    return Dataset(new_id(), DatasetName("test"))
+
+
+def file(store: Store, dataset: Dataset) -> File:
+    path = f"origin=crawl/{new_id()}.parquet"
+    store.put_new(f"{dataset.layout.statements}/{path}", b"PAR1")
+    return File(path=path, size=4, partition={"origin": "crawl"}, rows=1)
+
+
+def test_restoration_is_the_version_after_the_one_it_found_whoever_comes_right_after_it(
+    store: Store, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+):
+    tables = DeltaStore(store)
+    kept = tables.commit(dataset, "statements", NONE, [file(store, dataset)], (), {})
+    ahead = tables.commit(dataset, "statements", kept, [file(store, dataset)], (), {})
+    restore = DeltaTable.restore
+
+    def overtaken(self: DeltaTable, target: int, **options: Any) -> None:
+        restore(self, target, **options)
+        tables.commit(dataset, "statements", ahead + 1, [file(store, dataset)], (), {})
+        self.update_incremental()
+
+    monkeypatch.setattr(DeltaTable, "restore", overtaken)
+
+    assert tables.restore(dataset, "statements", kept, {}) == ahead + 1
+    assert tables.is_ahead(dataset, "statements", ahead + 1)
+
+
+@pytest.mark.parametrize("files", [0, 1])
+def test_table_that_no_head_pins_is_emptied(store: Store, dataset: Dataset, files: int):
+    tables = DeltaStore(store)
+    tables.commit(dataset, "statements", NONE, [file(store, dataset) for _ in range(files)], (), {})
+
+    made = tables.restore(dataset, "statements", NONE, {})
+
+    opened = DeltaTable(store.connection.table_uri(dataset.layout.statements))
+    assert (made, opened.version(), opened.file_uris()) == (files, files, [])
+
+
+def test_checkpoint_is_made_durable_with_the_version_that_makes_it(
+    store: Store, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(delta, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setitem(delta.CONFIGURATION, "delta.checkpointInterval", "3")
+    watched = FaultyStore(store)
+    tables, version = DeltaStore(watched), NONE
+    for _ in range(5):
+        version = tables.commit(dataset, "statements", version, [file(store, dataset)], (), {})
+        tables.sync(dataset, {"statements": version})
+
+    log = {entry.path for entry in store.list(f"{dataset.layout.statements}/_delta_log")}
+    assert {*dataset.layout.delta_checkpoint(dataset.layout.statements, 2)} < log
+    assert log <= {call.path for call in watched.calls if call.method == "sync"}

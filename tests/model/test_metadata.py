@@ -1,0 +1,19 @@
+"""Metadata: what no manifest could hold is refused at the door."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.model.stage import NewStage
+
+
+@pytest.mark.contract("M8")
+@pytest.mark.parametrize("metadata", [{"a": "\ud800"}, {"a": [{"b": "x\udfff"}]}, {"\ud800": 1}])
+def test_half_of_a_surrogate_pair_is_refused(metadata: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        NewStage(metadata=metadata)
+
+
+def test_text_beyond_the_basic_plane_is_kept():
+    assert NewStage(metadata={"a": "\U0001f600"}).metadata == {"a": "\U0001f600"}

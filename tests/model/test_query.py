@@ -1,0 +1,293 @@
+"""What may be asked: every fault is told where it is, and no body is too deep or too wide to be refused quickly."""
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from followthemoney.types import registry
+from pydantic import TypeAdapter, ValidationError
+
+from app.api import problems
+from app.model.fields import FieldName
+from app.model.query import (
+    OPS,
+    And,
+    Comparison,
+    CountDistinct,
+    EntityAggregate,
+    EntityQuery,
+    Facet,
+    Metric,
+    Not,
+    Op,
+    Or,
+    metric_name,
+)
+
+NAME: dict[str, Any] = {"field": "prop:name", "op": "eq", "value": "Ann"}
+
+
+def faults(model: type[EntityQuery] | type[EntityAggregate], body: dict[str, Any]) -> dict[str, str]:
+    """Where the faults of a body are, and why."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    return {".".join(map(str, fault["loc"])): fault["msg"] for fault in caught.value.errors()}
+
+
+def refused(node: Any) -> dict[str, str]:
+    return faults(EntityQuery, {"where": node})
+
+
+def nested(depth: int) -> dict[str, Any]:
+    node = NAME
+    for level in range(depth - 1):
+        node = {"not": node} if level % 2 else {"and": [node]}
+    return node
+
+
+def test_a_query_is_read_into_nodes_and_written_back_as_it_was() -> None:
+    body = {"where": {"and": [NAME, {"or": [NAME, {"not": NAME}]}]}, "sort": ["-prop:date"], "limit": 5, "cursor": "x"}
+    query = EntityQuery.model_validate(body)
+    leaf = Comparison(field=FieldName("prop:name"), op=Op.EQ, value="Ann")
+    assert query.where == And(and_=[leaf, Or(or_=[leaf, Not(not_=leaf)])])
+    assert query.model_dump(mode="json", by_alias=True) == body
+
+
+def test_a_query_of_nothing_has_its_defaults() -> None:
+    query = EntityQuery.model_validate({})
+    assert (query.where, query.sort, query.limit, query.cursor) == (None, [], 100, None)
+
+
+@pytest.mark.parametrize("name", sorted({*registry.groups, *(kind.name for kind in registry.types)}))
+def test_types_are_known_by_group_and_by_name(name: str) -> None:
+    assert EntityQuery.model_validate({"where": {"field": f"type:{name}", "op": "null", "value": False}})
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "reason"),
+    [
+        ({"field": "nix"}, "field", "must be id, canonical_id"),
+        ({"field": "prop:"}, "field", "must be id, canonical_id"),
+        ({"field": "prop:nix"}, "field", "no schema of FollowTheMoney has values of a property 'nix'"),
+        ({"field": "prop:id"}, "field", "no schema"),
+        ({"field": "prop:documentedBy"}, "field", "no schema"),
+        ({"field": "prop:name'; --"}, "field", "must be id"),
+        ({"field": "type:nix"}, "field", "has no type or group of types 'nix'"),
+        ({"field": "x" * 200}, "field", "200 characters long"),
+        ({"field": 7}, "field", "valid string"),
+        ({"op": "equals"}, "op", "Input should be 'eq', 'ne'"),
+        ({"op": None}, "op", "Input should be 'eq', 'ne'"),
+        ({"field": "schemata", "op": "gt"}, "op", "gt makes no sense of schemata, which takes eq, ne, in, not_in"),
+        ({"field": "schema", "op": "like"}, "op", "like makes no sense of schema"),
+        ({"field": "first_seen", "op": "like"}, "op", "like makes no sense of first_seen"),
+        ({"field": "origin", "op": "lt"}, "op", "lt makes no sense of origin"),
+        ({"field": "id", "op": "null", "value": True}, "op", "null makes no sense of id"),
+        ({"value": 7}, "value", "must be a string"),
+        ({"value": None}, "value", "must be a string"),
+        ({"value": ["x"]}, "value", "must be a string"),
+        ({"value": True}, "value", "must be a string"),
+        ({"value": "a\x00"}, "value", "NUL"),
+        ({"value": "\ud800"}, "value", "surrogate"),
+        ({"value": "x" * 10_001}, "value", "10001 characters long, at most 10000"),
+        ({"op": "in"}, "value", "must be a list of strings for in"),
+        ({"op": "not_in", "value": []}, "value", "one value or more"),
+        ({"op": "in", "value": ["x"] * 1001}, "value", "has 1001 values, at most 1000"),
+        ({"op": "in", "value": ["x"] * 100_000}, "value", "has 100000 values, at most 1000"),
+        ({"op": "in", "value": ["x", 7]}, "value.1", "must be a string"),
+        ({"op": "in", "value": ["x", "y", "\x00"]}, "value.2", "NUL"),
+        ({"op": "null", "value": "true"}, "value", "must be true or false"),
+        ({"op": "null", "value": 1}, "value", "must be true or false"),
+        ({"field": "schema", "value": "Ghost"}, "value", "'Ghost' is not a schema"),
+        ({"field": "schemata", "op": "in", "value": ["Person", "person"]}, "value.1", "'person' is not a schema"),
+        ({"field": "first_seen", "value": "yesterday"}, "value", "ISO 8601"),
+        ({"field": "last_seen", "op": "in", "value": ["2024", "2024-01-01"]}, "value.0", "ISO 8601"),
+        ({"field": "first_seen", "value": "0001-01-01T00:00:00+05:00"}, "value", "years 1 to 9999"),
+        ({"field": "prop:amount", "op": "gt", "value": "much"}, "value", "must be a number"),
+        ({"field": "type:number", "op": "lte", "value": "9" * 400}, "value", "must be a number"),
+        ({"op": "like", "value": "x\\"}, "value", "single backslash"),
+        ({"op": "ilike", "value": "x" * 1001}, "value", "at most 1000"),
+        ({"more": 1}, "more", "Extra inputs"),
+    ],
+)
+def test_a_comparison_that_makes_no_sense_is_refused_where_it_is_wrong(
+    change: dict[str, Any], place: str, reason: str
+) -> None:
+    found = refused({"or": [NAME, NAME | change]})
+    assert list(found) == [f"where.or.1.{place}"]
+    assert reason in found[f"where.or.1.{place}"]
+
+
+@pytest.mark.parametrize("part", ["field", "op", "value"])
+def test_a_comparison_without_one_of_its_parts_is_refused(part: str) -> None:
+    node = {name: value for name, value in NAME.items() if name != part}
+    assert refused(node) == {f"where.{part}": "Field required"}
+
+
+@pytest.mark.parametrize(
+    ("node", "place"),
+    [
+        ([], "where"),
+        ("name", "where"),
+        (7, "where"),
+        ({"and": []}, "where.and"),
+        ({"or": []}, "where.or"),
+        ({"and": NAME}, "where.and"),
+        ({"or": None}, "where.or"),
+        ({"not": [NAME]}, "where.not"),
+        ({"not": None}, "where.not"),
+        ({"and": [NAME, None]}, "where.and.1"),
+        ({"and": [NAME], "or": [NAME]}, "where.or"),
+        ({"not": {"or": [NAME], "field": "id"}}, "where.not.field"),
+    ],
+)
+def test_a_node_of_no_shape_is_refused_where_it_is(node: Any, place: str) -> None:
+    assert list(refused(node)) == [place]
+
+
+def test_every_fault_is_told_in_the_order_of_the_body() -> None:
+    node = {"and": [NAME | {"value": 1}, {"not": NAME | {"op": "x"}}, NAME | {"field": "x"}]}
+    assert list(refused(node)) == ["where.and.0.value", "where.and.1.not.op", "where.and.2.field"]
+
+
+def test_the_deepest_and_widest_query_is_read() -> None:
+    assert EntityQuery.model_validate({"where": nested(32)})
+    assert EntityQuery.model_validate({"where": {"and": [{"or": [NAME] * 100}, {"or": [NAME] * 100}]}})
+    lists = [NAME | {"op": "in", "value": ["x"] * 1000}] * 10
+    assert EntityQuery.model_validate({"where": {"and": lists}})
+
+
+@pytest.mark.parametrize("depth", [33, 200, 1000, 100_000])
+def test_a_query_that_is_too_deep_is_refused_however_deep(depth: int) -> None:
+    assert refused(nested(depth)) == {"where": "is nested more than 32 levels deep"}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"and": [NAME] * 201},
+        {"and": [NAME] * 1_000_000},
+        {"or": [{"and": [NAME] * 101}, {"and": [NAME] * 100}]},
+        {"or": [{"and": [NAME] * 200}] * 200},
+    ],
+)
+def test_a_query_with_too_many_comparisons_is_refused_however_they_are_nested(node: dict[str, Any]) -> None:
+    assert refused(node) == {"where": "has more than 200 comparisons"}
+
+
+def test_a_query_with_too_many_values_in_all_is_refused() -> None:
+    lists = [NAME | {"op": "in", "value": ["x"] * 1000}] * 10
+    assert refused({"and": [*lists, NAME | {"op": "in", "value": ["x"]}]}) == {
+        "where": "has more than 10000 values in its lists"
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"sort": ["caption"]}, "sort.0"),
+        ({"sort": ["id", "prop:nix"]}, "sort.1"),
+        ({"sort": ["type:names"]}, "sort.0"),
+        ({"sort": ["--id"]}, "sort.0"),
+        ({"sort": ["id", "id"]}, "sort.1"),
+        ({"sort": ["id", "schema", "first_seen", "last_seen"]}, "sort"),
+        ({"sort": "id"}, "sort"),
+        ({"limit": 0}, "limit"),
+        ({"limit": 1001}, "limit"),
+        ({"cursor": 7}, "cursor"),
+        ({"cursor": "x" * 10_001}, "cursor"),
+        ({"offset": 3}, "offset"),
+    ],
+)
+def test_what_else_is_wrong_with_a_query_is_refused_where_it_is(body: dict[str, Any], place: str) -> None:
+    assert list(faults(EntityQuery, body)) == [place]
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"metrics": []}, "metrics"),
+        ({"metrics": ["sum"]}, "metrics.0"),
+        ({"metrics": ["count", {"min": "prop:nix"}]}, "metrics.1.min"),
+        ({"metrics": [{"count_distinct": 7}]}, "metrics.0.count_distinct"),
+        ({"metrics": [{"min": "id", "max": "id"}]}, "metrics.0"),
+        ({"metrics": [{"avg": "prop:amount"}]}, "metrics.0"),
+        ({"metrics": ["count", "count"]}, "metrics.1"),
+        ({"metrics": [{"min": f"prop:{name}"} for name in ("name", "country")] * 6}, "metrics"),
+        ({"group_by": ["caption"]}, "group_by.0"),
+        ({"group_by": ["id", "schema", "id"]}, "group_by.2"),
+        ({"group_by": ["id", "schema", "origin", "prop:name"]}, "group_by"),
+        ({"limit": 1001}, "limit"),
+        ({"sort": []}, "sort"),
+        ({"where": NAME | {"op": "x"}}, "where.op"),
+    ],
+)
+def test_what_is_wrong_with_an_aggregate_is_refused_where_it_is(change: dict[str, Any], place: str) -> None:
+    assert list(faults(EntityAggregate, {"metrics": ["count"]} | change)) == [place]
+
+
+def test_metrics_are_named_by_what_they_measure() -> None:
+    read: TypeAdapter[list[Metric]] = TypeAdapter(list[Metric])
+    metrics = read.validate_python(["count", {"count_distinct": "prop:country"}, {"min": "id"}, {"max": "last_seen"}])
+    assert isinstance(metrics[1], CountDistinct)
+    assert [*map(metric_name, metrics)] == ["count", "count_distinct:prop:country", "min:id", "max:last_seen"]
+
+
+def test_every_kind_of_field_has_its_comparisons() -> None:
+    kinds = {FieldName(name).kind for name in ("id", "canonical_id", "schema", "schemata", "origin", "first_seen",
+             "last_seen", "prop:name", "type:names")}  # fmt: skip
+    assert OPS.keys() == kinds
+    assert set().union(*OPS.values()) == set(Op)
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    """The two bodies behind FastAPI, with faults as the API answers them."""
+    app = FastAPI()
+
+    @app.post("/query")
+    def query(body: EntityQuery) -> bool:
+        return bool(body)
+
+    @app.post("/aggregate")
+    def aggregate(body: EntityAggregate) -> list[Facet]:
+        return []
+
+    problems.install(app, app.routes)
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def sent(client: TestClient, text: str) -> tuple[int, str]:
+    answer = client.post("/query", content=text, headers={"Content-Type": "application/json"})
+    return answer.status_code, answer.json()["detail"]
+
+
+@pytest.mark.parametrize("depth", [33, 200, 500, 800])
+def test_a_deep_body_is_answered_with_a_precise_problem(client: TestClient, depth: int) -> None:
+    text = '{"where": ' + '{"not":' * depth + json.dumps(NAME) + "}" * depth + "}"
+    assert sent(client, text) == (422, "where: is nested more than 32 levels deep")
+
+
+@pytest.mark.parametrize("depth", [950, 1000, 1020, 10_000, 100_000])
+def test_a_body_too_deep_for_the_parser_is_a_problem_of_the_caller(client: TestClient, depth: int) -> None:
+    text = '{"where": ' + '{"not":' * depth + json.dumps(NAME) + "}" * depth + "}"
+    status, _ = sent(client, text)
+    assert status in (400, 422)
+
+
+def test_the_place_of_a_fault_reaches_the_caller(client: TestClient) -> None:
+    body = {"where": {"and": [NAME, NAME | {"op": "in", "value": ["x", 1]}]}}
+    answer = client.post("/query", json=body)
+    assert answer.json()["errors"] == [{"line": None, "field": "where.and.1.value.1", "reason": "must be a string"}]
+
+
+def test_the_openapi_document_describes_nodes_by_reference_to_each_other(client: TestClient) -> None:
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    node = [{"$ref": f"#/components/schemas/{name}"} for name in ("And", "Or", "Not", "Comparison")]
+    assert schemas["EntityQuery"]["properties"]["where"]["anyOf"] == [*node, {"type": "null"}]
+    assert schemas["And"]["properties"]["and"]["items"] == {"anyOf": node}
+    assert schemas["Not"]["properties"]["not"]["anyOf"] == node
+    assert schemas["Comparison"]["required"] == ["field", "op", "value"]
+    assert b'"additionalProperties":true' not in orjson.dumps(schemas)

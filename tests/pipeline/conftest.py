@@ -1,0 +1,17 @@
+"""What pipeline tests stand on beside a flush: a worker that flushes."""
+
+import pytest
+
+from app.worker.flusher import SparkFlusher
+from app.worker.loop import Worker
+from tests.house import House
+from tests.pipeline.kernels import DirectKernels
+from tests.worker.workers import make_worker
+
+
+@pytest.fixture
+def worker(house: House, kernels: DirectKernels) -> Worker:
+    """A worker that flushes without Spark."""
+    services = house.services
+    flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
+    return make_worker(house, flusher)

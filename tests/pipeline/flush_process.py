@@ -1,0 +1,30 @@
+"""A flush on Spark in a process of its own: `python -m tests.pipeline.flush_process DATABASE_URL LAKE MASTER ID…`.
+
+Prints what became of it as JSON. One process has one Spark, so each master needs its own.
+"""
+
+import sys
+
+import orjson
+
+from app.db.engine import Database
+from app.pipeline import plan
+from app.settings import load_settings
+from app.storage.connection import Connection
+from app.storage.store import Store
+from app.worker.flusher import SparkFlusher
+
+
+def main(database_url: str, lake: str, master: str, *dataset_ids: str) -> None:
+    settings = load_settings(database_url=database_url, lake_uri=lake, spark_master=master, spark_memory="1g")
+    plan.WORTH_SPLITTING = 100  # so that every executor has its part
+    database = Database(settings.database_url)
+    flusher = SparkFlusher(settings, database, Store(Connection.from_settings(settings)), "another process")
+    done = flusher.flush(dataset_ids, lambda: None)
+    flusher.close()
+    database.close()
+    sys.stdout.write(orjson.dumps({name: [list(each) for each in made] for name, made in done.items()}).decode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""Kernels without Spark: the same code in a child process, as ADBC's SQLite must not live beside Python's own."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from app.errors import Internal, TarnError
+from app.model.buckets import buckets
+from app.pipeline.journal_slice import Journal, Slice
+from app.pipeline.kernel import AnyTask, Kernel, Output
+from app.settings import Settings
+from app.storage.connection import Connection
+
+
+class DirectKernels:
+    """Runs tasks one after the other in a child process."""
+
+    cores = 2
+
+    def __init__(self, settings: Settings, pool: ProcessPoolExecutor) -> None:
+        self._settings = settings
+        self._pool = pool
+
+    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+        tasks = [task for slot in slots for task in slot]
+        connection = Connection.from_settings(self._settings)
+        kernel = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
+        yield from self._pool.submit(run_tasks, kernel, tasks).result()
+
+
+@dataclass(frozen=True)
+class DyingKernel(Kernel):
+    """A kernel whose process dies at its first task, with the task's files written and nothing said of them."""
+
+    died: str = ""
+    """A file that is there once it has."""
+
+    def run(self, tasks: Iterable[AnyTask], scratch: str) -> Iterator[tuple[AnyTask, Output | Exception]]:
+        for made in super().run(tasks, scratch):
+            if not Path(self.died).exists():
+                Path(self.died).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield made
+
+
+def child() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def run_tasks(kernel: Kernel, tasks: list[AnyTask]) -> list[tuple[int, Output | TarnError]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        return [
+            (task.number, _known(output) if isinstance(output, Exception) else output)
+            for task, output in kernel.run(tasks, scratch)
+        ]
+
+
+def read_both_ways(journal: Journal, wanted: Slice) -> tuple[pa.Table, pa.Table]:
+    """The events of a slice in their order: as a task reads them, and as it does where some are bad."""
+    with journal.opened() as opened:
+        with opened.events(wanted) as incoming:
+            found = incoming.read_all()
+        readable = opened.readable_events(wanted)
+    real = (table.filter(pc.not_equal(table.column("ord"), 0)).sort_by("ord") for table in (found, readable))
+    quickly, one_by_one = real
+    return quickly, one_by_one
+
+
+def _known(error: Exception) -> TarnError:
+    return error if isinstance(error, TarnError) else Internal(f"{type(error).__name__}: {error}")

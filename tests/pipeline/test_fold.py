@@ -1,0 +1,150 @@
+"""The kernel's fold against the same history worked out one event at a time."""
+
+import random
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+
+from app.journal.batches import Batch
+from app.journal.events import Events
+from app.lake.datasets import Dataset
+from app.lake.fold import Event, Statement, fold
+from app.lake.publish import Publisher
+from app.model.snapshot import Snapshot
+from app.model.statement import StatementRow, statement_id
+from app.model.tenant import ADMIN
+from app.pipeline.flush import Flush
+from app.tenancy.audit import Act
+from tests.house import House
+from tests.lake.manifests import dataset_of
+from tests.pipeline.history import Expected, head, rows_of, shown, stored
+from tests.pipeline.kernels import DirectKernels
+
+ENTITIES = ("a", "b", "c")
+ORIGINS = ("crawl", "mapping:x", "by.hand")
+SCHEMATA = ("Person", "LegalEntity", "Document")
+
+
+def drawn(draw: random.Random) -> dict[str, Any]:
+    """One event, of few entities and values, so that events meet."""
+    entity, origin = draw.choice(ENTITIES), draw.choice(ORIGINS)
+    kind = draw.choices((1, 2, 3), (8, 2, 1))[0]
+    prop, value = draw.choice((("name", "x"), ("name", "y"), ("id", "checksum-1"), ("id", "checksum-2")))
+    moment = draw.randrange(1, 100)
+    return {
+        "kind": kind,
+        "id": None if kind == 3 else statement_id("test", entity, prop, value),
+        "entity_id": draw.choice((entity, entity, entity, None)) if kind == 3 else entity,
+        "origin": draw.choice((origin, None)) if kind == 3 else origin,
+        "schema": draw.choice(SCHEMATA),
+        "prop": prop,
+        "value": value,
+        "lang": None,
+        "original_value": draw.choice((None, None, "X")),
+        "canonical_id": draw.choice((None, None, "canonical")),
+        "first_seen": moment,
+        "last_seen": moment + draw.randrange(10),
+    }
+
+
+def as_events(history: list[dict[str, Any]]) -> Events:
+    events = Events()
+    for event in history:
+        if event["kind"] == 1:
+            columns = {name: event[name] for name in event if name != "kind"}
+            events.add_statement(StatementRow(external=False, **columns))
+        elif event["kind"] == 2:
+            events.delete(event["id"], event["entity_id"], event["origin"])
+        else:
+            events.erase(event["entity_id"], event["origin"])
+    return events
+
+
+def as_folded(batch: list[dict[str, Any]], commit: int) -> list[Event]:
+    """The same events as `app.lake.fold` takes them."""
+    return [
+        Event(
+            ord=(commit << 32) + position,
+            kind=event["kind"],
+            entity_id=event["entity_id"],
+            origin=event["origin"],
+            id=event["id"],
+            said=None if event["kind"] != 1 else _said(event),
+        )
+        for position, event in enumerate(batch)
+    ]
+
+
+def _said(event: dict[str, Any]) -> Statement:
+    named = event | {"external": False, "canonical_id": event["canonical_id"] or event["entity_id"]}
+    return Statement(**{name: named[name] for name in Statement._fields})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_flushed_history_holds_what_one_event_after_the_other_would_leave(
+    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]], seed: int
+):
+    draw = random.Random(seed)
+    expected = Expected()
+    happened: list[Event] = []
+    commits = count(1)
+    for _ in range(4):
+        consumed = 0
+        for _ in range(draw.randrange(1, 5)):
+            batch = [drawn(draw) for _ in range(draw.randrange(1, 6))]
+            act = Act(None, "add_statements", "test", "r")
+            house.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
+            expected.commit(batch)
+            happened += as_folded(batch, next(commits))
+            consumed += len(batch)
+        (snapshot,) = flush()
+
+        rows = snapshot.rows
+        live = stored(house.services.store, dataset, head(house, dataset))
+        assert shown(live) == shown(expected.live)
+        assert rows.live == len(live)
+        assert rows.added + rows.seen + rows.deleted + rows.set_aside == consumed
+        one_by_one = fold({}, happened)
+        assert {place: one._asdict() for place, one in one_by_one.items()} == {
+            place: {name: row[name] for name in Statement._fields} for place, row in live.items()
+        }
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plain_fold_makes_the_same_rows_as_the_one_that_is_right_for_everything(
+    house: House, kernels: DirectKernels, seed: int
+):
+    """The same adds, once where nothing was, and once with an event beside them that makes the slice no plain one."""
+    draw = random.Random(seed)
+    services = house.services
+    made = {}
+    said = [[add_of(draw) for _ in range(draw.randrange(5, 30))] for _ in range(draw.choice((1, 1, 3)))]
+    for name in ("plain", "other"):
+        house.dataset(name)
+        dataset = dataset_of(services.database, name)
+        for batch in said:
+            act = Act(None, "add_statements", name, "r")
+            services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
+        if name == "other":
+            nothing = Events()
+            nothing.erase("nobody", None)
+            services.writer.submit(Batch(dataset, ADMIN, Act(None, "delete_entity", name, "r")), nothing).result(30)
+        publisher = Publisher(services.database, services.store, services.settings, "tester")
+        done = Flush(services.database, services.store, publisher, lambda: kernels).run([dataset], lambda: None)
+        (snapshot,) = done[dataset.id].snapshots
+        rows = rows_of(services.store, dataset, snapshot, "statements")
+        log = rows_of(services.store, dataset, snapshot, "translog")
+        made[name] = rows, log, snapshot.rows.added, snapshot.rows.seen
+
+    assert made["plain"] == made["other"]
+
+
+def add_of(draw: random.Random) -> dict[str, Any]:
+    """An add such as plain slices are made of: one origin, no canonical id of its own."""
+    event = drawn(draw)
+    while event["kind"] != 1:
+        event = drawn(draw)
+    schema = "Document" if event["entity_id"] == "c" else draw.choice(("Person", "LegalEntity"))
+    return event | {"origin": "crawl", "canonical_id": None, "schema": schema}

@@ -1,0 +1,49 @@
+"""Slices of the journal: what SQLite's reader leaves out is put back as it was."""
+
+from concurrent.futures import ProcessPoolExecutor
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import text
+
+from app.lake.datasets import Dataset
+from app.model.shards import ALL_SHARDS
+from app.pipeline.journal_slice import COLUMNS, SAMPLE, Journal, Slice
+from app.settings import Settings
+from tests.house import House
+from tests.pipeline.kernels import read_both_ways
+
+OTHERS = [
+    "kind = 2",
+    "canonical_id = 'q'",
+    "schema = 'Company'",
+    "prop = 'alias'",
+    "lang = 'deu'",
+    "original_value = 'x'",
+    "external = 1",
+    "origin = 'other'",
+    "origin = NULL",
+    "first_seen = first_seen - 1",
+    "last_seen = last_seen + 1",
+]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("others", [[], OTHERS])
+def test_events_unlike_the_first_thousand_are_read_as_they_are(
+    settings: Settings, house: House, dataset: Dataset, kernel_process: ProcessPoolExecutor, others: list[str]
+):
+    count = SAMPLE * 2
+    people = [{"id": f"e{each}", "schema": "Person", "properties": {"name": ["Jane"]}} for each in range(count)]
+    assert house.admin.post("/v1/datasets/test/entities", people).status_code == 200
+    with house.services.database.write() as connection:
+        for place, other in enumerate(others):
+            which = {"entity": f"e{count - 1 - place}"}
+            connection.execute(text(f"UPDATE journal SET {other} WHERE entity_id = :entity AND prop = 'name'"), which)
+
+    journal, everything = Journal.at(settings.database_url), Slice(dataset.id, 0, 1, ALL_SHARDS)
+    quickly, one_by_one = kernel_process.submit(read_both_ways, journal, everything).result(60)
+
+    assert isinstance(quickly, pa.Table)
+    assert len(quickly) == 2 * count
+    assert quickly.select(["ord", *COLUMNS]) == one_by_one.select(["ord", *COLUMNS])

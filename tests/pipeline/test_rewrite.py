@@ -1,0 +1,270 @@
+"""Compact and optimize: other files, the same rows to see; and what they leave behind them."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from app.journal.batches import Batch
+from app.lake.datasets import Dataset
+from app.lake.publish import TABLES, Publisher
+from app.lake.schemas import PARTITIONED
+from app.model.job import CompactOptions, OptimizeOptions
+from app.model.ranges import EVERYTHING, Range
+from app.model.snapshot import Change, Column, File, Snapshot, TableName
+from app.model.tenant import ADMIN
+from app.pipeline.compact import Compact, planned, worthwhile
+from app.pipeline.optimize import Optimize, bins
+from app.pipeline.ranges import loads
+from app.pipeline.rewrite import Rewriting
+from app.tenancy.audit import Act
+from tests.house import House
+from tests.pipeline.history import Expected, head, rows_of, shown, stored
+from tests.pipeline.kernels import DirectKernels
+from tests.pipeline.test_fold import as_events, drawn
+
+Flushing = Callable[[], list[Snapshot]]
+RANGES = (
+    [EVERYTHING],
+    [Range("", "b")],
+    [Range("b", "c")],
+    [Range("b", None)],
+    [Range("", "b"), Range("c", "canonical")],
+    [Range("a!", "b"), Range("canonical", None)],
+)
+
+
+@pytest.fixture
+def rewriting(house: House, kernels: DirectKernels) -> Rewriting:
+    services = house.services
+    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    return Rewriting(services.database, services.store, publisher, lambda: kernels)
+
+
+def say(house: House, dataset: Dataset, batch: list[dict[str, Any]]) -> None:
+    act = Act(None, "add_statements", "test", "r")
+    house.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
+
+
+def compact_ranges(rewriting: Rewriting, dataset: Dataset, chosen: list[Range]) -> None:
+    rewriting.run(dataset, Change.COMPACT, lambda base: planned(rewriting.store, base, chosen, 2), ignore)
+
+
+def ignore(_: object) -> None:
+    """Nobody asks how far it is."""
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_rewritten_store_shows_the_same_and_goes_on_as_if_nothing_had_been(
+    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, seed: int
+):
+    draw = random.Random(seed)
+    expected = Expected()
+    for _ in range(6):
+        for _ in range(draw.randrange(1, 4)):
+            batch = [drawn(draw) for _ in range(draw.randrange(1, 8))]
+            say(house, dataset, batch)
+            expected.commit(batch)
+        flush()
+        before = head(house, dataset)
+        match draw.randrange(4):
+            case 0:
+                Optimize(rewriting).run(dataset, OptimizeOptions(), ignore)
+            case 1:
+                Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
+            case 2:
+                compact_ranges(rewriting, dataset, draw.choice(RANGES))
+        after = head(house, dataset)
+
+        live = stored(rewriting.store, dataset, after)
+        assert shown(live) == shown(expected.live)
+        assert (after.content, after.rows.live, after.segment) == (before.content, len(live), before.segment)
+        assert_sorted(rewriting, dataset, after)
+
+
+def assert_sorted(rewriting: Rewriting, dataset: Dataset, snapshot: Snapshot) -> None:
+    for table in TABLES:
+        for file in snapshot.table(table).files:
+            one = snapshot.model_copy(update={table: snapshot.table(table).model_copy(update={"files": (file,)})})
+            keys = [
+                (row["bucket"], row["canonical_id"], row["id"]) for row in rows_of(rewriting.store, dataset, one, table)
+            ]
+            assert keys == sorted(keys)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_full_compaction_leaves_live_rows_and_nothing_else(
+    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, seed: int
+):
+    draw = random.Random(seed)
+    for _ in range(5):
+        say(house, dataset, [drawn(draw) for _ in range(20)])
+        flush()
+    say(
+        house,
+        dataset,
+        [
+            drawn(draw)
+            | {"kind": 1, "id": b"\1" * 20, "entity_id": "z", "origin": "crawl", "prop": "name", "value": "z"}
+        ],
+    )
+    flush()
+    live = stored(rewriting.store, dataset, head(house, dataset))
+
+    result = Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
+
+    after = head(house, dataset)
+    rows = rows_of(rewriting.store, dataset, after, "statements")
+    assert {(row["id"], row["origin"]) for row in rows} == set(live)
+    assert len(rows) == len(live) == after.rows.live
+    assert after.translog.files == ()
+    assert result.snapshot is not None
+    assert (after.seq, after.operation, result.rows) == (result.snapshot.seq, Change.COMPACT, len(live))
+    again = Compact(rewriting).run(dataset, CompactOptions(), ignore)
+    assert again.snapshot is None
+
+
+def test_dataset_without_snapshots_has_nothing_to_be_rewritten(dataset: Dataset, rewriting: Rewriting):
+    assert Compact(rewriting).run(dataset, CompactOptions(force=True), ignore).snapshot is None
+    assert Optimize(rewriting).run(dataset, OptimizeOptions(), ignore).snapshot is None
+
+
+def test_large_store_is_compacted_into_runs_that_do_not_overlap(
+    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("app.pipeline.dividing.WORTH_A_FILE", 50)
+    people = [
+        {"id": f"p-{number:04}", "schema": "Person", "properties": {"name": [f"P {number}"]}} for number in range(400)
+    ]
+    for origin in ("crawl", "by.hand"):
+        for part in range(4):
+            house.admin.post(f"/v1/datasets/test/entities?origin={origin}", people[part::4])
+            flush()
+    Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
+    whole = head(house, dataset)
+    house.admin.post("/v1/datasets/test/entities?origin=crawl", people[100:120])
+    flush()
+
+    result = Compact(rewriting).run(dataset, CompactOptions(), ignore)
+
+    partly = head(house, dataset)
+    for origin in ("crawl", "by.hand"):
+        spans = sorted(
+            (str(file.columns["canonical_id"].min), str(file.columns["canonical_id"].max))
+            for file in whole.statements.files
+            if file.partition["origin"] == origin
+        )
+        assert len(spans) >= 4
+        assert all(former[1] < latter[0] for former, latter in pairwise(spans))
+    kept = {file.path for file in whole.statements.files} & {file.path for file in partly.statements.files}
+    assert 0 < result.rows < whole.rows.live
+    assert len(kept) > len(whole.statements.files) / 2
+    assert partly.translog.files == ()
+    assert partly.rows.live == whole.rows.live == len(stored(rewriting.store, dataset, partly))
+
+
+def test_inserts_that_are_many_are_dropped_without_a_row_being_written(
+    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting
+):
+    people = [
+        {"id": f"p-{number:03}", "schema": "Person", "properties": {"name": [f"P {number}"]}} for number in range(100)
+    ]
+    house.admin.post("/v1/datasets/test/entities", people[:95])
+    flush()
+    first = Compact(rewriting).run(dataset, CompactOptions(), ignore)
+    whole = head(house, dataset)
+    house.admin.post("/v1/datasets/test/entities", people[95:])
+    flush()
+    few = Compact(rewriting).run(dataset, CompactOptions(), ignore)
+
+    assert (first.rows, first.added, whole.translog.files, whole.rows.live) == (0, 0, (), 190)
+    assert few.snapshot is None
+    assert [file.rows for file in head(house, dataset).translog.files] == [10]
+    assert len(stored(rewriting.store, dataset, head(house, dataset))) == 200
+
+
+def test_optimize_packs_small_files_and_says_so(house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting):
+    for number in range(5):
+        say(
+            house,
+            dataset,
+            [
+                drawn(random.Random(number))
+                | {"kind": 1, "origin": "crawl", "id": bytes([number]) * 20, "entity_id": f"e{number}"}
+            ],
+        )
+        flush()
+    before = head(house, dataset)
+
+    result = Optimize(rewriting).run(dataset, OptimizeOptions(), ignore)
+
+    after = head(house, dataset)
+    for table in TABLES:
+        assert sorted(map(repr, rows_of(rewriting.store, dataset, before, table))) == sorted(
+            map(repr, rows_of(rewriting.store, dataset, after, table))
+        )
+    assert len(after.statements.files) == 1
+    assert (result.removed, result.added) == (10, 2)
+    assert rewriting.store.head(f"{dataset.name}/tags/lakehouse/statements/store_optimized") is not None
+    assert Optimize(rewriting).run(dataset, OptimizeOptions(), ignore).snapshot is None
+
+
+# What is worth it
+
+
+def lying(path: str, rows: int, least: str | None, most: str | None, size: int = 1000, **partition: str) -> File:
+    bounds = {} if least is None else {"canonical_id": Column(min=least, max=most)}
+    return File(path=path, size=size, partition=partition or {"origin": "o"}, rows=rows, columns=bounds)
+
+
+def with_files(snapshot: Snapshot, statements: list[File], translog: list[File]) -> Snapshot:
+    def table(name: TableName, files: list[File]) -> Any:
+        return snapshot.table(name).model_copy(update={"files": tuple(files)})
+
+    return snapshot.model_copy(
+        update={"statements": table("statements", statements), "translog": table("translog", translog)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("statements", "translog", "gains"),
+    [
+        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z")], [], [0.0, 0.0]),
+        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z"), lying("3", 20, "o", "p")], [], [0.0, 0.2]),
+        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z"), lying("3", 20, "a", "z")], [], [0.1, 0.1]),
+        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z"), lying("3", 20, None, None)], [], [0.1, 0.1]),
+        ([lying("1", 100, "a", "m"), lying("2", 50, "b", "c")], [lying("4", 10, "a", "b", kind="seen")], [0.6]),
+        ([lying("1", 100, "a", "m")], [lying("4", 100, "a", "m", kind="insert")], [0.0]),
+        ([lying("1", 100, "a", "m"), lying("2", 90, "a", "m", origin="p")], [], [0.0]),
+    ],
+)
+def test_gain_is_counted_where_fresh_files_and_marks_lie(
+    house: House, dataset: Dataset, flush: Flushing, statements: list[File], translog: list[File], gains: list[float]
+):
+    say(house, dataset, [drawn(random.Random(1)) | {"kind": 1}])
+    (snapshot,) = flush()
+
+    found = loads(with_files(snapshot, statements, translog))
+
+    assert [round(load.gain, 6) for load in found] == gains
+    assert (found[0].keys.low, found[-1].keys.high) == ("", None)
+    assert all(former.keys.high == latter.keys.low for former, latter in pairwise(found))
+    worth = worthwhile(with_files(snapshot, statements, translog), 0.15)
+    assert len(worth) == (1 if max(gains) >= 0.15 else 0)
+
+
+def test_bins_hold_neighbours_up_to_the_target_and_no_file_alone():
+    files = [lying(str(number), 10, f"{number:02}", f"{number:02}", size=30) for number in range(8)]
+    large = lying("large", 10, "03", "04", size=90)
+    alone = lying("alone", 10, "a", "b", size=10, origin="other")
+
+    found = list(bins([*reversed(files), large, alone], "statements", 100))
+
+    assert PARTITIONED["statements"] == "origin"
+    assert [(value, [file.path for file in group]) for value, group in found] == [
+        ("o", ["0", "1", "2"]),
+        ("o", ["3", "4", "5"]),
+        ("o", ["6", "7"]),
+    ]

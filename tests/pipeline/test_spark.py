@@ -1,0 +1,143 @@
+"""Flushes on a real Spark: in this process, on two executors, and after its JVM died."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from app.lake.datasets import Dataset
+from app.model.buckets import buckets
+from app.model.flush import Flushed
+from app.pipeline.journal_slice import Journal
+from app.pipeline.session import Sessions
+from app.pipeline.spark import SparkKernels
+from app.settings import Settings
+from app.worker.flusher import SparkFlusher
+from tests.house import House
+from tests.lake.manifests import dataset_of
+from tests.pipeline.history import head, rows_of, shown, stored
+from tests.pipeline.kernels import DyingKernel
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+PERSON = {"schema": "Person", "properties": {"name": ["Jane Doe"], "country": ["de"]}}
+
+
+@pytest.fixture
+def flusher(house: House) -> Iterator[SparkFlusher]:
+    services = house.services
+    flusher = SparkFlusher(services.settings, services.database, services.store, "tester")
+    yield flusher
+    flusher.close()
+
+
+def write(house: House, dataset: str, *names: str, origin: str = "crawl") -> None:
+    answer = house.admin.post(
+        f"/v1/datasets/{dataset}/entities?origin={origin}", [PERSON | {"id": name} for name in names]
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def flushed(flusher: SparkFlusher, *datasets: Dataset) -> list[Flushed]:
+    done = flusher.flush([dataset.id for dataset in datasets], lambda: None)
+    assert all(isinstance(made, list) for made in done.values()), done
+    return [each for dataset in datasets for each in done[dataset.id]]
+
+
+def test_datasets_of_one_round_are_flushed_in_one_job_each_into_its_own_snapshot(
+    house: House, dataset: Dataset, flusher: SparkFlusher
+):
+    house.dataset("other")
+    other = dataset_of(house.services.database, "other")
+    write(house, "test", "jane", "john")
+    write(house, "other", "zoe", origin="mapping:x")
+    (first, second) = flushed(flusher, dataset, other)
+    write(house, "test", "jane", "zoe")
+    (third,) = flushed(flusher, dataset, other)
+
+    assert [(each.dataset, each.seq, each.statements) for each in (first, second, third)] == [
+        ("test", 1, 6),
+        ("other", 1, 3),
+        ("test", 2, 3),
+    ]
+    assert len(stored(house.services.store, dataset, head(house, dataset))) == 9
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_flush_goes_on_after_sparks_jvm_died(house: House, dataset: Dataset, flusher: SparkFlusher):
+    write(house, "test", "jane")
+    flushed(flusher, dataset)
+    session = flusher._sessions.current()
+    assert session.sparkContext._gateway is not None
+    process = session.sparkContext._gateway.proc
+    process.kill()
+    process.wait()
+    write(house, "test", "john")
+
+    (made,) = flushed(flusher, dataset)
+
+    assert (made.seq, made.statements) == (2, 3)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_task_whose_process_dies_is_run_again_by_spark_and_counts_once(
+    settings: Settings, house: House, dataset: Dataset, tmp_path: Path
+):
+    services = house.services
+    sessions = Sessions(settings.model_copy(update={"spark_master": "local[2,3]"}))
+    kernel = DyingKernel(
+        Journal.at(settings.database_url), services.store.connection, buckets(), "256m", died=str(tmp_path / "died")
+    )
+    flusher = SparkFlusher(
+        settings, services.database, services.store, "tester", kernels=lambda: SparkKernels(sessions.current(), kernel)
+    )
+    write(house, "test", "jane", "john")
+    try:
+        (made,) = flushed(flusher, dataset)
+    finally:
+        sessions.close()
+
+    snapshot = head(house, dataset)
+    live = stored(services.store, dataset, snapshot)
+    files = [entry.path for entry in services.store.list("test/entities") if entry.path.endswith(".parquet")]
+    assert (tmp_path / "died").exists()
+    assert (made.statements, snapshot.rows.added, len(live)) == (6, 6, 6)
+    assert len(files) == 2 * len(snapshot.statements.files + snapshot.translog.files)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_two_executor_processes_make_the_same_of_a_segment_as_one(settings: Settings, house: House):
+    made = {}
+    for name, master in (("alone", "local[2]"), ("cluster", "local-cluster[2,1,1024]")):
+        house.dataset(name)
+        dataset = dataset_of(house.services.database, name)
+        for number in range(4):
+            write(house, name, *(f"e{number}-{each}" for each in range(50)), origin=f"o{number % 2}")
+        said = in_another_process(settings, master, dataset.id)
+        snapshot = head(house, dataset)
+        rows = rows_of(house.services.store, dataset, snapshot, "statements")
+        made[name] = (
+            said[dataset.id][0][3],
+            snapshot.rows,
+            Counter(
+                (row["entity_id"], row["prop"], row["value"], row["origin"]) for row in rows if row["prop"] != "id"
+            ),
+            len(shown(stored(house.services.store, dataset, snapshot))),
+        )
+
+    assert made["alone"] == made["cluster"]
+    assert made["alone"][0] == 600
+    assert made["cluster"][1].added == 600
+
+
+def in_another_process(settings: Settings, master: str, *dataset_ids: str) -> Any:
+    command = [sys.executable, "-m", "tests.pipeline.flush_process", settings.database_url, settings.lake_uri, master]
+    done = subprocess.run([*command, *dataset_ids], capture_output=True, text=True, env=os.environ, timeout=180)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return orjson.loads(done.stdout.splitlines()[-1])

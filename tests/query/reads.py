@@ -1,0 +1,217 @@
+"""Every read there is of a dataset, held against what the model answers."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
+from typing import Any, TypeVar
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter
+
+from app.lake.datasets import Dataset
+from app.model.fields import SortKey
+from app.model.query import EntityAggregate, Node
+from app.query import counts, entities, statements
+from app.query.assembly import Row
+from app.query.forms import ARROW, CSV, FORMS, NDJSON, PARQUET
+from app.query.reader import NOW, Reader, Reading, State
+from app.query.sorting import Sorting
+from app.query.statements import Filter
+from tests.query.model import NAMES, ORIGINS, Matches, Model, ids_of, last_seen, shown, values
+
+Found = TypeVar("Found")
+After = TypeVar("After")
+
+PAGE = 2
+"""Records of a page: so few that most lists have several."""
+
+LEGAL = {"Person", "LegalEntity", "Company"}
+
+CONDITIONS: list[tuple[dict[str, Any], Matches]] = [
+    ({"field": "id", "op": "in", "value": ["a", "Q1"]}, lambda rows: bool({"a", "Q1"} & ids_of(rows))),
+    ({"field": "canonical_id", "op": "eq", "value": "b"}, lambda rows: rows[0].canonical_id == "b"),
+    ({"field": "schema", "op": "eq", "value": "Person"}, lambda rows: "Person" in values("schema", rows)),
+    ({"field": "schemata", "op": "eq", "value": "LegalEntity"}, lambda rows: bool(LEGAL & values("schema", rows))),
+    ({"field": "origin", "op": "in", "value": ["by.hand"]}, lambda rows: "by.hand" in values("origin", rows)),
+    (
+        {"and": [{"field": "prop:name", "op": "eq", "value": "x"}, {"not": {"field": "id", "op": "eq", "value": "c"}}]},
+        lambda rows: "x" in values("prop:name", rows) and "c" not in ids_of(rows),
+    ),
+    ({"field": "prop:name", "op": "null", "value": True}, lambda rows: not values("prop:name", rows)),
+    (
+        {"field": "last_seen", "op": "gte", "value": "1970-01-01T00:00:00.000025Z"},
+        lambda rows: last_seen(rows) >= 25,
+    ),
+]
+
+FILTERS: list[tuple[Filter, Callable[[Row], bool]]] = [
+    (Filter(canonical_ids=["a", "Q2"]), lambda row: row.canonical_id in ("a", "Q2")),
+    (Filter(schemata=["Person"]), lambda row: row.schema == "Person"),
+    (
+        Filter(kinds=["LegalEntity"], props=["name", "id"]),
+        lambda row: row.schema in LEGAL and row.prop in ("name", "id"),
+    ),
+    (Filter(origins=["crawl"]), lambda row: row.origin == "crawl"),
+    (Filter(origins=["crawl", "by.hand"]), lambda row: row.origin in ("crawl", "by.hand")),
+]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Reads of one dataset by one reader."""
+
+    reader: Reader
+    dataset: Dataset
+
+    def read(self, work: Callable[..., Found], *arguments: Any) -> Found:
+        with self.reader.reading() as reading:
+            return work(reading, *arguments)
+
+    def check(self, model: Model, state: State = NOW) -> None:
+        """Every form of reading."""
+        self.check_whole(model, state)
+        self.check_entities(model, state)
+        self.check_statements(model, state)
+
+    def check_whole(self, model: Model, state: State = NOW) -> None:
+        """Each entity by each of its ids, all of them, and all statements: what every other read is made of."""
+        for name in NAMES:
+            assert self.get(name, state=state) == model.one(name), name
+        assert self.entity_stream(state) == model.lines()
+        assert self.statement_stream(state, Filter(), NDJSON) == [shown(row) for row in model.rows]
+
+    def check_entities(self, model: Model, state: State) -> None:
+        for name, origin in zip(NAMES, cycle(ORIGINS), strict=False):
+            assert self.get(name, origin, state) == model.one(name, origin), (name, origin)
+        for name in ("b", "Q1"):
+            assert self.beside(name, state) == (model.beside(name) if model.one(name) else None), name
+        for raw, matches in CONDITIONS:
+            assert self.listed(state, raw) == model.lines(matches), raw
+        for raw, matches in CONDITIONS[:3]:
+            assert self.entity_stream(state, raw) == model.lines(matches), raw
+        by_name = self.listed(state, None, "prop:name")
+        assert by_name == model.sorted_lines(lambda rows: (min(values("prop:name", rows), default="~"), id_of(rows)))
+        by_moment = self.listed(state, CONDITIONS[3][0], "-last_seen")
+        assert by_moment == model.sorted_lines(lambda rows: (-last_seen(rows), id_of(rows)), CONDITIONS[3][1])
+        for by, (raw, matches) in zip(("schema", "origin", "prop:name"), CONDITIONS[2:5], strict=True):
+            assert self.facets(state, by, raw) == model.facets(by, matches), (by, raw)
+
+    def check_statements(self, model: Model, state: State) -> None:
+        for form in FORMS:
+            assert self.statement_stream(state, Filter(), form) == [shown(row) for row in model.rows], form
+        for name, origin in zip(NAMES, cycle(ORIGINS), strict=False):
+            said = [shown(row) for row in model.named([name]) if row.origin == origin]
+            assert self.statement_list(state, Filter(ids=[name], origins=[origin])) == said, (name, origin)
+        pair = [shown(row) for row in model.named(["a", "Q2"])]
+        assert self.statement_list(state, Filter(ids=["a", "Q2"])) == pair
+        for wanted, matches in FILTERS:
+            assert self.statement_list(state, wanted) == [shown(row) for row in model.rows if matches(row)], wanted
+
+    def check_counts(self, model: Model) -> None:
+        """What deletes would answer now."""
+        for name, origin in zip(NAMES, cycle((None, *ORIGINS)), strict=False):
+            of = [row for row in model.rows if origin in (None, row.origin)]
+            found = self.read(counts.of_entity, self.dataset, name, origin)
+            assert found == sum(row.entity_id == name for row in of), (name, origin)
+        for statement, origin in zip(sorted({row.id for row in model.rows}), (None, *ORIGINS), strict=False):
+            places = self.read(counts.of_statement, self.dataset, statement, origin)
+            said = [row for row in model.rows if row.id == statement and origin in (None, row.origin)]
+            assert places == sorted((row.entity_id, row.origin) for row in said)
+        for origin in ORIGINS:
+            assert self.read(counts.of_origin, self.dataset, origin) == sum(row.origin == origin for row in model.rows)
+
+    # One read each
+
+    def get(self, name: str, origin: str | None = None, state: State = NOW) -> bytes | None:
+        found = self.read(entities.one, self.dataset, state, name, origin)
+        return None if found.line is None else found.line.json
+
+    def listed(self, state: State, where: dict[str, Any] | None, *sort: str) -> list[bytes]:
+        keys = [SortKey(key) for key in sort]
+
+        def page(after: str | None) -> tuple[list[bytes], str | None]:
+            place = None if after is None else Sorting(tuple(keys)).decode(after)
+            found = self.read(entities.page, [self.dataset], state, node(where), keys, place, PAGE)
+            return [line.json for line in found.lines], found.following
+
+        return list(pages(page))
+
+    def entity_stream(self, state: State, where: dict[str, Any] | None = None) -> list[bytes]:
+        def taken(reading: Reading) -> list[tuple[bytes, int]]:
+            return list(entities.stream(reading, self.dataset, state, node(where))[1])
+
+        pieces = self.read(taken)
+        found = b"".join(piece for piece, _ in pieces).splitlines(keepends=True)
+        assert len(found) == sum(count for _, count in pieces)
+        return found
+
+    def facets(self, state: State, by: str, where: dict[str, Any]) -> list[dict[str, Any]]:
+        metrics = ["count", {"count_distinct": "prop:name"}, {"max": "last_seen"}]
+        wanted = EntityAggregate.model_validate({"where": where, "group_by": [by], "metrics": metrics})
+        return [facet.model_dump() for facet in self.read(entities.aggregate, [self.dataset], state, wanted)[1]]
+
+    def beside(self, name: str, state: State) -> list[tuple[str, str, bool, bytes | None]] | None:
+        found, beside = self.read(entities.adjacent, self.dataset, state, name, None, 100)
+        if found.line is None:
+            return None
+        return [(one.property, one.id, one.outgoing, one.line and one.line.json) for one in beside]
+
+    def statement_list(self, state: State, wanted: Filter) -> list[dict[str, Any]]:
+        def page(after: Any) -> tuple[list[dict[str, Any]], Any]:
+            _, rows, following = self.read(statements.page, self.dataset, state, wanted, after, 2 * PAGE)
+            return rows, following
+
+        return list(pages(page))
+
+    def statement_stream(self, state: State, wanted: Filter, form: str) -> list[dict[str, Any]]:
+        def taken(reading: Reading) -> bytes:
+            return b"".join(statements.stream(reading, self.dataset, state, wanted, form)[1])
+
+        return parsed(form, self.read(taken))
+
+
+def id_of(rows: list[Row]) -> str:
+    return rows[0].canonical_id
+
+
+def node(raw: dict[str, Any] | None) -> Node | None:
+    return None if raw is None else _nodes().validate_python(raw)
+
+
+@cache
+def _nodes() -> TypeAdapter[Any]:
+    return TypeAdapter(Node)
+
+
+def pages(page: Callable[[After | None], tuple[list[Found], After | None]]) -> Iterator[Found]:
+    """Everything on the pages of a list, one page after the other."""
+    found, after = page(None)
+    yield from found
+    while after is not None:
+        found, after = page(after)
+        yield from found
+
+
+def parsed(form: str, data: bytes) -> list[dict[str, Any]]:
+    """Statements from any form, as dicts of NDJSON."""
+    if form == NDJSON:
+        return [orjson.loads(line) for line in data.splitlines()]
+    if form == CSV:
+        return [_typed(row) for row in csv.DictReader(io.StringIO(data.decode(), newline=""))]
+    table = pq.read_table(pa.BufferReader(data)) if form == PARQUET else pa.ipc.open_stream(data).read_all()
+    assert form in (PARQUET, ARROW)
+    moments = ("first_seen", "last_seen")
+    return [
+        row | {name: row[name].replace(tzinfo=None).isoformat(timespec="microseconds") + "Z" for name in moments}
+        for row in table.to_pylist()
+    ]
+
+
+def _typed(row: dict[str, str]) -> dict[str, Any]:
+    return row | {"external": row["external"] == "t", "lang": row["lang"] or None,
+                  "original_value": row["original_value"] or None}  # fmt: skip

@@ -1,0 +1,331 @@
+"""graph.cypher is FtM's graph, in lines that give back every value, in any order and any number of times."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import orjson
+import pytest
+from followthemoney.graph import Graph
+from followthemoney.model import Model
+from followthemoney.proxy import EntityProxy
+from followthemoney.types import registry
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.query import graph
+from app.query.assembly import entity_lines
+from tests.query.live_rows import Row, engine, fill
+from tests.query.test_assembly import AWKWARD
+
+TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"|`((?:[^`]|``)*)`|([A-Za-z_][A-Za-z0-9_]*)|(\+=|->|[(){}\[\]:,;.-])|( )')
+ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}
+
+
+def unescaped(text: str) -> str:
+    return ESCAPE.sub(lambda found: chr(int(found[1][1:], 16)) if len(found[1]) > 1 else SIMPLE[found[1]], text)
+
+
+def tokens(line: str) -> Iterator[tuple[str, str]]:
+    place = 0
+    while place < len(line):
+        found = TOKEN.match(line, place)
+        assert found is not None, f"no token of Cypher at {line[place : place + 20]!r}"
+        string, quoted, plain, sign, _ = found.groups()
+        place = found.end()
+        if string is not None:
+            yield "text", unescaped(string)
+        elif quoted is not None:
+            yield "name", quoted.replace("``", "`")
+        elif plain is not None:
+            yield "name", plain
+        elif sign is not None:
+            yield "sign", sign
+
+
+@dataclass
+class Database:
+    """As much of Neo4j as these statements need."""
+
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    labels: dict[str, set[str]] = field(default_factory=dict)
+    edges: dict[tuple[str, str, str, str | None], dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, lines: Iterable[str]) -> "Database":
+        for line in lines:
+            Statement(self, list(tokens(line))).run()
+        return self
+
+
+class Statement:
+    def __init__(self, database: Database, found: list[tuple[str, str]]) -> None:
+        self.database, self.left = database, found
+        self.bound: dict[str, Any] = {}
+
+    def run(self) -> None:
+        while self.next() != ";":
+            pass
+        assert self.left == []
+
+    def next(self) -> str:
+        match self.take():
+            case "MERGE":
+                self.merge()
+            case "SET":
+                self.set()
+            case ";":
+                return ";"
+            case other:
+                raise AssertionError(f"no clause begins with {other!r}")
+        return ""
+
+    def merge(self) -> None:
+        self.take("(")
+        variable = self.take()
+        if self.left[0][1] == ":":
+            self.take(":", "Entity")
+            found = self.map()
+            self.take(")")
+            assert list(found) == ["id"]
+            self.bound[variable] = found["id"]
+            self.database.nodes.setdefault(found["id"], {"id": found["id"]})
+            self.database.labels.setdefault(found["id"], {"Entity"})
+            return
+        self.take(")", "-", "[")
+        name = self.take() if self.left[0][1] != ":" else ""
+        self.take(":")
+        kind = self.take()
+        own = self.map() if self.left[0][1] == "{" else {}
+        self.take("]", "->", "(")
+        edge = self.bound[variable], self.bound[self.take()], kind, own.get("id")
+        self.take(")")
+        self.database.edges.setdefault(edge, dict(own))
+        self.bound[name] = edge
+
+    def set(self) -> None:
+        while True:
+            variable = self.take()
+            if self.left[0][1] == "+=":
+                self.take("+=")
+                target = self.bound[variable]
+                held: dict[Any, dict[str, Any]] = {**self.database.nodes, **self.database.edges}
+                held[target].update(self.map())
+            while self.left[0][1] == ":":
+                self.take(":")
+                self.database.labels[self.bound[variable]].add(self.take())
+            if self.left[0][1] != ",":
+                return
+            self.take(",")
+
+    def map(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self.take("{")
+        while self.left[0][1] != "}" or self.left[0][0] != "sign":
+            key = self.take()
+            self.take(":")
+            found[key] = self.value()
+            if self.left[0] == ("sign", ","):
+                self.take(",")
+        self.take("}")
+        return found
+
+    def value(self) -> Any:
+        kind, text = self.left.pop(0)
+        if kind == "text":
+            return text
+        assert (kind, text) == ("sign", "[")
+        values = []
+        while self.left[0] != ("sign", "]"):
+            values.append(self.value())
+            if self.left[0] == ("sign", ","):
+                self.take(",")
+        self.take("]")
+        return values
+
+    def take(self, *expected: str) -> str:
+        """The next tokens, none of them a string: these ones, or whichever there is."""
+        for wanted in expected or (None,):
+            kind, text = self.left.pop(0)
+            assert kind != "text"
+            assert wanted in (None, text)
+        return text
+
+
+@pytest.fixture(scope="module")
+def duck() -> duckdb.DuckDBPyConnection:
+    return engine()
+
+
+def lines(duck: duckdb.DuckDBPyConnection, given: list[Row]) -> list[str]:
+    fill(duck, given)
+    text = b"".join(graph.statements(entity_lines(duck, batch_rows=3))).decode()
+    found = text.splitlines(keepends=True)
+    assert all(line.endswith(";\n") for line in found)
+    return [line.removesuffix("\n") for line in found]
+
+
+def imported(duck: duckdb.DuckDBPyConnection, given: list[Row]) -> Database:
+    return Database().run(lines(duck, given))
+
+
+def entities(duck: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    found = [orjson.loads(line) for batch in entity_lines(duck) for line in batch.column("line").to_pylist()]
+    return [entity for entity in found if "$invalid" not in entity]
+
+
+def as_neo4j_reads(line: str) -> str:
+    """Neo4j replaces \\uXXXX everywhere in a statement before it looks for strings; it takes backslashes in pairs."""
+    return ESCAPE.sub(lambda found: chr(int(found[1][1:], 16)) if len(found[1]) > 1 else found[0], line)
+
+
+IDS = st.sampled_from(["a", "b", "c", 'd"', "e\\", "é", "\U0001f600", "`", "u0041"])
+TEXTS = st.sampled_from([*AWKWARD, "C:\\users\\new", "\\u0041", "\\", '\\"', "a;\nb", "// no", "/*", "\x85\u2029\x1c"])
+REFERENCES = {
+    "Person": ["addressEntity", "parent", "riskSource", "proof"],
+    "Company": ["parent"],
+    "Ownership": ["owner", "asset", "owner", "asset", "proof"],
+    "Documentation": ["document", "entity"],
+    "Sanction": ["entity"],
+    "Email": ["parent", "ancestors", "sender"],
+    "Event": ["involved"],
+}
+VALUES = {
+    "Person": ["name", "notes", "id", "country"],
+    "Company": ["name", "id"],
+    "Ownership": ["role", "summary"],
+    "Documentation": ["role"],
+    "Sanction": ["program", "reason"],
+    "Email": ["subject", "bodyText", "title"],
+    "Event": ["name", "summary"],
+}
+
+
+@st.composite
+def some_rows(draw: st.DrawFn) -> list[Row]:
+    rows = []
+    for canonical_id in draw(st.lists(IDS, unique=True, max_size=6)):
+        schema = draw(st.sampled_from(sorted(REFERENCES)))
+        rows.append(Row(canonical_id, schema, "id", "base"))
+        for prop in draw(st.lists(st.sampled_from(VALUES[schema]), max_size=4)):
+            value = draw(TEXTS | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9))
+            rows.append(Row(canonical_id, schema, prop, value))
+        references = draw(st.lists(st.sampled_from(REFERENCES[schema]), max_size=4))
+        rows += [Row(canonical_id, schema, prop, draw(IDS)) for prop in references]
+    return rows
+
+
+@given(rows=some_rows())
+@settings(max_examples=60, deadline=None)
+def test_nodes_and_relationships_are_those_of_ftms_graph(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
+    found = imported(duck, rows)
+    theirs = Graph(edge_types=[registry.entity])
+    for entity in entities(duck):
+        theirs.add(EntityProxy.from_dict(entity, cleaned=True))
+    # FtM makes a node of what an unweighted property refers to, too, and then no edge to it.
+    ends = {end for edge in theirs.iteredges() for end in (edge.source_id, edge.target_id)}
+    nodes = [node for node in theirs.iternodes() if node.proxy is not None or node.id in ends]
+    assert set(found.nodes) == {node.value for node in nodes}
+    plain = {node.id: node.value for node in theirs.iternodes()}
+    pairs = {
+        (plain[edge.source_id], plain[edge.target_id], edge.type_name.upper(), edge.proxy and edge.proxy.id)
+        for edge in theirs.iteredges()
+    }
+    # FtM has one edge between two nodes, whichever of the properties that refer came last; here each is one.
+    assert pairs <= set(found.edges)
+    assert {(*edge[:2], edge[3]) for edge in found.edges} == {(*pair[:2], pair[3]) for pair in pairs}
+    for node in nodes:
+        own = node.proxy
+        assert found.labels[node.value] == {"Entity"} | (set() if own is None else own.schema.names)
+
+
+@given(rows=some_rows())
+@settings(max_examples=60, deadline=None)
+def test_every_value_is_given_back_as_it_was(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
+    found = imported(duck, rows)
+    for entity in entities(duck):
+        schema = Model.instance()[entity["schema"]]
+        shown = {
+            prop: values
+            for prop, values in entity["properties"].items()
+            if schema.properties[prop].type != registry.entity and not schema.properties[prop].hidden
+        }
+        expected = {"id": entity["id"], "caption": entity["caption"], "schema": schema.name, **shown}
+        if schema.edge:
+            assert all(held == expected for edge, held in found.edges.items() if edge[3] == entity["id"])
+        else:
+            assert found.nodes[entity["id"]] == expected
+
+
+@given(rows=some_rows(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_order_of_lines_and_a_second_import_give_the_same_graph(
+    duck: duckdb.DuckDBPyConnection, rows: list[Row], data: st.DataObject
+) -> None:
+    written = lines(duck, rows)
+    once = Database().run(written)
+    assert Database().run(data.draw(st.permutations(written))) == once
+    assert Database().run(written * 2) == once
+
+
+@given(rows=some_rows())
+@settings(max_examples=40, deadline=None)
+def test_escapes_mean_the_same_where_they_are_replaced_before_strings_are_found(
+    duck: duckdb.DuckDBPyConnection, rows: list[Row]
+) -> None:
+    written = lines(duck, rows)
+    assert Database().run(map(as_neo4j_reads, written)) == Database().run(written)
+
+
+def test_an_edge_is_a_relationship_of_every_source_with_every_target_and_no_node(
+    duck: duckdb.DuckDBPyConnection,
+) -> None:
+    said = [("owner", "a"), ("owner", "b"), ("asset", "c"), ("asset", "d"), ("role", "all of it")]
+    found = imported(duck, [Row("o", "Ownership", prop, value) for prop, value in said])
+    assert set(found.nodes) == {"a", "b", "c", "d"}
+    assert set(found.edges) == {(source, target, "OWNERSHIP", "o") for source in "ab" for target in "cd"}
+    assert {str(held) for held in found.edges.values()} == {
+        "{'id': 'o', 'caption': 'Ownership', 'schema': 'Ownership', 'role': ['all of it']}"
+    }
+
+
+def test_lines_look_as_people_expect_them(duck: duckdb.DuckDBPyConnection) -> None:
+    given = [
+        Row("a", "Person", "name", 'Ann "the\n Ace"'),
+        Row("a", "Person", "addressEntity", "h"),
+        Row("o", "UnknownLink", "subject", "a"),
+        Row("o", "UnknownLink", "object", "b"),
+    ]
+    assert lines(duck, given) == [
+        'MERGE (n:Entity {id: "a"}) SET n:LegalEntity:Person:Thing, n += {id: "a", '
+        r'caption: "Ann \"the\u000a Ace\"", schema: "Person", name: ["Ann \"the\u000a Ace\""]};',
+        'MERGE (s:Entity {id: "a"}) MERGE (t:Entity {id: "h"}) MERGE (s)-[:ADDRESSENTITY]->(t);',
+        'MERGE (s:Entity {id: "a"}) MERGE (t:Entity {id: "b"}) MERGE (s)-[r:UNKNOWNLINK {id: "o"}]->(t) '
+        'SET r += {id: "o", caption: "Other link", schema: "UnknownLink"};',
+    ]
+
+
+def test_four_bytes_are_themselves_and_whatever_may_end_a_line_is_escaped(duck: duckdb.DuckDBPyConnection) -> None:
+    ends = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\x00\x7f"
+    (line,) = lines(duck, [Row("a", "Address", "full", f"\U0001f600{ends}\\u")])
+    shown = "".join(f"\\u{ord(character):04x}" for character in ends)
+    assert f'full: ["\U0001f600{shown}\\\\u"]' in line
+
+
+def test_invalid_entities_and_empty_datasets_leave_no_lines_and_the_header_is_one_statement(
+    duck: duckdb.DuckDBPyConnection,
+) -> None:
+    assert lines(duck, []) == []
+    assert lines(duck, [Row("x", "Person", "name", "x"), Row("x", "Address", "full", "x")]) == []
+    words = [text for _, text in tokens(graph.HEADER.decode().removesuffix("\n"))]
+    assert " ".join(words) == (
+        "CREATE CONSTRAINT entity_id IF NOT EXISTS FOR ( n : Entity ) REQUIRE n . id IS UNIQUE ;"
+    )
+
+
+@pytest.mark.parametrize(("name", "symbol"), [("Person", "Person"), ("two words", "`two words`"), ("a`b", "`a``b`")])
+def test_names_that_are_not_plain_are_quoted(name: str, symbol: str) -> None:
+    assert graph._symbol(name) == symbol
+    assert list(tokens(symbol)) == [("name", name)]

@@ -1,0 +1,103 @@
+"""The same histories over HTTP: written by its routes, which say what they did, and read by them."""
+
+from typing import Any
+
+import orjson
+from hypothesis import given
+
+from app.lake.datasets import Dataset
+from app.model.entity import Exploder
+from app.model.statement import statement_id
+from tests.house import House
+from tests.pipeline.kernels import DirectKernels
+from tests.query.model import NAMES, Event, Model, Step, added, erased, histories, iso, shown
+from tests.query.story import Story
+from tests.query.test_histories import few
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+class Told(Story):
+    """A story that is written over HTTP."""
+
+    def commit(self, *events: Event) -> None:
+        match events:
+            case ():
+                return
+            case ({"kind": 3, "entity_id": None, "origin": origin},):
+                self.delete(f"/origins/{origin}", events[0])
+            case ({"kind": 3, "entity_id": entity, "origin": origin},):
+                self.delete(f"/entities/{entity}", events[0])
+            case ({"kind": 2},):
+                event = events[0]
+                statement = statement_id(self.dataset.name, event["entity_id"], event["prop"], event["value"])
+                self.delete(f"/statements/{statement.hex()}", event | {"id": statement})
+            case ({"kind": 3, "entity_id": entity, "origin": origin}, *said):
+                self.put(entity, origin, said)
+            case _:
+                body = b"\n".join(orjson.dumps(_as_sent(event)) for event in events)
+                self.told("POST", "/statements", content=body, headers=NDJSON)
+                self.expect(events)
+
+    def put(self, entity: str, origin: str, said: list[Event]) -> None:
+        names = [event["value"] for event in said if event["prop"] == "name"]
+        moment = said[0]["first_seen"]
+        data = {"id": entity, "schema": "Person", "properties": {"name": names}, "first_seen": iso(moment)}
+        self.told("PUT", f"/entities/{entity}", json=data, params={"origin": origin})
+        exploded = Exploder().explode(self.dataset.name, data)
+        facts = zip(exploded.props, exploded.values, strict=True)
+        adds = (added(entity, origin, ("Person", prop, value), None, moment, moment) for prop, value in facts)
+        self.expect((erased(entity, origin), *adds))
+
+    def delete(self, path: str, event: Event) -> None:
+        """What the answer counts is what there was before and is not after."""
+        before = len(self.model.rows)
+        options = {} if event["origin"] is None or event["entity_id"] is None else {"origin": event["origin"]}
+        counted = self.told("DELETE", path, params=options)["tombstones"]
+        self.expect((event,))
+        assert counted == before - len(self.model.rows)
+
+    def told(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        answer = self.house.admin(method, f"/v1/datasets/{self.dataset.name}{path}", **options)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+def _as_sent(event: Event) -> dict[str, Any]:
+    moments = {name: iso(event[name]) for name in ("first_seen", "last_seen")}
+    return {name: value for name, value in event.items() if name != "kind"} | moments
+
+
+def check(house: House, dataset: Dataset, model: Model, **state: str) -> None:
+    """Each entity by each id, the list, both streams: as the model has them."""
+    base = f"/v1/datasets/{dataset.name}"
+    for name in NAMES:
+        answer, line = house.admin.get(f"{base}/entities/{name}", params=state), model.one(name)
+        status = 404 if line is None else 422 if b"$invalid" in line else 200
+        assert answer.status_code == status, answer.text
+        assert status != 200 or answer.content == line.strip()
+    lines = [orjson.loads(line) for line in model.lines()]
+    listed = house.admin.get(f"{base}/entities", params=state).json()
+    assert listed["results"] == [line for line in lines if "$invalid" not in line]
+    assert listed["invalid"] == [line["$invalid"] for line in lines if "$invalid" in line]
+    streamed = house.admin.get(f"{base}/entities/stream", params={"end": "true", **state}).content.splitlines()
+    assert [orjson.loads(line) for line in streamed[:-1]] == lines
+    rows = house.admin.get(f"{base}/statements/stream", params=state, headers={"Accept": "application/x-ndjson"})
+    assert [orjson.loads(line) for line in rows.content.splitlines()] == [shown(row) for row in model.rows]
+
+
+@few
+@given(history=histories)
+def test_history_over_http_is_told_and_shown_as_its_events_leave_it(
+    house: House, kernels: DirectKernels, history: list[Step]
+):
+    story = Told.begin(house, kernels)
+    for _ in story.play(history):
+        check(house, story.dataset, story.model)
+    check(house, story.dataset, story.head, fresh="snapshot")
+    story.flush()
+    for snapshot, model in story.past:
+        check(house, story.dataset, model, at=str(snapshot.seq))
+        named = house.admin.put(f"/v1/datasets/{story.dataset.name}/refs/kept", {"snapshot": snapshot.id})
+        assert named.status_code in (200, 201), named.text
+        check(house, story.dataset, model, at="kept")

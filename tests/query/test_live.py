@@ -1,0 +1,186 @@
+"""The relation `live`: which files it is made from, and that no bound ever hides a row."""
+
+import pytest
+
+from app.model.snapshot import Column, Snapshot, Table
+from app.query.planner import Plan
+from app.query.reader import NOW, Reading, State
+from app.query.views import View
+from tests.house import House
+from tests.lake.manifests import dataset_of
+from tests.pipeline.kernels import DirectKernels
+from tests.query.model import Event, added, deleted, erased
+from tests.query.reads import Reads
+from tests.query.story import ONE_DATABASE, Story
+
+pytestmark = ONE_DATABASE
+
+NAME = ("Person", "name", "x")
+
+
+def said(entity: str, canonical: str | None = None, origin: str = "crawl", moment: int = 1) -> Event:
+    return added(entity, origin, NAME, canonical, moment, moment)
+
+
+def files_for(house: House, story: Story, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
+    """The data files that a read of one id opens."""
+    plan = Plan(house.services.store, story.dataset, snapshot, origin)
+    marks = plan.happened(ids=[name])
+    scans = [plan.rows(ids=[name]), plan.rows(ids=[name], by="entity_id"), *([] if marks is None else [marks])]
+    files = (*snapshot.statements.files, *snapshot.translog.files)
+    return {file.path for file in files if any(file.path in scan.sql for scan in scans)}
+
+
+def remove(house: House, story: Story, snapshot: Snapshot, but: set[str]) -> int:
+    """Take all data files away but these; how many that were."""
+    layout, gone = story.dataset.layout, 0
+    for folder, table in ((layout.statements, snapshot.statements), (layout.translog, snapshot.translog)):
+        for file in table.files:
+            if file.path not in but:
+                house.services.store.delete([f"{folder}/{file.path}"])
+                gone += 1
+    return gone
+
+
+def test_read_of_one_entity_opens_only_files_that_may_hold_it(house: House, kernels: DirectKernels):
+    story = Story.begin(house, kernels)
+    for letter in "abcdef":
+        story.commit(said(f"{letter}1"), said(f"{letter}2", origin="by.hand"), said(f"{letter}3", f"{letter}1"))
+        story.flush()
+    story.commit(deleted("c2", "by.hand", NAME), said("e1", moment=9))
+    (head,) = story.flush()
+    needed = files_for(house, story, head, "c1")
+    assert len(needed) == 1
+    assert len(files_for(house, story, head, "c2")) == 3
+    assert not files_for(house, story, head, "c1", "by.hand")
+    assert not files_for(house, story, head, "nobody")
+
+    gone = remove(house, story, head, needed)
+
+    assert gone == len(head.statements.files) + len(head.translog.files) - 1
+    reads = Reads(house.services.reader, story.dataset)
+    for name in ("c1", "c3"):
+        assert reads.get(name) == story.model.one("c1")
+    assert reads.get("nobody") is None
+
+
+def test_ids_that_are_longer_than_a_bound_are_found(house: House, kernels: DirectKernels):
+    """A bound keeps 64 characters; what comes after them must not decide."""
+    story = Story.begin(house, kernels)
+    start = "é" * 64
+    longest = "\U0010ffff" * 255
+    names = [
+        start,
+        start + "a",
+        start + "z" * 100,
+        start + "\U0010ffff",
+        start[:63],
+        longest,
+        longest[:64],
+        longest[:65],
+    ]
+    for name in names:
+        story.commit(said(name, moment=3), said(f"{name[:200]}-part", name))
+        story.flush()
+    story.commit(*(said(name, moment=9) for name in names))
+    story.flush()
+
+    reads = Reads(house.services.reader, story.dataset)
+    for name in names:
+        assert reads.get(name) == story.model.one(name), name
+        assert reads.get(f"{name[:200]}-part") == story.model.one(f"{name[:200]}-part"), name
+    reads.check_whole(story.model)
+
+
+@pytest.mark.parametrize("known", ["nothing", "nulls alone", "one bound"])
+def test_file_whose_bounds_its_writer_did_not_report_is_never_passed_over(
+    house: House, kernels: DirectKernels, known: str
+):
+    story = Story.begin(house, kernels)
+    story.commit(said("a"), said("b", "a"), said("c", origin="by.hand"))
+    story.flush()
+    story.commit(said("a", moment=5), erased("c", None))
+    (head,) = story.flush()
+    columns = {
+        "nothing": {},
+        "nulls alone": {"entity_id": Column(nulls=0), "canonical_id": Column(nulls=0)},
+        "one bound": {"entity_id": Column(min="zz"), "canonical_id": Column(max="0")},
+    }[known]
+
+    def without(table: Table) -> Table:
+        return table.model_copy(
+            update={"files": [file.model_copy(update={"columns": columns}) for file in table.files]}
+        )
+
+    bare = head.model_copy(update={"statements": without(head.statements), "translog": without(head.translog)})
+
+    def found(reading: Reading, name: str) -> set[tuple[str, int]]:
+        reading.show_entities(View(story.dataset, bare), [name])
+        return set(reading.duck.execute("SELECT entity_id, last_seen FROM live").fetchall())
+
+    reads = Reads(house.services.reader, story.dataset)
+    for name in ("a", "b", "c"):
+        assert reads.read(found, name) == {(row.entity_id, row.last_seen) for row in story.model.named([name])}
+
+
+def test_datasets_read_together_do_not_mix(house: House, kernels: DirectKernels):
+    """Each has its own head, its own unflushed events, and entities of the same ids."""
+    stories = [Story.begin(house, kernels) for _ in range(3)]
+    stories[0].commit(said("a", moment=1))
+    stories[0].flush()
+    stories[0].commit(erased("a", None), said("b"))
+    stories[1].commit(said("a", moment=2), said("b", "a"))
+    stories[1].flush()
+    stories[2].commit(said("a", moment=3))
+    names = [story.dataset.name for story in stories]
+
+    everything = house.admin.post("/v1/entities/query", {"datasets": names})
+    by_id = house.admin.post(
+        "/v1/entities/query", {"datasets": names, "where": {"field": "id", "op": "eq", "value": "b"}}
+    )
+
+    def shown(answer) -> list[tuple[str, str]]:
+        return [(entity["id"], entity["datasets"][0]) for entity in answer.json()["results"]]
+
+    # In the order of the names, of which the tenth comes before the second.
+    assert shown(everything) == sorted([("a", names[1]), ("a", names[2]), ("b", names[0])])
+    assert shown(by_id) == sorted([("a", names[1]), ("b", names[0])])
+
+
+def test_delete_answers_what_a_read_found_in_store_and_journal_and_ends_just_that(house: House, kernels: DirectKernels):
+    house.dataset("test")
+    story = Story(house, kernels, dataset_of(house.services.database, "test"))
+    story.commit(said("a"), said("a", origin="by.hand"), said("b", "a"), said("c"))
+    story.flush()
+    story.commit(added("a", "crawl", ("Person", "name", "y"), None, 1, 1), deleted("c", "crawl", NAME))
+    base = "/v1/datasets/test"
+
+    def tombstones(path: str) -> int:
+        answer = house.admin.delete(base + path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["tombstones"]
+
+    assert tombstones("/entities/c") == 0
+    assert tombstones("/entities/a?origin=crawl") == 2
+    assert tombstones("/entities/a?origin=crawl") == 0
+    statement = house.admin.get(f"{base}/statements?id=b").json()["results"]
+    assert [(row["entity_id"], row["origin"]) for row in statement] == [("a", "by.hand"), ("b", "crawl")]
+    assert tombstones(f"/statements/{statement[0]['id']}") == 1
+    assert tombstones("/origins/crawl") == 1
+    assert tombstones("/origins/crawl") == 0
+    assert house.admin.get(f"{base}/statements").json()["results"] == []
+    assert len(house.admin.get(f"{base}/statements?fresh=snapshot").json()["results"]) == 4
+
+
+def test_snapshot_alone_is_shown_where_that_is_asked_for_and_nothing_before_there_is_one(
+    house: House, kernels: DirectKernels
+):
+    story = Story.begin(house, kernels)
+    reads = Reads(house.services.reader, story.dataset)
+    story.commit(said("a"))
+    assert reads.get("a", state=State(fresh="snapshot")) is None
+    assert reads.entity_stream(State(fresh="snapshot")) == []
+    story.flush()
+    story.commit(erased("a", None))
+    assert reads.get("a", state=State(fresh="snapshot")) == story.head.one("a")
+    assert reads.get("a", state=NOW) is None

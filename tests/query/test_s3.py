@@ -1,0 +1,234 @@
+"""Reads from a lake on a real S3 server: with the keys of the moment, and never wrong or for ever when it fails."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+
+import hypothesis
+import pytest
+from httpx2 import Response
+from hypothesis import HealthCheck, given
+from pydantic import SecretStr
+
+from app.errors import Unavailable
+from app.lake.datasets import Dataset
+from app.main import assemble
+from app.model.ids import now
+from app.model.snapshot import Snapshot
+from app.query import statements
+from app.query.engine import Engine, answering
+from app.query.forms import CSV
+from app.query.reader import NOW
+from app.query.statements import Filter
+from app.settings import Settings
+from app.storage import connection as limits
+from app.storage.connection import Connection
+from app.storage.store import Store
+from tests.house import House
+from tests.pipeline.kernels import DirectKernels
+from tests.query.model import Step, histories
+from tests.query.test_histories import check_history
+from tests.s3 import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
+
+ENTITIES = "/v1/datasets/test/entities"
+
+pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[S3Server]:
+    """A server of the test's own, which it may kill."""
+    with s3_server(tmp_path / "s3") as server:
+        yield server
+
+
+@pytest.fixture
+def settings(server: S3Server, database_url: str, tmp_path: Path) -> Settings:
+    return server.settings(database_url=database_url, admin_key_file=tmp_path / "admin.key")
+
+
+@pytest.fixture
+def people(house: House, flush: Callable[[], list[Snapshot]]) -> None:
+    """Jane in one file, and John in another."""
+    for name in ("jane", "john"):
+        house.admin.post(ENTITIES, {"id": name, "schema": "Person", "properties": {"name": [name]}})
+        flush()
+
+
+def read(house: House, entity_id: str) -> Response:
+    return house.admin.get(f"{ENTITIES}/{entity_id}")
+
+
+@hypothesis.settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
+@given(history=histories)
+def test_every_read_after_any_history_is_on_s3_what_it_is_on_a_disk(
+    house: House, kernels: DirectKernels, history: list[Step]
+):
+    check_history(house, kernels, history)
+
+
+# Keys
+
+Hold = Callable[[str, str], None]
+
+
+@pytest.fixture
+def strict(server: S3Server) -> None:
+    if not server.strict:
+        pytest.skip("versitygw is not built here, and moto's server checks no signature")
+
+
+@pytest.fixture
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Give this process an identity whose keys are asked for anew each time, and change them."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    keys, config = tmp_path / "keys.json", tmp_path / "config"
+    config.write_text(f"[default]\ncredential_process = cat {keys}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+    def hold(key: str, secret: str) -> None:
+        soon = (now() + timedelta(minutes=5)).isoformat()
+        document = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": secret, "Expiration": soon}
+        written = tmp_path / "keys.new"
+        written.write_text(json.dumps(document))
+        written.replace(keys)
+
+    return hold
+
+
+@pytest.fixture
+def renewing(server: S3Server, settings: Settings) -> Settings:
+    """The same lake, for whoever this process is."""
+    return settings.model_copy(
+        update={"storage_options": {"aws_endpoint": SecretStr(server.endpoint), "aws_region": SecretStr("us-east-1")}}
+    )
+
+
+def test_read_is_made_with_the_keys_of_its_moment_and_bad_ones_are_never_told(
+    strict: None, house: House, renewing: Settings, people: None, hold: Hold, capsys: pytest.CaptureFixture[str]
+):
+    hold(ACCESS_KEY, SECRET_KEY)
+    store = Store(Connection.from_settings(renewing))
+    with House(assemble(renewing, house.services.database, store), str(house.admin.key)) as other:
+        good = read(other, "jane")
+        hold(ACCESS_KEY, "an-expired-secret")
+        bad = read(other, "john")
+        hold(ACCESS_KEY, SECRET_KEY)
+        good_again = read(other, "john")
+
+    assert [answer.status_code for answer in (good, bad, good_again)] == [200, 503, 200]
+    assert (good.json()["id"], good_again.json()["id"]) == ("jane", "john")
+    assert bad.json()["type"] == "/problems/unavailable"
+    assert "refuses the identity" in bad.json()["detail"]
+    told = bad.text + "".join(capsys.readouterr())
+    assert "an-expired-secret" not in told
+    assert SECRET_KEY not in told
+
+
+def test_keys_that_change_under_many_readers_fail_none_of_them(renewing: Settings, hold: Hold):
+    hold("key-0", "secret")
+    engine = Engine(renewing, Connection.from_settings(renewing))
+
+    def sessions() -> None:
+        for _ in range(8):
+            with engine.session() as duck:
+                duck.execute("SELECT 1").fetchall()
+
+    with ThreadPoolExecutor(16) as pool:
+        readers = [pool.submit(sessions) for _ in range(16)]
+        for number in range(1, 21):
+            hold(f"key-{number}", "secret")
+        for reader in readers:
+            reader.result()
+    with engine.session() as duck:
+        ((shown,),) = duck.execute("SELECT secret_string FROM duckdb_secrets()").fetchall()
+    engine.close()
+
+    assert "key_id=key-20" in shown
+
+
+# A store that fails
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds are the limit, where a minute is right."""
+    monkeypatch.setattr(limits, "STANDSTILL", 1)
+    monkeypatch.setattr(limits, "RETRIES", 1)
+
+
+@contextmanager
+def killed(server: S3Server) -> Iterator[None]:
+    server.stop()
+    yield
+
+
+@contextmanager
+def standing_still(server: S3Server) -> Iterator[None]:
+    if server.signal is None:
+        pytest.skip("moto's server is in this process, and cannot stand still alone")
+    with server.paused():
+        yield
+
+
+Failing = Callable[[S3Server], AbstractContextManager[None]]
+
+
+FAILING = pytest.mark.parametrize("failing", [killed, standing_still])
+
+
+def test_read_of_any_kind_without_its_store_answers_503_and_when_to_ask_again(
+    server: S3Server, house: House, people: None
+):
+    read(house, "jane")
+
+    with killed(server):
+        answers = [
+            read(house, "john"),
+            house.admin.get(f"{ENTITIES}/john/adjacent"),
+            house.admin.post(f"{ENTITIES}/query", {}),
+            house.admin.get(f"{ENTITIES}/stream"),
+            house.admin.get("/v1/datasets/test/statements"),
+            house.admin.delete(f"{ENTITIES}/john"),
+        ]
+
+    assert [answer.status_code for answer in answers] == [503] * len(answers)
+    assert {answer.json()["type"] for answer in answers} == {"/problems/unavailable"}
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
+
+
+def test_read_while_the_store_stands_still_ends_in_time_and_the_next_one_is_right(
+    server: S3Server, impatient: None, house: House, people: None
+):
+    read(house, "jane")
+
+    with standing_still(server):
+        began = monotonic()
+        away = read(house, "john")
+        took = monotonic() - began
+    back = read(house, "john")
+
+    assert (away.status_code, back.status_code) == (503, 200)
+    # Two tries of a second each; the rest is for a busy machine.
+    assert 2 <= took < 10
+    assert back.json()["properties"] == {"name": ["john"]}
+
+
+@FAILING
+def test_stream_whose_store_fails_halfway_is_broken_off(
+    server: S3Server, impatient: None, house: House, dataset: Dataset, people: None, failing: Failing
+):
+    with house.services.reader.reading() as reading:
+        _, chunks = statements.stream(reading, dataset, NOW, Filter(), CSV)
+        header = next(chunks)
+        with failing(server), pytest.raises(Unavailable, match="store does not answer"), answering():
+            next(chunks)
+
+    assert header.startswith(b'"canonical_id"')

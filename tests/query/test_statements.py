@@ -1,0 +1,65 @@
+"""Statements in the order of the store, whatever they hold."""
+
+from collections.abc import Callable
+from itertools import islice
+
+import duckdb
+import pytest
+
+from app.query.columns import gathered
+from app.query.statements import Place, in_order
+
+QUERY = "SELECT * FROM live"
+
+
+@pytest.fixture
+def small(tmp_path) -> Callable[[int], duckdb.DuckDBPyConnection]:
+    """A DuckDB with little memory and statements whose values have so many characters."""
+
+    def make(length: int) -> duckdb.DuckDBPyConnection:
+        made = duckdb.connect(config={"memory_limit": "64MB", "threads": 2, "temp_directory": str(tmp_path)})
+        made.execute(
+            f"""CREATE VIEW live AS SELECT 'one' AS dataset, 'e' || (i * 7919) % 9973 AS canonical_id,
+            canonical_id AS entity_id, unhex(sha1(i::VARCHAR)) AS id, 'Person' AS schema, 'notes' AS prop,
+            'row ' || i || repeat('.', {length}) AS value, NULL::VARCHAR AS lang, NULL::VARCHAR AS original_value,
+            false AS external, ['a', 'b'][1 + i % 2] AS origin, i AS first_seen, i AS last_seen
+            FROM range(50000) t(i)"""
+        )
+        return made
+
+    return make
+
+
+def places(duck: duckdb.DuckDBPyConnection) -> list[Place]:
+    tables = in_order(duck, QUERY, [])
+    return [Place(*row.values()) for table in tables for row in table.select(Place._fields).to_pylist()]
+
+
+def test_more_text_than_memory_is_streamed_in_order_all_the_same(small, tmp_path):
+    with small(2000) as duck:
+        with pytest.raises(duckdb.OutOfMemoryException):
+            duck.execute(f"{QUERY} ORDER BY canonical_id, id, origin").fetchmany(1)
+        found = places(duck)
+
+    assert len(found) == 50_000
+    assert found == sorted(found)
+    assert list(tmp_path.glob("aside-*")) == []
+
+
+def test_memory_that_ends_halfway_leaves_nothing_out_and_nothing_twice(small, monkeypatch):
+    """The sort fails after it has given some rows, as it may when others take the memory."""
+
+    def failing(duck, query, parameters, batch_rows):
+        tables = gathered(duck, query, parameters, 10_000)
+        if "ORDER BY" not in query:
+            yield from tables
+            return
+        yield from islice(tables, 2)
+        raise duckdb.OutOfMemoryException("Out of Memory Error: as it were")
+
+    with small(10) as duck:
+        expected = places(duck)
+        monkeypatch.setattr("app.query.statements.gathered", failing)
+        found = places(duck)
+
+    assert found == expected

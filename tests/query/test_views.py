@@ -1,0 +1,27 @@
+"""Views: states that are resolved once."""
+
+import pytest
+
+from app.lake.datasets import Dataset
+from app.query import views
+from app.query.views import Views
+from tests.house import House
+
+
+def test_manifests_are_kept_within_bounds_and_the_newest_always(
+    house: House, dataset: Dataset, flush, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("a", "b", "c"):
+        house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
+        flush()
+    monkeypatch.setattr(views, "MOST_FILES", 5)
+    resolved = Views(house.services.database, house.services.store, 0)
+
+    # Each flush adds a file to either table: 2, 4 and 6 of them.
+    shown = [resolved.at(dataset, str(seq)).snapshot for seq in (1, 2, 3)]
+    again = [resolved.at(dataset, str(seq)).snapshot for seq in (3, 1, 3)]
+
+    assert [snapshot.seq for snapshot in shown] == [1, 2, 3]
+    assert again[0] is shown[2]
+    assert again[1] is not shown[0]
+    assert again[2] == shown[2]
