@@ -4,17 +4,17 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import Connection, update
 
 from app.db.engine import Database
 from app.db.tables import leases
-from app.errors import TarnError
+from app.errors import Locked, TarnError
 from app.journal import batches
 from app.journal.batches import Batch, Sized
 from app.lake import datasets, snapshots
@@ -52,6 +52,8 @@ from tests.pipeline.test_fold import as_events, drawn
 BEFORE_MANIFEST = ("closed", "built", "leased", "leveled", "statements committed", "translog committed")
 AFTER_MANIFEST = ("manifest put", "recorded", "released", "purged")
 STEPS = (*BEFORE_MANIFEST, *AFTER_MANIFEST)
+
+T = TypeVar("T")
 
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 """For what does not depend on which database it is."""
@@ -208,7 +210,8 @@ class Scene:
     def flush(self, owner: str = "another") -> list[Snapshot]:
         """Flush without a fault."""
         done = self.worker(owner)()
-        assert done.error is None, repr(done.error)
+        if done.error is not None:
+            raise done.error
         return done.snapshots
 
     def expire_leases(self) -> None:
@@ -242,6 +245,17 @@ def run_together(*acts: Callable[[], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(len(acts)) as pool:
         return list(pool.map(act, acts))
+
+
+def patiently(act: Callable[[], T]) -> Callable[[], T]:
+    """To do something, and to begin again while somebody else holds the dataset, as a worker does with a job."""
+
+    def patient() -> T:
+        while True:
+            with suppress(Locked):
+                return act()
+
+    return patient
 
 
 @contextmanager

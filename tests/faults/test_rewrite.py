@@ -13,7 +13,7 @@ from app.model.job import JobState, Operation
 from app.model.snapshot import Change
 from app.storage.faults import Gate
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, held_at, killed_at, run_together
+from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, held_at, killed_at, patiently, run_together
 from tests.faults.test_flush_processes import worker
 
 STEPS = (
@@ -124,7 +124,8 @@ def test_rewriting_is_built_again_after_anything_but_a_flush(scene: Scene, other
 def test_two_workers_that_rewrite_one_dataset_leave_it_right(scene: Scene, kind: Change):
     with_files(scene)
 
-    run_together(*(does(scene, kind, owner) for owner in ("one", "two")), lambda: scene.flush("flushes"))
+    acts = *(does(scene, kind, owner) for owner in ("one", "two")), lambda: scene.flush("flushes")
+    run_together(*(patiently(act) for act in acts))
 
     check(scene)
 

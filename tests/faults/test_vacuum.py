@@ -22,7 +22,7 @@ from app.query.reader import Reader, State
 from app.query.running import Reporter
 from app.storage.faults import FaultyStore, Gate
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, held_at, killed_at, outcome, run_together
+from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, held_at, killed_at, outcome, patiently, run_together
 from tests.lake.vacuums import (
     NOW,
     assert_clean,
@@ -293,8 +293,8 @@ def test_two_vacuums_at_once_delete_what_one_would(scene: Scene):
     with_garbage(scene, 4)
 
     first, second = run_together(
-        lambda: vacuum(scene, VacuumOptions(retention_hours=0, override_floor=True)),
-        lambda: vacuum(scene, VacuumOptions(override_floor=True)),
+        patiently(lambda: vacuum(scene, VacuumOptions(retention_hours=0, override_floor=True))),
+        patiently(lambda: vacuum(scene, VacuumOptions(override_floor=True))),
     )
 
     assert {first.dry_run, second.dry_run} == {False}
