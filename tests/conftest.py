@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -53,15 +54,22 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.cleanup()
 
 
+@pytest.fixture(scope="session")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database to copy."""
+    path = tmp_path_factory.mktemp("sqlite") / "migrated.db"
+    template = Database(f"sqlite:///{path}")
+    migrate.upgrade(template)
+    template.close()
+    return path
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
     """A fresh, migrated database: the test runs once on each kind."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/tarn.db"
-        database = Database(url)
-        migrate.upgrade(database)
-        database.close()
-        yield url
+        copyfile(request.getfixturevalue("sqlite"), tmp_path / "tarn.db")
+        yield f"sqlite:///{tmp_path}/tarn.db"
         return
     server = request.getfixturevalue("postgresql")
     name = f"test_{secrets.token_hex(6)}"
