@@ -13,7 +13,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: run test check lint bench faults setup system tools docs lock clean
+.PHONY: run test check again lint bench faults setup system tools docs lock clean
 
 run: setup
 	$(BIN)/tarn serve
@@ -21,7 +21,11 @@ run: setup
 test: setup tools check
 
 check: lint
-	$(PYTEST) -n 2 --dist loadgroup
+	$(PYTEST) -n 3 --dist loadgroup
+
+# What failed the last time, once more and by itself.
+again: setup
+	$(PYTEST) --last-failed --last-failed-no-failures none
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -29,11 +33,11 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Every fault case with twenty seeds, ten thousand writes read at once by those who made them, and a thousand simulated
-# histories; takes two hours on two cores.
+# Every fault case with twenty seeds, ten thousand writes read at once by those who made them, a thousand simulated
+# histories, and more of the random ones that the pipeline is held to; takes two hours on two cores.
 faults: setup tools
 	FAULT_SEEDS=$${FAULT_SEEDS:-20} READ_TRIALS=$${READ_TRIALS:-10000} SIM_SEEDS=$${SIM_SEEDS:-1000} \
-		$(PYTEST) tests/faults tests/simulation -n 2 --dist loadgroup
+		HISTORIES=$${HISTORIES:-24} $(PYTEST) tests/faults tests/simulation tests/pipeline tests/query/test_histories.py -n 2 --dist loadgroup
 
 bench: setup
 	$(BIN)/python -m bench
@@ -66,4 +70,4 @@ lock:
 	  $(TOOLS)/lock/bin/python -m pip freeze --all --exclude-editable --exclude pip; } > constraints.txt
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

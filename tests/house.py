@@ -4,11 +4,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+import pytest
 from httpx2 import Response
 from starlette.testclient import TestClient
 
 from app.api.application import create_app
 from app.api.services import Services
+
+ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For what does not depend on which database it is."""
 
 
 class Caller:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import pytest
 from sqlalchemy import Connection, update
 
 from app.db.engine import Database
@@ -54,9 +53,6 @@ AFTER_MANIFEST = ("manifest put", "recorded", "released", "purged")
 STEPS = (*BEFORE_MANIFEST, *AFTER_MANIFEST)
 
 T = TypeVar("T")
-
-ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For what does not depend on which database it is."""
 
 QUICK = {"commit_backoff_base": 0.0001, "commit_backoff_cap": 0.001}
 """Nobody need wait for anybody here."""

@@ -8,7 +8,6 @@ from tests.faults.checks import assert_no_lease, check, check_now, history_of, w
 from tests.faults.scene import (
     AFTER_MANIFEST,
     BEFORE_MANIFEST,
-    ONE_DATABASE,
     STEPS,
     Killed,
     Scene,
@@ -18,6 +17,7 @@ from tests.faults.scene import (
     outcome,
     run_together,
 )
+from tests.house import ONE_DATABASE
 
 EARLIER = pytest.mark.parametrize(
     ("database_url", "earlier"), [("sqlite", 0), ("sqlite", 1), ("postgresql", 1)], indirect=["database_url"]

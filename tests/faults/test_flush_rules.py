@@ -25,7 +25,6 @@ from app.worker.loop import Worker
 from tests.faults.checks import check, check_now, history_of, waiting
 from tests.faults.scene import (
     BEFORE_MANIFEST,
-    ONE_DATABASE,
     Killed,
     Scene,
     beside,
@@ -33,6 +32,7 @@ from tests.faults.scene import (
     killed_at,
     outcome,
 )
+from tests.house import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels
 
 

@@ -20,7 +20,8 @@ from app.storage.connection import Connection
 from app.storage.faults import FaultyStore
 from app.storage.store import Store
 from tests.faults.checks import check, check_now, history_of, waiting
-from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, killed_at, outcome
+from tests.faults.scene import Killed, Scene, beside, killed_at, outcome
+from tests.house import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels, run_tasks
 
 CALLS = [

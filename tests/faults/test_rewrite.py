@@ -13,8 +13,9 @@ from app.model.job import JobState, Operation
 from app.model.snapshot import Change
 from app.storage.faults import Gate
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, held_at, killed_at, patiently, run_together
+from tests.faults.scene import Killed, Scene, beside, held_at, killed_at, patiently, run_together
 from tests.faults.test_flush_processes import worker
+from tests.house import ONE_DATABASE
 
 STEPS = (
     "built",

@@ -22,7 +22,8 @@ from app.query.reader import Reader, State
 from app.query.running import Reporter
 from app.storage.faults import FaultyStore, Gate
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import ONE_DATABASE, Killed, Scene, beside, held_at, killed_at, outcome, patiently, run_together
+from tests.faults.scene import Killed, Scene, beside, held_at, killed_at, outcome, patiently, run_together
+from tests.house import ONE_DATABASE
 from tests.lake.vacuums import (
     NOW,
     assert_clean,

@@ -26,8 +26,8 @@ from app.settings import Settings
 from app.storage.store import Store
 from app.tenancy.audit import Act
 from tests.faults.checks import check_now, history_of
-from tests.faults.scene import ONE_DATABASE, Scene
-from tests.house import House
+from tests.faults.scene import Scene
+from tests.house import ONE_DATABASE, House
 from tests.lake.vacuums import (
     NOW,
     assert_clean,

@@ -6,7 +6,8 @@ import pytest
 
 from app.settings import Settings
 from tests.faults.checks import check_now
-from tests.faults.scene import ONE_DATABASE, Scene
+from tests.faults.scene import Scene
+from tests.house import ONE_DATABASE
 from tests.lake.vacuums import assert_clean, states, vacuum, with_garbage
 from tests.s3 import S3Server
 

@@ -1,5 +1,6 @@
 """What a dataset should hold after events, worked out one event at a time; and what its store does hold."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,10 @@ from app.storage.store import Store
 from tests.house import House
 
 Identity = tuple[bytes, str]
+
+# No name of a setting: an unknown one of those refuses every start.
+HISTORIES = range(int(os.environ.get("HISTORIES", "8")))
+"""Random histories that are played; more of them by `make faults`."""
 
 
 @dataclass

@@ -8,8 +8,7 @@ from app.lake.datasets import Dataset
 from app.model.export import Kind
 from app.model.job import MakeOptions
 from app.settings import Settings
-from tests.faults.scene import ONE_DATABASE
-from tests.house import House
+from tests.house import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_export import exports_of, fetched, freshness, person, write
 from tests.pipeline.test_rewrite import ignore

@@ -19,7 +19,7 @@ from app.pipeline.flush import Flush
 from app.tenancy.audit import Act
 from tests.house import House
 from tests.lake.manifests import dataset_of
-from tests.pipeline.history import Expected, head, rows_of, shown, stored
+from tests.pipeline.history import HISTORIES, Expected, head, rows_of, shown, stored
 from tests.pipeline.kernels import DirectKernels
 
 ENTITIES = ("a", "b", "c")
@@ -82,7 +82,7 @@ def _said(event: dict[str, Any]) -> Statement:
     return Statement(**{name: named[name] for name in Statement._fields})
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", HISTORIES)
 def test_flushed_history_holds_what_one_event_after_the_other_would_leave(
     house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]], seed: int
 ):

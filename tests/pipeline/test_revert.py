@@ -17,7 +17,7 @@ from app.pipeline.flush import Flush
 from app.pipeline.revert import Revert
 from app.pipeline.rewrite import Rewriting
 from tests.house import House
-from tests.pipeline.history import Expected, Identity, head, shown, stored
+from tests.pipeline.history import HISTORIES, Expected, Identity, head, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import drawn
 from tests.pipeline.test_rewrite import ignore, say
@@ -50,7 +50,7 @@ def some(draw: random.Random) -> list[dict[str, Any]]:
     return [drawn(draw) for _ in range(draw.randrange(1, 8))]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", HISTORIES)
 def test_state_that_is_reverted_to_is_the_present_one_and_goes_on_from_there(
     house: House, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriting, seed: int
 ):
@@ -106,7 +106,7 @@ def undone(before: Shown, done: Shown, present: Shown) -> Shown:
     return left | again | kept
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", HISTORIES)
 def test_undo_takes_back_what_one_snapshot_did_and_nothing_that_came_after(
     house: House, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriting, seed: int
 ):

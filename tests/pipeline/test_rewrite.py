@@ -21,7 +21,7 @@ from app.pipeline.ranges import loads
 from app.pipeline.rewrite import Rewriting
 from app.tenancy.audit import Act
 from tests.house import House
-from tests.pipeline.history import Expected, head, rows_of, shown, stored
+from tests.pipeline.history import HISTORIES, Expected, head, rows_of, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import as_events, drawn
 
@@ -56,7 +56,7 @@ def ignore(_: object) -> None:
     """Nobody asks how far it is."""
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", HISTORIES)
 def test_rewritten_store_shows_the_same_and_goes_on_as_if_nothing_had_been(
     house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, seed: int
 ):

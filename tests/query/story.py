@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-import pytest
-
 from app.journal.batches import Batch
 from app.lake import snapshots
 from app.lake.datasets import Dataset
@@ -24,9 +22,6 @@ from tests.lake.manifests import dataset_of
 from tests.pipeline.history import Expected
 from tests.pipeline.test_fold import as_events
 from tests.query.model import Compact, Event, Flush, Model, Move, Pack, Step, moved, under
-
-ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For what does not depend on which database it is."""
 
 FORCED = CompactOptions(force=True)
 

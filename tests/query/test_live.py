@@ -6,12 +6,12 @@ from app.model.snapshot import Column, Snapshot, Table
 from app.query.planner import Plan
 from app.query.reader import NOW, Reading, State
 from app.query.views import View
-from tests.house import House
+from tests.house import ONE_DATABASE, House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
 from tests.query.model import Event, added, deleted, erased
 from tests.query.reads import Reads
-from tests.query.story import ONE_DATABASE, Story
+from tests.query.story import Story
 
 pytestmark = ONE_DATABASE
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from app.errors import Unavailable
 from app.journal import overlay
 from app.query.reader import NOW, Reader
-from tests.house import House
+from tests.house import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, histories
 from tests.query.reads import Reads
-from tests.query.story import ONE_DATABASE, Story
+from tests.query.story import Story
 from tests.query.test_histories import played
 
 NAME = ("Person", "name", "x")
