@@ -48,7 +48,7 @@ from app.model.ranges import EVERYTHING
 from app.model.snapshot import Snapshot
 from app.model.statistics import Statistics
 from app.pipeline.dividing import divided
-from app.pipeline.export_tasks import Export, Part, Recount
+from app.pipeline.export_tasks import Export, Recount
 from app.pipeline.export_tasks import Exported as Range
 from app.pipeline.flush import Flush, Kernels
 from app.pipeline.kernel import AnyTask
@@ -247,35 +247,27 @@ class Exports:
         return self._put_document(run, Kind.STATISTICS, _json(document | counts.document()), detail)
 
     def _put(self, run: _Run, kind: Kind, ranges: Sequence[Range]) -> Made:
-        source, size, sha1 = self._joined([one.parts[kind] for one in ranges])
         name = kind.form.named(run.config.compression)
+        joining = _Joining(self._store, [one.parts[kind] for one in ranges])
+
+        def joined() -> Iterator[bytes]:
+            """What is to be in its place, if this is still whose place it is to fill when it is whole."""
+            yield from joining
+            self._reached(f"{kind} joined")
+            self._leases.renew(run.lease)
+
+        store, former, moment = self._store, run.dataset.layout.versions, run.resolved
         detail: dict[str, Any] = {}
         if kind is Kind.DELTA:
-            detail = self._keep_delta(run, source, size)
-        self._reached(f"{kind} joined")
-        self._leases.renew(run.lease)
-        former = run.dataset.layout.versions
-        self._replace(
-            run, kind, name, lambda path: versions.replace_with(self._store, path, former, source, run.resolved)
-        )
-        made = self._record(run, kind, name, size, sha1, detail)
+            detail = self._keep_delta(run, joined(), joining)
+            kept = run.dataset.layout.export_delta(detail["kept"][-1]["name"])
+            self._replace(run, kind, name, lambda path: versions.replace_with(store, path, former, kept, moment))
+        else:
+            self._replace(run, kind, name, lambda path: versions.replace_stream(store, path, former, joined(), moment))
+        made = self._record(run, kind, name, joining.size, joining.sha1, detail)
         if kind is Kind.DELTA:
             self._tell_deltas(run, detail["kept"])
         return made
-
-    def _joined(self, parts: Sequence[Part]) -> Part:
-        if len(parts) == 1:
-            return parts[0]
-        digest = hashlib.sha1(usedforsecurity=False)
-
-        def seen() -> Iterator[bytes]:
-            for chunk in chain.from_iterable(self._store.stream(part.path) for part in parts):
-                digest.update(chunk)
-                yield chunk
-
-        path = f"{parts[0].path}-joined"
-        size = self._store.put_stream(path, seen())
-        return Part(path, size, digest.hexdigest())
 
     def _put_document(self, run: _Run, kind: Kind, text: bytes, detail: dict[str, Any]) -> Made:
         name = kind.form.named(None)
@@ -326,17 +318,17 @@ class Exports:
 
     # Deltas
 
-    def _keep_delta(self, run: _Run, source: str, size: int) -> dict[str, Any]:
+    def _keep_delta(self, run: _Run, chunks: Iterator[bytes], joining: "_Joining") -> dict[str, Any]:
         """Keep a delta under its version; which ones are kept then. What SQL does not know of is not among them:
         whoever died over it began at the same snapshot as this one."""
         layout = run.dataset.layout
         made = run.state.made.get(Kind.DELTA)
         name = run.version + Kind.DELTA.form.named(run.config.compression).removeprefix("entities.delta")
-        self._store.copy(source, layout.export_delta(name))
+        self._store.put_stream(layout.export_delta(name), chunks)
         goes_on = made is not None and run.base is not None
         one = {"version": run.version, "name": name, "from": made.version if made is not None and goes_on else None}
         known: list[dict[str, Any]] = made.detail.get("kept", []) if made is not None and goes_on else []
-        return {"kept": [*known, one | {"snapshot": run.state.head.id, "size": size}][-DELTAS:]}
+        return {"kept": [*known, one | {"snapshot": run.state.head.id, "size": joining.size}][-DELTAS:]}
 
     def _tell_deltas(self, run: _Run, kept: Sequence[dict[str, Any]]) -> None:
         """Tell of the deltas that are kept, once SQL knows of them, and delete all others."""
@@ -423,6 +415,26 @@ class Exports:
             yield oldest
         finally:
             self._running.end(hold)
+
+
+class _Joining:
+    """Parts one after the other, measured and hashed as they pass."""
+
+    def __init__(self, store: Store, parts: Sequence[str]) -> None:
+        self._store = store
+        self._parts = parts
+        self._digest = hashlib.sha1(usedforsecurity=False)
+        self.size = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in chain.from_iterable(map(self._store.stream, self._parts)):
+            self._digest.update(chunk)
+            self.size += len(chunk)
+            yield chunk
+
+    @property
+    def sha1(self) -> str:
+        return self._digest.hexdigest()
 
 
 def _reason(run: _Run, kind: Kind, force: bool) -> str | None:

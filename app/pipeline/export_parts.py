@@ -1,12 +1,13 @@
 """What one Spark task does for exports: a range of keys, as a part of each file; or a look at what changed.
 
 Ranges follow on each other, and no entity is in two of them; so parts in their order are the file. Each is compressed
-by itself, as gzip and zstd allow. It grows on the executor's disk, not in its memory.
+by itself, as gzip and zstd allow. What is made by one pass goes to the store as it comes; files that share a pass grow
+on the executor's disk. Nothing is held in memory.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import duckdb
@@ -18,7 +19,7 @@ from app.lake import snapshots
 from app.lake.datasets import Dataset
 from app.model.export import Kind
 from app.model.ids import new_id
-from app.pipeline.export_tasks import Export, Exported, Part, Recount
+from app.pipeline.export_tasks import Export, Exported, Recount
 from app.query import documents, forms, graph, live
 from app.query.assembly import entity_lines, ndjson
 from app.query.diff import Between, differences
@@ -53,39 +54,38 @@ class _Exporting:
     def made(self) -> Exported:
         task = self._task
         live.make_within(self._duck, self._store, _view(task, self._store, task.seq), "live", task.within)
-        with ExitStack() as opened:
-            files = {
-                kind: opened.enter_context(_Growing(self._scratch / new_id(), task.compression))
-                for kind in task.kinds
-                if kind.form.is_long
-            }
-            if task.number == 0:
-                for kind in files.keys() & HEADERS.keys():
-                    files[kind].write([HEADERS[kind]])
-            self._write(files)
-            statistics = counted(self._duck) if Kind.STATISTICS in task.kinds else None
-            return Exported({kind: self._put(kind, file) for kind, file in files.items()}, statistics)
+        parts = {kind: self._put(kind, self._packed(kind, make())) for kind, make in self._passes().items()}
+        parts |= self._shared()
+        return Exported(parts, counted(self._duck) if Kind.STATISTICS in task.kinds else None)
 
-    def _write(self, files: "Mapping[Kind, _Growing]") -> None:
-        if (statements := files.get(Kind.STATEMENTS)) is not None:
-            statements.write(forms.csv_rows(in_order(self._duck, "SELECT * FROM live", [])))
-        if (papers := files.get(Kind.DOCUMENTS)) is not None:
-            papers.write(documents.rows(entity_lines(self._duck, documents.documents())))
-        base = self._task.base
+    def _passes(self) -> dict[Kind, Callable[[], Iterable[bytes]]]:
+        """What takes a pass of its own."""
+        duck = self._duck
+        makers: dict[Kind, Callable[[], Iterable[bytes]]] = {
+            Kind.STATEMENTS: lambda: forms.csv_rows(in_order(duck, "SELECT * FROM live", [])),
+            Kind.DOCUMENTS: lambda: documents.rows(entity_lines(duck, documents.documents())),
+        }
+        if (base := self._task.base) is not None:
+            makers[Kind.DELTA] = lambda: self._changes(base)
+        return {kind: make for kind, make in makers.items() if kind in self._task.kinds}
+
+    def _shared(self) -> dict[Kind, str]:
+        """What is made by one pass over the entities."""
         makers: dict[Kind, Callable[[pa.RecordBatch], Iterable[bytes | pa.Buffer]]] = {
             Kind.ENTITIES: lambda batch: [ndjson(batch)],
             Kind.GRAPH: lambda batch: graph.statements([batch]),
         }
-        if base is None:
+        if self._task.base is None:
             makers[Kind.DELTA] = _all_new
-        wanted = [(files[kind], make) for kind, make in makers.items() if kind in files]
-        for batch in entity_lines(self._duck) if wanted else ():
-            # An entity whose schemata do not fit is nothing that others could load; statistics count it.
-            valid = batch.filter(pc.invert(batch.column("invalid")))
-            for file, make in wanted:
-                file.write(make(valid))
-        if base is not None and Kind.DELTA in files:
-            files[Kind.DELTA].write(self._changes(base))
+        wanted = {kind: make for kind, make in makers.items() if kind in self._task.kinds}
+        with ExitStack() as opened:
+            files = {kind: opened.enter_context(_Growing(self._scratch / new_id())) for kind in wanted}
+            for batch in entity_lines(self._duck) if wanted else ():
+                # An entity whose schemata do not fit is nothing that others could load; statistics count it.
+                valid = batch.filter(pc.invert(batch.column("invalid")))
+                for kind, make in wanted.items():
+                    files[kind].write(make(valid))
+            return {kind: self._put(kind, self._packed(kind, file.read())) for kind, file in files.items()}
 
     def _changes(self, base: int) -> Iterator[bytes]:
         """Since another snapshot; what cannot be loaded counts as not there."""
@@ -99,29 +99,33 @@ class _Exporting:
                 elif not is_invalid:
                     yield _change(op, line)
 
-    def _put(self, kind: Kind, file: "_Growing") -> Part:
+    def _packed(self, kind: Kind, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """A part as the file has it: with what stands above the first one, and compressed."""
+        header = [HEADERS[kind]] if self._task.number == 0 and kind in HEADERS else []
+        whole = chain(header, pieces)
+        return iter(whole) if self._task.compression is None else _compressed(whole, self._task.compression)
+
+    def _put(self, kind: Kind, pieces: Iterable[bytes]) -> str:
         path = f"{self._task.folder}/{kind}-{self._task.number:06d}-{new_id()}"
-        digest = hashlib.sha1(usedforsecurity=False)
-        size = self._store.put_stream(path, file.read(digest.update))
-        return Part(path, size, digest.hexdigest())
+        self._store.put_stream(path, pieces, durable=False)
+        return path
 
 
 class _Growing:
     """A file on the executor's disk that is written, and then read once."""
 
-    def __init__(self, path: Path, compression: str | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._sink = pa.output_stream(str(path), compression=compression)
+        self._sink = pa.output_stream(str(path))
 
     def write(self, pieces: Iterable[bytes | pa.Buffer]) -> None:
         for piece in pieces:
             self._sink.write(piece)
 
-    def read(self, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+    def read(self) -> Iterator[bytes]:
         self._sink.close()
         with self._path.open("rb") as file:
             while chunk := file.read(CHUNK):
-                seen(chunk)
                 yield chunk
 
     def __enter__(self) -> "_Growing":
@@ -130,6 +134,15 @@ class _Growing:
     def __exit__(self, *_: object) -> None:
         self._sink.close()
         self._path.unlink(missing_ok=True)
+
+
+def _compressed(pieces: Iterable[bytes], compression: str) -> Iterator[bytes]:
+    sink = forms.Sink()
+    with pa.CompressedOutputStream(pa.PythonFile(sink, "w"), compression) as packing:
+        for piece in pieces:
+            packing.write(piece)
+            yield from sink.taken()
+    yield from sink.taken()
 
 
 def _view(task: Export | Recount, store: Store, seq: int | None) -> View:

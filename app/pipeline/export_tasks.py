@@ -41,18 +41,11 @@ class Recount:
     seq: int
 
 
-class Part(NamedTuple):
-    """A part of a file, below a place of its own."""
-
-    path: str
-    size: int
-    sha1: str
-
-
 class Exported(NamedTuple):
     """What came of a task."""
 
-    parts: Mapping[Kind, Part]
+    parts: Mapping[Kind, str]
+    """Where the range's part of each file lies."""
     statistics: "Statistics | None" = None
     """Of the range, if they were asked for."""
     exchanged: "Exchanged | None" = None

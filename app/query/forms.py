@@ -151,6 +151,9 @@ class Sink:
     def flush(self) -> None:
         """Nothing is held back."""
 
+    def close(self) -> None:
+        """What was written can still be taken."""
+
     def taken(self) -> list[bytes]:
         """What was written since the last time, in one piece, if anything was."""
         taken = [b"".join(self._held)] if self._held else []

@@ -166,9 +166,9 @@ class FaultyStore(Store):
         with self._call("put_new", path):
             self._inner.put_new(path, data)
 
-    def put_stream(self, path: str, chunks: Iterable[bytes]) -> int:
+    def put_stream(self, path: str, chunks: Iterable[bytes], durable: bool = True) -> int:
         with self._call("put_stream", path):
-            return self._inner.put_stream(path, chunks)
+            return self._inner.put_stream(path, chunks, durable)
 
     def copy(self, source: str, target: str) -> None:
         with self._call("copy", target):

@@ -158,11 +158,14 @@ class Store:
         with self._writing(path):
             self._objects.put(path, data, mode="create")
 
-    def put_stream(self, path: str, chunks: Iterable[bytes]) -> int:
-        """Put an object from chunks, in bounded memory, and return its size. If `chunks` raises, nothing was put."""
+    def put_stream(self, path: str, chunks: Iterable[bytes], durable: bool = True) -> int:
+        """Put an object from chunks, in bounded memory, and return its size. If `chunks` raises, nothing was put.
+
+        What is not durable may be lost in a power cut: for parts of something that is made anew then.
+        """
 
         def send(received: Iterator[bytes]) -> None:
-            with self._writing(path):
+            with self._writing(path, durable=durable):
                 self._objects.put(path, received, use_multipart=True, chunk_size=PART, max_concurrency=PARTS_AT_ONCE)
 
         return hand_over(chunks, send)

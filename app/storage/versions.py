@@ -1,6 +1,6 @@
 """Documents that are replaced whole, their former contents kept under `versions/`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -43,6 +43,16 @@ def replace_with(store: Store, path: str, versions: Versions, source: str, momen
     with suppress(Missing):
         _keep(path, versions, moment, lambda place: store.copy_new(path, place))
     store.copy(source, path)
+
+
+def replace_stream(store: Store, path: str, versions: Versions, chunks: Iterable[bytes], moment: datetime) -> int:
+    """Replace a document of any size by what comes in chunks, and return its size; the former content is kept.
+
+    If `chunks` raises, and in a crash, the document is as it was.
+    """
+    with suppress(Missing):
+        _keep(path, versions, moment, lambda place: store.copy_new(path, place))
+    return store.put_stream(path, chunks)
 
 
 def retire(store: Store, path: str, versions: Versions, moment: datetime) -> None:

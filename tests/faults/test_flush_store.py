@@ -185,9 +185,9 @@ class FullStore(Store):
         with no_room():
             super().put_new(path, data)
 
-    def put_stream(self, path: str, chunks: Iterable[bytes]) -> int:
+    def put_stream(self, path: str, chunks: Iterable[bytes], durable: bool = True) -> int:
         with no_room():
-            return super().put_stream(path, chunks)
+            return super().put_stream(path, chunks, durable)
 
 
 ALONE = threading.Lock()

@@ -9,7 +9,7 @@ from app.model.ids import stamp
 from app.model.names import DatasetName, FileName
 from app.storage.faults import FaultyStore
 from app.storage.layout import DatasetLayout
-from app.storage.versions import list_versions, replace, replace_with, version_path
+from app.storage.versions import list_versions, replace, replace_stream, replace_with, version_path
 
 DS = DatasetLayout(DatasetName("ds"))
 ENTITIES = DS.export(Kind.ENTITIES, "entities.ftm.json")
@@ -103,6 +103,21 @@ def test_replace_with_an_object_keeps_the_former_and_the_source(store):
         store.get(version_path(DS.versions, version.timestamp, FileName(version.name)))
         for version in list_versions(store, DS.versions)
     ] == [b"two", b"one"]
+
+
+def test_replace_by_a_stream_keeps_the_former_and_one_that_fails_changes_nothing(store):
+    def broken():
+        yield b"thr"
+        raise KeyboardInterrupt
+
+    assert replace_stream(store, ENTITIES, DS.versions, [b"o", b"ne"], T0) == 3
+    assert replace_stream(store, ENTITIES, DS.versions, [b"two"], T0) == 3
+    with pytest.raises(KeyboardInterrupt):
+        replace_stream(store, ENTITIES, DS.versions, broken(), T0)
+
+    assert store.get(ENTITIES) == b"two"
+    oldest = list_versions(store, DS.versions)[-1]
+    assert store.get(version_path(DS.versions, oldest.timestamp, FileName(oldest.name))) == b"one"
 
 
 def test_versions_of_mappings_are_their_own(store):
