@@ -8,7 +8,7 @@ from app.lake.publish import Build
 from app.model.job import CompactOptions, CompactResult, Report
 from app.model.ranges import EVERYTHING, Range, span
 from app.model.snapshot import Change, File, Snapshot, TableName
-from app.pipeline.dividing import divided
+from app.pipeline.dividing import FINE, divided
 from app.pipeline.kernel import AnyTask
 from app.pipeline.merge import Copy, Fold, Part
 from app.pipeline.ranges import have_many_inserts, inserts_of, joined, loads, marks_of
@@ -76,7 +76,7 @@ def planned(store: Store, base: Base, chosen: Sequence[Range], cores: int, erase
     tasks: list[tuple[AnyTask, int]] = []
     for keys in chosen:
         for part, rows in divided(
-            store, base.dataset, base.config.target_file_bytes, keys, _meeting(statements, [keys]), cores
+            store, base.dataset, base.config.target_file_bytes, keys, _meeting(statements, [keys]), cores, FINE
         ):
             fold = Fold(
                 len(tasks),

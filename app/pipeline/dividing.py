@@ -25,11 +25,18 @@ SAMPLE = 20_000
 
 
 def divided(
-    store: Store, dataset: Dataset, target_file_bytes: int, keys: Range, files: Sequence[File], cores: int
+    store: Store,
+    dataset: Dataset,
+    target_file_bytes: int,
+    keys: Range,
+    files: Sequence[File],
+    cores: int,
+    fine: int = 1,
 ) -> list[tuple[Range, int]]:
-    """A range in parts of about the same size, each for one task and one file, more or less."""
+    """A range in parts of about the same size, each for one task and one file, more or less; so `fine`, if it is worth
+    it, for files that stay."""
     rows, size = sum(file.rows for file in files), sum(file.size for file in files)
-    wanted = min(FINE, rows // WORTH_A_FILE)
+    wanted = min(fine, rows // WORTH_A_FILE)
     count = max(1, wanted, -(-rows // TASK_ROWS), -(-size // target_file_bytes))
     if count == 1 and rows < 2 * WORTH_A_FILE and size < FEW_BYTES:
         return [(keys, rows)]

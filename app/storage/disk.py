@@ -22,6 +22,16 @@ class Disk:
         for folder in absent:
             _fsync(folder.parent)
 
+    def chunks(self, path: str, start: int, end: int | None, size: int) -> Iterator[bytes]:
+        """A file's bytes from `start` up to `end`. obstore reads it in pieces of 8 KB, which takes ten times as long.
+
+        An open file stays what it is when another takes its place. Raises OSError.
+        """
+        with (self.root / path).open("rb", buffering=0) as file:
+            file.seek(start)
+            while chunk := file.read(size if end is None else min(size, end - file.tell())):
+                yield chunk
+
     def sync(self, paths: Iterable[str]) -> None:
         """Put files and every folder above them on the disk, up to the root.
 

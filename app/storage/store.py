@@ -71,6 +71,9 @@ class Store:
         if end is not None and end <= start:
             return
         with translated(path, self.connection):
+            if self._disk:
+                yield from self._disk.chunks(path, start, end, chunk_size)
+                return
             if start == 0 and end is None:
                 found = self._objects.get(path)
             else:
