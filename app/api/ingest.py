@@ -3,9 +3,9 @@
 import asyncio
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from anyio import CapacityLimiter, from_thread, to_thread
@@ -18,9 +18,9 @@ from app.api.bodies import LIMIT
 from app.api.commits import Commit, CommitParam, SnapshotName, later, wait_for_snapshot
 from app.api.idempotency import fingerprint
 from app.api.problems import Responses, raises
-from app.api.reading import limiter, slots
 from app.api.routing import media_type
 from app.api.services import Services, services
+from app.api.turns import Turns, limiter, turns
 from app.db.answers import Once
 from app.errors import (
     Backpressure,
@@ -131,7 +131,7 @@ class Writing:
             with self.house.reader.reading() as reading:
                 return work(reading)
 
-        return await to_thread.run_sync(run, limiter=slots(self.house))
+        return await turns(self.house).query(run)
 
     def _terms(self, records: Literal["entities", "statements"], skip: bool, strict: bool = False) -> Terms:
         return Terms(
@@ -147,7 +147,7 @@ class Writing:
 
     async def _take(self, terms: Terms) -> Response:
         self.request.scope[LIMIT] = self.house.settings.max_body_bytes
-        incoming = Incoming(self.request, hashed=self.key is not None)
+        incoming, turn = Incoming(self.request, hashed=self.key is not None), turns(self.house)
         head = await incoming.head()
         if incoming.over and not head.strip():
             raise EmptyBody("this route needs a body of records")
@@ -167,7 +167,7 @@ class Writing:
 
         def read_large() -> Outcome:
             with self.house.parsers.reading(terms) as reading:
-                chunks = reading.chunks(incoming.source(head))
+                chunks = reading.chunks(incoming.source(head, turn))
                 return self.house.writer.write_body(self.batch, chunks, lambda: finished(reading))
 
         if len(head) <= SMALL:
@@ -175,7 +175,8 @@ class Writing:
             events = next(intake.chunks(io.BytesIO(head)), Events())
             outcome = await asyncio.wrap_future(self.house.writer.submit(finished(intake), events))
         else:
-            outcome = await to_thread.run_sync(read_large, limiter=_uploads())
+            with turn.body():
+                outcome = await to_thread.run_sync(read_large, limiter=_uploads())
         return await self._answer(outcome)
 
     async def _answer(self, outcome: Outcome) -> Response:
@@ -247,9 +248,14 @@ class Incoming:
         self.over = True
         return b""
 
-    def source(self, head: bytes) -> Source:
+    def source(self, head: bytes, turn: Turns) -> Source:
         """The body for a thread to read, which waits for more to arrive."""
-        return Pulled(head, self)
+
+        async def more() -> bytes:
+            with turn.waiting():
+                return await self.next()
+
+        return Pulled(head, self, more)
 
     def fingerprint(self) -> str:
         assert self._digest is not None
@@ -259,13 +265,14 @@ class Incoming:
 class Pulled:
     """A body that a thread pulls out of the event loop."""
 
-    def __init__(self, head: bytes, incoming: Incoming) -> None:
+    def __init__(self, head: bytes, incoming: Incoming, more: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
         self._rest = head
         self._incoming = incoming
+        self._more = more
 
     def read(self, size: int, /) -> bytes:
         if not self._rest and not self._incoming.over:
-            self._rest = from_thread.run(self._incoming.next)
+            self._rest = from_thread.run(self._more)
         taken, self._rest = self._rest[:size], self._rest[size:]
         return taken
 

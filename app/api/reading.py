@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
 import duckdb
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
 from fastapi import Depends, Query, Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -17,6 +15,7 @@ from app.api.access import Caller, CallerDep
 from app.api.commits import flush_first
 from app.api.problems import Responses, raises
 from app.api.services import Services, ServicesDep
+from app.api.turns import turns
 from app.errors import Fault, InvalidFormat, ManifestInvalid, RefNotFound, SnapshotGone, SnapshotNotFound, TarnError
 from app.lake.datasets import Dataset
 from app.query.reader import Reading, State
@@ -119,7 +118,7 @@ class Asked:
 
         async with patience.watching(self.request.receive):
             try:
-                return await to_thread.run_sync(run, limiter=slots(self.house))
+                return await turns(self.house).query(run)
             except duckdb.InterruptException:
                 raise ClientDisconnect from None
 
@@ -151,20 +150,3 @@ def read_answers(*more: type[TarnError]) -> Responses:
 def served(snapshot: str | None) -> dict[str, str]:
     """The header that says what was read."""
     return {} if snapshot is None else {HEADER: snapshot}
-
-
-_slots: RunVar[CapacityLimiter] = RunVar("queries")
-
-
-def slots(house: Services) -> CapacityLimiter:
-    """Queries at once: more wait for their turn, and take no thread that others need."""
-    return limiter(_slots, house.settings.query_slots)
-
-
-def limiter(kept: RunVar[CapacityLimiter], most: int) -> CapacityLimiter:
-    """The event loop's own limiter, made when it is first asked for."""
-    try:
-        return kept.get()
-    except LookupError:
-        kept.set(CapacityLimiter(most))
-        return kept.get()

@@ -7,7 +7,7 @@ from typing import Annotated
 import duckdb
 import orjson
 import structlog
-from anyio import CapacityLimiter, WouldBlock, move_on_after, to_thread
+from anyio import CapacityLimiter, WouldBlock, move_on_after
 from anyio.lowlevel import RunVar
 from fastapi import Query, Response
 from starlette.requests import ClientDisconnect
@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.problems import path_of
 from app.api.protocol import ABORT
-from app.api.reading import Asked, Patience, limiter, served, slots
+from app.api.reading import Asked, Patience, served
+from app.api.turns import limiter, turns
 from app.errors import Internal, TarnError, Unavailable
 from app.lake.datasets import Dataset
 from app.query.engine import answering
@@ -82,7 +83,7 @@ async def streamed(
 
     try:
         async with patience.watching(asked.request.receive):
-            chunks, piece = await to_thread.run_sync(first, limiter=slots(house))
+            chunks, piece = await turns(house).query(first)
     except BaseException as error:
         held.close()
         if isinstance(error, duckdb.InterruptException):
@@ -135,7 +136,7 @@ class Stream(Response):
             piece = self._piece
             while piece is not None and not self._patience.left:
                 await self._send(send, piece)
-                piece = await to_thread.run_sync(self._chunks.next, limiter=slots(self._asked.house))
+                piece = await turns(self._asked.house).query(self._chunks.next)
         except StandsStill:
             raise
         except Exception as error:

@@ -21,7 +21,8 @@ FINE, WORTH_A_FILE = 8, 25_000
 FEW_BYTES = 4 << 20
 """Of files that need no look at how long their texts are: packed well, they are some tens of megabytes at most."""
 
-SAMPLE = 20_000
+SAMPLE, MOST_SAMPLED = 2_000, 20_000
+"""Rows that are looked at for each part, and in all."""
 
 
 def divided(
@@ -40,14 +41,14 @@ def divided(
     count = max(1, wanted, -(-rows // TASK_ROWS), -(-size // target_file_bytes))
     if count == 1 and rows < 2 * WORTH_A_FILE and size < FEW_BYTES:
         return [(keys, rows)]
-    sample, characters = _sampled(store, dataset, keys, files)
+    sample, characters = _sampled(store, dataset, keys, files, min(MOST_SAMPLED, SAMPLE * max(count, cores)))
     count = max(count, min(cores, rows // WORTH_A_FILE), -(-characters // TASK_CHARACTERS))
     cuts = sorted({sample[len(sample) * part // count] for part in range(1, count)} - {keys.low}) if sample else []
     bounds = [keys.low, *cuts]
     return [(Range(low, high), rows // len(bounds)) for low, high in zip(bounds, [*bounds[1:], keys.high], strict=True)]
 
 
-def _sampled(store: Store, dataset: Dataset, keys: Range, files: Sequence[File]) -> tuple[list[str], int]:
+def _sampled(store: Store, dataset: Dataset, keys: Range, files: Sequence[File], most: int) -> tuple[list[str], int]:
     """Keys of some rows, in order, and about how many characters all values have together."""
     connection = store.connection
     urls = [connection.file_url(f"{dataset.layout.statements}/{file.path}") for file in files]
@@ -56,10 +57,10 @@ def _sampled(store: Store, dataset: Dataset, keys: Range, files: Sequence[File])
         connection.prepare(duck)
         above = "canonical_id >= $low" + ("" if keys.high is None else " AND canonical_id < $high")
         bounds = {"low": keys.low} | ({} if keys.high is None else {"high": keys.high})
-        share = min(1.0, 50 * SAMPLE / max(1, rows))
+        share = min(1.0, 50 * most / max(1, rows))
         found = duck.execute(
             "SELECT canonical_id FROM (SELECT canonical_id FROM read_parquet($urls, hive_partitioning = false) "
-            f"TABLESAMPLE system({share * 100} PERCENT)) WHERE {above} USING SAMPLE {SAMPLE} ROWS",
+            f"TABLESAMPLE system({share * 100} PERCENT)) WHERE {above} USING SAMPLE {most} ROWS",
             {"urls": urls} | bounds,
         ).fetchall()
         (size,) = duck.execute(

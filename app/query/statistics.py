@@ -19,12 +19,11 @@ from app.query.vocabulary import resolved_schema
 DATE = r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([T ].*)?)?)?"
 """What FtM takes for a date, from a year to a second. Other values of dates are passed over."""
 
-ENTITY = "dataset, canonical_id"
 NAMED = "unnest(?::VARCHAR[])"
 
 
 def counted(duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: Any = ()) -> Statistics:
-    """Count the entities of a relation with the columns of `live`, which is read once.
+    """Count the entities of a relation with the columns of `live`, all of one dataset, which is read once.
 
     `source` is SQL of our own, a name or a query in parentheses, that the parameters belong to.
     """
@@ -43,7 +42,7 @@ def _make_parts(duck: duckdb.DuckDBPyConnection, source: str, parameters: Any) -
     duck.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE counted_parts AS
-        SELECT {ENTITY}, schema, origin, count(*) AS statements, min(date) AS first_date, max(date) AS last_date,
+        SELECT canonical_id, schema, origin, count(*) AS statements, min(date) AS first_date, max(date) AS last_date,
                list(country) FILTER (country IS NOT NULL) AS countries,
                min(CASE WHEN prop <> 'id' THEN first_seen END) AS first_seen,
                max(CASE WHEN prop <> 'id' THEN last_seen END) AS last_seen,
@@ -53,32 +52,33 @@ def _make_parts(duck: duckdb.DuckDBPyConnection, source: str, parameters: Any) -
             SELECT *, CASE WHEN ({dates.sql}) AND regexp_full_match(value, '{DATE}') THEN value END AS date,
                    CASE WHEN {countries.sql} THEN value END AS country
             FROM {source}
-        ) GROUP BY {ENTITY}, schema, origin""",
+        ) GROUP BY canonical_id, schema, origin""",
         [*dates.parameters, *countries.parameters, *parameters],
     )
     duck.execute("CREATE OR REPLACE TEMP VIEW counted_valid AS FROM counted_parts WHERE schema IS NOT NULL")
     # BASE says when an entity was seen only where nothing else does.
     if _one(duck, "SELECT count(*) FROM counted_parts WHERE first_seen IS NULL")[0]:
-        bare = f"SELECT {ENTITY} FROM counted_parts GROUP BY {ENTITY} HAVING count(first_seen) = 0"
-        duck.execute(f"UPDATE counted_parts SET first_seen = earliest, last_seen = latest WHERE ({ENTITY}) IN ({bare})")
+        bare = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING count(first_seen) = 0"
+        duck.execute(
+            f"UPDATE counted_parts SET first_seen = earliest, last_seen = latest WHERE canonical_id IN ({bare})"
+        )
 
 
 def _resolve_schemata(duck: duckdb.DuckDBPyConnection) -> None:
     """Give every part the schema of its entity, null if that is invalid. Few entities have to be looked at."""
-    several = f"SELECT {ENTITY} FROM counted_parts GROUP BY {ENTITY} HAVING min(schema) <> max(schema)"
+    several = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING min(schema) <> max(schema)"
     mixed = duck.execute(
-        f"SELECT {ENTITY}, list(DISTINCT schema) FROM counted_parts SEMI JOIN ({several}) USING ({ENTITY}) "
-        f"GROUP BY {ENTITY}"
+        f"SELECT canonical_id, list(DISTINCT schema) FROM counted_parts SEMI JOIN ({several}) USING (canonical_id) "
+        f"GROUP BY canonical_id"
     ).fetchall()
     if mixed:
         duck.execute(
             f"UPDATE counted_parts AS part SET schema = whole.schema FROM "
-            f"(SELECT {NAMED} AS dataset, {NAMED} AS canonical_id, {NAMED} AS schema) AS whole "
-            "WHERE part.dataset = whole.dataset AND part.canonical_id = whole.canonical_id",
+            f"(SELECT {NAMED} AS canonical_id, {NAMED} AS schema) AS whole "
+            "WHERE part.canonical_id = whole.canonical_id",
             [
-                [dataset for dataset, _, _ in mixed],
-                [canonical_id for _, canonical_id, _ in mixed],
-                [resolved_schema(frozenset(schemata)) for _, _, schemata in mixed],
+                [canonical_id for canonical_id, _ in mixed],
+                [resolved_schema(frozenset(schemata)) for _, schemata in mixed],
             ],
         )
     named = duck.execute("SELECT DISTINCT schema FROM counted_valid").fetchall()
@@ -89,11 +89,11 @@ def _resolve_schemata(duck: duckdb.DuckDBPyConnection) -> None:
 
 def _counts(duck: duckdb.DuckDBPyConnection) -> dict[Count, int]:
     counts = Counter({Count("statement"): _one(duck, "SELECT coalesce(sum(statements), 0) FROM counted_parts")[0]})
-    for schema, entities in _grouped(duck, "schema", f"SELECT DISTINCT {ENTITY}, schema FROM counted_parts"):
+    for schema, entities in _grouped(duck, "schema", "SELECT DISTINCT canonical_id, schema FROM counted_parts"):
         counts[Count("invalid") if schema is None else Count("schema", schema)] = entities
-    for origin, entities in _grouped(duck, "origin", f"SELECT DISTINCT {ENTITY}, origin FROM counted_valid"):
+    for origin, entities in _grouped(duck, "origin", "SELECT DISTINCT canonical_id, origin FROM counted_valid"):
         counts[Count("origin", origin)] = entities
-    named = f"SELECT DISTINCT {ENTITY}, schema, unnest(countries) AS country FROM counted_valid"
+    named = "SELECT DISTINCT canonical_id, schema, unnest(countries) AS country FROM counted_valid"
     for schema, country, entities in _grouped(duck, "schema, country", named):
         counts.update({Count(group, country): entities for group in groups_of(schema)})
     return dict(+counts)
@@ -103,7 +103,7 @@ def _bounds(duck: duckdb.DuckDBPyConnection) -> Iterator[tuple[str, Bound]]:
     """Of valid entities alone."""
     extremes = ", ".join(f"{choose.__name__}({name}) AS {name}" for name, choose in BOUNDS.items())
     values = _one(duck, f"SELECT {extremes} FROM counted_valid")
-    at = ", ".join(f"count(DISTINCT ({ENTITY})) FILTER ({name} = ?)" for name in BOUNDS)
+    at = ", ".join(f"count(DISTINCT canonical_id) FILTER ({name} = ?)" for name in BOUNDS)
     entities = _one(duck, f"SELECT {at} FROM counted_valid", values)
     for name, value, count in zip(BOUNDS, values, entities, strict=True):
         if value is not None:

@@ -1,0 +1,104 @@
+"""Whose turn it is: how many queries run at once, and fewer of them while the server works on large bodies.
+
+Readers that never pause take all the processors there are, and left whoever wrote beside them a third of its pace. A
+query that stands back waits for a few milliseconds; a body that does waits for every one of them.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
+
+from app.api.services import Services
+
+Result = TypeVar("Result")
+
+LINGER = 0.05
+"""Seconds after a body for which reads still stand back: whoever sent it sends another, as a rule."""
+
+REST = 1.0
+"""How long a place is left empty after a query beside a body, as a share of the time that the query took."""
+
+
+class Turns:
+    """The turns of one event loop, in which all of it is called."""
+
+    def __init__(self, most: int) -> None:
+        self._places = CapacityLimiter(most)
+        self._threads = CapacityLimiter(most)
+        self._most = most
+        self._beside_bodies = min(most, max(1, (os.cpu_count() or 1) // 2))
+        self._bodies = 0
+
+    @property
+    def at_once(self) -> int:
+        """Queries that run at once now: more wait for their turn, and take no thread that others need."""
+        return int(self._places.total_tokens)
+
+    async def query(self, work: Callable[[], Result]) -> Result:
+        """Run a query on a thread, when it is its turn."""
+        loop, one = asyncio.get_running_loop(), object()
+        await self._places.acquire_on_behalf_of(one)
+        begun = loop.time()
+        try:
+            return await to_thread.run_sync(work, limiter=self._threads)
+        finally:
+            if self.at_once < self._most:
+                loop.call_later(REST * (loop.time() - begun), self._places.release_on_behalf_of, one)
+            else:
+                self._places.release_on_behalf_of(one)
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """Let reads stand back while the server works on a large body."""
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let them go on while it waits for the body's client, who may take as long as it likes."""
+        self._end()
+        try:
+            yield
+        finally:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._bodies += 1
+        self._places.total_tokens = self._beside_bodies
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().call_later(LINGER, self._over)
+
+    def _over(self) -> None:
+        self._bodies -= 1
+        if not self._bodies:
+            self._places.total_tokens = self._most
+
+
+_turns: RunVar[Turns] = RunVar("turns")
+
+
+def turns(house: Services) -> Turns:
+    """The event loop's own, made when it is first asked for."""
+    try:
+        return _turns.get()
+    except LookupError:
+        _turns.set(Turns(house.settings.query_slots))
+        return _turns.get()
+
+
+def limiter(kept: RunVar[CapacityLimiter], most: int) -> CapacityLimiter:
+    """Another limit of the event loop's own, made when it is first asked for."""
+    try:
+        return kept.get()
+    except LookupError:
+        kept.set(CapacityLimiter(most))
+        return kept.get()
