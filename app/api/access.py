@@ -107,6 +107,18 @@ TABLE: dict[str, Access] = {
     "commit_stage": on_dataset(Level.WRITE),
     "commit_stages": on_dataset(Level.WRITE),
     "abort_stage": on_dataset(Level.WRITE),
+    # files
+    "put_file": on_dataset(Level.WRITE),
+    "post_file": on_dataset(Level.WRITE),
+    "list_files": on_dataset(Level.READ),
+    "list_file_records": on_dataset(Level.READ),
+    "get_file": on_dataset(Level.READ),
+    "delete_file": on_dataset(Level.WRITE),
+    "get_file_data": on_dataset(Level.READ),
+    "head_file_data": on_dataset(Level.READ),
+    "put_file_text": on_dataset(Level.WRITE),
+    "get_file_text": on_dataset(Level.READ),
+    "add_file_entity": on_dataset(Level.WRITE),
     # reading
     "get_entity": on_dataset(Level.READ),
     "list_entities": on_dataset(Level.READ),

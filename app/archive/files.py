@@ -25,7 +25,7 @@ from app.lake.datasets import Dataset
 from app.lake.documents import require_alive
 from app.model.file import ArchiveFile, NewFile, file_id
 from app.model.ids import new_id, now
-from app.model.names import Checksum, FileId, Origin, TenantName
+from app.model.names import Checksum, FileId, FilePath, Origin, TenantName
 from app.settings import Settings
 from app.storage.store import Missing, Store
 
@@ -294,25 +294,38 @@ class Archive:
 
     # Texts
 
+    def stage_text(self, dataset: Dataset, origin: Origin, chunks: Iterable[bytes]) -> Staged:
+        """Take the bytes of a text. Raises EmptyBody, BodyTooLarge, and SchemaViolation for what is not UTF-8."""
+        return self.stage(dataset, NewFile(path=FilePath(f"{origin}.txt")), _utf8(chunks))
+
     def put_text(
         self,
         dataset: Dataset,
         checksum: Checksum,
         origin: Origin,
-        chunks: Iterable[bytes],
+        staged: Staged,
         recorded: Callable[[Connection], None],
-    ) -> int:
-        """Keep the text that an origin extracted from a content, in the place of the one before; its size in bytes.
+    ) -> None:
+        """Keep the text that an origin extracted from a content, in the place of the one before. Raises FileNotFound.
 
-        Raises FileNotFound, EmptyBody, and SchemaViolation for what is not UTF-8.
+        It is put in the transaction that tells of it, under the lock of the checksum: a vacuum that collects the
+        content takes its texts too, or none.
         """
-        with self._database.read() as connection:
-            records.first_of(connection, dataset, checksum)
-        size = self._store.put_stream(dataset.layout.text(checksum, origin), _utf8(chunks))
-        with self._database.write() as connection:
-            records.moved(connection, dataset)
-            recorded(connection)
-        return size
+        target = dataset.layout.text(checksum, origin)
+        try:
+            with self._database.write() as connection:
+                records.hold(self._database, connection, dataset, [checksum])
+                records.first_of(connection, dataset, checksum)
+                records.moved(connection, dataset)
+                recorded(connection)
+                require_alive(connection)
+                if staged.data is not None:
+                    self._store.put(target, staged.data)
+                else:
+                    assert staged.place is not None
+                    self._store.copy(staged.place, target)
+        finally:
+            self.drop([staged])
 
 
 class _Passing:
@@ -366,16 +379,13 @@ def _as_said(file: ArchiveFile, said: NewFile) -> ArchiveFile:
 
 
 def _utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The chunks of a text. Raises EmptyBody, SchemaViolation."""
-    decoder, size = codecs.getincrementaldecoder("utf-8")(), 0
+    """The chunks of a text. Raises SchemaViolation if they are none."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for chunk in chunks:
             decoder.decode(chunk)
-            size += len(chunk)
             yield chunk
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         reason = f"is not UTF-8: {error.reason}"
         raise SchemaViolation(f"the text {reason}", errors=[Fault(reason=reason)]) from None
-    if size == 0:
-        raise EmptyBody("the text has no bytes")
