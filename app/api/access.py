@@ -119,6 +119,11 @@ TABLE: dict[str, Access] = {
     "put_file_text": on_dataset(Level.WRITE),
     "get_file_text": on_dataset(Level.READ),
     "add_file_entity": on_dataset(Level.WRITE),
+    "create_upload": on_dataset(Level.WRITE),
+    "get_upload": on_dataset(Level.WRITE),
+    "put_upload_block": on_dataset(Level.WRITE),
+    "commit_upload": on_dataset(Level.WRITE),
+    "delete_upload": on_dataset(Level.WRITE),
     # reading
     "get_entity": on_dataset(Level.READ),
     "list_entities": on_dataset(Level.READ),

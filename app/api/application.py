@@ -26,6 +26,7 @@ from app.api import (
     statement_reads,
     statements,
     system,
+    uploads,
 )
 from app.api.access import check_complete
 from app.api.bodies import Bodies
@@ -51,6 +52,7 @@ ROUTERS = (
     journal.routes,
     exports.routes,
     files.routes,
+    uploads.routes,
     operations.routes,
     operations.lake_routes,
     jobs.routes,
