@@ -9,7 +9,7 @@ overtaken, by a collector after it expired or by somebody who deleted the file, 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select, union_all, update
 
@@ -28,6 +28,18 @@ LAST_UPDATED = "archive/last_updated"
 
 INDEXED = 255
 """Characters of a path that are in an index."""
+
+
+SOME = 500
+"""Announcements that are looked at between two others."""
+
+
+class Announced(NamedTuple):
+    """A file that is about to be put, or was."""
+
+    id: str
+    checksum: Checksum
+    file_id: FileId
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ def announce(
 
     Raises DatasetNotFound for one that is being deleted, and QuotaExceeded.
     """
-    _require_active(connection, dataset)
+    require_active(connection, dataset)
     limits.reserve(connection, tenant, settings, size=sum(file.size for file in coming))
     expires = now() + timedelta(seconds=settings.upload_expiry)
     ids = [new_id() for _ in coming]
@@ -153,9 +165,26 @@ def record(connection: Connection, dataset: Dataset, announced: str, file: Archi
     return True
 
 
+def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[Announced]:
+    """Some of the announcements that nobody has come back to."""
+    query = select(file_puts).where(file_puts.c.dataset_id == dataset.id, file_puts.c.expires < moment)
+    return [
+        Announced(row.id, Checksum(row.checksum), FileId(row.file_id)) for row in connection.execute(query.limit(SOME))
+    ]
+
+
+def unreferred(connection: Connection, dataset: Dataset, checksums: Sequence[Checksum]) -> set[Checksum]:
+    """Those of some checksums to which no file refers, and none that is about to be put."""
+    left = set(checksums)
+    for table in (files, file_puts):
+        same = table.c.dataset_id == dataset.id, table.c.checksum.in_(checksums)
+        left -= set(connection.execute(select(table.c.checksum).where(*same)).scalars())
+    return left
+
+
 def moved(connection: Connection, dataset: Dataset) -> None:
     """Say that the archive is another now. Raises DatasetNotFound for one that is being deleted."""
-    _require_active(connection, dataset)
+    require_active(connection, dataset)
     touch(connection, dataset.id, LAST_UPDATED, now())
 
 
@@ -173,7 +202,8 @@ def _changed(connection: Connection, dataset: Dataset, file: ArchiveFile) -> boo
     return connection.execute(update(files).where(*own).values(**said)).rowcount == 1
 
 
-def _require_active(connection: Connection, dataset: Dataset) -> None:
+def require_active(connection: Connection, dataset: Dataset) -> None:
+    """Raise DatasetNotFound for a dataset that is being deleted."""
     found = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
     if connection.execute(found).first() is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
@@ -202,9 +232,3 @@ def _row(dataset: Dataset, file: ArchiveFile) -> dict[str, Any]:
 def _file(row: Row[Any]) -> ArchiveFile:
     said = {name: value for name, value in row._mapping.items() if name not in ("dataset_id", "path_head")}
     return ArchiveFile.model_validate({**said, "name": FilePath(row.path).name})
-
-
-def expired(connection: Connection, dataset: Dataset, moment: datetime, limit: int) -> list[Row[Any]]:
-    """Announcements that nobody has come back to."""
-    query = select(file_puts).where(file_puts.c.dataset_id == dataset.id, file_puts.c.expires < moment).limit(limit)
-    return list(connection.execute(query))

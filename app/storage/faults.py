@@ -6,6 +6,7 @@ A test that blocks a call waits until it has arrived and releases it; nothing he
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from fnmatch import fnmatchcase
 from threading import Event, Lock
 
@@ -182,6 +183,10 @@ class FaultyStore(Store):
         named = [*paths]
         with self._call("delete", *named):
             self._inner.delete(named)
+
+    def sweep_unfinished(self, prefix: str, before: datetime) -> None:
+        with self._call("sweep_unfinished", prefix):
+            self._inner.sweep_unfinished(prefix, before)
 
     def sync(self, paths: Iterable[str]) -> None:
         named = [*paths]

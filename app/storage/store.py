@@ -205,6 +205,15 @@ class Store:
             if self._disk:
                 self._disk.prune(gone)
 
+    def sweep_unfinished(self, prefix: str, before: datetime) -> None:
+        """Delete what writes that died before a moment have left below a folder, which no listing shows.
+
+        Elsewhere than on a disk that is the store's own business: a lifecycle rule for incomplete multipart uploads.
+        """
+        if self._disk:
+            with translated(prefix, self.connection):
+                self._disk.remove_unfinished(prefix, before)
+
     def sync(self, paths: Iterable[str]) -> None:
         """Make durable what another library wrote at these paths; elsewhere than on a disk it is so already."""
         if self._disk:
