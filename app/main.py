@@ -20,6 +20,7 @@ from app.api.metrics import Metrics
 from app.api.presence import Present
 from app.api.protocol import Protocol
 from app.api.services import Services
+from app.archive.files import Archive
 from app.db import migrate
 from app.db.engine import Database
 from app.db.tables import lake as lake_table
@@ -100,6 +101,7 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         exploder=Exploder(),
         present=Present(database),
         reader=Reader(settings, database, store),
+        archive=Archive(database, store, settings),
     )
 
 

@@ -106,6 +106,7 @@ class Settings(BaseSettings):
     max_document_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON document, decompressed.")
     max_body_bytes: int = Field(16 << 30, ge=1024, description="Largest body of entities or statements, decompressed.")
     max_record_bytes: int = Field(16 << 20, ge=1024, description="Largest single entity or statement in a body.")
+    max_file_bytes: int = Field(64 << 30, ge=1024, description="Largest file, decompressed if it is sent compressed.")
     rate_limit: RequestRate = Field(
         0,
         description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit. "
@@ -124,6 +125,9 @@ class Settings(BaseSettings):
 
     batch_expiry: float = Field(600, gt=0, description="Seconds after which an upload that stands still is given up.")
     stage_expiry: float = Field(3600, gt=0, description="Seconds after which a stage that is left alone is given up.")
+    upload_expiry: float = Field(
+        86_400, gt=0, description="Seconds after which the upload of a file that stands still is given up."
+    )
     idempotency_hours: float = Field(24, gt=0, description="Hours for which the answer to an Idempotency-Key is kept.")
     journal_max_rows: int = Field(
         50_000_000, ge=1, description="Unflushed statements of a dataset past which writes must wait (429)."

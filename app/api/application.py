@@ -15,6 +15,7 @@ from app.api import (
     entities,
     entity_reads,
     exports,
+    files,
     jobs,
     journal,
     operations,
@@ -25,6 +26,7 @@ from app.api import (
     statement_reads,
     statements,
     system,
+    uploads,
 )
 from app.api.access import check_complete
 from app.api.bodies import Bodies
@@ -49,6 +51,8 @@ ROUTERS = (
     refs.routes,
     journal.routes,
     exports.routes,
+    files.routes,
+    uploads.routes,
     operations.routes,
     operations.lake_routes,
     jobs.routes,

@@ -1,8 +1,10 @@
 """Files of the lake, sent as they are: whole or a part of them, or not at all if the caller has them."""
 
 import re
+from dataclasses import replace
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import NamedTuple
+from urllib.parse import quote
 
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -15,6 +17,9 @@ from app.storage.store import Entry, Missing, Store
 
 ONE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)
 """No file is larger, and Python refuses to read numbers of thousands of digits."""
+
+UNSAFE = re.compile(r"[^A-Za-z0-9 !#$&+,.;=@^_{}~()\[\]-]")
+"""What in a name could end its header, or be taken for something else by who reads it."""
 
 SENT: Responses = {
     200: {
@@ -33,14 +38,19 @@ class Slice(NamedTuple):
     end: int
 
 
-async def sent(store: Store, request: Request, path: str, media_type: str, name: str) -> Response:
-    """Answer with a file. Raises Missing, RangeNotSatisfiable.
+async def sent(
+    store: Store, request: Request, path: str, media_type: str, name: str, tag: str | None = None
+) -> Response:
+    """Answer with a file, whose entity tag is the store's unless its content has a name. Raises Missing,
+    RangeNotSatisfiable.
 
     A range is a hint by HTTP's rules: one that is not understood, or several, get the whole file.
     """
     entry = await run_in_threadpool(store.head, path)
     if entry is None:
         raise Missing(path)
+    if tag is not None:
+        entry = replace(entry, etag=tag)
     headers = _headers(entry, name)
     if _has_it(request, entry):
         return Response(status_code=304, headers=headers)
@@ -51,7 +61,7 @@ async def sent(store: Store, request: Request, path: str, media_type: str, name:
         return Response(status_code=200 if part is None else 206, headers=headers, media_type=media_type)
     start, end = (0, None) if part is None else part
     opened, chunks = await run_in_threadpool(store.open, path, start, end)
-    if opened.etag != entry.etag:
+    if tag is None and opened.etag != entry.etag:
         # Another one took its place meanwhile: all of that one, which is an answer to any question.
         opened, chunks = await run_in_threadpool(store.open, path)
         part, headers = None, _headers(opened, name) | {"Content-Length": str(opened.size)}
@@ -70,8 +80,17 @@ def _headers(entry: Entry, name: str) -> dict[str, str]:
         "ETag": etag_of(entry),
         "Last-Modified": format_datetime(entry.modified, usegmt=True),
         "Accept-Ranges": "bytes",
-        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Disposition": _attachment(name),
+        # What others have sent is never for a browser to make something of.
+        "X-Content-Type-Options": "nosniff",
     }
+
+
+def _attachment(name: str) -> str:
+    """The header that names a file: in plain letters for those who know no others, and quoted for the rest."""
+    plain = UNSAFE.sub("_", name)
+    quoted = "" if plain == name else f"; filename*=UTF-8''{quote(name, safe='')}"
+    return f'attachment; filename="{plain}"{quoted}'
 
 
 def _has_it(request: Request, entry: Entry) -> bool:

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from app.api.metrics import Metrics
 from app.api.presence import Admission, Present
 from app.api.recent import Recent
+from app.archive.files import Archive
 from app.db.engine import Database
 from app.journal.parsing import Parsers
 from app.journal.writer import Writer
@@ -40,6 +41,7 @@ class Services:
     """Of the event loop alone; a large body is parsed elsewhere."""
     present: Present
     reader: Reader
+    archive: Archive
     admissions: Remembered[Admission] = field(default_factory=Remembered)
     """By operation, dataset and key: whom it let through."""
     datasets: Remembered[Dataset | None] = field(default_factory=Remembered)

@@ -68,10 +68,15 @@ class Client:
         return self._answer(method, path, content, params, {**kind, **(headers or {})}, ANSWER_SECONDS + wait)
 
     def upload(
-        self, path: str, content: Iterable[bytes], headers: Mapping[str, str], params: Mapping[str, Any]
+        self,
+        path: str,
+        content: Iterable[bytes],
+        headers: Mapping[str, str],
+        params: Mapping[str, Any],
+        method: str = "POST",
     ) -> httpx.Response:
         """The answer to a body that is sent as it is read. Raises what `request` does, and what reading it does."""
-        return self._answer("POST", path, content, params, headers, LONG_SECONDS)
+        return self._answer(method, path, content, params, headers, LONG_SECONDS)
 
     @contextmanager
     def stream(self, path: str, form: str, params: Mapping[str, Any]) -> Iterator[Iterator[bytes]]:
@@ -102,7 +107,7 @@ class Client:
         return _object(response), response.headers.get("ETag", "*")
 
     def each(
-        self, path: str, limit: int | None = None, page: int = LARGEST_PAGE, **params: Any
+        self, path: str, /, limit: int | None = None, page: int = LARGEST_PAGE, **params: Any
     ) -> Iterator[dict[str, Any]]:
         """What a list holds, over all its pages or up to a limit."""
         cursor, left = None, limit

@@ -14,6 +14,7 @@ from app.cli import (
     diff,
     entities,
     exports,
+    files,
     grants,
     jobs,
     keys,
@@ -62,6 +63,7 @@ app.add_typer(catalog.app, name="catalog", rich_help_panel=LAKE)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=LAKE)
 app.add_typer(entities.app, name="entities", rich_help_panel=LAKE)
 app.add_typer(statements.app, name="statements", rich_help_panel=LAKE)
+app.add_typer(files.app, name="files", rich_help_panel=LAKE)
 client_command(app, "log", LAKE)(snapshots.log)
 app.add_typer(snapshots.app, name="snapshot", rich_help_panel=LAKE)
 client_command(app, "diff", LAKE)(diff.diff)

@@ -66,27 +66,32 @@ def print_records(
             write(block)
 
 
-def print_bytes(session: Session, path: str, form: str, params: dict[str, Any], out: str, quiet: bool) -> None:
-    """Print a stream of another form as it is."""
+def print_bytes(
+    session: Session, path: str, form: str, params: dict[str, Any], out: str, quiet: bool, size: int | None = None
+) -> None:
+    """Print a stream of another form as it is; `size` is how many bytes it has, if that is known."""
     text = form.startswith("text/")
-    with printing(session, out, quiet, text=text) as write, session.client.stream(path, form, params) as chunks:
+    with (
+        printing(session, out, quiet, text=text, size=size) as write,
+        session.client.stream(path, form, params) as chunks,
+    ):
         for chunk in chunks:
             write(chunk)
 
 
 @contextmanager
 def printing(
-    session: Session, out: str, quiet: bool, limit: int | None = None, text: bool = True
+    session: Session, out: str, quiet: bool, limit: int | None = None, text: bool = True, size: int | None = None
 ) -> Iterator[Callable[[bytes], None]]:
     """What writes the pieces of a result as they come, with progress for whoever does not see them pass."""
     with sink(out) as to:
         if to.on_terminal and not text:
             raise Misuse("this form is not for a terminal: name a file with -o, or pipe it on")
-        with progress(session.output, "reading", quiet or to.on_terminal, rows=limit) as passed:
+        with progress(session.output, "reading", quiet or to.on_terminal, rows=limit, size=size) as passed:
 
             def write(piece: bytes) -> None:
                 to.write(_tame(piece) if to.on_terminal else piece)
-                passed(len(piece), piece.count(b"\n") if text else 0)
+                passed(len(piece), piece.count(b"\n") if text and size is None else 0)
 
             yield write
 

@@ -55,6 +55,9 @@ class Moment(TypeDecorator[datetime]):
 
 Id = String(36)
 
+ByCodePoint = Text().with_variant(Text(collation="C"), "postgresql")
+"""Text in the order of its code points, as SQLite has it, whatever language the database speaks."""
+
 lake = Table(
     "lake",
     metadata,
@@ -290,6 +293,67 @@ tags = Table(
     Column("tenant", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("at", Moment, nullable=False),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("id", String(40), primary_key=True),
+    Column("checksum", String(64), nullable=False),
+    Column("sha1", String(40), nullable=False),
+    Column(
+        "path_head", ByCodePoint, nullable=False, comment="its first 255 characters: PostgreSQL indexes no long texts"
+    ),
+    Column("path", ByCodePoint, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("mime_type", Text, nullable=False),
+    Column("created", Moment, nullable=False),
+    Column("tenant", String(64), nullable=False, comment="whose quota it counts against"),
+    Column("origin", String(128), nullable=False),
+    Column("meta", JSON, nullable=False),
+    Index("ix_files_dataset_id_path_head", "dataset_id", "path_head"),
+    Index("ix_files_dataset_id_checksum", "dataset_id", "checksum"),
+    comment="what the File records in the archive say, to be found by path",
+)
+
+file_puts = Table(
+    "file_puts",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
+    Column("checksum", String(64), nullable=False),
+    Column("file_id", String(40), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("reserved", BigInteger, nullable=False, comment="bytes taken from the tenant's quota"),
+    Column("expires", Moment, nullable=False),
+    Index("ix_file_puts_dataset_id_checksum", "dataset_id", "checksum"),
+    comment="files on their way into the archive, whose blobs nobody may collect",
+)
+
+uploads = Table(
+    "uploads",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("dataset_id", ForeignKey("datasets.id"), nullable=False, index=True),
+    Column("tenant", String(64), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("checksum", String(64), comment="what the sender says it will be"),
+    Column("origin", String(128)),
+    Column("meta", JSON),
+    Column("file", JSON, comment="the File record that it became; null: it is open"),
+    Column("created", Moment, nullable=False),
+    Column("expires", Moment, nullable=False),
+)
+
+upload_blocks = Table(
+    "upload_blocks",
+    metadata,
+    Column("upload", ForeignKey("uploads.id"), primary_key=True),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("end", BigInteger, nullable=False),
+    Column("part", String(64), nullable=False, comment="the name of the object that holds it"),
 )
 
 idempotency = Table(

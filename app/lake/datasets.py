@@ -268,6 +268,7 @@ def delete(
     found = True
     while found:
         mark, before, found = store_time(store), done, False
+        store.sweep_unfinished(dataset.layout.root, mark)
         listing = store.list(dataset.layout.root)
         while entries := list(islice(listing, AT_ONCE)):
             found = True

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
+from app.archive.collect import Collector
 from app.db.engine import Database
 from app.errors import ManifestInvalid, SnapshotConflict
 from app.journal.sweep import sweep
@@ -102,6 +103,7 @@ class Vacuum:
         self._settings = settings
         self._publisher = publisher
         self._logs = DeltaLogs(store)
+        self._collector = Collector(database, store, settings, reached)
         self._reached = reached
 
     def run(
@@ -113,7 +115,8 @@ class Vacuum:
         2. decide   where history is to begin; if nothing is given up and no file is unneeded, nothing is published
         3. publish  a snapshot that says where history begins: what was built before it does not hold after it
         4. wait     until every API process has told what it reads
-        5. delete   data files, manifests, entries of Delta logs, former versions of documents; stages left alone
+        5. delete   data files, manifests, entries of Delta logs, former versions of documents; files of the archive
+                    that are not needed (`app/archive/collect.py`); stages left alone
 
         With `keep_from`, every snapshot below that number is given up, and what nothing needs is deleted whatever its
         age. Raises DatasetNotFound, Locked, SnapshotConflict, ManifestInvalid (a kept snapshot that cannot be read
@@ -266,6 +269,10 @@ class Vacuum:
         delete("manifests", [manifest.entry for manifest in listed.manifests if manifest.seq < low])
         for step, found in self._rest(dataset, keep, tail.then if dry_run else None):
             delete(step, found)
+        past = retention.before(store_time(self._store), keep.unnamed_hours)
+        for gone in self._collector.run(dataset, past, dry_run):
+            report(Progress(done=done.files, unit="files"))
+            done.add(gone)
         if not dry_run:
             sweep(self._database, self._settings)
             self._reached("swept")

@@ -11,6 +11,8 @@ from pydantic_core import CoreSchema, core_schema
 LAKEHOUSE = "lakehouse"
 """The core's own tenant name, which nobody else can take."""
 
+DRIVE = re.compile(r"[A-Za-z]:")
+
 SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -104,6 +106,56 @@ class Checksum(Name):
     rule = "must be 64 lower-case hexadecimal digits"
     pattern = r"[0-9a-f]{64}"
     longest = 64
+
+
+class FileId(Name):
+    """What a file is called after its dataset, its path and its content: a SHA-1 in lower-case hexadecimal."""
+
+    what = "file id"
+    rule = "must be 40 lower-case hexadecimal digits"
+    pattern = r"[0-9a-f]{40}"
+    longest = 40
+
+
+class FilePath(Name):
+    """Where a source file came from, below wherever that was: names in any script, joined by slashes.
+
+    It is kept as it is, never put in another normal form, and names no place on our storage. What reads it later may be
+    a shell, a browser or Windows: so it stays below its root for all of them, and on one line.
+    """
+
+    what = "file path"
+    rule = (
+        "must be names joined by single slashes, with none at either end, "
+        "and without control characters, line separators and backslashes"
+    )
+    pattern = r"[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]+(/[^/\\\x00-\x1f\x7f-\x9f\u2028\u2029]+)*"
+    longest = 4096
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"file path {value!r} has half a character") from None
+        if size > cls.longest:
+            raise ValueError(f"file path is {size} bytes long, at most {cls.longest} are allowed")
+        segments = value.split("/")
+        if not {".", ".."}.isdisjoint(segments):
+            raise ValueError(f"file path {value!r} must not have . or .. for a name")
+        if DRIVE.fullmatch(segments[0]):
+            raise ValueError(f"file path {value!r} must not begin with a drive")
+
+    @property
+    def name(self) -> str:
+        """The last of its names."""
+        return self.rsplit("/", 1)[-1]
+
+    @property
+    def folders(self) -> list["FilePath"]:
+        """The folders that it is in, from the outermost on."""
+        names = self.split("/")
+        return [FilePath("/".join(names[:depth])) for depth in range(1, len(names))]
 
 
 class RefName(Name):

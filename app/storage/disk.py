@@ -1,10 +1,14 @@
 """What a local disk needs beyond obstore: writes that survive a power cut, and no empty folders left behind."""
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path, PurePosixPath
+
+UNFINISHED = re.compile(r"#\d+$")
 
 
 class Disk:
@@ -67,6 +71,20 @@ class Disk:
         finally:
             with self._lock:
                 self._writers -= 1
+
+    def remove_unfinished(self, folder: str, before: datetime) -> None:
+        """Remove the files in which obstore gathers what is written, below a folder, that nobody has written to since.
+
+        Their names end in # and a number, and no listing shows them. Raises OSError.
+        """
+        for place, _, names in os.walk(self.root / folder):
+            for name in names:
+                path = Path(place) / name
+                if UNFINISHED.search(name):
+                    with suppress(FileNotFoundError):
+                        if path.stat().st_mtime <= before.timestamp():
+                            path.unlink()
+                            self.prune([str(path.relative_to(self.root))])
 
     def _remove_empty(self, paths: Iterable[str]) -> None:
         parents = {PurePosixPath(path).parent for path in paths}

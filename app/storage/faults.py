@@ -6,6 +6,7 @@ A test that blocks a call waits until it has arrived and releases it; nothing he
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from fnmatch import fnmatchcase
 from threading import Event, Lock
 
@@ -166,6 +167,10 @@ class FaultyStore(Store):
         with self._call("put_new", path):
             self._inner.put_new(path, data)
 
+    def place(self, path: str, data: bytes) -> None:
+        with self._call("place", path):
+            self._inner.place(path, data)
+
     def put_stream(self, path: str, chunks: Iterable[bytes], durable: bool = True) -> int:
         with self._call("put_stream", path):
             return self._inner.put_stream(path, chunks, durable)
@@ -178,10 +183,18 @@ class FaultyStore(Store):
         with self._call("copy_new", target):
             self._inner.copy_new(source, target)
 
+    def place_copy(self, source: str, target: str) -> None:
+        with self._call("place_copy", target):
+            self._inner.place_copy(source, target)
+
     def delete(self, paths: Iterable[str]) -> None:
         named = [*paths]
         with self._call("delete", *named):
             self._inner.delete(named)
+
+    def sweep_unfinished(self, prefix: str, before: datetime) -> None:
+        with self._call("sweep_unfinished", prefix):
+            self._inner.sweep_unfinished(prefix, before)
 
     def sync(self, paths: Iterable[str]) -> None:
         named = [*paths]

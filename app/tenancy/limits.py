@@ -74,11 +74,13 @@ def set_limits(connection: Connection, tenant: TenantName, new: NewLimits) -> No
     bump(connection)
 
 
-def give_back(connection: Connection, tenant: str, statements: int) -> None:
-    """Count statements as not used after all."""
-    connection.execute(
-        update(tenants).where(tenants.c.name == tenant).values(used_statements=tenants.c.used_statements - statements)
-    )
+def give_back(connection: Connection, tenant: str, statements: int = 0, size: int = 0) -> None:
+    """Count this much as not used after all."""
+    left = {
+        "used_statements": tenants.c.used_statements - statements,
+        "used_bytes": tenants.c.used_bytes - size,
+    }
+    connection.execute(update(tenants).where(tenants.c.name == tenant).values(**left))
 
 
 def reserve(connection: Connection, tenant: TenantName, settings: Settings, statements: int = 0, size: int = 0) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import structlog
 from sqlalchemy import Connection
 
+from app.archive.removal import remove_files
 from app.db import jobs, workers
 from app.db.engine import Database
 from app.errors import Internal, Locked, TarnError
@@ -262,6 +263,7 @@ class Worker:
         assert job.dataset is not None
         assert job.dataset_id is not None
         remove_journal(self._database, job.dataset_id, hold)
+        remove_files(self._database, job.dataset_id, hold)
         settling = timedelta(seconds=max(LONGEST_CALL, self._settings.worker_silent_after))
         free_from = None if job.disturbed is None else job.disturbed + settling
         return datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from)

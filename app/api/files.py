@@ -1,0 +1,381 @@
+"""Files: put, listed, taken out, and told of as entities."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Path, Query, Request, Response
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from app.api.access import Caller, CallerDep, DatasetDep
+from app.api.bodies import LIMIT
+from app.api.feeding import fed
+from app.api.idempotency import fingerprint_of
+from app.api.ingest import KeyHeader, WritingDep, Written, moment_now, write_answers
+from app.api.multipart import FORM, Form
+from app.api.paging import Page, Paging, PagingDep, foreign_cursor
+from app.api.problems import Responses, raises
+from app.api.routing import router
+from app.api.sending import SENT, sent
+from app.api.services import Services, ServicesDep
+from app.archive import documents, records
+from app.archive.files import Staged
+from app.archive.records import Position
+from app.db import answers
+from app.db.answers import Once
+from app.errors import (
+    Backpressure,
+    Fault,
+    FileNotFound,
+    InvalidFormat,
+    InvalidPath,
+    QuotaExceeded,
+    RangeNotSatisfiable,
+    SchemaViolation,
+    TarnError,
+)
+from app.journal.batches import Batch, Overtaken
+from app.journal.events import Events
+from app.lake.datasets import Dataset
+from app.model.file import ArchiveFile, NewFile
+from app.model.metadata import Metadata
+from app.model.names import Checksum, FileId, FilePath, Origin
+from app.storage.store import Missing
+
+routes = router("/v1/datasets/{dataset}/files", "files")
+
+FILE, META = "file", "meta"
+OCTETS = "application/octet-stream"
+
+PathParam = Annotated[str, Query(max_length=FilePath.longest, description="Where the file came from: `a/b/c.pdf`.")]
+OriginParam = Annotated[Origin | None, Query(description="Which process put it there; `default` if nothing else does.")]
+ChecksumParam = Annotated[Checksum | None, Query(description="The SHA-256 that it must have.")]
+EntityParam = Annotated[bool, Query(description="Write the Document entity as well, and its folders.")]
+TextOrigin = Annotated[Origin, Path(description="Which process extracted the text.")]
+
+PUT: Responses = raises(InvalidPath, QuotaExceeded, Backpressure)
+DATA: Responses = {**SENT, **raises(FileNotFound, RangeNotSatisfiable)}
+
+_META: TypeAdapter[dict[str, Any]] = TypeAdapter(Metadata)
+
+
+class FilePage(Page[ArchiveFile]):
+    """Files by path; of one path, those of different content by id."""
+
+
+class WrittenText(BaseModel):
+    """What was kept of a text."""
+
+    size: int = Field(description="Bytes.")
+
+
+class WrittenDocument(Written):
+    """What was written of a Document and its folders."""
+
+    id: str = Field(description="The Document's id, which is the file's.")
+
+
+def bytes_body(kind: str, properties: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The OpenAPI description of a body that is bytes, or a form with them."""
+    plain = {"type": "string", "format": "binary"}
+    form = {"type": "object", "properties": properties, "required": [FILE]}
+    return {"requestBody": {"required": True, "content": {kind: {"schema": plain if properties is None else form}}}}
+
+
+FORM_BODY = bytes_body(
+    FORM,
+    {
+        FILE: {"type": "string", "format": "binary"},
+        META: {"type": "string", "description": "A JSON object that is kept with the file."},
+    },
+)
+
+
+@routes.put("", status_code=201, response_model=ArchiveFile, responses=PUT, openapi_extra=bytes_body(OCTETS))
+async def put_file(
+    request: Request,
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    path: PathParam,
+    origin: OriginParam = None,
+    checksum: ChecksumParam = None,
+    entity: EntityParam = False,
+    key: KeyHeader = None,
+) -> Response:
+    """Put a file: its bytes are the body, hashed while they arrive. The same content at the same path is one file."""
+    said = NewFile(path=_queried_path(request, path), origin=origin, checksum=checksum)
+    staged = await _staged(house, dataset, request, said, request.stream())
+    return await _committed(house, caller, dataset, request, staged, key, entity)
+
+
+@routes.post("", status_code=201, response_model=ArchiveFile, responses=PUT, openapi_extra=FORM_BODY)
+async def post_file(
+    request: Request,
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    path: Annotated[PathParam | None, Query(description="Where it came from, if not what the form calls it.")] = None,
+    origin: OriginParam = None,
+    checksum: ChecksumParam = None,
+    entity: EntityParam = False,
+    key: KeyHeader = None,
+) -> Response:
+    """Put a file that is part of a form, with a JSON object beside it that is kept with the file."""
+    request.scope[LIMIT] = house.settings.max_file_bytes
+    form = Form(request, FILE, (META,), house.settings.max_document_bytes)
+    named = await form.until_file()
+    if path is None and named is None:
+        raise InvalidPath("the file has no name, and there is no path")
+    place = checked_path(named or "") if path is None else _queried_path(request, path)
+    said = NewFile(path=place, origin=origin, checksum=checksum)
+    staged = await _staged(house, dataset, request, said, form.file())
+    try:
+        await form.rest()
+        staged = replace(staged, said=said.model_copy(update={"meta": _meta(form.fields.get(META))}))
+    except BaseException:
+        await run_in_threadpool(house.archive.drop, [staged])
+        raise
+    return await _committed(house, caller, dataset, request, staged, key, entity)
+
+
+@routes.get("", responses=raises(InvalidPath))
+def list_files(
+    request: Request,
+    house: ServicesDep,
+    dataset: DatasetDep,
+    paging: PagingDep,
+    prefix: Annotated[str, Query(max_length=FilePath.longest, description="What paths begin with.")] = "",
+    path: Annotated[PathParam | None, Query(description="The whole path.")] = None,
+) -> FilePage:
+    """List files by path."""
+    if prefix:
+        _queried_path(request, prefix.removesuffix("/"))
+    whole = None if path is None else _queried_path(request, path)
+    return _page(house, dataset, paging, prefix=prefix, path=whole)
+
+
+@routes.get("/{checksum}", responses=raises(FileNotFound))
+def list_file_records(house: ServicesDep, dataset: DatasetDep, paging: PagingDep, checksum: Checksum) -> FilePage:
+    """List the files that have a content."""
+    with house.database.read() as connection:
+        records.first_of(connection, dataset, checksum)
+    return _page(house, dataset, paging, checksum=checksum)
+
+
+@routes.get("/{checksum}/data", response_class=Response, responses=DATA)
+async def get_file_data(house: ServicesDep, dataset: DatasetDep, checksum: Checksum, request: Request) -> Response:
+    """Get a content: all of it, or the part that `Range` asks for. Its entity tag is its checksum."""
+    return await _sent(house, dataset, checksum, request)
+
+
+@routes.head("/{checksum}/data", response_class=Response, responses=DATA)
+async def head_file_data(house: ServicesDep, dataset: DatasetDep, checksum: Checksum, request: Request) -> Response:
+    """Look what a content is like, without its bytes."""
+    return await _sent(house, dataset, checksum, request)
+
+
+@routes.get("/{checksum}/{file}", responses=raises(FileNotFound))
+def get_file(house: ServicesDep, dataset: DatasetDep, checksum: Checksum, file: FileId) -> ArchiveFile:
+    """Show a file."""
+    with house.database.read() as connection:
+        return records.get(connection, dataset, checksum, file)
+
+
+@routes.delete("/{checksum}/{file}", status_code=204, responses=raises(FileNotFound))
+def delete_file(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, checksum: Checksum, file: FileId) -> None:
+    """Delete a file; its content stays as long as another has it, and until the next vacuum."""
+    house.archive.delete(dataset, checksum, file, caller.act.done)
+
+
+@routes.post(
+    "/{checksum}/{file}/entity",
+    responses={**write_answers(WrittenDocument), **raises(FileNotFound)},
+    response_model=WrittenDocument,
+)
+async def add_file_entity(writing: WritingDep, checksum: Checksum, file: FileId) -> Response:
+    """Write the Document entity of a file that is there, and the folders it is in."""
+    found = await run_in_threadpool(get_file, writing.house, writing.dataset, checksum, file)
+    events = _events(writing.house, writing.dataset, found, writing.origin or found.origin)
+    answer = WrittenDocument(id=found.id, entities=events.entities, statements=events.statements, rejected=0)
+    return await writing.write(events, answer)
+
+
+@routes.put("/{checksum}/text/{origin}", responses=raises(FileNotFound), openapi_extra=bytes_body(OCTETS))
+async def put_file_text(
+    request: Request,
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    checksum: Checksum,
+    origin: TextOrigin,
+    key: KeyHeader = None,
+) -> WrittenText:
+    """Keep the text that an origin extracted from a content, in the place of the one before."""
+    request.scope[LIMIT] = house.settings.max_file_bytes
+    await run_in_threadpool(_first, house, dataset, checksum)
+    staged = await fed(request.stream(), lambda chunks: house.archive.stage_text(dataset, origin, chunks))
+
+    def put(keep: Keep) -> Any:
+        def recorded(connection: Connection) -> None:
+            caller.act.done(connection, size=staged.size)
+            keep(connection, {"size": staged.size})
+
+        house.archive.put_text(dataset, checksum, origin, staged, recorded)
+        return {"size": staged.size}
+
+    written = await run_in_threadpool(_answered, house, caller, _once(request, key, staged), staged, put)
+    return WrittenText.model_validate(written)
+
+
+@routes.get("/{checksum}/text/{origin}", response_class=Response, responses=DATA)
+async def get_file_text(
+    house: ServicesDep, dataset: DatasetDep, checksum: Checksum, origin: TextOrigin, request: Request
+) -> Response:
+    """Get the text that an origin extracted from a content."""
+    await run_in_threadpool(_first, house, dataset, checksum)
+    path, name = dataset.layout.text(checksum, origin), f"{origin}.txt"
+    try:
+        return await sent(house.store, request, path, "text/plain; charset=utf-8", name)
+    except Missing:
+        raise FileNotFound(f"there is no text of {checksum} by {origin!r}") from None
+
+
+def checked_path(text: str) -> FilePath:
+    """A path that a caller names. Raises InvalidPath, with the reason."""
+    try:
+        return FilePath(text)
+    except ValueError as error:
+        raise InvalidPath(str(error)) from None
+
+
+def _queried_path(request: Request, text: str) -> FilePath:
+    """A path in the query, where bytes that are no text have become question marks by now."""
+    if "\ufffd" in text and b"%EF%BF%BD" not in request.scope["query_string"].upper():
+        raise InvalidPath("the path is not UTF-8")
+    return checked_path(text)
+
+
+async def write_document(house: Services, caller: Caller, dataset: Dataset, file: ArchiveFile) -> None:
+    """Write the Document entity of a file, and its folders, under its origin. Raises Backpressure, QuotaExceeded."""
+    events = _events(house, dataset, file, file.origin)
+    batch = Batch(dataset, caller.identity.tenant, caller.act, file.origin)
+    await asyncio.wrap_future(house.writer.submit(batch, events))
+
+
+async def _staged(
+    house: Services, dataset: Dataset, request: Request, said: NewFile, pieces: AsyncIterator[bytes]
+) -> Staged:
+    request.scope[LIMIT] = house.settings.max_file_bytes
+    return await fed(pieces, lambda chunks: house.archive.stage(dataset, said, chunks))
+
+
+async def _committed(
+    house: Services, caller: Caller, dataset: Dataset, request: Request, staged: Staged, key: str | None, entity: bool
+) -> Response:
+    """Put what was staged into the archive, once for a key; and write its entities, which may be done again."""
+
+    def put(keep: Keep) -> Any:
+        def recorded(connection: Connection, files: list[ArchiveFile]) -> None:
+            (file,) = files
+            caller.act.done(connection, target=f"files/{file.checksum}/{file.id}", size=file.size)
+            keep(connection, file.model_dump(mode="json"))
+
+        return house.archive.commit(dataset, caller.identity.tenant, [staged], recorded)[0]
+
+    once = _once(request, key, staged)
+    file = ArchiveFile.model_validate(await run_in_threadpool(_answered, house, caller, once, staged, put))
+    if entity:
+        await write_document(house, caller, dataset, file)
+    place = f"/v1/datasets/{dataset.name}/files/{file.checksum}/{file.id}"
+    return Response(file.model_dump_json(), 201, {"Location": place}, "application/json")
+
+
+Keep = Callable[[Connection, Any], None]
+"""Keeps an answer in the transaction that makes it true."""
+
+
+def _once(request: Request, key: str | None, staged: Staged) -> Once | None:
+    if key is None:
+        return None
+    digest = hashlib.sha256(orjson.dumps([staged.checksum, staged.said.meta], option=orjson.OPT_SORT_KEYS))
+    return Once(key, fingerprint_of(request, digest.hexdigest()))
+
+
+def _answered(house: Services, caller: Caller, once: Once | None, staged: Staged, work: Callable[[Keep], Any]) -> Any:
+    """Do something with what was staged, or give the answer that it got before. Raises IdempotencyMismatch."""
+    tenant = caller.identity.tenant
+
+    def keep(connection: Connection, answer: Any) -> None:
+        if once is not None and not answers.keep(connection, tenant, once, 200, answer):
+            raise Overtaken
+
+    def before() -> Any:
+        with house.database.read() as connection:
+            kept = None if once is None else answers.find(connection, tenant, once)
+            return None if kept is None else kept.answer
+
+    try:
+        found = before()
+    except TarnError:
+        house.archive.drop([staged])
+        raise
+    if found is not None:
+        house.archive.drop([staged])
+        return found
+    try:
+        return work(keep)
+    except Overtaken:
+        return before()
+
+
+def _events(house: Services, dataset: Dataset, file: ArchiveFile, origin: Origin) -> Events:
+    events, moment = Events(), moment_now()
+    for entity in documents.entities(dataset.name, file):
+        events.add_entity(house.exploder.explode(dataset.name, entity), origin, moment)
+    return events
+
+
+def _meta(text: bytes | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        return _META.validate_python(orjson.loads(text))
+    except orjson.JSONDecodeError as error:
+        fault = Fault(field=META, line=error.lineno, reason=error.msg)
+        raise InvalidFormat(f"{META} is not valid JSON: {error.msg}", errors=[fault]) from None
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise SchemaViolation(f"{META}: {reason}", errors=[Fault(field=META, reason=reason)]) from None
+
+
+def _page(house: Services, dataset: Dataset, paging: Paging, **asked: Any) -> FilePage:
+    after = None
+    if paging.after is not None:
+        named, slash, path = paging.after.partition("/")
+        if not slash:
+            raise foreign_cursor()
+        after = Position(path, named)
+    with house.database.read() as connection:
+        found = records.page(connection, dataset, paging.fetch, after, **asked)
+    results, cursor = paging.cut(found, lambda file: f"{file.id}/{file.path}")
+    return FilePage(results=results, next=cursor)
+
+
+def _first(house: Services, dataset: Dataset, checksum: Checksum) -> ArchiveFile:
+    with house.database.read() as connection:
+        return records.first_of(connection, dataset, checksum)
+
+
+async def _sent(house: Services, dataset: Dataset, checksum: Checksum, request: Request) -> Response:
+    file = await run_in_threadpool(_first, house, dataset, checksum)
+    path = dataset.layout.blob_data(checksum)
+    try:
+        return await sent(house.store, request, path, file.mime_type, file.name, checksum)
+    except Missing:
+        raise FileNotFound(f"the content of {checksum} is not in the archive") from None

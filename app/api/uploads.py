@@ -1,0 +1,99 @@
+"""Uploads in blocks, for files that are too large for one request, or lines that break."""
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
+
+from app.api.access import CallerDep, DatasetDep
+from app.api.bodies import LIMIT
+from app.api.feeding import fed
+from app.api.files import OCTETS, EntityParam, bytes_body, checked_path, write_document
+from app.api.idempotency import fingerprint_of
+from app.api.ingest import KeyHeader
+from app.api.problems import raises
+from app.api.routing import IdParam, router
+from app.api.services import Services, ServicesDep
+from app.archive.uploads import Uploads
+from app.db.answers import Once
+from app.errors import (
+    Backpressure,
+    BodyTooLarge,
+    InvalidPath,
+    OverlappingBlocks,
+    QuotaExceeded,
+    RangeMissing,
+    UploadNotFound,
+)
+from app.model.file import ArchiveFile
+from app.model.upload import NewUpload, Upload
+
+routes = router("/v1/datasets/{dataset}/uploads", "files")
+
+OffsetParam = Annotated[int, Query(ge=0, le=1 << 50, description="Where in the file the block begins.")]
+
+
+@routes.post("", status_code=201, responses=raises(InvalidPath, QuotaExceeded, BodyTooLarge))
+def create_upload(
+    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, new: NewUpload, response: Response
+) -> Upload:
+    """Begin the upload of a file in blocks."""
+    path = checked_path(new.path)
+    with house.database.write() as connection:
+        upload = _uploads(house).create(connection, dataset, caller.identity.tenant, path, new)
+        caller.act.done(connection, target=f"uploads/{upload.id}")
+    response.headers["Location"] = f"/v1/datasets/{dataset.name}/uploads/{upload.id}"
+    return upload
+
+
+@routes.get("/{upload}", responses=raises(UploadNotFound))
+def get_upload(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam) -> Upload:
+    """Show what has arrived of an upload, and what is missing."""
+    with house.database.read() as connection:
+        return _uploads(house).get(connection, dataset, caller.identity.tenant, upload)
+
+
+@routes.put("/{upload}", responses=raises(UploadNotFound, OverlappingBlocks), openapi_extra=bytes_body(OCTETS))
+async def put_upload_block(
+    request: Request,
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    upload: IdParam,
+    offset: OffsetParam,
+    key: KeyHeader = None,
+) -> Upload:
+    """Add a block: durable when answered. Blocks may come in any order, and several at once, and must not overlap."""
+    request.scope[LIMIT] = house.settings.max_file_bytes
+    once = None if key is None else (lambda digest: Once(key, fingerprint_of(request, digest)))
+    add, tenant = _uploads(house).put_block, caller.identity.tenant
+    return await fed(request.stream(), lambda chunks: add(dataset, tenant, upload, offset, chunks, once))
+
+
+@routes.post(
+    "/{upload}/commit", status_code=201, responses=raises(UploadNotFound, RangeMissing, QuotaExceeded, Backpressure)
+)
+async def commit_upload(
+    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam, entity: EntityParam = False
+) -> ArchiveFile:
+    """Make a file of the blocks. Done again, it answers the same."""
+
+    def recorded(connection: Connection, file: ArchiveFile) -> None:
+        caller.act.done(connection, target=f"files/{file.checksum}/{file.id}", size=file.size)
+
+    commit = _uploads(house).commit
+    file = await run_in_threadpool(commit, dataset, caller.identity.tenant, upload, recorded)
+    if entity:
+        await write_document(house, caller, dataset, file)
+    return file
+
+
+@routes.delete("/{upload}", status_code=204, responses=raises(UploadNotFound))
+def delete_upload(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam) -> None:
+    """Give an upload up. A file that it became stays."""
+    _uploads(house).abort(dataset, caller.identity.tenant, upload, caller.act.done)
+
+
+def _uploads(house: Services) -> Uploads:
+    return Uploads(house.database, house.store, house.settings, house.archive)

@@ -1,0 +1,41 @@
+"""What SQL holds of a dataset's files, removed with it."""
+
+from collections import Counter
+
+from sqlalchemy import delete, select
+
+from app.archive import uploads
+from app.db.engine import Database
+from app.db.tables import file_puts, files
+from app.db.tables import uploads as uploads_table
+from app.lake.datasets import Hold
+from app.tenancy import limits
+
+AT_ONCE = 2000
+"""Rows that one transaction deletes at most."""
+
+
+def remove_files(database: Database, dataset_id: str, hold: Hold) -> None:
+    """Delete what is known of a dataset's files and uploads, in short transactions, and give back their quota.
+
+    The dataset is being deleted, so that nothing is added. Run again after a crash it goes on where it was.
+    """
+    for table, size in ((file_puts, file_puts.c.reserved), (files, files.c.size)):
+        left = True
+        while left:
+            with database.write() as connection:
+                hold(connection, None)
+                own = select(table.c.id, table.c.tenant, size).where(table.c.dataset_id == dataset_id).limit(AT_ONCE)
+                found = connection.execute(own).all()
+                used: Counter[str] = Counter()
+                for row in found:
+                    used[row.tenant] += row[2]
+                for tenant, given_back in sorted(used.items()):
+                    limits.give_back(connection, tenant, size=given_back)
+                same = table.c.dataset_id == dataset_id, table.c.id.in_([row.id for row in found])
+                connection.execute(delete(table).where(*same))
+            left = len(found) == AT_ONCE
+    with database.write() as connection:
+        hold(connection, None)
+        own_uploads = select(uploads_table.c.id).where(uploads_table.c.dataset_id == dataset_id)
+        uploads.forget(connection, list(connection.execute(own_uploads).scalars()))

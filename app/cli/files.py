@@ -1,0 +1,167 @@
+"""Files: put, listed, fetched, removed."""
+
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.datasets import BASE
+from app.cli.failures import Failure, Misuse
+from app.cli.options import Out, Quiet
+from app.cli.paths import at as path_of
+from app.cli.progress import progress
+from app.cli.session import Session, Yes, client_command
+from app.cli.sources import STDIN, opened
+from app.cli.streams import print_bytes
+
+app = typer.Typer(no_args_is_help=True, help="Files: put, listed, fetched, removed.")
+
+CHECKSUM_DIGITS = 64
+
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.")]
+
+
+@client_command(app, "put")
+def put(
+    session: Session,
+    dataset: Dataset,
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Files, and folders with all below them; - is standard input."),
+    ],
+    path: Annotated[
+        str | None, typer.Option("--path", help="Where the one file came from; its own name if nothing is said.")
+    ] = None,
+    prefix: Annotated[str, typer.Option("--prefix", metavar="FOLDER", help="What goes before the paths.")] = "",
+    origin: Annotated[str | None, typer.Option("--origin", help="Who puts it there.")] = None,
+    checksum: Annotated[str | None, typer.Option("--checksum", help="The SHA-256 that the one file must have.")] = None,
+    entity: Annotated[bool, typer.Option("--entity", help="Write the Document entities, too.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Put files into the archive. Each is there when it is listed; the same again changes nothing.
+
+    Example: tarn files put donations ./scans --prefix 2024 --entity
+    """
+    found = [*_named(sources, path)]
+    if checksum is not None and len(found) > 1:
+        raise Misuse("--checksum is for one file")
+    params = {"origin": origin, "checksum": checksum, "entity": entity or None}
+    done: list[dict[str, Any]] = []
+    try:
+        for source, own in found:
+            below = f"{prefix.rstrip('/')}/{own}" if prefix else own
+            done.append(_sent(session, dataset, source, {"path": below, **params}, quiet))
+    except Failure:
+        if done:
+            session.output.note(f"{len(done)} files are put, and the others are not:")
+        raise
+    session.output.table(done, "path", "size", "mime_type", "checksum")
+
+
+@client_command(app, "get")
+def get(
+    session: Session,
+    dataset: Dataset,
+    name: Annotated[str, typer.Argument(metavar="PATH|CHECKSUM", help="Of a path, what was put there last.")],
+    out: Out = "-",
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a file.
+
+    Example: tarn files get donations scans/1.pdf -o 1.pdf
+    """
+    file = _newest(session, dataset, name)
+    place = _path(dataset, file["checksum"], "data")
+    print_bytes(session, place, file["mime_type"], {}, out, quiet, size=file["size"])
+
+
+@client_command(app, "ls")
+def ls(
+    session: Session,
+    dataset: Dataset,
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="What paths begin with.")] = "",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+) -> None:
+    """List files by path.
+
+    Example: tarn files ls donations scans/
+    """
+    listed = session.client.each(_path(dataset), limit, prefix=prefix or None)
+    session.output.table(listed, "path", "size", "mime_type", "created", "checksum")
+
+
+@client_command(app, "rm")
+def rm(
+    session: Session,
+    dataset: Dataset,
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Paths of files; of folders, with -r.")],
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Everything below these folders.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Remove files. A content that is nowhere else goes with the next vacuum.
+
+    Example: tarn files rm donations scans/1.pdf
+    """
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        below = f"{path.rstrip('/')}/" if recursive else None
+        here = [*session.client.each(_path(dataset), prefix=below, path=None if recursive else path)]
+        if not here:
+            raise Misuse(f"there is no file {'below ' if recursive else ''}{path} in {dataset}; nothing was removed")
+        found += here
+    if recursive:
+        session.confirm(f"Remove {len(found)} files of {dataset}?", yes)
+    for file in found:
+        session.client.request("DELETE", _path(dataset, file["checksum"], file["id"]))
+    session.output.record({"files": len(found)})
+
+
+def _sent(session: Session, dataset: str, name: str, params: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    with opened(name) as source, progress(session.output, params["path"], quiet, size=source.size) as passed:
+
+        def pieces() -> Iterator[bytes]:
+            for piece in source.pieces():
+                yield piece
+                passed(len(piece), 0)
+
+        headers = {"Content-Type": "application/octet-stream"}
+        file: dict[str, Any] = session.client.upload(_path(dataset), pieces(), headers, params, method="PUT").json()
+    return file
+
+
+def _named(sources: list[str], path: str | None) -> Iterator[tuple[str, str]]:
+    """Each file, and the path that it gets: a folder's own name is no part of it. Raises Misuse."""
+    if path is not None:
+        if len(sources) > 1 or os.path.isdir(sources[0]):
+            raise Misuse("--path is for one file; --prefix goes before the paths of many")
+        yield sources[0], path
+        return
+    for source in sources:
+        if source == STDIN:
+            raise Misuse("standard input has no name: give --path")
+        if os.path.isdir(source):
+            yield from _below(source)
+        else:
+            yield source, os.path.basename(source)
+
+
+def _below(folder: str) -> Iterator[tuple[str, str]]:
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            whole = os.path.join(place, name)
+            yield whole, os.path.relpath(whole, folder).replace(os.sep, "/")
+
+
+def _newest(session: Session, dataset: str, name: str) -> dict[str, Any]:
+    if len(name) == CHECKSUM_DIGITS and set(name) <= set("0123456789abcdef"):
+        return next(session.client.each(_path(dataset, name), 1))
+    found = [*session.client.each(_path(dataset), path=name)]
+    if not found:
+        raise Misuse(f"there is no file {name} in {dataset}")
+    return max(found, key=lambda file: str(file["created"]))
+
+
+def _path(dataset: str, *below: str) -> str:
+    return path_of(BASE, dataset, "files", *below)

@@ -1,0 +1,45 @@
+"""Files of the archive: what a File record says."""
+
+import hashlib
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from app.model.metadata import Metadata
+from app.model.names import Checksum, DatasetName, FileId, FilePath, Origin
+
+
+class NewFile(BaseModel):
+    """What a sender says of a file, besides its bytes. What it does not say of a file that is there stays as it is."""
+
+    path: FilePath
+    origin: Origin | None = None
+    meta: Metadata | None = None
+    checksum: Checksum | None = None
+    """The SHA-256 that it must have."""
+
+
+class ArchiveFile(BaseModel):
+    """A source file: one content at one path. Several may share their content, and a path may have several."""
+
+    id: FileId = Field(description="The same for the same dataset, path and content.")
+    checksum: Checksum = Field(description="SHA-256 of the content.")
+    sha1: Annotated[str, Field(pattern="^[0-9a-f]{40}$", description="SHA-1 of the content, FtM's `contentHash`.")]
+    path: FilePath
+    name: str = Field(description="The last name in the path.")
+    size: int = Field(description="Bytes.")
+    mime_type: str
+    created: datetime
+    tenant: str = Field(description="Who put it there.")
+    origin: Origin
+    meta: Metadata
+
+    def to_json(self) -> bytes:
+        """The record as it lies in the archive."""
+        return self.model_dump_json(indent=2).encode() + b"\n"
+
+
+def file_id(dataset: DatasetName, path: FilePath, checksum: Checksum) -> FileId:
+    """The id of a content at a path of a dataset."""
+    return FileId(hashlib.sha1(f"{dataset}/{checksum}/{path}".encode(), usedforsecurity=False).hexdigest())

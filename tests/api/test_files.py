@@ -1,0 +1,402 @@
+"""Files over HTTP."""
+
+import hashlib
+import random
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from sqlalchemy import text
+
+from app.archive.files import SMALL
+from tests.faults.scene import ONE_DATABASE
+from tests.house import House
+
+pytestmark = ONE_DATABASE
+
+FILES = "/v1/datasets/test/files"
+LARGE = random.Random(1).randbytes(SMALL * 3)
+
+
+@pytest.fixture
+def files(house: House) -> House:
+    house.dataset("test")
+    return house
+
+
+def put(house: House, path: str, content: bytes = b"content", query: str = "", **options: Any) -> Any:
+    return house.admin.put(f"{FILES}?path={quote(path)}{query}", content=content, **options)
+
+
+def made(answer: Any) -> Any:
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def data(house: House, file: Any, **options: Any) -> Any:
+    return house.admin.get(f"{FILES}/{file['checksum']}/data", **options)
+
+
+def slug(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]
+
+
+def stored(house: House) -> list[str]:
+    return [entry.path for folder in ("archive", "uploads") for entry in house.services.store.list(f"test/{folder}")]
+
+
+# Putting
+
+
+@pytest.mark.parametrize("content", [b"%PDF-1.7 small", LARGE])
+def test_file_that_is_put_can_be_listed_shown_and_fetched(files: House, content: bytes):
+    answer = put(files, "Bücher/文書 1.pdf", content, "&origin=crawl")
+
+    file = made(answer)
+    assert file["checksum"] == hashlib.sha256(content).hexdigest()
+    assert (file["path"], file["name"], file["size"]) == ("Bücher/文書 1.pdf", "文書 1.pdf", len(content))
+    assert (file["origin"], file["meta"], file["tenant"]) == ("crawl", {}, "admin")
+    assert answer.headers["Location"] == f"{FILES}/{file['checksum']}/{file['id']}"
+    assert files.admin.get(answer.headers["Location"]).json() == file
+    assert files.admin.get(FILES).json() == {"results": [file], "next": None}
+    assert files.admin.get(f"{FILES}/{file['checksum']}").json() == {"results": [file], "next": None}
+    assert data(files, file).content == content
+    assert "archive/last_updated" in files.admin.get("/v1/datasets/test/freshness").json()["tags"]
+
+
+def test_compressed_body_is_stored_as_what_it_is(files: House):
+    import gzip
+
+    file = made(put(files, "a.txt", gzip.compress(b"content"), headers={"Content-Encoding": "gzip"}))
+
+    assert data(files, file).content == b"content"
+
+
+@pytest.mark.contract("W8")
+def test_no_body_is_no_file(files: House):
+    assert slug(files.admin.put(f"{FILES}?path=a")) == (400, "empty-body")
+    assert slug(put(files, "a", b"")) == (400, "empty-body")
+    assert stored(files) == []
+
+
+@pytest.mark.parametrize("content", [b"content", LARGE])
+def test_wrong_checksum_is_refused_and_nothing_is_stored(files: House, content: bytes):
+    answer = put(files, "a", content, f"&checksum={'0' * 64}")
+
+    assert slug(answer) == (422, "schema-violation")
+    assert answer.json()["errors"][0]["field"] == "checksum"
+    assert stored(files) == []
+
+
+def test_right_checksum_is_taken(files: House):
+    assert made(put(files, "a", LARGE, f"&checksum={hashlib.sha256(LARGE).hexdigest()}"))["size"] == len(LARGE)
+
+
+def test_file_over_the_limit_is_refused(files: House):
+    with files.with_settings(max_file_bytes=SMALL * 2) as small:
+        declared = small.admin.put(f"{FILES}?path=a", content=LARGE)
+        undeclared = small.admin.put(f"{FILES}?path=a", content=(LARGE[start:] for start in (0, 1)))
+
+    assert slug(declared) == slug(undeclared) == (413, "body-too-large")
+    assert stored(files) == []
+
+
+def test_quota_of_bytes_holds(files: House):
+    tenant = files.tenant("small", test="write")
+    files.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": 10})
+
+    first = tenant.put(f"{FILES}?path=a", content=b"0123456")
+    second = tenant.put(f"{FILES}?path=b", content=b"0123456")
+
+    assert first.status_code == 201
+    assert slug(second) == (429, "quota-exceeded")
+    assert len(files.admin.get(FILES).json()["results"]) == 1
+    assert tenant.delete(first.headers["Location"]).status_code == 204
+    assert tenant.put(f"{FILES}?path=b", content=b"0123456").status_code == 201
+
+
+@pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/", "a\\b", "a\x00b", "a\nb", "", ".", "C:/a", "x" * 4097])
+def test_path_that_must_not_be_is_refused_before_anything_is_stored(files: House, path: str):
+    answer = put(files, path)
+
+    assert answer.status_code in (400, 422)
+    assert slug(answer)[1] == ("schema-violation" if len(path) > 4096 else "invalid-path")
+    assert stored(files) == []
+
+
+def test_path_that_is_not_utf8_is_refused(files: House):
+    assert slug(files.admin.put(f"{FILES}?path=a%ff", content=b"x")) == (400, "invalid-path")
+    assert made(files.admin.put(f"{FILES}?path=a%ef%bf%bd", content=b"x"))["path"] == "a\ufffd"
+
+
+def test_same_key_puts_once_and_refuses_another_content(files: House):
+    key = {"Idempotency-Key": "k1"}
+
+    first = put(files, "a", LARGE, headers=key)
+    again = put(files, "a", LARGE, headers=key)
+    other = put(files, "a", b"other", headers=key)
+
+    assert first.json() == again.json()
+    assert slug(other) == (422, "idempotency-mismatch")
+    assert len(files.admin.get("/v1/admin/audit").json()["results"]) == len({first.text, "create_dataset"})
+    assert not [path for path in stored(files) if "uploads" in path]
+
+
+def test_who_may_only_read_puts_and_deletes_nothing(files: House):
+    reader, stranger = files.tenant("reader", test="read"), files.tenant("stranger")
+    file = made(put(files, "a"))
+
+    assert slug(reader.put(f"{FILES}?path=b", content=b"x")) == (403, "forbidden")
+    assert slug(reader.delete(f"{FILES}/{file['checksum']}/{file['id']}")) == (403, "forbidden")
+    assert reader.get(f"{FILES}/{file['checksum']}/data").status_code == 200
+    assert slug(stranger.get(f"{FILES}/{file['checksum']}/data")) == (404, "dataset-not-found")
+
+
+# Forms
+
+
+def test_form_puts_the_file_with_what_is_said_of_it(files: House):
+    form = {"file": ("Übersicht.csv", LARGE, "text/csv")}
+
+    file = made(files.admin.post(f"{FILES}?path=b%2Fc.bin", files=form, data={"meta": '{"page": [1, null]}'}))
+    other = made(files.admin.post(FILES, files={"file": ("Übersicht.csv", b"a,b\n")}))
+
+    assert (file["path"], file["meta"], file["size"]) == ("b/c.bin", {"page": [1, None]}, len(LARGE))
+    assert data(files, file).content == LARGE
+    assert (other["path"], other["mime_type"], other["meta"]) == ("Übersicht.csv", "text/csv", {})
+
+
+def test_form_may_have_its_fields_after_the_file(files: House):
+    body = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + LARGE
+    body += b'\r\n--x\r\ncontent-disposition: form-data; name="meta"\r\n\r\n{"a": 1}\r\n--x--\r\n'
+
+    file = made(files.admin.post(FILES, content=body, headers={"Content-Type": "multipart/form-data; boundary=x"}))
+
+    assert (file["meta"], file["size"]) == ({"a": 1}, len(LARGE))
+
+
+BEGIN = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+META = b'\r\n--x\r\ncontent-disposition: form-data; name="meta"\r\n\r\n'
+END = b"\r\n--x--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", (400, "empty-body")),
+        (b"nonsense", (400, "invalid-format")),
+        (BEGIN + LARGE, (400, "invalid-format")),
+        (BEGIN + b"content", (400, "invalid-format")),
+        (BEGIN + LARGE + b"\r\n--x\r\n", (400, "invalid-format")),
+        (BEGIN + END, (400, "empty-body")),
+        (BEGIN + b"a" + END.replace(b"--\r\n", b"\r\n") + BEGIN[5:] + b"b" + END, (422, "schema-violation")),
+        (BEGIN + b"a" + META + b"{" + END, (400, "invalid-format")),
+        (BEGIN + LARGE + META + b"[1]" + END, (422, "schema-violation")),
+        (BEGIN + b"a" + META + b"{}" + META + b"{}" + END, (422, "schema-violation")),
+        (BEGIN + b"a" + META + b" " * (2 << 20) + END, (413, "body-too-large")),
+        (BEGIN.replace(b'"file"', b'"other"') + b"a" + END, (422, "schema-violation")),
+        (BEGIN.replace(b'"a"', b'"../a"') + b"a" + END, (400, "invalid-path")),
+        (BEGIN.replace(b'; filename="a"', b"") + b"a" + END, (400, "invalid-path")),
+        (BEGIN.replace(b'"a"', b'"\xff"') + b"a" + END, (400, "invalid-format")),
+        (BEGIN.replace(b"\r\n\r\n", b"\r\nx: " + b"y" * 99_999 + b"\r\n\r\n") + b"a" + END, (400, "invalid-format")),
+    ],
+)
+def test_form_that_is_not_right_is_refused_and_nothing_is_stored(files: House, body: bytes, problem: tuple[int, str]):
+    answer = files.admin.post(FILES, content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
+
+    assert slug(answer) == problem
+    assert stored(files) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("application/json", (415, "unsupported-media-type")),
+        ("multipart/form-data", (400, "invalid-format")),
+        (f"multipart/form-data; boundary={'x' * 500}", (400, "invalid-format")),
+    ],
+)
+def test_body_that_is_no_form_is_refused(files: House, kind: str, problem: tuple[int, str]):
+    assert slug(files.admin.post(FILES, content=b"{}", headers={"Content-Type": kind})) == problem
+
+
+# Fetching
+
+
+def test_part_of_a_file_is_sent_as_asked_for(files: House):
+    file = made(put(files, "a.txt", b"0123456789"))
+
+    def asked(what: str) -> tuple[int, bytes, str | None]:
+        answer = data(files, file, headers={"Range": what})
+        return answer.status_code, answer.content, answer.headers.get("Content-Range")
+
+    assert asked("bytes=2-4") == (206, b"234", "bytes 2-4/10")
+    assert asked("bytes=7-") == (206, b"789", "bytes 7-9/10")
+    assert asked("bytes=-2") == (206, b"89", "bytes 8-9/10")
+    assert asked("bytes=0-0,2-2") == (200, b"0123456789", None)
+    assert asked("bytes=10-")[0] == 416
+
+
+def test_entity_tag_of_a_file_is_its_checksum(files: House):
+    file = made(put(files, "a.txt"))
+    tag = f'"{file["checksum"]}"'
+
+    head = files.admin.head(f"{FILES}/{file['checksum']}/data")
+
+    assert (head.status_code, head.content, head.headers["ETag"]) == (200, b"", tag)
+    assert (head.headers["Content-Length"], head.headers["Content-Type"]) == ("7", "text/plain; charset=utf-8")
+    assert data(files, file, headers={"If-None-Match": tag}).status_code == 304
+    assert data(files, file, headers={"Range": "bytes=0-1", "If-Range": tag}).status_code == 206
+    assert data(files, file, headers={"Range": "bytes=0-1", "If-Range": '"other"'}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("report 1.pdf", 'attachment; filename="report 1.pdf"'),
+        ('a"; filename="evil.exe', "attachment; filename=\"a_; filename=_evil.exe\"; filename*=UTF-8''a%22%3B%20"),
+        ("отчёт.pdf", "attachment; filename=\"_____.pdf\"; filename*=UTF-8''%D0%BE%D1%82%D1%87%D1%91%D1%82.pdf"),
+        ("a%22b.txt", "attachment; filename=\"a_22b.txt\"; filename*=UTF-8''a%2522b.txt"),
+        ("\u202egpj.exe", "attachment; filename=\"_gpj.exe\"; filename*=UTF-8''%E2%80%AEgpj.exe"),
+    ],
+)
+def test_hostile_names_stay_inside_their_header(files: House, name: str, header: str):
+    file = made(put(files, f"x/{name}"))
+
+    answer = data(files, file)
+
+    assert answer.headers["Content-Disposition"].startswith(header)
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_markup_is_sent_for_keeping_and_never_for_showing(files: House):
+    file = made(put(files, "a.html", b"<html><script>alert(1)</script>"))
+
+    assert data(files, file).headers["Content-Disposition"] == 'attachment; filename="a.html"'
+
+
+@pytest.mark.parametrize("path", [f"/{'0' * 64}", f"/{'0' * 64}/data", f"/{'0' * 64}/{'0' * 40}"])
+def test_what_is_not_there_is_not_found(files: House, path: str):
+    assert slug(files.admin.get(FILES + path)) == (404, "file-not-found")
+
+
+@pytest.mark.parametrize("path", ["/x", "/../config.yml", f"/{'0' * 64}/..%2f..%2fdata", f"/{'A' * 64}"])
+def test_what_is_no_checksum_reaches_no_file(files: House, path: str):
+    assert files.admin.get(FILES + path).status_code in (404, 422)
+
+
+# Listing
+
+
+def test_files_are_listed_by_page_prefix_and_path(files: House):
+    for path in ("a/1", "a/2", "a/я", "b%/1", "b/1"):
+        put(files, path)
+
+    def listed(query: str) -> list[str]:
+        found, cursor = [], ""
+        while True:
+            page = files.admin.get(f"{FILES}?limit=2{query}{cursor}").json()
+            found += [file["path"] for file in page["results"]]
+            if page["next"] is None:
+                return found
+            cursor = f"&cursor={page['next']}"
+
+    assert listed("") == ["a/1", "a/2", "a/я", "b%/1", "b/1"]
+    assert listed("&prefix=a%2F") == ["a/1", "a/2", "a/я"]
+    assert listed("&prefix=b%25") == ["b%/1"]
+    assert listed("&path=a%2F1") == ["a/1"]
+    assert listed("&path=a") == []
+
+
+def test_prefix_or_cursor_that_cannot_be_is_refused(files: House):
+    assert slug(files.admin.get(f"{FILES}?prefix=..%2F")) == (400, "invalid-path")
+    assert slug(files.admin.get(f"{FILES}?prefix=a%00")) == (400, "invalid-path")
+    assert slug(files.admin.get(f"{FILES}?cursor=xyz")) == (422, "schema-violation")
+
+
+def test_deleted_file_is_gone_and_its_content_stays_while_another_has_it(files: House):
+    one, other = made(put(files, "a")), made(put(files, "b"))
+
+    assert files.admin.delete(f"{FILES}/{one['checksum']}/{one['id']}").status_code == 204
+
+    assert slug(files.admin.delete(f"{FILES}/{one['checksum']}/{one['id']}")) == (404, "file-not-found")
+    assert files.admin.get(FILES).json()["results"] == [other]
+    assert data(files, other).content == b"content"
+    files.admin.delete(f"{FILES}/{other['checksum']}/{other['id']}")
+    assert slug(data(files, other)) == (404, "file-not-found")
+
+
+# Texts
+
+
+@pytest.mark.parametrize("content", ["Текст".encode(), "Ü".encode() * SMALL])
+def test_text_of_an_origin_is_kept_and_replaced(files: House, content: bytes):
+    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr:v1"
+
+    assert files.admin.put(place, content=b"first").json() == {"size": 5}
+    assert files.admin.put(place, content=content).json() == {"size": len(content)}
+
+    answer = files.admin.get(place)
+    assert (answer.content, answer.headers["Content-Type"]) == (content, "text/plain; charset=utf-8")
+    assert slug(files.admin.get(place[:-1] + "2")) == (404, "file-not-found")
+    assert not [path for path in stored(files) if "uploads" in path]
+
+
+def test_text_that_is_none_is_refused_and_the_former_stays(files: House):
+    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr"
+    files.admin.put(place, content=b"first")
+
+    assert slug(files.admin.put(place, content=b"a\xff")) == (422, "schema-violation")
+    assert slug(files.admin.put(place, content=b"a" * SMALL * 2 + b"\xc3")) == (422, "schema-violation")
+    assert slug(files.admin.put(place)) == (400, "empty-body")
+    assert slug(files.admin.put(f"{FILES}/{'0' * 64}/text/ocr", content=b"x")) == (404, "file-not-found")
+    assert files.admin.get(place).content == b"first"
+
+
+def test_same_key_keeps_a_text_once(files: House):
+    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr"
+    key = {"Idempotency-Key": "k"}
+
+    assert files.admin.put(place, content=b"first", headers=key).status_code == 200
+    files.admin.put(place, content=b"second")
+
+    assert files.admin.put(place, content=b"first", headers=key).json() == {"size": 5}
+    assert slug(files.admin.put(place, content=b"third", headers=key)) == (422, "idempotency-mismatch")
+    assert files.admin.get(place).content == b"second"
+
+
+# Entities
+
+
+def test_file_is_put_with_its_document_and_folders(files: House):
+    file = made(put(files, "a/b/report.pdf", b"%PDF-1.4", "&entity=true&origin=crawl"))
+
+    document = files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()
+    folder = files.admin.get(f"/v1/datasets/test/entities/{document['properties']['parent'][0]}").json()
+    root = files.admin.get(f"/v1/datasets/test/entities/{folder['properties']['parent'][0]}").json()
+
+    assert (document["schema"], document["caption"], document["origin"]) == ("Pages", "report.pdf", ["crawl"])
+    assert document["properties"]["contentHash"] == [hashlib.sha1(b"%PDF-1.4").hexdigest()]
+    assert (folder["schema"], folder["caption"], root["caption"]) == ("Folder", "b", "a")
+    assert "parent" not in root["properties"]
+
+
+def test_document_of_a_file_that_is_there_is_written_on_request(files: House):
+    file = made(put(files, "report.txt"))
+    place = f"{FILES}/{file['checksum']}/{file['id']}/entity"
+
+    written = files.admin.post(f"{place}?origin=later").json()
+
+    assert (written["id"], written["entities"], written["rejected"]) == (file["id"], 1, 0)
+    assert files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()["origin"] == ["later"]
+    assert slug(files.admin.post(f"{FILES}/{file['checksum']}/{'0' * 40}/entity")) == (404, "file-not-found")
+
+
+def test_every_write_is_in_the_audit_log(files: House):
+    file = made(put(files, "a"))
+    files.admin.put(f"{FILES}/{file['checksum']}/text/ocr", content=b"x")
+    files.admin.delete(f"{FILES}/{file['checksum']}/{file['id']}")
+
+    with files.services.database.read() as connection:
+        actions = connection.execute(text("SELECT action FROM audit ORDER BY id")).scalars().all()
+    assert actions[-3:] == ["put_file", "put_file_text", "delete_file"]

@@ -1,0 +1,213 @@
+"""Uploads in blocks over HTTP."""
+
+import hashlib
+import random
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.model.upload import Span, joined, missing
+from tests.faults.scene import ONE_DATABASE
+from tests.house import House
+
+FILES, UPLOADS = "/v1/datasets/test/files", "/v1/datasets/test/uploads"
+CONTENT = random.Random(2).randbytes(2_500_000)
+
+
+@pytest.fixture
+def files(house: House) -> House:
+    house.dataset("test")
+    return house
+
+
+def slug(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]
+
+
+def begin(house: House, **said: Any) -> str:
+    answer = house.admin.post(UPLOADS, {"length": len(CONTENT), "path": "a/b.bin", **said})
+    assert answer.status_code == 201, answer.text
+    return str(answer.headers["Location"])
+
+
+def block(house: House, place: str, start: int, end: int, **options: Any) -> Any:
+    return house.admin.put(f"{place}?offset={start}", content=CONTENT[start:end], **options)
+
+
+def uploading(house: House) -> list[str]:
+    return [entry.path for entry in house.services.store.list("test/uploads")]
+
+
+def test_blocks_in_any_order_become_the_file(files: House):
+    place = begin(files, checksum=hashlib.sha256(CONTENT).hexdigest(), origin="crawl", meta={"a": 1})
+
+    for start, end in ((2_000_000, 2_500_000), (0, 1_000_000), (1_000_000, 2_000_000)):
+        assert block(files, place, start, end).status_code == 200
+    answer = files.admin.post(f"{place}/commit?entity=true")
+
+    file = answer.json()
+    assert files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()["caption"] == "b.bin"
+    assert (answer.status_code, file["path"], file["origin"], file["meta"]) == (201, "a/b.bin", "crawl", {"a": 1})
+    assert files.admin.get(f"{FILES}/{file['checksum']}/data").content == CONTENT
+    assert files.admin.get(FILES).json()["results"] == [file]
+    assert uploading(files) == []
+
+
+@ONE_DATABASE
+def test_upload_tells_what_arrived_and_what_is_missing(files: House):
+    place = begin(files)
+    block(files, place, 0, 1000)
+    block(files, place, 1000, 2000)
+
+    shown = block(files, place, 5000, 6000).json()
+
+    assert shown == files.admin.get(place).json() | {"expires": shown["expires"]}
+    assert shown["committed"] == [{"start": 0, "end": 2000}, {"start": 5000, "end": 6000}]
+    assert shown["missing"] == [{"start": 2000, "end": 5000}, {"start": 6000, "end": len(CONTENT)}]
+    assert shown["file"] is None
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(("start", "end"), [(1000, 2000), (500, 1500), (1500, 2500), (0, 3000), (1999, 2000)])
+def test_block_that_overlaps_is_refused_and_leaves_the_rest_as_it_is(files: House, start: int, end: int):
+    place = begin(files)
+    before = block(files, place, 1000, 2000).json()
+
+    assert slug(block(files, place, start, end)) == (409, "overlapping-blocks")
+
+    assert files.admin.get(place).json()["committed"] == before["committed"]
+    assert len(uploading(files)) == 1
+
+
+@ONE_DATABASE
+def test_upload_with_holes_cannot_be_committed(files: House):
+    place = begin(files)
+    block(files, place, 1000, len(CONTENT))
+
+    refused = files.admin.post(f"{place}/commit")
+
+    assert slug(refused) == (409, "range-missing")
+    assert "0 to 1000" in refused.json()["detail"]
+    assert files.admin.get(FILES).json()["results"] == []
+    block(files, place, 0, 1000)
+    assert files.admin.post(f"{place}/commit").status_code == 201
+
+
+@ONE_DATABASE
+def test_block_beyond_the_end_or_without_bytes_is_refused(files: House):
+    place = begin(files, length=1000)
+
+    assert slug(block(files, place, 500, 1501)) == (413, "body-too-large")
+    assert slug(block(files, place, 1000, 1001)) == (413, "body-too-large")
+    assert slug(files.admin.put(f"{place}?offset=0")) == (400, "empty-body")
+    assert slug(files.admin.put(f"{place}?offset=-1", content=b"x")) == (422, "schema-violation")
+    assert uploading(files) == []
+
+
+@ONE_DATABASE
+def test_wrong_checksum_is_found_at_the_commit_and_nothing_is_stored(files: House):
+    place = begin(files, checksum="0" * 64)
+    block(files, place, 0, len(CONTENT))
+
+    assert slug(files.admin.post(f"{place}/commit")) == (422, "schema-violation")
+
+    assert files.admin.get(FILES).json()["results"] == []
+    assert files.admin.delete(place).status_code == 204
+    assert uploading(files) == []
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"path": "../a"}, (400, "invalid-path")),
+        ({"path": "/a"}, (400, "invalid-path")),
+        ({"path": ""}, (400, "invalid-path")),
+        ({"length": 0}, (422, "schema-violation")),
+        ({"length": 1 << 49}, (413, "body-too-large")),
+        ({"checksum": "x"}, (422, "schema-violation")),
+        ({"unknown": 1}, (422, "schema-violation")),
+    ],
+)
+def test_upload_that_cannot_be_is_not_begun(files: House, said: dict[str, Any], problem: tuple[int, str]):
+    assert slug(files.admin.post(UPLOADS, {"length": 10, "path": "a", **said})) == problem
+
+
+@ONE_DATABASE
+def test_upload_beyond_the_quota_is_not_begun(files: House):
+    tenant = files.tenant("small", test="write")
+    files.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": 10})
+
+    assert slug(tenant.post(UPLOADS, {"length": 11, "path": "a"})) == (429, "quota-exceeded")
+    assert tenant.post(UPLOADS, {"length": 10, "path": "a"}).status_code == 201
+
+
+@ONE_DATABASE
+def test_upload_is_its_tenants_own(files: House):
+    place = begin(files)
+    other = files.tenant("other", test="write")
+
+    assert slug(other.get(place)) == (404, "upload-not-found")
+    assert slug(other.put(f"{place}?offset=0", content=b"x")) == (404, "upload-not-found")
+    assert slug(other.post(f"{place}/commit")) == (404, "upload-not-found")
+    assert slug(other.delete(place)) == (404, "upload-not-found")
+
+
+@ONE_DATABASE
+def test_commit_again_answers_the_same_and_takes_no_more_blocks(files: House):
+    place = begin(files)
+    block(files, place, 0, len(CONTENT))
+    first = files.admin.post(f"{place}/commit").json()
+
+    assert files.admin.post(f"{place}/commit").json() == first
+    assert slug(block(files, place, 0, 10)) == (409, "overlapping-blocks")
+    assert files.admin.get(place).json()["file"] == first
+    assert files.admin.delete(place).status_code == 204
+    assert slug(files.admin.get(place)) == (404, "upload-not-found")
+    assert files.admin.get(f"{FILES}/{first['checksum']}/data").content == CONTENT
+
+
+@ONE_DATABASE
+def test_block_with_a_key_is_added_once(files: House):
+    place = begin(files)
+    key = {"Idempotency-Key": "block-1"}
+
+    first = block(files, place, 0, 1000, headers=key)
+
+    assert block(files, place, 0, 1000, headers=key).json() == first.json()
+    assert slug(block(files, place, 0, 999, headers=key)) == (422, "idempotency-mismatch")
+    assert slug(block(files, place, 0, 1000)) == (409, "overlapping-blocks")
+    assert len(uploading(files)) == 1
+
+
+def test_commits_at_once_make_one_file(files: House):
+    place = begin(files)
+    for start in range(0, len(CONTENT), 500_000):
+        block(files, place, start, start + 500_000)
+    told: list[Any] = []
+
+    threads = [threading.Thread(target=lambda: told.append(files.admin.post(f"{place}/commit"))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {answer.status_code for answer in told} == {201}
+    assert len({answer.json()["id"] for answer in told}) == 1
+    assert files.admin.get("/v1/whoami").json()["limits"]["used_bytes"] == len(CONTENT)
+    assert uploading(files) == []
+
+
+@given(st.sets(st.integers(0, 60)), st.integers(60, 80))
+def test_what_arrived_and_what_is_missing_are_all_there_is(cuts: set[int], length: int):
+    edges = sorted(cuts)
+    blocks = [Span(start, end) for start, end in zip(edges[::2], edges[1::2], strict=False)]
+
+    left = missing(blocks, length)
+
+    covered = sorted(byte for start, end in [*joined(blocks), *left] for byte in range(start, end))
+    assert covered == list(range(length))
+    assert joined(left) == left

@@ -1,0 +1,105 @@
+"""Files from the command line: put, listed, fetched, removed."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Tarn
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with files in it, some below others."""
+    (tmp_path / "scans" / "deep").mkdir(parents=True)
+    (tmp_path / "scans" / "b.txt").write_text("second")
+    (tmp_path / "scans" / "a.txt").write_text("first")
+    (tmp_path / "scans" / "deep" / "報告.pdf").write_bytes(b"%PDF-1.4 \x00\xff")
+    return tmp_path / "scans"
+
+
+def listed(tarn: Tarn, *args: str) -> list[str]:
+    return [file["path"] for file in tarn.json("files", "ls", *args)]
+
+
+def test_folder_is_put_with_all_below_it(tarn: Tarn, dataset: str, folder: Path):
+    done = tarn("files", "put", dataset, str(folder), "--prefix", "2024/", "--origin", "scan", "--entity")
+
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "path",
+        "2024/a.txt",
+        "2024/b.txt",
+        "2024/deep/報告.pdf",
+    ]
+    assert listed(tarn, dataset) == ["2024/a.txt", "2024/b.txt", "2024/deep/報告.pdf"]
+    assert listed(tarn, dataset, "2024/d") == ["2024/deep/報告.pdf"]
+    assert listed(tarn, dataset, "--limit", "1") == ["2024/a.txt"]
+    entities = tarn("entities", "query", dataset, "--schemata", "Document").stdout
+    assert (entities.count('"Folder"'), entities.count('"Pages"'), entities.count('"PlainText"')) == (2, 1, 2)
+
+
+def test_file_is_fetched_by_path_and_by_checksum(tarn: Tarn, dataset: str, folder: Path, tmp_path: Path):
+    tarn("files", "put", dataset, str(folder))
+    checksum = hashlib.sha256(b"first").hexdigest()
+
+    assert tarn("files", "get", dataset, "a.txt").stdout == "first"
+    assert tarn("files", "get", dataset, checksum).stdout == "first"
+    tarn("files", "get", dataset, "deep/報告.pdf", "-o", str(tmp_path / "out.pdf"))
+
+    assert (tmp_path / "out.pdf").read_bytes() == b"%PDF-1.4 \x00\xff"
+
+
+def test_path_that_was_put_twice_is_fetched_as_it_was_put_last(tarn: Tarn, dataset: str):
+    tarn("files", "put", dataset, "-", "--path", "a/b.txt", stdin="one")
+    tarn("files", "put", dataset, "-", "--path", "a/b.txt", stdin="two")
+
+    assert tarn("files", "get", dataset, "a/b.txt").stdout == "two"
+    assert len(listed(tarn, dataset)) == 2
+
+
+def test_wrong_checksum_and_bad_path_are_the_servers_problem(tarn: Tarn, dataset: str):
+    wrong = tarn("files", "put", dataset, "-", "--path", "a", "--checksum", "0" * 64, code=1, stdin="one")
+    bad = tarn("files", "put", dataset, "-", "--path", "../a", code=1, stdin="one")
+
+    assert "(schema-violation)" in wrong.stderr
+    assert "(invalid-path)" in bad.stderr
+    assert listed(tarn, dataset) == []
+
+
+def test_what_is_put_before_a_failure_is_told(tarn: Tarn, dataset: str, folder: Path):
+    (folder / "a0.txt").touch()
+
+    failed = tarn("files", "put", dataset, str(folder), code=1)
+
+    assert "1 files are put, and the others are not" in failed.stderr
+    assert "(empty-body)" in failed.stderr
+    assert listed(tarn, dataset) == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("put", "-"),
+        ("put", "/nowhere"),
+        ("put", "a", "b", "--path", "x"),
+        ("get", "nothing"),
+        ("rm", "nothing"),
+        ("rm", "-r", "nothing"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_happens(tarn: Tarn, dataset: str, args: tuple[str, ...]):
+    command, *rest = args
+
+    assert tarn("files", command, dataset, *rest, code=2).stderr.startswith("tarn: ")
+
+
+def test_files_are_removed_by_path_and_by_folder(tarn: Tarn, dataset: str, folder: Path):
+    tarn("files", "put", dataset, str(folder))
+    tarn("files", "put", dataset, str(folder), "--prefix", "deeper")
+
+    assert tarn.json("files", "rm", dataset, "a.txt", "b.txt") == {"files": 2}
+    refused = tarn("files", "rm", dataset, "-r", "deeper", code=2, stdin="")
+    assert "give --yes" in refused.stderr
+    assert tarn.json("files", "rm", dataset, "-r", "deeper", "--yes") == {"files": 3}
+
+    assert listed(tarn, dataset) == ["deep/報告.pdf"]
