@@ -88,6 +88,10 @@ def _scheme(uri: str) -> str:
     """The scheme of an address, empty for a path. Raises SchemaViolation for one that is not fetched."""
     if len(uri) > LONGEST:
         raise refused(f"the address is longer than {LONGEST} characters")
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        raise refused("the address is not well formed") from None
     found = SCHEME.match(uri)
     scheme = found[1].lower() if found else ""
     if scheme not in {"", "file", *PORTS, *SCHEMES}:

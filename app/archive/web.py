@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.message import Message
-from email.utils import collapse_rfc2231_value
 from functools import cached_property
 from typing import Any
+from urllib.parse import unquote
 
 import httpcore
 import httpx
@@ -33,6 +32,9 @@ GONE = frozenset({404, 410})
 BUSY = frozenset({408, 425, 429})
 TRIED = 4
 """Addresses of one host that are tried; all of them are checked."""
+PLAIN_NAME = re.compile(r""";\s*+filename=("(?:[^"\\]|\\.)*+"|[^";\s]*+)""", re.IGNORECASE)
+ENCODED_NAME = re.compile(r";\s*+filename\*=(utf-8|iso-8859-1)'[^';]*+'([^;\s]*+)", re.IGNORECASE)
+"""Read by ourselves: the standard library's parser fails on some headers."""
 MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 
 
@@ -223,16 +225,21 @@ class Exchange:
 
     def _name(self) -> str | None:
         """What the server calls the file, or the end of its URL."""
-        message = Message()
-        message["Content-Disposition"] = self._headers.get(b"content-disposition", b"").decode(errors="replace")
-        given = message.get_params([], "Content-Disposition")
-        # The encoded form comes last, and is the better one where there are two.
-        names = [collapse_rfc2231_value(value) for key, value in given if key == "filename"]
-        return (names[-1] if names else None) or self._url.name or None
+        return file_name(self._headers.get(b"content-disposition", b"")) or self._url.name or None
 
     def _media_type(self) -> str | None:
         given = self._headers.get(b"content-type", b"").decode(errors="replace").partition(";")[0].strip().lower()
         return given if MEDIA_TYPE.fullmatch(given) else None
+
+
+def file_name(disposition: bytes) -> str | None:
+    """The name that a `Content-Disposition` gives, if any: the encoded one where there are two (RFC 6266)."""
+    text = disposition.decode(errors="replace")
+    if found := ENCODED_NAME.search(text):
+        return unquote(found[2], found[1].lower())
+    if found := PLAIN_NAME.search(text):
+        return re.sub(r"\\(.)", r"\1", found[1][1:-1]) if found[1].startswith('"') else found[1]
+    return None
 
 
 @contextmanager
