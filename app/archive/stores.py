@@ -44,6 +44,8 @@ class SourceStores:
     def open(self, uri: str) -> Source:
         """Raises SchemaViolation, FileNotFound, BodyTooLarge, Unavailable."""
         store, key = self._place(uri)
+        if not key:
+            raise refused("it is a folder")
         try:
             entry, chunks = store.open(key)
         except Missing:
@@ -68,7 +70,7 @@ class SourceStores:
             key = uri.removeprefix(top)
             if key == "" or (key != uri and key.startswith("/")):
                 key = key[1:]
-                if key and not all(segment not in ("", ".", "..") for segment in key.split("/")):
+                if key and not {"", ".", ".."}.isdisjoint(key.split("/")):
                     raise refused("the key has an empty segment, . or .. in it")
                 return store, key
         raise refused("object stores are fetched from only where the operator opened them")

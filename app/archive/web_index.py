@@ -18,8 +18,8 @@ TAG = re.compile(
     r"""<a\s(?:[^<>"']|"[^"<]{0,4096}+"|'[^'<]{0,4096}+'){0,4096}+>""",
     re.IGNORECASE,
 )
-"""A link's opening tag, which is all that the parser gets to see: given a whole page that was made for it, it takes 45 s
-for 64 KB. Nothing here goes back over what it has passed, or beyond the next tag."""
+"""A link's opening tag, which is all that the parser gets to see: for 64 KB that were made for it, it takes 45 seconds.
+Nothing here goes back over what it has passed, or beyond the next tag."""
 HTML = frozenset({"text/html", "application/xhtml+xml"})
 
 

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -46,10 +46,8 @@ def canary() -> Iterator[Canary]:
         first = stack.enter_context(listening())
         listeners = [first]
         if socket.has_ipv6:
-            try:
+            with suppress(OSError):
                 listeners.append(stack.enter_context(listening("::1", first.getsockname()[1])))
-            except OSError:
-                pass
         canary = Canary(tuple(listeners))
         yield canary
         assert not canary.touched()

@@ -113,7 +113,8 @@ def test_file_larger_than_the_limit_is_refused_unread(fetcher_of: FetcherOf, roo
 @pytest.mark.parametrize(
     "target",
     [
-        "../secret.txt", "{above}/secret.txt", "../drop/../secret.txt", "inner/../../secret.txt", "{root}/../secret.txt",
+        "../secret.txt", "{above}/secret.txt", "../drop/../secret.txt", "inner/../../secret.txt",
+        "{root}/../secret.txt",
         "/etc/passwd", "/proc/self/root/etc/passwd", "/", "..", "inner/up/secret.txt", "twice",
     ],
 )  # fmt: skip
@@ -173,7 +174,7 @@ def test_link_put_in_after_the_check_is_not_followed(
             place.symlink_to(secret)
         return found
 
-    monkeypatch.setattr(local.os, "stat", look_and_lose)
+    monkeypatch.setattr(os, "stat", look_and_lose)
 
     with pytest.raises(TarnError):
         fetcher.open(str(path))
@@ -199,7 +200,7 @@ def test_pipe_put_in_after_the_check_is_refused_too(fetcher: Fetcher, root: Path
             os.mkfifo(path)
         return opening(name, *arguments, **options)
 
-    monkeypatch.setattr(local.os, "open", swap_and_open)
+    monkeypatch.setattr(os, "open", swap_and_open)
 
     assert refusal(fetcher, path) == "it is no regular file"
 
@@ -221,7 +222,7 @@ def changes(fetcher: Fetcher, path: Path, change) -> None:
         next(chunks)
         change()
         with pytest.raises(SourceFailed):
-            [*chunks]
+            b"".join(chunks)
 
 
 def test_file_that_grows_while_it_is_read_is_a_failure(fetcher: Fetcher, root: Path):

@@ -12,7 +12,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.archive.fetch import Fetcher
@@ -23,6 +23,7 @@ from app.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed
 from tests.archive.conftest import FetcherOf
 from tests.archive.web import Canary, Scripted, answer, listening, redirect, scripted
 
+UNHURRIED = settings(deadline=None)
 MIB = 1 << 20
 BOMB = gzip.compress(bytes(64 * MIB))
 
@@ -94,6 +95,7 @@ def test_name_is_the_servers_if_it_is_one(fetcher: Fetcher, server: Scripted, di
         assert source.name == name
 
 
+@UNHURRIED
 @given(st.binary(max_size=80) | st.from_regex(rb"\A(; ?filename(\*[0-9]?\*?)?=[a-z0-9%';\"-]{0,20}){1,3}\Z"))
 def test_name_can_be_had_from_any_header(disposition: bytes):
     name = file_name(b"attachment" + disposition)
@@ -143,7 +145,8 @@ def test_fetcher_means_the_same_in_another_process(fetcher_of: FetcherOf, server
     ("uri", "reason"),
     [
         ("gopher://files.test/", "only http"), ("ftp://files.test/", "only http"), ("data:text/plain,x", "only http"),
-        ("jar:http://files.test/!/x", "only http"), ("javascript:1", "only http"), ("dict://files.test:1/", "only http"),
+        ("jar:http://files.test/!/x", "only http"), ("javascript:1", "only http"),
+        ("dict://files.test:1/", "only http"),
         ("ldap://files.test/", "only http"), ("unix:/run/x.sock", "only http"), ("ws://files.test/", "only http"),
         ("tftp://files.test/x", "only http"), ("netdoc:///etc/passwd", "only http"), ("php://filter", "only http"),
         ("view-source:http://files.test", "only http"), ("urn:x:y", "only http"), ("localhost:80", "only http"),
@@ -151,13 +154,17 @@ def test_fetcher_means_the_same_in_another_process(fetcher_of: FetcherOf, server
         ("http://@files.test/", "credentials"), ("http://files.test@canary.test/", "credentials"),
         ("http://files.test:80@canary.test/", "credentials"), ("http://me%40x@files.test/", "credentials"),
         ("http://files.test\\@canary.test/", "backslash"), ("http:\\\\canary.test\\", "backslash"),
-        ("http://files.test/\r\nX: y", "control"), ("http://files.test/\x00", "control"), ("http://fi\tles.test/", "control"),
+        ("http://files.test/\r\nX: y", "control"), ("http://files.test/\x00", "control"),
+        ("http://fi\tles.test/", "control"),
         ("http://files.test/a b", "space"), (" http://files.test/", "absolute"), ("http://files.test /", "space"),
-        ("http://files.test/\u2028", "control"), ("http://files.test:0/", "port 0"), ("http://files.test:65536/", "formed"),
-        ("http://files.test:-1/", "formed"), ("http://files.test:8x/", "formed"), ("http://files.test:\u0661/", "formed"),
+        ("http://files.test/\u2028", "control"), ("http://files.test:0/", "port 0"),
+        ("http://files.test:65536/", "formed"),
+        ("http://files.test:-1/", "formed"), ("http://files.test:8x/", "formed"),
+        ("http://files.test:\u0661/", "formed"),
         ("http:///x", "no host"), ("http://", "no host"), ("http:/x", "no host"), ("http:x", "no host"),
         ("http://:80/", "no host"), ("http://?x", "no host"), ("http://#x", "no host"), ("http://[::1/", "formed"),
-        ("http://files.test/\udc80", "formed"), ("http://fi\u2100les.test/", "formed"), ("http://a,b/", "no valid name"),
+        ("http://files.test/\udc80", "formed"), ("http://fi\u2100les.test/", "formed"),
+        ("http://a,b/", "no valid name"),
         ("http://files.test/" + "a" * 8192, "longer"), ("", "absolute"), ("files.test/x", "absolute"),
         ("//files.test/x", "absolute"), ("./x", "absolute"),
     ],
@@ -166,6 +173,7 @@ def test_uri_that_is_not_plain_is_refused(fetcher: Fetcher, uri: str, reason: st
     assert reason in refusal(fetcher, uri)
 
 
+@UNHURRIED
 @given(st.text(max_size=60).map(lambda text: f"http://{text}") | st.from_regex(r"\Ahttps?://[!-~]{1,40}\Z"))
 def test_url_is_refused_or_read_in_one_way(written: str):
     try:
@@ -206,7 +214,7 @@ def test_redirect_to_where_nobody_may_go_is_refused_and_not_followed(
     names = {"files.test": ["127.0.0.1"], "canary.test": ["127.0.0.1"], "localhost": ["127.0.0.1", "::1"]}
     server.scripts["/x"] = redirect(location.format(port=canary.port))
 
-    assert refusal(fetcher_of(resolve=lambda host, port: names[host]), address(server, "/x"))
+    assert refusal(fetcher_of(resolve=lambda host, _: names[host]), address(server, "/x"))
     assert len(server.requests) == 1
     assert not canary.touched()
 
@@ -235,7 +243,7 @@ def test_name_is_resolved_once_and_the_connection_goes_where_it_was_checked(fetc
     with scripted("127.0.0.2") as server, listening("127.0.0.1", server.port) as listener:
         canary = Canary((listener,))
         server.scripts["/x"] = answer(b"1")
-        fetcher = fetcher_of(resolve=lambda host, port: next(answers), fetch_private_hosts=("127.0.0.2",))
+        fetcher = fetcher_of(resolve=lambda *_: next(answers), fetch_private_hosts=("127.0.0.2",))
 
         assert read(fetcher.open(address(server, "/x", "rebind.test"))) == b"1"
         assert [*answers] == [["127.0.0.1"]]
@@ -247,7 +255,7 @@ def test_name_is_checked_anew_after_a_redirect_to_itself(fetcher_of: FetcherOf):
     with scripted("127.0.0.2") as server, listening("127.0.0.1", server.port) as listener:
         canary = Canary((listener,))
         server.scripts["/x"] = redirect("/y")
-        fetcher = fetcher_of(resolve=lambda host, port: next(answers), fetch_private_hosts=("127.0.0.2",))
+        fetcher = fetcher_of(resolve=lambda *_: next(answers), fetch_private_hosts=("127.0.0.2",))
 
         assert "not at a public address" in refusal(fetcher, address(server, "/x", "rebind.test"))
         assert len(server.requests) == 1
@@ -257,7 +265,7 @@ def test_name_is_checked_anew_after_a_redirect_to_itself(fetcher_of: FetcherOf):
 def test_next_address_is_tried_if_nobody_listens_at_the_first(fetcher_of: FetcherOf):
     with scripted("127.0.0.2") as server:
         server.scripts["/x"] = answer(b"1")
-        fetcher = fetcher_of(resolve=lambda host, port: ["127.0.0.3", "127.0.0.2"])
+        fetcher = fetcher_of(resolve=lambda *_: ["127.0.0.3", "127.0.0.2"])
 
         assert read(fetcher.open(address(server, "/x"))) == b"1"
 
@@ -309,7 +317,7 @@ def asked_for() -> list[str | None]:
 def secure(certificates: tuple[Path, Path], asked_for: list[str | None]) -> Iterator[Scripted]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates[1])
-    context.sni_callback = lambda connection, name, context: asked_for.append(name)
+    context.sni_callback = lambda _, name, __: asked_for.append(name)
     with scripted(tls=context) as server:
         server.scripts["/x"] = answer(b"sealed")
         yield server
@@ -318,9 +326,7 @@ def secure(certificates: tuple[Path, Path], asked_for: list[str | None]) -> Iter
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch, certificates: tuple[Path, Path], fetcher_of: FetcherOf) -> Fetcher:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificates[0]))
-    return fetcher_of(
-        fetch_private_hosts=("files.test", "other.test", "127.0.0.1"), resolve=lambda host, port: ["127.0.0.1"]
-    )
+    return fetcher_of(fetch_private_hosts=("files.test", "other.test", "127.0.0.1"), resolve=lambda *_: ["127.0.0.1"])
 
 
 def test_certificate_is_verified_for_the_name_though_the_address_is_pinned(
@@ -362,7 +368,8 @@ def test_redirect_from_https_to_http_is_refused(trusting: Fetcher, secure: Scrip
     ("status", "error"),
     [
         ("404 Not Found", FileNotFound), ("410 Gone", FileNotFound), ("401 Unauthorized", SchemaViolation),
-        ("403 Forbidden", SchemaViolation), ("204 No Content", SchemaViolation), ("206 Partial Content", SchemaViolation),
+        ("403 Forbidden", SchemaViolation), ("204 No Content", SchemaViolation),
+        ("206 Partial Content", SchemaViolation),
         ("300 Choices", SchemaViolation), ("304 Not Modified", SchemaViolation), ("408 Timeout", SourceFailed),
         ("429 Too Many", SourceFailed), ("500 Internal", SourceFailed), ("503 Unavailable", SourceFailed),
     ],
