@@ -106,6 +106,8 @@ def _descend(root: Path, parts: tuple[str, ...]) -> int:
                 opened.append(os.open(part, FOLDER, dir_fd=opened[-1]))
             elif ahead:
                 raise NotADirectoryError
+            elif not stat.S_ISREG(mode):  # opening a device may do something
+                raise refused("it is no regular file")
             else:
                 opened.append(_regular(part, opened[-1]))
         return opened.pop()
@@ -123,9 +125,7 @@ def _below(root: Path, target: PurePosixPath) -> PurePosixPath:
 
 
 def _regular(name: str, folder: int) -> int:
-    """Looked at before it is opened, as opening a device may do something, and after, as it may be another by then."""
-    if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-        raise refused("it is no regular file")
+    """A descriptor of a file that was a regular one a moment ago. Raises OSError, or SchemaViolation if it is not."""
     descriptor = os.open(name, FILE, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -25,7 +25,8 @@ HTML = frozenset({"text/html", "application/xhtml+xml"})
 
 @dataclass
 class WebIndex:
-    """One listing. A link that ends with a slash is a page of its own, any other is a file."""
+    """One listing. A link that ends with a slash is a page of its own, read once. Any other is a file, and found on
+    every page that links to it."""
 
     web: Web
     choice: Choice

@@ -28,7 +28,7 @@ def test_listing_gives_files_of_all_pages_with_what_fetches_them(fetcher: Fetche
     server.scripts |= {
         "/data/": page("?C=N;O=D", "/", "../", "a.txt", "b/", "a.txt", "für mich.pdf", "#top", "./c%20d.txt"),
         "/data/b/": page("../", "/data/", "/data/b/e.txt", "f/", f"{top}b/g.txt"),
-        "/data/b/f/": page("../../", "h"),
+        "/data/b/f/": page("../../", "../", "h"),
         "/data/b/f/h": answer(b"deep"),
     }
 
