@@ -261,6 +261,13 @@ def _queried_path(request: Request, text: str) -> FilePath:
     return checked_path(text)
 
 
+async def write_document(house: Services, caller: Caller, dataset: Dataset, file: ArchiveFile) -> None:
+    """Write the Document entity of a file, and its folders, under its origin. Raises Backpressure, QuotaExceeded."""
+    events = _events(house, dataset, file, file.origin)
+    batch = Batch(dataset, caller.identity.tenant, caller.act, file.origin)
+    await asyncio.wrap_future(house.writer.submit(batch, events))
+
+
 async def _staged(
     house: Services, dataset: Dataset, request: Request, said: NewFile, pieces: AsyncIterator[bytes]
 ) -> Staged:
@@ -284,9 +291,7 @@ async def _committed(
     once = _once(request, key, staged)
     file = ArchiveFile.model_validate(await run_in_threadpool(_answered, house, caller, once, staged, put))
     if entity:
-        events = _events(house, dataset, file, file.origin)
-        batch = Batch(dataset, caller.identity.tenant, caller.act, file.origin)
-        await asyncio.wrap_future(house.writer.submit(batch, events))
+        await write_document(house, caller, dataset, file)
     place = f"/v1/datasets/{dataset.name}/files/{file.checksum}/{file.id}"
     return Response(file.model_dump_json(), 201, {"Location": place}, "application/json")
 

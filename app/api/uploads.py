@@ -4,11 +4,12 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from app.api.access import CallerDep, DatasetDep
 from app.api.bodies import LIMIT
 from app.api.feeding import fed
-from app.api.files import OCTETS, bytes_body, checked_path
+from app.api.files import OCTETS, EntityParam, bytes_body, checked_path, write_document
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader
 from app.api.problems import raises
@@ -17,6 +18,7 @@ from app.api.services import Services, ServicesDep
 from app.archive.uploads import Uploads
 from app.db.answers import Once
 from app.errors import (
+    Backpressure,
     BodyTooLarge,
     InvalidPath,
     OverlappingBlocks,
@@ -69,14 +71,22 @@ async def put_upload_block(
     return await fed(request.stream(), lambda chunks: add(dataset, tenant, upload, offset, chunks, once))
 
 
-@routes.post("/{upload}/commit", status_code=201, responses=raises(UploadNotFound, RangeMissing, QuotaExceeded))
-def commit_upload(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam) -> ArchiveFile:
+@routes.post(
+    "/{upload}/commit", status_code=201, responses=raises(UploadNotFound, RangeMissing, QuotaExceeded, Backpressure)
+)
+async def commit_upload(
+    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam, entity: EntityParam = False
+) -> ArchiveFile:
     """Make a file of the blocks. Done again, it answers the same."""
 
     def recorded(connection: Connection, file: ArchiveFile) -> None:
         caller.act.done(connection, target=f"files/{file.checksum}/{file.id}", size=file.size)
 
-    return _uploads(house).commit(dataset, caller.identity.tenant, upload, recorded)
+    commit = _uploads(house).commit
+    file = await run_in_threadpool(commit, dataset, caller.identity.tenant, upload, recorded)
+    if entity:
+        await write_document(house, caller, dataset, file)
+    return file
 
 
 @routes.delete("/{upload}", status_code=204, responses=raises(UploadNotFound))

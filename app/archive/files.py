@@ -214,32 +214,32 @@ class Archive:
             log.warning("a put that failed is still announced", dataset=dataset.name, problem=error.slug)
 
     def _written(self, dataset: Dataset, staged: Sequence[Staged], wanted: Sequence[ArchiveFile]) -> list[ArchiveFile]:
-        """Blobs and records put where they belong; the records that are there now."""
+        """Blobs and records put where they belong; the records that are there now.
 
-        def write(pair: tuple[Staged, ArchiveFile]) -> ArchiveFile:
-            self._put_blob(dataset, pair[0])
+        All are written before the first of them is synced, which costs a disk not much more than one. No record is
+        written before its blob is safe, and what others have put is not taken for safe.
+        """
+        with ThreadPoolExecutor(min(WRITERS, len(staged)), thread_name_prefix="archive") as pool:
+            self._store.sync(pool.map(lambda one: self._put_blob(dataset, one), staged))
             self._reached("placed")
-            return self._put_record(dataset, pair[1])
+            found = list(pool.map(lambda file: self._put_record(dataset, file), wanted))
+            self._store.sync(dataset.layout.file_record(file.checksum, file.id) for file in found)
+        return found
 
-        pairs = list(zip(staged, wanted, strict=True))
-        if len(pairs) == 1:
-            return [write(pairs[0])]
-        with ThreadPoolExecutor(WRITERS, thread_name_prefix="archive") as pool:
-            return list(pool.map(write, pairs))
-
-    def _put_blob(self, dataset: Dataset, staged: Staged) -> None:
+    def _put_blob(self, dataset: Dataset, staged: Staged) -> str:
         target = dataset.layout.blob_data(staged.checksum)
         with suppress(PathExists):
             if staged.data is not None:
-                self._store.put_new(target, staged.data)
+                self._store.place(target, staged.data)
             elif self._store.head(target) is None:
                 assert staged.place is not None
-                self._store.copy_new(staged.place, target)
+                self._store.place_copy(staged.place, target)
+        return target
 
     def _put_record(self, dataset: Dataset, wanted: ArchiveFile) -> ArchiveFile:
         path = dataset.layout.file_record(wanted.checksum, wanted.id)
         try:
-            self._store.put_new(path, wanted.to_json())
+            self._store.place(path, wanted.to_json())
         except PathExists:
             if (found := self._record_at(path)) is not None:
                 return found

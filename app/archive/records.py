@@ -6,7 +6,7 @@ that collect or delete, hold the lock of the checksum: each sees what the one be
 overtaken, by a collector after it expired or by somebody who deleted the file, and begins again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ INDEXED = 255
 
 
 SOME = 500
-"""Announcements that are looked at between two others."""
+"""Rows that are read at once, where there may be many."""
 
 
 class Announced(NamedTuple):
@@ -82,6 +82,17 @@ def get(connection: Connection, dataset: Dataset, checksum: Checksum, file_id: F
     if row is None:
         raise FileNotFound(f"{dataset.name!r} has no file {file_id!r} with the checksum {checksum}")
     return _file(row)
+
+
+def find(connection: Connection, dataset: Dataset, file_id: FileId) -> ArchiveFile | None:
+    row = connection.execute(_of(dataset).where(files.c.id == file_id)).first()
+    return None if row is None else _file(row)
+
+
+def between(connection: Connection, dataset: Dataset, after: Checksum, last: Checksum) -> Iterator[ArchiveFile]:
+    """Files whose contents' checksums are greater than one, and not greater than another, in their order."""
+    query = _of(dataset).where(files.c.checksum > after, files.c.checksum <= last).order_by(files.c.checksum)
+    return map(_file, connection.execute(query, execution_options={"yield_per": SOME}))
 
 
 def first_of(connection: Connection, dataset: Dataset, checksum: Checksum) -> ArchiveFile:
@@ -163,6 +174,12 @@ def record(connection: Connection, dataset: Dataset, announced: str, file: Archi
     else:
         connection.execute(insert(files).values(_row(dataset, file)))
     return True
+
+
+def add(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
+    """Record a file that the archive has, though nobody announced it; it counts, whatever the quota is."""
+    connection.execute(insert(files).values(_row(dataset, file)))
+    limits.give_back(connection, file.tenant, size=-file.size)
 
 
 def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[Announced]:

@@ -9,6 +9,7 @@
 | counts of the journal's head         | its batches                                                        |
 | the configuration                    | the newest former one of the same dataset                          |
 | mirrors of refs and head             | SQL                                                                |
+| the index of the archive             | its records; a record that is lost is put again from the index     |
 
 Nothing else is: rows, data files and Delta logs are not made up. What is written over is kept below `versions/`.
 """
@@ -19,6 +20,7 @@ import orjson
 import structlog
 from sqlalchemy import insert, select, update
 
+from app.archive import checks as archive_checks
 from app.db.engine import Database
 from app.db.tables import journal_head, snapshot_heads, snapshots
 from app.db.upsert import upsert
@@ -44,6 +46,7 @@ log = structlog.get_logger(__name__)
 
 CONFIG = {FindingKind.CONFIG_MISSING, FindingKind.CONFIG_INVALID, FindingKind.CONFIG_FOREIGN}
 RECORDS = {FindingKind.RECORD_MISSING, FindingKind.RECORD_WRONG, FindingKind.HEAD_WRONG, FindingKind.EXPIRY_WRONG}
+FILES = {FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING}
 MANIFESTS = {FindingKind.MANIFEST_MISSING, FindingKind.MANIFEST_INVALID, FindingKind.MANIFEST_FOREIGN}
 
 
@@ -73,6 +76,8 @@ def repair(
         Publisher(database, store, settings, owner).recover(dataset)
     if FindingKind.JOURNAL_MISCOUNTED in kinds:
         _recount(database, dataset)
+    if kinds & FILES:
+        archive_checks.mend(database, store, dataset, report)
     if FindingKind.HINT_WRONG in kinds:
         _show(database, store, dataset)
 

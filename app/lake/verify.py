@@ -9,6 +9,7 @@ after them.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from app.archive import checks as archive_checks
 from app.db.engine import Database
 from app.lake import delta_checks, document_checks, file_checks, journal_checks, repair, row_checks
 from app.lake.datasets import Dataset
@@ -97,6 +98,7 @@ def _look(database: Database, store: Store, settings: Settings, dataset: Dataset
             if rows.check_files(database, head, broken, found, report):
                 report(None)
                 rows.check_fold(database, head, found)
+    archive_checks.check(database, store, dataset, found, report)
     document_checks.check_hints(database, store, dataset, state, found)
     return Looked(seen.snapshots, len(seen.named.files), seen.named.size, found)
 

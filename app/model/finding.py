@@ -52,6 +52,12 @@ class FindingKind(StrEnum):
     JOURNAL_ROWS = "journal-rows"
     COMMIT_NUMBERS = "commit-numbers"
 
+    # The archive
+    FILE_UNRECORDED = "file-unrecorded"
+    FILE_RECORD_MISSING = "file-record-missing"
+    BLOB_MISSING = "blob-missing"
+    BLOB_SIZE = "blob-size"
+
     # Documents
     CONFIG_MISSING = "config-missing"
     CONFIG_INVALID = "config-invalid"

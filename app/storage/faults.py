@@ -167,6 +167,10 @@ class FaultyStore(Store):
         with self._call("put_new", path):
             self._inner.put_new(path, data)
 
+    def place(self, path: str, data: bytes) -> None:
+        with self._call("place", path):
+            self._inner.place(path, data)
+
     def put_stream(self, path: str, chunks: Iterable[bytes]) -> int:
         with self._call("put_stream", path):
             return self._inner.put_stream(path, chunks)
@@ -178,6 +182,10 @@ class FaultyStore(Store):
     def copy_new(self, source: str, target: str) -> None:
         with self._call("copy_new", target):
             self._inner.copy_new(source, target)
+
+    def place_copy(self, source: str, target: str) -> None:
+        with self._call("place_copy", target):
+            self._inner.place_copy(source, target)
 
     def delete(self, paths: Iterable[str]) -> None:
         named = [*paths]

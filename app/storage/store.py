@@ -158,6 +158,11 @@ class Store:
         with self._writing(path):
             self._objects.put(path, data, mode="create")
 
+    def place(self, path: str, data: bytes) -> None:
+        """Put an object only if nothing is there, as `put_new` does; it may be lost until `sync` has returned."""
+        with self._writing(path, durable=False):
+            self._objects.put(path, data, mode="create")
+
     def put_stream(self, path: str, chunks: Iterable[bytes]) -> int:
         """Put an object from chunks, in bounded memory, and return its size. If `chunks` raises, nothing was put."""
 
@@ -178,7 +183,11 @@ class Store:
         """
         self._copy(source, target, overwrite=False)
 
-    def _copy(self, source: str, target: str, *, overwrite: bool) -> None:
+    def place_copy(self, source: str, target: str) -> None:
+        """Copy an object as `copy_new` does; the copy may be lost until `sync` has returned."""
+        self._copy(source, target, overwrite=False, durable=False)
+
+    def _copy(self, source: str, target: str, *, overwrite: bool, durable: bool = True) -> None:
         if self.connection.scheme == "s3":
             found = self.head(source)
             if found and found.size > LARGEST_COPY:
@@ -186,7 +195,7 @@ class Store:
                     raise PathExists(f"{target} exists")
                 self.put_stream(target, self.stream(source))
                 return
-        with self._writing(target, source):
+        with self._writing(target, source, durable):
             self._objects.copy(source, target, overwrite=overwrite)
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -215,7 +224,7 @@ class Store:
                 self._disk.remove_unfinished(prefix, before)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Make durable what another library wrote at these paths; elsewhere than on a disk it is so already."""
+        """Make durable what was written at these paths, by whomever; elsewhere than on a disk it is so already."""
         if self._disk:
             with translated("", self.connection):
                 self._disk.sync(paths)

@@ -46,9 +46,10 @@ def test_blocks_in_any_order_become_the_file(files: House):
 
     for start, end in ((2_000_000, 2_500_000), (0, 1_000_000), (1_000_000, 2_000_000)):
         assert block(files, place, start, end).status_code == 200
-    answer = files.admin.post(f"{place}/commit")
+    answer = files.admin.post(f"{place}/commit?entity=true")
 
     file = answer.json()
+    assert files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()["caption"] == "b.bin"
     assert (answer.status_code, file["path"], file["origin"], file["meta"]) == (201, "a/b.bin", "crawl", {"a": 1})
     assert files.admin.get(f"{FILES}/{file['checksum']}/data").content == CONTENT
     assert files.admin.get(FILES).json()["results"] == [file]

@@ -226,7 +226,14 @@ def test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry(de
 
 @ONE_DATABASE
 @pytest.mark.parametrize(
-    ("method", "glob"), [("put_stream", "*/uploads/*"), ("copy_new", "*/data"), ("put_new", "*.json")]
+    ("method", "glob"),
+    [
+        ("put_stream", "*/uploads/*"),
+        ("place_copy", "*/data"),
+        ("sync", "*/data"),
+        ("place", "*.json"),
+        ("sync", "*.json"),
+    ],
 )
 @pytest.mark.parametrize("after", [False, True])
 def test_store_that_fails_leaves_no_trace_but_what_a_vacuum_takes(desk: Desk, method: str, glob: str, after: bool):

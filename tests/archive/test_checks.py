@@ -1,0 +1,83 @@
+"""The archive, verified and mended."""
+
+import pytest
+from sqlalchemy import text
+
+from app.archive import checks
+from app.lake.findings import Findings
+from app.model.finding import FindingKind
+from app.model.tenant import ADMIN
+from tests.archive.desk import Desk, new_file, traces
+from tests.faults.scene import ONE_DATABASE
+
+
+def found(desk: Desk) -> list[tuple[FindingKind, str]]:
+    findings = Findings()
+    checks.check(desk.database, desk.store, desk.dataset, findings, lambda _: None)
+    return [(finding.kind, (finding.path or "").rsplit("/", 1)[-1]) for finding in findings.first]
+
+
+def mend(desk: Desk) -> None:
+    checks.mend(desk.database, desk.store, desk.dataset, lambda _: None)
+
+
+def test_archive_that_is_whole_has_no_findings(desk: Desk):
+    for number in range(5):
+        desk.put(f"{number}.txt", b"%d" % (number // 2))
+    desk.delete(desk.put("deleted.txt", b"deleted"))
+
+    assert found(desk) == []
+
+
+@pytest.mark.contract("W9")
+def test_index_that_is_lost_is_made_again_from_the_records(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checks, "STEP", 2)
+    files = [desk.put(f"{number}.txt", b"%d" % number, meta={"n": number}) for number in range(5)]
+    used = desk.used()
+    with desk.database.write() as connection:
+        connection.execute(text("DELETE FROM files"))
+        connection.execute(text("UPDATE tenants SET used_bytes = 0"))
+    assert sorted(found(desk)) == sorted((FindingKind.FILE_UNRECORDED, f"{file.id}.json") for file in files)
+
+    mend(desk)
+
+    assert desk.files() == files
+    assert (found(desk), desk.used()) == ([], used)
+
+
+@ONE_DATABASE
+def test_record_that_is_lost_is_put_again_from_the_index(desk: Desk):
+    file, other = desk.put("a.txt"), desk.put("b.txt", b"other")
+    desk.store.delete([desk.dataset.layout.file_record(file.checksum, file.id)])
+    assert found(desk) == [(FindingKind.FILE_RECORD_MISSING, f"{file.id}.json")]
+
+    mend(desk)
+
+    assert found(desk) == []
+    assert desk.stored() == traces(file, other)
+
+
+@ONE_DATABASE
+def test_content_that_is_lost_or_cut_is_told_and_not_made_up(desk: Desk):
+    lost, cut = desk.put("a.txt"), desk.put("b.txt", b"other")
+    desk.store.delete([desk.dataset.layout.blob_data(lost.checksum)])
+    desk.store.put(desk.dataset.layout.blob_data(cut.checksum), b"oth")
+    expected = {(FindingKind.BLOB_MISSING, "data"), (FindingKind.BLOB_SIZE, "data")}
+    assert set(found(desk)) == expected
+
+    mend(desk)
+
+    assert set(found(desk)) == expected
+
+
+@ONE_DATABASE
+def test_file_that_is_being_put_is_no_finding(desk: Desk):
+    seen: list[tuple[FindingKind, str]] = []
+
+    def reached(step: str) -> None:
+        if step == "written":
+            seen.extend(found(desk))
+
+    desk.archive(reached).put(desk.dataset, ADMIN, new_file("a.txt"), [b"content"])
+
+    assert seen == []
