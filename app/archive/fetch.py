@@ -23,10 +23,10 @@ from app.archive.urls import PORTS, Url
 from app.archive.web import Clock, Web
 from app.archive.web_index import WebIndex
 from app.errors import StartRefused
+from app.model.file import LONGEST_URI
 from app.settings import Settings
 
 SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
-LONGEST = 8192
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,16 @@ class Fetcher:
             Roots(settings.fetch_roots, limit),
             SourceStores(connections, limit),
         )
+
+    def check(self, uri: str) -> None:
+        """Raises SchemaViolation for an address that is not fetched from, whatever is there."""
+        scheme = _scheme(uri)
+        if scheme in PORTS:
+            Url.parse(uri)
+        elif scheme in SCHEMES:
+            self.stores.place(uri)
+        else:
+            self.roots.place(_path(uri, scheme))
 
     def open(self, uri: str) -> Source:
         """One file, to be read once from a `with`.
@@ -86,8 +96,8 @@ class Fetcher:
 
 def _scheme(uri: str) -> str:
     """The scheme of an address, empty for a path. Raises SchemaViolation for one that is not fetched."""
-    if len(uri) > LONGEST:
-        raise refused(f"the address is longer than {LONGEST} characters")
+    if len(uri) > LONGEST_URI:
+        raise refused(f"the address is longer than {LONGEST_URI} characters")
     try:
         uri.encode()
     except UnicodeEncodeError:

@@ -193,8 +193,9 @@ class Archive:
                             self._store.put(dataset.layout.file_record(file.checksum, file.id), now_said.to_json())
                         done[number] = now_said
                 if done:
-                    records.moved(connection, dataset)
                     recorded(connection, list(done.values()))
+                    # Last: what `recorded` writes may lock what others lock before this tag.
+                    records.moved(connection, dataset)
             self._reached("recorded")
         except Exception:
             self._withdraw(dataset, announced, coming)

@@ -36,7 +36,7 @@ class Roots:
 
     def open(self, path: str) -> Source:
         """Raises SchemaViolation, FileNotFound, SourceFailed, BodyTooLarge."""
-        root, parts = self._place(path)
+        root, parts = self.place(path)
         with _translated():
             descriptor = _descend(root, parts)
         about = os.fstat(descriptor)
@@ -53,7 +53,7 @@ class Roots:
 
         Raises SchemaViolation, FileNotFound or SourceFailed if the folder cannot be listed.
         """
-        root, parts = self._place(path)
+        root, parts = self.place(path)
         with _translated():
             descriptor = _descend(root, parts)
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
@@ -61,7 +61,7 @@ class Roots:
             raise refused("it is no folder")
         return _Listing(root, parts, path.rstrip("/"), choice).walk(descriptor, "")
 
-    def _place(self, path: str) -> tuple[Path, tuple[str, ...]]:
+    def place(self, path: str) -> tuple[Path, tuple[str, ...]]:
         """The root that a path is below, and the way from there. Raises SchemaViolation."""
         if "\x00" in path:
             raise refused("the path has a NUL in it")

@@ -6,7 +6,7 @@ that collect or delete, hold the lock of the checksum: each sees what the one be
 overtaken, by a collector after it expired or by somebody who deleted the file, and begins again.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -103,12 +103,16 @@ def first_of(connection: Connection, dataset: Dataset, checksum: Checksum) -> Ar
     return found[0]
 
 
-def has_path(connection: Connection, dataset: Dataset, path: FilePath) -> bool:
-    return bool(page(connection, dataset, 1, path=path))
+def known_paths(connection: Connection, dataset: Dataset, paths: Collection[FilePath]) -> set[str]:
+    """Those of some paths at which there is a file."""
+    same = files.c.dataset_id == dataset.id, files.c.path_head.in_({path[:INDEXED] for path in paths})
+    return set(connection.execute(select(files.c.path).where(*same)).scalars()).intersection(paths)
 
 
-def has_checksum(connection: Connection, dataset: Dataset, checksum: Checksum) -> bool:
-    return bool(page(connection, dataset, 1, checksum=checksum))
+def known_checksums(connection: Connection, dataset: Dataset, checksums: Collection[Checksum]) -> set[str]:
+    """Those of some contents that a file has."""
+    same = files.c.dataset_id == dataset.id, files.c.checksum.in_(checksums)
+    return set(connection.execute(select(files.c.checksum).where(*same)).scalars())
 
 
 def hold(database: Database, connection: Connection, dataset: Dataset, checksums: Iterable[Checksum]) -> None:

@@ -43,7 +43,7 @@ class SourceStores:
 
     def open(self, uri: str) -> Source:
         """Raises SchemaViolation, FileNotFound, BodyTooLarge, Unavailable."""
-        store, key = self._place(uri)
+        store, key = self.place(uri)
         if not key:
             raise refused("it is a folder")
         try:
@@ -55,7 +55,7 @@ class SourceStores:
     def files(self, uri: str, choice: Choice) -> Iterator[Found | Failed]:
         """What lies below a folder, in the order of the paths' characters. Raises SchemaViolation, Unavailable."""
         top = uri.rstrip("/")
-        store, folder = self._place(top)
+        store, folder = self.place(top)
         return self._below(store, top, folder, choice)
 
     def _below(self, store: Store, top: str, folder: str, choice: Choice) -> Iterator[Found | Failed]:
@@ -64,7 +64,7 @@ class SourceStores:
             if choice.takes(path):
                 yield Found(f"{top}/{path}", path, entry.size)
 
-    def _place(self, uri: str) -> tuple[Store, str]:
+    def place(self, uri: str) -> tuple[Store, str]:
         """The store that an address is in, and the key there, which is empty for the top. Raises SchemaViolation."""
         for top, store in self._stores.items():
             key = uri.removeprefix(top)
