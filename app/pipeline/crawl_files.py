@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sqlalchemy import Connection
 
 from app.archive import documents, records
-from app.archive.files import SMALL, Archive, Staged
+from app.archive.files import SMALL, Archive, Reached, Staged
 from app.archive.source import Found, Source
 from app.db.engine import Database
 from app.errors import BodyTooLarge, EmptyBody, TarnError
@@ -41,13 +41,15 @@ TOGETHER, HELD = 250, 16 << 20
 POOL = 2
 
 
-def fetched(task: Fetch, store: Store, clock: Callable[[], float] = time.monotonic) -> Fetched:
+def fetched(
+    task: Fetch, store: Store, clock: Callable[[], float] = time.monotonic, reached: Reached = lambda _: None
+) -> Fetched:
     """Do a task. Raises what keeps the archive or the journal from taking anything; a file's own trouble is told."""
     # The only SQLite of this process while it lasts: see docs/decisions/021.
     database = Database(task.settings.database_url, POOL)
     try:
         with ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch") as pool:
-            return _Fetching(task, database, store, pool).run(clock)
+            return _Fetching(task, database, Archive(database, store, task.settings, reached), pool).run(clock)
     finally:
         database.close()
 
@@ -60,11 +62,11 @@ class _Unfetched(Exception):
 
 
 class _Fetching:
-    def __init__(self, task: Fetch, database: Database, store: Store, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, task: Fetch, database: Database, archive: Archive, pool: ThreadPoolExecutor) -> None:
         self._task = task
         self._database = database
         self._dataset = Dataset(task.dataset_id, task.dataset)
-        self._archive = Archive(database, store, task.settings)
+        self._archive = archive
         self._act = Act.of_job(task.tenant, "crawl_dataset", task.job)
         self._exploder = Exploder()
         self._pool = pool
