@@ -462,6 +462,12 @@ class StorageFull(TarnError):
     slug, status = "storage-full", 507
 
 
+class SourceFailed(TarnError):
+    """The source that was to be fetched did not give it, or not all of it. Nothing was stored."""
+
+    slug, status, retryable = "source-failed", 502, True
+
+
 class Unavailable(TarnError):
     """The database or the object store does not answer."""
 

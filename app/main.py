@@ -20,6 +20,7 @@ from app.api.metrics import Metrics
 from app.api.presence import Present
 from app.api.protocol import Protocol
 from app.api.services import Services
+from app.archive.fetch import Fetcher
 from app.archive.files import Archive
 from app.db import migrate
 from app.db.engine import Database
@@ -87,7 +88,7 @@ def run_migrate(settings: Settings) -> None:
 
 
 def assemble(settings: Settings, database: Database, store: Store) -> Services:
-    """What the API's routes work with."""
+    """What the API's routes work with. Raises StartRefused for places to fetch from that cannot be used."""
     return Services(
         settings=settings,
         database=database,
@@ -102,6 +103,7 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         present=Present(database),
         reader=Reader(settings, database, store),
         archive=Archive(database, store, settings),
+        fetcher=Fetcher.from_settings(settings),
     )
 
 

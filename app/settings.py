@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -21,6 +22,8 @@ CLIENT_VARIABLES = frozenset({"TARN_URL", "TARN_KEY"})
 """Read by the CLI when it speaks to a server; no settings of the server."""
 
 LAKE_SCHEMES = ("", "file", "s3", "gs", "az")
+
+STORE = re.compile(r"(s3|gs|az)://[^/@?#\s]+(/[^/?#\s]+)*")
 
 DATABASE_FORM = "must look like sqlite:///path or postgresql://user@host/name"
 
@@ -123,6 +126,26 @@ class Settings(BaseSettings):
         20, gt=0, description="Refused requests a second that are written to the audit log; the rest are only counted."
     )
 
+    fetch_roots: Annotated[tuple[Path, ...], NoDecode] = Field(
+        default=(),
+        description="Comma-separated folders of the server from below which any tenant may fetch and crawl files.",
+    )
+    fetch_stores: Annotated[dict[str, dict[str, SecretStr]], NoDecode] = Field(
+        default={},
+        description="JSON object of stores that any tenant may fetch and crawl files from: `s3://bucket/folder`, "
+        "`gs://…` or `az://…`, each with its options as in `TARN_STORAGE_OPTIONS`.",
+    )
+    fetch_private_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Comma-separated host names, addresses and networks that may be fetched from though they are not "
+        "public, in an intranet say.",
+    )
+    fetch_max_bytes: int = Field(16 << 30, ge=1, description="Largest file that is fetched.")
+    fetch_patience: float = Field(
+        30, gt=0, description="Seconds without a byte after which a fetch from the web is given up."
+    )
+    fetch_longest: float = Field(3600, gt=0, description="Seconds that a fetch from the web takes at most.")
+
     batch_expiry: float = Field(600, gt=0, description="Seconds after which an upload that stands still is given up.")
     stage_expiry: float = Field(3600, gt=0, description="Seconds after which a stage that is left alone is given up.")
     upload_expiry: float = Field(
@@ -185,18 +208,34 @@ class Settings(BaseSettings):
     )
     commit_backoff_cap: float = Field(2.0, gt=0, description="The longest back-off in seconds.")
 
-    @field_validator("cors_origins", mode="before")
+    @field_validator("cors_origins", "fetch_roots", "fetch_private_hosts", mode="before")
     @classmethod
-    def split_origins(cls, value: Any) -> Any:
+    def split_list(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("storage_options", mode="before")
     @classmethod
     def read_options(cls, value: Any) -> Any:
-        try:
-            return json.loads(value) if isinstance(value, str) else value
-        except (ValueError, RecursionError):  # without the parser's words, which could repeat a secret
-            raise ValueError('must be a JSON object, such as {"aws_region": "eu-central-1"}') from None
+        return _parsed(value, '{"aws_region": "eu-central-1"}')
+
+    @field_validator("fetch_stores", mode="before")
+    @classmethod
+    def read_stores(cls, value: Any) -> Any:
+        return _parsed(value, '{"s3://bucket/folder": {"aws_region": "eu-central-1"}}')
+
+    @field_validator("fetch_stores")
+    @classmethod
+    def known_stores(cls, value: dict[str, dict[str, SecretStr]]) -> dict[str, dict[str, SecretStr]]:
+        if not all(STORE.fullmatch(uri) for uri in value):
+            raise ValueError("each store must look like s3://bucket or s3://bucket/folder, or be of gs:// or az://")
+        return value
+
+    @field_validator("fetch_roots")
+    @classmethod
+    def absolute_roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        if not all(root.is_absolute() and ".." not in root.parts for root in value):
+            raise ValueError("each folder must be an absolute path")
+        return value
 
     @field_validator("admin_key")
     @classmethod
@@ -254,6 +293,13 @@ def load_settings(**overrides: Any) -> Settings:
         first = error.errors(include_url=False, include_input=False)[0]
         where = f"{PREFIX}{str(first['loc'][0]).upper()}: " if first["loc"] else ""
         raise StartRefused(f"{where}{first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _parsed(value: Any, example: str) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):  # without the parser's words, which could repeat a secret
+        raise ValueError(f"must be a JSON object, such as {example}") from None
 
 
 def _check_postgresql(url: URL) -> None:

@@ -20,7 +20,8 @@ CONTRACT = {
 }  # fmt: skip
 OUR_OWN = {
     "already-exists", "document-invalid", "internal", "job-conflict", "method-not-allowed", "not-acceptable",
-    "problem-not-found", "range-not-satisfiable", "route-not-found", "unsupported-media-type", "version-not-found",
+    "problem-not-found", "range-not-satisfiable", "route-not-found", "source-failed", "unsupported-media-type",
+    "version-not-found",
 }  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def test_list_is_the_contracts_and_what_http_itself_needs():
 
 def test_what_may_help_when_tried_again_is_io_conflicts_and_limits():
     assert {slug for slug, kind in problem_types().items() if kind.retryable} == {
-        "snapshot-conflict", "quota-exceeded", "rate-limited", "backpressure", "unavailable",
+        "snapshot-conflict", "quota-exceeded", "rate-limited", "backpressure", "source-failed", "unavailable",
     }  # fmt: skip
 
 

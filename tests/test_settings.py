@@ -58,6 +58,11 @@ def test_environment_is_read(monkeypatch: pytest.MonkeyPatch):
         ("TARN_SPARK_MASTER", "spark://host:7077", "SQLite, a file that executors on other machines cannot read"),
         ("TARN_SPARK_MEMORY", "lots", "TARN_SPARK_MEMORY"),
         ("TARN_LOG_LEVEL", "loud", "TARN_LOG_LEVEL"),
+        ("TARN_FETCH_ROOTS", "/srv/drop,drop", "TARN_FETCH_ROOTS: each folder must be an absolute path"),
+        ("TARN_FETCH_ROOTS", "/srv/../etc", "TARN_FETCH_ROOTS: each folder must be an absolute path"),
+        ("TARN_FETCH_STORES", "s3://drop", "TARN_FETCH_STORES: must be a JSON object"),
+        ("TARN_FETCH_STORES", '{"http://drop": {}}', "TARN_FETCH_STORES: each store must look like s3://bucket"),
+        ("TARN_FETCH_PATIENCE", "0", "TARN_FETCH_PATIENCE"),
     ],
 )
 def test_wrong_setting_is_one_sentence_that_names_it(
@@ -88,6 +93,7 @@ def test_administrators_key_may_end_with_a_line_end(monkeypatch: pytest.MonkeyPa
 def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TARN_ADMIN_KEY", "hunter2-hunter2-hunter2")
     monkeypatch.setenv("TARN_STORAGE_OPTIONS", '{"aws_secret_access_key": "hunter2"}')
+    monkeypatch.setenv("TARN_FETCH_STORES", '{"s3://drop": {"aws_secret_access_key": "hunter2"}}')
 
     assert "hunter2" not in repr(load_settings())
 
@@ -96,6 +102,7 @@ def test_wrong_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
     for variable, value in (
         ("TARN_ADMIN_KEY", "hunter2"),
         ("TARN_STORAGE_OPTIONS", '{"aws_secret_access_key": hunter2'),
+        ("TARN_FETCH_STORES", '{"s3://drop": {"aws_secret_access_key": hunter2'),
     ):
         with monkeypatch.context() as wrong:
             wrong.setenv(variable, value)

@@ -110,6 +110,7 @@ TABLE: dict[str, Access] = {
     # files
     "put_file": on_dataset(Level.WRITE),
     "post_file": on_dataset(Level.WRITE),
+    "fetch_file": on_dataset(Level.WRITE),
     "list_files": on_dataset(Level.READ),
     "list_file_records": on_dataset(Level.READ),
     "get_file": on_dataset(Level.READ),
@@ -159,6 +160,7 @@ TABLE: dict[str, Access] = {
     "purge_dataset": on_dataset(Operation.PURGE.level),
     "export_dataset": on_dataset(Operation.EXPORT.level),
     "make_dataset": on_dataset(Operation.MAKE.level),
+    "crawl_dataset": on_dataset(Operation.CRAWL.level),
     "flush_datasets": IDENTIFIED,  # of those on which the caller holds maintain
     # jobs: those of the caller's own tenant
     "list_jobs": IDENTIFIED,

@@ -18,7 +18,7 @@ AHEAD = 4
 """Blocks that may wait between the two."""
 
 AT_ONCE = 32
-"""Bodies that are stored at once; more wait for their turn."""
+"""Bodies that are stored at once, and files that are fetched; more wait for their turn."""
 
 Found = TypeVar("Found")
 Item = bytes | Exception
@@ -40,6 +40,11 @@ async def fed(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Fo
         feeding.cancel()
         with suppress(asyncio.CancelledError):
             await feeding
+
+
+async def fetching(work: Callable[[], Found]) -> Found:
+    """Let a thread work on what comes from elsewhere, apart from those that store bodies: a source may be slow."""
+    return await to_thread.run_sync(work, limiter=limiter(_fetches, AT_ONCE))
 
 
 async def _blocks(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -83,3 +88,4 @@ def _pulled(first: bytes, receive: MemoryObjectReceiveStream[Item]) -> Iterator[
 
 
 _limiter: RunVar[CapacityLimiter] = RunVar("files")
+_fetches: RunVar[CapacityLimiter] = RunVar("fetches")

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.bodies import LIMIT
-from app.api.feeding import fed
+from app.api.feeding import fed, fetching
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader, WritingDep, Written, moment_now, write_answers
 from app.api.multipart import FORM, Form
@@ -37,12 +37,13 @@ from app.errors import (
     QuotaExceeded,
     RangeNotSatisfiable,
     SchemaViolation,
+    SourceFailed,
     TarnError,
 )
 from app.journal.batches import Batch, Overtaken
 from app.journal.events import Events
 from app.lake.datasets import Dataset
-from app.model.file import ArchiveFile, NewFile
+from app.model.file import ArchiveFile, NewFile, RemoteFile
 from app.model.metadata import Metadata
 from app.model.names import Checksum, FileId, FilePath, Origin
 from app.storage.store import Missing
@@ -142,6 +143,36 @@ async def post_file(
         await run_in_threadpool(house.archive.drop, [staged])
         raise
     return await _committed(house, caller, dataset, request, staged, key, entity)
+
+
+@routes.post(
+    "/fetch",
+    status_code=201,
+    response_model=ArchiveFile,
+    responses=raises(InvalidPath, QuotaExceeded, Backpressure, FileNotFound, SourceFailed),
+)
+async def fetch_file(
+    request: Request,
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    remote: RemoteFile,
+    origin: OriginParam = None,
+    entity: EntityParam = False,
+) -> Response:
+    """Fetch a file from elsewhere and put it: its bytes are hashed while they arrive."""
+    path = None if remote.path is None else checked_path(remote.path)
+
+    def stage() -> Staged:
+        with house.fetcher.open(remote.uri) as source:
+            if path is None and source.name is None:
+                raise InvalidPath("the source does not say what the file is called, and there is no path")
+            place = checked_path(source.name or "") if path is None else path
+            said = NewFile(path=place, origin=origin, meta=remote.meta, checksum=remote.checksum)
+            return house.archive.stage(dataset, said, source)
+
+    staged = await fetching(stage)
+    return await _committed(house, caller, dataset, request, staged, None, entity)
 
 
 @routes.get("", responses=raises(InvalidPath))

@@ -14,6 +14,7 @@ from app.lake import datasets
 from app.lake.datasets import Dataset
 from app.model.job import (
     CompactOptions,
+    CrawlOptions,
     ExportOptions,
     FlushOptions,
     Job,
@@ -152,6 +153,20 @@ async def make_dataset(
     return await _asked(house, caller, dataset, Operation.MAKE, options, wait, response)
 
 
+@routes.post("/crawl", status_code=202, responses=OVER)
+async def crawl_dataset(
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    response: Response,
+    options: CrawlOptions,
+    wait: WaitParam = 0,
+) -> Job:
+    """Take the files below a folder, a store's prefix or an index page into the archive, with their Documents."""
+    house.fetcher.check(options.uri)
+    return await _asked(house, caller, dataset, Operation.CRAWL, options, wait, response)
+
+
 @lake_routes.post("/flush", status_code=202, responses=OVER)
 async def flush_datasets(
     house: ServicesDep,
@@ -180,6 +195,8 @@ async def _asked(
             job = jobs.enqueue(connection, operation, dataset.id, caller.identity.tenant, caller.act.request, arguments)
             # What is to be erased is not to be kept here.
             told = {name: value for name, value in arguments.items() if name != "entity_ids"}
+            if "uri" in told:
+                told["uri"] = told["uri"].partition("?")[0]  # the query may hold a signature
             caller.act.done(connection, job=job.id, **told)
         return job
 

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from app.api.metrics import Metrics
 from app.api.presence import Admission, Present
 from app.api.recent import Recent
+from app.archive.fetch import Fetcher
 from app.archive.files import Archive
 from app.db.engine import Database
 from app.journal.parsing import Parsers
@@ -42,6 +43,7 @@ class Services:
     present: Present
     reader: Reader
     archive: Archive
+    fetcher: Fetcher
     admissions: Remembered[Admission] = field(default_factory=Remembered)
     """By operation, dataset and key: whom it let through."""
     datasets: Remembered[Dataset | None] = field(default_factory=Remembered)

@@ -185,16 +185,18 @@ class Archive:
             done: dict[int, ArchiveFile] = {}
             with self._database.write() as connection:
                 records.hold(self._database, connection, dataset, checksums)
-                for number, name, file in zip(left, announced, written, strict=True):
-                    now_said = _as_said(file, staged[number].said)
-                    if records.record(connection, dataset, name, now_said):
+                said = [_as_said(file, staged[number].said) for number, file in zip(left, written, strict=True)]
+                kept = records.record_all(connection, dataset, dict(zip(announced, said, strict=True)))
+                for number, name, file, now_said in zip(left, announced, written, said, strict=True):
+                    if name in kept:
                         if now_said != file:
                             require_alive(connection)
                             self._store.put(dataset.layout.file_record(file.checksum, file.id), now_said.to_json())
                         done[number] = now_said
                 if done:
-                    records.moved(connection, dataset)
                     recorded(connection, list(done.values()))
+                    # Last: what `recorded` writes may lock what others lock before this tag.
+                    records.moved(connection, dataset)
             self._reached("recorded")
         except Exception:
             self._withdraw(dataset, announced, coming)
@@ -223,7 +225,7 @@ class Archive:
             self._store.sync(pool.map(lambda one: self._put_blob(dataset, one), staged))
             self._reached("placed")
             found = list(pool.map(lambda file: self._put_record(dataset, file), wanted))
-            self._store.sync(dataset.layout.file_record(file.checksum, file.id) for file in found)
+            self._store.sync((dataset.layout.file_record(file.checksum, file.id) for file in found), above=False)
         return found
 
     def _put_blob(self, dataset: Dataset, staged: Staged) -> str:

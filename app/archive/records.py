@@ -6,7 +6,7 @@ that collect or delete, hold the lock of the checksum: each sees what the one be
 overtaken, by a collector after it expired or by somebody who deleted the file, and begins again.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -103,12 +103,16 @@ def first_of(connection: Connection, dataset: Dataset, checksum: Checksum) -> Ar
     return found[0]
 
 
-def has_path(connection: Connection, dataset: Dataset, path: FilePath) -> bool:
-    return bool(page(connection, dataset, 1, path=path))
+def known_paths(connection: Connection, dataset: Dataset, paths: Collection[FilePath]) -> set[str]:
+    """Those of some paths at which there is a file."""
+    same = files.c.dataset_id == dataset.id, files.c.path_head.in_({path[:INDEXED] for path in paths})
+    return set(connection.execute(select(files.c.path).where(*same)).scalars()).intersection(paths)
 
 
-def has_checksum(connection: Connection, dataset: Dataset, checksum: Checksum) -> bool:
-    return bool(page(connection, dataset, 1, checksum=checksum))
+def known_checksums(connection: Connection, dataset: Dataset, checksums: Collection[Checksum]) -> set[str]:
+    """Those of some contents that a file has."""
+    same = files.c.dataset_id == dataset.id, files.c.checksum.in_(checksums)
+    return set(connection.execute(select(files.c.checksum).where(*same)).scalars())
 
 
 def hold(database: Database, connection: Connection, dataset: Dataset, checksums: Iterable[Checksum]) -> None:
@@ -165,15 +169,31 @@ def withdraw(connection: Connection, announced: Iterable[str]) -> set[str]:
 
 def record(connection: Connection, dataset: Dataset, announced: str, file: ArchiveFile) -> bool:
     """Record a file that was announced, in the place of what its record said before. False if it was overtaken."""
-    own = file_puts.c.id == announced
-    gone = connection.execute(delete(file_puts).where(own).returning(file_puts.c.tenant, file_puts.c.reserved)).first()
-    if gone is None:
-        return False
-    if _changed(connection, dataset, file):
-        limits.give_back(connection, gone.tenant, size=gone.reserved)
-    else:
-        connection.execute(insert(files).values(_row(dataset, file)))
-    return True
+    return bool(record_all(connection, dataset, {announced: file}))
+
+
+def record_all(connection: Connection, dataset: Dataset, coming: Mapping[str, ArchiveFile]) -> set[str]:
+    """Record files by their announcements, in the place of what their records said before; those not overtaken."""
+    own = file_puts.c.id.in_(list(coming))
+    taken = delete(file_puts).where(own).returning(file_puts.c.id, file_puts.c.tenant, file_puts.c.reserved)
+    gone = {row.id: row for row in connection.execute(taken)}
+    ids = {coming[announced].id for announced in gone}
+    there = select(files.c.id).where(files.c.dataset_id == dataset.id, files.c.id.in_(ids))
+    known = set(connection.execute(there).scalars())
+    new: dict[str, ArchiveFile] = {}
+    again: list[str] = []
+    for announced in (announced for announced in coming if announced in gone):
+        file = coming[announced]
+        if file.id in known or file.id in new:
+            again.append(announced)
+        else:
+            new[file.id] = file
+    if new:
+        connection.execute(insert(files), [_row(dataset, file) for file in new.values()])
+    for announced in again:
+        _change(connection, dataset, coming[announced])
+        limits.give_back(connection, gone[announced].tenant, size=gone[announced].reserved)
+    return set(gone)
 
 
 def add(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
@@ -213,10 +233,10 @@ def forget(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
     withdraw(connection, connection.execute(select(file_puts.c.id).where(*same)).scalars())
 
 
-def _changed(connection: Connection, dataset: Dataset, file: ArchiveFile) -> bool:
+def _change(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
     said = {"mime_type": file.mime_type, "origin": file.origin, "meta": file.meta}
     own = files.c.dataset_id == dataset.id, files.c.id == file.id
-    return connection.execute(update(files).where(*own).values(**said)).rowcount == 1
+    connection.execute(update(files).where(*own).values(**said))
 
 
 def require_active(connection: Connection, dataset: Dataset) -> None:

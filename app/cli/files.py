@@ -59,6 +59,28 @@ def put(
     session.output.table(done, "path", "size", "mime_type", "checksum")
 
 
+@client_command(app, "fetch")
+def fetch(
+    session: Session,
+    dataset: Dataset,
+    uri: Annotated[str, typer.Argument(metavar="URI", help="What the server is to fetch.")],
+    path: Annotated[
+        str | None, typer.Option("--path", help="Where it came from; what its source calls it if nothing is said.")
+    ] = None,
+    origin: Annotated[str | None, typer.Option("--origin", help="Who puts it there.")] = None,
+    checksum: Annotated[str | None, typer.Option("--checksum", help="The SHA-256 that it must have.")] = None,
+    entity: Annotated[bool, typer.Option("--entity", help="Write the Document entity, too.")] = False,
+) -> None:
+    """Let the server fetch a file from the web, or from a store or a folder that its operator opened.
+
+    Example: tarn files fetch donations https://example.org/report.pdf --entity
+    """
+    given = {"uri": uri, "path": path, "checksum": checksum}
+    body = {name: value for name, value in given.items() if value is not None}
+    params = {"origin": origin, "entity": entity or None}
+    session.output.record(session.client.document("POST", _path(dataset, "fetch"), body, params=params))
+
+
 @client_command(app, "get")
 def get(
     session: Session,
@@ -67,7 +89,7 @@ def get(
     out: Out = "-",
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a file.
+    """Get a file.
 
     Example: tarn files get donations scans/1.pdf -o 1.pdf
     """

@@ -8,6 +8,18 @@ from pydantic import BaseModel, Field
 
 from app.model.metadata import Metadata
 from app.model.names import Checksum, DatasetName, FileId, FilePath, Origin
+from app.model.tenant import Strict
+
+LONGEST_URI = 8192
+
+Uri = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=LONGEST_URI,
+        description="`http:` or `https:`; `s3:`, `gs:`, `az:` and `file:` where the operator opened them.",
+    ),
+]
 
 
 class NewFile(BaseModel):
@@ -18,6 +30,18 @@ class NewFile(BaseModel):
     meta: Metadata | None = None
     checksum: Checksum | None = None
     """The SHA-256 that it must have."""
+
+
+class RemoteFile(Strict):
+    """A file that the server is to fetch."""
+
+    uri: Uri
+    checksum: Annotated[Checksum | None, Field(description="The SHA-256 that it must have.")] = None
+    path: Annotated[
+        str | None,
+        Field(max_length=FilePath.longest, description="Where it came from, if not what its source calls it."),
+    ] = None
+    meta: Metadata | None = None
 
 
 class ArchiveFile(BaseModel):

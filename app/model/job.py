@@ -13,8 +13,9 @@ from pydantic.json_schema import SkipJsonSchema
 from app.errors import Problem
 from app.model.backoff import delays
 from app.model.export import AnyKind, Kind
+from app.model.file import Uri
 from app.model.finding import Finding
-from app.model.names import DatasetName
+from app.model.names import DatasetName, FilePath, Origin
 from app.model.tenant import Level, Strict
 
 MOST_ATTEMPTS = 20
@@ -57,6 +58,7 @@ class Operation(StrEnum):
     PURGE = "purge"
     EXPORT = "export"
     MAKE = "make"
+    CRAWL = "crawl"
 
     @property
     def level(self) -> Level:
@@ -185,6 +187,38 @@ class MakeOptions(Strict):
     """Everything is exported that is not fresh."""
 
     force: bool = Field(False, description="What is fresh, too.")
+
+
+class Existing(StrEnum):
+    """What a crawl does with files that the archive has."""
+
+    SKIP_PATH = "skip_path"
+    SKIP_CHECKSUM = "skip_checksum"
+    OVERWRITE = "overwrite"
+
+
+Pattern = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class CrawlOptions(Strict):
+    """Where files are looked for, which of them are taken, and as what."""
+
+    uri: Uri
+    prefix: Annotated[str, Field(max_length=FilePath.longest)] = Field(
+        "", description="What paths begin with, below the URI."
+    )
+    glob: Annotated[list[Pattern], Field(max_length=100)] = Field(
+        default=[], description="Only paths that one of these fits; `*` stands for any characters, slashes too."
+    )
+    exclude: Annotated[list[Pattern], Field(max_length=100)] = Field(
+        default=[], description="No paths that one of these fits."
+    )
+    existing: Existing = Field(
+        Existing.SKIP_PATH,
+        description="Leave out a file whose path the archive has, unread; or one whose content it has, at any path; or "
+        "take every file. A path that has another content by now gets a second file, as by an upload.",
+    )
+    origin: Origin = Field(Origin("crawl"), description="Of the files and of what is said of them.")
 
 
 class MadeSnapshot(BaseModel):
@@ -322,6 +356,24 @@ class MakeResult(Exported):
     operation: Literal["make"]
 
 
+class UncrawledFile(BaseModel):
+    """A file that could not be taken, or a folder that could not be looked into."""
+
+    path: str
+    reason: str
+
+
+class CrawlResult(BaseModel):
+    """What a crawl did, in its last attempt."""
+
+    operation: Literal["crawl"]
+    files: int = Field(description="Files that were taken.")
+    size: int = Field(description="Their bytes.")
+    skipped: int = Field(description="Files that the archive has already.")
+    failed: int = Field(description="Files that could not be taken; the others were.")
+    first_failures: list[UncrawledFile] = Field(description="The first hundred of them.")
+
+
 JobResult = Annotated[
     FlushResult
     | DeleteResult
@@ -332,7 +384,8 @@ JobResult = Annotated[
     | RevertResult
     | PurgeResult
     | ExportResult
-    | MakeResult,
+    | MakeResult
+    | CrawlResult,
     Field(discriminator="operation"),
 ]
 

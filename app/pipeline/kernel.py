@@ -26,6 +26,7 @@ from app.model.moments import FIRST_MOMENT, LAST_MOMENT
 from app.model.names import DatasetName, Origin
 from app.model.shards import shard_of
 from app.model.snapshot import File, TableName, Tally
+from app.pipeline.crawl_tasks import Fetch, Fetched
 from app.pipeline.data_files import LARGEST_GROUP, ROW_GROUP, Puts, Writer
 from app.pipeline.export_tasks import Export, Exported, Recount
 from app.pipeline.journal_slice import Journal, OpenJournal, Slice
@@ -68,7 +69,7 @@ class Task:
     checksum: bool
 
 
-AnyTask = Task | Fold | Copy | Compare | TakeBack | Export | Recount
+AnyTask = Task | Fold | Copy | Compare | TakeBack | Export | Recount | Fetch
 
 
 class Fault(NamedTuple):
@@ -85,6 +86,7 @@ class Output(NamedTuple):
     tally: Tally
     faults: list[Fault]
     exported: Exported | None = None
+    fetched: Fetched | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,10 @@ class Kernel:
                     from app.pipeline.export_parts import exported
 
                     return _Made({}, Tally(), [], exported(task, store, duck(), scratch))
+                if isinstance(task, Fetch):
+                    from app.pipeline.crawl_files import fetched
+
+                    return _Made({}, Tally(), [], fetched=fetched(task, store))
                 if isinstance(task, Fold | Copy):
                     return _Made(*Merging(task, store, duck(), puts).made(), [])
                 return _Made(*Comparing(task, store, duck(), puts).made(), [])
@@ -153,10 +159,11 @@ class _Made(NamedTuple):
     tally: Tally
     faults: list[Fault]
     exported: Exported | None = None
+    fetched: Fetched | None = None
 
     def output(self) -> Output:
         files = {table: writer.files() for table, writer in self.writers.items()}
-        return Output(files, self.tally, self.faults, self.exported)
+        return Output(files, self.tally, self.faults, self.exported, self.fetched)
 
 
 class _Glance(NamedTuple):

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import structlog
 from pyspark.sql import SparkSession
 
-from app.errors import Internal, StorageFull, TarnError, Unavailable
+from app.errors import Backpressure, DatasetNotFound, Internal, QuotaExceeded, StorageFull, TarnError, Unavailable
 from app.pipeline.kernel import AnyTask, Kernel, Output
 
 log = structlog.get_logger(__name__)
 
-PASSING = {StorageFull.slug: StorageFull, Unavailable.slug: Unavailable}
+PASSING = {error.slug: error for error in (StorageFull, Unavailable, Backpressure, QuotaExceeded, DatasetNotFound)}
 """Failures that a task may have through no fault of its own."""
 
 

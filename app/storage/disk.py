@@ -4,9 +4,13 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+
+MANY, AT_ONCE = 8, 8
+"""From so many files on, so many fsyncs are under way at once."""
 
 UNFINISHED = re.compile(r"#\d+$")
 
@@ -36,20 +40,26 @@ class Disk:
             while chunk := file.read(size if end is None else min(size, end - file.tell())):
                 yield chunk
 
-    def sync(self, paths: Iterable[str]) -> None:
-        """Put files and every folder above them on the disk, up to the root.
+    def sync(self, paths: Iterable[str], above: bool = True) -> None:
+        """Put files and every folder above them on the disk, up to the root; or only the folders that they are in.
 
         All folders, not only those that look new: another process may have made one a moment ago and not synced it
         yet. A file that is gone by now needs no sync. Raises OSError.
         """
-        folders: set[PurePosixPath] = set()
-        for path in paths:
+        files = list(paths)
+        folders = {folder for path in files for folder in (_above(path) if above else _above(path)[:1])}
+        places = [*files, *sorted(folders, key=_depth, reverse=True)]
+        if len(files) < MANY:
+            self._sync(places)
+            return
+        # Together they wait for the same few writes of the disk's own log.
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sync") as pool:
+            list(pool.map(self._sync, [places[first::AT_ONCE] for first in range(AT_ONCE)]))
+
+    def _sync(self, places: Iterable[str]) -> None:
+        for place in places:
             with suppress(FileNotFoundError):
-                _fsync(self.root / path)
-            folders.update(PurePosixPath(path).parents)
-        for folder in sorted(folders, key=lambda folder: len(folder.parts), reverse=True):
-            with suppress(FileNotFoundError):
-                _fsync(self.root / folder)
+                _fsync(f"{self.root}/{place}")
 
     def prune(self, paths: Iterable[str]) -> None:
         """Remove the folders above these paths that are empty, never the root.
@@ -100,7 +110,17 @@ class Disk:
                     break
 
 
-def _fsync(path: Path) -> None:
+def _above(path: str) -> list[str]:
+    """The folders that a path is in, from the innermost to the root."""
+    names = path.split("/")[:-1]
+    return ["/".join(names[:depth]) for depth in range(len(names), -1, -1)]
+
+
+def _depth(folder: str) -> int:
+    return folder.count("/") + 1 if folder else 0
+
+
+def _fsync(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -196,7 +196,7 @@ class FaultyStore(Store):
         with self._call("sweep_unfinished", prefix):
             self._inner.sweep_unfinished(prefix, before)
 
-    def sync(self, paths: Iterable[str]) -> None:
+    def sync(self, paths: Iterable[str], above: bool = True) -> None:
         named = [*paths]
         with self._call("sync", *named):
-            self._inner.sync(named)
+            self._inner.sync(named, above)

@@ -229,11 +229,14 @@ class Store:
             with translated(prefix, self.connection):
                 self._disk.remove_unfinished(prefix, before)
 
-    def sync(self, paths: Iterable[str]) -> None:
-        """Make durable what was written at these paths, by whomever; elsewhere than on a disk it is so already."""
+    def sync(self, paths: Iterable[str], above: bool = True) -> None:
+        """Make durable what was written at these paths, by whomever; elsewhere than on a disk it is so already.
+
+        Without `above`, the folders that they are in must have been synced since they were made.
+        """
         if self._disk:
             with translated("", self.connection):
-                self._disk.sync(paths)
+                self._disk.sync(paths, above)
 
     @contextmanager
     def _writing(self, path: str, source: str | None = None, durable: bool = True) -> Iterator[None]:

@@ -10,6 +10,7 @@ from app.db.engine import Database
 from app.db.tables import audit
 from app.errors import TarnError
 from app.model.ids import new_id, now
+from app.model.names import TenantName
 from app.model.tenant import AuditEntry, Identity, Outcome
 from app.tenancy.limits import Rate
 
@@ -24,6 +25,11 @@ class Act:
     action: str
     target: str
     request: str
+
+    @classmethod
+    def of_job(cls, tenant: TenantName, action: str, job: str) -> "Act":
+        """What a job does, in the name of the tenant that asked for it."""
+        return cls(Identity(tenant, "", (), 0, 0), action, f"/v1/jobs/{job}", job)
 
     def done(self, connection: Connection, target: str | None = None, **detail: Any) -> None:
         """Record a write in the transaction that makes it: what changes in SQL and this record commit together.
@@ -78,7 +84,7 @@ def _values(act: Act, outcome: Outcome, target: str, detail: dict[str, Any]) -> 
         "id": new_id(),
         "at": now(),
         "tenant": act.identity.tenant if act.identity else None,
-        "key": act.identity.key if act.identity else None,
+        "key": (act.identity.key or None) if act.identity else None,
         "action": act.action,
         "target": target,
         "outcome": outcome,

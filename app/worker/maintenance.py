@@ -15,6 +15,7 @@ from app.lake.verify import verify
 from app.model.ids import new_id
 from app.model.job import (
     CompactOptions,
+    CrawlOptions,
     ExportOptions,
     Job,
     MakeOptions,
@@ -26,7 +27,9 @@ from app.model.job import (
     VacuumOptions,
     VerifyOptions,
 )
+from app.model.names import TenantName
 from app.pipeline.compact import Compact
+from app.pipeline.crawl import Crawl
 from app.pipeline.export import Exports
 from app.pipeline.flush import Flush, Kernels
 from app.pipeline.optimize import Optimize
@@ -57,7 +60,8 @@ class Maintenance:
         vacuum = Vacuum(database, store, settings, publisher, reached)
         flush = Flush(database, store, publisher, kernels, reached)
         exports = Exports(settings, database, store, flush, kernels, running, reached)
-        self._jobs: dict[Operation, Callable[[Dataset, dict[str, Any], Report], BaseModel]] = {
+        crawl = Crawl(settings, database, store, kernels, reached)
+        self._jobs: dict[Operation, Callable[[Job, Report], BaseModel]] = {
             Operation.COMPACT: _typed(CompactOptions, Compact(rewriting).run),
             Operation.OPTIMIZE: _typed(OptimizeOptions, Optimize(rewriting).run),
             Operation.VACUUM: _typed(VacuumOptions, vacuum.run),
@@ -66,6 +70,9 @@ class Maintenance:
             Operation.REVERT: _typed(RevertOptions, Revert(database, rewriting, flush).run),
             Operation.EXPORT: _typed(ExportOptions, exports.export),
             Operation.MAKE: _typed(MakeOptions, exports.make),
+            Operation.CRAWL: lambda job, report: _typed(
+                CrawlOptions, partial(crawl.run, tenant=TenantName(job.tenant), job=job.id)
+            )(job, report),
         }
 
     @property
@@ -74,12 +81,15 @@ class Maintenance:
 
     def run(self, job: Job, report: Report) -> dict[str, Any]:
         """Do a job; what is told of it. Raises what `report` raises, DatasetNotFound, and whatever keeps it from it."""
-        assert job.dataset is not None
-        assert job.dataset_id is not None
         with self._answering():
-            done = self._jobs[job.operation](Dataset(job.dataset_id, job.dataset), job.arguments, report)
+            done = self._jobs[job.operation](job, report)
         return done.model_dump(mode="json")
 
 
-def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[..., BaseModel]:
-    return lambda dataset, arguments, report: run(dataset, options.model_validate(arguments), report)
+def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[[Job, Report], BaseModel]:
+    def typed(job: Job, report: Report) -> BaseModel:
+        assert job.dataset is not None
+        assert job.dataset_id is not None
+        return run(Dataset(job.dataset_id, job.dataset), options.model_validate(job.arguments), report)
+
+    return typed

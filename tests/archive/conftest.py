@@ -1,12 +1,83 @@
-"""What archive tests stand on: a dataset with an archive, and whoever puts files into it."""
+"""What archive tests stand on: a dataset with an archive, a scripted server, a canary, and a fetcher that knows both by
+name."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import pytest
 
+from app.archive.fetch import Fetcher
 from app.db.engine import Database
-from app.settings import Settings
+from app.settings import Settings, load_settings
 from app.storage.store import Store
 from app.tenancy.bootstrap import ensure_admin
 from tests.archive.desk import Desk
+from tests.archive.web import Canary, Scripted, listening, scripted
+
+NAMES = {"files.test": ["127.0.0.1"], "canary.test": ["127.0.0.1"]}
+"""Both on the loopback; only the first is opened."""
+
+FetcherOf = Callable[..., Fetcher]
+
+
+def resolve(host: str, port: int) -> Sequence[str]:
+    if host not in NAMES:
+        raise socket.gaierror
+    return NAMES[host]
+
+
+@pytest.fixture(autouse=True)
+def no_ambient_identity(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+
+
+@pytest.fixture
+def server() -> Iterator[Scripted]:
+    with scripted() as server:
+        yield server
+
+
+@pytest.fixture
+def canary() -> Iterator[Canary]:
+    """On every loopback address that there is here, at one port."""
+    with ExitStack() as stack:
+        first = stack.enter_context(listening())
+        listeners = [first]
+        if socket.has_ipv6:
+            with suppress(OSError):
+                listeners.append(stack.enter_context(listening("::1", first.getsockname()[1])))
+        canary = Canary(tuple(listeners))
+        yield canary
+        assert not canary.touched()
+
+
+@pytest.fixture
+def fetcher_of(tmp_path) -> FetcherOf:
+    """A fetcher with these settings, which may fetch from `files.test` and from nowhere else in here."""
+
+    def build(resolve: Any = resolve, clock: Any = None, **settings: Any) -> Fetcher:
+        given = {
+            "lake_uri": str(tmp_path / "lake"),
+            "database_url": f"sqlite:///{tmp_path}/tarn.db",
+            "admin_key_file": tmp_path / "admin.key",
+            "fetch_private_hosts": ("files.test",),
+            "fetch_patience": 20,
+        } | settings
+        return Fetcher.from_settings(load_settings(**given), resolve, **({"clock": clock} if clock else {}))
+
+    return build
+
+
+@pytest.fixture
+def fetcher(fetcher_of: FetcherOf) -> Fetcher:
+    return fetcher_of()
 
 
 @pytest.fixture

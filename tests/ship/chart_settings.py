@@ -8,7 +8,7 @@ from app.settings import PREFIX, Settings
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "tarn" / "values.schema.json"
 
-SECRET = {"TARN_DATABASE_URL", "TARN_STORAGE_OPTIONS", "TARN_ADMIN_KEY"}
+SECRET = {"TARN_DATABASE_URL", "TARN_STORAGE_OPTIONS", "TARN_FETCH_STORES", "TARN_ADMIN_KEY"}
 SET_BY_THE_CHART = SECRET | {
     "TARN_ADMIN_KEY_FILE",
     "TARN_HOST",

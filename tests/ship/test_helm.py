@@ -301,10 +301,17 @@ def test_storage_options_are_a_reference_where_one_is_given_and_absent_where_the
     assert given["valueFrom"]["secretKeyRef"]["name"] == secret
 
 
+def test_stores_to_fetch_from_are_a_reference_where_one_is_given_and_absent_elsewhere(release):
+    secret = release.values["fetch"]["stores"]["existingSecret"] or None
+    given = release.environment("api").get("TARN_FETCH_STORES", {"valueFrom": {"secretKeyRef": {"name": None}}})
+    assert given["valueFrom"]["secretKeyRef"]["name"] == secret
+
+
 def test_tarn_accepts_the_settings_of_every_pod(release, component, monkeypatch):
     stand_ins = {
         "TARN_DATABASE_URL": "postgresql://tarn@database/tarn",
         "TARN_STORAGE_OPTIONS": "{}",
+        "TARN_FETCH_STORES": "{}",
         "TARN_ADMIN_KEY": "0123456789abcdef",
     }
     given = {name: each.get("value", stand_ins.get(name, "")) for name, each in release.environment(component).items()}

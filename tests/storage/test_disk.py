@@ -66,6 +66,24 @@ def test_sync_covers_what_another_library_wrote_and_each_folder_once(store, root
     assert synced == [log / "0.json", log / "1.json", log, root / "ds/t", root / "ds", root]
 
 
+def test_sync_of_many_leaves_out_nothing_and_does_nothing_twice(store, root, synced):
+    names = [f"ds/{number % 3}/{number}" for number in range(50)]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("{}")
+    store.sync(names)
+    assert sorted(synced) == sorted(
+        [root, root / "ds", *(root / f"ds/{n}" for n in range(3)), *map(root.joinpath, names)]
+    )
+
+
+def test_sync_without_what_is_above_covers_the_folders_that_files_are_in(store, root, synced):
+    (root / "ds/a").mkdir(parents=True)
+    (root / "ds/a/doc").write_text("{}")
+    store.sync(["ds/a/doc"], above=False)
+    assert synced == [root / "ds/a/doc", root / "ds/a"]
+
+
 def test_root_that_is_made_is_on_the_disk_too(tmp_path, synced):
     Store(Connection(str(tmp_path / "new/lake")))
     assert synced == [tmp_path / "new", tmp_path]

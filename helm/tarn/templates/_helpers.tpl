@@ -121,6 +121,15 @@ affinity: {{- toYaml . | nindent 2 }}
       key: {{ .key }}
 {{- end }}
 {{- end }}
+{{- with .Values.fetch.stores }}
+{{- if .existingSecret }}
+- name: TARN_FETCH_STORES
+  valueFrom:
+    secretKeyRef:
+      name: {{ .existingSecret }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
 - name: TARN_DATABASE_URL
   valueFrom:
     secretKeyRef:

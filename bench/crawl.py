@@ -1,0 +1,51 @@
+"""Crawls: how many small files a second come into the archive, on warm Spark; and how quickly known ones are passed."""
+
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bench.clients import QUIET
+from bench.maintain import Store
+from tests.server import running
+
+COUNT = int(os.environ.get("CRAWL_FILES", "10000"))
+LEAST, MOST = 200, 8_000
+"""Bytes of a file."""
+FOLDERS = 100
+WARM = 200
+WANTED = 500.0
+"""Files a second."""
+
+
+def run() -> dict[str, Any]:
+    """Every figure on SQLite and a local disk."""
+    results: dict[str, Any] = {"files": COUNT}
+    with tempfile.TemporaryDirectory() as name:
+        source, home = Path(name) / "source", Path(name) / "home"
+        home.mkdir()
+        _fill(source / "warm", WARM)
+        _fill(source / "many", COUNT)
+        with running(home, "serve", **QUIET, TARN_FETCH_ROOTS=str(source)) as server:
+            Store(server, "warm").operate("crawl", uri=str(source / "warm"))
+            store = Store(server, "many")
+            seconds, done = store.operate("crawl", uri=str(source / "many"))
+            assert (done["files"], done["failed"]) == (COUNT, 0), done
+            results["files/s"] = COUNT / seconds
+            seconds, done = store.operate("crawl", uri=str(source / "many"))
+            assert done["skipped"] == COUNT, done
+            results["known files/s, by path"] = COUNT / seconds
+            seconds, done = store.operate("crawl", uri=str(source / "many"), existing="skip_checksum")
+            assert done["skipped"] == COUNT, done
+            results["known files/s, by checksum"] = COUNT / seconds
+    results["met"] = results["files/s"] >= WANTED
+    return results
+
+
+def _fill(folder: Path, count: int) -> None:
+    draw = random.Random(count)
+    for number in range(count):
+        place = folder / f"folder-{number % FOLDERS}" / f"{number}.txt"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(f"{number} {draw.randbytes(draw.randint(LEAST, MOST) // 2).hex()}".encode())
