@@ -9,7 +9,7 @@ from anyio import BrokenResourceError, CapacityLimiter, EndOfStream, create_memo
 from anyio.lowlevel import RunVar
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from app.api.reading import limiter
+from app.api.turns import limiter
 
 BLOCK = 1 << 20
 """Bytes that pass from one to the other at once: what the network delivers is too little to be worth the way."""

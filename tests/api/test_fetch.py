@@ -10,8 +10,7 @@ import pytest
 
 from app.settings import Settings, load_settings
 from tests.archive.web import Canary, Scripted, answer, listening, redirect, scripted
-from tests.faults.scene import ONE_DATABASE
-from tests.house import House
+from tests.house import ONE_DATABASE, House
 
 pytestmark = ONE_DATABASE
 

@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from app.archive.files import SMALL
-from tests.faults.scene import ONE_DATABASE
-from tests.house import House
+from tests.house import ONE_DATABASE, House
 
 pytestmark = ONE_DATABASE
 

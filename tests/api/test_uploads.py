@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.model.upload import Span, joined, missing
-from tests.faults.scene import ONE_DATABASE
-from tests.house import House
+from tests.house import ONE_DATABASE, House
 
 FILES, UPLOADS = "/v1/datasets/test/files", "/v1/datasets/test/uploads"
 CONTENT = random.Random(2).randbytes(2_500_000)

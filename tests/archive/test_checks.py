@@ -8,7 +8,7 @@ from app.lake.findings import Findings
 from app.model.finding import FindingKind
 from app.model.tenant import ADMIN
 from tests.archive.desk import Desk, new_file, traces
-from tests.faults.scene import ONE_DATABASE
+from tests.house import ONE_DATABASE
 
 
 def found(desk: Desk) -> list[tuple[FindingKind, str]]:

@@ -24,7 +24,8 @@ from app.model.tenant import ADMIN
 from app.model.upload import NewUpload
 from app.storage.faults import Gate
 from tests.archive.desk import Desk, new_file, traces
-from tests.faults.scene import ONE_DATABASE, Killed, held_at, killed_at
+from tests.faults.scene import Killed, held_at, killed_at
+from tests.house import ONE_DATABASE
 
 LARGE = b"0123456789abcdef" * (SMALL // 8)
 

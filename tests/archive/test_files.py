@@ -25,7 +25,8 @@ from app.model.tenant import ADMIN
 from app.storage.faults import FaultyStore
 from app.tenancy.audit import Act
 from tests.archive.desk import Desk, new_file, traces
-from tests.faults.scene import ONE_DATABASE, Killed, killed_at
+from tests.faults.scene import Killed, killed_at
+from tests.house import ONE_DATABASE
 
 LARGE = b"0123456789abcdef" * (SMALL // 8)
 """Twice what is kept in memory."""

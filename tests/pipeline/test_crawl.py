@@ -26,8 +26,8 @@ from app.storage.store import Store
 from app.worker.flusher import SparkFlusher
 from app.worker.loop import Worker
 from tests.archive.web import answer, page, scripted
-from tests.faults.scene import ONE_DATABASE, Killed, killed_at
-from tests.house import House
+from tests.faults.scene import Killed, killed_at
+from tests.house import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.s3 import BUCKET, S3Server
 from tests.worker.workers import fall_silent, make_worker
