@@ -107,6 +107,13 @@ TABLE: dict[str, Access] = {
     "commit_stage": on_dataset(Level.WRITE),
     "commit_stages": on_dataset(Level.WRITE),
     "abort_stage": on_dataset(Level.WRITE),
+    # mappings
+    "list_mappings": on_dataset(Level.READ),
+    "get_mapping": on_dataset(Level.READ),
+    "put_mapping": on_dataset(Level.WRITE),
+    "list_mapping_versions": on_dataset(Level.READ),
+    "get_mapping_version": on_dataset(Level.READ),
+    "process_mapping": on_dataset(Operation.MAPPING.level),
     # reading
     "get_entity": on_dataset(Level.READ),
     "list_entities": on_dataset(Level.READ),
