@@ -29,6 +29,7 @@ from app.model.snapshot import File, TableName, Tally
 from app.pipeline.data_files import LARGEST_GROUP, ROW_GROUP, Puts, Writer
 from app.pipeline.export_tasks import Export, Exported, Recount
 from app.pipeline.journal_slice import Journal, OpenJournal, Slice
+from app.pipeline.mapping_tasks import MappedRows, MapRows
 from app.pipeline.merge import Copy, Fold, Merging
 from app.pipeline.plain import folded
 from app.pipeline.states import Compare, Comparing, TakeBack
@@ -68,7 +69,7 @@ class Task:
     checksum: bool
 
 
-AnyTask = Task | Fold | Copy | Compare | TakeBack | Export | Recount
+AnyTask = Task | Fold | Copy | Compare | TakeBack | Export | Recount | MapRows
 
 
 class Fault(NamedTuple):
@@ -85,6 +86,7 @@ class Output(NamedTuple):
     tally: Tally
     faults: list[Fault]
     exported: Exported | None = None
+    mapped: MappedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Kernel:
             # What only adds does without DuckDB, and what only rewrites without the journal.
             duck = cache(lambda: opened.enter_context(self._duckdb(scratch)))
             journal = cache(lambda: opened.enter_context(self.journal.opened()))
+            parts = cache(lambda: opened.enter_context(self.journal.writing()))
 
             def made(task: AnyTask) -> _Made:
                 if isinstance(task, Task):
@@ -118,6 +121,10 @@ class Kernel:
                     from app.pipeline.export_parts import exported
 
                     return _Made({}, Tally(), [], exported(task, store, duck(), scratch))
+                if isinstance(task, MapRows):
+                    from app.pipeline.mapping_rows import mapped
+
+                    return _Made({}, Tally(), [], mapped=mapped(task, store, parts()))
                 if isinstance(task, Fold | Copy):
                     return _Made(*Merging(task, store, duck(), puts).made(), [])
                 return _Made(*Comparing(task, store, duck(), puts).made(), [])
@@ -153,10 +160,11 @@ class _Made(NamedTuple):
     tally: Tally
     faults: list[Fault]
     exported: Exported | None = None
+    mapped: MappedRows | None = None
 
     def output(self) -> Output:
         files = {table: writer.files() for table, writer in self.writers.items()}
-        return Output(files, self.tally, self.faults, self.exported)
+        return Output(files, self.tally, self.faults, self.exported, self.mapped)
 
 
 class _Glance(NamedTuple):

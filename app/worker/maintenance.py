@@ -18,6 +18,7 @@ from app.model.job import (
     ExportOptions,
     Job,
     MakeOptions,
+    MappingOptions,
     Operation,
     OptimizeOptions,
     PurgeOptions,
@@ -29,6 +30,7 @@ from app.model.job import (
 from app.pipeline.compact import Compact
 from app.pipeline.export import Exports
 from app.pipeline.flush import Flush, Kernels
+from app.pipeline.mapping import Mappings
 from app.pipeline.optimize import Optimize
 from app.pipeline.purge import Purge
 from app.pipeline.revert import Revert
@@ -57,7 +59,8 @@ class Maintenance:
         vacuum = Vacuum(database, store, settings, publisher, reached)
         flush = Flush(database, store, publisher, kernels, reached)
         exports = Exports(settings, database, store, flush, kernels, running, reached)
-        self._jobs: dict[Operation, Callable[[Dataset, dict[str, Any], Report], BaseModel]] = {
+        mappings = Mappings(settings, database, store, kernels, reached)
+        self._jobs: dict[Operation, Callable[[Job, Dataset, Report], BaseModel]] = {
             Operation.COMPACT: _typed(CompactOptions, Compact(rewriting).run),
             Operation.OPTIMIZE: _typed(OptimizeOptions, Optimize(rewriting).run),
             Operation.VACUUM: _typed(VacuumOptions, vacuum.run),
@@ -66,6 +69,9 @@ class Maintenance:
             Operation.REVERT: _typed(RevertOptions, Revert(database, rewriting, flush).run),
             Operation.EXPORT: _typed(ExportOptions, exports.export),
             Operation.MAKE: _typed(MakeOptions, exports.make),
+            Operation.MAPPING: lambda job, dataset, report: mappings.run(
+                job, dataset, MappingOptions.model_validate(job.arguments), report
+            ),
         }
 
     @property
@@ -77,9 +83,9 @@ class Maintenance:
         assert job.dataset is not None
         assert job.dataset_id is not None
         with self._answering():
-            done = self._jobs[job.operation](Dataset(job.dataset_id, job.dataset), job.arguments, report)
+            done = self._jobs[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
         return done.model_dump(mode="json")
 
 
 def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[..., BaseModel]:
-    return lambda dataset, arguments, report: run(dataset, options.model_validate(arguments), report)
+    return lambda job, dataset, report: run(dataset, options.model_validate(job.arguments), report)
