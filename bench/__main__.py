@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import crawl, exports, flush, ingest, maintain, plain_spark, reads, requests, soak
+from bench import crawl, exports, flush, ingest, maintain, mapping, plain_spark, reads, requests, soak
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "requests": requests.run,
@@ -19,6 +19,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "maintain": maintain.run,
     "exports": exports.run,
     "crawl": crawl.run,
+    "mapping": mapping.run,
     "soak": soak.run,
     "compacting": soak.run_compacting,
     "plain_spark": plain_spark.run,

@@ -104,7 +104,16 @@ class Store:
 
     def operate(self, operation: str, **options: Any) -> tuple[float, dict[str, Any]]:
         """The seconds that a job took once it was begun, and its result."""
-        answer = self._client.post(f"{self.path}/operations/{operation}?wait=300", json=options)
+        return self._done(f"{self.path}/operations/{operation}", options)
+
+    def map(self, content_hash: str, mapping: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        """The same of making entities of an archived file's rows."""
+        path = f"{self.path}/mappings/{content_hash}"
+        self._client.put(path, json=mapping).raise_for_status()
+        return self._done(f"{path}/process", {})
+
+    def _done(self, path: str, options: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        answer = self._client.post(f"{path}?wait=300", json=options)
         answer.raise_for_status()
         job = answer.json()
         assert job["state"] == "done", job

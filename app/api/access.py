@@ -125,6 +125,13 @@ TABLE: dict[str, Access] = {
     "put_upload_block": on_dataset(Level.WRITE),
     "commit_upload": on_dataset(Level.WRITE),
     "delete_upload": on_dataset(Level.WRITE),
+    # mappings
+    "list_mappings": on_dataset(Level.READ),
+    "get_mapping": on_dataset(Level.READ),
+    "put_mapping": on_dataset(Level.WRITE),
+    "list_mapping_versions": on_dataset(Level.READ),
+    "get_mapping_version": on_dataset(Level.READ),
+    "process_mapping": on_dataset(Operation.MAPPING.level),
     # reading
     "get_entity": on_dataset(Level.READ),
     "list_entities": on_dataset(Level.READ),

@@ -18,6 +18,7 @@ from app.cli import (
     grants,
     jobs,
     keys,
+    mappings,
     operations,
     refs,
     snapshots,
@@ -68,6 +69,7 @@ client_command(app, "log", LAKE)(snapshots.log)
 app.add_typer(snapshots.app, name="snapshot", rich_help_panel=LAKE)
 client_command(app, "diff", LAKE)(diff.diff)
 app.add_typer(refs.app, name="refs", rich_help_panel=LAKE)
+app.add_typer(mappings.app, name="mapping", rich_help_panel=LAKE)
 client_command(app, "flush", LAKE)(operations.flush)
 client_command(app, "make", LAKE)(exports.make)
 client_command(app, "export", LAKE)(exports.export)

@@ -119,9 +119,14 @@ def _awaited(session: Session, path: str, body: dict[str, Any], wait: bool) -> d
     job = session.client.document("POST", path, body)
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
-        job = awaited(session.client, job["id"], math.inf)
-        if job["state"] == "cancelled":
-            raise Cancelled(f"the job {job['id']} was cancelled")
-        if job["problem"] is not None:
-            raise ProblemAnswered(job["problem"])
+        job = ended_well(awaited(session.client, job["id"], math.inf))
+    return job
+
+
+def ended_well(job: dict[str, Any]) -> dict[str, Any]:
+    """A job that is over. Raises what it failed of."""
+    if job["state"] == "cancelled":
+        raise Cancelled(f"the job {job['id']} was cancelled")
+    if job["problem"] is not None:
+        raise ProblemAnswered(job["problem"])
     return job

@@ -286,6 +286,19 @@ exports = Table(
     Column("detail", JSON, nullable=False),
 )
 
+mapping_runs = Table(
+    "mapping_runs",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("content_hash", String(64), primary_key=True),
+    Column("job", Id, nullable=False, comment="the job that did it, so that none does it twice"),
+    Column("mapping", String(64), nullable=False, comment="the entity tag that the mapping had"),
+    Column("form", JSON, nullable=False, comment="how the file was to be read"),
+    Column("processed", Moment, nullable=False),
+    Column("result", JSON, nullable=False),
+    comment="of each mapping, the last run that was committed",
+)
+
 tags = Table(
     "tags",
     metadata,

@@ -23,9 +23,8 @@ RENEW = (
 )
 
 
-def connect(path: str) -> Appender:
+def prepared(connection: dbapi.Connection) -> dbapi.Connection:
     """A connection that waits for other writers and reaches the disk with each commit."""
-    connection = sqlite.connect(f"file:{path}", autocommit=True)
     with connection.cursor() as cursor:
         for pragma in (
             f"busy_timeout={BUSY_MILLISECONDS}",
@@ -35,13 +34,13 @@ def connect(path: str) -> Appender:
             cursor.execute(f"PRAGMA {pragma}")
             cursor.fetchall()
     connection.adbc_connection.set_autocommit(False)
-    return Appender(connection, RENEW)
+    return connection
 
 
 def main(path: str) -> None:
     # Ctrl-C reaches the whole group of processes; this one ends when its parent closes the pipe, and not before.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    appender = connect(path)
+    appender = Appender(prepared(sqlite.connect(f"file:{path}", autocommit=True)), RENEW)
     while True:
         try:
             header, rows = orjson.loads(receive(sys.stdin.buffer)), receive(sys.stdin.buffer)

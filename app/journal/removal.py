@@ -11,6 +11,7 @@ from app.db.tables import (
     journal_head,
     journal_rejected,
     leases,
+    mapping_runs,
     refs,
     snapshots,
     tags,
@@ -33,7 +34,7 @@ def remove_journal(database: Database, dataset_id: str, hold: Hold) -> None:
         hold(connection, None)
         connection.execute(delete(journal_head).where(journal_head.c.dataset_id == dataset_id))
         # Not the recorded head: its number goes on.
-        for table in (tags, leases, refs, snapshots, journal_rejected, exports, export_leases):
+        for table in (tags, leases, refs, snapshots, journal_rejected, exports, export_leases, mapping_runs):
             connection.execute(delete(table).where(table.c.dataset_id == dataset_id))
         batches.mark_aborted(connection, journal_batches.c.dataset_id == dataset_id)
     left = True

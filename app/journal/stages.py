@@ -14,7 +14,6 @@ from app.journal.batches import ABORTED, COMMITTED, DONE, OPEN, STAGED
 from app.lake import snapshots
 from app.lake.datasets import Dataset
 from app.model.ids import new_id, now
-from app.model.names import TenantName
 from app.model.stage import NewStage, Stage, StageState
 from app.settings import Settings
 from app.tenancy.audit import Act
@@ -27,7 +26,7 @@ STATES = {
 }
 
 
-def create(connection: Connection, settings: Settings, dataset: Dataset, tenant: TenantName, new: NewStage) -> Stage:
+def create(connection: Connection, settings: Settings, dataset: Dataset, tenant: str, new: NewStage) -> Stage:
     moment = now()
     uid = new_id()
     heads.check_pressure(connection, dataset, settings)
@@ -52,20 +51,20 @@ def create(connection: Connection, settings: Settings, dataset: Dataset, tenant:
     return get(connection, dataset, tenant, uid)
 
 
-def get(connection: Connection, dataset: Dataset, tenant: TenantName, uid: str) -> Stage:
+def get(connection: Connection, dataset: Dataset, tenant: str, uid: str) -> Stage:
     """A stage of this tenant. Raises StageNotFound."""
     row = find(connection, dataset, tenant, uid)
     return _stage(row, *_sums(connection, row))
 
 
-def find(connection: Connection, dataset: Dataset, tenant: TenantName, uid: str) -> Row[Any]:
+def find(connection: Connection, dataset: Dataset, tenant: str, uid: str) -> Row[Any]:
     row = connection.execute(_stages(dataset, tenant).where(journal_batches.c.uid == uid)).first()
     if row is None:
         raise StageNotFound(f"there is no stage {uid!r}")
     return row
 
 
-def page(connection: Connection, dataset: Dataset, tenant: TenantName, after: str | None, limit: int) -> list[Stage]:
+def page(connection: Connection, dataset: Dataset, tenant: str, after: str | None, limit: int) -> list[Stage]:
     """Stages of this tenant that have not been swept, oldest first."""
     query = _stages(dataset, tenant).order_by(journal_batches.c.uid).limit(limit)
     if after is not None:
@@ -76,7 +75,7 @@ def page(connection: Connection, dataset: Dataset, tenant: TenantName, after: st
 def commit(
     connection: Connection,
     dataset: Dataset,
-    tenant: TenantName,
+    tenant: str,
     uids: list[str],
     act: Act,
     note: NewStage | None = None,
@@ -160,7 +159,7 @@ def _require_unmoved(connection: Connection, dataset: Dataset, expected: str) ->
         raise PreconditionFailed("writes that no snapshot holds yet came after it", expected=expected, head=head.id)
 
 
-def abort(database: Database, dataset: Dataset, tenant: TenantName, uid: str, act: Act) -> None:
+def abort(database: Database, dataset: Dataset, tenant: str, uid: str, act: Act) -> None:
     """Give a stage up. Doing it again is fine. Raises StageNotFound, and StageClosed after its commit."""
     with database.write() as connection:
         row = find(connection, dataset, tenant, uid)
@@ -179,7 +178,7 @@ def mark_aborted(connection: Connection, stage_id: int) -> list[int]:
     return batches.mark_aborted(connection, of_stage)
 
 
-def _stages(dataset: Dataset, tenant: TenantName) -> Any:
+def _stages(dataset: Dataset, tenant: str) -> Any:
     return select(journal_batches).where(
         journal_batches.c.dataset_id == dataset.id, journal_batches.c.tenant == tenant, journal_batches.c.is_stage
     )

@@ -7,15 +7,16 @@ from enum import StrEnum
 from itertools import islice
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from app.errors import Problem
+from app.errors import Fault, Problem
 from app.model.backoff import delays
+from app.model.encodings import known_encoding
 from app.model.export import AnyKind, Kind
 from app.model.file import Uri
 from app.model.finding import Finding
-from app.model.names import DatasetName, FilePath, Origin
+from app.model.names import Checksum, DatasetName, FilePath, Origin
 from app.model.tenant import Level, Strict
 
 MOST_ATTEMPTS = 20
@@ -59,10 +60,13 @@ class Operation(StrEnum):
     EXPORT = "export"
     MAKE = "make"
     CRAWL = "crawl"
+    MAPPING = "mapping"
 
     @property
     def level(self) -> Level:
         """What its caller needs on the dataset."""
+        if self is Operation.MAPPING:
+            return Level.WRITE
         return Level.ADMIN if self in (Operation.DELETE, Operation.PURGE) else Level.MAINTAIN
 
     @property
@@ -221,6 +225,25 @@ class CrawlOptions(Strict):
     origin: Origin = Field(Origin("crawl"), description="Of the files and of what is said of them.")
 
 
+class ProcessOptions(Strict):
+    """How a source file is read, and whether it is read though nothing changed."""
+
+    force: bool = Field(False, description="Though neither the mapping nor these options changed since the last time.")
+    encoding: Annotated[str, Field(max_length=64), AfterValidator(known_encoding)] | None = Field(
+        None,
+        description="How the file's text is written; UTF-8 unless the file begins with a mark that says otherwise.",
+    )
+    delimiter: Annotated[str, Field(pattern=r'^[^\r\n" ]$')] | None = Field(
+        None, description="What stands between fields; found out by the header if it is a comma, semicolon, tab or bar."
+    )
+
+
+class MappingOptions(ProcessOptions):
+    """Which mapping is processed."""
+
+    content_hash: Checksum
+
+
 class MadeSnapshot(BaseModel):
     """A snapshot that a job made."""
 
@@ -374,6 +397,21 @@ class CrawlResult(BaseModel):
     first_failures: list[UncrawledFile] = Field(description="The first hundred of them.")
 
 
+class MappingResult(BaseModel):
+    """What processing a mapping did."""
+
+    operation: Literal["mapping"]
+    content_hash: Checksum
+    skipped: str | None = Field(description="Why nothing was done; null: it was.")
+    rows: int = Field(description="Rows of the file, without its header and blank lines.")
+    entities: int
+    statements: int = Field(description="Statements that were written; what a row says twice is counted once.")
+    commit: int | None = Field(description="The commit that made them visible, and ended what the last run said.")
+    rejected: int = Field(description="Rows that could not be used.")
+    errors: list[Fault] = Field(description="The first hundred of them; `line` is the row, the header being the first.")
+    missing: list[str] = Field(description="Columns that the mapping names and the file does not have.")
+
+
 JobResult = Annotated[
     FlushResult
     | DeleteResult
@@ -385,7 +423,8 @@ JobResult = Annotated[
     | PurgeResult
     | ExportResult
     | MakeResult
-    | CrawlResult,
+    | CrawlResult
+    | MappingResult,
     Field(discriminator="operation"),
 ]
 

@@ -45,7 +45,7 @@ def fetched(
     task: Fetch, store: Store, clock: Callable[[], float] = time.monotonic, reached: Reached = lambda _: None
 ) -> Fetched:
     """Do a task. Raises what keeps the archive or the journal from taking anything; a file's own trouble is told."""
-    # The only SQLite of this process while it lasts: see docs/decisions/021.
+    # The only SQLite of this process while it lasts: see docs/decisions/022.
     database = Database(task.settings.database_url, POOL)
     try:
         with ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch") as pool:

@@ -4,14 +4,17 @@ ADBC's SQLite is a library of its own (docs/decisions/008): an executor's proces
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from app.journal.parts import Parts
 
 COLUMNS = (
     "kind",
@@ -36,6 +39,8 @@ ORD = 'b."commit" * 4294967296 + j.position'
 
 BATCH_ROWS = 16_384
 """Rows of an Arrow batch; SQLite's driver would make many small ones."""
+
+READ_ONLY = "?mode=ro"
 
 SAMPLE = 1_000
 """Rows of a SQLite that are looked at first."""
@@ -78,8 +83,15 @@ class Journal:
         url = make_url(database_url)
         if url.get_backend_name() == "sqlite":
             path = quote(str(Path(str(url.database)).absolute()))
-            return cls(f"file:{path}?mode=ro", is_sqlite=True)
+            return cls(f"file:{path}{READ_ONLY}", is_sqlite=True)
         return cls(url.set(drivername="postgresql").render_as_string(hide_password=False), is_sqlite=False)
+
+    def writing(self) -> "AbstractContextManager[Parts]":
+        """A connection to write parts of stages by."""
+        # With SQLAlchemy it is half a second's import, which executors that only read do without.
+        from app.journal import parts
+
+        return parts.opened(self.uri.removesuffix(READ_ONLY), self.is_sqlite)
 
     @contextmanager
     def opened(self) -> Iterator["OpenJournal"]:

@@ -30,6 +30,7 @@ from app.pipeline.crawl_tasks import Fetch, Fetched
 from app.pipeline.data_files import LARGEST_GROUP, ROW_GROUP, Puts, Writer
 from app.pipeline.export_tasks import Export, Exported, Recount
 from app.pipeline.journal_slice import Journal, OpenJournal, Slice
+from app.pipeline.mapping_tasks import MappedRows, MapRows
 from app.pipeline.merge import Copy, Fold, Merging
 from app.pipeline.plain import folded
 from app.pipeline.states import Compare, Comparing, TakeBack
@@ -69,7 +70,7 @@ class Task:
     checksum: bool
 
 
-AnyTask = Task | Fold | Copy | Compare | TakeBack | Export | Recount | Fetch
+AnyTask = Task | Fold | Copy | Compare | TakeBack | Export | Recount | Fetch | MapRows
 
 
 class Fault(NamedTuple):
@@ -87,6 +88,7 @@ class Output(NamedTuple):
     faults: list[Fault]
     exported: Exported | None = None
     fetched: Fetched | None = None
+    mapped: MappedRows | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Kernel:
             # What only adds does without DuckDB, and what only rewrites without the journal.
             duck = cache(lambda: opened.enter_context(self._duckdb(scratch)))
             journal = cache(lambda: opened.enter_context(self.journal.opened()))
+            parts = cache(lambda: opened.enter_context(self.journal.writing()))
 
             def made(task: AnyTask) -> _Made:
                 if isinstance(task, Task):
@@ -124,6 +127,10 @@ class Kernel:
                     from app.pipeline.crawl_files import fetched
 
                     return _Made({}, Tally(), [], fetched=fetched(task, store))
+                if isinstance(task, MapRows):
+                    from app.pipeline.mapping_rows import mapped
+
+                    return _Made({}, Tally(), [], mapped=mapped(task, store, parts()))
                 if isinstance(task, Fold | Copy):
                     return _Made(*Merging(task, store, duck(), puts).made(), [])
                 return _Made(*Comparing(task, store, duck(), puts).made(), [])
@@ -160,10 +167,11 @@ class _Made(NamedTuple):
     faults: list[Fault]
     exported: Exported | None = None
     fetched: Fetched | None = None
+    mapped: MappedRows | None = None
 
     def output(self) -> Output:
         files = {table: writer.files() for table, writer in self.writers.items()}
-        return Output(files, self.tally, self.faults, self.exported, self.fetched)
+        return Output(files, self.tally, self.faults, self.exported, self.fetched, self.mapped)
 
 
 class _Glance(NamedTuple):

@@ -19,6 +19,7 @@ from app.model.job import (
     ExportOptions,
     Job,
     MakeOptions,
+    MappingOptions,
     Operation,
     OptimizeOptions,
     PurgeOptions,
@@ -32,6 +33,7 @@ from app.pipeline.compact import Compact
 from app.pipeline.crawl import Crawl
 from app.pipeline.export import Exports
 from app.pipeline.flush import Flush, Kernels
+from app.pipeline.mapping import Mappings
 from app.pipeline.optimize import Optimize
 from app.pipeline.purge import Purge
 from app.pipeline.revert import Revert
@@ -61,7 +63,8 @@ class Maintenance:
         flush = Flush(database, store, publisher, kernels, reached)
         exports = Exports(settings, database, store, flush, kernels, running, reached)
         crawl = Crawl(settings, database, store, kernels, reached)
-        self._jobs: dict[Operation, Callable[[Job, Report], BaseModel]] = {
+        mappings = Mappings(settings, database, store, kernels, reached)
+        self._jobs: dict[Operation, Callable[[Job, Dataset, Report], BaseModel]] = {
             Operation.COMPACT: _typed(CompactOptions, Compact(rewriting).run),
             Operation.OPTIMIZE: _typed(OptimizeOptions, Optimize(rewriting).run),
             Operation.VACUUM: _typed(VacuumOptions, vacuum.run),
@@ -70,9 +73,12 @@ class Maintenance:
             Operation.REVERT: _typed(RevertOptions, Revert(database, rewriting, flush).run),
             Operation.EXPORT: _typed(ExportOptions, exports.export),
             Operation.MAKE: _typed(MakeOptions, exports.make),
-            Operation.CRAWL: lambda job, report: _typed(
-                CrawlOptions, partial(crawl.run, tenant=TenantName(job.tenant), job=job.id)
-            )(job, report),
+            Operation.CRAWL: lambda job, dataset, report: crawl.run(
+                dataset, CrawlOptions.model_validate(job.arguments), report, TenantName(job.tenant), job.id
+            ),
+            Operation.MAPPING: lambda job, dataset, report: mappings.run(
+                job, dataset, MappingOptions.model_validate(job.arguments), report
+            ),
         }
 
     @property
@@ -81,15 +87,12 @@ class Maintenance:
 
     def run(self, job: Job, report: Report) -> dict[str, Any]:
         """Do a job; what is told of it. Raises what `report` raises, DatasetNotFound, and whatever keeps it from it."""
+        assert job.dataset is not None
+        assert job.dataset_id is not None
         with self._answering():
-            done = self._jobs[job.operation](job, report)
+            done = self._jobs[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
         return done.model_dump(mode="json")
 
 
-def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[[Job, Report], BaseModel]:
-    def typed(job: Job, report: Report) -> BaseModel:
-        assert job.dataset is not None
-        assert job.dataset_id is not None
-        return run(Dataset(job.dataset_id, job.dataset), options.model_validate(job.arguments), report)
-
-    return typed
+def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[..., BaseModel]:
+    return lambda job, dataset, report: run(dataset, options.model_validate(job.arguments), report)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from app.journal.formats import ENTITY_TYPES, STATEMENT_TYPES
+from app.model.mapping import YAML_TYPES
 from tests.server import Server
 
 
@@ -20,7 +21,7 @@ def generated(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The generated package, importable while the tests of this module run."""
     folder = tmp_path_factory.mktemp("generated")
     (folder / "openapi.json").write_text(server.client().get("/openapi.json").text)
-    streams = [kind for kind in {*ENTITY_TYPES, *STATEMENT_TYPES} if kind != "application/json"]
+    streams = [kind for kind in {*ENTITY_TYPES, *STATEMENT_TYPES, *YAML_TYPES} if kind != "application/json"]
     config = {
         "package_name_override": "tarn_generated",
         "post_hooks": [],

@@ -1,0 +1,92 @@
+"""Parts of a stage, written over ADBC alone: for processes that must not open SQLite by anything else.
+
+A part is a batch of a stage. It opens, is filled chunk by chunk, and is closed with what it holds; whoever has the
+stage commits it, with the others or not at all. What was not closed, or is not wanted, ends with the stage.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from adbc_driver_manager import dbapi
+
+from app.errors import Unavailable
+from app.journal.bulk import Appender, PostgresqlBulk, failure
+from app.journal.events import Packed
+from app.journal.loader import RENEW, prepared
+from app.model.ids import new_id
+
+# A part is what its stage is, but for who wrote it.
+OPEN = (
+    "INSERT INTO journal_batches (uid, dataset_id, tenant, origin, state, is_stage, stage, entities, rows, size, "
+    "reserved, metadata, created, expires) "
+    "SELECT {0}, dataset_id, {1}, origin, 'open', false, id, 0, 0, 0, 0, metadata, created, expires "
+    "FROM journal_batches WHERE id = {2} AND is_stage AND state = 'open' RETURNING id"
+)
+CLOSE = (
+    "UPDATE journal_batches SET state = 'staged', entities = {0}, rows = {1}, size = {2} "
+    "WHERE id = {3} AND state = 'open' RETURNING id"
+)
+
+
+class Parts:
+    """A connection that writes parts, one after the other."""
+
+    def __init__(self, connection: dbapi.Connection, is_sqlite: bool) -> None:
+        self._connection = connection
+        self._marks = ("?",) * 4 if is_sqlite else ("$1", "$2", "$3", "$4")
+        self._appender = Appender(connection, RENEW if is_sqlite else PostgresqlBulk.RENEW)
+
+    def open(self, stage: int, tenant: str) -> int:
+        """Begin a part; its id. Raises Unavailable, also if the stage is no longer open."""
+        return self._changed(OPEN, (new_id(), tenant, stage))
+
+    def write(self, part: int, position: int, chunk: pa.RecordBatch, expiry: float) -> None:
+        """Write a chunk in a transaction of its own. Raises StorageFull, and Unavailable as `open` does."""
+        rows = Packed(chunk, 0, 0, 0).table(part, position)
+        try:
+            written = self._appender.append(part, time.time() + expiry, rows)
+        except dbapi.Error as error:
+            raise failure(error) from error
+        if not written:
+            raise _closed()
+
+    def close(self, part: int, entities: int, rows: int, size: int) -> None:
+        """Say what a part holds: from now on it lives as long as its stage. Raises Unavailable as `open` does."""
+        self._changed(CLOSE, (entities, rows, size, part))
+
+    def _changed(self, statement: str, parameters: tuple[object, ...]) -> int:
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(statement.format(*self._marks), parameters)
+                row = cursor.fetchone()
+            self._connection.adbc_connection.commit()
+        except dbapi.Error as error:
+            self._connection.adbc_connection.rollback()
+            raise failure(error) from error
+        if row is None:
+            raise _closed()
+        return int(row[0])
+
+
+@contextmanager
+def opened(uri: str, is_sqlite: bool) -> Iterator[Parts]:
+    """Write to the journal at a URI as ADBC's drivers want it said."""
+    if is_sqlite:
+        from adbc_driver_sqlite import dbapi as sqlite
+
+        connection = prepared(sqlite.connect(uri, autocommit=True))
+    else:
+        from adbc_driver_postgresql import dbapi as postgresql
+
+        connection = postgresql.connect(uri)
+    try:
+        yield Parts(connection, is_sqlite)
+    finally:
+        connection.close()
+
+
+def _closed() -> Unavailable:
+    """Whoever opened the stage may open another."""
+    return Unavailable("the stage is no longer open: it expired, or was aborted", retry_after=1)

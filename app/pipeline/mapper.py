@@ -1,0 +1,644 @@
+"""From rows to statements, as followthemoney's mapping and the loading of what it makes would do it.
+
+FtM maps a record at a time, through objects and lists that are made for each. Here some thousand rows are mapped at
+once, a property after the other: what is left to do for each value is a look into a dictionary and a hash. What comes
+of it is the same, statement by statement; a property test holds the two equal. Rows that are in any way unusual are
+left to FtM itself, one by one: those are the ones that may be bad.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from itertools import compress
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from followthemoney.mapping.csv import CSVSource
+from followthemoney.mapping.entity import EntityMapping
+from followthemoney.mapping.property import PropertyMapping
+from followthemoney.mapping.query import QueryMapping
+from followthemoney.property import Property
+from followthemoney.statement.util import BASE_ID
+from followthemoney.types import registry
+from followthemoney.types.common import PropertyType
+from followthemoney.util import key_bytes, sanitize_text
+
+from app.errors import Fault
+from app.journal.events import SCHEMA, Events, Kind
+from app.model.entity import LONGEST_KNOWN, MOST_KNOWN, PLAIN, TIDY, Cleaner, Exploded, Exploder
+from app.model.mapping import MappingDocument, Query
+from app.model.names import DatasetName
+from app.model.shards import shard_of
+from app.model.statement import Invalid, checked_id
+
+AT_ONCE = 2048
+"""Rows that are mapped together."""
+
+FEW = 8
+"""Rows of which it is not worth to find out which of them is unusual."""
+
+MOST_LANES = 64
+"""Values of one property of a row that are usual."""
+
+MOST_VALUES = 5_000
+"""Values that a row may be split into: FtM compares each with every other."""
+
+LONG = 64 << 10
+"""Characters from which on a value is unusual: FtM counts what long texts come to, and drops what is too much."""
+
+MOST_SOURCES = 200
+"""Columns and literals of a query below which texts that are not long cannot come to too much."""
+
+LONGEST_VALUE = 4 << 20
+"""Characters that a template may grow to."""
+
+LONGEST_REASON = 500
+"""Characters of what FtM says of a bad row: it may repeat the whole value."""
+
+WORTH_DROPPING = 0.95
+"""The part of events that are different below which it pays to leave the others out."""
+
+UNREADABLE = re.compile("[\udc80-\udcff]")
+"""What Python makes of bytes that are not of an encoding."""
+
+ID = re.compile("[A-Za-z0-9]+")
+"""An id that is one for every tool; hashes are."""
+
+NAMES = "namesMentioned"
+"""Where FtM repeats the names of entities that an entity refers to."""
+
+Row = Sequence[str]
+Texts = list[str | None]
+"""A column: what each row says, None where it says nothing."""
+Record = dict[str, str]
+Digests = list[bytes | None]
+Places = npt.NDArray[np.uint16]
+
+
+class Unusual(Exception):
+    """These rows are for FtM itself to map."""
+
+
+class BadRow(NamedTuple):
+    """A row that came to nothing: its place among those that were given, and why."""
+
+    place: int
+    fault: Fault
+
+
+class Mapped(NamedTuple):
+    """What some rows came to: events without their place in a batch, and the rows that could not be used."""
+
+    events: pa.RecordBatch
+    entities: int
+    bad: list[BadRow]
+
+
+class Mapper:
+    """Maps rows of one file for one dataset. Not for two threads: it remembers what it has cleaned."""
+
+    def __init__(
+        self, mapping: MappingDocument, header: Sequence[str], dataset: DatasetName, origin: str, moment: int
+    ) -> None:
+        self._dataset = dataset
+        self._origin = origin
+        self._moment = moment
+        self._exploder = Exploder()
+        self._is_doubtful = False
+        # Of columns that have the same name, FtM reads the last.
+        self._places = {name: place for place, name in enumerate(header)}
+        cleaners = _Cleaners()
+        self._queries = [
+            _Query(query, ftm, cleaners, dataset)
+            for query, ftm in zip(mapping.queries, mapping.ftm(dataset), strict=True)
+        ]
+        self._used = sorted({name for query in self._queries for name in query.columns})
+
+    def map(self, rows: Sequence[Row], is_doubtful: bool = False) -> Iterator[Mapped]:
+        """What the rows say, in their order. If that is doubtful, they may hold what is not of the file's encoding."""
+        self._is_doubtful = is_doubtful
+        for start in range(0, len(rows), AT_ONCE):
+            yield from self._block(rows[start : start + AT_ONCE], start)
+
+    def _block(self, rows: Sequence[Row], start: int) -> Iterator[Mapped]:
+        """All at once if nothing about them is unusual, else by halves, and the last few one by one."""
+        try:
+            yield self._at_once(rows)
+        except Exception:  # noqa: BLE001 - whatever it is, it is met again below, at the row that it is about
+            if len(rows) <= FEW:
+                yield self._one_by_one(rows, start)
+                return
+            middle = len(rows) // 2
+            yield from self._block(rows[:middle], start)
+            yield from self._block(rows[middle:], start + middle)
+
+    # All at once
+
+    def _at_once(self, rows: Sequence[Row]) -> Mapped:
+        if self._is_doubtful and any(map(_is_garbled, rows)):
+            raise Unusual
+        texts = {name: self._column(rows, name) for name in self._used}
+        made = _Made()
+        for query in self._queries:
+            query.map(texts, len(rows), made)
+        return Mapped(made.table(self._origin, self._moment), made.entities, [])
+
+    def _column(self, rows: Sequence[Row], name: str) -> Texts:
+        """What `CSVSource.read_csv` makes of a column."""
+        place = self._places.get(name)
+        if place is None:
+            return [None] * len(rows)
+        try:
+            column = [row[place] for row in rows]
+        except IndexError:
+            column = [row[place] if place < len(row) else "" for row in rows]
+        if _is_plain("".join(column)):
+            return [text.strip() or None for text in column]
+        return [sanitize_text(text) for text in column]
+
+    # One by one
+
+    def _one_by_one(self, rows: Sequence[Row], start: int) -> Mapped:
+        events = Events()
+        bad: list[BadRow] = []
+        for place, row in enumerate(rows, start):
+            try:
+                for entity in self._entities(row):
+                    events.add_entity(entity, self._origin, self._moment)
+            except Invalid as error:
+                bad.append(BadRow(place, Fault(field=error.field, reason=error.reason)))
+            except Exception as error:  # noqa: BLE001 - FtM's cleaning may raise nearly anything
+                bad.append(BadRow(place, Fault(reason=(str(error) or type(error).__name__)[:LONGEST_REASON])))
+        return Mapped(events.table(0) if len(events) else pa.RecordBatch.from_pylist([], SCHEMA), events.entities, bad)
+
+    def _entities(self, row: Row) -> list[Exploded]:
+        """All that a row stands for. Raises Invalid, and whatever FtM raises: then it stands for nothing."""
+        if self._is_doubtful and _is_garbled(row):
+            raise Invalid(None, "is not in the file's encoding")
+        texts = {name: sanitize_text(row[place]) for name, place in self._places.items() if place < len(row)}
+        record = {name: text for name, text in texts.items() if text is not None}
+        found = []
+        for query in self._queries:
+            query.check(record)
+            if query.source.check_filters(record):
+                for entity in query.ftm.map(record).values():
+                    data = {"id": entity.id, "schema": entity.schema.name, "properties": entity.properties}
+                    found.append(self._exploder.explode(self._dataset, data))
+        return found
+
+
+class _Query:
+    """A query with its rules in FtM's order: an entity comes after those that it refers to."""
+
+    def __init__(self, query: Query, ftm: QueryMapping, cleaners: "_Cleaners", dataset: str) -> None:
+        assert isinstance(ftm.source, CSVSource)
+        self.ftm = ftm
+        self.source = ftm.source
+        named_by = {
+            prop.entity for rule in ftm.entities if rule.schema.get(NAMES) for prop in rule.properties if prop.entity
+        }
+        self._rules = [
+            _Rule(rule, query.entities[rule.name].key_literal, cleaners, dataset, rule.name in named_by)
+            for rule in ftm.entities
+        ]
+        filtered = {name for name, _ in (*self.source.filters_set, *self.source.filters_not_set)}
+        self.columns = set(ftm.refs) | filtered
+        self._properties = [prop for rule in ftm.entities for prop in rule.properties]
+        self._is_counted = any(prop.prop.type.total_size is not None for prop in self._properties)
+        self._is_large = sum(len(prop.refs) + len(prop.literals) for prop in self._properties) > MOST_SOURCES
+
+    def map(self, texts: dict[str, Texts], count: int, made: "_Made") -> None:
+        """Raises Unusual, and whatever FtM's cleaning raises."""
+        if self._is_counted and (self._is_large or self._has_long(texts)):
+            raise Unusual
+        places = np.arange(count, dtype=np.uint16)
+        for columns, wanted in ((self.source.filters_set, True), (self.source.filters_not_set, False)):
+            for name, allowed in columns:
+                places = places[[(texts[name][place] in allowed) is wanted for place in places.tolist()]]
+        if len(places) < count:
+            texts = {name: [texts[name][place] for place in places.tolist()] for name in self.columns}
+        told: dict[str, _Told] = {}
+        for rule in self._rules:
+            told[rule.name] = rule.map(texts, places, told, made)
+
+    def check(self, record: Record) -> None:
+        """Raise Invalid for a row that would take FtM too long, or too much memory."""
+        for prop in self._properties:
+            if prop.template is not None:
+                _filled(prop, record)
+            if prop.split is not None and sum(record.get(ref, "").count(prop.split) for ref in prop.refs) > MOST_VALUES:
+                raise Invalid(prop.prop.name, f"has more than {MOST_VALUES} values")
+
+    def _has_long(self, texts: dict[str, Texts]) -> bool:
+        return any(text is not None and len(text) > LONG for name in self.columns for text in texts[name])
+
+
+class _Told(NamedTuple):
+    """What a rule made of some rows, for those that refer to it."""
+
+    ids: Texts
+    names: list[Texts]
+
+
+class _Rule:
+    """An entity of a query."""
+
+    def __init__(
+        self, ftm: EntityMapping, key_literal: str | None, cleaners: "_Cleaners", dataset: str, is_named: bool
+    ) -> None:
+        self.name = ftm.name
+        self._ftm = ftm
+        self._schema = ftm.schema.name
+        self._dataset = dataset
+        self._is_named = is_named
+        """Whether others repeat its names."""
+        self._seed = key_bytes(dataset) + key_bytes(key_literal)
+        assert hashlib.sha1(self._seed, usedforsecurity=False).digest() == ftm.seed.digest()
+        self._sources = [_source(prop, cleaners) for prop in ftm.properties]
+        self._required = {prop.prop.name for prop in ftm.properties if prop.required}
+        mentioned = ftm.schema.get(NAMES)
+        self._mentioned = None if mentioned is None else cleaners.of(mentioned, sanitizes=True)
+
+    def map(self, texts: dict[str, Texts], places: Places, told: dict[str, _Told], made: "_Made") -> _Told:
+        ids = self._ids(texts)
+        lanes = [lane for source in self._sources for lane in source.lanes(texts, told, len(places))]
+        if self._mentioned is not None:
+            related = [told[prop.entity] for prop in self._ftm.properties if prop.entity]
+            lanes += [_Lane(self._mentioned, names) for other in related for names in other.names]
+        for name in self._required:
+            firsts = zip(*(lane.firsts() for lane in lanes if lane.name == name), strict=True)
+            has = [any(first is not None for first in row) for row in firsts] or [False] * len(ids)
+            ids = [entity if has[place] else None for place, entity in enumerate(ids)]
+        names = [lane.firsts() for lane in lanes if lane.is_name] if self._is_named else []
+        if None in ids:  # who is not there has no names either
+            names = [
+                [None if entity is None else name for entity, name in zip(ids, column, strict=True)] for column in names
+            ]
+        self._say(ids, lanes, places, made)
+        return _Told(ids, names)
+
+    def _ids(self, texts: dict[str, Texts]) -> Texts:
+        """As `EntityMapping.compute_key` makes them."""
+        if self._ftm.id_column is not None:
+            ids = texts[self._ftm.id_column]
+            for entity in ids:
+                if entity is not None:
+                    checked_id(entity, "id")
+            return ids
+        sha1, seed = hashlib.sha1, self._seed
+        columns = [texts[key] for key in self._ftm.keys]
+        if len(columns) == 1:
+            return [None if text is None else sha1(seed + text.encode()).hexdigest() for text in columns[0]]
+        keys = (b"".join(sorted([text.encode() for text in row if text is not None])) for row in zip(*columns))  # noqa: B905 - alike
+        return [sha1(seed + key).hexdigest() if key else None for key in keys]
+
+    def _say(self, ids: Texts, lanes: "list[_Lane]", places: Places, made: "_Made") -> None:
+        """The statements of all entities that are there, and each one's BASE."""
+        start = f"{self._dataset}."
+        prefixes = [None if entity is None else f"{start}{entity}.".encode() for entity in ids]
+        by_name: dict[str, list[_Lane]] = {}
+        for lane in lanes:
+            by_name.setdefault(lane.name, []).append(lane)
+        own = made.entities_of(ids, self._schema)
+        said: list[Digests] = []
+        for name, several in by_name.items():
+            values = [lane.values(ids) for lane in several]
+            digests = [_digests(prefixes, f"{name}.".encode(), column) for column in values]
+            if len(digests) > 1:
+                _keep_first(digests)
+            for lane, column, found in zip(several, values, digests, strict=True):
+                made.add(name, own, places, found, column, lane.originals())
+            said += digests
+        sha1 = hashlib.sha1
+        schema = self._schema.encode()
+        rows = zip(*said, strict=True) if said else (() for _ in ids)
+        checksums: Texts = [
+            None
+            if prefix is None
+            # Sorted and joined as bytes they are in the order of their hexadecimal forms.
+            else sha1(schema + b"".join(sorted(filter(None, row))).hex().encode()).hexdigest()
+            for prefix, row in zip(prefixes, rows, strict=True)
+        ]
+        made.add(BASE_ID, own, places, _digests(prefixes, b"id.", checksums), checksums)
+
+
+def _digests(prefixes: list[bytes | None], infix: bytes, values: Texts) -> Digests:
+    """FtM's keys of statements."""
+    sha1 = hashlib.sha1
+    return [
+        None if prefix is None or value is None else sha1(prefix + infix + value.encode()).digest()
+        for prefix, value in zip(prefixes, values, strict=True)
+    ]
+
+
+def _keep_first(columns: list[Digests]) -> None:
+    """Of the same statements of an entity, only the first."""
+    for place, row in enumerate(zip(*columns, strict=True)):
+        given = [digest for digest in row if digest is not None]
+        if len(given) > 1 and len(set(given)) < len(given):
+            seen: set[bytes] = set()
+            for column in columns:
+                digest = column[place]
+                if digest in seen:
+                    column[place] = None
+                elif digest is not None:
+                    seen.add(digest)
+
+
+# Values
+
+
+class _Cleaner:
+    """What becomes of the values of a property: cleaned as its mapping says, and as they are when they are loaded."""
+
+    def __init__(self, prop: Property, fuzzy: bool, form: str | None, second: Cleaner, sanitizes: bool) -> None:
+        self.name = prop.name
+        self.is_name = prop.type is registry.name
+        self.refers = prop.type is registry.entity
+        self._kind: PropertyType = prop.type
+        self._fuzzy = fuzzy
+        self._format = form
+        self._second = second
+        self._sanitizes = sanitizes
+        self._is_simple = form is None and not fuzzy
+        self._plain = PLAIN.fullmatch if self._is_simple and prop.type.name in TIDY else None
+        self._known: dict[str | None, str | None] = {None: None}
+        self._changed: dict[str | None, str | None] = {}
+        self._firsts: dict[str | None, str | None] = {None: None}
+
+    def values(self, texts: Texts) -> Texts:
+        """What is stored."""
+        if len(self._known) > MOST_KNOWN:
+            self._known, self._changed = {None: None}, {}
+        known, learn, plain = self._known, self._learn, self._plain
+        if plain is None:
+            return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
+        return [known[text] if text in known else text if plain(text) else learn(text) for text in texts]  # type: ignore[arg-type]
+
+    def originals(self, texts: Texts) -> Texts | None:
+        """What the values were before, where they are different; None: none of them is."""
+        changed = self._changed
+        return [changed.get(text) for text in texts] if changed else None
+
+    def firsts(self, texts: Texts) -> Texts:
+        """What FtM's mapping puts into the entity; an empty text counts as something there."""
+        if len(self._firsts) > MOST_KNOWN:
+            self._firsts = {None: None}
+        known, learn, plain = self._firsts, self._first, self._plain
+        if plain is None:
+            return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
+        return [known[text] if text in known else text if plain(text) else learn(text) for text in texts]  # type: ignore[arg-type]
+
+    def _learn(self, raw: str) -> str | None:
+        """Clean a value as its mapping says, and as whoever loads it does."""
+        first = self._first(raw)
+        value: str | None
+        if first is None:
+            value = None
+        elif first == raw and self._is_simple and _is_plain(raw) and raw.strip() == raw != "":
+            value = raw  # to clean it once more would change nothing either
+        else:
+            second = self._second
+            loaded = second.known[first] if first in second.known else second.learn(first)
+            value = None if loaded is None else loaded[0]
+        if value is not None and value != raw and (original := sanitize_text(raw)) != value:
+            self._changed[raw] = original
+        if len(raw) <= LONGEST_KNOWN:
+            self._known[raw] = value
+        return value
+
+    def _first(self, raw: str) -> str | None:
+        if raw in self._firsts:
+            return self._firsts[raw]
+        first = self._mapped(raw)
+        if len(raw) <= LONGEST_KNOWN:
+            self._firsts[raw] = first
+        return first
+
+    def _mapped(self, raw: str) -> str | None:
+        text = sanitize_text(raw) if self._sanitizes else raw
+        return None if text is None else self._kind.clean_text(text, fuzzy=self._fuzzy, format=self._format)
+
+
+class _Verbatim(_Cleaner):
+    """A reference to an entity of the same row: FtM does not clean it, whoever loads it does."""
+
+    def __init__(self, prop: Property, second: Cleaner) -> None:
+        super().__init__(prop, False, None, second, False)
+        self._is_simple = False
+        self._plain = ID.fullmatch
+
+    def _mapped(self, raw: str) -> str | None:
+        return raw
+
+
+class _Cleaners:
+    """Cleaners of one process: the second cleaning of a type is the same for all."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, Cleaner] = {}
+
+    def of(self, prop: Property, rule: PropertyMapping | None = None, sanitizes: bool = False) -> _Cleaner:
+        second = self._seconds.setdefault(prop.type.name, Cleaner(prop.type))
+        if rule is not None and rule.entity is not None:
+            return _Verbatim(prop, second)
+        fuzzy = rule is not None and rule.fuzzy
+        form = (None if rule is None else rule.format) or prop.format
+        return _Cleaner(prop, fuzzy, form, second, sanitizes)
+
+
+class _Lane:
+    """One value a row, at most, of a property."""
+
+    def __init__(self, cleaner: _Cleaner, texts: Texts) -> None:
+        self.name = cleaner.name
+        self.is_name = cleaner.is_name
+        self._cleaner = cleaner
+        self._texts = texts
+
+    def values(self, ids: Texts) -> Texts:
+        """Raises Unusual for an entity that refers to itself: that row is bad."""
+        values = self._cleaner.values(self._texts)
+        if self._cleaner.refers and any(
+            value is not None and value == entity for entity, value in zip(ids, values, strict=True)
+        ):
+            raise Unusual
+        return values
+
+    def originals(self) -> Texts | None:
+        return self._cleaner.originals(self._texts)
+
+    def firsts(self) -> Texts:
+        return self._cleaner.firsts(self._texts)
+
+
+class _Source:
+    """Where the values of a property come from: a column, or one text for all."""
+
+    def __init__(self, rule: PropertyMapping, cleaner: _Cleaner) -> None:
+        self._rule = rule
+        self._cleaner = cleaner
+
+    def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
+        column: Texts = [*self._rule.literals] * count if self._rule.literals else texts[self._rule.refs[0]]
+        return [_Lane(self._cleaner, column)]
+
+
+class _Reference(_Source):
+    """Another entity of the row."""
+
+    def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
+        assert self._rule.entity is not None
+        return [_Lane(self._cleaner, told[self._rule.entity].ids)]
+
+
+class _Several(_Source):
+    """Several columns and texts, joined, split or put into a template."""
+
+    def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
+        rule = self._rule
+        columns = [texts[ref] for ref in rule.refs]
+        rows = zip(*columns, strict=True) if columns else [()] * count
+        values = [self._values(row) for row in rows]
+        most = max(map(len, values), default=0)
+        if most > MOST_LANES:
+            raise Unusual
+        return [
+            _Lane(self._cleaner, [own[place] if place < len(own) else None for own in values]) for place in range(most)
+        ]
+
+    def _values(self, row: Sequence[str | None]) -> list[str]:
+        """As `PropertyMapping` makes them."""
+        rule = self._rule
+        if rule.template is not None:
+            record = {ref: text for ref, text in zip(rule.refs, row, strict=True) if text is not None}
+            values = [_filled(rule, record).strip()]
+            if len(values[0]) > LONG:
+                raise Unusual
+        else:
+            values = [*rule.literals, *(text for text in row if text is not None)]
+        if rule.join is not None:
+            values = [rule.join.join(values)]
+        if rule.split is not None:
+            values = [part for value in values for part in value.split(rule.split)]
+        return values
+
+
+def _source(rule: PropertyMapping, cleaners: _Cleaners) -> _Source:
+    cleaner = cleaners.of(rule.prop, rule)
+    if rule.entity is not None:
+        return _Reference(rule, cleaner)
+    is_one = len(rule.refs) + len(rule.literals) == 1
+    if is_one and rule.template is None and rule.join is None and rule.split is None:
+        return _Source(rule, cleaner)
+    return _Several(rule, cleaner)
+
+
+def _filled(rule: PropertyMapping, record: Record) -> str:
+    """A template with a row's values. Raises Invalid if it would be too long: what is filled in may name others."""
+    assert rule.template is not None
+    value = rule.template
+    for mark, ref in rule.replacements.items():
+        text = record.get(ref) or ""
+        if len(value) + value.count(mark) * len(text) > LONGEST_VALUE:
+            raise Invalid(rule.prop.name, f"its template grows beyond {LONGEST_VALUE} characters")
+        value = value.replace(mark, text)
+    return value
+
+
+def _is_garbled(row: Row) -> bool:
+    return UNREADABLE.search("".join(row)) is not None
+
+
+def _is_plain(text: str) -> bool:
+    """Whether FtM's sanitizing could change no more of it than the white space around it."""
+    return text.isascii() and text.isprintable()
+
+
+# Events
+
+
+class _Made:
+    """Statements of some rows, as columns: those of one property after the other, and each knows its row."""
+
+    def __init__(self) -> None:
+        self.entities = 0
+        self._entity_ids: list[str] = []
+        self._schemata: list[str] = []
+        self._schema_lengths: list[int] = []
+        self._props: list[str] = []
+        self._lengths: list[int] = []
+        self._rows: list[Places] = []
+        self._owners: list[npt.NDArray[np.int64]] = []
+        self._ids: list[bytes] = []
+        self._values: Texts = []
+        self._originals: Texts = []
+
+    def entities_of(self, ids: Texts, schema: str) -> int:
+        """Make room for entities, of which some may not be there. Returns the number of the first."""
+        first = len(self._entity_ids)
+        self._entity_ids += [entity or "" for entity in ids]
+        self._schemata.append(schema)
+        self._schema_lengths.append(len(ids))
+        self.entities += len(ids) - ids.count(None)
+        return first
+
+    def add(
+        self, prop: str, first: int, places: Places, digests: Digests, values: Texts, originals: Texts | None = None
+    ) -> None:
+        """Statements of one property, where there is a digest."""
+        owners = np.arange(first, first + len(digests))
+        if None in digests:
+            there = np.fromiter((digest is not None for digest in digests), bool, len(digests))
+            places, owners = places[there], owners[there]
+            values = list(compress(values, digests))
+            originals = None if originals is None else list(compress(originals, digests))
+            digests = list(compress(digests, digests))
+        self._props.append(prop)
+        self._lengths.append(len(digests))
+        self._rows.append(places)
+        self._owners.append(owners)
+        self._ids += digests  # type: ignore[arg-type]  # those that are there
+        self._values += values
+        self._originals += [None] * len(digests) if originals is None else originals
+
+    def table(self, origin: str, moment: int) -> pa.RecordBatch:
+        """The events in the order of their rows. Where many are the same, only the last of each."""
+        count = len(self._ids)
+        if not count:
+            return pa.RecordBatch.from_pylist([], SCHEMA)
+        order = np.argsort(np.concatenate(self._rows), kind="stable")
+        if len(set(self._ids)) < count * WORTH_DROPPING:
+            last = {self._ids[place]: turn for turn, place in enumerate(order.tolist())}
+            order = order[sorted(last.values())]
+            count = len(order)
+        chosen = pa.array(order)
+        owner = pa.array(np.concatenate(self._owners)[order])
+        prop = pa.array(np.repeat(np.arange(len(self._props)), self._lengths)[order])
+        schema = pa.array(np.repeat(np.arange(len(self._schemata)), self._schema_lengths))
+        shards = pa.array([shard_of(entity) for entity in self._entity_ids], pa.int32())
+        columns = {
+            "batch": _alike(0, count, pa.int64()),
+            "position": pa.array(np.arange(count)),
+            "kind": _alike(Kind.ADD.value, count, pa.int16()),
+            "shard_key": shards.take(owner),
+            "id": pa.array(self._ids, pa.binary()).take(chosen),
+            "entity_id": pa.array(self._entity_ids, pa.string()).take(owner),
+            "canonical_id": pa.nulls(count, pa.string()),
+            "schema": pa.array(self._schemata, pa.string()).take(schema.take(owner)),
+            "prop": pa.array(self._props, pa.string()).take(prop),
+            "value": pa.array(self._values, pa.string()).take(chosen),
+            "lang": pa.nulls(count, pa.string()),
+            "original_value": pa.array(self._originals, pa.string()).take(chosen),
+            "external": _alike(False, count, pa.bool_()),
+            "origin": _alike(origin, count, pa.string()),
+            "first_seen": _alike(moment, count, pa.int64()),
+            "last_seen": _alike(moment, count, pa.int64()),
+        }
+        return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def _alike(value: object, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), count)

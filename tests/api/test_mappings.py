@@ -1,0 +1,240 @@
+"""Mappings over HTTP: kept if FtM takes them, in versions, and handed to a job."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from followthemoney import model
+from followthemoney.mapping.query import QueryMapping
+
+from app.lake.datasets import Dataset
+from app.model.names import Checksum
+from tests.house import House
+
+HASH = Checksum("ab" * 32)
+URL = f"/v1/datasets/test/mappings/{HASH}"
+PERSON: dict[str, Any] = {"schema": "Person", "key": "id", "properties": {"name": {"column": "name"}}}
+ONE: dict[str, Any] = {"csv_url": "http://127.0.0.1:9/data.csv", "entities": {"person": PERSON}}
+
+ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+
+def put(house: House, mapping: Any, kind: str = "application/json", **headers: str) -> Any:
+    body = mapping if isinstance(mapping, bytes) else json.dumps(mapping).encode()
+    return house.admin("PUT", URL, headers={"Content-Type": kind, **headers}, content=body)
+
+
+def with_property(**rule: Any) -> dict[str, Any]:
+    return {"entities": {"person": PERSON | {"properties": {"name": rule}}}}
+
+
+def test_mapping_is_kept_in_versions_and_shown_as_it_counts(house: House, dataset: Dataset):
+    first = put(house, ONE)
+    second = put(house, ONE | {"filters": {"land": ["de", "fr"]}})
+
+    assert (first.status_code, second.status_code) == (201, 200)
+    shown = house.admin.get(URL)
+    assert shown.json() == second.json()
+    assert shown.headers["ETag"] == second.headers["ETag"] != first.headers["ETag"]
+    assert shown.json()["origin"] == f"mapping:{HASH}"
+    assert (shown.json()["processed"], shown.json()["fresh"]) == (None, False)
+    query = shown.json()["queries"][0]
+    assert query["filters"] == {"land": ["de", "fr"]}
+    assert query["entities"]["person"]["properties"]["name"]["columns"] == ["name"]
+    assert [one["content_hash"] for one in house.admin.get("/v1/datasets/test/mappings").json()["results"]] == [HASH]
+    (version,) = house.admin.get(f"{URL}/versions").json()["results"]
+    former = house.admin.get(f"{URL}/versions/{version['timestamp']}")
+    assert "filters" not in yaml.safe_load(former.content)["test"]["queries"][0]
+    assert house.admin.get(f"{URL}/versions/20300101T000000.000000Z").json()["type"] == "/problems/version-not-found"
+
+
+@ONE_DATABASE
+def test_mapping_that_says_the_same_makes_no_version(house: House, dataset: Dataset):
+    put(house, ONE)
+    again = put(house, yaml.safe_dump({"other": {"queries": [ONE]}}).encode(), "text/yaml")
+
+    assert again.status_code == 200
+    assert house.admin.get(f"{URL}/versions").json()["results"] == []
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    "form", [ONE, [ONE], {"query": ONE}, {"queries": [ONE]}, {"any": {"query": ONE}}, {"any": {"queries": [ONE]}}]
+)
+@pytest.mark.parametrize("kind", ["application/json", "application/yaml", "text/x-yaml"])
+def test_mapping_in_every_form_of_ftm_is_the_same_and_is_kept_as_ftm_takes_it(
+    house: House, dataset: Dataset, form: Any, kind: str
+):
+    body = json.dumps(form) if kind == "application/json" else yaml.safe_dump(form)
+
+    answer = put(house, body.encode(), kind)
+
+    assert answer.status_code == 201, answer.text
+    kept = yaml.safe_load(house.services.store.get(dataset.layout.mapping(HASH)))
+    (query,) = kept["test"]["queries"]
+    assert "csv_url" not in query
+    assert QueryMapping(model, query | {"csv_url": "/dev/null"}).entities[0].name == "person"
+
+
+def test_mapping_is_replaced_only_on_the_condition_that_is_named(house: House, dataset: Dataset):
+    other = ONE | {"filters": {"a": "b"}}
+    assert put(house, ONE, **{"If-Match": "*"}).status_code == 412
+    tag = put(house, ONE, **{"If-None-Match": "*"}).headers["ETag"]
+
+    for refused in (put(house, other, **{"If-None-Match": "*"}), put(house, other, **{"If-Match": '"else"'})):
+        assert refused.status_code == 412
+        assert refused.json()["head"] == tag
+    assert house.admin.get(URL).headers["ETag"] == tag
+    assert house.admin.get(URL, headers={"If-None-Match": tag}).status_code == 304
+    assert put(house, other, **{"If-Match": tag}).status_code == 200
+
+
+BAD = {
+    "nothing": ({}, "queries"),
+    "no query": ([], "queries"),
+    "no entities": ({"entities": {}}, "queries.0.entities"),
+    "a text": ("text", "queries.0"),
+    "unknown schema": ({"entities": {"a": PERSON | {"schema": "Parson"}}}, "queries.0.entities.a.schema"),
+    "no schema": ({"entities": {"a": {"key": "id"}}}, "queries.0.entities.a.schema"),
+    "no key": ({"entities": {"a": {"schema": "Person"}}}, "queries.0.entities.a"),
+    "two identities": ({"entities": {"a": PERSON | {"id_column": "x"}}}, "queries.0.entities.a"),
+    "unknown property": (
+        {"entities": {"a": PERSON | {"properties": {"nam": {"column": "x"}}}}}, "queries.0.entities.a.properties.nam"
+    ),
+    "stub": (
+        {"entities": {"a": PERSON | {"properties": {"familyPerson": {"column": "x"}}}}},
+        "queries.0.entities.a.properties.familyPerson",
+    ),
+    "typing error": (with_property(colum="x"), "queries.0.entities.person.properties.name.colum"),
+    "says nothing": (with_property(join=" "), "queries.0.entities.person.properties.name"),
+    "number for a text": (with_property(literal=5), "queries.0.entities.person.properties.name.literals.0"),
+    "empty split": (with_property(column="x", split=""), "queries.0.entities.person.properties.name.split"),
+    "control character": (with_property(literal="a\x00b"), "queries.0.entities.person.properties.name.literals.0"),
+    "unknown entity": (
+        {"entities": {"a": {"schema": "Ownership", "key": "x", "properties": {"owner": {"entity": "b"}}}}},
+        "queries.0.entities.a.properties.owner.entity",
+    ),
+    "entity of another kind": (
+        {"entities": {"a": {"schema": "Ownership", "key": "x", "properties": {"owner": {"entity": "b"}}},
+                      "b": {"schema": "Vessel", "key": "x"}}},
+        "queries.0.entities.a.properties.owner.entity",
+    ),
+    "circle": (
+        {"entities": {name: {"schema": "Company", "key": "x", "properties": {"parent": {"entity": other}}}
+                      for name, other in (("a", "b"), ("b", "a"))}},
+        "queries.0.entities",
+    ),
+    "format": (
+        {"entities": {"a": PERSON | {"properties": {"phone": {"column": "x", "format": "nowhere"}}}}},
+        "queries.0.entities.a.properties.phone.format",
+    ),
+    "filter by a number": (ONE | {"filters": {"year": 2020}}, "queries.0.filters.year.0"),
+    "database": (ONE | {"database": "sqlite:////etc/passwd", "table": "x"}, "queries.0"),
+    "include": (ONE | {"include": "/etc/passwd"}, "queries.0.include"),
+    "second query": ([ONE, {"entities": {"a": PERSON | {"schema": "Parson"}}}], "queries.1.entities.a.schema"),
+}  # fmt: skip
+
+
+@ONE_DATABASE
+@pytest.mark.filterwarnings("ignore:Mapping uses a deprecated")
+@pytest.mark.parametrize("name", BAD)
+def test_mapping_that_ftm_cannot_use_is_refused_with_its_field_and_changes_nothing(
+    house: House, dataset: Dataset, name: str
+):
+    mapping, field = BAD[name]
+
+    refused = put(house, mapping)
+
+    assert (refused.status_code, refused.json()["type"]) == (422, "/problems/schema-violation")
+    assert field in [fault["field"] for fault in refused.json()["errors"]]
+    assert all(fault["reason"] for fault in refused.json()["errors"])
+    assert house.admin.get(URL).json()["type"] == "/problems/mapping-not-found"
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("body", "kind", "slug"),
+    [
+        (b"", "application/json", "empty-body"),
+        (b"{", "application/json", "invalid-format"),
+        (b'{"a": NaN}', "application/json", "invalid-format"),
+        (b'{"a": "\\ud800"}', "application/json", "invalid-format"),
+        (b"a: [", "application/yaml", "invalid-format"),
+        (b"a: &x [1]\nb: *x", "application/yaml", "invalid-format"),
+        (b"a: !!python/object/apply:os.system [id]", "application/yaml", "invalid-format"),
+        (b"a: 2020-13-45", "application/yaml", "invalid-format"),
+        (b"[" * 100_000, "application/yaml", "invalid-format"),
+        (b"\xff\xfe\xfa", "application/yaml", "invalid-format"),
+        (b'entities: {"a\\ud800": 1}', "application/yaml", "invalid-format"),
+        (b"{}", "text/csv", "unsupported-media-type"),
+        (b"{}", "", "unsupported-media-type"),
+        (b"x" * (2 << 20), "application/yaml", "body-too-large"),
+    ],
+)
+def test_body_that_is_no_mapping_is_refused(house: House, dataset: Dataset, body: bytes, kind: str, slug: str):
+    assert put(house, body, kind).json()["type"] == f"/problems/{slug}"
+    assert house.admin.get("/v1/datasets/test/mappings").json() == {"results": [], "next": None}
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("name", ["AB" * 32, "ab" * 31, "..", "ab%2F" * 8])
+def test_hash_that_is_none_is_refused(house: House, dataset: Dataset, name: str):
+    answer = house.admin.put(f"/v1/datasets/test/mappings/{name}", ONE)
+    assert answer.json()["type"] in (
+        "/problems/schema-violation",
+        "/problems/route-not-found",
+        "/problems/method-not-allowed",
+    )
+
+
+def test_process_hands_the_mapping_to_a_job_if_there_is_one_and_a_file(house: House, dataset: Dataset):
+    assert house.admin.post(f"{URL}/process").json()["type"] == "/problems/mapping-not-found"
+    put(house, ONE)
+    assert house.admin.post(f"{URL}/process").json()["type"] == "/problems/file-not-found"
+    house.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
+
+    answer = house.admin.post(f"{URL}/process", {"encoding": "LATIN1", "delimiter": ";"})
+
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["Location"] == f"/v1/jobs/{job['id']}"
+    assert job["operation"] == "mapping"
+    assert job["arguments"] == {"content_hash": HASH, "encoding": "iso8859-1", "delimiter": ";"}
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    "options",
+    [{"encoding": "klingon"}, {"encoding": "rot13"}, {"encoding": "unicode_escape"}, {"encoding": "a\x00"},
+     {"delimiter": ""}, {"delimiter": ",,"}, {"delimiter": '"'}, {"delimiter": "\n"}, {"force": "maybe"}, {"url": "x"}],
+)  # fmt: skip
+def test_process_refuses_options_that_are_none(house: House, dataset: Dataset, options: dict[str, Any]):
+    put(house, ONE)
+    house.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
+
+    assert house.admin.post(f"{URL}/process", options).json()["type"] == "/problems/schema-violation"
+
+
+@ONE_DATABASE
+def test_mappings_are_for_writers_and_can_be_read_by_readers(house: House, dataset: Dataset):
+    reader, stranger = house.tenant("reader", test="read"), house.tenant("stranger", other="admin")
+    put(house, ONE)
+
+    assert reader.get(URL).status_code == 200
+    assert reader.put(URL, ONE).json()["type"] == "/problems/forbidden"
+    assert reader.post(f"{URL}/process").json()["type"] == "/problems/forbidden"
+    assert stranger.get(URL).json()["type"] == "/problems/dataset-not-found"
+
+
+@ONE_DATABASE
+def test_mappings_are_listed_a_page_at_a_time(house: House, dataset: Dataset):
+    hashes = [f"{number:064x}" for number in range(3)]
+    for one in hashes:
+        assert house.admin.put(f"/v1/datasets/test/mappings/{one}", ONE).status_code == 201
+
+    first = house.admin.get("/v1/datasets/test/mappings?limit=2").json()
+    second = house.admin.get(f"/v1/datasets/test/mappings?limit=2&cursor={first['next']}").json()
+
+    assert [one["content_hash"] for page in (first, second) for one in page["results"]] == hashes
+    assert second["next"] is None

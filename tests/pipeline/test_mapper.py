@@ -1,0 +1,203 @@
+"""Rows into statements: held equal to FtM's own mapping and to the loading of what it makes."""
+
+import csv
+import io
+import logging
+import re
+from typing import Any
+
+import pytest
+from followthemoney.mapping.csv import CSVSource
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.model.entity import Exploder
+from app.model.mapping import MappingDocument
+from app.model.names import DatasetName
+from app.pipeline import mapper
+from app.pipeline.mapper import Mapper
+
+logging.getLogger("followthemoney.mapping").setLevel(logging.ERROR)
+
+DATASET = DatasetName("test")
+HEADER = ["id", "name", "other", "when", "land", "text", "id "]
+Said = set[tuple[str, str, str, str, str]]
+GARBLED = re.compile("[\udc80-\udcff]")
+
+TEXTS = st.one_of(
+    st.sampled_from(
+        ["", " ", "a", "Ann", "Ann B.", "12 Road; Town", "12 Road, Town", "x,,y", "ESQ., x", '"quoted"', "o'hara", "ü",
+         "u\u0308", "2020-01-02", "02.01.2020", "2020", "Germany", "de", "+49 30 1234567", "0301234567", "a;b;;c",
+         "{{name}}", "{{other}}", "x\u200by", "\u2028", "tab\tx", "a\nb", "  padded  ", "1,5", "5%", "Q42", "a\x00b",
+         "http://example.org/A", "ann@example.org", "male", "x" * 300, "\udcff", "\u1e9b\u0323", "\u00a0nb"]
+    ),
+    st.text(max_size=8),
+)  # fmt: skip
+COLUMN = st.sampled_from([*HEADER, "absent"])
+PROPERTY = st.fixed_dictionaries(
+    {},
+    optional={
+        "column": COLUMN,
+        "columns": st.lists(COLUMN, max_size=3),
+        "literal": st.sampled_from(["fixed", "de", " spaced ", "2020"]),
+        "literals": st.lists(st.sampled_from(["Ann", "b;c", "gb", ""]), max_size=2),
+        "template": st.sampled_from(["{{name}} {{other}}", "{{ name}}", "{{other}}-{{name}}{{other}}", "plain", "  "]),
+        "join": st.sampled_from([" ", "", "; "]),
+        "split": st.sampled_from([";", " ", "a"]),
+        "format": st.sampled_from(["%d.%m.%Y", "lei", "wikidata"]),
+        "fuzzy": st.booleans(),
+        "required": st.booleans(),
+    },
+).filter(lambda rule: rule.keys() & {"column", "literal", "template"})
+PROPERTIES = {
+    "Person": ["name", "alias", "birthDate", "country", "nationality", "phone", "email", "address", "summary", "gender",
+               "website", "idNumber", "wikidataId", "notes", "position"],
+    "Company": ["name", "incorporationDate", "jurisdiction", "leiCode", "registrationNumber", "description", "capital"],
+    "Ownership": ["owner", "asset", "startDate", "percentage", "namesMentioned", "role"],
+}  # fmt: skip
+
+
+@st.composite
+def rules(draw: st.DrawFn, schema: str) -> dict[str, Any]:
+    names = draw(st.lists(st.sampled_from(PROPERTIES[schema]), max_size=5, unique=True))
+    rule: dict[str, Any] = {"schema": schema, "properties": {name: draw(PROPERTY) for name in names}}
+    if draw(st.booleans()):
+        return rule | {"id_column": draw(COLUMN)}
+    keys = draw(st.lists(COLUMN, min_size=1, max_size=3))
+    return rule | {"keys": keys} | draw(st.sampled_from([{}, {"key_literal": "k"}, {"key_literal": 5}]))
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> dict[str, Any]:
+    entities = {"first": draw(rules("Person"))}
+    if draw(st.booleans()):
+        entities["second"] = draw(rules("Company"))
+        entities["link"] = draw(rules("Ownership"))
+        for name, other in (("owner", "first"), ("asset", "second")):
+            if draw(st.booleans()):
+                entities["link"]["properties"][name] = {"entity": other, "required": draw(st.booleans())}
+    if draw(st.booleans()):
+        entities["third"] = draw(rules("Person"))
+    allowed = st.sampled_from(["a", "Ann", "", "de", ["a", "Ann"], [None], None, []])
+    filters = st.dictionaries(COLUMN, allowed, max_size=1)
+    return {"entities": entities, "filters": draw(filters), "filters_not": draw(filters)}
+
+
+def document(*given: dict[str, Any]) -> MappingDocument:
+    return MappingDocument.model_validate({"queries": list(given)})
+
+
+def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int]]:
+    """What FtM makes of the rows, loaded: of a row that cannot be loaded, nothing."""
+    written = io.StringIO()
+    csv.writer(written).writerows([HEADER, *rows])
+    written.seek(0)
+    said: Said = set()
+    bad = []
+    for place, record in enumerate(CSVSource.read_csv(written)):
+        try:
+            assert not GARBLED.search("".join(rows[place]))
+            said |= loaded(mapping, record)
+        except Exception:  # noqa: BLE001 - FtM's cleaning may raise nearly anything
+            bad.append(place)
+    return said, bad
+
+
+def loaded(mapping: MappingDocument, record: dict[str, str]) -> Said:
+    said: Said = set()
+    for query in mapping.ftm(DATASET):
+        assert isinstance(query.source, CSVSource)
+        for entity in query.map(record).values() if query.source.check_filters(record) else ():
+            data = {"id": entity.id, "schema": entity.schema.name, "properties": entity.properties}
+            told = Exploder().explode(DATASET, data)
+            said |= {
+                (told.entity_id, told.schema, prop, value, identity.hex())
+                for identity, prop, value in zip(told.ids, told.props, told.values, strict=True)
+            }
+    return said
+
+
+def found(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int]]:
+    made = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows, is_doubtful=True))
+    said = {
+        (row["entity_id"], row["schema"], row["prop"], row["value"], row["id"].hex())
+        for one in made
+        for row in one.events.to_pylist()
+    }
+    return said, [bad.place for one in made for bad in one.bad]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(queries(), min_size=1, max_size=2), st.lists(st.lists(TEXTS, min_size=7, max_size=7), max_size=12))
+def test_mapper_says_what_ftm_says_of_any_mapping_and_rows(given: list[dict[str, Any]], rows: list[list[str]]):
+    mapping = document(*given)
+    # Line ends are the reader's business, and a blank line is no row.
+    rows = [[text.replace("\r", "") for text in row] for row in rows]
+    assert found(mapping, rows) == expected(mapping, rows)
+
+
+PERSON = {"schema": "Person", "id_column": "id", "properties": {"name": {"column": "name"}}}
+
+
+def rows_of(count: int, **odd: dict[int, str]) -> list[list[str]]:
+    """Usual rows, with odd values in some places of some columns."""
+    rows = [[f"p{number}", f"Name {number}", "", "", "", f"text {number}", ""] for number in range(count)]
+    for column, values in odd.items():
+        for place, value in values.items():
+            rows[place][HEADER.index(column)] = value
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rule", "odd"),
+    [
+        (PERSON, {"id": {0: "x" * 256, 700: "a\tb", 4099: "ü" * 255}}),
+        (PERSON | {"properties": {"summary": {"column": "text"}}}, {"text": {5: "y" * (mapper.LONG + 1)}}),
+        (PERSON | {"properties": {"alias": {"column": "name", "split": ";"}}}, {"name": {9: "a;b;" * 50}}),
+        (PERSON | {"properties": {"notes": {"template": "{{name}}"}}}, {"name": {3: "{{name}}" * 3}}),
+    ],
+)  # fmt: skip
+def test_unusual_rows_among_usual_ones_say_what_ftm_says(rule: dict[str, Any], odd: dict[str, dict[int, str]]):
+    mapping, rows = document({"entities": {"person": rule}}), rows_of(4100, **odd)
+
+    assert found(mapping, rows) == expected(mapping, rows)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ({"column": "name", "split": ";"}, ";" * (mapper.MOST_VALUES + 1)),
+        ({"template": "{{name}}{{other}}" * 9}, "{{other}}" * 99_999),
+    ],
+)
+def test_row_that_would_take_ftm_too_long_is_bad(rule: dict[str, Any], name: str):
+    mapping = document({"entities": {"person": PERSON | {"properties": {"notes": rule}}}})
+    rows = rows_of(3, name={1: name}, other={1: "x" * 1000})
+
+    said, bad = found(mapping, rows)
+
+    assert bad == [1]
+    assert {entity for entity, *_ in said} == {"p0", "p2"}
+
+
+def test_entity_that_refers_to_itself_makes_its_row_bad():
+    link = {"schema": "Ownership", "id_column": "other", "properties": {"owner": {"entity": "person"}}}
+    mapping = document({"entities": {"person": PERSON, "link": link}})
+
+    assert found(mapping, rows_of(20, other={7: "p7", 8: "p7"}))[1] == [7]
+
+
+def test_value_remembers_what_it_was_before_it_was_cleaned():
+    mapping = document({"entities": {"person": PERSON | {"properties": {"country": {"column": "land"}}}}})
+    (made,) = Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows_of(2, land={0: "Germany", 1: "de"}))
+
+    told = {(row["value"], row["original_value"]) for row in made.events.to_pylist() if row["prop"] == "country"}
+    assert told == {("de", "Germany"), ("de", None)}
+
+
+def test_same_statements_of_many_rows_are_written_once_for_some_rows():
+    company = {"schema": "Company", "key": "land", "properties": {"name": {"column": "land"}}}
+    mapping = document({"entities": {"company": company}})
+    (made,) = Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows_of(100, land=dict.fromkeys(range(100), "x")))
+
+    assert (made.entities, made.events.num_rows) == (100, 2)

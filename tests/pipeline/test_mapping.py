@@ -1,0 +1,472 @@
+"""Mappings processed: what a file's rows stand for, seen all at once, and in the place of what the last run said."""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from app.db.tables import journal, journal_batches, tags
+from app.errors import QuotaExceeded, TarnError, Unavailable
+from app.lake.datasets import Dataset
+from app.model.job import Job, MappingOptions, MappingResult, Stopped
+from app.model.names import Checksum
+from app.pipeline import mapping as processing
+from app.pipeline.kernel import AnyTask, Output
+from app.pipeline.mapping import UNCHANGED, Mappings
+from tests.house import House
+from tests.pipeline.kernels import DirectKernels
+from tests.pipeline.test_rewrite import ignore
+
+ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
+COMPANIES = {
+    "entities": {
+        "company": {
+            "schema": "Company",
+            "key": "number",
+            "properties": {
+                "name": {"column": "company"},
+                "jurisdiction": {"column": "land"},
+                "incorporationDate": {"column": "founded", "format": "%d.%m.%Y"},
+            },
+        },
+        "owner": {
+            "schema": "Person",
+            "id_column": "owner",
+            "properties": {"name": {"columns": ["first", "last"], "join": " "}},
+        },
+        "owning": {
+            "schema": "Ownership",
+            "keys": ["number", "owner"],
+            "key_literal": "owning",
+            "properties": {"owner": {"entity": "owner", "required": True}, "asset": {"entity": "company"}},
+        },
+    },
+    "filters_not": {"land": "nowhere"},
+}  # fmt: skip
+HEADER = "number,company,land,founded,owner,first,last"
+
+
+def row(number: int, **fields: str) -> list[str]:
+    given = {"company": f"Company {number}", "land": "Germany", "founded": "31.01.2001", "owner": f"p{number}"}
+    named = given | {"first": "Ann", "last": f"Öz \"{number}\",\nB"} | fields  # fmt: skip
+    return [str(number), *(named[name] for name in HEADER.split(",")[1:])]
+
+
+def table(rows: list[list[str]], delimiter: str = ",", ends: str = "\r\n") -> bytes:
+    written = io.StringIO()
+    writer = csv.writer(written, delimiter=delimiter, lineterminator=ends)
+    writer.writerows([HEADER.split(","), *rows])
+    return written.getvalue().encode()
+
+
+ROWS = [row(1), row(2, land="fr", owner=""), row(3, land="nowhere"), row(4, company="", founded="never")]
+
+
+class Mill:
+    """A dataset in whose archive files are, and who processes mappings for them."""
+
+    def __init__(self, house: House, dataset: Dataset, kernels: DirectKernels) -> None:
+        self.house = house
+        self.dataset = dataset
+        self.kernels = kernels
+
+    def put(self, data: bytes, mapping: Any = COMPANIES) -> Checksum:
+        """A file in the archive, and a mapping for it."""
+        content_hash = Checksum(hashlib.sha256(data).hexdigest())
+        self.house.services.store.put(self.dataset.layout.blob_data(content_hash), data)
+        answer = self.house.admin.put(f"/v1/datasets/test/mappings/{content_hash}", mapping)
+        assert answer.status_code in (200, 201), answer.text
+        return content_hash
+
+    def job(self, content_hash: Checksum, **options: Any) -> Job:
+        answer = self.house.admin.post(f"/v1/datasets/test/mappings/{content_hash}/process", options)
+        assert answer.status_code == 202, answer.text
+        return Job.model_validate(answer.json() | {"disturbed": None})
+
+    def processing(
+        self, kernels: Any = None, reached: Callable[[str], None] = lambda _: None, **changes: Any
+    ) -> Mappings:
+        services = self.house.services
+        settings = services.settings.model_copy(update=changes)
+        return Mappings(settings, services.database, services.store, lambda: kernels or self.kernels, reached)
+
+    def run(self, job: Job, **how: Any) -> MappingResult:
+        options = MappingOptions.model_validate(job.arguments)
+        return self.processing(**how).run(job, self.dataset, options, ignore)
+
+    def process(self, content_hash: Checksum, **options: Any) -> MappingResult:
+        return self.run(self.job(content_hash, **options))
+
+    def entities(self, **filters: str) -> dict[str, dict[str, Any]]:
+        found = self.house.admin.get("/v1/datasets/test/entities", params={"limit": 1000, **filters}).json()["results"]
+        return {entity["id"]: entity for entity in found}
+
+    def left(self) -> tuple[int, int]:
+        """Rows and batches that the journal holds and nobody sees."""
+        with self.house.services.database.read() as connection:
+            unseen = select(journal_batches.c.id).where(journal_batches.c.state.in_(("open", "staged")))
+            rows = connection.execute(select(func.count()).select_from(journal).where(journal.c.batch.in_(unseen)))
+            return rows.scalar_one(), len(connection.execute(unseen).all())
+
+
+@pytest.fixture
+def mill(house: House, dataset: Dataset, kernels: DirectKernels) -> Mill:
+    return Mill(house, dataset, kernels)
+
+
+def ftm_says(folder: Path, data: bytes, mapping: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[str]]]]:
+    """What `ftm map-csv` makes of a file, aggregated by `ftm aggregate`."""
+    (folder / "data.csv").write_bytes(data)
+    (folder / "mapping.yml").write_text(json.dumps({"test": {"queries": [mapping]}}))
+    ftm = Path(sys.executable).parent / "ftm"
+    mapped = subprocess.run(
+        [ftm, "map-csv", "--no-sign", "-d", "test", "-i", folder / "data.csv", folder / "mapping.yml"],
+        capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    said: dict[str, tuple[str, dict[str, set[str]]]] = {}
+    for line in mapped.splitlines():
+        entity = json.loads(line)
+        _, properties = said.setdefault(entity["id"], (entity["schema"], {}))
+        for name, values in entity["properties"].items():
+            properties.setdefault(name, set()).update(values)
+    return {name: (schema, _sorted(properties)) for name, (schema, properties) in said.items()}
+
+
+def _sorted(properties: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: sorted(values) for name, values in properties.items()}
+
+
+def seen(mill: Mill) -> dict[str, tuple[str, dict[str, list[str]]]]:
+    return {name: (entity["schema"], _sorted(entity["properties"])) for name, entity in mill.entities().items()}
+
+
+def test_processing_makes_what_ftm_map_csv_makes_before_and_after_a_flush(mill: Mill, flush, tmp_path: Path):
+    data = table([*ROWS, *(row(number) for number in range(10, 60))])
+    content_hash = mill.put(data)
+
+    result = mill.process(content_hash)
+
+    expected = ftm_says(tmp_path, data, COMPANIES)
+    assert seen(mill) == expected
+    assert (result.rows, result.entities, result.rejected, result.missing) == (54, len(expected), 0, [])
+    assert {entity["origin"][0] for entity in mill.entities().values()} == {f"mapping:{content_hash}"}
+    (snapshot,) = flush()
+    assert seen(mill) == expected
+    assert snapshot.rows.added == result.statements
+
+
+def test_processing_again_replaces_what_the_last_run_said_and_nothing_else(mill: Mill, flush):
+    crawled = {"id": "p1", "schema": "Person", "properties": {"alias": "A"}}
+    mill.house.admin.post("/v1/datasets/test/entities?origin=crawl", crawled)
+    content_hash = mill.put(table(ROWS))
+    mill.process(content_hash)
+    flush()
+    companies = {name for name, entity in mill.entities().items() if entity["schema"] == "Company"}
+    only_people = {"entities": {"owner": COMPANIES["entities"]["owner"] | {"properties": {"notes": {"literal": "x"}}}}}
+    mill.put(table(ROWS), only_people)
+
+    mill.process(content_hash)
+
+    for _ in range(2):
+        entities = mill.entities()
+        assert companies
+        assert companies.isdisjoint(entities)
+        assert entities["p1"]["properties"] == {"alias": ["A"], "notes": ["x"]}
+        assert set(entities) == {"p1", "p3", "p4"}
+        flush()
+
+
+def test_processing_is_skipped_while_nothing_changed_unless_it_is_insisted_on(mill: Mill):
+    content_hash = mill.put(table(ROWS))
+    first = mill.process(content_hash)
+
+    again = mill.process(content_hash)
+    otherwise = mill.process(content_hash, encoding="latin-1")
+    forced = mill.process(content_hash, encoding="latin-1", force=True)
+
+    assert (again.skipped, again.commit) == (UNCHANGED, None)
+    assert first.skipped is otherwise.skipped is forced.skipped is None
+    assert first.commit is not None
+    shown = mill.house.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()
+    assert shown["fresh"]
+    mill.put(table(ROWS), COMPANIES | {"filters": {"land": "fr"}})
+    assert not mill.house.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()["fresh"]
+    assert mill.process(content_hash, encoding="latin-1").entities == 1
+
+
+def test_tag_is_moved_by_a_run_and_not_by_one_that_is_skipped(mill: Mill):
+    content_hash = mill.put(table(ROWS))
+
+    def tagged() -> list[Any]:
+        with mill.house.services.database.read() as connection:
+            key = tags.c.key == f"mappings/{content_hash}/last_processed"
+            return list(connection.execute(select(tags.c.at).where(key, tags.c.tenant == "lakehouse")).scalars())
+
+    assert tagged() == []
+    mill.process(content_hash)
+    (at,) = tagged()
+    mill.process(content_hash)
+    assert tagged() == [at]
+    mirror = mill.house.services.store.get(f"test/tags/lakehouse/mappings/{content_hash}/last_processed")
+    assert mirror.decode() == at.isoformat()
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        (lambda data: data, {}),
+        (lambda data: b"\xef\xbb\xbf" + data, {}),
+        (lambda data: data.replace(b"\r\n", b"\n"), {}),
+        (lambda data: data.decode().replace("\r\n", "\r").encode(), {}),
+        (lambda data: data.decode().encode("utf-16"), {}),
+        (lambda data: data.decode().encode("utf-32"), {}),
+        (lambda data: data.decode().encode("utf-16-le"), {"encoding": "UTF-16LE"}),
+        (lambda data: data.decode().encode("latin-1"), {"encoding": "latin1"}),
+        (lambda data: data.decode().encode("cp1252"), {"encoding": "windows-1252"}),
+        (lambda data: gzip.compress(data), {}),
+        (lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]), {}),
+        (lambda data: gzip.compress(data.decode().encode("utf-16")), {}),
+    ],
+)
+def test_file_says_the_same_however_it_is_written(
+    mill: Mill, written: Callable[[bytes], bytes], options: dict[str, str]
+):
+    plain = table(ROWS)
+    other = written(plain)
+
+    result = mill.process(mill.put(other), **options)
+
+    assert (result.rows, result.rejected, result.missing) == (4, 0, [])
+    names = {value for entity in mill.entities().values() for value in entity["properties"].get("name", ())}
+    assert 'Ann Öz "1", B' in names
+    assert mill.house.services.store.folders("test/uploads") == []
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("delimiter", [";", "\t", "|", "~"])
+def test_delimiter_is_found_by_the_header_or_named(mill: Mill, delimiter: str):
+    content_hash = mill.put(table(ROWS, delimiter))
+
+    result = mill.process(content_hash, **({"delimiter": "~"} if delimiter == "~" else {}))
+
+    assert (result.rows, result.missing, len(mill.entities())) == (4, [], 7)
+
+
+def in_blocks(mill: Mill, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:
+    """Let the file arrive in small blocks, as a large one does."""
+    blocks = [data[start : start + size] for start in range(0, len(data), size)]
+    monkeypatch.setattr(mill.house.services.store, "stream", lambda *_: iter(blocks))
+
+
+@ONE_DATABASE
+def test_rows_in_many_tasks_are_the_rows_of_the_file(mill: Mill, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    data = table([row(number, last="x\n" * (number % 7) + '"') for number in range(200)])
+    monkeypatch.setattr(processing, "TASK_BYTES", 1000)
+    in_blocks(mill, monkeypatch, data)
+
+    result = mill.process(mill.put(data))
+
+    assert (result.rows, result.rejected) == (200, 0)
+    assert seen(mill) == ftm_says(tmp_path, data, COMPANIES)
+
+
+@ONE_DATABASE
+def test_bad_rows_are_counted_and_sampled_by_their_number_and_end_nothing(mill: Mill, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processing, "TASK_BYTES", 2000)
+    rows = [row(number) for number in range(300)]
+    for place in range(0, 300, 2):
+        rows[place][4] = "x" * 256
+    lines = table(rows).replace(b"Company 5,", b"Company \xff,")
+    long = b"7," + b"x" * 5000 + b"\r\n"
+    data = lines + long + b"\r\n" + b"9,last,de,,p9,a,b\r\n" + b'10,"no end' + b"\r\n" * 3000
+
+    in_blocks(mill, monkeypatch, data)
+    job = mill.job(mill.put(data))
+    result = mill.run(job, max_record_bytes=4096)
+
+    assert result.rows == 300 + 3
+    assert result.rejected == 150 + 1 + 1 + 1
+    assert len(result.errors) == 100
+    first = {"line": 2, "field": "id", "reason": "is 256 characters long, at most 255 are allowed"}
+    assert result.errors[0].model_dump() == first
+    assert [error.line for error in result.errors[:5]] == [2, 4, 6, 7, 8]
+    assert "encoding" in result.errors[3].reason
+    assert "p9" in mill.entities()
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("data", "slug"),
+    [
+        (b"", "schema-violation"),
+        (b"\n\n", "schema-violation"),
+        (b"%PDF-1.4\n%\xe2\xe3\n", "schema-violation"),
+        (b"a,b\n1,2\n", "schema-violation"),
+        (gzip.compress(table(ROWS))[:-9], "invalid-format"),
+        (b"\x1f\x8bnonsense", "invalid-format"),
+        (gzip.compress(b"x" * 3_000_000), "body-too-large"),
+    ],
+)
+def test_file_that_cannot_be_mapped_changes_nothing_and_says_why(mill: Mill, data: bytes, slug: str):
+    content_hash = mill.put(data)
+    mill.process(mill.put(table(ROWS)))
+    job = mill.job(content_hash)
+
+    with pytest.raises(TarnError) as failed:
+        mill.run(job, max_body_bytes=1_000_000)
+
+    assert failed.value.slug == slug
+    assert len(mill.entities()) == 7
+    assert mill.left() == (0, 0)
+
+
+# What dies on the way
+
+
+class Dies(Exception):
+    """The process is gone here."""
+
+
+def dying_at(step: str) -> Callable[[str], None]:
+    def reached(name: str) -> None:
+        if name == step:
+            raise Dies
+
+    return reached
+
+
+class Stumbling:
+    """Kernels whose last task is lost, with what it wrote."""
+
+    cores = 2
+
+    def __init__(self, inner: DirectKernels) -> None:
+        self._inner = inner
+
+    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+        yield from list(self._inner.run(slots))[:-1]
+        raise Dies
+
+
+class Repeating(Stumbling):
+    """Kernels that do every task twice, and tell of the second time."""
+
+    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+        list(self._inner.run(slots))
+        yield from self._inner.run(slots)
+
+
+@pytest.mark.parametrize("step", ["staged", "mapped"])
+def test_run_that_dies_before_its_commit_shows_nothing_and_is_done_by_the_next(
+    mill: Mill, step: str, monkeypatch: pytest.MonkeyPatch
+):
+    job = mill.job(mill.put(table(ROWS)))
+    monkeypatch.setattr(Mappings, "_give_up", lambda *_: None)  # nobody is left to do it
+
+    with pytest.raises(Dies):
+        mill.run(job, reached=dying_at(step))
+
+    assert mill.entities() == {}
+    assert mill.left()[1] > 0
+    result = mill.run(job)
+    assert (result.entities, len(mill.entities())) == (7, 7)
+    assert mill.left() == (0, 0)
+
+
+def test_run_whose_end_was_not_heard_is_not_done_twice(mill: Mill):
+    job = mill.job(mill.put(table(ROWS)), force=True)
+    with pytest.raises(Dies):
+        mill.run(job, reached=dying_at("committed"))
+
+    result = mill.run(job)
+
+    assert len(mill.entities()) == 7
+    with mill.house.services.database.read() as connection:
+        committed = select(journal_batches.c.commit).where(journal_batches.c.is_stage)
+        assert connection.execute(committed).scalars().all() == [result.commit]
+
+
+def test_worker_that_was_taken_for_dead_cannot_commit_any_more(mill: Mill):
+    job = mill.job(mill.put(table(ROWS)), force=True)
+
+    def overtaken(name: str) -> None:
+        if name == "mapped":
+            mill.run(job)
+
+    with pytest.raises(Unavailable):
+        mill.run(job, reached=overtaken)
+
+    assert len(mill.entities()) == 7
+    assert mill.left() == (0, 0)
+
+
+def test_task_that_is_lost_ends_the_attempt_and_leaves_nothing(mill: Mill):
+    job = mill.job(mill.put(table(ROWS)))
+    with pytest.raises(Dies):
+        mill.run(job, kernels=Stumbling(mill.kernels))
+
+    assert mill.entities() == {}
+    assert mill.left() == (0, 0)
+    assert mill.run(job).entities == 7
+
+
+@ONE_DATABASE
+def test_part_of_a_task_that_was_tried_again_is_not_committed(mill: Mill):
+    result = mill.run(mill.job(mill.put(table(ROWS))), kernels=Repeating(mill.kernels))
+
+    assert mill.house.admin.get("/v1/datasets/test/journal").json()["rows"] == result.statements + 1
+    assert mill.left() == (0, 0)
+
+
+@ONE_DATABASE
+def test_job_that_is_cancelled_stops_and_shows_nothing(mill: Mill):
+    job = mill.job(mill.put(table(ROWS)))
+
+    def stopped(_: Any) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        mill.processing().run(job, mill.dataset, MappingOptions.model_validate(job.arguments), stopped)
+
+    assert (mill.entities(), mill.left()) == ({}, (0, 0))
+
+
+def test_run_counts_against_the_quota_of_who_asked_or_shows_nothing(mill: Mill):
+    tenant = mill.house.tenant("miller", test="write")
+    asked = tenant.post(f"/v1/datasets/test/mappings/{mill.put(table(ROWS))}/process")
+    job = Job.model_validate(asked.json() | {"disturbed": None})
+    mill.house.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 10})
+
+    with pytest.raises(QuotaExceeded):
+        mill.run(job)
+
+    assert (mill.entities(), mill.left()) == ({}, (0, 0))
+    mill.house.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 1000})
+    result = mill.run(job)
+    used = mill.house.admin.get("/v1/admin/tenants/miller/limits").json()["used_statements"]
+    assert used == result.statements
+
+
+@ONE_DATABASE
+def test_stage_of_a_run_is_no_tenants_to_commit(mill: Mill):
+    listed: list[Any] = []
+
+    def look(name: str) -> None:
+        if name == "staged":
+            listed.append(mill.house.admin.get("/v1/datasets/test/stages").json()["results"])
+
+    job = mill.job(mill.put(table(ROWS)))
+    mill.run(job, reached=look)
+
+    assert listed == [[]]
