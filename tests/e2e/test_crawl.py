@@ -12,7 +12,7 @@ from tests.archive.web import answer, page, scripted
 from tests.cli.conftest import Tarn
 from tests.server import running
 
-PATIENCE = 180
+PATIENCE = 300
 """Seconds after which the test fails instead of hanging."""
 
 NAMES = [f"{number}.txt" for number in range(8)]
