@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import crawl, exports, flush, ingest, maintain, mapping, plain_spark, reads, requests, soak
+from bench import crawl, exports, files, flush, ingest, maintain, mapping, plain_spark, reads, requests, soak
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "requests": requests.run,
@@ -18,6 +18,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "reads": reads.run,
     "maintain": maintain.run,
     "exports": exports.run,
+    "files": files.run,
     "crawl": crawl.run,
     "mapping": mapping.run,
     "soak": soak.run,

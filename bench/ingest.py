@@ -83,7 +83,7 @@ def _measure(server: Server, path: Path) -> dict[str, Any]:
     warm = b"".join(path.open("rb").readlines()[:20_000])
     _load(server, "warm", warm)
     before = process.memory_info().rss
-    with _watched(process) as peak:
+    with watched(process) as peak:
         begun = time.perf_counter()
         answer = _load(server, "large", path.read_bytes())
         seconds = time.perf_counter() - begun
@@ -114,7 +114,7 @@ def _stream(server: Server, process: psutil.Process) -> float:
             yield b"".join(orjson.dumps(text) + b"\n" for text in texts)
 
     before = process.memory_info().rss
-    with _watched(process) as peak:
+    with watched(process) as peak:
         _load(server, "large", body())
     return (peak[0] - before) / 1e6
 
@@ -132,7 +132,7 @@ def _load(server: Server, dataset: str, body: bytes | Iterator[bytes]) -> dict[s
 
 
 @contextmanager
-def _watched(process: psutil.Process) -> Iterator[list[int]]:
+def watched(process: psutil.Process) -> Iterator[list[int]]:
     """The peak memory of a process while the context is open."""
     peak, done = [0], threading.Event()
 

@@ -19,6 +19,9 @@ app = typer.Typer(no_args_is_help=True, help="Files: put, listed, fetched, remov
 
 CHECKSUM_DIGITS = 64
 
+FETCH_SECONDS = 3600
+"""How long the server may take over a fetch."""
+
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.")]
 
 
@@ -78,7 +81,9 @@ def fetch(
     given = {"uri": uri, "path": path, "checksum": checksum}
     body = {name: value for name, value in given.items() if value is not None}
     params = {"origin": origin, "entity": entity or None}
-    session.output.record(session.client.document("POST", _path(dataset, "fetch"), body, params=params))
+    session.output.record(
+        session.client.document("POST", _path(dataset, "fetch"), body, params=params, wait=FETCH_SECONDS)
+    )
 
 
 @client_command(app, "get")

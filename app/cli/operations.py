@@ -7,10 +7,15 @@ import typer
 
 from app.cli.failures import Cancelled, ProblemAnswered
 from app.cli.jobs import awaited
+from app.cli.options import Quiet
 from app.cli.paths import at
+from app.cli.progress import progress
 from app.cli.session import Session
 
 Name = Annotated[str, typer.Argument(metavar="DATASET")]
+BETWEEN_LOOKS = 1.0
+"""Seconds between two looks at how far a job is."""
+
 Wait = Annotated[bool, typer.Option(help="Wait until it is done.")]
 
 
@@ -99,6 +104,34 @@ def purge(
     _do(session, _path(dataset, "purge"), {"entity_ids": entity_ids, "confirm": True}, wait)
 
 
+def crawl(
+    session: Session,
+    dataset: Name,
+    uri: Annotated[str, typer.Argument(metavar="URI", help="A folder, a store's prefix, or an index page.")],
+    prefix: Annotated[str, typer.Option(help="Only paths that begin so.")] = "",
+    glob: Annotated[list[str] | None, typer.Option(help="Only paths that fit; may be given again.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="No paths that fit; may be given again.")] = None,
+    existing: Annotated[
+        str, typer.Option(metavar="MODE", help="skip_path, skip_checksum or overwrite: what the archive has.")
+    ] = "skip_path",
+    origin: Annotated[str, typer.Option(help="Of the files and their Documents.")] = "crawl",
+    wait: Wait = True,
+    quiet: Quiet = False,
+) -> None:
+    """Let the server take all files below a place into the archive, with their Documents.
+
+    Example: tarn crawl donations https://example.org/files/ --glob '*.pdf'
+    """
+    body = {"uri": uri, "prefix": prefix, "existing": existing, "origin": origin}
+    job = session.client.document(
+        "POST", _path(dataset, "crawl"), body | {"glob": glob or [], "exclude": exclude or []}
+    )
+    if wait:
+        session.output.note(f"waiting for the job {job['id']}")
+        job = ended_well(_watched(session, job["id"], quiet))
+    session.output.record(job)
+
+
 def ask(session: Session, dataset: str, operation: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
     """Ask for a job, and wait for its end if that is wanted. Raises what it failed of."""
     return _awaited(session, _path(dataset, operation), body, wait)
@@ -123,8 +156,21 @@ def _awaited(session: Session, path: str, body: dict[str, Any], wait: bool) -> d
     return job
 
 
+def _watched(session: Session, job_id: str, quiet: bool) -> dict[str, Any]:
+    """The job when it is over; how far it is, until then."""
+    seen = 0
+    with progress(session.output, "crawling", quiet, unit="files") as passed:
+        while True:
+            job = awaited(session.client, job_id, BETWEEN_LOOKS)
+            done = (job["progress"] or {"done": 0})["done"]
+            passed(0, done - seen)
+            seen = done
+            if job["finished"] is not None:
+                return job
+
+
 def ended_well(job: dict[str, Any]) -> dict[str, Any]:
-    """A job that is over. Raises what it failed of."""
+    """A job that came to a good end. Raises what it failed of."""
     if job["state"] == "cancelled":
         raise Cancelled(f"the job {job['id']} was cancelled")
     if job["problem"] is not None:

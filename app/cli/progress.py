@@ -13,18 +13,21 @@ Passed = Callable[[int, int], None]
 
 @contextmanager
 def progress(
-    output: Output, doing: str, quiet: bool, rows: int | None = None, size: int | None = None
+    output: Output, doing: str, quiet: bool, rows: int | None = None, size: int | None = None, unit: str = "rows"
 ) -> Iterator[Passed]:
-    """Show on standard error how far a command is: towards so many rows or bytes, if either is known."""
+    """Show on standard error how far a command is: towards so many rows or bytes, if either is known.
+
+    Rows may go by another name.
+    """
     if quiet or output.as_json or not sys.stderr.isatty():
         yield _unseen
         return
-    with _bar(doing, rows, size) as passed:
+    with _bar(doing, rows, size, unit) as passed:
         yield passed
 
 
 @contextmanager
-def _bar(doing: str, rows: int | None, size: int | None) -> Iterator[Passed]:
+def _bar(doing: str, rows: int | None, size: int | None, unit: str) -> Iterator[Passed]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -40,7 +43,7 @@ def _bar(doing: str, rows: int | None, size: int | None) -> Iterator[Passed]:
             nonlocal all_bytes, all_rows
             all_bytes, all_rows = all_bytes + more_bytes, all_rows + more_rows
             done = all_rows if total == rows else all_bytes
-            shown.update(task, completed=done, passed=describe(all_bytes, all_rows, time.monotonic() - begun))
+            shown.update(task, completed=done, passed=describe(all_bytes, all_rows, time.monotonic() - begun, unit))
 
         try:
             yield passed
@@ -53,11 +56,11 @@ def _unseen(_bytes: int, _rows: int) -> None:
     """Nobody looks."""
 
 
-def describe(size: int, rows: int, seconds: float) -> str:
+def describe(size: int, rows: int, seconds: float, unit: str = "rows") -> str:
     """How much passed, and how fast."""
     seconds = max(seconds, 0.001)
     if rows:
-        return f"{rows:,} rows, {rows / seconds:,.0f}/s, {_size(size)}"
+        return f"{rows:,} {unit}, {rows / seconds:,.0f}/s" + (f", {_size(size)}" if size else "")
     return f"{_size(size)}, {_size(size / seconds)}/s"
 
 

@@ -76,7 +76,7 @@ class Crawl:
         begun = now()
         crawling = _Crawling(self._database, self._fetcher, dataset, options, report)
         try:
-            for files in crawling.rounds(SLOTS_PER_CORE * self._kernels().cores):
+            for files in crawling.rounds(lambda: SLOTS_PER_CORE * self._kernels().cores):
                 self._pressed(dataset)
                 self._fetch(crawling, files, tenant, job)
                 self._reached("fetched")
@@ -156,12 +156,18 @@ class _Crawling:
         self._fetcher = fetcher
         self._report = report
 
-    def rounds(self, tasks: int) -> Iterator[list[tuple[Found, ...]]]:
-        """Files for this many tasks at most, until all that is wanted was given, and what was left of it."""
+    def rounds(self, tasks: Callable[[], int]) -> Iterator[list[tuple[Found, ...]]]:
+        """Files for so many tasks at most, until all that is wanted was given, and what was left of it.
+
+        How many is not asked before there is something to do: Spark may have to be started for it.
+        """
         wanted = self._wanted()
-        while some := list(islice(self._tasks(wanted), tasks)):
+        self.left.extend(islice(wanted, 1))
+        while self.left and (some := list(islice(self._tasks(wanted), tasks()))):
             yield some
             self._report(self.progress())
+            if not self.left:
+                self.left.extend(islice(wanted, 1))
 
     def progress(self, over: bool = False) -> Progress:
         done = self.files + self.skipped + self.failed

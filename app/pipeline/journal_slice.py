@@ -1,6 +1,7 @@
 """A slice of the journal as Arrow, read over ADBC in an executor.
 
-ADBC's SQLite is a library of its own (docs/decisions/008): an executor's process opens the database by nothing else.
+ADBC's SQLite is a library of its own (docs/decisions/008): an executor's process has the database open by nothing else
+meanwhile.
 """
 
 from collections.abc import Iterator, Sequence

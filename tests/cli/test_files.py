@@ -103,3 +103,14 @@ def test_files_are_removed_by_path_and_by_folder(tarn: Tarn, dataset: str, folde
     assert tarn.json("files", "rm", dataset, "-r", "deeper", "--yes") == {"files": 3}
 
     assert listed(tarn, dataset) == ["deep/報告.pdf"]
+
+
+def test_address_that_is_not_fetched_is_the_servers_problem(tarn: Tarn, dataset: str):
+    assert "only http, https" in tarn("files", "fetch", dataset, "gopher://example.org/", code=1).stderr
+    assert "only http, https" in tarn("crawl", dataset, "gopher://example.org/", code=1).stderr
+
+
+def test_crawl_of_a_forbidden_place_fails_with_the_reason(tarn: Tarn, dataset: str):
+    done = tarn("crawl", dataset, "http://127.0.0.1:9/", "--glob", "*.pdf", "--quiet", code=1)
+
+    assert "not public" in done.stderr
