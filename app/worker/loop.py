@@ -255,7 +255,10 @@ class Worker:
         # Who holds a dataset's lease gives it back, or loses it.
         passes = known.retryable or isinstance(known, Locked)
         again = job.operation.next_try(job.attempts, passes, now())
-        log.error("job failed", job=job.id, attempt=job.attempts, again=again, exc_info=error)
+        if isinstance(known, Locked) and again is not None:
+            log.info("job waits for another holder", job=job.id, attempt=job.attempts, again=again, why=known.detail)
+        else:
+            log.error("job failed", job=job.id, attempt=job.attempts, again=again, exc_info=error)
         problem = known.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
         self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, again))
 
