@@ -113,4 +113,4 @@ def test_address_that_is_not_fetched_is_the_servers_problem(tarn: Tarn, dataset:
 def test_crawl_of_a_forbidden_place_fails_with_the_reason(tarn: Tarn, dataset: str):
     done = tarn("crawl", dataset, "http://127.0.0.1:9/", "--glob", "*.pdf", "--quiet", code=1)
 
-    assert "not public" in done.stderr
+    assert "not at a public address" in done.stderr
