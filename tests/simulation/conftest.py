@@ -9,7 +9,7 @@ from tests.simulation.play import Stage
 
 # No names of settings: an unknown one of those refuses every start.
 ONE = os.environ.get("SIM_SEED")
-SEEDS = range(int(os.environ.get("SIM_SEEDS", "60"))) if ONE is None else [int(ONE)]
+SEEDS = range(int(os.environ.get("SIM_SEEDS", "200"))) if ONE is None else [int(ONE)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
