@@ -34,10 +34,13 @@ class Engine:
         self._keys = connection.keys()
         self._renewing = Lock()
         connection.prepare(self._root)
-        # Data files never change, so what is known of one is known for good.
+        # Data files never change, so what is known of one is known for good. It yields to queries that need the memory.
         self._root.execute("SET GLOBAL parquet_metadata_cache = true")
         if connection.scheme == "s3":
             self._root.execute("SET GLOBAL enable_http_metadata_cache = true")
+        if connection.scheme == "file":
+            # What a disk holds, the system keeps at hand already, and lets go of with the file.
+            self._root.execute("SET GLOBAL enable_external_file_cache = false")
 
     @property
     def scratch(self) -> Path:

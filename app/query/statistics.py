@@ -29,8 +29,15 @@ def counted(duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: A
     """
     _make_parts(duck, source, parameters)
     try:
-        _resolve_schemata(duck)
-        return Statistics(_counts(duck), dict(_bounds(duck)))
+        parts, entities, seen = _one(
+            duck, "SELECT count(*), count(DISTINCT canonical_id), count(first_seen) FROM counted_parts"
+        )
+        # Mostly every entity is one part. Then there is nothing to be told apart, which takes longer than to count.
+        is_apart = parts == entities
+        if seen < parts:
+            _take_bases(duck)
+        _resolve_schemata(duck, is_apart)
+        return Statistics(_counts(duck, is_apart), dict(_bounds(duck, is_apart)))
     finally:
         duck.execute("DROP VIEW counted_valid")
         duck.execute("DROP TABLE counted_parts")
@@ -56,21 +63,22 @@ def _make_parts(duck: duckdb.DuckDBPyConnection, source: str, parameters: Any) -
         [*dates.parameters, *countries.parameters, *parameters],
     )
     duck.execute("CREATE OR REPLACE TEMP VIEW counted_valid AS FROM counted_parts WHERE schema IS NOT NULL")
-    # BASE says when an entity was seen only where nothing else does.
-    if _one(duck, "SELECT count(*) FROM counted_parts WHERE first_seen IS NULL")[0]:
-        bare = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING count(first_seen) = 0"
-        duck.execute(
-            f"UPDATE counted_parts SET first_seen = earliest, last_seen = latest WHERE canonical_id IN ({bare})"
-        )
 
 
-def _resolve_schemata(duck: duckdb.DuckDBPyConnection) -> None:
+def _take_bases(duck: duckdb.DuckDBPyConnection) -> None:
+    """Where nothing else does, BASE says when an entity was seen."""
+    bare = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING count(first_seen) = 0"
+    duck.execute(f"UPDATE counted_parts SET first_seen = earliest, last_seen = latest WHERE canonical_id IN ({bare})")
+
+
+def _resolve_schemata(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> None:
     """Give every part the schema of its entity, null if that is invalid. Few entities have to be looked at."""
     several = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING min(schema) <> max(schema)"
-    mixed = duck.execute(
+    of_several = (
         f"SELECT canonical_id, list(DISTINCT schema) FROM counted_parts SEMI JOIN ({several}) USING (canonical_id) "
         f"GROUP BY canonical_id"
-    ).fetchall()
+    )
+    mixed = [] if is_apart else duck.execute(of_several).fetchall()
     if mixed:
         duck.execute(
             f"UPDATE counted_parts AS part SET schema = whole.schema FROM "
@@ -87,23 +95,25 @@ def _resolve_schemata(duck: duckdb.DuckDBPyConnection) -> None:
         duck.execute(f"UPDATE counted_parts SET schema = NULL WHERE schema IN (SELECT {NAMED})", [unknown])
 
 
-def _counts(duck: duckdb.DuckDBPyConnection) -> dict[Count, int]:
+def _counts(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> dict[Count, int]:
+    entity = "" if is_apart else "DISTINCT canonical_id, "
     counts = Counter({Count("statement"): _one(duck, "SELECT coalesce(sum(statements), 0) FROM counted_parts")[0]})
-    for schema, entities in _grouped(duck, "schema", "SELECT DISTINCT canonical_id, schema FROM counted_parts"):
+    for schema, entities in _grouped(duck, "schema", f"SELECT {entity}schema FROM counted_parts"):
         counts[Count("invalid") if schema is None else Count("schema", schema)] = entities
-    for origin, entities in _grouped(duck, "origin", "SELECT DISTINCT canonical_id, origin FROM counted_valid"):
+    for origin, entities in _grouped(duck, "origin", f"SELECT {entity}origin FROM counted_valid"):
         counts[Count("origin", origin)] = entities
-    named = "SELECT DISTINCT canonical_id, schema, unnest(countries) AS country FROM counted_valid"
+    named = f"SELECT {entity}schema, unnest(list_distinct(countries)) AS country FROM counted_valid"
     for schema, country, entities in _grouped(duck, "schema, country", named):
         counts.update({Count(group, country): entities for group in groups_of(schema)})
     return dict(+counts)
 
 
-def _bounds(duck: duckdb.DuckDBPyConnection) -> Iterator[tuple[str, Bound]]:
+def _bounds(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> Iterator[tuple[str, Bound]]:
     """Of valid entities alone."""
     extremes = ", ".join(f"{choose.__name__}({name}) AS {name}" for name, choose in BOUNDS.items())
     values = _one(duck, f"SELECT {extremes} FROM counted_valid")
-    at = ", ".join(f"count(DISTINCT canonical_id) FILTER ({name} = ?)" for name in BOUNDS)
+    entity = "*" if is_apart else "DISTINCT canonical_id"
+    at = ", ".join(f"count({entity}) FILTER ({name} = ?)" for name in BOUNDS)
     entities = _one(duck, f"SELECT {at} FROM counted_valid", values)
     for name, value, count in zip(BOUNDS, values, entities, strict=True):
         if value is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from app.errors import TarnError, Unavailable
+from app.errors import Locked, TarnError, Unavailable
 from app.model.backoff import delays
 from app.model.flush import Flushed, Flusher, Moved
 from app.model.job import RETRY_BASE, RETRY_CAP, Stopped, upper_half
@@ -84,7 +84,10 @@ class Rounds:
         outcomes: dict[str, Outcome] = {}
         for dataset in dataset_ids:
             outcomes[dataset] = outcome = flushed.get(dataset, ())
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, Locked):
+                log.info("a dataset is taken, and is flushed later", dataset_id=dataset)
+                self._leave_alone([dataset])
+            elif isinstance(outcome, Exception):
                 log.error("a dataset could not be flushed", dataset_id=dataset, exc_info=outcome)
                 self._leave_alone([dataset])
             else:

@@ -1,0 +1,62 @@
+"""DuckDB in the API's process: what it remembers of files has an end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from app.query.engine import Engine
+from app.settings import Settings
+from app.storage.connection import Connection
+from tests.house import ONE_DATABASE
+
+pytestmark = ONE_DATABASE
+
+MEMORY = 16_000_000
+FILES, COLUMNS = 200, 200
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[Engine]:
+    little = settings.model_copy(update={"query_memory": "16m"})
+    engine = Engine(little, Connection.from_settings(little))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Files of which much can be known: together more than the engine has memory for."""
+    table = pa.table({f"column_{number:03d}": ["something to be known"] * 2 for number in range(COLUMNS)})
+    found = [tmp_path / f"{number}.parquet" for number in range(FILES)]
+    for file in found:
+        pq.write_table(table, file, row_group_size=1)
+    return found
+
+
+def test_engine_that_reads_more_files_than_it_has_memory_to_remember_goes_on_reading(
+    engine: Engine, files: list[Path]
+) -> None:
+    for file in files:
+        with engine.session() as duck:
+            assert duck.execute("SELECT count(column_000) FROM read_parquet(?)", [str(file)]).fetchall() == [(2,)]
+    remembered = _remembered(engine)
+    assert 0 < remembered.pop("OBJECT_CACHE") <= MEMORY
+    with engine.session() as duck:
+        rows = duck.execute("SELECT count(DISTINCT i::VARCHAR) FROM range(150_000) AS t(i)").fetchall()
+    assert rows == [(150_000,)]
+
+
+def test_engine_keeps_no_copy_of_what_the_disk_holds(engine: Engine, files: list[Path]) -> None:
+    with engine.session() as duck:
+        duck.execute(
+            "SELECT max(column_000), max(column_199) FROM read_parquet(?)", [list(map(str, files[:20]))]
+        ).fetchall()
+    assert _remembered(engine).get("EXTERNAL_FILE_CACHE", 0) == 0
+
+
+def _remembered(engine: Engine) -> dict[str, int]:
+    with engine.session() as duck:
+        return dict(duck.execute("SELECT tag, memory_usage_bytes FROM duckdb_memory()").fetchall())
