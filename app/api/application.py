@@ -34,6 +34,7 @@ from app.api.bodies import Bodies
 from app.api.cors import Cors
 from app.api.requests import HEADER, LastNet, RequestScope
 from app.api.services import Services
+from app.memory import GivingBack
 from app.query.running import Reporter
 
 ROUTERS = (
@@ -67,7 +68,8 @@ def create_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def reporting(_: FastAPI) -> AsyncIterator[None]:
-        with Reporter(services.database, services.reader.running, services.settings.reader_heartbeat):
+        reporter = Reporter(services.database, services.reader.running, services.settings.reader_heartbeat)
+        with reporter, GivingBack():
             yield
 
     app = FastAPI(

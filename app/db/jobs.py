@@ -220,6 +220,12 @@ def beat(connection: Connection, job_id: str, worker: str, progress: Progress | 
     return bool(_beat(connection, [job_id], worker, values))
 
 
+def is_held(connection: Connection, job_id: str, worker: str) -> bool:
+    """Whether a job is still to be worked on, without a word of it."""
+    held = select(jobs.c.id).where(jobs.c.id == job_id, *_held_by(worker), jobs.c.cancelled.is_(None))
+    return connection.execute(held).first() is not None
+
+
 def beat_all(
     connection: Connection, job_ids: Collection[str], worker: str, progress: Mapping[str, Progress] | None = None
 ) -> set[str]:

@@ -110,8 +110,9 @@ class Kernel:
         store = Store(self.connection)
         under_way: deque[tuple[AnyTask, _Made | Exception]] = deque()
         with Puts() as puts, ExitStack() as opened:
-            # What only adds does without DuckDB, and what only rewrites without the journal.
-            duck = cache(lambda: opened.enter_context(self._duckdb(scratch)))
+            # What only adds does without DuckDB, what only rewrites without the journal, and what reads without tables.
+            reading = cache(lambda: opened.enter_context(self._duckdb(scratch)))
+            duck = cache(lambda: self._with_tables(reading()))
             journal = cache(lambda: opened.enter_context(self.journal.opened()))
             parts = cache(lambda: opened.enter_context(self.journal.writing()))
 
@@ -122,7 +123,7 @@ class Kernel:
                     # With FtM it is a second's import, which executors that only flush do without.
                     from app.pipeline.export_parts import exported
 
-                    return _Made({}, Tally(), [], exported(task, store, duck(), scratch))
+                    return _Made({}, Tally(), [], exported(task, store, reading(), scratch))
                 if isinstance(task, Fetch):
                     from app.pipeline.crawl_files import fetched
 
@@ -152,11 +153,15 @@ class Kernel:
         }
         with duckdb.connect(config=settings) as duck:
             self.connection.prepare(duck)
-            for statement in fold_sql.TABLES:
-                duck.execute(statement)
-            families = [list(self.buckets), list(self.buckets.values())]
-            duck.execute("INSERT INTO families SELECT unnest(?), unnest(?)", families)
             yield duck
+
+    def _with_tables(self, duck: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+        """With the tables that `fold_sql` works on."""
+        for statement in fold_sql.TABLES:
+            duck.execute(statement)
+        families = [list(self.buckets), list(self.buckets.values())]
+        duck.execute("INSERT INTO families SELECT unnest(?), unnest(?)", families)
+        return duck
 
 
 class _Made(NamedTuple):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from sqlalchemy import Connection
@@ -41,8 +41,18 @@ Answer = TypeVar("Answer")
 FORGET_AFTER = 24 * 3600
 """Seconds after which a worker that never said goodbye is no longer listed."""
 
+TELL_EVERY = 0.2
+"""Seconds between two times that a job's progress is written down: short ones would mostly wait for the disk."""
+
 SWEEP_EVERY = 30.0
 """Seconds between two looks for what was left behind in the journal."""
+
+
+class Done(NamedTuple):
+    """What came of a job, and how far it was told to be at last."""
+
+    result: dict[str, Any]
+    progress: Progress | None = None
 
 
 class Worker:
@@ -69,7 +79,7 @@ class Worker:
         """The job that it works on beside them."""
         self._moved: dict[str, tuple[int, int]] = {}
         """Of the datasets of a round, by their ids: rows that are in snapshots by now, and rows in all."""
-        self._operations: dict[Operation, Callable[[Job, Hold], dict[str, Any]]] = {Operation.DELETE: self._delete}
+        self._operations: dict[Operation, Callable[[Job, Hold], Done]] = {Operation.DELETE: self._delete}
         self._upkeep = None if maintainer is None else Upkeep(database, store)
         if maintainer is not None:
             self._operations |= dict.fromkeys(maintainer.operations, partial(self._maintain, maintainer))
@@ -236,7 +246,7 @@ class Worker:
                 raise Stopped
 
         try:
-            result = self._operations[job.operation](job, hold)
+            done = self._operations[job.operation](job, hold)
         except Stopped:
             self._hand_back(job)
         except NotYet as early:
@@ -245,7 +255,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
             self._fail(job, error)
         else:
-            self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, result))
+            self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, *done))
 
     def _hand_back(self, job: Job) -> None:
         self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))
@@ -262,21 +272,32 @@ class Worker:
         problem = known.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
         self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, again))
 
-    def _delete(self, job: Job, hold: Hold) -> dict[str, Any]:
+    def _delete(self, job: Job, hold: Hold) -> Done:
         assert job.dataset is not None
         assert job.dataset_id is not None
         remove_journal(self._database, job.dataset_id, hold)
         remove_files(self._database, job.dataset_id, hold)
         settling = timedelta(seconds=max(LONGEST_CALL, self._settings.worker_silent_after))
         free_from = None if job.disturbed is None else job.disturbed + settling
-        return datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from)
+        return Done(datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from))
 
-    def _maintain(self, maintainer: Maintainer, job: Job, hold: Hold) -> dict[str, Any]:
+    def _maintain(self, maintainer: Maintainer, job: Job, hold: Hold) -> Done:
+        reached: Progress | None = None
+        told = time.monotonic()
+
         def report(progress: Progress | None) -> None:
+            nonlocal reached, told
+            reached = progress or reached
+            if time.monotonic() < told + TELL_EVERY:
+                with self._database.read() as connection:
+                    if self._stop.is_set() or not jobs.is_held(connection, job.id, self.id):
+                        raise Stopped
+                return
             with self._database.write() as connection:
-                hold(connection, progress)
+                hold(connection, reached)
+            told = time.monotonic()
 
-        return maintainer.run(job, report)
+        return Done(maintainer.run(job, report), reached)
 
     def _recover(self) -> None:
         try:
