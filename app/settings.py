@@ -160,7 +160,9 @@ class Settings(BaseSettings):
     )
 
     queue_max_items: int = Field(
-        10_000, ge=1, description="Items of one tenant that may wait in a dataset's queue; more must wait outside (429)."
+        10_000,
+        ge=1,
+        description="Items of one tenant that may wait in a dataset's queue; more must wait outside (429).",
     )
     queue_days: float = Field(7, gt=0, description="Days for which a queue item that is done can be looked at.")
 

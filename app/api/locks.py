@@ -36,9 +36,7 @@ def list_locks(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, pagin
 
 
 @routes.put("/{lock}", responses=raises(Locked, LockLost, QuotaExceeded))
-def take_lock(
-    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, lock: LockName, new: NewLock
-) -> HeldLock:
+def take_lock(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, lock: LockName, new: NewLock) -> HeldLock:
     """Take a lock that is free or has expired; with its token, hold it on."""
     tenant = caller.identity.tenant
     with house.database.write() as connection:

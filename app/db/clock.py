@@ -1,7 +1,7 @@
 """The database's clock, by which leases of all processes are judged: no process's own may be trusted with another's.
 
-PostgreSQL has one. SQLite has none but the machine's, which somebody may set while locks are held. All its processes are
-on that machine, so its time is a moment that was noted once, and the seconds that the machine has counted since then.
+PostgreSQL has one. SQLite has none but the machine's, which somebody may set while locks are held. All its processes
+are on that machine, so its time is a moment that was noted once, and the seconds that the machine has counted since.
 """
 
 import time

@@ -194,7 +194,9 @@ class TagKey(Name):
     def check(cls, value: str) -> None:
         longest = max(map(len, value.split("/")))
         if longest > cls.longest_segment:
-            raise ValueError(f"tag key has a segment of {longest} characters, at most {cls.longest_segment} are allowed")
+            raise ValueError(
+                f"tag key has a segment of {longest} characters, at most {cls.longest_segment} are allowed"
+            )
 
 
 class FileName(Name):

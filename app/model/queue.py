@@ -43,8 +43,8 @@ class NewItem(Strict):
     payload: Annotated[
         Metadata,
         Field(
-            description="For the worker: an entity; `{id}` of one to delete; `{uri, checksum?, path?, meta?, entity?}` of "
-            "a file to fetch; `{checksum, id}` of one to delete. For a tenant: any object that it understands."
+            description="For the worker: an entity; `{id}` of one to delete; `{uri, checksum?, path?, meta?, entity?}` "
+            "of a file to fetch; `{checksum, id}` of one to delete. For a tenant: any object that it understands."
         ),
     ]
     origin: Annotated[

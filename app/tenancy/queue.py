@@ -64,7 +64,7 @@ class Begun(NamedTuple):
     request: str
 
 
-def changed(connection: Connection, dataset: Dataset, item: Item) -> None:
+def changed(connection: Connection, dataset: Dataset, item: Item) -> None:  # noqa: ARG001 - whoever tells others needs it
     """Told of every change of an item's state, in the transaction that makes it."""
     log.info("queue item", dataset=dataset.name, item=item.id, state=item.state, attempts=item.attempts)
 
@@ -186,7 +186,7 @@ def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: f
 def acknowledge(
     connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str, token: str, error: str | None
 ) -> Item:
-    """Settle an item that was taken, or say why it could not be done. Said again under the same token it changes nothing.
+    """Settle an item that was taken, or say why it could not be done. Said again under the same token, done is done.
 
     Whose lease has lapsed may still say so, until the item is taken by another. Raises QueueItemNotFound, LockLost.
     """

@@ -13,8 +13,8 @@ AT_ONCE = 2000
 def remove_queue(database: Database, dataset_id: str, hold: Hold) -> None:
     """Delete items and locks of a dataset that is being deleted, in short transactions.
 
-    Nothing is added any more: whoever does holds the dataset's row, and found it active. Run again after a crash it goes
-    on where it was.
+    Nothing is added any more: whoever does holds the dataset's row, and found it active. Run again after a crash it
+    goes on where it was.
     """
     with database.write() as connection:
         hold(connection, None)

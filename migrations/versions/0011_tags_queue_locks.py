@@ -12,16 +12,12 @@ down_revision = "0010"
 def upgrade():
     op.add_column(
         "tags",
-        sa.Column(
-            "value", sa.JSON(none_as_null=True), nullable=True, comment="null: it tells no more than its moment"
-        ),
+        sa.Column("value", sa.JSON(none_as_null=True), nullable=True, comment="null: it tells no more than its moment"),
     )
     op.create_table(
         "clock",
         sa.Column("boot", sa.String(length=64), nullable=False, comment="which run of the machine it counts in"),
-        sa.Column(
-            "since", sa.Float(), nullable=False, comment="seconds since the machine started, when it said `at`"
-        ),
+        sa.Column("since", sa.Float(), nullable=False, comment="seconds since the machine started, when it said `at`"),
         sa.Column("at", Moment(), nullable=False),
         sa.PrimaryKeyConstraint("boot", name=op.f("pk_clock")),
         comment="what SQLite, which has no clock of its own, goes by; one row at most",

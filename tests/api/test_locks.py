@@ -130,7 +130,9 @@ def test_administrator_takes_a_lock_away_and_it_is_in_the_audit_log(house: House
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("body", [{"ttl": 0}, {"ttl": -1}, {"ttl": 86_401}, {}, {"ttl": 1, "token": ""}, {"ttl": 1, "x": 1}])
+@pytest.mark.parametrize(
+    "body", [{"ttl": 0}, {"ttl": -1}, {"ttl": 86_401}, {}, {"ttl": 1, "token": ""}, {"ttl": 1, "x": 1}]
+)
 def test_lock_that_cannot_be_is_refused(house: House, dataset: Dataset, body):
     assert house.admin.put(f"{BASE}/nightly", body).status_code == 422
     assert house.admin.put(f"{BASE}/..%2Fx", {"ttl": 1}).status_code in (404, 422)

@@ -201,7 +201,9 @@ def test_item_whose_lease_lapsed_may_be_acknowledged_while_nobody_else_has_it(ho
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_lease_of_an_item_holds_though_the_clock_jumps(house: House, alice: Caller, bob: Caller, monkeypatch, hours: int):
+def test_lease_of_an_item_holds_though_the_clock_jumps(
+    house: House, alice: Caller, bob: Caller, monkeypatch, hours: int
+):
     add(alice, to="bob")
     taken = pop(bob, lease=600)
     assert taken is not None

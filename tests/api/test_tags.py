@@ -88,7 +88,10 @@ def test_tags_of_the_lake_are_read_by_all_and_written_by_nobody(house: House, da
         ):
             assert (answer.status_code, answer.json()["type"]) == (403, "/problems/forbidden")
     denied = house.admin.get("/v1/admin/audit?tenant=reader").json()["results"]
-    assert {(entry["action"], entry["outcome"]) for entry in denied} == {("set_tag", "denied"), ("delete_tag", "denied")}
+    assert {(entry["action"], entry["outcome"]) for entry in denied} == {
+        ("set_tag", "denied"),
+        ("delete_tag", "denied"),
+    }
 
 
 @ONE_DATABASE
@@ -174,4 +177,7 @@ def test_writes_of_tags_are_audited(house: House, dataset: Dataset, put):
     house.admin.delete(f"{BASE}/tag?key=a")
 
     entries = house.admin.get("/v1/admin/audit?limit=2").json()["results"]
-    assert [(entry["action"], entry["detail"]) for entry in entries] == [("delete_tag", {"key": "a"}), ("set_tag", {"key": "a"})]
+    assert [(entry["action"], entry["detail"]) for entry in entries] == [
+        ("delete_tag", {"key": "a"}),
+        ("set_tag", {"key": "a"}),
+    ]

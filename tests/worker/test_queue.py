@@ -191,7 +191,10 @@ def test_item_that_is_deleted_while_it_is_being_done_has_no_effect(house: House,
 
 
 def test_items_that_were_done_long_ago_are_forgotten_and_dead_ones_stay(house: House, dataset: Dataset):
-    done, dead = ask(house, "UPSERT", person("Jane")), ask(house, "DELETE", {"checksum": "0" * 64, "id": "0" * 40}, "file")
+    done, dead = (
+        ask(house, "UPSERT", person("Jane")),
+        ask(house, "DELETE", {"checksum": "0" * 64, "id": "0" * 40}, "file"),
+    )
     consumer(house).work()
     services = house.services
     assert queue.forget(services.database, services.store, services.settings) == 0
