@@ -53,7 +53,7 @@ def list_items(
     after: Annotated[str | None, typer.Option(metavar="ID", help="Those that were accepted after this one.")] = None,
 ) -> None:
     """List items that you sent or are to take, oldest first; with --from, all of a tenant's that you may read."""
-    params = {"from": sender, "state": state, "after": after}
+    params: dict[str, Any] = {"from": sender, "state": state, "after": after}
     items = session.client.each(at(BASE, dataset, "queue"), **params)
     session.output.table(items, "id", "tenant", "to", "action", "resource", "state", "attempts", "created")
 

@@ -371,6 +371,7 @@ queue = Table(
     Column("problem", JSON(none_as_null=True)),
     Index("ix_queue_state_recipient_dataset_id_id", "state", "recipient", "dataset_id", "id"),
     Index("ix_queue_dataset_id_tenant_id", "dataset_id", "tenant", "id"),
+    Index("ix_queue_dataset_id_tenant_state", "dataset_id", "tenant", "state"),
     Index("ix_queue_dataset_id_recipient_id", "dataset_id", "recipient", "id"),
     Index("ix_queue_state_finished", "state", "finished"),
 )

@@ -99,7 +99,7 @@ class Acknowledgement(Strict):
     ] = None
 
 
-class EntityName(Strict):
+class NamedEntity(Strict):
     """An entity to delete."""
 
     id: Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
@@ -115,7 +115,7 @@ class SourceFile(Strict):
     entity: bool = False
 
 
-class FileName(Strict):
+class NamedFile(Strict):
     """A file to delete."""
 
     checksum: Checksum
@@ -123,9 +123,9 @@ class FileName(Strict):
 
 
 PAYLOADS: dict[tuple[Action, Resource], type[Strict]] = {
-    (Action.DELETE, Resource.ENTITY): EntityName,
+    (Action.DELETE, Resource.ENTITY): NamedEntity,
     (Action.UPSERT, Resource.FILE): SourceFile,
-    (Action.DELETE, Resource.FILE): FileName,
+    (Action.DELETE, Resource.FILE): NamedFile,
 }
 """What the worker is told, but for entities: those are FtM's to check."""
 

@@ -177,7 +177,7 @@ def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: f
         if row.attempts >= MOST_ATTEMPTS:
             _give_up(connection, dataset, row, f"it was taken {row.attempts} times, and never acknowledged")
             continue
-        lent = {"token": secrets.token_urlsafe(24), "leased_until": moment + timedelta(seconds=seconds)}
+        lent: dict[str, Any] = {"token": secrets.token_urlsafe(24), "leased_until": moment + timedelta(seconds=seconds)}
         taken = _change(connection, dataset, row.id, attempts=row.attempts + 1, not_before=None, **lent)
         return TakenItem(**taken.model_dump(), token=lent["token"])
     return None
@@ -207,7 +207,7 @@ def retry(connection: Connection, dataset: Dataset, tenant: TenantName, item_id:
     row = _readable(connection, dataset, tenant, item_id, mine)
     if row.state != ItemState.DEAD:
         raise QueueItemConflict(f"the item is {row.state}: only a dead one is tried again", state=row.state)
-    anew = {"state": ItemState.PENDING, "attempts": 0, "finished": None}
+    anew: dict[str, Any] = {"state": ItemState.PENDING, "attempts": 0, "finished": None}
     return _change(connection, dataset, row.id, ItemState.DEAD, **_pending(None), **anew)
 
 
@@ -333,7 +333,7 @@ def _failed(
     connection: Connection, dataset: Dataset, row: Row[Any], error: TarnError, again: datetime | None, moment: datetime
 ) -> Item:
     problem = error.problem(instance=f"/v1/datasets/{dataset.name}/queue/{row.id}").model_dump(mode="json")
-    over = {"state": ItemState.DEAD, "finished": moment} if again is None else {}
+    over: dict[str, Any] = {"state": ItemState.DEAD, "finished": moment} if again is None else {}
     return _change(connection, dataset, row.id, **_pending(again), **over, problem=problem)
 
 

@@ -35,7 +35,7 @@ def page(
     owner, inner = (LAKEHOUSE, prefix.removeprefix(CORE)) if prefix.startswith(CORE) else (tenant, prefix)
     query = select(tags).where(*_of(dataset, owner), func.substr(tags.c.key, 1, len(inner)) == inner)
     if after is not None:
-        query = query.where(tags.c.key > _split(TagKey(after), tenant)[1])
+        query = query.where(tags.c.key > (after.removeprefix(CORE) if owner == LAKEHOUSE else after))
     return [_tag(row) for row in connection.execute(query.order_by(tags.c.key).limit(limit))]
 
 

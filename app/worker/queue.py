@@ -29,7 +29,7 @@ from app.model.entity import Exploder
 from app.model.file import ArchiveFile, NewFile
 from app.model.ids import now
 from app.model.names import FilePath, Origin, TenantName
-from app.model.queue import Action, EntityName, FileName, Item, Resource, SourceFile
+from app.model.queue import Action, Item, NamedEntity, NamedFile, Resource, SourceFile
 from app.model.statement import EPOCH
 from app.settings import Settings
 from app.storage.store import Store
@@ -135,7 +135,7 @@ class Consumer:
     def _events(self, work: "_Work") -> Events:
         events, payload = Events(), work.item.payload
         if work.item.action is Action.DELETE:
-            events.erase(EntityName.model_validate(payload).id, work.origin)
+            events.erase(NamedEntity.model_validate(payload).id, work.origin)
             return events
         said_by = work.origin or DEFAULT_ORIGIN
         exploded = self._exploder.explode(work.dataset.name, payload)
@@ -185,7 +185,7 @@ class Consumer:
         return events
 
     def _delete_file(self, work: "_Work") -> Item:
-        named = FileName.model_validate(work.item.payload)
+        named = NamedFile.model_validate(work.item.payload)
         settled: list[Item] = []
 
         def recorded(connection: Connection) -> None:

@@ -92,5 +92,6 @@ def upgrade():
     )
     op.create_index("ix_queue_state_recipient_dataset_id_id", "queue", ["state", "recipient", "dataset_id", "id"])
     op.create_index("ix_queue_dataset_id_tenant_id", "queue", ["dataset_id", "tenant", "id"])
+    op.create_index("ix_queue_dataset_id_tenant_state", "queue", ["dataset_id", "tenant", "state"])
     op.create_index("ix_queue_dataset_id_recipient_id", "queue", ["dataset_id", "recipient", "id"])
     op.create_index("ix_queue_state_finished", "queue", ["state", "finished"])

@@ -14,7 +14,7 @@ from app.model.ids import new_id
 from app.settings import load_settings
 from app.worker.loop import Worker
 from app.worker.queue import Consumer
-from tests.faults.worker_process import saying
+from tests.faults.steps import saying
 
 
 def main(step: str | None = None, fault: str = "KILL") -> None:
