@@ -31,16 +31,16 @@ def list_tags(
 
 
 @client_command(app, "get")
-def get(session: Session, dataset: Dataset, key: Key) -> None:
+def get(session: Session, dataset: Dataset, tag: Key) -> None:
     """Show a tag."""
-    session.output.record(session.client.document("GET", at(BASE, dataset, "tag"), params={"key": key}))
+    session.output.record(session.client.document("GET", at(BASE, dataset, "tag"), params={"key": tag}))
 
 
 @client_command(app, "set")
 def set_tag(
     session: Session,
     dataset: Dataset,
-    key: Key,
+    tag: Key,
     moment: Annotated[
         str | None, typer.Option("--at", metavar="MOMENT", help="2030-01-31T12:00:00Z; now if it is left out.")
     ] = None,
@@ -53,22 +53,21 @@ def set_tag(
     said = {} if moment is None else {"at": moment}
     if value is not None:
         said["value"] = _parsed(value)
-    tag = session.client.document("PUT", at(BASE, dataset, "tag"), said or None, params={"key": key})
-    session.output.record(tag)
+    session.output.record(session.client.document("PUT", at(BASE, dataset, "tag"), said or None, params={"key": tag}))
 
 
 @client_command(app, "delete")
-def delete(session: Session, dataset: Dataset, key: Key) -> None:
+def delete(session: Session, dataset: Dataset, tag: Key) -> None:
     """Delete a tag."""
-    session.client.request("DELETE", at(BASE, dataset, "tag"), params={"key": key})
-    session.output.note(f"the tag {key} is deleted")
+    session.client.request("DELETE", at(BASE, dataset, "tag"), params={"key": tag})
+    session.output.note(f"the tag {tag} is deleted")
 
 
 @client_command(app, "is-latest")
 def is_latest(
     session: Session,
     dataset: Dataset,
-    key: Key,
+    tag: Key,
     dep: Annotated[list[str], typer.Argument(metavar="KEY…", help="Tags that it must be newer than.")],
 ) -> None:
     """Tell whether a tag is newer than others; exits with 1 if it is not.
@@ -76,7 +75,7 @@ def is_latest(
     Example: tarn tags is-latest donations mine/index lakehouse/statements/last_updated
     """
     path = at(BASE, dataset, "tag", "is_latest")
-    found = session.client.document("GET", path, params={"key": key, "dep": dep})
+    found = session.client.document("GET", path, params={"key": tag, "dep": dep})
     session.output.record(found)
     if not found["latest"]:
         raise typer.Exit(1)

@@ -98,6 +98,7 @@ class Consumer:
         if begun is None:
             return False
         self._reached("begun")
+        item: Item | None
         try:
             item = self._done(dataset, begun, holding)
         except Settled:

@@ -234,6 +234,7 @@ def test_item_that_could_not_be_done_waits_longer_each_time_and_dies_with_its_pr
     assert said["problem"]["detail"] == "the archive is closed"
     assert waits[-1] is None
     assert None not in waits[:-1]
+    assert taken is not None
     assert ack(bob, taken).json()["type"] == "/problems/lock-lost"
 
 
