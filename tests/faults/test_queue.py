@@ -111,6 +111,7 @@ def test_worker_killed_amid_an_item_leaves_it_to_the_next_which_does_it_once(
 ):
     asked = ask(house)
     with process(settings, step, "KILL") as killed:
+        killed.wait_reached(step)
         assert killed.wait_dead() == -signal.SIGKILL
     let_leases_lapse(house)
 
