@@ -277,6 +277,12 @@ class QueueItemNotFound(NotFound):
     slug = "queue-item-not-found"
 
 
+class LockNotFound(NotFound):
+    """There is no such lock."""
+
+    slug = "lock-not-found"
+
+
 class TenantNotFound(NotFound):
     """There is no such tenant."""
 
@@ -400,6 +406,13 @@ class JobConflict(TarnError):
     state: str
 
 
+class QueueItemConflict(TarnError):
+    """The queue item's state does not allow this."""
+
+    slug, status = "queue-item-conflict", 409
+    state: str
+
+
 class Locked(TarnError):
     """Somebody else holds the lock."""
 
@@ -466,6 +479,12 @@ class SourceFailed(TarnError):
     """The source that was to be fetched did not give it, or not all of it. Nothing was stored."""
 
     slug, status, retryable = "source-failed", 502, True
+
+
+class QueueItemFailed(TarnError):
+    """Whoever took the queue item could not do it, or never said that it did."""
+
+    slug, status = "queue-item-failed", 502
 
 
 class Unavailable(TarnError):

@@ -43,6 +43,7 @@ from app.tenancy.limits import Rate
 from app.tenancy.oidc import configured_issuer
 from app.worker.child import Child, when_parent_dies
 from app.worker.loop import Worker
+from app.worker.queue import Consumer
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +70,8 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
     logs.configure(settings)
     with _opened(settings) as (database, store):
         flusher = SparkFlusher(settings, database, store, owner=new_id())
-        worker = Worker(settings, database, store, flusher, flusher.maintenance())
+        consumer = Consumer(settings, database, store, owner=new_id())
+        worker = Worker(settings, database, store, flusher, flusher.maintenance(), consumer)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
         if until_stdin_closes:

@@ -159,6 +159,13 @@ class Settings(BaseSettings):
         7 * 86_400, gt=0, description="Seconds the oldest unflushed statement may wait before writes must (429)."
     )
 
+    queue_max_items: int = Field(
+        10_000,
+        ge=1,
+        description="Items of one tenant that may wait in a dataset's queue; more must wait outside (429).",
+    )
+    queue_days: float = Field(7, gt=0, description="Days for which a queue item that is done can be looked at.")
+
     spark_master: str = Field("local[*]", description="The Spark master that the worker runs its jobs on.")
     spark_memory: str = Field(
         "2g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of the Spark driver and executors."

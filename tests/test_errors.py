@@ -19,8 +19,9 @@ CONTRACT = {
     "body-too-large": 413, "unauthenticated": 401, "forbidden": 403, "storage-full": 507, "unavailable": 503,
 }  # fmt: skip
 OUR_OWN = {
-    "already-exists", "document-invalid", "internal", "job-conflict", "method-not-allowed", "not-acceptable",
-    "problem-not-found", "range-not-satisfiable", "route-not-found", "source-failed", "unsupported-media-type",
+    "already-exists", "document-invalid", "internal", "job-conflict", "lock-not-found", "method-not-allowed",
+    "not-acceptable", "problem-not-found", "queue-item-conflict", "queue-item-failed", "range-not-satisfiable",
+    "route-not-found", "source-failed", "unsupported-media-type",
     "version-not-found",
 }  # fmt: skip
 

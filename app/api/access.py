@@ -15,6 +15,7 @@ from app.errors import (
     Fault,
     Forbidden,
     JobNotFound,
+    QueueItemNotFound,
     RateLimited,
     SchemaViolation,
     StageNotFound,
@@ -33,7 +34,7 @@ from app.tenancy.limits import check_rate
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-DENIALS = (Unauthenticated, Forbidden, DatasetNotFound, JobNotFound, StageNotFound)
+DENIALS = (Unauthenticated, Forbidden, DatasetNotFound, JobNotFound, QueueItemNotFound, StageNotFound)
 """What may be a refusal: besides 401 and 403, not to find what others may well have."""
 
 
@@ -153,6 +154,22 @@ TABLE: dict[str, Access] = {
     "get_ref": on_dataset(Level.READ),
     "set_ref": on_dataset(Level.MAINTAIN),
     "delete_ref": on_dataset(Level.MAINTAIN),
+    # tags, queue and locks: those of the caller's own tenant
+    "list_tags": on_dataset(Level.READ),
+    "get_tag": on_dataset(Level.READ),
+    "set_tag": on_dataset(Level.READ),
+    "delete_tag": on_dataset(Level.READ),
+    "is_latest_tag": on_dataset(Level.READ),
+    "add_queue_item": on_dataset(Level.READ),  # and write for what the worker is to do
+    "list_queue": on_dataset(Level.READ),
+    "pop_queue_item": on_dataset(Level.READ),
+    "get_queue_item": on_dataset(Level.READ),
+    "ack_queue_item": on_dataset(Level.READ),
+    "retry_queue_item": on_dataset(Level.READ),  # and write for what the worker is to do
+    "delete_queue_item": on_dataset(Level.READ),
+    "list_locks": on_dataset(Level.READ),
+    "take_lock": on_dataset(Level.READ),
+    "release_lock": on_dataset(Level.READ),
     # the journal
     "get_journal": on_dataset(Level.READ),
     "list_rejected": on_dataset(Level.MAINTAIN),
@@ -190,6 +207,8 @@ TABLE: dict[str, Access] = {
     "get_limits": LAKE_ADMIN,
     "set_limits": LAKE_ADMIN,
     "list_audit": LAKE_ADMIN,
+    "list_all_locks": LAKE_ADMIN,
+    "force_release_lock": LAKE_ADMIN,
 }
 """By operationId. A route without an entry stops the start; so does an entry without a route."""
 

@@ -18,15 +18,18 @@ from app.api import (
     files,
     jobs,
     journal,
+    locks,
     mappings,
     operations,
     problems,
+    queue,
     refs,
     snapshots,
     stages,
     statement_reads,
     statements,
     system,
+    tags,
     uploads,
 )
 from app.api.access import check_complete
@@ -56,10 +59,14 @@ ROUTERS = (
     files.routes,
     uploads.routes,
     mappings.routes,
+    tags.routes,
+    queue.routes,
+    locks.routes,
     operations.routes,
     operations.lake_routes,
     jobs.routes,
     admin.routes,
+    locks.admin_routes,
 )
 
 

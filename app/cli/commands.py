@@ -18,12 +18,15 @@ from app.cli import (
     grants,
     jobs,
     keys,
+    locks,
     mappings,
     operations,
+    queue,
     refs,
     snapshots,
     statements,
     status,
+    tags,
     tenants,
     whoami,
 )
@@ -31,6 +34,7 @@ from app.cli.processes import add_processes
 from app.cli.session import client_command
 
 LAKE, MAINTENANCE, ADMINISTRATION = "The lake", "Maintenance", "Administration"
+TOGETHER = "Working together"
 
 app = typer.Typer(
     name="tarn",
@@ -71,6 +75,9 @@ app.add_typer(snapshots.app, name="snapshot", rich_help_panel=LAKE)
 client_command(app, "diff", LAKE)(diff.diff)
 app.add_typer(refs.app, name="refs", rich_help_panel=LAKE)
 app.add_typer(mappings.app, name="mapping", rich_help_panel=LAKE)
+app.add_typer(tags.app, name="tags", rich_help_panel=TOGETHER)
+app.add_typer(queue.app, name="queue", rich_help_panel=TOGETHER)
+app.add_typer(locks.app, name="locks", rich_help_panel=TOGETHER)
 client_command(app, "flush", LAKE)(operations.flush)
 client_command(app, "make", LAKE)(exports.make)
 client_command(app, "export", LAKE)(exports.export)

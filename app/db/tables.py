@@ -64,6 +64,15 @@ lake = Table(
     Column("id", Id, primary_key=True, comment="the id in lake.json: a database serves one lake"),
 )
 
+clock = Table(
+    "clock",
+    metadata,
+    Column("boot", String(64), primary_key=True, comment="which run of the machine it counts in"),
+    Column("since", Float, nullable=False, comment="seconds since the machine started, when it said `at`"),
+    Column("at", Moment, nullable=False),
+    comment="what SQLite, which has no clock of its own, goes by; one row at most",
+)
+
 tenants = Table(
     "tenants",
     metadata,
@@ -306,6 +315,65 @@ tags = Table(
     Column("tenant", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("at", Moment, nullable=False),
+    Column("value", JSON(none_as_null=True), comment="null: it tells no more than its moment"),
+)
+
+locks = Table(
+    "locks",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("tenant", String(64), primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("id", Id, nullable=False, unique=True),
+    Column("holder", Text, nullable=False),
+    Column("token", String(64), comment="what its holder shows; null: it is free"),
+    Column("fence", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("taken", Moment, nullable=False),
+    Column("expires", Moment, nullable=False, comment="by the database's clock"),
+)
+
+queue_heads = Table(
+    "queue_heads",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("last", Id, nullable=False, comment="the last id given out; whoever adds an item holds the row"),
+)
+
+queue_leases = Table(
+    "queue_leases",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("owner", Id, nullable=False),
+    Column("token", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("expires", Moment, nullable=False),
+)
+
+queue = Table(
+    "queue",
+    metadata,
+    Column("id", Id, primary_key=True, comment="rises within a dataset in the order of commits, whatever clocks say"),
+    Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
+    Column("tenant", String(64), nullable=False, comment="who sent it"),
+    Column("recipient", String(64), comment="who is to take it; null: the worker does it"),
+    Column("shared", Boolean, nullable=False, comment="whether all who may read the dataset may read it"),
+    Column("action", String(16), nullable=False),
+    Column("resource", String(16), nullable=False),
+    Column("origin", String(128)),
+    Column("payload", JSON, nullable=False),
+    Column("request", String(128), nullable=False),
+    Column("state", String(16), nullable=False, comment="pending, done or dead"),
+    Column("attempts", Integer, nullable=False),
+    Column("created", Moment, nullable=False),
+    Column("finished", Moment),
+    Column("not_before", Moment, comment="when it may be tried again, if not at once"),
+    Column("token", String(64), comment="what its recipient shows; null: it was not taken"),
+    Column("leased_until", Moment),
+    Column("problem", JSON(none_as_null=True)),
+    Index("ix_queue_state_recipient_dataset_id_id", "state", "recipient", "dataset_id", "id"),
+    Index("ix_queue_dataset_id_tenant_id", "dataset_id", "tenant", "id"),
+    Index("ix_queue_dataset_id_tenant_state", "dataset_id", "tenant", "state"),
+    Index("ix_queue_dataset_id_recipient_id", "dataset_id", "recipient", "id"),
+    Index("ix_queue_state_finished", "state", "finished"),
 )
 
 files = Table(

@@ -319,6 +319,14 @@ def lock(connection: Connection, dataset: Dataset) -> datetime:
     return created
 
 
+def hold_active(connection: Connection, dataset: Dataset) -> None:
+    """Raise DatasetNotFound for a dataset that is being deleted; one that is not will not be before this transaction
+    ends."""
+    found = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
+    if connection.execute(found.with_for_update(read=True)).first() is None:
+        raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
+
+
 def _require(if_match: str | None, tag: str) -> None:
     if if_match is not None and not matches(if_match, tag):
         raise PreconditionFailed("the document has changed since", expected=if_match, head=tag)

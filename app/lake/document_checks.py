@@ -1,8 +1,9 @@
 """Documents and mirrors, looked over.
 
 Mirrors are hints, and SQL is right. One that is only late is not worth a word: `snapshots/HEAD` may be some snapshots
-behind, `.LOCK` and tags come and go with every flush. What is told is what would lead somebody astray who reads the
-layout without SQL: a hint at something that is no part of history, a ref that is missing, or is not what it should be.
+behind, `.LOCK` and the core's tags come and go with every flush. What is told is what would lead somebody astray who
+reads the layout without SQL: a hint at something that is no part of history, a ref that is missing, or is not what it
+should be, a tag, lock or queue item that is missing, or is none.
 """
 
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from app.model.finding import FindingKind
 from app.model.ids import now
 from app.model.names import RefName
 from app.storage.store import Missing, Store
+from app.tenancy import mirrors
 
 ON_ITS_WAY = timedelta(minutes=1)
 """What is younger than this may still be mirrored."""
@@ -44,7 +46,7 @@ def check_config(store: Store, dataset: Dataset, found: Findings) -> None:
 def check_hints(database: Database, store: Store, dataset: Dataset, state: Recorded, found: Findings) -> None:
     if not head_hint_holds(database, store, dataset, state):
         found.add(FindingKind.HINT_WRONG, "it names no snapshot of the dataset", dataset.layout.snapshot_head)
-    for path, detail in wrong_refs(database, store, dataset):
+    for path, detail in (*wrong_refs(database, store, dataset), *mirrors.wrong(database, store, dataset)):
         found.add(FindingKind.HINT_WRONG, detail, path)
 
 

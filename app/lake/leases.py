@@ -1,7 +1,7 @@
 """Leases: who may work on a dataset now. SQL is the truth; `.LOCK` shows it to people and offline tools.
 
 A lease saves work and decides nothing: a holder that is paused past its expiry loses at the manifest or at the swap of
-the head (docs/decisions/010).
+the head (docs/decisions/010). Whether it has expired is said by the database's clock.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ import orjson
 import structlog
 from sqlalchemy import Connection, Table, or_, select, update
 
+from app.db.clock import database_time
 from app.db.engine import Database
 from app.db.tables import datasets, leases
 from app.db.upsert import upsert
 from app.errors import DatasetNotFound, Locked, LockLost, TarnError
 from app.lake.datasets import ACTIVE, Dataset
-from app.model.ids import now
 from app.model.statement import EPOCH
 from app.storage.store import Store
 
@@ -52,9 +52,9 @@ class Leases:
 
         Raises Locked, and DatasetNotFound for one that is being deleted: its folder may be the next one's by now.
         """
-        moment = now()
-        expires = moment + timedelta(seconds=self._seconds)
         with self._database.write() as connection:
+            moment = database_time(connection)
+            expires = moment + timedelta(seconds=self._seconds)
             active = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
             if connection.execute(active).first() is None:
                 raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
@@ -87,9 +87,8 @@ class Leases:
     def renew(self, lease: Lease) -> None:
         """Keep a lease for another while. Raises LockLost if somebody else has it, or it is gone."""
         with self._database.write() as connection:
-            kept = connection.execute(
-                update(self._leases).where(*self._own(lease)).values(expires=now() + timedelta(seconds=self._seconds))
-            )
+            expires = database_time(connection) + timedelta(seconds=self._seconds)
+            kept = connection.execute(update(self._leases).where(*self._own(lease)).values(expires=expires))
         if kept.rowcount != 1:
             raise LockLost(f"the lease on {lease.dataset.name!r} went to another holder")
 

@@ -8,7 +8,7 @@
 | a snapshot that waits to be recorded | its manifest, as the next one who publishes would do it            |
 | counts of the journal's head         | its batches                                                        |
 | the configuration                    | the newest former one of the same dataset                          |
-| mirrors of refs and head             | SQL                                                                |
+| mirrors of what SQL decides          | SQL                                                                |
 | the index of the archive             | its records; a record that is lost is put again from the index     |
 
 Nothing else is: rows, data files and Delta logs are not made up. What is written over is kept below `versions/`.
@@ -41,6 +41,7 @@ from app.model.snapshot import Snapshot
 from app.settings import Settings
 from app.storage import versions
 from app.storage.store import Store
+from app.tenancy import mirrors
 
 log = structlog.get_logger(__name__)
 
@@ -233,7 +234,7 @@ def _recount(database: Database, dataset: Dataset) -> None:
 
 
 def _show(database: Database, store: Store, dataset: Dataset) -> None:
-    """Show head and refs as SQL has them."""
+    """Show head, refs, tags, locks and queue items as SQL has them."""
     with database.read() as connection:
         state = recorded(connection, dataset)
     if state.head is not None and state.head.id is not None:
@@ -247,3 +248,4 @@ def _show(database: Database, store: Store, dataset: Dataset) -> None:
             refs.show(store, dataset, ref.name, ref)
         else:
             store.delete([path])
+    mirrors.mend(database, store, dataset)

@@ -34,6 +34,14 @@ def upper_half(_: float, bound: float) -> float:
     return random.uniform(bound / 2, bound)  # noqa: S311 - it spreads load, it guards nothing
 
 
+def next_attempt(attempts: int, moment: datetime) -> datetime | None:
+    """When to try again after this many attempts, the last of which failed at `moment`; None: they are used up."""
+    if attempts >= MOST_ATTEMPTS:
+        return None
+    waits = delays(RETRY_BASE, RETRY_CAP, draw=upper_half)
+    return moment + timedelta(seconds=next(islice(waits, attempts - 1, None)))
+
+
 class NotYet(Exception):
     """A job has done what it could, and is to go on at a later moment."""
 
@@ -77,10 +85,8 @@ class Operation(StrEnum):
 
     def next_try(self, attempts: int, retryable: bool, moment: datetime) -> datetime | None:
         """When to try again after this many attempts, the last of which failed at `moment`; None: not at all."""
-        if retryable and attempts < MOST_ATTEMPTS:
-            waits = delays(RETRY_BASE, RETRY_CAP, draw=upper_half)
-            return moment + timedelta(seconds=next(islice(waits, attempts - 1, None)))
-        return moment + LONG_WAIT if self.never_given_up else None
+        again = next_attempt(attempts, moment) if retryable else None
+        return moment + LONG_WAIT if again is None and self.never_given_up else again
 
 
 class JobState(StrEnum):

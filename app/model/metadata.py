@@ -17,6 +17,12 @@ def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
+def checked_value(value: Any) -> Any:
+    """Any JSON value, as it is. Raises ValueError for what JSON does not have."""
+    _check(value, (), DEEPEST)
+    return value
+
+
 def _check(value: Any, place: tuple[str, ...], deeper: int) -> None:
     """Raise ValueError for the first value that JSON does not have, with its place."""
     if value is None or isinstance(value, bool):

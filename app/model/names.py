@@ -187,6 +187,16 @@ class TagKey(Name):
     rule = "must be segments of letters, digits and . _ : -, each starting with a letter or digit, joined by /"
     pattern = r"[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*"
     longest = 255
+    longest_segment: ClassVar[int] = 200
+    """A file's name on a disk, with what a write that is not done yet adds to it."""
+
+    @classmethod
+    def check(cls, value: str) -> None:
+        longest = max(map(len, value.split("/")))
+        if longest > cls.longest_segment:
+            raise ValueError(
+                f"tag key has a segment of {longest} characters, at most {cls.longest_segment} are allowed"
+            )
 
 
 class FileName(Name):

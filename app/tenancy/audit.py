@@ -29,7 +29,12 @@ class Act:
     @classmethod
     def of_job(cls, tenant: TenantName, action: str, job: str) -> "Act":
         """What a job does, in the name of the tenant that asked for it."""
-        return cls(Identity(tenant, "", (), 0, 0), action, f"/v1/jobs/{job}", job)
+        return cls.of_tenant(tenant, action, f"/v1/jobs/{job}", job)
+
+    @classmethod
+    def of_tenant(cls, tenant: TenantName, action: str, target: str, request: str) -> "Act":
+        """What the worker does, in the name of a tenant."""
+        return cls(Identity(tenant, "", (), 0, 0), action, target, request)
 
     def done(self, connection: Connection, target: str | None = None, **detail: Any) -> None:
         """Record a write in the transaction that makes it: what changes in SQL and this record commit together.

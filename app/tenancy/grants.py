@@ -5,10 +5,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from app.db.tables import grants
+from app.db.tables import grants, tenants
 from app.errors import AlreadyExists, Forbidden, GrantNotFound
 from app.model.ids import new_id, now
-from app.model.names import TenantName
+from app.model.names import DatasetPattern, TenantName
 from app.model.tenant import ADMIN, Grant, Level, NewGrant
 from app.tenancy.revision import bump
 
@@ -38,6 +38,13 @@ def page(connection: Connection, tenant: TenantName, after: str | None, limit: i
     if after is not None:
         query = query.where(grants.c.id > after)
     return [_grant(row) for row in connection.execute(query)]
+
+
+def is_known_on(connection: Connection, tenant: TenantName, dataset: str) -> bool:
+    """Whether there is such a tenant, and a dataset exists for it."""
+    held = select(grants.c.dataset).join(tenants, tenants.c.name == grants.c.tenant)
+    patterns = connection.execute(held.where(grants.c.tenant == tenant, tenants.c.deleted.is_(None))).scalars()
+    return any(DatasetPattern(pattern).matches(dataset) for pattern in patterns)
 
 
 def remove(connection: Connection, grant_id: str) -> Grant:

@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from sqlalchemy import Select, or_, select
 
+from app.db.clock import database_time
 from app.db.engine import Database
 from app.db.tables import datasets, journal_head, leases
 from app.errors import Internal, TarnError, Unavailable
@@ -76,7 +77,7 @@ class SparkFlusher:
             left = connection.execute(
                 _named()
                 .join(leases, leases.c.dataset_id == datasets.c.id)
-                .where(leases.c.expires > EPOCH, leases.c.expires < now())
+                .where(leases.c.expires > EPOCH, leases.c.expires < database_time(connection))
             ).all()
         for row in left:
             try:

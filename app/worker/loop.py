@@ -1,7 +1,7 @@
 """The worker: gives signs of life, claims jobs, runs them, hands them back when it must stop.
 
 Flushes are claimed all at once and done in one round, with what is due by itself; all other jobs one at a time, beside
-the flushes: long work must not keep short work waiting.
+the flushes, and the queues of datasets beside both: long work must not keep short work waiting.
 """
 
 import threading
@@ -30,6 +30,9 @@ from app.model.names import DatasetName
 from app.settings import Settings
 from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
+from app.tenancy import queue
+from app.tenancy.removal import remove_queue
+from app.worker.queue import Consumer
 from app.worker.rounds import Outcome, Rounds
 from app.worker.runs import record_run
 from app.worker.upkeep import Upkeep
@@ -65,6 +68,7 @@ class Worker:
         store: Store,
         flusher: Flusher | None = None,
         maintainer: Maintainer | None = None,
+        consumer: Consumer | None = None,
     ) -> None:
         self.id = new_id()
         self._settings = settings
@@ -72,6 +76,7 @@ class Worker:
         self._store = store
         self._flusher = flusher
         self._rounds = None if flusher is None else Rounds(flusher)
+        self._consumer = consumer
         self._stop = threading.Event()
         self._jobs: tuple[Job, ...] = ()
         """The flushes it works on now; replaced, never changed, since the heartbeat reads it."""
@@ -107,6 +112,8 @@ class Worker:
     def _work(self) -> None:
         others = threading.Thread(target=self._work_on_others, name="jobs")
         others.start()
+        queues = threading.Thread(target=self._work_off_queues, name="queues")
+        queues.start()
         swept = -SWEEP_EVERY
         while not self._stop.is_set():
             if time.monotonic() >= swept + SWEEP_EVERY:
@@ -115,6 +122,7 @@ class Worker:
             if not self.flush():
                 self._stop.wait(self._settings.worker_poll)
         others.join()
+        queues.join()
 
     def _work_on_others(self) -> None:
         looked = time.monotonic()
@@ -127,6 +135,16 @@ class Worker:
             except Exception:  # without this thread nothing but flushes would be done any more
                 log.exception("a job ended in a way that it should not")
                 worked = False
+            if not worked:
+                self._stop.wait(self._settings.worker_poll)
+
+    def _work_off_queues(self) -> None:
+        while self._consumer is not None and not self._stop.is_set():
+            try:
+                worked = self._consumer.work(self._stop.is_set)
+            except Exception:  # what waits in the queues is still there at the next look
+                log.exception("the queues could not be worked off")
+                worked = 0
             if not worked:
                 self._stop.wait(self._settings.worker_poll)
 
@@ -277,6 +295,7 @@ class Worker:
         assert job.dataset_id is not None
         remove_journal(self._database, job.dataset_id, hold)
         remove_files(self._database, job.dataset_id, hold)
+        remove_queue(self._database, job.dataset_id, hold)
         settling = timedelta(seconds=max(LONGEST_CALL, self._settings.worker_silent_after))
         free_from = None if job.disturbed is None else job.disturbed + settling
         return Done(datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from))
@@ -324,6 +343,7 @@ class Worker:
             sweep(self._database, self._settings)
             with self._database.write() as connection:
                 jobs.forget(connection, now() - timedelta(days=self._settings.job_days))
+            queue.forget(self._database, self._store, self._settings)
         except Exception:  # what was left behind can wait; the jobs cannot
             log.exception("the journal could not be swept")
 

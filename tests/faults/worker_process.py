@@ -6,34 +6,16 @@ Settings come from the environment, as for `tarn worker`. Each step is a line on
 stdin ends.
 """
 
-import os
 import signal
 import sys
 
 from app import logs
-from app.lake.publish import Reached
 from app.main import _opened
 from app.model.ids import new_id
 from app.settings import load_settings
 from app.worker.flusher import SparkFlusher
 from app.worker.loop import Worker
-
-
-def saying(step: str | None, fault: str) -> Reached:
-    """Say each step; at this one, the first time, die or wait."""
-    left = [step]
-
-    def reached(name: str) -> None:
-        sys.stdout.write(f"{name}\n")
-        sys.stdout.flush()
-        if name == left[0]:
-            left.clear()
-            left.append(None)
-            if fault == "KILL":
-                os.kill(os.getpid(), signal.SIGKILL)
-            sys.stdin.read()
-
-    return reached
+from tests.faults.steps import saying
 
 
 def main(step: str | None = None, fault: str = "KILL") -> None:

@@ -14,14 +14,19 @@ from app.model.flush import Flusher
 from app.model.ids import now
 from app.model.job import Maintainer
 from app.worker.loop import Worker
+from app.worker.queue import Consumer
 from tests.house import House
 
 
 def make_worker(
-    house: House, flusher: Flusher | None = None, maintainer: Maintainer | None = None, **changes: Any
+    house: House,
+    flusher: Flusher | None = None,
+    maintainer: Maintainer | None = None,
+    consumer: Consumer | None = None,
+    **changes: Any,
 ) -> Worker:
     settings = house.services.settings.model_copy(update={"worker_poll": 0.01, "worker_heartbeat": 0.01, **changes})
-    return Worker(settings, house.services.database, house.services.store, flusher, maintainer)
+    return Worker(settings, house.services.database, house.services.store, flusher, maintainer, consumer)
 
 
 @contextmanager

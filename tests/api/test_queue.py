@@ -1,0 +1,326 @@
+"""The queue over HTTP: added to, listed, taken, acknowledged, retried, deleted, and seen by nobody else."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from uuid import UUID
+
+import orjson
+import pytest
+import uuid_utils
+from sqlalchemy import update
+
+from app.db import clock
+from app.db.tables import queue as queue_table
+from app.lake.datasets import Dataset
+from app.model import ids
+from app.model.job import MOST_ATTEMPTS
+from app.tenancy import queue
+from tests.house import ONE_DATABASE, Caller, House
+
+BASE = "/v1/datasets/test/queue"
+JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}
+UPSERT = {"action": "UPSERT", "resource": "entity", "payload": JANE}
+
+
+@pytest.fixture
+def alice(house: House, dataset: Dataset) -> Caller:
+    return house.tenant("alice", test="write")
+
+
+@pytest.fixture
+def bob(house: House, dataset: Dataset) -> Caller:
+    return house.tenant("bob", test="read")
+
+
+def add(caller: Caller, **changes) -> dict:
+    answer = caller.post(BASE, UPSERT | changes)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def pop(caller: Caller, **body) -> dict | None:
+    answer = caller.post(f"{BASE}/pop", body or None)
+    assert answer.status_code in (200, 204), answer.text
+    return answer.json() if answer.status_code == 200 else None
+
+
+def ack(caller: Caller, taken: dict, **more):
+    return caller.post(f"{BASE}/{taken['id']}/ack", {"token": taken["token"]} | more)
+
+
+def listed(caller: Caller, query: str = "") -> list[str]:
+    return [item["id"] for item in caller.get(f"{BASE}{query}").json()["results"]]
+
+
+def let_time_pass(house: House, **columns: float) -> None:
+    """So many seconds pass for a column of every item."""
+    with house.services.database.write() as connection:
+        for row in connection.execute(queue_table.select()).all():
+            earlier = {
+                name: row._mapping[name] - timedelta(seconds=seconds)
+                for name, seconds in columns.items()
+                if row._mapping[name] is not None
+            }
+            if earlier:
+                connection.execute(update(queue_table).where(queue_table.c.id == row.id).values(**earlier))
+
+
+def test_item_is_accepted_shown_and_mirrored(house: House, dataset: Dataset, alice: Caller):
+    answer = alice.post(BASE, UPSERT)
+    item = answer.json()
+
+    assert UUID(item["id"]).version == 7
+    assert (item["tenant"], item["to"], item["state"], item["attempts"]) == ("alice", None, "pending", 0)
+    assert alice.get(answer.headers["Location"]).json() == item
+    shown = orjson.loads(house.services.store.get(dataset.layout.queue_item("alice", item["id"])))
+    assert (shown["id"], shown["payload"]) == (item["id"], JANE)
+    entry = house.admin.get("/v1/admin/audit?tenant=alice").json()["results"][0]
+    assert (entry["action"], entry["target"]) == ("add_queue_item", f"{BASE}/{item['id']}")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_ids_rise_in_the_order_of_acceptance_though_the_clock_jumps(
+    house: House, dataset: Dataset, alice: Caller, monkeypatch, hours: int
+):
+    before = [add(alice)["id"] for _ in range(3)]
+    shift = hours * 3600 * 10**9
+    monkeypatch.setattr(queue, "new_id", lambda: str(uuid_utils.uuid7(nanoseconds=time.time_ns() + shift)))
+    amid = [add(alice)["id"] for _ in range(3)]
+    monkeypatch.setattr(queue, "new_id", ids.new_id)
+    after = [add(alice)["id"] for _ in range(3)]
+
+    expected = before + amid + after
+    assert sorted(expected) == expected
+    assert {UUID(each).version for each in expected} == {7}
+    assert listed(alice) == expected
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"action": "PATCH"}, "action"),
+        ({"resource": "mapping"}, "resource"),
+        ({"payload": []}, "payload"),
+        ({"payload": {"id": "x", "schema": "Parson"}}, "payload.schema"),
+        ({"payload": {"id": "x", "schema": "Person", "properties": {"nom": ["x"]}}}, "payload.properties.nom"),
+        ({"payload": {"schema": "Person"}}, "payload.id"),
+        ({"action": "DELETE", "payload": {}}, "payload.id"),
+        ({"action": "DELETE", "payload": {"id": "x", "schema": "Person"}}, "payload.schema"),
+        ({"resource": "file", "payload": {"path": "a"}}, "payload.uri"),
+        ({"resource": "file", "payload": {"uri": "https://example.org/a", "path": "../a"}}, "payload.path"),
+        ({"resource": "file", "payload": {"uri": "ftp://example.org/a"}}, "uri"),
+        ({"action": "DELETE", "resource": "file", "payload": {"checksum": "x", "id": "y"}}, "payload.checksum"),
+        ({"to": "nobody"}, "to"),
+        ({"to": "stranger"}, "to"),
+        ({"to": "lakehouse"}, "to"),
+        ({"origin": "a/b"}, "origin"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_item_that_nobody_could_do_is_refused_with_its_field(house: House, alice: Caller, changes, field: str):
+    house.tenant("stranger")
+    answer = alice.post(BASE, UPSERT | changes)
+
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+    assert listed(alice) == []
+
+
+def test_reader_may_ask_tenants_and_not_the_worker(house: House, alice: Caller, bob: Caller):
+    refused = bob.post(BASE, UPSERT)
+
+    assert (refused.status_code, refused.json()["type"]) == (403, "/problems/forbidden")
+    assert bob.post(BASE, UPSERT | {"to": "alice", "payload": {"anything": [1]}}).status_code == 201
+
+
+@ONE_DATABASE
+def test_same_request_under_an_idempotency_key_is_one_item(house: House, alice: Caller):
+    key = {"Idempotency-Key": "once"}
+    with ThreadPoolExecutor(4) as pool:
+        answers = [answer.json() for answer in pool.map(lambda _: alice.post(BASE, UPSERT, headers=key), range(4))]
+    other = alice.post(BASE, UPSERT | {"shared": True}, headers=key)
+
+    assert [answer["id"] for answer in answers] == 4 * listed(alice)
+    assert other.json()["type"] == "/problems/idempotency-mismatch"
+
+
+@ONE_DATABASE
+def test_tenant_that_asks_for_too_much_at_once_must_wait(house: House, dataset: Dataset, alice: Caller):
+    small = house.with_settings(queue_max_items=2)
+    caller = small.with_key(str(alice.key))
+    add(caller)
+    add(caller)
+    refused = caller.post(BASE, UPSERT)
+
+    assert (refused.status_code, refused.json()["type"]) == (429, "/problems/backpressure")
+    assert "Retry-After" in refused.headers
+
+
+# Items for tenants
+
+
+def test_item_for_a_tenant_is_taken_acknowledged_and_done(house: House, alice: Caller, bob: Caller):
+    sent = [add(alice, to="bob", payload={"number": number}) for number in range(2)]
+    add(alice)
+    first, second = pop(bob), pop(bob, lease=5)
+
+    assert first is not None
+    assert second is not None
+    assert [first["id"], second["id"]] == [item["id"] for item in sent]
+    assert pop(bob) is None
+    assert pop(alice) is None
+    assert ack(bob, first).json()["state"] == "done"
+    assert ack(bob, first).json()["state"] == "done", "said twice it is still done"
+    assert alice.get(f"{BASE}/{first['id']}").json()["state"] == "done"
+    assert listed(alice, "?state=done") == [first["id"]]
+    assert "token" not in alice.get(f"{BASE}/{first['id']}").text
+
+
+def test_item_whose_lease_lapsed_comes_back_and_is_done_once(house: House, alice: Caller, bob: Caller):
+    add(alice, to="bob")
+    first = pop(bob, lease=60)
+    assert first is not None
+    let_time_pass(house, leased_until=61)
+    second = pop(bob)
+    assert second is not None
+
+    assert (second["id"], second["attempts"]) == (first["id"], 2)
+    assert ack(bob, first).json()["type"] == "/problems/lock-lost"
+    assert ack(bob, second).json()["state"] == "done"
+    assert pop(bob) is None
+
+
+def test_item_whose_lease_lapsed_may_be_acknowledged_while_nobody_else_has_it(house: House, alice: Caller, bob: Caller):
+    add(alice, to="bob")
+    taken = pop(bob)
+    assert taken is not None
+    let_time_pass(house, leased_until=61)
+
+    assert ack(bob, taken).json()["state"] == "done"
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_lease_of_an_item_holds_though_the_clock_jumps(
+    house: House, alice: Caller, bob: Caller, monkeypatch, hours: int
+):
+    add(alice, to="bob")
+    taken = pop(bob, lease=600)
+    assert taken is not None
+    real = ids.now
+    monkeypatch.setattr(clock, "now", lambda: real() + timedelta(hours=hours))
+
+    assert pop(bob) is None
+    let_time_pass(house, leased_until=601)
+    again = pop(bob)
+    assert again is not None
+    assert again["id"] == taken["id"]
+
+
+def test_item_that_could_not_be_done_waits_longer_each_time_and_dies_with_its_problem(
+    house: House, alice: Caller, bob: Caller
+):
+    add(alice, to="bob")
+    waits = []
+    for _ in range(MOST_ATTEMPTS):
+        taken = pop(bob)
+        assert taken is not None
+        said = ack(bob, taken, error="the archive is closed").json()
+        assert pop(bob) is None
+        waits.append(said["not_before"])
+        let_time_pass(house, not_before=400)
+
+    assert (said["state"], said["problem"]["type"]) == ("dead", "/problems/queue-item-failed")
+    assert said["problem"]["detail"] == "the archive is closed"
+    assert waits[-1] is None
+    assert None not in waits[:-1]
+    assert taken is not None
+    assert ack(bob, taken).json()["type"] == "/problems/lock-lost"
+
+
+def test_item_that_is_taken_and_never_acknowledged_dies(house: House, alice: Caller, bob: Caller):
+    item = add(alice, to="bob")
+    for _ in range(MOST_ATTEMPTS):
+        assert pop(bob) is not None
+        let_time_pass(house, leased_until=61)
+
+    assert pop(bob) is None
+    assert alice.get(f"{BASE}/{item['id']}").json()["state"] == "dead"
+    again = bob.post(f"{BASE}/{item['id']}/retry").json()
+    assert (again["state"], again["attempts"]) == ("pending", 0)
+    assert pop(bob) is not None
+
+
+@ONE_DATABASE
+def test_only_a_dead_item_is_retried(house: House, alice: Caller):
+    item = add(alice)
+
+    answer = alice.post(f"{BASE}/{item['id']}/retry")
+    assert (answer.status_code, answer.json()["type"], answer.json()["state"]) == (
+        409, "/problems/queue-item-conflict", "pending",
+    )  # fmt: skip
+
+
+def test_item_is_deleted_by_its_sender_and_never_done(house: House, dataset: Dataset, alice: Caller, bob: Caller):
+    item = add(alice, to="bob")
+    taken = pop(bob)
+    assert taken is not None
+
+    assert bob.delete(f"{BASE}/{item['id']}").status_code == 403
+    assert alice.delete(f"{BASE}/{item['id']}").status_code == 204
+    assert ack(bob, taken).json()["type"] == "/problems/queue-item-not-found"
+    assert house.services.store.head(dataset.layout.queue_item("alice", item["id"])) is None
+
+
+def test_of_many_that_pop_at_once_each_gets_another_item(house: House, alice: Caller, bob: Caller):
+    sent = [add(alice, to="bob")["id"] for _ in range(6)]
+    with ThreadPoolExecutor(8) as pool:
+        taken = [item for item in pool.map(lambda _: pop(bob), range(8)) if item is not None]
+
+    assert sorted(item["id"] for item in taken) == sent
+
+
+# Who sees what
+
+
+def test_items_of_others_do_not_exist(house: House, dataset: Dataset, alice: Caller, bob: Caller):
+    stranger = house.tenant("stranger", other="admin")
+    item = add(alice)
+    path = f"{BASE}/{item['id']}"
+
+    for answer in (
+        bob.get(path),
+        bob.delete(path),
+        bob.post(f"{path}/retry"),
+        bob.post(f"{path}/ack", {"token": "x"}),
+        house.admin.get(path),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/queue-item-not-found")
+    assert listed(bob) == listed(bob, "?from=alice") == []
+    assert stranger.get(path).json()["type"] == "/problems/dataset-not-found"
+    house.dataset("other")
+    assert stranger.get(f"/v1/datasets/other/queue/{item['id']}").status_code == 404
+
+
+def test_tenant_follows_the_shared_items_of_another(house: House, alice: Caller, bob: Caller):
+    first = add(alice, shared=True)["id"]
+    add(alice)
+    addressed = add(alice, to="bob")["id"]
+    assert listed(bob, "?from=alice") == [first, addressed]
+
+    last = add(alice, shared=True)["id"]
+    assert listed(bob, f"?from=alice&after={addressed}") == [last]
+    assert bob.get(f"{BASE}/{first}").json()["payload"] == JANE
+    assert listed(bob) == [addressed], "what is merely shared is not its own"
+    assert bob.delete(f"{BASE}/{first}").status_code == 403
+    assert bob.post(f"{BASE}/{first}/retry").status_code == 404
+
+
+@ONE_DATABASE
+def test_list_is_paged_in_order(house: House, alice: Caller):
+    sent = [add(alice)["id"] for _ in range(5)]
+    page = alice.get(f"{BASE}?limit=2&after={sent[0]}").json()
+    rest = alice.get(f"{BASE}?limit=3&after={sent[0]}&cursor={page['next']}").json()
+
+    assert [item["id"] for item in page["results"] + rest["results"]] == sent[1:]
+    assert rest["next"] is None

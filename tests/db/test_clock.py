@@ -1,0 +1,60 @@
+"""The database's clock: what a machine's clock is set to does not move it."""
+
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import select
+
+from app.db import clock
+from app.db.clock import database_time
+from app.db.engine import Database
+from app.model import ids
+from tests.house import ONE_DATABASE
+
+LITTLE = timedelta(minutes=5)
+
+
+def told(database: Database):
+    with database.write() as connection:
+        return database_time(connection)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_time_goes_on_though_the_clock_of_the_machine_is_set(database: Database, monkeypatch, hours: int):
+    before = told(database)
+    monkeypatch.setattr(clock, "now", lambda: ids.now() + timedelta(hours=hours))
+    with database.read() as connection:
+        read = database_time(connection)
+
+    assert abs(before - ids.now()) < LITTLE
+    assert before <= read <= told(database) < before + LITTLE
+
+
+@ONE_DATABASE
+def test_machine_that_was_started_again_counts_anew_and_never_back(database: Database, monkeypatch):
+    before = told(database)
+    monkeypatch.setattr(clock, "_boot", lambda: "another")
+    monkeypatch.setattr(clock, "now", lambda: ids.now() - timedelta(hours=1))
+
+    assert before - LITTLE < told(database) < before + LITTLE
+    monkeypatch.setattr(clock, "_boot", lambda: "a third")
+    monkeypatch.setattr(clock, "now", lambda: ids.now() + timedelta(days=1))
+    assert told(database) > before + timedelta(hours=23)
+    with database.read() as connection:
+        assert [row.boot for row in connection.execute(select(clock.clock))] == ["a third"]
+
+
+@ONE_DATABASE
+def test_look_at_the_clock_notes_nothing(database: Database):
+    with database.read() as connection:
+        database_time(connection)
+        assert connection.execute(select(clock.clock)).all() == []
+
+
+@ONE_DATABASE
+def test_machine_that_does_not_tell_its_runs_apart_goes_by_its_clock(database: Database, monkeypatch):
+    monkeypatch.setattr(clock, "_boot", lambda: None)
+    moment = ids.now()
+    monkeypatch.setattr(clock, "now", lambda: moment)
+
+    assert told(database) == moment

@@ -1,0 +1,32 @@
+"""A worker of queues as its own process, that says every step it reaches and, at one of them, kills itself or waits.
+
+    python -m tests.faults.queue_process ["written" KILL|WAIT]
+
+Settings come from the environment, as for `tarn worker`.
+"""
+
+import signal
+import sys
+
+from app import logs
+from app.main import _opened
+from app.model.ids import new_id
+from app.settings import load_settings
+from app.worker.loop import Worker
+from app.worker.queue import Consumer
+from tests.faults.steps import saying
+
+
+def main(step: str | None = None, fault: str = "KILL") -> None:
+    settings = load_settings()
+    logs.configure(settings)
+    with _opened(settings) as (database, store):
+        reached = saying(step, fault)
+        worker = Worker(settings, database, store, consumer=Consumer(settings, database, store, new_id(), reached))
+        signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+        reached("started")
+        worker.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,182 @@
+"""The queue, with workers that are killed or paused amid an item, two of them on one queue, and clocks that jump."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uuid_utils
+from sqlalchemy import select, update
+
+from app.db import clock
+from app.db.tables import audit, journal_batches, queue_leases
+from app.db.tables import queue as queue_table
+from app.lake.datasets import Dataset
+from app.model import ids
+from app.model.ids import new_id
+from app.settings import Settings
+from app.storage.faults import Gate
+from app.tenancy import queue
+from app.worker.queue import ACTION, Consumer
+from tests.faults.scene import beside, held_at, run_together
+from tests.faults.test_flush_processes import ROOT, WorkerProcess
+from tests.house import House
+from tests.server import clean_environment
+
+BASE = "/v1/datasets/test/queue"
+ITEMS = 12
+
+
+def consumer(house: House, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> Consumer:
+    services = house.services
+    settings = services.settings.model_copy(update=changes)
+    return Consumer(settings, services.database, services.store, new_id(), reached)
+
+
+def ask(house: House, count: int = ITEMS, begin: int = 0) -> list[str]:
+    """Items that each replace what the one before said of the same entity; their ids."""
+    found = []
+    for number in range(begin, begin + count):
+        entity = {"id": "jane", "schema": "Person", "properties": {"name": [f"Name {number}"]}}
+        answer = house.admin.post(BASE, {"action": "UPSERT", "resource": "entity", "payload": entity})
+        assert answer.status_code == 201, answer.text
+        found.append(answer.json()["id"])
+    return found
+
+
+def check_done_once_in_order(house: House, asked: list[str]) -> None:
+    """Every item has had its effect exactly once, in the order of their ids, and says so."""
+    with house.services.database.read() as connection:
+        states = connection.execute(select(queue_table.c.id, queue_table.c.state).order_by(queue_table.c.id)).all()
+        worked = select(audit.c.target).where(audit.c.action == ACTION).order_by(audit.c.id)
+        targets = list(connection.execute(worked).scalars())
+        commits = connection.execute(select(journal_batches.c.commit, journal_batches.c.state)).all()
+    assert [(row.id, row.state) for row in states] == [(each, "done") for each in asked]
+    assert sorted(targets) == [f"{BASE}/{each}" for each in asked], "each is in the journal once"
+    assert sorted(row.commit for row in commits) == list(range(1, len(asked) + 1))
+    jane = house.admin.get("/v1/datasets/test/entities/jane").json()
+    assert jane["properties"]["name"] == [f"Name {len(asked) - 1}"], "the last that was asked for is what holds"
+
+
+@contextmanager
+def process(settings: Settings, *fault: str) -> Iterator[WorkerProcess]:
+    """A worker of queues on the test's lake."""
+    folder = Path(settings.admin_key_file).parent
+    environment = clean_environment(
+        TARN_DATABASE_URL=settings.database_url,
+        TARN_LAKE_URI=settings.lake_uri,
+        TARN_LEASE_SECONDS="1",
+        TARN_WORKER_POLL="0.05",
+        PYTHONPATH=str(ROOT),
+        PYTHONDONTWRITEBYTECODE="1",
+    )
+    log = folder / "worker.log"
+    with log.open("ab") as errors:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.queue_process", *fault],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    running = WorkerProcess(started, log)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def let_leases_lapse(house: House) -> None:
+    with house.services.database.write() as connection:
+        connection.execute(update(queue_leases).values(expires=ids.now() - timedelta(seconds=1)))
+
+
+def wait_until_done(house: House) -> None:
+    deadline = time.monotonic() + 120
+    while house.admin.get(f"{BASE}?state=pending&limit=1").json()["results"]:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("step", ["begun", "written", "done"])
+def test_worker_killed_amid_an_item_leaves_it_to_the_next_which_does_it_once(
+    house: House, dataset: Dataset, settings: Settings, step: str
+):
+    asked = ask(house)
+    with process(settings, step, "KILL") as killed:
+        killed.wait_reached(step)
+        assert killed.wait_dead() == -signal.SIGKILL
+    let_leases_lapse(house)
+
+    while consumer(house).work():
+        pass
+    check_done_once_in_order(house, asked)
+
+
+def test_two_workers_on_one_queue_do_every_item_once_in_order(house: House, dataset: Dataset, settings: Settings):
+    with process(settings) as one, process(settings) as two:
+        one.wait_reached("started")
+        two.wait_reached("started")
+        asked = ask(house, 3 * ITEMS)
+        wait_until_done(house)
+
+    check_done_once_in_order(house, asked)
+
+
+@pytest.mark.parametrize("step", ["begun", "shown"])
+def test_worker_paused_past_its_lease_has_no_second_effect(house: House, dataset: Dataset, step: str):
+    asked, gate = ask(house), Gate()
+    with beside(consumer(house, held_at(step, gate)).work) as worked:
+        gate.wait_arrived()
+        let_leases_lapse(house)
+        assert consumer(house).work() >= ITEMS - 1
+        gate.release()
+        worked()
+
+    check_done_once_in_order(house, asked)
+
+
+def test_workers_that_do_the_same_item_at_once_have_one_effect(house: House, dataset: Dataset):
+    asked = ask(house, 1)
+    gates = [Gate(), Gate()]
+    workers = [consumer(house, held_at("begun", gate)) for gate in gates]
+    with beside(workers[0].work) as first:
+        gates[0].wait_arrived()
+        let_leases_lapse(house)
+        with beside(workers[1].work) as second:
+            gates[1].wait_arrived()
+            run_together(gates[0].release, gates[1].release)
+            first()
+            second()
+
+    check_done_once_in_order(house, asked)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_clock_that_jumps_amid_an_item_takes_the_queue_from_nobody_and_changes_no_order(
+    house: House, dataset: Dataset, monkeypatch, hours: int
+):
+    asked, gate = ask(house, 3), Gate()
+    with beside(consumer(house, held_at("begun", gate)).work) as worked:
+        gate.wait_arrived()
+        monkeypatch.setattr(clock, "now", lambda: ids.now() + timedelta(hours=hours))
+        shift = hours * 3600 * 10**9
+        monkeypatch.setattr(queue, "new_id", lambda: str(uuid_utils.uuid7(nanoseconds=time.time_ns() + shift)))
+        asked += ask(house, 3, begin=3)
+        assert consumer(house).work() == 0, "the queue is still the first one's"
+        gate.release()
+        worked()
+    monkeypatch.setattr(queue, "new_id", ids.new_id)
+    monkeypatch.setattr(clock, "now", ids.now)
+    asked += ask(house, 3, begin=6)
+    consumer(house).work()
+
+    assert sorted(asked) == asked
+    check_done_once_in_order(house, asked)
