@@ -21,7 +21,7 @@ CONTRACT = {
 OUR_OWN = {
     "already-exists", "document-invalid", "internal", "job-conflict", "method-not-allowed", "not-acceptable",
     "problem-not-found", "range-not-satisfiable", "route-not-found", "source-failed", "unsupported-media-type",
-    "version-not-found",
+    "version-not-found", "webhook-not-found",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from app.api import (
     docs,
     entities,
     entity_reads,
+    events,
     exports,
     files,
     jobs,
@@ -28,6 +29,7 @@ from app.api import (
     statements,
     system,
     uploads,
+    webhooks,
 )
 from app.api.access import check_complete
 from app.api.bodies import Bodies
@@ -58,7 +60,10 @@ ROUTERS = (
     operations.routes,
     operations.lake_routes,
     jobs.routes,
+    events.routes,
+    events.job_routes,
     admin.routes,
+    webhooks.routes,
 )
 
 

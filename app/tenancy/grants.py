@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 from app.db.tables import grants
 from app.errors import AlreadyExists, Forbidden, GrantNotFound
 from app.model.ids import new_id, now
-from app.model.names import TenantName
+from app.model.names import DatasetPattern, TenantName
 from app.model.tenant import ADMIN, Grant, Level, NewGrant
 from app.tenancy.revision import bump
 
@@ -38,6 +38,12 @@ def page(connection: Connection, tenant: TenantName, after: str | None, limit: i
     if after is not None:
         query = query.where(grants.c.id > after)
     return [_grant(row) for row in connection.execute(query)]
+
+
+def held_by(connection: Connection, tenant: str) -> tuple[tuple[DatasetPattern, Level], ...]:
+    """What a tenant holds, and on which datasets."""
+    rows = connection.execute(select(grants.c.dataset, grants.c.level).where(grants.c.tenant == tenant))
+    return tuple((DatasetPattern(dataset), Level(level)) for dataset, level in rows)
 
 
 def remove(connection: Connection, grant_id: str) -> Grant:
