@@ -141,7 +141,7 @@ class EventStream(Response):
         """Tell what there is, and what comes; returns why there is an end to it."""
         end = time.monotonic() + LONGEST
         position = shown = follower.begun if self._since is None else self._since
-        first = True
+        first, ended = True, False
         await self._send(send, RETRY)
         while (reason := self._over(end)) is None:
             follower.woken.clear()
@@ -154,9 +154,13 @@ class EventStream(Response):
                 await self._pause(follower, send, self._house.settings.event_poll, position)
                 continue
             first = False
-            if found is None:
-                if self._standing is not None and self._standing.gone:
+            if found is None and self._standing is not None and self._standing.gone:
+                if ended:
                     return "gone"
+                # Seen to be gone later than events were looked for: its last ones may not be found yet.
+                first = ended = True
+                continue
+            if found is None:
                 shown = await self._pause(follower, send, self._house.settings.event_heartbeat, position, shown)
                 continue
             heard, position = self._heard(found, position)

@@ -13,6 +13,7 @@ from app.cli import (
     datasets,
     diff,
     entities,
+    events,
     exports,
     files,
     grants,
@@ -25,6 +26,7 @@ from app.cli import (
     statements,
     status,
     tenants,
+    webhooks,
     whoami,
 )
 from app.cli.processes import add_processes
@@ -75,6 +77,7 @@ client_command(app, "flush", LAKE)(operations.flush)
 client_command(app, "make", LAKE)(exports.make)
 client_command(app, "export", LAKE)(exports.export)
 client_command(app, "exports", LAKE)(exports.exports)
+client_command(app, "events", LAKE)(events.events)
 client_command(app, "compact", MAINTENANCE)(operations.compact)
 client_command(app, "optimize", MAINTENANCE)(operations.optimize)
 client_command(app, "vacuum", MAINTENANCE)(operations.vacuum)
@@ -85,6 +88,7 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=LAKE)
 app.add_typer(tenants.app, name="tenants", rich_help_panel=ADMINISTRATION)
 app.add_typer(keys.app, name="keys", rich_help_panel=ADMINISTRATION)
 app.add_typer(grants.app, name="grants", rich_help_panel=ADMINISTRATION)
+app.add_typer(webhooks.app, name="webhooks", rich_help_panel=ADMINISTRATION)
 client_command(app, "audit", ADMINISTRATION)(audit.audit)
 client_command(app, "status", ADMINISTRATION)(status.status)
 

@@ -128,8 +128,15 @@ def record(connection: Connection, dataset: Dataset, made: Made) -> None:
 
 def tell(connection: Connection, dataset: Dataset, made: Made) -> None:
     """Tell those who follow the dataset what was made, in the transaction that records it."""
-    said = {"export": made.kind, "name": made.name, "snapshot": made.snapshot, "size": made.size}
-    events.record(connection, dataset.id, EventKind.EXPORT_MADE, **said)
+    events.record(
+        connection,
+        dataset.id,
+        EventKind.EXPORT_MADE,
+        export=made.kind,
+        name=made.name,
+        snapshot=made.snapshot,
+        size=made.size,
+    )
 
 
 def forget_below(connection: Connection, dataset: Dataset, seq: int) -> list[Made]:

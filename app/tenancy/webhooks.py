@@ -165,7 +165,7 @@ def delivered(connection: Connection, hook: Row[Any], worker: str, told: Told, l
         "last_delivered": moment,
         "leased_until": moment + lease,
     }
-    if not _held(connection, hook, worker, **arrived):
+    if not _held(connection, hook, worker, arrived):
         return False
     _move(connection, hook.tenant, told.stream, told.number)
     return True
@@ -173,7 +173,7 @@ def delivered(connection: Connection, hook: Row[Any], worker: str, told: Told, l
 
 def passed(connection: Connection, hook: Row[Any], worker: str, stream: str, through: int) -> bool:
     """Say that there is nothing of interest up to a number. False if the webhook is not this worker's any more."""
-    if not _held(connection, hook, worker, worker=worker):
+    if not _held(connection, hook, worker, {"worker": worker}):
         return False
     _move(connection, hook.tenant, stream, through)
     return True
@@ -194,12 +194,12 @@ def failed(
         "problem": problem,
         "next_try": again,
     }
-    _held(connection, hook, worker, **values, **FREE)
+    _held(connection, hook, worker, values | FREE)
     return again
 
 
 def give_back(connection: Connection, hook: Row[Any], worker: str) -> None:
-    _held(connection, hook, worker, **FREE)
+    _held(connection, hook, worker, FREE)
 
 
 FREE: dict[str, Any] = {"worker": None, "leased_until": None}
@@ -246,8 +246,8 @@ def _is_free(moment: datetime) -> Any:
     return or_(webhooks.c.leased_until.is_(None), webhooks.c.leased_until < moment)
 
 
-def _held(connection: Connection, hook: Row[Any], worker: str, **values: Any) -> bool:
-    """Change a webhook if it is this worker's still, and the one that it took: it may have been set anew since."""
+def _held(connection: Connection, hook: Row[Any], worker: str, values: dict[str, Any]) -> bool:
+    """Change a webhook if it is this worker's still, and the one that it took: it may have been made anew since."""
     own = webhooks.c.tenant == hook.tenant, webhooks.c.id == hook.id, webhooks.c.worker == worker
     return connection.execute(update(webhooks).where(*own).values(**values)).rowcount == 1
 

@@ -22,7 +22,7 @@ from app.archive.urls import Url
 from app.archive.web import Web
 from app.db.engine import Database
 from app.db.events import Told
-from app.errors import TarnError
+from app.errors import SchemaViolation, TarnError
 from app.model.backoff import delays
 from app.model.event import EventKind
 from app.model.ids import now
@@ -147,7 +147,7 @@ class Deliveries:
             problem = str(failure)
             with self._database.write() as connection:
                 again = webhooks.failed(connection, hook, self._worker, problem, self._next_try)
-            log.warning("event not delivered", tenant=hook.tenant, event=event_id(told), again=again, why=problem)
+            log.warning("event not delivered", tenant=hook.tenant, id=event_id(told), again=again, why=problem)
             return False
         finally:
             slow = time.monotonic() - begun > SLOW
@@ -166,6 +166,8 @@ class Deliveries:
         try:
             url = Url.parse(hook.url)
             status = self._web.post(url, told.body, headers)
+        except SchemaViolation as error:
+            raise Failed(error.members["errors"][0].reason) from None
         except TarnError as error:
             raise Failed(error.detail) from None
         if not 200 <= status < 300:
