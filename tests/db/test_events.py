@@ -111,7 +111,12 @@ def test_reader_that_goes_on_from_the_last_number_it_saw_misses_none_of_many_wri
     for writer in writers:
         writer.start()
     seen: list[int] = []
-    wait_until(lambda: seen.extend(numbers(database, streams[0], seen[-1] if seen else 0)) or len(seen) == 32)
+
+    def has_seen_all() -> bool:
+        seen.extend(numbers(database, streams[0], seen[-1] if seen else 0))
+        return len(seen) == 32
+
+    wait_until(has_seen_all)
     for writer in writers:
         writer.join(20)
 

@@ -86,10 +86,12 @@ def stream_of(dataset: dict[str, Any], database: Database) -> str:
         return str(row.scalar_one())
 
 
-def publish(database: Database, stream: str, seq: int, **options: Any) -> None:
-    said = {"snapshot": f"s{seq}", "seq": seq, "content": seq, "operation": "flush"}
+def publish(database: Database, stream: str, *numbers: int, audience: list[str] | None = None) -> None:
+    """Tell of these snapshots, in one transaction."""
     with database.write() as connection:
-        events.record(connection, stream, EventKind.SNAPSHOT_PUBLISHED, **said, **options)
+        for seq in numbers:
+            said: dict[str, Any] = {"snapshot": f"s{seq}", "seq": seq, "content": seq, "operation": "flush"}
+            events.record(connection, stream, EventKind.SNAPSHOT_PUBLISHED, audience=audience, **said)
 
 
 class Heard:
@@ -172,8 +174,7 @@ def test_follower_hears_what_happens_after_it_came_in_order(admin, dataset, data
 @pytest.mark.parametrize("how", ["header", "query", "both"])
 def test_follower_that_comes_again_hears_everything_since(admin, dataset, database, how: str):
     stream = stream_of(dataset, database)
-    for seq in range(1, 250):
-        publish(database, stream, seq)
+    publish(database, stream, *range(1, 250))
     given = {
         "header": {"last": 1},
         "query": {"since": 1},
@@ -190,8 +191,7 @@ def test_follower_that_comes_again_hears_everything_since(admin, dataset, databa
 
 def test_follower_from_before_the_tail_is_told_what_it_missed(admin, dataset, database):
     stream = stream_of(dataset, database)
-    for seq in range(1, 5):
-        publish(database, stream, seq)
+    publish(database, stream, *range(1, 5))
     with database.write() as connection:
         events.trim(connection, stream, 3)
 

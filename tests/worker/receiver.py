@@ -54,8 +54,8 @@ def receiving() -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            names = (EVENT_HEADER, TIME_HEADER, SIGNATURE_HEADER)
-            post = Post(*(self.headers[name] for name in names), body)
+            given = self.headers
+            post = Post(given[EVENT_HEADER], given[TIME_HEADER], given[SIGNATURE_HEADER], body)
             receiver.posts.append(post)
             status = receiver.answer(post)
             self.send_response(status)
