@@ -127,5 +127,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 content = response.get("content", {})
                 if status >= "400" and "Readiness" not in str(content):
                     response["content"] = {problems.MEDIA_TYPE: next(iter(content.values()))}
+        events.describe(document)
         app.openapi_schema = document
     return app.openapi_schema

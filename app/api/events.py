@@ -1,7 +1,7 @@
 """Events of datasets and jobs, as server-sent events."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query, Request, Response
 
@@ -16,6 +16,7 @@ from app.db import events, jobs
 from app.errors import JobNotFound, NotAcceptable, RateLimited
 from app.model.event import Event, EventKind
 from app.model.job import Job
+from app.model.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER
 
 routes = router("/v1/datasets/{dataset}", "events")
 job_routes = router("/v1/jobs", "events")
@@ -60,6 +61,7 @@ SinceDep = Annotated[int | None, Depends(_since)]
 
 @routes.get(
     "/events",
+    status_code=200,
     response_class=EventStream,
     dependencies=[Depends(_form)],
     responses={**STREAM, **raises(NotAcceptable, RateLimited)},
@@ -78,6 +80,7 @@ async def follow_dataset(
 
 @job_routes.get(
     "/{job}/events",
+    status_code=200,
     response_class=EventStream,
     dependencies=[Depends(_form)],
     responses={**STREAM, **OVER, **raises(JobNotFound, NotAcceptable, RateLimited)},
@@ -92,6 +95,34 @@ async def follow_job(
     stream = jobs.stream_of(found)
     listener = Listener(house, request.headers.get("authorization"), stream, None, job=found.id)
     return EventStream(listener, caller.identity.tenant, since)
+
+
+def describe(document: dict[str, Any]) -> None:
+    """Say in the OpenAPI document that streams are text with events in it, and what webhooks are sent."""
+    answers = [
+        operation["responses"]["200"]["content"][MEDIA_TYPE]
+        for path in document["paths"].values()
+        for operation in path.values()
+        if MEDIA_TYPE in operation["responses"].get("200", {}).get("content", {})
+    ]
+    event = {key: value for key, value in answers[0]["schema"].items() if key not in ("type", "title")}
+    for answer in answers:
+        answer["schema"] = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+    headers = ((EVENT_HEADER, "string"), (TIME_HEADER, "integer"), (SIGNATURE_HEADER, "string"))
+    document["webhooks"] = {
+        "event": {
+            "post": {
+                "summary": "An event, sent to a tenant's webhook",
+                "description": f"`{SIGNATURE_HEADER}` is `sha256=` and the HMAC-SHA256 of `{TIME_HEADER}`, a full stop "
+                f"and the body. `{EVENT_HEADER}` is the same however often it is sent.",
+                "parameters": [
+                    {"name": name, "in": "header", "required": True, "schema": {"type": kind}} for name, kind in headers
+                ],
+                "requestBody": {"required": True, "content": {"application/json": {"schema": event}}},
+                "responses": {"2XX": {"description": "It has arrived. Anything else is tried again."}},
+            }
+        }
+    }
 
 
 def _has_more(house: Services, job: Job, since: int | None) -> bool:

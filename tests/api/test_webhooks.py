@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from app.db.tables import audit, idempotency, webhook_cursors, webhooks
+from app.model.event import EventKind
 from app.settings import Settings
 from tests.house import ONE_DATABASE, House
 
@@ -107,3 +108,18 @@ def test_metrics_tell_of_webhooks_and_deliveries(house: House):
     assert 'tarn_webhooks{state="active"} 1.0' in lines
     assert 'tarn_webhook_deliveries_total{outcome="delivered"} 0.0' in lines
     assert "tarn_event_streams 0.0" in lines
+
+
+@ONE_DATABASE
+def test_openapi_tells_what_streams_and_webhooks_hold_by_kind(house: House):
+    document = house.nobody.get("/openapi.json").json()
+    followed = [document["paths"][path]["get"] for path in ("/v1/datasets/{dataset}/events", "/v1/jobs/{job}/events")]
+    streams = [operation["responses"]["200"]["content"]["text/event-stream"]["schema"] for operation in followed]
+    sent = document["webhooks"]["event"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+    assert [stream["type"] for stream in streams] == ["string", "string"]
+    assert [stream["contentSchema"] for stream in streams] == [sent, sent]
+    assert sent["discriminator"]["mapping"].keys() == set(EventKind)
+    assert all(
+        ref.rsplit("/", 1)[1] in document["components"]["schemas"] for ref in sent["discriminator"]["mapping"].values()
+    )
