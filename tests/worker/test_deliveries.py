@@ -306,3 +306,19 @@ def test_name_that_leads_inside_is_refused_with_each_delivery(
 
     assert receiver.posts == []
     assert shown(house)["problem"] == "the host rebound.test is not at a public address"
+
+
+@ONE_DATABASE
+def test_worker_gives_up_events_that_are_more_than_are_kept(house: House):
+    house.dataset("donations")
+    happen(house, 5)
+    stream = stream_of(house, "donations")
+
+    def kept() -> list[int]:
+        with house.services.database.read() as connection:
+            return [told.number for told in events.after(connection, stream, 0, 100).told]
+
+    with working(make_worker(house, event_most=2)):
+        wait_until(lambda: len(kept()) == 2)
+
+    assert kept() == [5, 6]
