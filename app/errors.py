@@ -301,6 +301,12 @@ class GrantNotFound(NotFound):
     slug = "grant-not-found"
 
 
+class WebhookNotFound(NotFound):
+    """There is no such webhook."""
+
+    slug = "webhook-not-found"
+
+
 class VersionNotFound(NotFound):
     """There is no such version."""
 

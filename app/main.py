@@ -16,6 +16,7 @@ from sqlalchemy import insert, select
 
 from app import logs
 from app.api.application import create_app
+from app.api.event_hub import Hub
 from app.api.metrics import Metrics
 from app.api.presence import Present
 from app.api.protocol import Protocol
@@ -91,6 +92,7 @@ def run_migrate(settings: Settings) -> None:
 
 def assemble(settings: Settings, database: Database, store: Store) -> Services:
     """What the API's routes work with. Raises StartRefused for places to fetch from that cannot be used."""
+    stopping = Event()
     return Services(
         settings=settings,
         database=database,
@@ -106,6 +108,8 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         reader=Reader(settings, database, store),
         archive=Archive(database, store, settings),
         fetcher=Fetcher.from_settings(settings),
+        hub=Hub(settings, database, stopping),
+        stopping=stopping,
     )
 
 
@@ -155,6 +159,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             closing(services.reader),
             closing(services.writer),
             closing(services.parsers),
+            closing(services.hub),
             Child() if with_worker else nullcontext(),
         ):
             Server(config, services.stopping).run(listening)

@@ -198,6 +198,22 @@ class Settings(BaseSettings):
     stream_patience: float = Field(
         300, gt=0, description="Seconds after which a stream whose client takes nothing is broken off."
     )
+    event_poll: float = Field(0.5, gt=0, description="Seconds between two looks of an API process for new events.")
+    event_heartbeat: float = Field(
+        15, gt=0, description="Seconds without an event after which a stream of them shows that it is alive."
+    )
+    event_streams: int = Field(
+        1000, ge=1, le=100_000, description="Streams of events that an API process keeps open at once."
+    )
+    event_streams_per_tenant: int = Field(
+        100, ge=1, le=100_000, description="Streams of events that one tenant keeps open at an API process."
+    )
+    event_days: float = Field(7, gt=0, description="Days for which an event can be told again.")
+    event_most: int = Field(100_000, ge=1, description="Events of one dataset that can be told again.")
+    webhook_patience: float = Field(10, gt=0, description="Seconds that a webhook's receiver has for one event.")
+    webhook_attempts: int = Field(
+        20, ge=1, le=1000, description="How often an event is sent to a webhook before the webhook is given up."
+    )
     reader_heartbeat: float = Field(
         2, gt=0, description="Seconds between two reports of an API process on what it reads."
     )

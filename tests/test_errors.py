@@ -22,7 +22,7 @@ OUR_OWN = {
     "already-exists", "document-invalid", "internal", "job-conflict", "lock-not-found", "method-not-allowed",
     "not-acceptable", "problem-not-found", "queue-item-conflict", "queue-item-failed", "range-not-satisfiable",
     "route-not-found", "source-failed", "unsupported-media-type",
-    "version-not-found",
+    "version-not-found", "webhook-not-found",
 }  # fmt: skip
 
 

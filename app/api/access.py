@@ -191,6 +191,9 @@ TABLE: dict[str, Access] = {
     "get_job": IDENTIFIED,
     "retry_job": IDENTIFIED,  # and what the job needs: `Operation.level`
     "cancel_job": IDENTIFIED,
+    # events
+    "follow_dataset": on_dataset(Level.READ),
+    "follow_job": IDENTIFIED,  # of the caller's own tenant
     # administration
     "get_worker": LAKE_ADMIN,
     "list_tenants": LAKE_ADMIN,
@@ -206,6 +209,9 @@ TABLE: dict[str, Access] = {
     "delete_grant": LAKE_ADMIN,
     "get_limits": LAKE_ADMIN,
     "set_limits": LAKE_ADMIN,
+    "get_webhook": LAKE_ADMIN,
+    "set_webhook": LAKE_ADMIN,
+    "delete_webhook": LAKE_ADMIN,
     "list_audit": LAKE_ADMIN,
     "list_all_locks": LAKE_ADMIN,
     "force_release_lock": LAKE_ADMIN,

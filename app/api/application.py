@@ -14,6 +14,7 @@ from app.api import (
     docs,
     entities,
     entity_reads,
+    events,
     exports,
     files,
     jobs,
@@ -31,6 +32,7 @@ from app.api import (
     system,
     tags,
     uploads,
+    webhooks,
 )
 from app.api.access import check_complete
 from app.api.bodies import Bodies
@@ -65,8 +67,11 @@ ROUTERS = (
     operations.routes,
     operations.lake_routes,
     jobs.routes,
+    events.routes,
+    events.job_routes,
     admin.routes,
     locks.admin_routes,
+    webhooks.routes,
 )
 
 
@@ -131,5 +136,6 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 content = response.get("content", {})
                 if status >= "400" and "Readiness" not in str(content):
                     response["content"] = {problems.MEDIA_TYPE: next(iter(content.values()))}
+        events.describe(document)
         app.openapi_schema = document
     return app.openapi_schema

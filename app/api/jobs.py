@@ -38,7 +38,7 @@ def list_jobs(house: ServicesDep, caller: CallerDep, paging: PagingDep) -> JobPa
 @routes.get("/{job}", responses=raises(JobNotFound))
 async def get_job(house: ServicesDep, caller: CallerDep, job: IdParam, wait: WaitParam = 0) -> Job:
     """Show a job, at once or when it is over."""
-    found = await run_in_threadpool(_visible, house, caller, job)
+    found = await run_in_threadpool(visible, house, caller, job)
     return await over(house, found, wait)
 
 
@@ -86,7 +86,8 @@ async def job_answer(house: Services, job: Job, wait: float, response: Response)
     return job
 
 
-def _visible(house: Services, caller: Caller, job_id: str) -> Job:
+def visible(house: Services, caller: Caller, job_id: str) -> Job:
+    """A job that is the caller's to look at. Raises JobNotFound."""
     job = _read(house, job_id)
     if job.tenant != caller.identity.tenant and not caller.identity.administers_lake:
         raise JobNotFound(f"there is no job {job_id!r}")
@@ -94,7 +95,7 @@ def _visible(house: Services, caller: Caller, job_id: str) -> Job:
 
 
 def _retry(house: Services, caller: Caller, job_id: str) -> Job:
-    job = _visible(house, caller, job_id)
+    job = visible(house, caller, job_id)
     with house.database.write() as connection:
         for dataset in datasets.page(connection, lambda _: True, None, None):
             if dataset.id in job.dataset_ids:
@@ -105,7 +106,7 @@ def _retry(house: Services, caller: Caller, job_id: str) -> Job:
 
 
 def _cancel(house: Services, caller: Caller, job_id: str) -> Job:
-    _visible(house, caller, job_id)
+    visible(house, caller, job_id)
     with house.database.write() as connection:
         cancelled = jobs.cancel(connection, job_id)
         caller.act.done(connection)

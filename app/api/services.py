@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from app.api.event_hub import Hub
 from app.api.metrics import Metrics
 from app.api.presence import Admission, Present
 from app.api.recent import Recent
@@ -44,13 +45,14 @@ class Services:
     reader: Reader
     archive: Archive
     fetcher: Fetcher
+    hub: Hub
+    stopping: Event
+    """Set when the server begins to stop: nobody is to be kept waiting any longer."""
     admissions: Remembered[Admission] = field(default_factory=Remembered)
     """By operation, dataset and key: whom it let through."""
     datasets: Remembered[Dataset | None] = field(default_factory=Remembered)
     """By name: those that exist and those that do not."""
     readiness: Recent[Any] = field(default_factory=Recent)
-    stopping: Event = field(default_factory=Event)
-    """Set when the server begins to stop: nobody is to be kept waiting any longer."""
 
 
 def services(request: Request) -> Services:

@@ -9,15 +9,18 @@ overtaken, by a collector after it expired or by somebody who deleted the file, 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select, union_all, update
 
+from app.db import events
 from app.db.engine import Database
 from app.db.tables import datasets, file_puts, files
 from app.errors import DatasetNotFound, FileNotFound
 from app.journal.heads import touch
 from app.lake.datasets import ACTIVE, Dataset
+from app.model.event import MOST_FILES, EventKind
 from app.model.file import ArchiveFile
 from app.model.ids import new_id, now
 from app.model.names import Checksum, FileId, FilePath, TenantName
@@ -193,6 +196,10 @@ def record_all(connection: Connection, dataset: Dataset, coming: Mapping[str, Ar
     for announced in again:
         _change(connection, dataset, coming[announced])
         limits.give_back(connection, gone[announced].tenant, size=gone[announced].reserved)
+    put = {coming[announced].id: coming[announced] for announced in gone}
+    if put:
+        first = [_named(file) for file in islice(put.values(), MOST_FILES)]
+        events.record(connection, dataset.id, EventKind.FILES_PUT, count=len(put), files=first)
     return set(gone)
 
 
@@ -231,6 +238,11 @@ def forget(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
     limits.give_back(connection, file.tenant, size=file.size)
     same = file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file.id
     withdraw(connection, connection.execute(select(file_puts.c.id).where(*same)).scalars())
+    events.record(connection, dataset.id, EventKind.FILE_DELETED, file=_named(file))
+
+
+def _named(file: ArchiveFile) -> dict[str, str]:
+    return {"id": file.id, "checksum": file.checksum, "path": file.path}
 
 
 def _change(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:

@@ -8,7 +8,7 @@ of its own. No proxy, cookie, netrc or credential of the surroundings is used, a
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,7 +69,24 @@ class Web:
             url = exchange.redirect()
         raise refused(f"the source redirects more than {REDIRECTS} times")
 
-    def _ask(self, url: Url, deadline: "Deadline") -> "Exchange":
+    def post(self, url: Url, body: bytes, headers: Mapping[str, str]) -> int:
+        """Send something, once; the status of the answer, of which nothing else is read. Redirects are not followed.
+
+        Raises SchemaViolation for an address that may not be connected to, and SourceFailed.
+        """
+        deadline = Deadline(self.patience, self.clock() + self.longest, self.clock)
+        exchange = self._ask(url, deadline, "POST", {**headers, "Content-Length": str(len(body))}, body)
+        exchange.close()
+        return exchange.status
+
+    def _ask(
+        self,
+        url: Url,
+        deadline: "Deadline",
+        method: str = "GET",
+        more: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> "Exchange":
         backend = PinnedBackend(self.guard.addresses(url.host, url.port)[:TRIED], deadline)
         place = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
         connection = httpcore.HTTPConnection(
@@ -81,10 +98,11 @@ class Web:
             ("Accept", "*/*"),
             ("Accept-Encoding", "identity"),
             ("Connection", "close"),
+            *(more or {}).items(),
         ]
         try:
             with _translated(url):
-                response = connection.handle_request(httpcore.Request("GET", place, headers=headers))
+                response = connection.handle_request(httpcore.Request(method, place, headers=headers, content=body))
         except BaseException:
             connection.close()
             raise

@@ -93,6 +93,9 @@ class Client:
             if not response.is_success:
                 response.read()
                 raise self._refused(response)
+            if response.status_code == 204:
+                yield iter(())
+                return
             if response.headers.get("Content-Type", "").partition(";")[0] != form:
                 raise _foreign(response)
             yield response.iter_bytes()

@@ -13,6 +13,7 @@ from app.cli import (
     datasets,
     diff,
     entities,
+    events,
     exports,
     files,
     grants,
@@ -28,6 +29,7 @@ from app.cli import (
     status,
     tags,
     tenants,
+    webhooks,
     whoami,
 )
 from app.cli.processes import add_processes
@@ -82,6 +84,7 @@ client_command(app, "flush", LAKE)(operations.flush)
 client_command(app, "make", LAKE)(exports.make)
 client_command(app, "export", LAKE)(exports.export)
 client_command(app, "exports", LAKE)(exports.exports)
+client_command(app, "events", LAKE)(events.events)
 client_command(app, "compact", MAINTENANCE)(operations.compact)
 client_command(app, "optimize", MAINTENANCE)(operations.optimize)
 client_command(app, "vacuum", MAINTENANCE)(operations.vacuum)
@@ -92,6 +95,7 @@ app.add_typer(jobs.app, name="jobs", rich_help_panel=LAKE)
 app.add_typer(tenants.app, name="tenants", rich_help_panel=ADMINISTRATION)
 app.add_typer(keys.app, name="keys", rich_help_panel=ADMINISTRATION)
 app.add_typer(grants.app, name="grants", rich_help_panel=ADMINISTRATION)
+app.add_typer(webhooks.app, name="webhooks", rich_help_panel=ADMINISTRATION)
 client_command(app, "audit", ADMINISTRATION)(audit.audit)
 client_command(app, "status", ADMINISTRATION)(status.status)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.cli.events import followed, tell
 from app.cli.paths import at
 from app.cli.session import Session, client_command
 
@@ -46,6 +47,17 @@ def show(
 ) -> None:
     """Show a job, at once or when it is over."""
     session.output.record(awaited(session.client, job_id, wait))
+
+
+@client_command(app, "follow")
+def follow(session: Session, job_id: JobId) -> None:
+    """Show what becomes of a job, a line each, until it is over."""
+
+    def over() -> bool:
+        return session.client.document("GET", at(BASE, job_id))["finished"] is not None
+
+    for event in followed(session, at(BASE, job_id, "events"), None, over):
+        tell(session, event)
 
 
 @client_command(app, "cancel")

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from app.db import events
 from app.errors import StartRefused, StorageFull, TarnError, Unavailable
 
 CHECKPOINT_PAGES = 16_000
@@ -41,15 +42,17 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that commits on return and rolls back on any error.
+        """A transaction that commits on return and rolls back on any error. Events recorded in it are written last.
 
         SQLite takes its write lock at the start: a transaction that reads first and locks later would fail
         instead of waiting when another one has written in between.
         """
+        recorded: list[events.Recorded] = []
         with _answering(), self.engine.connect() as connection:
-            connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE")
+            connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE", **{events.RECORDED: recorded})
             with connection.begin():
                 yield connection
+                events.number(connection, recorded)
 
     def serialize(self, connection: Connection, what: str) -> None:
         """Let one process at a time go on from here to its commit. SQLite's writers are so anyway."""

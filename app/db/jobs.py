@@ -6,13 +6,18 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, delete, func, insert, or_, select, update
 
+from app.db import events
 from app.db.tables import datasets, jobs
 from app.errors import Internal, JobConflict, JobNotFound
+from app.model.event import EventKind
 from app.model.ids import new_id, now
 from app.model.job import MOST_ATTEMPTS, Job, JobState, Operation, Progress
 
 MOST_CLAIMED = 1000
 """Jobs that are claimed at once; what is more waits for the next time."""
+
+TELL_EVERY = timedelta(seconds=1)
+"""Between two events that say how far a job is."""
 
 
 def enqueue(
@@ -38,7 +43,7 @@ def enqueue(
             attempts=0,
         )
     )
-    return get(connection, job_id)
+    return _tell(connection, job_id)
 
 
 def get(connection: Connection, job_id: str) -> Job:
@@ -103,7 +108,10 @@ def cancel(connection: Connection, job_id: str) -> Job:
             not_before=None,
         )
     )
-    return get(connection, job_id)
+    given_up = get(connection, job_id)
+    if given_up.state is not job.state:
+        _tell(connection, job_id)
+    return given_up
 
 
 def retry(connection: Connection, job_id: str) -> Job:
@@ -121,7 +129,7 @@ def retry(connection: Connection, job_id: str) -> Job:
         raise JobConflict(
             f"the job is {job.state}: only one that failed or was cancelled is tried again", state=job.state
         )
-    return job
+    return _tell(connection, job_id)
 
 
 # What a worker does with it
@@ -187,7 +195,10 @@ def _claim(
         .returning(jobs.c.id)
     ).scalars()
     claimed = _select().where(jobs.c.id.in_(taken.all())).order_by(jobs.c.id)
-    return [_job(row) for row in connection.execute(claimed)]
+    begun = [_job(row) for row in connection.execute(claimed)]
+    for job in begun:
+        _record(connection, job)
+    return begun
 
 
 def _is_free(moment: datetime, silent_after: float) -> ColumnElement[bool]:
@@ -202,7 +213,9 @@ def _is_abandoned(moment: datetime, silent_after: float) -> ColumnElement[bool]:
 def _let_go(connection: Connection, abandoned: ColumnElement[bool], moment: datetime) -> None:
     """End jobs whose worker fell silent after somebody asked for them to be given up."""
     over = {"state": JobState.CANCELLED, "finished": moment, "disturbed": moment}
-    connection.execute(update(jobs).where(abandoned, jobs.c.cancelled.is_not(None)).values(**over))
+    left = update(jobs).where(abandoned, jobs.c.cancelled.is_not(None)).values(**over).returning(jobs.c.id)
+    for job_id in connection.execute(left).scalars().all():
+        _tell(connection, job_id)
 
 
 def _give_up(connection: Connection, used_up: Any, moment: datetime) -> None:
@@ -211,13 +224,13 @@ def _give_up(connection: Connection, used_up: Any, moment: datetime) -> None:
         problem = Internal(f"{row.attempts} workers fell silent over this job").problem(instance=f"/v1/jobs/{row.id}")
         again = Operation(row.operation).next_try(row.attempts, retryable=False, moment=moment)
         values = _broken_off(problem.model_dump(mode="json"), again)
-        connection.execute(update(jobs).where(jobs.c.id == row.id, used_up).values(**values))
+        if connection.execute(update(jobs).where(jobs.c.id == row.id, used_up).values(**values)).rowcount == 1:
+            _tell(connection, row.id)
 
 
 def beat(connection: Connection, job_id: str, worker: str, progress: Progress | None) -> bool:
     """Say that the job is being worked on. False if it is not to be: another worker has it, or it was cancelled."""
-    values = {} if progress is None else {"progress": progress.model_dump()}
-    return bool(_beat(connection, [job_id], worker, values))
+    return bool(beat_all(connection, [job_id], worker, None if progress is None else {job_id: progress}))
 
 
 def is_held(connection: Connection, job_id: str, worker: str) -> bool:
@@ -232,19 +245,26 @@ def beat_all(
     """Say that these jobs are being worked on, and how far some of them are; returns those that are to be."""
     if progress:
         one = update(jobs).where(jobs.c.id == bindparam("job"), *_held_by(worker))
-        told = [{"job": job_id, "told": each.model_dump()} for job_id, each in progress.items()]
-        connection.execute(one.values(progress=bindparam("told")), told)
-    return _beat(connection, job_ids, worker, {})
-
-
-def _beat(connection: Connection, job_ids: Collection[str], worker: str, values: dict[str, Any]) -> set[str]:
+        reached = [{"job": job_id, "reached": each.model_dump()} for job_id, each in progress.items()]
+        connection.execute(one.values(progress=bindparam("reached")), reached)
+        _tell_progress(connection, progress.keys(), worker)
     beaten = connection.execute(
         update(jobs)
         .where(jobs.c.id.in_(job_ids), *_held_by(worker))
-        .values(heartbeat=now(), **values)
+        .values(heartbeat=now())
         .returning(jobs.c.id, jobs.c.cancelled)
     )
     return {row.id for row in beaten if row.cancelled is None}
+
+
+def _tell_progress(connection: Connection, job_ids: Collection[str], worker: str) -> None:
+    """Tell how far jobs are, those of which nothing was told for a while: steps may be many, and short."""
+    moment = now()
+    due = or_(jobs.c.told.is_(None), jobs.c.told <= moment - TELL_EVERY, jobs.c.told > moment)
+    mine = update(jobs).where(jobs.c.id.in_(job_ids), *_held_by(worker), due)
+    for job_id in connection.execute(mine.values(told=moment).returning(jobs.c.id)).scalars().all():
+        job = get(connection, job_id)
+        _record(connection, job, EventKind.JOB_PROGRESS, progress=job.progress)
 
 
 def finish(
@@ -253,7 +273,10 @@ def finish(
     values = {"state": JobState.DONE, "finished": now(), "result": result, "problem": None}
     if progress is not None:
         values["progress"] = progress.model_dump()
-    return _held(connection, job_id, worker, values)
+    if not _held(connection, job_id, worker, values):
+        return False
+    _tell(connection, job_id)
+    return True
 
 
 def fail(connection: Connection, job_id: str, worker: str, problem: dict[str, Any], again: datetime | None) -> bool:
@@ -273,6 +296,7 @@ def _end_attempt(connection: Connection, job_id: str, worker: str, values: dict[
     given_up = (jobs.c.id == job_id, jobs.c.state == JobState.QUEUED, jobs.c.cancelled.is_not(None))
     over = {"state": JobState.CANCELLED, "finished": now(), "not_before": None}
     connection.execute(update(jobs).where(*given_up).values(**over))
+    _tell(connection, job_id)
     return True
 
 
@@ -292,6 +316,40 @@ def _held(connection: Connection, job_id: str, worker: str, values: dict[str, An
 
 def _held_by(worker: str) -> tuple[ColumnElement[bool], ...]:
     return jobs.c.worker == worker, jobs.c.state == JobState.RUNNING
+
+
+# What is told of it
+
+TELLING = {
+    JobState.QUEUED: EventKind.JOB_QUEUED,
+    JobState.RUNNING: EventKind.JOB_STARTED,
+    JobState.DONE: EventKind.JOB_DONE,
+    JobState.FAILED: EventKind.JOB_FAILED,
+    JobState.CANCELLED: EventKind.JOB_CANCELLED,
+}
+
+
+def _tell(connection: Connection, job_id: str) -> Job:
+    """Tell which state a job has come to, in the transaction in which it does."""
+    job = get(connection, job_id)
+    _record(connection, job)
+    return job
+
+
+def _record(connection: Connection, job: Job, kind: EventKind | None = None, **data: Any) -> None:
+    """Tell the job's tenant, on the dataset's stream, or of a job on several on one of its own."""
+    kind = kind or TELLING[job.state]
+    if kind is EventKind.JOB_QUEUED:
+        data = {"not_before": job.not_before, "problem": job.problem}
+    if kind is EventKind.JOB_FAILED:
+        data = {"problem": job.problem}
+    said = {"job": job.id, "operation": job.operation, "tenant": job.tenant, "attempts": job.attempts, **data}
+    events.record(connection, stream_of(job), kind, audience=[job.tenant], of_job=job.id, **said)
+
+
+def stream_of(job: Job) -> str:
+    """Where a job's events are told."""
+    return job.dataset_id or job.id
 
 
 def _select() -> Any:

@@ -470,6 +470,7 @@ jobs = Table(
     Column("problem", JSON),
     Column("not_before", Moment, comment="when a queued job may be taken, if not at once"),
     Column("disturbed", Moment, comment="when an attempt last broke off: what it sent may still be under way"),
+    Column("told", Moment, comment="when an event last said how far it is"),
     Index("ix_jobs_state_id", "state", "id"),
     Index("ix_jobs_tenant_id", "tenant", "id"),
     Index("ix_jobs_tenant_started", "tenant", "started"),
@@ -496,4 +497,56 @@ readers = Table(
     Column(
         "oldest", JSON, nullable=False, comment="by dataset, the oldest snapshot that it reads; 0: nobody knows yet"
     ),
+)
+
+event_heads = Table(
+    "event_heads",
+    metadata,
+    Column("stream", Id, primary_key=True, comment="a dataset's id, or of a job on several datasets its own"),
+    Column("last", BigInteger, nullable=False, comment="the last number given out"),
+    Column("tail", BigInteger, nullable=False, comment="up to this number nothing is kept any more"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("stream", Id, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", String(32), nullable=False),
+    Column("at", Moment, nullable=False, index=True),
+    Column("job", Id, comment="the job that it tells of"),
+    Column("audience", JSON, comment="tenants that may see it; null: whoever may read the dataset"),
+    Column("data", JSON, nullable=False),
+    Index("ix_events_job_number", "job", "number"),
+    comment="what happened, written in the transaction in which it did",
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("tenant", ForeignKey("tenants.name"), primary_key=True),
+    Column("id", Id, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("secret", Text, nullable=False, comment="as it was given: a signature cannot be made from a digest"),
+    Column("kinds", JSON, nullable=False, comment="none: every kind"),
+    Column("datasets", JSON, nullable=False, comment="patterns of names"),
+    Column("created", Moment, nullable=False),
+    Column("updated", Moment, nullable=False),
+    Column("state", String(16), nullable=False, comment="active, failing or given_up"),
+    Column("attempts", Integer, nullable=False, comment="at the event that is next"),
+    Column("problem", Text, comment="why the last attempt failed"),
+    Column("next_try", Moment, comment="when to try again, if not at once"),
+    Column("delivered", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False, comment="attempts, in all"),
+    Column("last_delivered", Moment),
+    Column("worker", Id, comment="who delivers now"),
+    Column("leased_until", Moment),
+)
+
+webhook_cursors = Table(
+    "webhook_cursors",
+    metadata,
+    Column("tenant", ForeignKey("webhooks.tenant"), primary_key=True),
+    Column("stream", Id, primary_key=True),
+    Column("number", BigInteger, nullable=False, comment="the last event that was delivered or is of no interest"),
 )

@@ -55,7 +55,9 @@ def indexing(dataset: Dataset, url: str | None) -> datasets.Indexed:
         text = index_of(config, made, url)
         if (index := made.get(Kind.INDEX)) is not None:
             told = exports.told_by_index(made, etag(config.to_yaml()))
-            exports.record(connection, dataset, index.of(text)._replace(detail=told))
+            again = index.of(text)._replace(detail=told)
+            exports.record(connection, dataset, again)
+            exports.tell(connection, dataset, again)
         return text
 
     return indexed

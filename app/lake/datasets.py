@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from app.db import jobs
+from app.db import events, jobs
 from app.db.engine import Database
 from app.db.tables import datasets, journal_head, snapshot_heads
 from app.errors import (
@@ -35,6 +35,7 @@ from app.errors import (
 )
 from app.lake.documents import read_document, replace_document, require_alive
 from app.model.dataset import DatasetChange, DatasetConfig, NewDataset, etag, matches
+from app.model.event import EventKind
 from app.model.ids import new_id, now, parse_stamp
 from app.model.job import Job, NotYet, Operation, Progress
 from app.model.names import DatasetName, FileName
@@ -115,6 +116,8 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
                 dataset_id=config.id, seq=_first_seq(connection, config.name), content=0, segment=0
             )
         )
+        events.begin(connection, config.id, config.name)
+        events.record(connection, config.id, EventKind.DATASET_CREATED)
         act.done(connection, target=config.name)
         document = config.to_yaml()
         layout = DatasetLayout(config.name)
@@ -242,6 +245,7 @@ def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: s
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETING))
         bump(connection)
         act.done(connection)
+        events.record(connection, dataset.id, EventKind.DATASET_DELETED)
         return jobs.enqueue(connection, Operation.DELETE, dataset.id, act.identity.tenant, act.request)
 
 

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, delete, select
 
+from app.db import events
 from app.db.tables import exports, tags
 from app.db.upsert import upsert
 from app.journal import heads, overlay, segments
 from app.journal.heads import LAST_UPDATED
 from app.lake.datasets import Dataset
+from app.model.event import EventKind
 from app.model.export import Kind, Made
 from app.model.names import LAKEHOUSE
 from app.model.snapshot import Head
@@ -122,6 +124,19 @@ def record(connection: Connection, dataset: Dataset, made: Made) -> None:
     changed = {name: row.excluded[name] for name in values if name not in ("dataset_id", "kind")}
     connection.execute(row.on_conflict_do_update(index_elements=["dataset_id", "kind"], set_=changed))
     heads.touch(connection, dataset.id, made.kind.form.tag, made.resolved)
+
+
+def tell(connection: Connection, dataset: Dataset, made: Made) -> None:
+    """Tell those who follow the dataset what was made, in the transaction that records it."""
+    events.record(
+        connection,
+        dataset.id,
+        EventKind.EXPORT_MADE,
+        export=made.kind,
+        name=made.name,
+        snapshot=made.snapshot,
+        size=made.size,
+    )
 
 
 def forget_below(connection: Connection, dataset: Dataset, seq: int) -> list[Made]:

@@ -15,6 +15,7 @@ import structlog
 from sqlalchemy import Column, Connection, LargeBinary, cast, select, type_coerce
 from sqlalchemy.types import NullType
 
+from app.db import events
 from app.db.engine import Database
 from app.db.tables import journal, journal_batches, tags
 from app.db.tables import snapshots as history
@@ -26,6 +27,7 @@ from app.lake.datasets import Dataset
 from app.lake.leases import Lease, Leases
 from app.lake.tables import NONE, DeltaStore, Refused
 from app.model.backoff import delays
+from app.model.event import EventKind
 from app.model.ids import now
 from app.model.names import LAKEHOUSE, TagKey
 from app.model.snapshot import (
@@ -289,6 +291,7 @@ class Publisher:
                 heads.touch(connection, dataset.id, OPTIMIZED, now())
             if snapshot.operation in (Change.VACUUM, Change.PURGE) and snapshot.retained_from is not None:
                 snapshots.expire(connection, dataset, snapshot.retained_from)
+            _tell(connection, snapshot)
         return True
 
     # Step 7
@@ -309,6 +312,18 @@ class Publisher:
                 self._store.put_hint(path, text)
         except TarnError as error:
             log.warning("a snapshot's hints are not shown", dataset=dataset.name, problem=error.slug)
+
+
+def _tell(connection: Connection, snapshot: Snapshot) -> None:
+    events.record(
+        connection,
+        snapshot.dataset_id,
+        EventKind.SNAPSHOT_PUBLISHED,
+        snapshot=snapshot.id,
+        seq=snapshot.seq,
+        content=snapshot.content,
+        operation=snapshot.operation,
+    )
 
 
 def _manifest(build: Build, head: Head, parent: Snapshot | None, made: Mapping[TableName, Table]) -> Snapshot:

@@ -291,6 +291,7 @@ class Exports:
         made = Made(kind, name, head.id, head.seq, head.content, run.resolved, now(), size, sha1, run.version, detail)
         with self._database.write() as connection:
             exports.record(connection, run.dataset, made)
+            exports.tell(connection, run.dataset, made)
         self._reached(f"{kind} recorded")
         self._show(run, kind)
         return made
@@ -363,6 +364,7 @@ class Exports:
             replace_document(connection, self._store, run.dataset.layout.index, run.dataset.layout.versions, text)
             self._reached("index put")
             exports.record(connection, run.dataset, made)
+            exports.tell(connection, run.dataset, made)
         self._show(run, Kind.INDEX)
         catalog.publish(self._database, self._store, self._public_url)
         return made

@@ -47,6 +47,12 @@ def is_known_on(connection: Connection, tenant: TenantName, dataset: str) -> boo
     return any(DatasetPattern(pattern).matches(dataset) for pattern in patterns)
 
 
+def held_by(connection: Connection, tenant: str) -> tuple[tuple[DatasetPattern, Level], ...]:
+    """What a tenant holds, and on which datasets."""
+    rows = connection.execute(select(grants.c.dataset, grants.c.level).where(grants.c.tenant == tenant))
+    return tuple((DatasetPattern(dataset), Level(level)) for dataset, level in rows)
+
+
 def remove(connection: Connection, grant_id: str) -> Grant:
     grant = get(connection, grant_id)
     if grant.tenant == ADMIN and grant.dataset == "*" and grant.level is Level.ADMIN:

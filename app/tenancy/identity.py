@@ -5,16 +5,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from app.db.engine import Database
-from app.db.tables import grants
 from app.errors import Unauthenticated
 from app.model.ids import now
-from app.model.names import DatasetPattern, TenantName
-from app.model.tenant import Identity, Level
+from app.model.names import TenantName
+from app.model.tenant import Identity
 from app.settings import Settings
 from app.tenancy import keys, limits, revision, tenants
+from app.tenancy.grants import held_by
 from app.tenancy.oidc import Issuer
 from app.tenancy.revision import Remembered
 
@@ -100,12 +100,11 @@ class Authenticator:
         tenant = tenants.find_row(connection, name)
         if tenant is None or tenant.disabled:
             raise _refused()
-        rows = connection.execute(select(grants.c.dataset, grants.c.level).where(grants.c.tenant == name))
         allowed = limits.in_force(tenant, self._settings)
         return Identity(
             tenant=name,
             key=key,
-            grants=tuple((DatasetPattern(dataset), Level(level)) for dataset, level in rows),
+            grants=held_by(connection, name),
             rate_limit=allowed.rate_limit,
             rate_burst=allowed.rate_burst,
         )

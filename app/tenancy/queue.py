@@ -18,6 +18,7 @@ from uuid import UUID
 import structlog
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
 
+from app.db import events
 from app.db.clock import database_time
 from app.db.engine import Database
 from app.db.tables import datasets, queue, queue_heads
@@ -34,6 +35,7 @@ from app.errors import (
     TarnError,
 )
 from app.lake.datasets import ACTIVE, Dataset, hold_active
+from app.model.event import EventKind
 from app.model.ids import new_id
 from app.model.job import MOST_ATTEMPTS, next_attempt
 from app.model.names import DatasetName, TenantName
@@ -64,8 +66,20 @@ class Begun(NamedTuple):
     request: str
 
 
-def changed(connection: Connection, dataset: Dataset, item: Item) -> None:  # noqa: ARG001 - whoever tells others needs it
-    """Told of every change of an item's state, in the transaction that makes it."""
+def changed(connection: Connection, dataset: Dataset, item: Item) -> None:
+    """Told of every change of an item's state, in the transaction that makes it: who may read the item hears of it."""
+    events.record(
+        connection,
+        dataset.id,
+        EventKind.QUEUE_ITEM,
+        audience=None if item.shared else {item.tenant} | ({item.to} if item.to is not None else set()),
+        item=item.id,
+        state=item.state,
+        action=item.action,
+        resource=item.resource,
+        tenant=item.tenant,
+        to=item.to,
+    )
     log.info("queue item", dataset=dataset.name, item=item.id, state=item.state, attempts=item.attempts)
 
 

@@ -10,6 +10,7 @@ from app.errors import AlreadyExists, Forbidden, TenantNotFound
 from app.model.ids import now
 from app.model.names import TenantName
 from app.model.tenant import ADMIN, NewTenant, Tenant, TenantChange
+from app.tenancy import webhooks
 from app.tenancy.revision import bump
 
 
@@ -74,12 +75,13 @@ def change(connection: Connection, name: TenantName, wanted: TenantChange) -> Te
 
 
 def remove(connection: Connection, name: TenantName) -> None:
-    """Delete a tenant with its keys and grants; what it wrote stays."""
+    """Delete a tenant with its keys, grants and webhook; what it wrote stays."""
     if name == ADMIN:
         raise Forbidden("the administrator's tenant cannot be deleted: nobody could administer the lake")
     get(connection, name)
     connection.execute(delete(api_keys).where(api_keys.c.tenant == name))
     connection.execute(delete(grants).where(grants.c.tenant == name))
+    webhooks.remove(connection, name)
     connection.execute(update(tenants).where(tenants.c.name == name).values(deleted=now()))
     bump(connection)
 

@@ -1,7 +1,7 @@
 """The worker: gives signs of life, claims jobs, runs them, hands them back when it must stop.
 
 Flushes are claimed all at once and done in one round, with what is due by itself; all other jobs one at a time, beside
-the flushes, and the queues of datasets beside both: long work must not keep short work waiting.
+the flushes, and queues of datasets and webhooks beside both: long work must not keep short work waiting.
 """
 
 import threading
@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy import Connection
 
 from app.archive.removal import remove_files
-from app.db import jobs, workers
+from app.db import events, jobs, workers
 from app.db.engine import Database
 from app.errors import Internal, Locked, TarnError
 from app.journal.removal import remove_journal
@@ -32,6 +32,7 @@ from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
 from app.tenancy import queue
 from app.tenancy.removal import remove_queue
+from app.worker.deliveries import Deliveries
 from app.worker.queue import Consumer
 from app.worker.rounds import Outcome, Rounds
 from app.worker.runs import record_run
@@ -86,6 +87,7 @@ class Worker:
         """Of the datasets of a round, by their ids: rows that are in snapshots by now, and rows in all."""
         self._operations: dict[Operation, Callable[[Job, Hold], Done]] = {Operation.DELETE: self._delete}
         self._upkeep = None if maintainer is None else Upkeep(database, store)
+        self._deliveries = Deliveries(settings, database, self.id)
         if maintainer is not None:
             self._operations |= dict.fromkeys(maintainer.operations, partial(self._maintain, maintainer))
 
@@ -114,6 +116,8 @@ class Worker:
         others.start()
         queues = threading.Thread(target=self._work_off_queues, name="queues")
         queues.start()
+        posts = threading.Thread(target=self._deliveries.run, args=[self._stop], name="webhooks")
+        posts.start()
         swept = -SWEEP_EVERY
         while not self._stop.is_set():
             if time.monotonic() >= swept + SWEEP_EVERY:
@@ -123,6 +127,7 @@ class Worker:
                 self._stop.wait(self._settings.worker_poll)
         others.join()
         queues.join()
+        posts.join()
 
     def _work_on_others(self) -> None:
         looked = time.monotonic()
@@ -344,8 +349,23 @@ class Worker:
             with self._database.write() as connection:
                 jobs.forget(connection, now() - timedelta(days=self._settings.job_days))
             queue.forget(self._database, self._store, self._settings)
+            self._trim_events()
         except Exception:  # what was left behind can wait; the jobs cannot
             log.exception("the journal could not be swept")
+
+    def _trim_events(self) -> None:
+        """Give up the events that are past their time, in short transactions."""
+        before = now() - timedelta(days=self._settings.event_days)
+        with self._database.read() as connection:
+            past = events.past(connection, before, self._settings.event_most)
+        for stream, to in past.items():
+            left = True
+            while left:
+                with self._database.write() as connection:
+                    left = events.trim(connection, stream, to)
+        if past:
+            with self._database.write() as connection:
+                events.forget_jobs(connection)
 
     def _beat(self) -> None:
         """Signs of life, of the worker and of the jobs it has, until it stops."""

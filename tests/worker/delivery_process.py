@@ -1,0 +1,11 @@
+"""A process that gives every webhook one turn: started with a database's URL, to be killed halfway."""
+
+import sys
+
+from app.db.engine import Database
+from app.settings import load_settings
+from app.worker.deliveries import Deliveries
+
+if __name__ == "__main__":
+    settings = load_settings(database_url=sys.argv[1], fetch_private_hosts=("127.0.0.1",))
+    Deliveries(settings, Database(settings.database_url), "doomed").step()
