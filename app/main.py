@@ -95,7 +95,7 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         store=store,
         authenticator=Authenticator(database, settings, configured_issuer(settings)),
         rate=Rate(),
-        denials=Denials(database, settings.audit_denials),
+        denials=Denials(database),
         metrics=Metrics(database),
         writer=Writer(database, settings),
         parsers=Parsers(os.cpu_count() or 1),
@@ -153,6 +153,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             closing(services.reader),
             closing(services.writer),
             closing(services.parsers),
+            closing(services.denials),
             Child() if with_worker else nullcontext(),
         ):
             Server(config, services.stopping).run(listening)

@@ -30,6 +30,7 @@ from app.model.names import DatasetName
 from app.settings import Settings
 from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
+from app.tenancy import audit
 from app.worker.rounds import Outcome, Rounds
 from app.worker.runs import record_run
 from app.worker.upkeep import Upkeep
@@ -43,6 +44,10 @@ FORGET_AFTER = 24 * 3600
 
 SWEEP_EVERY = 30.0
 """Seconds between two looks for what was left behind in the journal."""
+
+
+MOST_DUE = 250
+"""Datasets that a round takes besides those that were asked for: who asks in the middle of it waits for its end."""
 
 
 class Worker:
@@ -168,7 +173,7 @@ class Worker:
             return jobs.is_any_free(connection, self._settings.worker_silent_after, operations)
 
     def _flush(self, rounds: Rounds) -> bool:
-        due = rounds.due()
+        due = rounds.due()[:MOST_DUE]
         wanted = list(dict.fromkeys([*(each for job in self._jobs for each in job.dataset_ids), *due]))
         if not wanted and not self._jobs:
             return False
@@ -303,6 +308,7 @@ class Worker:
             sweep(self._database, self._settings)
             with self._database.write() as connection:
                 jobs.forget(connection, now() - timedelta(days=self._settings.job_days))
+            audit.trim(self._database, now() - timedelta(days=self._settings.audit_days))
         except Exception:  # what was left behind can wait; the jobs cannot
             log.exception("the journal could not be swept")
 

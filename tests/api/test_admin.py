@@ -291,7 +291,11 @@ def test_denial_inside_a_route_is_in_the_audit_log(house: House):
         ("admin", "revoke_key", "denied", "/v1/admin/keys/bootstrap"),
         ("admin", "delete_grant", "denied", f"/v1/admin/grants/{grant}"),
     ]
-    assert entries[-1]["detail"] == {"problem": "forbidden", "detail": "admin on 'others' is needed"}
+    assert entries[-1]["detail"] == {
+        "problem": "forbidden",
+        "detail": "admin on 'others' is needed",
+        "count": 1,
+    }
 
 
 def test_audit_log_is_paged_and_filtered_by_tenant(house: House):
