@@ -44,7 +44,7 @@ def _singles() -> Iterator[tuple[str, str, bytes]]:
 
 
 def _queries() -> Iterator[tuple[str, str, bytes]]:
-    asked = orjson.dumps({"group_by": ["schema"], "metrics": [{"metric": "count"}]})
+    asked = orjson.dumps({"group_by": ["schema"], "metrics": ["count"]})
     yield from cycle([("POST", "/v1/datasets/a/entities/aggregate", asked)])
 
 

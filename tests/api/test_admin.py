@@ -1,9 +1,11 @@
 """Administration over HTTP: tenants, keys, grants, limits, audit."""
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from app.api.routing import HELD
 from app.db.tables import api_keys
 from app.model.names import TenantName
 from app.tenancy import identity
@@ -241,6 +243,18 @@ def test_tenant_over_its_rate_waits_and_others_do_not(house: House):
     assert (limited.json()["type"], limited.json()["retryable"]) == ("/problems/rate-limited", True)
     assert 90 <= int(limited.headers["Retry-After"]) <= 101
     assert bob.get("/v1/whoami").status_code == 200
+
+
+def test_request_over_the_rate_is_held_before_it_is_refused(house: House):
+    alice = house.tenant("alice")
+    house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 1})
+    alice.get("/v1/whoami")
+    begun = time.monotonic()
+
+    refused = alice.get("/v1/whoami")
+
+    assert refused.status_code == 429
+    assert time.monotonic() - begun >= HELD
 
 
 def test_every_write_and_every_denial_is_in_the_audit_log(house: House):

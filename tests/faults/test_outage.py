@@ -10,24 +10,44 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import copyfile
+from sqlite3 import connect
 from typing import Any
 
 import httpx
 import psutil
 import psycopg
 import pytest
+from sqlalchemy import event
 from sqlalchemy.engine import make_url
 
+from app.db import engine
+from app.db.engine import Database
+from app.errors import Unavailable
+from app.journal.batches import Batch
+from app.journal.events import Events
+from app.journal.writer import Writer
+from app.lake.datasets import Dataset
+from app.main import assemble
+from app.model.names import DatasetName, TenantName
+from app.model.tenant import Identity
 from app.settings import load_settings
+from app.storage.connection import Connection
+from app.storage.lake import open_lake
+from app.storage.store import Store
+from app.tenancy.audit import Act
+from app.tenancy.bootstrap import ensure_admin
+from tests.house import House
 from tests.server import Server, running
 
 OUTAGE = float(os.environ.get("OUTAGE_SECONDS", "3"))
 RECOVERED_WITHIN = 5.0
 """Seconds after which everything must work again, once the database does."""
 
-PAUSE = 0.05
+PAUSE = 0.2
 """Seconds between two requests of one client, which would only be in the way of the others."""
 
 D = "/v1/datasets/test"
@@ -263,3 +283,71 @@ def _until_worker_works(client: httpx.Client) -> None:
     job = client.delete("/v1/datasets/other", params={"confirm": "other", "wait": 25}).json()
     assert (job["operation"], job["state"]) == ("delete", "done")
     assert client.get("/readyz").json()["status"] == "ready"
+
+
+@pytest.fixture
+def locked(tmp_path: Path, sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
+    """A SQLite that somebody else keeps locked for longer than anybody waits."""
+    monkeypatch.setattr(engine, "BUSY_SECONDS", 0.2)
+    path = tmp_path / "tarn.db"
+    copyfile(sqlite, path)
+    database = Database(f"sqlite:///{path}")
+    with closing(connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield database
+    database.close()
+
+
+def test_writers_of_a_database_that_is_locked_for_long_are_all_told_at_once(locked: Database):
+    begun: list[object] = []
+    event.listen(locked.engine, "begin", begun.append, insert=True)
+    identity = Identity(TenantName("alice"), "k", (), 0, 0)
+    batch = Batch(Dataset("1", DatasetName("test")), identity.tenant, Act(identity, "a", "t", "r"))
+    written = Events()
+    written.erase("jane", None)
+    writer = Writer(locked, load_settings())
+
+    waiting = [writer.submit(batch, written) for _ in range(20)]
+    told = [future.exception(30) for future in waiting]
+    writer.close()
+
+    assert {type(error) for error in told} == {Unavailable}
+    # The first one by itself, and then those that had gathered; not each of them for as long as that.
+    assert len(begun) <= 3
+
+
+def test_request_to_a_database_that_is_locked_for_long_is_503_and_reads_go_on(
+    tmp_path: Path, sqlite: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engine, "BUSY_SECONDS", 0.2)
+    path = tmp_path / "tarn.db"
+    copyfile(sqlite, path)
+    settings = load_settings(
+        database_url=f"sqlite:///{path}", lake_uri=str(tmp_path / "lake"), admin_key_file=tmp_path / "admin.key"
+    )
+    database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
+    open_lake(store)
+    key = ensure_admin(database, settings)
+    with House(assemble(settings, database, store), str(key)) as house:
+        house.dataset("test")
+        house.admin.post(f"{D}/entities", entity("first"))
+        with closing(connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            refused = [
+                house.admin.post(f"{D}/entities", entity("second")),
+                house.admin.put(f"{D}/entities/second", entity("second")),
+                house.admin.patch(D, {"title": "x"}),
+                house.admin.put(f"{D}/files?path=a", content=b"a"),
+                house.admin.post(f"{D}/operations/flush"),
+                house.admin.post("/v1/admin/tenants", {"name": "alice"}),
+            ]
+            read = house.admin.get(f"{D}/entities/first")
+            denied = house.nobody.get("/v1/whoami")
+        again = house.admin.post(f"{D}/entities", entity("second"))
+    database.close()
+
+    assert [(answer.status_code, answer.json()["type"]) for answer in refused] == [
+        (503, "/problems/unavailable")
+    ] * len(refused)
+    assert all("Retry-After" in answer.headers for answer in refused)
+    assert (read.status_code, denied.status_code, again.status_code) == (200, 401, 200)
