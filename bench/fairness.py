@@ -113,7 +113,7 @@ def _load(server: Server, key: str, people: int) -> None:
 
 def _measured(server: Server, key: str, seconds: float) -> list[float]:
     """The seconds that each of a tenant's requests takes: an entity written, and read again."""
-    times = []
+    times: list[float] = []
     until = time.perf_counter() + seconds
     with server.client(key) as client:
         for number in count():
