@@ -1,8 +1,8 @@
 """Places that tenants share: threads, queries, streams. However many one of them asks for, the others get theirs.
 
 1. alone    a tenant that nobody else was beside for a minute may have all places
-2. beside   otherwise a quarter is kept from each: whatever it does with its places, and for how long, the next tenant
-            finds one
+2. beside   otherwise each may have a part of them, three quarters if nothing else is said: whatever it does with its
+            places, and for how long, the next tenant finds one
 3. next     a place that becomes free goes to the tenant that has the fewest, and among those to the one that was
             given one the longest time ago
 """
@@ -22,12 +22,19 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="")
 ALONE = 60.0
 """Seconds after which a tenant that was there is not there any more."""
 
+REQUESTS, BESIDE = 1024, 4
+"""Requests that a process works on at once, and those of a tenant beside another."""
+
+BRIEF = 0.1
+"""Seconds after which a request is worked on elsewhere, if at all: its place on the event loop is free then."""
+
 
 class Places:
     """The places of one kind that an event loop has, in which all of it is called."""
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int, beside: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
+        self._beside = beside
         self._clock = clock
         self._held: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
@@ -105,8 +112,8 @@ class Places:
         self._held[tenant] = self._held.get(tenant, 0) + 1
 
     def _may_have(self, tenant: str) -> bool:
-        kept = max(1, self._most // 4) if any(self._others(tenant)) else 0
-        return self._held.get(tenant, 0) < max(1, self._most - kept)
+        beside = self._most - max(1, self._most // 4) if self._beside is None else self._beside
+        return self._held.get(tenant, 0) < (max(1, beside) if any(self._others(tenant)) else self._most)
 
     def _others(self, tenant: str) -> Iterator[str]:
         """Those who were here within the last minute, besides this one."""
@@ -126,10 +133,33 @@ class Places:
             self._served.pop(oldest, None)
 
 
-def places(kept: RunVar[Places], most: int) -> Places:
+def places(kept: RunVar[Places], most: int, beside: int | None = None) -> Places:
     """The event loop's own, made when they are first asked for."""
     try:
         return kept.get()
     except LookupError:
-        kept.set(Places(most))
+        kept.set(Places(most, beside))
         return kept.get()
+
+
+@asynccontextmanager
+async def worked_on() -> AsyncIterator[None]:
+    """A place among the requests that are worked on, for as long as this one is, and no longer than a moment."""
+    requests = places(_requests, REQUESTS, BESIDE)
+    tenant, is_over = await requests.acquire(), False
+
+    def leave() -> None:
+        nonlocal is_over
+        if not is_over:
+            is_over = True
+            requests.release(tenant)
+
+    moment = asyncio.get_running_loop().call_later(BRIEF, leave)
+    try:
+        yield
+    finally:
+        moment.cancel()
+        leave()
+
+
+_requests: RunVar[Places] = RunVar("requests")

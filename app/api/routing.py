@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from app.api.access import access_of, admit, recording
 from app.api.idempotency import HEADER, answer_once
+from app.api.places import worked_on
 from app.api.problems import as_responses
 from app.errors import (
     BodyTooLarge,
@@ -87,11 +88,14 @@ class GuardedRoute(APIRoute):
             _check_lengths(request)
             if answers_json:
                 _check_accept(request)
-            if takes_body:
-                await _check_body(request, needs_body)
-            if answers_once:
-                return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
-            return await handle(request)
+            if not access.identified:
+                return await handle(request)
+            async with worked_on():
+                if takes_body:
+                    await _check_body(request, needs_body)
+                if answers_once:
+                    return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
+                return await handle(request)
 
         return recording(operation, guarded)
 

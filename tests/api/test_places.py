@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from app.api.places import ALONE, TENANT, Places
+from app.api.places import ALONE, BESIDE, TENANT, Places, worked_on
 
 
 class Clock:
@@ -14,23 +14,29 @@ class Clock:
         return self.now
 
 
+async def heard() -> None:
+    """Everybody who asked has asked, and everybody who was given a place knows."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 class Hall:
     """Four places, and who was given one, in order."""
 
     def __init__(self, most: int = 4) -> None:
         self.clock = Clock()
-        self.places = Places(most, self.clock)
+        self.places = Places(most, clock=self.clock)
         self.given: list[str] = []
 
     async def ask(self, *tenants: str) -> list[asyncio.Task[None]]:
         """Let these ask for a place, one after the other; each keeps what it is given."""
         asked = [asyncio.create_task(self._ask(tenant)) for tenant in tenants]
-        await asyncio.sleep(0)
+        await heard()
         return asked
 
     async def release(self, tenant: str) -> None:
         self.places.release(tenant)
-        await asyncio.sleep(0)
+        await heard()
 
     async def _ask(self, tenant: str) -> None:
         TENANT.set(tenant)
@@ -73,7 +79,7 @@ def test_place_that_becomes_free_goes_to_who_has_the_fewest_and_not_to_who_asked
         hall.given.clear()
         for _ in range(4):
             await hall.release("a")
-        assert hall.given == [*"bcba"]
+        assert hall.given == [*"bcab"]
 
     played(case)
 
@@ -99,7 +105,7 @@ def test_who_gives_up_waiting_takes_no_place_and_who_gives_one_up_leaves_it():
         [late] = await hall.ask("a")
         hall.places.release("a")
         late.cancel()  # after it was given the place, and before it heard of that
-        await asyncio.sleep(0)
+        await heard()
         await hall.ask("a")
         assert hall.given == [*"aaaaa"]
 
@@ -126,7 +132,43 @@ def test_fewer_places_are_given_back_in_their_own_time_and_more_are_given_at_onc
             await hall.release("a")
         assert len(hall.given) == 4
         hall.places.most = 4
-        await asyncio.sleep(0)
+        await heard()
         assert len(hall.given) == 5
+
+    played(case)
+
+
+def test_tenant_beside_another_may_have_as_many_as_is_said():
+    async def case(hall: Hall) -> None:
+        hall.places = Places(100, beside=2, clock=hall.clock)
+        await hall.ask(*"aaaaa")
+        await hall.ask(*"bbb")
+        assert hall.given == [*"aaaaabb"]
+        for _ in range(4):
+            await hall.release("a")
+        await hall.ask(*"aa")
+        assert hall.given == [*"aaaaabba"]
+
+    played(case)
+
+
+def test_request_that_takes_long_leaves_its_place_among_those_that_are_worked_on():
+    async def case(_: Hall) -> None:
+        over, begun = asyncio.Event(), asyncio.Event()
+
+        async def request(tenant: str, begins: Callable[[], None]) -> None:
+            TENANT.set(tenant)
+            async with worked_on():
+                begins()
+                await over.wait()
+
+        requests = [asyncio.create_task(request("b", lambda: None))]
+        requests += [asyncio.create_task(request("a", lambda: None)) for _ in range(BESIDE)]
+        requests.append(asyncio.create_task(request("a", begun.set)))
+        await heard()
+        assert not begun.is_set()
+        await begun.wait()
+        over.set()
+        await asyncio.gather(*requests)
 
     played(case)
