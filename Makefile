@@ -33,11 +33,12 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Every fault case with twenty seeds, ten thousand writes read at once by those who made them, a thousand simulated
-# histories, and more of the random ones that the pipeline is held to; takes two hours on two cores.
+# Every fault case with twenty seeds, ten thousand writes read at once by those who made them, a database that is gone
+# for thirty seconds, a thousand simulated histories, and more of the random ones that the pipeline is held to; takes
+# two hours on two cores.
 faults: setup tools
 	FAULT_SEEDS=$${FAULT_SEEDS:-20} READ_TRIALS=$${READ_TRIALS:-10000} SIM_SEEDS=$${SIM_SEEDS:-1000} \
-		HISTORIES=$${HISTORIES:-24} $(PYTEST) tests/faults tests/simulation tests/pipeline tests/query/test_histories.py -n 2 --dist loadgroup
+		HISTORIES=$${HISTORIES:-24} OUTAGE_SECONDS=$${OUTAGE_SECONDS:-30} $(PYTEST) tests/faults tests/simulation tests/pipeline tests/query/test_histories.py -n 2 --dist loadgroup
 
 bench: setup
 	$(BIN)/python -m bench

@@ -182,6 +182,11 @@ class Unauthenticated(TarnError):
 
     slug, status = "unauthenticated", 401
 
+    def __init__(self, detail: str, *, key: str | None = None) -> None:
+        super().__init__(detail)
+        # Which key was refused, if there is such a key: for the audit log, and never in the answer.
+        self.key = key
+
 
 class Forbidden(TarnError):
     """The caller's grants do not reach this far."""

@@ -122,9 +122,7 @@ class Settings(BaseSettings):
     quota_bytes: int | None = Field(
         None, ge=0, description="Bytes of files a tenant may store, unless it has its own quota."
     )
-    audit_denials: float = Field(
-        20, gt=0, description="Refused requests a second that are written to the audit log; the rest are only counted."
-    )
+    audit_days: float = Field(90, gt=0, description="Days for which the audit log is kept.")
 
     fetch_roots: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),

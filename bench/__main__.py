@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import crawl, exports, files, flush, ingest, maintain, mapping, plain_spark, reads, requests, soak
+from bench import crawl, exports, fairness, files, flush, ingest, maintain, mapping, plain_spark, reads, requests, soak
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "requests": requests.run,
@@ -16,6 +16,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "flush": flush.run,
     "flush_load": flush.run_load,
     "reads": reads.run,
+    "fairness": fairness.run,
     "maintain": maintain.run,
     "exports": exports.run,
     "files": files.run,

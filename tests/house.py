@@ -65,6 +65,7 @@ class House:
         self.services.parsers.close()
         self.services.writer.close()
         self.services.reader.close()
+        self.services.denials.close()
 
     def with_settings(self, **changes: Any) -> "House":
         """The same house, run with other settings."""

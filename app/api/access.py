@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from app.api.places import TENANT
 from app.api.presence import Admission
 from app.api.problems import path_of
 from app.api.services import Services, services
@@ -22,6 +23,7 @@ from app.errors import (
     StartRefused,
     TarnError,
     Unauthenticated,
+    UploadNotFound,
 )
 from app.lake import datasets
 from app.lake.datasets import Dataset
@@ -34,7 +36,15 @@ from app.tenancy.limits import check_rate
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
-DENIALS = (Unauthenticated, Forbidden, DatasetNotFound, JobNotFound, QueueItemNotFound, StageNotFound)
+DENIALS = (
+    Unauthenticated,
+    Forbidden,
+    DatasetNotFound,
+    JobNotFound,
+    QueueItemNotFound,
+    StageNotFound,
+    UploadNotFound,
+)
 """What may be a refusal: besides 401 and 403, not to find what others may well have."""
 
 
@@ -281,6 +291,7 @@ async def admit(request: Request, operation: str, access: Access) -> None:
         _meet(request, operation, admission.known)
         check_rate(house.rate, admission.known.identity)
         request.state.dataset = admission.dataset
+    TENANT.set(request.state.tenant)
 
 
 def _look_up(

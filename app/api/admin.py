@@ -11,8 +11,9 @@ from app.api.routing import IdParam, router
 from app.api.services import ServicesDep
 from app.db.work import Work, at_work
 from app.errors import AlreadyExists, Forbidden, GrantNotFound, KeyNotFound, TenantNotFound
-from app.model.names import TenantName
+from app.model.names import DatasetName, TenantName
 from app.model.tenant import (
+    AnyMoment,
     AuditEntry,
     CreatedKey,
     Grant,
@@ -22,12 +23,16 @@ from app.model.tenant import (
     NewKey,
     NewLimits,
     NewTenant,
+    Outcome,
     Tenant,
     TenantChange,
 )
 from app.tenancy import audit, grants, keys, limits, tenants
 
 routes = router("/v1/admin", "admin")
+
+ID = r"^[A-Za-z0-9-]+$"
+REQUEST = r"^[A-Za-z0-9._:-]{1,128}$"
 
 
 class TenantPage(Page[Tenant]):
@@ -171,10 +176,32 @@ def set_limits(house: ServicesDep, caller: CallerDep, tenant: TenantName, new: N
 
 @routes.get("/audit")
 def list_audit(
-    house: ServicesDep, paging: PagingDep, tenant: Annotated[TenantName | None, Query()] = None
+    house: ServicesDep,
+    paging: PagingDep,
+    tenant: Annotated[TenantName | None, Query(description="Who did it.")] = None,
+    key: Annotated[str | None, Query(max_length=36, pattern=ID, description="By which key, or with which.")] = None,
+    action: Annotated[str | None, Query(max_length=64, pattern=r"^[a-z_]+$", description="An operationId.")] = None,
+    outcome: Annotated[Outcome | None, Query(description="`done` or `denied`.")] = None,
+    dataset: Annotated[DatasetName | None, Query(description="To which dataset.")] = None,
+    request: Annotated[str | None, Query(pattern=REQUEST, description="In which request, by its id.")] = None,
+    since: Annotated[AnyMoment | None, Query(description="At this moment or later.")] = None,
+    until: Annotated[AnyMoment | None, Query(description="Before this moment.")] = None,
 ) -> AuditPage:
-    """List what was written and what was refused, newest first."""
+    """List what was written and what was refused, newest first.
+
+    Refusals of one kind are one entry a minute: `detail.count` says how many they were.
+    """
+    wanted = audit.Wanted(
+        tenant=tenant,
+        key=key,
+        action=action,
+        outcome=outcome,
+        dataset=dataset,
+        request=request,
+        since=since,
+        until=until,
+    )
     with house.database.read() as connection:
-        found = audit.page(connection, tenant, paging.after, paging.fetch)
+        found = audit.page(connection, wanted, paging.after, paging.fetch)
     results, cursor = paging.cut(found, lambda entry: entry.id)
     return AuditPage(results=results, next=cursor)

@@ -9,6 +9,7 @@ from anyio import BrokenResourceError, CapacityLimiter, EndOfStream, create_memo
 from anyio.lowlevel import RunVar
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from app.api.places import Places, places
 from app.api.turns import limiter
 
 BLOCK = 1 << 20
@@ -34,7 +35,9 @@ async def fed(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Fo
     send, receive = create_memory_object_stream[Item](AHEAD)
     feeding = asyncio.create_task(_feed(blocks, send))
     try:
-        return await to_thread.run_sync(lambda: work(_pulled(first, receive)), limiter=limiter(_limiter, AT_ONCE))
+        async with places(_files, AT_ONCE).place():
+            threads = limiter(_file_threads, AT_ONCE)
+            return await to_thread.run_sync(lambda: work(_pulled(first, receive)), limiter=threads)
     finally:
         receive.close()
         feeding.cancel()
@@ -44,7 +47,8 @@ async def fed(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Fo
 
 async def fetching(work: Callable[[], Found]) -> Found:
     """Let a thread work on what comes from elsewhere, apart from those that store bodies: a source may be slow."""
-    return await to_thread.run_sync(work, limiter=limiter(_fetches, AT_ONCE))
+    async with places(_fetches, AT_ONCE).place():
+        return await to_thread.run_sync(work, limiter=limiter(_fetch_threads, AT_ONCE))
 
 
 async def _blocks(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -87,5 +91,7 @@ def _pulled(first: bytes, receive: MemoryObjectReceiveStream[Item]) -> Iterator[
         yield item
 
 
-_limiter: RunVar[CapacityLimiter] = RunVar("files")
-_fetches: RunVar[CapacityLimiter] = RunVar("fetches")
+_files: RunVar[Places] = RunVar("files")
+_file_threads: RunVar[CapacityLimiter] = RunVar("file threads")
+_fetches: RunVar[Places] = RunVar("fetches")
+_fetch_threads: RunVar[CapacityLimiter] = RunVar("fetch threads")

@@ -314,7 +314,7 @@ async def _committed(
     def put(keep: Keep) -> Any:
         def recorded(connection: Connection, files: list[ArchiveFile]) -> None:
             (file,) = files
-            caller.act.done(connection, target=f"files/{file.checksum}/{file.id}", size=file.size)
+            caller.act.done(connection, target=place_of(dataset, file), size=file.size)
             keep(connection, file.model_dump(mode="json"))
 
         return house.archive.commit(dataset, caller.identity.tenant, [staged], recorded)[0]
@@ -323,8 +323,12 @@ async def _committed(
     file = ArchiveFile.model_validate(await run_in_threadpool(_answered, house, caller, once, staged, put))
     if entity:
         await write_document(house, caller, dataset, file)
-    place = f"/v1/datasets/{dataset.name}/files/{file.checksum}/{file.id}"
-    return Response(file.model_dump_json(), 201, {"Location": place}, "application/json")
+    return Response(file.model_dump_json(), 201, {"Location": place_of(dataset, file)}, "application/json")
+
+
+def place_of(dataset: Dataset, file: ArchiveFile) -> str:
+    """Where a file is found."""
+    return f"/v1/datasets/{dataset.name}/files/{file.checksum}/{file.id}"
 
 
 Keep = Callable[[Connection, Any], None]

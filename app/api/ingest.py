@@ -17,6 +17,7 @@ from app.api.access import Caller, admitted
 from app.api.bodies import LIMIT
 from app.api.commits import Commit, CommitParam, SnapshotName, later, wait_for_snapshot
 from app.api.idempotency import fingerprint
+from app.api.places import Places, places
 from app.api.problems import Responses, raises
 from app.api.routing import media_type
 from app.api.services import Services, services
@@ -175,8 +176,9 @@ class Writing:
             events = next(intake.chunks(io.BytesIO(head)), Events())
             outcome = await asyncio.wrap_future(self.house.writer.submit(finished(intake), events))
         else:
-            with turn.body():
-                outcome = await to_thread.run_sync(read_large, limiter=_uploads())
+            async with places(_places, UPLOADS).place():
+                with turn.body():
+                    outcome = await to_thread.run_sync(read_large, limiter=limiter(_threads, UPLOADS))
         return await self._answer(outcome)
 
     async def _answer(self, outcome: Outcome) -> Response:
@@ -277,9 +279,6 @@ class Pulled:
         return taken
 
 
-_limiter: RunVar[CapacityLimiter] = RunVar("uploads")
+_places: RunVar[Places] = RunVar("uploads")
+_threads: RunVar[CapacityLimiter] = RunVar("upload threads")
 """The threads that read large bodies, apart from those that answer small requests."""
-
-
-def _uploads() -> CapacityLimiter:
-    return limiter(_limiter, UPLOADS)

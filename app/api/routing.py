@@ -1,5 +1,6 @@
 """The one class of route: it admits the caller first, and only then looks at what was sent."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from app.api.access import access_of, admit, recording
 from app.api.idempotency import HEADER, answer_once
+from app.api.places import worked_on
 from app.api.problems import as_responses
 from app.errors import (
     BodyTooLarge,
@@ -22,6 +24,7 @@ from app.errors import (
     InvalidFormat,
     Locked,
     NotAcceptable,
+    RateLimited,
     SchemaViolation,
     StorageFull,
     TarnError,
@@ -35,6 +38,10 @@ LONGEST_MEDIA_TYPE = 1024
 """Bytes of `Accept` and `Content-Type`. FastAPI parses the latter in a time that grows with the square of this."""
 
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+HELD = 0.5
+"""Seconds for which a request over its tenant's rate is held before it is refused. Whoever sends them at full speed
+would be refused at full speed, at the cost of all others; and has to wait for a second in any case."""
 
 IdParam = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
 """An id of ours in a path; whether there is such a thing is another question."""
@@ -72,16 +79,23 @@ class GuardedRoute(APIRoute):
 
         async def guarded(request: Request) -> Response:
             request.state.template = self.path_format
-            await admit(request, operation, access)
+            try:
+                await admit(request, operation, access)
+            except RateLimited:
+                await asyncio.sleep(HELD)
+                raise
             _check_query(request, queries)
             _check_lengths(request)
             if answers_json:
                 _check_accept(request)
-            if takes_body:
-                await _check_body(request, needs_body)
-            if answers_once:
-                return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
-            return await handle(request)
+            if not access.identified:
+                return await handle(request)
+            async with worked_on():
+                if takes_body:
+                    await _check_body(request, needs_body)
+                if answers_once:
+                    return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
+                return await handle(request)
 
         return recording(operation, guarded)
 

@@ -51,7 +51,7 @@ def create_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, new
     """Open a stage, to be filled by many requests and committed by one."""
     with house.database.write() as connection:
         stage = stages.create(connection, house.settings, dataset, caller.identity.tenant, new)
-        caller.act.done(connection, target=f"stages/{stage.id}")
+        caller.act.done(connection, target=f"{caller.act.target}/{stage.id}")
     return stage
 
 

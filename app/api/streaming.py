@@ -7,16 +7,17 @@ from typing import Annotated
 import duckdb
 import orjson
 import structlog
-from anyio import CapacityLimiter, WouldBlock, move_on_after
+from anyio import move_on_after
 from anyio.lowlevel import RunVar
 from fastapi import Query, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from app.api.places import Places, places
 from app.api.problems import path_of
 from app.api.protocol import ABORT
 from app.api.reading import Asked, Patience, served
-from app.api.turns import limiter, turns
+from app.api.turns import turns
 from app.errors import Internal, TarnError, Unavailable
 from app.lake.datasets import Dataset
 from app.query.engine import answering
@@ -35,7 +36,7 @@ STEP = 64 << 10
 
 log = structlog.get_logger(__name__)
 
-_places: RunVar[CapacityLimiter] = RunVar("streams")
+_places: RunVar[Places] = RunVar("streams")
 """How many streams may be open at once."""
 
 
@@ -67,12 +68,11 @@ async def streamed(
     """Answer with a stream. Until its first piece is made, what goes wrong is answered as a problem."""
     await asked.ready(datasets)
     house, patience, held = asked.house, Patience(), ExitStack()
-    places = limiter(_places, house.settings.query_streams)
-    try:
-        places.acquire_on_behalf_of_nowait(held)
-    except WouldBlock:
-        raise Unavailable(f"{house.settings.query_streams} streams are open already", retry_after=5) from None
-    held.callback(places.release_on_behalf_of, held)
+    open_streams = places(_places, house.settings.query_streams)
+    tenant = open_streams.acquire_now()
+    if tenant is None:
+        raise Unavailable(f"as many streams are open as may be: {house.settings.query_streams} in all", retry_after=5)
+    held.callback(open_streams.release, tenant)
 
     def first() -> tuple[Chunks, bytes | None]:
         reading = held.enter_context(house.reader.reading())

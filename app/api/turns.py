@@ -13,6 +13,7 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
+from app.api.places import Places
 from app.api.services import Services
 
 Result = TypeVar("Result")
@@ -28,7 +29,7 @@ class Turns:
     """The turns of one event loop, in which all of it is called."""
 
     def __init__(self, most: int) -> None:
-        self._places = CapacityLimiter(most)
+        self._places = Places(most)
         self._threads = CapacityLimiter(most)
         self._most = most
         self._beside_bodies = min(most, max(1, (os.cpu_count() or 1) // 2))
@@ -37,20 +38,20 @@ class Turns:
     @property
     def at_once(self) -> int:
         """Queries that run at once now: more wait for their turn, and take no thread that others need."""
-        return int(self._places.total_tokens)
+        return self._places.most
 
     async def query(self, work: Callable[[], Result]) -> Result:
         """Run a query on a thread, when it is its turn."""
-        loop, one = asyncio.get_running_loop(), object()
-        await self._places.acquire_on_behalf_of(one)
+        loop = asyncio.get_running_loop()
+        tenant = await self._places.acquire()
         begun = loop.time()
         try:
             return await to_thread.run_sync(work, limiter=self._threads)
         finally:
             if self.at_once < self._most:
-                loop.call_later(REST * (loop.time() - begun), self._places.release_on_behalf_of, one)
+                loop.call_later(REST * (loop.time() - begun), self._places.release, tenant)
             else:
-                self._places.release_on_behalf_of(one)
+                self._places.release(tenant)
 
     @contextmanager
     def body(self) -> Iterator[None]:
@@ -72,7 +73,7 @@ class Turns:
 
     def _begin(self) -> None:
         self._bodies += 1
-        self._places.total_tokens = self._beside_bodies
+        self._places.most = self._beside_bodies
 
     def _end(self) -> None:
         asyncio.get_running_loop().call_later(LINGER, self._over)
@@ -80,7 +81,7 @@ class Turns:
     def _over(self) -> None:
         self._bodies -= 1
         if not self._bodies:
-            self._places.total_tokens = self._most
+            self._places.most = self._most
 
 
 _turns: RunVar[Turns] = RunVar("turns")

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.access import CallerDep, DatasetDep
 from app.api.bodies import LIMIT
 from app.api.feeding import fed
-from app.api.files import OCTETS, EntityParam, bytes_body, checked_path, write_document
+from app.api.files import OCTETS, EntityParam, bytes_body, checked_path, place_of, write_document
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader
 from app.api.problems import raises
@@ -42,7 +42,7 @@ def create_upload(
     path = checked_path(new.path)
     with house.database.write() as connection:
         upload = _uploads(house).create(connection, dataset, caller.identity.tenant, path, new)
-        caller.act.done(connection, target=f"uploads/{upload.id}")
+        caller.act.done(connection, target=f"{caller.act.target}/{upload.id}")
     response.headers["Location"] = f"/v1/datasets/{dataset.name}/uploads/{upload.id}"
     return upload
 
@@ -68,7 +68,11 @@ async def put_upload_block(
     request.scope[LIMIT] = house.settings.max_file_bytes
     once = None if key is None else (lambda digest: Once(key, fingerprint_of(request, digest)))
     add, tenant = _uploads(house).put_block, caller.identity.tenant
-    return await fed(request.stream(), lambda chunks: add(dataset, tenant, upload, offset, chunks, once))
+
+    def recorded(connection: Connection, size: int) -> None:
+        caller.act.done(connection, offset=offset, size=size)
+
+    return await fed(request.stream(), lambda chunks: add(dataset, tenant, upload, offset, chunks, once, recorded))
 
 
 @routes.post(
@@ -80,7 +84,7 @@ async def commit_upload(
     """Make a file of the blocks. Done again, it answers the same."""
 
     def recorded(connection: Connection, file: ArchiveFile) -> None:
-        caller.act.done(connection, target=f"files/{file.checksum}/{file.id}", size=file.size)
+        caller.act.done(connection, target=place_of(dataset, file), size=file.size)
 
     commit = _uploads(house).commit
     file = await run_in_threadpool(commit, dataset, caller.identity.tenant, upload, recorded)

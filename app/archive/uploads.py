@@ -80,6 +80,7 @@ class Uploads:
         offset: int,
         chunks: Iterable[bytes],
         once: Callable[[str], Once] | None = None,
+        recorded: Callable[[Connection, int], None] = lambda *_: None,
     ) -> Upload:
         """Add a block; how far the upload is then. With a key, made with its SHA-256, it is added once.
 
@@ -104,6 +105,7 @@ class Uploads:
                 before = None if named is None else answers.find(connection, tenant, named)
                 if before is None:
                     _add(connection, row, Span(offset, offset + size), part)
+                    recorded(connection, size)
                     there = self.get(connection, dataset, tenant, upload)
                     if named is not None:
                         answers.keep(connection, tenant, named, 200, there.model_dump(mode="json"))

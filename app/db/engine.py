@@ -22,6 +22,10 @@ BUSY_SECONDS = 20
 """How long a SQLite writer waits for another before it gives up."""
 
 
+SIGNS_OF_LIFE = {"keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+"""A server that is gone without a word is found out within 20 s, also by who waits for its answer."""
+
+
 class Database:
     """Transactions on one database. A failure to reach it is `Unavailable`, never a driver's own error.
 
@@ -134,5 +138,5 @@ def _postgresql_engine(url: str, pool: int) -> Engine:
         pool_pre_ping=True,
         pool_timeout=BUSY_SECONDS,
         hide_parameters=True,
-        connect_args={"connect_timeout": 5, "application_name": "tarn"},
+        connect_args={"connect_timeout": 5, "application_name": "tarn", **SIGNS_OF_LIFE},
     )

@@ -13,7 +13,7 @@ from app.model.event import EventKind
 from app.model.ids import new_id, now
 from app.model.job import MOST_ATTEMPTS, Job, JobState, Operation, Progress
 
-MOST_CLAIMED = 1000
+MOST_CLAIMED = 250
 """Jobs that are claimed at once; what is more waits for the next time."""
 
 TELL_EVERY = timedelta(seconds=1)
@@ -157,7 +157,11 @@ def claim(connection: Connection, worker: str, silent_after: float, among: Colle
 
 
 def claim_all(connection: Connection, worker: str, operation: Operation, silent_after: float) -> list[Job]:
-    """Take every job of one operation that nobody works on, oldest first and up to a sensible number."""
+    """Take every job of one operation that nobody works on, up to a sensible number.
+
+    The oldest one of each tenant comes first, then the second of each: whoever waits with a thousand of them keeps
+    nobody waiting who has one.
+    """
     return _claim(connection, worker, silent_after, jobs.c.operation == operation, most=MOST_CLAIMED)
 
 
@@ -175,9 +179,12 @@ def _claim(
     _let_go(connection, abandoned, moment)
     _give_up(connection, and_(abandoned, jobs.c.attempts >= MOST_ATTEMPTS), moment)
     free = and_(which, _is_free(moment, silent_after))
-    oldest = select(jobs.c.id).where(free).order_by(*order, jobs.c.id).limit(most)
+    turn = func.row_number().over(partition_by=jobs.c.tenant, order_by=jobs.c.id)
+    turns = select(jobs.c.id, turn.label("turn")).where(free).subquery()
+    oldest = select(jobs.c.id).join(turns, turns.c.id == jobs.c.id).where(free)
+    oldest = oldest.order_by(*order, turns.c.turn, jobs.c.id).limit(most)
     if connection.dialect.name == "postgresql":
-        oldest = oldest.with_for_update(skip_locked=True)
+        oldest = oldest.with_for_update(skip_locked=True, of=jobs)
     # Not as a subquery, which PostgreSQL may run more than once, each time skipping what it locked before.
     found = connection.execute(oldest).scalars().all()
     taken = connection.execute(

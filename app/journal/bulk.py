@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from typing import IO, Protocol
 
 import orjson
@@ -81,10 +82,13 @@ class PostgresqlBulk:
         self._lock = threading.Lock()
 
     def write(self, batch: int, expires: float, rows: pa.RecordBatch) -> None:
+        appender = None
         try:
             appender = self._take()
             written = appender.append(batch, expires, rows)
         except dbapi.Error as error:
+            # What ended one connection has ended the idle ones, too, more often than not.
+            self._end([] if appender is None else [appender])
             raise failure(str(error)) from error
         with self._lock:
             self._idle.append(appender)
@@ -92,10 +96,15 @@ class PostgresqlBulk:
             raise closed()
 
     def close(self) -> None:
+        self._end([])
+
+    def _end(self, more: list[Appender]) -> None:
+        """Close these connections, and all that are idle."""
         with self._lock:
-            for appender in self._idle:
+            idle, self._idle = self._idle, []
+        for appender in idle + more:
+            with suppress(dbapi.Error):  # it is gone already
                 appender.close()
-            self._idle.clear()
 
     def _take(self) -> Appender:
         with self._lock:

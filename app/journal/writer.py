@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import structlog
 
 from app.db.engine import Database
-from app.errors import TarnError
+from app.errors import TarnError, Unavailable
 from app.journal import batches
 from app.journal.batches import Batch, Outcome, Overtaken, Sized
 from app.journal.bulk import Bulk, bulk_for
@@ -147,10 +147,17 @@ class Writer:
         return group
 
     def _settle(self, group: list[tuple[Sized, "Future[Outcome]"]]) -> None:
-        """One transaction for all; if that fails, one for each, so that nobody fails for another's sake."""
+        """One transaction for all; if that fails, one for each, so that nobody fails for another's sake.
+
+        Unless nothing answers: each would wait for that again, and the last one for all of them.
+        """
         if len(group) > 1:
             try:
                 outcomes = self._write([sized for sized, _ in group])
+            except Unavailable as error:
+                for _, future in group:
+                    future.set_exception(error)
+                return
             except Exception as error:  # noqa: BLE001 - whatever it is, it is found again below, where it belongs
                 log.info("a group is committed singly", batches=len(group), cause=type(error).__name__)
             else:

@@ -10,6 +10,12 @@ def new_id() -> str:
     return str(uuid_utils.uuid7())
 
 
+def first_id(moment: datetime) -> str:
+    """What every id that was made at a moment or later is not less than."""
+    digits = f"{max(0, int(moment.timestamp() * 1000)):012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
 def now() -> datetime:
     """The present, in UTC, to the microsecond that every store of ours keeps."""
     return datetime.now(UTC)

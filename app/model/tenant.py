@@ -46,7 +46,7 @@ def _in_utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-Expiry = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+AnyMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A moment that every clock can show, in UTC."""
 
 
@@ -77,7 +77,7 @@ class Tenant(BaseModel):
 
 class NewKey(Strict):
     label: Label = ""
-    expires: Expiry | None = None
+    expires: AnyMoment | None = None
 
 
 class Key(BaseModel):

@@ -32,7 +32,7 @@ class Known:
     def check_expiry(self) -> None:
         """Raise Unauthenticated once the key has expired: every time, as that comes without a change."""
         if self.expires is not None and self.expires <= now():
-            raise _refused()
+            raise _refused(self.identity.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ class Authenticator:
     def _of_key(self, connection: Connection, presented: str) -> Known:
         key = keys.verify(connection, presented)
         if key is None:
-            raise _refused()
+            raise _refused(keys.known_id(connection, presented))
         return Known(self._identity(connection, key.tenant, key.id), key.expires)
 
     def _identity(self, connection: Connection, name: TenantName, key: str) -> Identity:
         tenant = tenants.find_row(connection, name)
         if tenant is None or tenant.disabled:
-            raise _refused()
+            raise _refused(key or None)
         allowed = limits.in_force(tenant, self._settings)
         return Identity(
             tenant=name,
@@ -120,5 +120,6 @@ def _token(header: str | None) -> str:
     return token
 
 
-def _refused() -> Unauthenticated:
-    return Unauthenticated("send a valid key as `Authorization: Bearer <key>` or `Authorization: ApiKey <key>`")
+def _refused(key: str | None = None) -> Unauthenticated:
+    words = "send a valid key as `Authorization: Bearer <key>` or `Authorization: ApiKey <key>`"
+    return Unauthenticated(words, key=key)

@@ -50,6 +50,14 @@ def verify(connection: Connection, presented: str) -> Key | None:
     return _key(row)
 
 
+def known_id(connection: Connection, presented: str) -> str | None:
+    """The id that a presented key claims, if a key of ours has it, be it revoked or the secret wrong."""
+    key_id = id_of(presented)
+    if key_id == BOOTSTRAP_KEY:
+        return None  # any string at all would claim it
+    return connection.execute(select(api_keys.c.id).where(api_keys.c.id == key_id)).scalar()
+
+
 def id_of(presented: str) -> str:
     """The id inside a key of our form; any other string can only be the operator's own key."""
     prefix, _, rest = presented.partition("_")

@@ -11,14 +11,16 @@ from sqlalchemy import Select, or_, select
 
 from app.db.clock import database_time
 from app.db.engine import Database
-from app.db.tables import datasets, journal_head, leases
+from app.db.tables import datasets, journal_batches, journal_head, leases
 from app.errors import Internal, TarnError, Unavailable
+from app.journal.batches import COMMITTED
 from app.lake.datasets import ACTIVE, Dataset
 from app.lake.publish import Publisher, Reached
 from app.model.buckets import buckets
 from app.model.flush import Flushed, Moved
 from app.model.ids import now
 from app.model.names import DatasetName
+from app.model.rotation import in_rotation
 from app.model.statement import EPOCH
 from app.pipeline.flush import Flush, Kernels
 from app.pipeline.journal_slice import Journal
@@ -58,18 +60,20 @@ class SparkFlusher:
         self._flush = Flush(database, store, self._publisher, self._kernels, reached)
 
     def due(self) -> list[str]:
-        """Datasets of which enough waits, or has waited long enough."""
+        """Datasets of which enough waits, or has waited long enough: the tenants whose writes wait take turns."""
         settings = self._settings
         waiting = journal_head.c.oldest < now() - timedelta(seconds=settings.flush_age)
         full = or_(journal_head.c.rows >= settings.flush_rows, journal_head.c.size >= settings.flush_bytes, waiting)
+        committed = journal_batches.c.dataset_id == journal_head.c.dataset_id, journal_batches.c.state == COMMITTED
+        first = select(journal_batches.c.tenant).where(*committed).order_by(journal_batches.c.commit).limit(1)
         with self._database.read() as connection:
             rows = connection.execute(
-                select(journal_head.c.dataset_id)
+                select(first.scalar_subquery().label("tenant"), journal_head.c.dataset_id)
                 .join(datasets, datasets.c.id == journal_head.c.dataset_id)
                 .where(datasets.c.state == ACTIVE, journal_head.c.rows > 0, full)
                 .order_by(journal_head.c.oldest)
             )
-            return list(rows.scalars())
+            return in_rotation((row.tenant, row.dataset_id) for row in rows)
 
     def recover(self) -> None:
         """Finish what dead holders left: datasets whose lease ran out and was never given back."""

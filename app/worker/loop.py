@@ -30,7 +30,7 @@ from app.model.names import DatasetName
 from app.settings import Settings
 from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
-from app.tenancy import queue
+from app.tenancy import audit, queue
 from app.tenancy.removal import remove_queue
 from app.worker.deliveries import Deliveries
 from app.worker.queue import Consumer
@@ -50,6 +50,9 @@ TELL_EVERY = 0.2
 
 SWEEP_EVERY = 30.0
 """Seconds between two looks for what was left behind in the journal."""
+
+MOST_DUE = 250
+"""Datasets that a round takes besides those that were asked for: who asks in the middle of it waits for its end."""
 
 
 class Done(NamedTuple):
@@ -201,7 +204,7 @@ class Worker:
             return jobs.is_any_free(connection, self._settings.worker_silent_after, operations)
 
     def _flush(self, rounds: Rounds) -> bool:
-        due = rounds.due()
+        due = rounds.due()[:MOST_DUE]
         wanted = list(dict.fromkeys([*(each for job in self._jobs for each in job.dataset_ids), *due]))
         if not wanted and not self._jobs:
             return False
@@ -350,6 +353,7 @@ class Worker:
                 jobs.forget(connection, now() - timedelta(days=self._settings.job_days))
             queue.forget(self._database, self._store, self._settings)
             self._trim_events()
+            audit.trim(self._database, now() - timedelta(days=self._settings.audit_days))
         except Exception:  # what was left behind can wait; the jobs cannot
             log.exception("the journal could not be swept")
 

@@ -1,9 +1,11 @@
 """Administration over HTTP: tenants, keys, grants, limits, audit."""
 
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from app.api.routing import HELD
 from app.db.tables import api_keys
 from app.model.names import TenantName
 from app.tenancy import identity
@@ -243,6 +245,18 @@ def test_tenant_over_its_rate_waits_and_others_do_not(house: House):
     assert bob.get("/v1/whoami").status_code == 200
 
 
+def test_request_over_the_rate_is_held_before_it_is_refused(house: House):
+    alice = house.tenant("alice")
+    house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 1})
+    alice.get("/v1/whoami")
+    begun = time.monotonic()
+
+    refused = alice.get("/v1/whoami")
+
+    assert refused.status_code == 429
+    assert time.monotonic() - begun >= HELD
+
+
 def test_every_write_and_every_denial_is_in_the_audit_log(house: House):
     house.dataset("donations")
     alice = house.tenant("alice", donations="read")
@@ -291,7 +305,11 @@ def test_denial_inside_a_route_is_in_the_audit_log(house: House):
         ("admin", "revoke_key", "denied", "/v1/admin/keys/bootstrap"),
         ("admin", "delete_grant", "denied", f"/v1/admin/grants/{grant}"),
     ]
-    assert entries[-1]["detail"] == {"problem": "forbidden", "detail": "admin on 'others' is needed"}
+    assert entries[-1]["detail"] == {
+        "problem": "forbidden",
+        "detail": "admin on 'others' is needed",
+        "count": 1,
+    }
 
 
 def test_audit_log_is_paged_and_filtered_by_tenant(house: House):

@@ -168,12 +168,16 @@ def test_audit_shows_the_newest_of_one_tenant_up_to_a_limit(tarn: Tarn, server: 
 
     entries = tarn.json("audit", "--tenant", tenant)
     newest = tarn.json("audit", "--tenant", tenant, "--limit", "1")
+    wanted = ("--key-id", entries[0]["key"], "--denied", "--action", "list_tenants", "--since", entries[-1]["at"])
+    listed = tarn.json("audit", *wanted, "--request", entries[-1]["request"])
+    done = tarn.json("audit", "--tenant", tenant, "--done")
 
     assert [(entry["action"], entry["outcome"]) for entry in entries] == [
         ("list_audit", "denied"),
         ("list_tenants", "denied"),
     ]
     assert newest == entries[:1]
+    assert (listed, done) == (entries[1:], [])
 
 
 def test_problem_lists_each_fault_with_its_field(tarn: Tarn):

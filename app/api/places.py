@@ -1,0 +1,165 @@
+"""Places that tenants share: threads, queries, streams. However many one of them asks for, the others get theirs.
+
+1. alone    a tenant that nobody else was beside for a minute may have all places
+2. beside   otherwise each may have a part of them, three quarters if nothing else is said: whatever it does with its
+            places, and for how long, the next tenant finds one
+3. next     a place that becomes free goes to the tenant that has the fewest, and among those to the one that was
+            given one the longest time ago
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+from anyio.lowlevel import RunVar
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="")
+"""Whose request this is; nobody's, until the caller is known."""
+
+ALONE = 60.0
+"""Seconds after which a tenant that was there is not there any more."""
+
+REQUESTS, BESIDE = 1024, 4
+"""Requests that a process works on at once, and those of a tenant beside another."""
+
+BRIEF = 0.1
+"""Seconds after which a request is worked on elsewhere, if at all: its place on the event loop is free then."""
+
+
+class Places:
+    """The places of one kind that an event loop has, in which all of it is called."""
+
+    def __init__(self, most: int, beside: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._beside = beside
+        self._clock = clock
+        self._held: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._served: dict[str, int] = {}
+        self._given = 0
+        self._seen: dict[str, float] = {}
+        """When each tenant last asked for a place, the last one last."""
+
+    @property
+    def most(self) -> int:
+        """How many there are. Those that are held beyond that are given up in their own time."""
+        return self._most
+
+    @most.setter
+    def most(self, most: int) -> None:
+        self._most = most
+        self._give()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """A place for the tenant whose request this is, when it is its turn."""
+        tenant = await self.acquire()
+        try:
+            yield
+        finally:
+            self.release(tenant)
+
+    async def acquire(self) -> str:
+        """Wait for a place, and return whom it was given to: with that it is released."""
+        tenant = TENANT.get()
+        self._see(tenant)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._give()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(tenant)
+            raise
+        return tenant
+
+    def acquire_now(self) -> str | None:
+        """Take a place if there is one for this tenant; None if not."""
+        tenant = TENANT.get()
+        self._see(tenant)
+        if sum(self._held.values()) >= self._most or not self._may_have(tenant):
+            return None
+        self._take(tenant)
+        return tenant
+
+    def release(self, tenant: str) -> None:
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+        self._give()
+
+    def _give(self) -> None:
+        while sum(self._held.values()) < self._most:
+            able = [tenant for tenant in self._waiting if self._may_have(tenant)]
+            if not able:
+                return
+            tenant = min(able, key=lambda one: (self._held.get(one, 0), self._served.get(one, 0)))
+            turns = self._waiting[tenant]
+            turn = turns.popleft()
+            if not turns:
+                del self._waiting[tenant]
+            if not turn.done():
+                self._take(tenant)
+                turn.set_result(None)
+
+    def _take(self, tenant: str) -> None:
+        self._given += 1
+        self._served[tenant] = self._given
+        self._held[tenant] = self._held.get(tenant, 0) + 1
+
+    def _may_have(self, tenant: str) -> bool:
+        beside = self._most - max(1, self._most // 4) if self._beside is None else self._beside
+        return self._held.get(tenant, 0) < (max(1, beside) if any(self._others(tenant)) else self._most)
+
+    def _others(self, tenant: str) -> Iterator[str]:
+        """Those who were here within the last minute, besides this one."""
+        since = self._clock() - ALONE
+        for other, seen in reversed(self._seen.items()):
+            if seen < since:
+                return
+            if other != tenant:
+                yield other
+
+    def _see(self, tenant: str) -> None:
+        self._seen.pop(tenant, None)
+        self._seen[tenant] = self._clock()
+        oldest = next(iter(self._seen))
+        if self._seen[oldest] < self._clock() - ALONE and oldest not in self._held and oldest not in self._waiting:
+            del self._seen[oldest]
+            self._served.pop(oldest, None)
+
+
+def places(kept: RunVar[Places], most: int, beside: int | None = None) -> Places:
+    """The event loop's own, made when they are first asked for."""
+    try:
+        return kept.get()
+    except LookupError:
+        kept.set(Places(most, beside))
+        return kept.get()
+
+
+@asynccontextmanager
+async def worked_on() -> AsyncIterator[None]:
+    """A place among the requests that are worked on, for as long as this one is, and no longer than a moment."""
+    requests = places(_requests, REQUESTS, BESIDE)
+    tenant, is_over = await requests.acquire(), False
+
+    def leave() -> None:
+        nonlocal is_over
+        if not is_over:
+            is_over = True
+            requests.release(tenant)
+
+    moment = asyncio.get_running_loop().call_later(BRIEF, leave)
+    try:
+        yield
+    finally:
+        moment.cancel()
+        leave()
+
+
+_requests: RunVar[Places] = RunVar("requests")

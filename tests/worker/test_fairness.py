@@ -1,0 +1,109 @@
+"""Whose turn it is: a tenant with a thousand things waiting keeps nobody waiting who has one."""
+
+from datetime import timedelta
+
+from sqlalchemy import insert
+
+from app.db import jobs
+from app.db.engine import Database
+from app.db.tables import datasets, journal_batches, journal_head
+from app.db.tables import jobs as jobs_table
+from app.errors import Locked
+from app.model.ids import new_id, now
+from app.model.job import JobState, Operation
+from app.model.rotation import in_rotation
+from app.settings import Settings
+from app.storage.store import Store
+from app.worker.flusher import SparkFlusher
+from app.worker.loop import MOST_DUE
+from tests.house import House
+from tests.worker.flushers import SqlFlusher
+from tests.worker.workers import make_worker
+
+MANY = 1000
+
+
+def add_datasets(database: Database, tenant: str, count: int) -> list[str]:
+    """Datasets in each of which a write of this tenant waits, and has for as long as any."""
+    moment = now() - timedelta(hours=1)
+    ids = [new_id() for _ in range(count)]
+    batch = {
+        "tenant": tenant,
+        "state": "committed",
+        "is_stage": False,
+        "segment": 1,
+        "commit": 1,
+        "entities": 1,
+        "rows": 1,
+        "size": 1,
+        "reserved": 1,
+        "metadata": {},
+        "created": moment,
+        "expires": moment,
+    }
+    head = {"commit": 1, "segment": 1, "rows": 1, "size": 1, "oldest": moment}
+    with database.write() as connection:
+        connection.execute(
+            insert(datasets),
+            [{"id": one, "name": f"d_{one[-12:]}", "state": "active", "created": moment, "revision": 0} for one in ids],
+        )
+        connection.execute(insert(journal_head), [{"dataset_id": one, **head} for one in ids])
+        connection.execute(insert(journal_batches), [{"uid": new_id(), "dataset_id": one, **batch} for one in ids])
+    return ids
+
+
+def add_flushes(database: Database, tenant: str, dataset_ids: list[str]) -> None:
+    values = {"operation": Operation.FLUSH, "arguments": {}, "tenant": tenant, "request": "r", "attempts": 0}
+    with database.write() as connection:
+        connection.execute(
+            insert(jobs_table),
+            [
+                {"id": new_id(), "dataset_id": one, "state": JobState.QUEUED, "created": now(), **values}
+                for one in dataset_ids
+            ],
+        )
+
+
+def test_rotation_gives_each_tenant_its_first_before_any_gets_its_second():
+    waiting = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6), (None, 7)]
+
+    assert in_rotation(waiting) == [1, 4, 5, 7, 2, 6, 3]
+    assert in_rotation([]) == []
+
+
+def test_flush_of_one_tenant_is_claimed_with_the_first_of_another_that_has_a_thousand(database: Database):
+    of_alice, of_bob = add_datasets(database, "alice", 1), add_datasets(database, "bob", 1)
+    add_flushes(database, "alice", of_alice * MANY)
+    add_flushes(database, "bob", of_bob)
+
+    with database.write() as connection:
+        claimed = jobs.claim_all(connection, "w", Operation.FLUSH, silent_after=30)
+
+    assert len(claimed) == jobs.MOST_CLAIMED < MANY
+    assert [job.tenant for job in claimed].count("bob") == 1
+
+
+def test_due_datasets_of_one_tenant_come_after_the_first_of_another_that_has_a_thousand(
+    database: Database, settings: Settings, store: Store
+):
+    of_alice = add_datasets(database, "alice", MANY)
+    [of_bob] = add_datasets(database, "bob", 1)
+
+    due = SparkFlusher(settings, database, store, "w").due()
+
+    assert set(due[:2]) == {due[0], of_bob}
+    assert due[0] in of_alice
+    assert sorted(due) == sorted([*of_alice, of_bob])
+
+
+def test_round_holds_no_more_than_a_few_of_what_is_due_and_all_that_was_asked_for(house: House):
+    database = house.services.database
+    flusher = SqlFlusher(database)
+    flusher.over_threshold = add_datasets(database, "alice", MOST_DUE + 50)
+    asked = add_datasets(database, "bob", 1)
+    add_flushes(database, "bob", asked)
+    flusher.refusing = dict.fromkeys([*flusher.over_threshold, *asked], Locked("somebody is at it", holder="w"))
+
+    make_worker(house, flusher).flush()
+
+    assert flusher.rounds == [[*asked, *flusher.over_threshold[:MOST_DUE]]]
