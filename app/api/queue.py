@@ -28,13 +28,13 @@ from app.lake.datasets import Dataset
 from app.model.names import TenantName
 from app.model.queue import (
     Acknowledgement,
-    Action,
-    Item,
-    ItemState,
-    NewItem,
-    Resource,
-    TakenItem,
-    Wanted,
+    NewQueueItem,
+    PopOptions,
+    QueueAction,
+    QueueItem,
+    QueueItemState,
+    QueueResource,
+    TakenQueueItem,
     checked_payload,
 )
 from app.model.statement import Invalid, checked_id
@@ -53,7 +53,7 @@ AfterParam = Annotated[
 ]
 
 
-class ItemPage(Page[Item]):
+class QueuePage(Page[QueueItem]):
     """Queue items, oldest first."""
 
 
@@ -63,10 +63,10 @@ async def add_queue_item(
     house: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
-    new: NewItem,
+    new: NewQueueItem,
     response: Response,
     key: KeyHeader = None,
-) -> Item:
+) -> QueueItem:
     """Ask for something to be done: by the worker, in the order in which it was asked, or by another tenant."""
     if new.to is None:
         caller.require(dataset.name, Level.WRITE)
@@ -84,16 +84,16 @@ def list_queue(
     dataset: DatasetDep,
     paging: PagingDep,
     sender: SenderParam = None,
-    state: Annotated[ItemState | None, Query(description="What became of them.")] = None,
+    state: Annotated[QueueItemState | None, Query(description="What became of them.")] = None,
     after: AfterParam = None,
-) -> ItemPage:
+) -> QueuePage:
     """List items that the caller sent or is to take; or, of one sender, all that it may read."""
     begin = max(filter(None, (after, paging.after)), default=None)
     tenant = caller.identity.tenant
     with house.database.read() as connection:
         found = queue.page(connection, dataset, tenant, sender, state, begin, paging.fetch)
     results, cursor = paging.cut(found, lambda item: item.id)
-    return ItemPage(results=results, next=cursor)
+    return QueuePage(results=results, next=cursor)
 
 
 @routes.post("/pop", responses={204: {"description": "There is nothing to be taken."}})
@@ -101,8 +101,8 @@ def pop_queue_item(
     house: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
-    wanted: Wanted = Wanted(),  # noqa: B008 - the same for all
-) -> TakenItem:
+    wanted: PopOptions = PopOptions(),  # noqa: B008 - the same for all
+) -> TakenQueueItem:
     """Take the oldest item that is addressed to the caller: it is the caller's until the lease is over."""
     with house.database.write() as connection:
         taken = queue.pop(connection, dataset, caller.identity.tenant, wanted.lease)
@@ -110,12 +110,12 @@ def pop_queue_item(
             caller.act.done(connection, item=taken.id, attempt=taken.attempts)
     if taken is None:
         return Response(status_code=204)  # type: ignore[return-value]  # FastAPI passes it on
-    queue.show(house.store, dataset, Item(**taken.model_dump(exclude={"token"})))
+    queue.show(house.store, dataset, QueueItem(**taken.model_dump(exclude={"token"})))
     return taken
 
 
 @routes.get("/{item}", responses=raises(QueueItemNotFound))
-def get_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, item: IdParam) -> Item:
+def get_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, item: IdParam) -> QueueItem:
     """Show an item, and what became of it."""
     with house.database.read() as connection:
         return queue.get(connection, dataset, caller.identity.tenant, item)
@@ -124,7 +124,7 @@ def get_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, i
 @routes.post("/{item}/ack", responses=raises(QueueItemNotFound, LockLost))
 def ack_queue_item(
     house: ServicesDep, caller: CallerDep, dataset: DatasetDep, item: IdParam, said: Acknowledgement
-) -> Item:
+) -> QueueItem:
     """Say that an item that was taken is done, or why it is not."""
     with house.database.write() as connection:
         settled = queue.acknowledge(connection, dataset, caller.identity.tenant, item, said.token, said.error)
@@ -134,7 +134,7 @@ def ack_queue_item(
 
 
 @routes.post("/{item}/retry", responses=raises(QueueItemNotFound, QueueItemConflict, Forbidden))
-def retry_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, item: IdParam) -> Item:
+def retry_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, item: IdParam) -> QueueItem:
     """Let an item be tried again that is dead; what it does must still be allowed."""
     with house.database.write() as connection:
         again = queue.retry(connection, dataset, caller.identity.tenant, item)
@@ -154,22 +154,22 @@ def delete_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep
     queue.hide(house.store, dataset, removed)
 
 
-def _check(house: Services, dataset: Dataset, new: NewItem) -> None:
+def _check(house: Services, dataset: Dataset, new: NewQueueItem) -> None:
     """Raise SchemaViolation for what the worker could not do, whatever there is when it comes to it."""
     checked_payload(new)
     try:
-        if (new.action, new.resource) == (Action.UPSERT, Resource.ENTITY):
+        if (new.action, new.resource) == (QueueAction.UPSERT, QueueResource.ENTITY):
             house.exploder.explode(dataset.name, new.payload)
-        elif new.resource is Resource.ENTITY:
+        elif new.resource is QueueResource.ENTITY:
             checked_id(new.payload["id"], "id")
     except Invalid as error:
         field = f"payload.{error.field}" if error.field else "payload"
         raise SchemaViolation(f"{field}: {error.reason}", errors=[Fault(field=field, reason=error.reason)]) from None
-    if (new.action, new.resource) == (Action.UPSERT, Resource.FILE):
+    if (new.action, new.resource) == (QueueAction.UPSERT, QueueResource.FILE):
         house.fetcher.check(new.payload["uri"])
 
 
-def _added(house: Services, caller: Caller, dataset: Dataset, new: NewItem, once: Once | None) -> Item:
+def _added(house: Services, caller: Caller, dataset: Dataset, new: NewQueueItem, once: Once | None) -> QueueItem:
     """The item, added now or when the same request came first. Raises IdempotencyMismatch."""
     tenant = caller.identity.tenant
     with house.database.write() as connection:
@@ -177,7 +177,7 @@ def _added(house: Services, caller: Caller, dataset: Dataset, new: NewItem, once
             # Whoever has the key waits here for the one that had it first.
             house.database.serialize(connection, f"answer:{tenant}:{once.key}")
             if (kept := answers.find(connection, tenant, once)) is not None:
-                return Item.model_validate(kept.answer)
+                return QueueItem.model_validate(kept.answer)
         item = queue.add(connection, house.settings, dataset, tenant, new, caller.act.request)
         if once is not None:
             answers.keep(connection, tenant, once, 201, item.model_dump(mode="json"))

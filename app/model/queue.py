@@ -17,17 +17,17 @@ from app.model.tenant import Label, Strict
 LONGEST_LEASE = 24 * 3600
 
 
-class Action(StrEnum):
+class QueueAction(StrEnum):
     UPSERT = "UPSERT"
     DELETE = "DELETE"
 
 
-class Resource(StrEnum):
+class QueueResource(StrEnum):
     ENTITY = "entity"
     FILE = "file"
 
 
-class ItemState(StrEnum):
+class QueueItemState(StrEnum):
     """What became of an item."""
 
     PENDING = "pending"
@@ -35,11 +35,11 @@ class ItemState(StrEnum):
     DEAD = "dead"
 
 
-class NewItem(Strict):
+class NewQueueItem(Strict):
     """What is to be done."""
 
-    action: Action
-    resource: Resource
+    action: QueueAction
+    resource: QueueResource
     payload: Annotated[
         Metadata,
         Field(
@@ -56,18 +56,18 @@ class NewItem(Strict):
     shared: Annotated[bool, Field(description="Let all who may read the dataset read the item.")] = False
 
 
-class Item(BaseModel):
+class QueueItem(BaseModel):
     """One item of a dataset's queue. Ids rise in the order in which items were accepted."""
 
     id: str
     tenant: str = Field(description="Who sent it.")
     to: str | None
     shared: bool
-    action: Action
-    resource: Resource
+    action: QueueAction
+    resource: QueueResource
     origin: str | None
     payload: dict[str, Any]
-    state: ItemState
+    state: QueueItemState
     attempts: int
     created: datetime
     finished: datetime | None
@@ -76,7 +76,7 @@ class Item(BaseModel):
     problem: Problem | None = Field(description="Why the last attempt failed.")
 
 
-class Wanted(Strict):
+class PopOptions(Strict):
     """For how long an item is wanted."""
 
     lease: Annotated[
@@ -84,7 +84,7 @@ class Wanted(Strict):
     ] = 60
 
 
-class TakenItem(Item):
+class TakenQueueItem(QueueItem):
     """An item as the tenant gets it that takes it."""
 
     token: str = Field(description="To be shown when it is done.")
@@ -122,15 +122,15 @@ class NamedFile(Strict):
     id: FileId
 
 
-PAYLOADS: dict[tuple[Action, Resource], type[Strict]] = {
-    (Action.DELETE, Resource.ENTITY): NamedEntity,
-    (Action.UPSERT, Resource.FILE): SourceFile,
-    (Action.DELETE, Resource.FILE): NamedFile,
+PAYLOADS: dict[tuple[QueueAction, QueueResource], type[Strict]] = {
+    (QueueAction.DELETE, QueueResource.ENTITY): NamedEntity,
+    (QueueAction.UPSERT, QueueResource.FILE): SourceFile,
+    (QueueAction.DELETE, QueueResource.FILE): NamedFile,
 }
 """What the worker is told, but for entities: those are FtM's to check."""
 
 
-def checked_payload(new: NewItem) -> None:
+def checked_payload(new: NewQueueItem) -> None:
     """Raise SchemaViolation, by its place, for a payload that the worker cannot use."""
     kind = PAYLOADS.get((new.action, new.resource))
     if kind is None:

@@ -39,7 +39,7 @@ from app.model.event import EventKind
 from app.model.ids import new_id
 from app.model.job import MOST_ATTEMPTS, next_attempt
 from app.model.names import DatasetName, TenantName
-from app.model.queue import Item, ItemState, NewItem, TakenItem
+from app.model.queue import NewQueueItem, QueueItem, QueueItemState, TakenQueueItem
 from app.settings import Settings
 from app.storage.layout import DatasetLayout
 from app.storage.store import Store
@@ -62,11 +62,11 @@ class Settled(Exception):
 class Begun(NamedTuple):
     """An item that the worker is to do, and the request that it came with."""
 
-    item: Item
+    item: QueueItem
     request: str
 
 
-def changed(connection: Connection, dataset: Dataset, item: Item) -> None:
+def changed(connection: Connection, dataset: Dataset, item: QueueItem) -> None:
     """Told of every change of an item's state, in the transaction that makes it: who may read the item hears of it."""
     events.record(
         connection,
@@ -96,8 +96,8 @@ def id_after(last: str | None) -> str:
 
 
 def add(
-    connection: Connection, settings: Settings, dataset: Dataset, tenant: TenantName, new: NewItem, request: str
-) -> Item:
+    connection: Connection, settings: Settings, dataset: Dataset, tenant: TenantName, new: NewQueueItem, request: str
+) -> QueueItem:
     """Add an item in the caller's transaction.
 
     Raises SchemaViolation for a recipient that has no grant on the dataset, and Backpressure if too much waits.
@@ -106,7 +106,7 @@ def add(
     if new.to is not None and not grants.is_known_on(connection, new.to, dataset.name):
         reason = f"{new.to!r} is no tenant with a grant on {dataset.name!r}"
         raise SchemaViolation(f"to: {reason}", errors=[Fault(field="to", reason=reason)])
-    own = queue.c.dataset_id == dataset.id, queue.c.tenant == tenant, queue.c.state == ItemState.PENDING
+    own = queue.c.dataset_id == dataset.id, queue.c.tenant == tenant, queue.c.state == QueueItemState.PENDING
     waiting = select(queue.c.id).where(*own).limit(settings.queue_max_items).subquery()
     if connection.execute(select(func.count()).select_from(waiting)).scalar_one() >= settings.queue_max_items:
         raise Backpressure(
@@ -126,7 +126,7 @@ def add(
             origin=new.origin,
             payload=new.payload,
             request=request,
-            state=ItemState.PENDING,
+            state=QueueItemState.PENDING,
             attempts=0,
             created=database_time(connection),
         )
@@ -151,10 +151,10 @@ def page(
     dataset: Dataset,
     tenant: TenantName,
     sender: TenantName | None,
-    state: ItemState | None,
+    state: QueueItemState | None,
     after: str | None,
     limit: int,
-) -> list[Item]:
+) -> list[QueueItem]:
     """Items that a tenant sent or is to take, in their order; or, of a sender, those that it may read."""
     mine = or_(queue.c.tenant == tenant, queue.c.recipient == tenant)
     query = select(queue).where(queue.c.dataset_id == dataset.id)
@@ -166,12 +166,12 @@ def page(
     return [_item(row) for row in connection.execute(query.order_by(queue.c.id).limit(limit))]
 
 
-def get(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> Item:
+def get(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> QueueItem:
     """An item that a tenant may read. Raises QueueItemNotFound."""
     return _item(_readable(connection, dataset, tenant, item_id))
 
 
-def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: float) -> TakenItem | None:
+def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: float) -> TakenQueueItem | None:
     """Lend a tenant the oldest item that is addressed to it and that nobody has; None: there is none.
 
     One that was lent too often, and never settled, is dead.
@@ -180,7 +180,7 @@ def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: f
     free = (
         queue.c.dataset_id == dataset.id,
         queue.c.recipient == tenant,
-        queue.c.state == ItemState.PENDING,
+        queue.c.state == QueueItemState.PENDING,
         or_(queue.c.leased_until.is_(None), queue.c.leased_until <= moment),
         or_(queue.c.not_before.is_(None), queue.c.not_before <= moment),
     )
@@ -193,13 +193,13 @@ def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: f
             continue
         lent: dict[str, Any] = {"token": secrets.token_urlsafe(24), "leased_until": moment + timedelta(seconds=seconds)}
         taken = _change(connection, dataset, row.id, attempts=row.attempts + 1, not_before=None, **lent)
-        return TakenItem(**taken.model_dump(), token=lent["token"])
+        return TakenQueueItem(**taken.model_dump(), token=lent["token"])
     return None
 
 
 def acknowledge(
     connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str, token: str, error: str | None
-) -> Item:
+) -> QueueItem:
     """Settle an item that was taken, or say why it could not be done. Said again under the same token, done is done.
 
     Whose lease has lapsed may still say so, until the item is taken by another. Raises QueueItemNotFound, LockLost.
@@ -207,7 +207,7 @@ def acknowledge(
     row = _readable(connection, dataset, tenant, item_id, queue.c.recipient == tenant)
     if row.token != token:
         raise LockLost("the item is not held under this token: its lease has lapsed, and it was taken again")
-    if row.state != ItemState.PENDING:
+    if row.state != QueueItemState.PENDING:
         return _item(row)
     moment = database_time(connection)
     if error is None:
@@ -215,17 +215,17 @@ def acknowledge(
     return _failed(connection, dataset, row, QueueItemFailed(error), next_attempt(row.attempts, moment), moment)
 
 
-def retry(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> Item:
+def retry(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> QueueItem:
     """Let a dead item be tried as if it had never been. Raises QueueItemNotFound, QueueItemConflict."""
     mine = or_(queue.c.tenant == tenant, queue.c.recipient == tenant)
     row = _readable(connection, dataset, tenant, item_id, mine)
-    if row.state != ItemState.DEAD:
+    if row.state != QueueItemState.DEAD:
         raise QueueItemConflict(f"the item is {row.state}: only a dead one is tried again", state=row.state)
-    anew: dict[str, Any] = {"state": ItemState.PENDING, "attempts": 0, "finished": None}
-    return _change(connection, dataset, row.id, ItemState.DEAD, **_pending(None), **anew)
+    anew: dict[str, Any] = {"state": QueueItemState.PENDING, "attempts": 0, "finished": None}
+    return _change(connection, dataset, row.id, QueueItemState.DEAD, **_pending(None), **anew)
 
 
-def remove(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> Item:
+def remove(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> QueueItem:
     """Take an item out of the queue, whatever its state. Raises QueueItemNotFound, and Forbidden for another's."""
     row = _readable(connection, dataset, tenant, item_id)
     if row.tenant != tenant:
@@ -239,7 +239,7 @@ def remove(connection: Connection, dataset: Dataset, tenant: TenantName, item_id
 
 def waiting(connection: Connection) -> list[Dataset]:
     """Datasets whose oldest item for the worker may be tried now, the one that has waited longest first."""
-    pending = queue.c.state == ItemState.PENDING, queue.c.recipient.is_(None)
+    pending = queue.c.state == QueueItemState.PENDING, queue.c.recipient.is_(None)
     first = select(func.min(queue.c.id).label("id")).where(*pending).group_by(queue.c.dataset_id).subquery()
     due = or_(queue.c.not_before.is_(None), queue.c.not_before <= database_time(connection))
     found = connection.execute(
@@ -255,7 +255,7 @@ def waiting(connection: Connection) -> list[Dataset]:
 def begin(connection: Connection, dataset: Dataset) -> Begun | None:
     """Count an attempt of the oldest item for the worker; None: there is none, or it has to wait, and so have those
     after it. One that ended too many workers is dead."""
-    own = queue.c.dataset_id == dataset.id, queue.c.recipient.is_(None), queue.c.state == ItemState.PENDING
+    own = queue.c.dataset_id == dataset.id, queue.c.recipient.is_(None), queue.c.state == QueueItemState.PENDING
     oldest = select(queue).where(*own).order_by(queue.c.id).limit(1).with_for_update()
     while (row := connection.execute(oldest).first()) is not None:
         if row.not_before is not None and row.not_before > database_time(connection):
@@ -267,12 +267,12 @@ def begin(connection: Connection, dataset: Dataset) -> Begun | None:
     return None
 
 
-def settle(connection: Connection, dataset: Dataset, item: Item) -> Item:
+def settle(connection: Connection, dataset: Dataset, item: QueueItem) -> QueueItem:
     """Say that an item is done, in the transaction that has its effect. Raises Settled."""
     return _change(connection, dataset, item.id, **_done(database_time(connection)))
 
 
-def fail(connection: Connection, dataset: Dataset, item: Item, error: TarnError) -> Item:
+def fail(connection: Connection, dataset: Dataset, item: QueueItem, error: TarnError) -> QueueItem:
     """Say why an attempt failed: it is tried again later, or dead. Raises Settled."""
     row = connection.execute(select(queue).where(queue.c.id == item.id).with_for_update()).first()
     if row is None:
@@ -285,7 +285,7 @@ def fail(connection: Connection, dataset: Dataset, item: Item, error: TarnError)
 # What stays, and for how long
 
 
-def show(store: Store, dataset: Dataset, item: Item) -> None:
+def show(store: Store, dataset: Dataset, item: QueueItem) -> None:
     """Mirror an item after the fact: whether that works changes nothing."""
     try:
         store.put_hint(dataset.layout.queue_item(item.tenant, item.id), item.model_dump_json().encode())
@@ -293,7 +293,7 @@ def show(store: Store, dataset: Dataset, item: Item) -> None:
         log.warning("a queue item is not shown in the layout", dataset=dataset.name, problem=error.slug)
 
 
-def hide(store: Store, dataset: Dataset, item: Item) -> None:
+def hide(store: Store, dataset: Dataset, item: QueueItem) -> None:
     """Take an item's mirror away."""
     try:
         store.delete([dataset.layout.queue_item(item.tenant, item.id)])
@@ -315,13 +315,13 @@ def forget(database: Database, store: Store, settings: Settings) -> int:
 def _old(database: Database, settings: Settings) -> list[Row[Any]]:
     with database.read() as connection:
         past = database_time(connection) - timedelta(days=settings.queue_days)
-        old = queue.c.state == ItemState.DONE, queue.c.finished < past
+        old = queue.c.state == QueueItemState.DONE, queue.c.finished < past
         query = select(queue.c.id, queue.c.tenant, datasets.c.name).join(datasets, datasets.c.id == queue.c.dataset_id)
         # Of a dataset that is being deleted, the files are not ours any more.
         return list(connection.execute(query.where(*old, datasets.c.state == ACTIVE).limit(AT_ONCE)))
 
 
-def each(connection: Connection, dataset: Dataset) -> Iterator[Item]:
+def each(connection: Connection, dataset: Dataset) -> Iterator[QueueItem]:
     """Every item of a dataset, in their order."""
     query = select(queue).where(queue.c.dataset_id == dataset.id).order_by(queue.c.id)
     return map(_item, connection.execute(query, execution_options={"yield_per": AT_ONCE}))
@@ -345,9 +345,9 @@ def _give_up(connection: Connection, dataset: Dataset, row: Row[Any], why: str) 
 
 def _failed(
     connection: Connection, dataset: Dataset, row: Row[Any], error: TarnError, again: datetime | None, moment: datetime
-) -> Item:
+) -> QueueItem:
     problem = error.problem(instance=f"/v1/datasets/{dataset.name}/queue/{row.id}").model_dump(mode="json")
-    over: dict[str, Any] = {"state": ItemState.DEAD, "finished": moment} if again is None else {}
+    over: dict[str, Any] = {"state": QueueItemState.DEAD, "finished": moment} if again is None else {}
     return _change(connection, dataset, row.id, **_pending(again), **over, problem=problem)
 
 
@@ -357,7 +357,7 @@ def _pending(again: datetime | None) -> dict[str, Any]:
 
 def _done(moment: datetime) -> dict[str, Any]:
     return {
-        "state": ItemState.DONE,
+        "state": QueueItemState.DONE,
         "finished": moment,
         "not_before": None,
         "leased_until": None,
@@ -366,8 +366,8 @@ def _done(moment: datetime) -> dict[str, Any]:
 
 
 def _change(
-    connection: Connection, dataset: Dataset, item_id: str, was: ItemState = ItemState.PENDING, **values: Any
-) -> Item:
+    connection: Connection, dataset: Dataset, item_id: str, was: QueueItemState = QueueItemState.PENDING, **values: Any
+) -> QueueItem:
     """Change an item that is in the state that it was found in. Raises Settled if it is not, or is gone."""
     same = queue.c.id == item_id, queue.c.state == was
     row = connection.execute(update(queue).where(*same).values(**values).returning(queue)).first()
@@ -378,5 +378,5 @@ def _change(
     return item
 
 
-def _item(row: Row[Any]) -> Item:
-    return Item.model_validate(dict(row._mapping) | {"to": row.recipient})
+def _item(row: Row[Any]) -> QueueItem:
+    return QueueItem.model_validate(dict(row._mapping) | {"to": row.recipient})

@@ -29,7 +29,7 @@ from app.model.entity import Exploder
 from app.model.file import ArchiveFile, NewFile
 from app.model.ids import now
 from app.model.names import FilePath, Origin, TenantName
-from app.model.queue import Action, Item, NamedEntity, NamedFile, Resource, SourceFile
+from app.model.queue import NamedEntity, NamedFile, QueueAction, QueueItem, QueueResource, SourceFile
 from app.model.statement import EPOCH
 from app.settings import Settings
 from app.storage.store import Store
@@ -98,7 +98,7 @@ class Consumer:
         if begun is None:
             return False
         self._reached("begun")
-        item: Item | None
+        item: QueueItem | None
         try:
             item = self._done(dataset, begun, holding)
         except Settled:
@@ -112,17 +112,17 @@ class Consumer:
         self._reached("shown")
         return True
 
-    def _done(self, dataset: Dataset, begun: Begun, holding: "_Holding") -> Item:
+    def _done(self, dataset: Dataset, begun: Begun, holding: "_Holding") -> QueueItem:
         """Have the effect of an item and settle it, both in one transaction."""
         item, origin = begun.item, None if begun.item.origin is None else Origin(begun.item.origin)
         work = _Work(dataset, item, _act(dataset, begun), origin)
-        if item.resource is Resource.ENTITY:
+        if item.resource is QueueResource.ENTITY:
             return self._write(work, self._events(work))
-        if item.action is Action.UPSERT:
+        if item.action is QueueAction.UPSERT:
             return self._put_file(work, holding)
         return self._delete_file(work)
 
-    def _failed(self, dataset: Dataset, item: Item, error: Exception) -> Item | None:
+    def _failed(self, dataset: Dataset, item: QueueItem, error: Exception) -> QueueItem | None:
         known = error if isinstance(error, TarnError) else Internal("the item failed; the worker's log says why")
         log.warning("queue item failed", item=item.id, attempt=item.attempts, problem=known.slug, exc_info=error)
         try:
@@ -135,7 +135,7 @@ class Consumer:
 
     def _events(self, work: "_Work") -> Events:
         events, payload = Events(), work.item.payload
-        if work.item.action is Action.DELETE:
+        if work.item.action is QueueAction.DELETE:
             events.erase(NamedEntity.model_validate(payload).id, work.origin)
             return events
         said_by = work.origin or DEFAULT_ORIGIN
@@ -144,7 +144,7 @@ class Consumer:
         events.add_entity(exploded, said_by, _moment())
         return events
 
-    def _write(self, work: "_Work", events: Events) -> Item:
+    def _write(self, work: "_Work", events: Events) -> QueueItem:
         with self._database.write() as connection:
             item = queue.settle(connection, work.dataset, work.item)
             self._journal(connection, work, events)
@@ -159,9 +159,9 @@ class Consumer:
 
     # Files
 
-    def _put_file(self, work: "_Work", holding: "_Holding") -> Item:
+    def _put_file(self, work: "_Work", holding: "_Holding") -> QueueItem:
         wanted = SourceFile.model_validate(work.item.payload)
-        settled: list[Item] = []
+        settled: list[QueueItem] = []
 
         def recorded(connection: Connection, files: list[ArchiveFile]) -> None:
             (file,) = files
@@ -185,9 +185,9 @@ class Consumer:
             events.add_entity(self._exploder.explode(work.dataset.name, entity), file.origin, moment)
         return events
 
-    def _delete_file(self, work: "_Work") -> Item:
+    def _delete_file(self, work: "_Work") -> QueueItem:
         named = NamedFile.model_validate(work.item.payload)
-        settled: list[Item] = []
+        settled: list[QueueItem] = []
 
         def recorded(connection: Connection) -> None:
             settled.append(queue.settle(connection, work.dataset, work.item))
@@ -204,7 +204,7 @@ class _Work:
     """An item that is being done: where, in whose name, and as whose words."""
 
     dataset: Dataset
-    item: Item
+    item: QueueItem
     act: Act
     origin: Origin | None
 

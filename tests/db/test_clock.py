@@ -8,6 +8,7 @@ from sqlalchemy import select
 from app.db import clock
 from app.db.clock import database_time
 from app.db.engine import Database
+from app.db.tables import clock as clock_table
 from app.model import ids
 from tests.house import ONE_DATABASE
 
@@ -41,14 +42,14 @@ def test_machine_that_was_started_again_counts_anew_and_never_back(database: Dat
     monkeypatch.setattr(clock, "now", lambda: ids.now() + timedelta(days=1))
     assert told(database) > before + timedelta(hours=23)
     with database.read() as connection:
-        assert [row.boot for row in connection.execute(select(clock.clock))] == ["a third"]
+        assert [row.boot for row in connection.execute(select(clock_table))] == ["a third"]
 
 
 @ONE_DATABASE
 def test_look_at_the_clock_notes_nothing(database: Database):
     with database.read() as connection:
         database_time(connection)
-        assert connection.execute(select(clock.clock)).all() == []
+        assert connection.execute(select(clock_table)).all() == []
 
 
 @ONE_DATABASE
