@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 KEPT = 64
 """Events of a stream that are kept for those who follow it."""
 
-AT_ONCE = 200
+AT_ONCE = 100
 """Events that are read at once."""
 
 
