@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from app.model.metadata import checked_value
 from app.model.names import LAKEHOUSE, TagKey
-from app.model.tenant import Expiry, Strict
+from app.model.tenant import AnyMoment, Strict
 
 LARGEST_VALUE = 4096
 """Bytes of a tag's value as JSON."""
@@ -28,7 +28,7 @@ def _small(value: Any) -> Any:
 class NewTag(Strict):
     """What a tag is to say. Without a moment it is the present one."""
 
-    at: Annotated[Expiry | None, Field(description="Its moment; without one, now.")] = None
+    at: Annotated[AnyMoment | None, Field(description="Its moment; without one, now.")] = None
     value: Annotated[
         Any, Field(description=f"Any JSON of up to {LARGEST_VALUE} bytes to be kept with it."), AfterValidator(_small)
     ] = None
