@@ -18,7 +18,7 @@ from app.db.tables import datasets, file_puts, files
 from app.errors import DatasetNotFound, FileNotFound
 from app.journal.heads import touch
 from app.lake.datasets import ACTIVE, Dataset
-from app.model.file import ArchiveFile
+from app.model.file import ArchiveFile, file_id
 from app.model.ids import new_id, now
 from app.model.names import Checksum, FileId, FilePath, TenantName
 from app.settings import Settings
@@ -89,6 +89,12 @@ def find(connection: Connection, dataset: Dataset, file_id: FileId) -> ArchiveFi
     return None if row is None else _file(row)
 
 
+def at(connection: Connection, dataset: Dataset, path: FilePath) -> Iterator[ArchiveFile]:
+    """All files at a path."""
+    query = _of(dataset).where(files.c.path_head == path[:INDEXED], files.c.path == path).order_by(files.c.id)
+    return map(_file, connection.execute(query, execution_options={"yield_per": SOME}))
+
+
 def between(connection: Connection, dataset: Dataset, after: Checksum, last: Checksum) -> Iterator[ArchiveFile]:
     """Files whose contents' checksums are greater than one, and not greater than another, in their order."""
     query = _of(dataset).where(files.c.checksum > after, files.c.checksum <= last).order_by(files.c.checksum)
@@ -115,10 +121,19 @@ def known_checksums(connection: Connection, dataset: Dataset, checksums: Collect
     return set(connection.execute(select(files.c.checksum).where(*same)).scalars())
 
 
-def hold(database: Database, connection: Connection, dataset: Dataset, checksums: Iterable[Checksum]) -> None:
-    """Take the locks of these checksums until the transaction ends, in an order in which nobody waits in a circle."""
+def hold(
+    database: Database,
+    connection: Connection,
+    dataset: Dataset,
+    checksums: Iterable[Checksum],
+    paths: Iterable[FilePath] = (),
+) -> None:
+    """Take the locks of these checksums, and of these paths, until the transaction ends, in an order in which nobody
+    waits in a circle. Who changes which files a path has holds the path."""
     for checksum in sorted(set(checksums)):
         database.serialize(connection, f"blob:{dataset.id}:{checksum}")
+    for path in sorted(set(paths)):
+        database.serialize(connection, f"path:{dataset.id}:{path}")
 
 
 def announce(
@@ -146,6 +161,15 @@ def announce(
     ]
     connection.execute(insert(file_puts), rows)
     return ids
+
+
+def coming_to(connection: Connection, dataset: Dataset, path: FilePath, besides: Collection[str]) -> list[Announced]:
+    """Files that others have announced for a path, which only their ids tell."""
+    query = select(file_puts.c.id, file_puts.c.checksum, file_puts.c.file_id).where(
+        file_puts.c.dataset_id == dataset.id
+    )
+    found = (Announced(row.id, Checksum(row.checksum), FileId(row.file_id)) for row in connection.execute(query))
+    return [one for one in found if one.id not in besides and one.file_id == file_id(dataset.name, path, one.checksum)]
 
 
 def is_wanted(connection: Connection, dataset: Dataset, file_id: FileId) -> bool:
