@@ -14,17 +14,19 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, select, union_all, update
 
 from app.db.engine import Database
-from app.db.tables import datasets, file_puts, files
+from app.db.tables import datasets, file_puts, files, tags, uploads
 from app.errors import DatasetNotFound, FileNotFound
 from app.journal.heads import touch
 from app.lake.datasets import ACTIVE, Dataset
 from app.model.file import ArchiveFile, file_id
 from app.model.ids import new_id, now
-from app.model.names import Checksum, FileId, FilePath, TenantName
+from app.model.names import LAKEHOUSE, Checksum, FileId, FilePath, TenantName
 from app.settings import Settings
 from app.tenancy import limits
 
 LAST_UPDATED = "archive/last_updated"
+LAST_DELETED = "archive/last_deleted"
+LAST_COLLECTED = "archive/last_collected"
 
 INDEXED = 255
 """Characters of a path that are in an index."""
@@ -234,6 +236,27 @@ def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[
     ]
 
 
+def collected(connection: Connection, dataset: Dataset, past: datetime) -> None:
+    """Say that what was written and not needed any more at a moment is gone."""
+    touch(connection, dataset.id, LAST_COLLECTED, past)
+
+
+def has_garbage(connection: Connection, dataset: Dataset, moment: datetime, age: timedelta) -> bool:
+    """Whether a collector might find something: uploads and puts that were given up, and contents whose files were
+    deleted since. It finds only what is of some age, and is not worth sending more often than that."""
+    past = moment - age
+    for table in (uploads, file_puts):
+        given_up = select(table.c.id).where(table.c.dataset_id == dataset.id, table.c.expires < moment)
+        if connection.execute(given_up.limit(1)).first() is not None:
+            return True
+    query = select(tags.c.key, tags.c.at).where(
+        tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_((LAST_DELETED, LAST_COLLECTED))
+    )
+    at = {row.key: row.at for row in connection.execute(query)}
+    deleted, last = at.get(LAST_DELETED), at.get(LAST_COLLECTED)
+    return deleted is not None and (last is None or last < min(deleted, past - age))
+
+
 def unreferred(connection: Connection, dataset: Dataset, checksums: Sequence[Checksum]) -> set[Checksum]:
     """Those of some checksums to which no file refers, and none that is about to be put."""
     left = set(checksums)
@@ -252,6 +275,7 @@ def moved(connection: Connection, dataset: Dataset) -> None:
 def forget(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
     """Take a file out of the index, and let those who are putting it begin again."""
     connection.execute(delete(files).where(files.c.dataset_id == dataset.id, files.c.id == file.id))
+    touch(connection, dataset.id, LAST_DELETED, now())
     limits.give_back(connection, file.tenant, size=file.size)
     same = file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file.id
     withdraw(connection, connection.execute(select(file_puts.c.id).where(*same)).scalars())
