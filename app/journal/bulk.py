@@ -70,7 +70,7 @@ def inserted(cursor: dbapi.Cursor, rows: pa.RecordBatch) -> None:
 def _is_alike(column: pa.Array) -> bool:
     """Whether all rows say the same, and something that can be part of a statement."""
     if column.null_count:
-        return column.null_count == len(column)
+        return bool(column.null_count == len(column))
     first = column[0]
     is_plain = not isinstance(value := first.as_py(), str) or (value.isascii() and value.isprintable())
     return is_plain and bool(pc.all(pc.equal(column, first)).as_py())
