@@ -59,6 +59,8 @@ def copied(cursor: dbapi.Cursor, rows: pa.RecordBatch) -> None:
 
 def inserted(cursor: dbapi.Cursor, rows: pa.RecordBatch) -> None:
     """Write rows by a statement that says what they have in common: SQLite takes a fifth less time for it."""
+    if not rows.num_rows:
+        return
     same = {name: rows.column(name)[0].as_py() for name in ALIKE if _is_alike(rows.column(name))}
     names = rows.schema.names
     said = ", ".join(_literal(same[name]) if name in same else "?" for name in names)

@@ -39,6 +39,7 @@ def chunk(*rows: dict[str, Any]) -> pa.RecordBatch:
 @pytest.mark.parametrize(
     "rows",
     [
+        [],
         [{}],
         [{}, {}, {}],
         [{"origin": "a"}, {"origin": "b"}],
@@ -47,7 +48,7 @@ def chunk(*rows: dict[str, Any]) -> pa.RecordBatch:
         [{"origin": "文\n", "canonical_id": "x"}] * 2,
         [{"lang": "deu", "external": True}] * 2,
     ],
-    ids=["one", "alike", "origins", "no origin", "kinds", "not plain", "languages"],
+    ids=["none", "one", "alike", "origins", "no origin", "kinds", "not plain", "languages"],
 )
 def test_statement_writes_what_the_driver_writes(tmp_path: Path, rows: list[dict[str, Any]]):
     columns = ", ".join(f'"{name}"' for name in SCHEMA.names)
