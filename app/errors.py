@@ -372,7 +372,7 @@ class SnapshotConflict(TarnError):
 
 
 class PreconditionFailed(TarnError):
-    """What `If-Match` names is no longer what is there."""
+    """What `If-Match` names is no longer what is there, or what `If-None-Match` names is."""
 
     slug, status = "precondition-failed", 412
     expected: str

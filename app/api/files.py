@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Path, Query, Request, Response
+from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.bodies import LIMIT
+from app.api.datasets import IfNoneMatch
 from app.api.feeding import fed, fetching
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader, WritingDep, Written, moment_now, write_answers
@@ -34,6 +35,7 @@ from app.errors import (
     FileNotFound,
     InvalidFormat,
     InvalidPath,
+    PreconditionFailed,
     QuotaExceeded,
     RangeNotSatisfiable,
     SchemaViolation,
@@ -43,6 +45,8 @@ from app.errors import (
 from app.journal.batches import Batch, Overtaken
 from app.journal.events import Events
 from app.lake.datasets import Dataset
+from app.model.conditions import Conditions
+from app.model.dataset import names_tag
 from app.model.file import ArchiveFile, NewFile, RemoteFile
 from app.model.metadata import Metadata
 from app.model.names import Checksum, FileId, FilePath, Origin
@@ -53,11 +57,18 @@ routes = router("/v1/datasets/{dataset}/files", "files")
 FILE, META = "file", "meta"
 OCTETS = "application/octet-stream"
 
+LONGEST_META = 16_384
+"""Characters of what may be said of a file in a query; a form takes more."""
+
 PathParam = Annotated[str, Query(max_length=FilePath.longest, description="Where the file came from: `a/b/c.pdf`.")]
 OriginParam = Annotated[Origin | None, Query(description="Which process put it there; `default` if nothing else does.")]
 ChecksumParam = Annotated[Checksum | None, Query(description="The SHA-256 that it must have.")]
 EntityParam = Annotated[bool, Query(description="Write the Document entity as well, and its folders.")]
 TextOrigin = Annotated[Origin, Path(description="Which process extracted the text.")]
+
+MetaParam = Annotated[
+    str | None, Query(max_length=LONGEST_META, description="A JSON object that is kept with the file.")
+]
 
 PUT: Responses = raises(InvalidPath, QuotaExceeded, Backpressure)
 DATA: Responses = {**SENT, **raises(FileNotFound, RangeNotSatisfiable)}
@@ -97,20 +108,55 @@ FORM_BODY = bytes_body(
 )
 
 
-@routes.put("", status_code=201, response_model=ArchiveFile, responses=PUT, openapi_extra=bytes_body(OCTETS))
+def _conditions(
+    request: Request,
+    if_match: Annotated[
+        str | None, Header(max_length=1000, description="Entity tags, one of which a file that is there must have.")
+    ] = None,
+    if_none_match: Annotated[
+        str | None, Header(max_length=1000, description="Entity tags that no file that is there may have; `*`: any.")
+    ] = None,
+) -> Conditions:
+    """What must hold of the files that are there. A header may come on several lines, which are one list."""
+    return Conditions(
+        None if if_match is None else ",".join(request.headers.getlist("If-Match")),
+        None if if_none_match is None else ",".join(request.headers.getlist("If-None-Match")),
+    )
+
+
+ConditionsDep = Annotated[Conditions, Depends(_conditions)]
+
+
+@routes.put(
+    "",
+    status_code=201,
+    response_model=ArchiveFile,
+    responses={**PUT, **raises(PreconditionFailed)},
+    openapi_extra=bytes_body(OCTETS),
+)
 async def put_file(
     request: Request,
     house: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     path: PathParam,
+    conditions: ConditionsDep,
     origin: OriginParam = None,
     checksum: ChecksumParam = None,
+    meta: MetaParam = None,
     entity: EntityParam = False,
     key: KeyHeader = None,
 ) -> Response:
-    """Put a file: its bytes are the body, hashed while they arrive. The same content at the same path is one file."""
-    said = NewFile(path=_queried_path(request, path), origin=origin, checksum=checksum)
+    """Put a file: its bytes are the body, hashed while they arrive. The same content at the same path is one file.
+
+    `If-Match` and `If-None-Match` are held against all files at the path: each is known by the entity tag of its
+    content, and by that of its record.
+    """
+    place = _queried_path(request, path)
+    told = _meta(None if meta is None else _queried_meta(request, meta))
+    said = NewFile(path=place, origin=origin, checksum=checksum, meta=told, conditions=conditions)
+    if conditions and key is None:  # with a key it may have been put already, and is answered again
+        await run_in_threadpool(house.archive.require, dataset, said)
     staged = await _staged(house, dataset, request, said, request.stream())
     return await _committed(house, caller, dataset, request, staged, key, entity)
 
@@ -211,17 +257,37 @@ async def head_file_data(house: ServicesDep, dataset: DatasetDep, checksum: Chec
     return await _sent(house, dataset, checksum, request)
 
 
-@routes.get("/{checksum}/{file}", responses=raises(FileNotFound))
-def get_file(house: ServicesDep, dataset: DatasetDep, checksum: Checksum, file: FileId) -> ArchiveFile:
-    """Show a file."""
-    with house.database.read() as connection:
-        return records.get(connection, dataset, checksum, file)
+@routes.get(
+    "/{checksum}/{file}",
+    responses={304: {"description": "The caller has it already."}, **raises(FileNotFound)},
+)
+def get_file(
+    house: ServicesDep,
+    dataset: DatasetDep,
+    checksum: Checksum,
+    file: FileId,
+    response: Response,
+    if_none_match: IfNoneMatch = None,
+) -> ArchiveFile:
+    """Show a file. The entity tag is that of its record, which says more than its content."""
+    found = _found(house, dataset, checksum, file)
+    response.headers["ETag"] = found.record_tag
+    if if_none_match is not None and names_tag(if_none_match, found.record_tag):
+        return Response(status_code=304, headers={"ETag": found.record_tag})  # type: ignore[return-value]  # FastAPI passes it on
+    return found
 
 
-@routes.delete("/{checksum}/{file}", status_code=204, responses=raises(FileNotFound))
-def delete_file(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, checksum: Checksum, file: FileId) -> None:
+@routes.delete("/{checksum}/{file}", status_code=204, responses=raises(FileNotFound, PreconditionFailed))
+def delete_file(
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    checksum: Checksum,
+    file: FileId,
+    conditions: ConditionsDep,
+) -> None:
     """Delete a file; its content stays as long as another has it, and until the next vacuum."""
-    house.archive.delete(dataset, checksum, file, caller.act.done)
+    house.archive.delete(dataset, checksum, file, caller.act.done, conditions)
 
 
 @routes.post(
@@ -231,7 +297,7 @@ def delete_file(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, chec
 )
 async def add_file_entity(writing: WritingDep, checksum: Checksum, file: FileId) -> Response:
     """Write the Document entity of a file that is there, and the folders it is in."""
-    found = await run_in_threadpool(get_file, writing.house, writing.dataset, checksum, file)
+    found = await run_in_threadpool(_found, writing.house, writing.dataset, checksum, file)
     events = _events(writing.house, writing.dataset, found, writing.origin or found.origin)
     answer = WrittenDocument(id=found.id, entities=events.entities, statements=events.statements, rejected=0)
     return await writing.write(events, answer)
@@ -286,10 +352,21 @@ def checked_path(text: str) -> FilePath:
 
 
 def _queried_path(request: Request, text: str) -> FilePath:
-    """A path in the query, where bytes that are no text have become question marks by now."""
-    if "\ufffd" in text and b"%EF%BF%BD" not in request.scope["query_string"].upper():
+    """A path in the query. Raises InvalidPath."""
+    if _is_garbled(request, text):
         raise InvalidPath("the path is not UTF-8")
     return checked_path(text)
+
+
+def _queried_meta(request: Request, text: str) -> bytes:
+    if _is_garbled(request, text):
+        raise InvalidFormat(f"{META} is not UTF-8", errors=[Fault(field=META, reason="is not UTF-8")])
+    return text.encode()
+
+
+def _is_garbled(request: Request, text: str) -> bool:
+    """Whether a text in the query was none: bytes that are not UTF-8 have become question marks by now."""
+    return "\ufffd" in text and b"%EF%BF%BD" not in request.scope["query_string"].upper()
 
 
 async def write_document(house: Services, caller: Caller, dataset: Dataset, file: ArchiveFile) -> None:
@@ -323,7 +400,8 @@ async def _committed(
     file = ArchiveFile.model_validate(await run_in_threadpool(_answered, house, caller, once, staged, put))
     if entity:
         await write_document(house, caller, dataset, file)
-    return Response(file.model_dump_json(), 201, {"Location": place_of(dataset, file)}, "application/json")
+    headers = {"Location": place_of(dataset, file), "ETag": file.content_tag}
+    return Response(file.model_dump_json(), 201, headers, "application/json")
 
 
 def place_of(dataset: Dataset, file: ArchiveFile) -> str:
@@ -400,6 +478,11 @@ def _page(house: Services, dataset: Dataset, paging: Paging, **asked: Any) -> Fi
         found = records.page(connection, dataset, paging.fetch, after, **asked)
     results, cursor = paging.cut(found, lambda file: f"{file.id}/{file.path}")
     return FilePage(results=results, next=cursor)
+
+
+def _found(house: Services, dataset: Dataset, checksum: Checksum, file: FileId) -> ArchiveFile:
+    with house.database.read() as connection:
+        return records.get(connection, dataset, checksum, file)
 
 
 def _first(house: Services, dataset: Dataset, checksum: Checksum) -> ArchiveFile:

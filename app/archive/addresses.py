@@ -7,20 +7,19 @@ addresses, NAT64), and refused where it is only history (6to4, Teredo, compatibl
 
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
 
 import idna
 
+from app.archive.lookups import Resolve
 from app.archive.source import refused
 from app.errors import SourceFailed, StartRefused
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
-Resolve = Callable[[str, int], Sequence[str]]
-"""The addresses of a host name. Raises OSError if there are none."""
 
 LONGEST_NAME = 253
 LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
@@ -153,7 +152,7 @@ class Guard:
     def addresses(self, host: str, port: int) -> list[Address]:
         """The host's addresses, every one of them checked. The name is resolved once: connect to these and no others.
 
-        Raises SchemaViolation if any of them may not be connected to, SourceFailed if there are none.
+        Raises SchemaViolation if any of them may not be connected to, SourceFailed if there are none, or none in time.
         """
         found = self._found(host, port)
         for address in found:
@@ -171,6 +170,8 @@ class Guard:
         try:
             answers = self.resolve(host, port)
             found: list[Address] = [*dict.fromkeys(map(ip_address, answers))]
+        except TimeoutError:
+            raise SourceFailed(f"the host {host} takes too long to be resolved") from None
         except (OSError, ValueError):
             found = []
         if not found:

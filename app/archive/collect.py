@@ -72,6 +72,9 @@ class Collector:
         if not dry_run:
             for folder in (dataset.layout.uploads, dataset.layout.archive):
                 self._store.sweep_unfinished(folder, abandoned)
+            with self._database.write() as connection:
+                records.require_active(connection, dataset)
+                records.collected(connection, dataset, past)
 
     def _finish(self, dataset: Dataset) -> None:
         left = True

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from app.archive.addresses import Guard, Resolve, resolve_by_system
+from app.archive.addresses import Guard, resolve_by_system
 from app.archive.local import Roots
+from app.archive.lookups import Lookups, Resolve
 from app.archive.source import Choice, Failed, Found, Source, refused
 from app.archive.stores import SCHEMES, SourceStores, source_connection
 from app.archive.urls import PORTS, Url
@@ -42,7 +43,7 @@ class Fetcher:
         cls, settings: Settings, resolve: Resolve = resolve_by_system, clock: Clock = time.monotonic
     ) -> Self:
         """Raises StartRefused for a place that cannot be used, or through which tenants could read the lake itself."""
-        guard = Guard.opened_for(settings.fetch_private_hosts, resolve)
+        guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.fetch_patience))
         connections = tuple(
             source_connection(uri, {name: value.get_secret_value() for name, value in options.items()})
             for uri, options in settings.fetch_stores.items()

@@ -23,6 +23,7 @@ from app.errors import BodyTooLarge, EmptyBody, Fault, FileNotFound, PathExists,
 from app.journal.intake import DEFAULT_ORIGIN
 from app.lake.datasets import Dataset
 from app.lake.documents import require_alive
+from app.model.conditions import Conditions
 from app.model.file import ArchiveFile, NewFile, file_id
 from app.model.ids import new_id, now
 from app.model.names import Checksum, FileId, FilePath, Origin, TenantName
@@ -42,6 +43,8 @@ WRITERS = 8
 
 DATA = "data"
 """What an upload's object is called."""
+
+UNCONDITIONAL = Conditions()
 
 Recorded = Callable[[Connection, list[ArchiveFile]], None]
 """Is told of files in the transaction that records them, and may write more in it."""
@@ -140,14 +143,15 @@ class Archive:
 
         1. announce  from here on nobody collects the blobs. Quota is taken
         2. blob      put or copied to its place, if nothing is there
-        3. record    put-if-absent: this is the commit of a file
+        3. record    put-if-absent: this is the commit of a file. With conditions it is put in 4, once they hold
         4. index     rows for readers, the tag, and what `recorded` writes: one transaction. Files whose announcement
                      is gone begin again
         5. tidy      delete the uploads
 
         Run again after a crash it ends the same. A crash after 3 leaves a record without its row: the next put of the
-        file, or a vacuum once the announcement has expired, does the rest. Raises QuotaExceeded, DatasetNotFound and
-        what `recorded` raises: then nothing of it is left, but for those files of many that were recorded before.
+        file, or a vacuum once the announcement has expired, does the rest. Raises QuotaExceeded, DatasetNotFound,
+        PreconditionFailed and what `recorded` raises: then nothing of it is left, but for those files of many that were
+        recorded before.
         """
         wanted = [self._wanted(dataset, tenant, one) for one in staged]
         done: dict[int, ArchiveFile] = {}
@@ -184,7 +188,12 @@ class Archive:
             self._reached("written")
             done: dict[int, ArchiveFile] = {}
             with self._database.write() as connection:
-                records.hold(self._database, connection, dataset, checksums)
+                records.hold(self._database, connection, dataset, checksums, [file.path for file in coming])
+                for place, number in enumerate(left):
+                    if staged[number].said.conditions:
+                        written[place] = self._put_if(
+                            connection, dataset, staged[number].said, coming[place], announced
+                        )
                 said = [_as_said(file, staged[number].said) for number, file in zip(left, written, strict=True)]
                 kept = records.record_all(connection, dataset, dict(zip(announced, said, strict=True)))
                 for number, name, file, now_said in zip(left, announced, written, said, strict=True):
@@ -224,9 +233,30 @@ class Archive:
         with ThreadPoolExecutor(min(WRITERS, len(staged)), thread_name_prefix="archive") as pool:
             self._store.sync(pool.map(lambda one: self._put_blob(dataset, one), staged))
             self._reached("placed")
-            found = list(pool.map(lambda file: self._put_record(dataset, file), wanted))
-            self._store.sync((dataset.layout.file_record(file.checksum, file.id) for file in found), above=False)
-        return found
+            free = [file for one, file in zip(staged, wanted, strict=True) if not one.said.conditions]
+            put = list(pool.map(lambda file: self._put_record(dataset, file), free))
+            self._store.sync((dataset.layout.file_record(file.checksum, file.id) for file in put), above=False)
+        there = {file.id: file for file in put}
+        return [there.get(file.id, file) for file in wanted]
+
+    def _put_if(
+        self, connection: Connection, dataset: Dataset, said: NewFile, wanted: ArchiveFile, announced: Sequence[str]
+    ) -> ArchiveFile:
+        """Put the record of a file if its conditions hold, while its path is held; the record that is there now.
+
+        A file that others have announced is there once its record is, though the index lacks it: it will be recorded,
+        by them or by a vacuum. Raises PreconditionFailed.
+        """
+        tags = [tag for file in records.at(connection, dataset, said.path) for tag in file.tags]
+        for other in records.coming_to(connection, dataset, said.path, announced):
+            file = self._record_at(dataset.layout.file_record(other.checksum, other.file_id))
+            tags += [] if file is None else file.tags
+        said.conditions.require(list(dict.fromkeys(tags)))
+        require_alive(connection)
+        file = self._put_record(dataset, wanted)
+        self._store.sync([dataset.layout.file_record(file.checksum, file.id)], above=False)
+        self._reached("put")
+        return file
 
     def _put_blob(self, dataset: Dataset, staged: Staged) -> str:
         target = dataset.layout.blob_data(staged.checksum)
@@ -279,15 +309,30 @@ class Archive:
         except Missing:
             raise FileNotFound(f"{dataset.name!r} has no file with the checksum {checksum}") from None
 
-    def delete(self, dataset: Dataset, checksum: Checksum, id: FileId, recorded: Callable[[Connection], None]) -> None:
+    def require(self, dataset: Dataset, said: NewFile) -> None:
+        """Raise PreconditionFailed if a file's conditions do not hold now, which saves its bytes the way."""
+        with self._database.read() as connection:
+            tags = [tag for file in records.at(connection, dataset, said.path) for tag in file.tags]
+        said.conditions.require(tags)
+
+    def delete(
+        self,
+        dataset: Dataset,
+        checksum: Checksum,
+        id: FileId,
+        recorded: Callable[[Connection], None],
+        conditions: Conditions = UNCONDITIONAL,
+    ) -> None:
         """Delete a File record; the content stays until a vacuum finds that no other refers to it.
 
         The record goes first, in the transaction that takes it out of the index: a crash between the two leaves it in
-        the index, and deleting it again ends the same. Raises FileNotFound.
+        the index, and deleting it again ends the same. Raises FileNotFound, PreconditionFailed.
         """
         with self._database.write() as connection:
             records.hold(self._database, connection, dataset, [checksum])
             file = records.get(connection, dataset, checksum, id)
+            records.hold(self._database, connection, dataset, [], [file.path])
+            conditions.require(file.tags)
             records.forget(connection, dataset, file)
             records.moved(connection, dataset)
             recorded(connection)

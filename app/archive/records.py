@@ -16,18 +16,20 @@ from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, selec
 
 from app.db import events
 from app.db.engine import Database
-from app.db.tables import datasets, file_puts, files
+from app.db.tables import datasets, file_puts, files, tags, uploads
 from app.errors import DatasetNotFound, FileNotFound
 from app.journal.heads import touch
 from app.lake.datasets import ACTIVE, Dataset
 from app.model.event import MOST_FILES, EventKind
-from app.model.file import ArchiveFile
+from app.model.file import ArchiveFile, file_id
 from app.model.ids import new_id, now
-from app.model.names import Checksum, FileId, FilePath, TenantName
+from app.model.names import LAKEHOUSE, Checksum, FileId, FilePath, TenantName
 from app.settings import Settings
 from app.tenancy import limits
 
 LAST_UPDATED = "archive/last_updated"
+LAST_DELETED = "archive/last_deleted"
+LAST_COLLECTED = "archive/last_collected"
 
 INDEXED = 255
 """Characters of a path that are in an index."""
@@ -92,6 +94,12 @@ def find(connection: Connection, dataset: Dataset, file_id: FileId) -> ArchiveFi
     return None if row is None else _file(row)
 
 
+def at(connection: Connection, dataset: Dataset, path: FilePath) -> Iterator[ArchiveFile]:
+    """All files at a path."""
+    query = _of(dataset).where(files.c.path_head == path[:INDEXED], files.c.path == path).order_by(files.c.id)
+    return map(_file, connection.execute(query, execution_options={"yield_per": SOME}))
+
+
 def between(connection: Connection, dataset: Dataset, after: Checksum, last: Checksum) -> Iterator[ArchiveFile]:
     """Files whose contents' checksums are greater than one, and not greater than another, in their order."""
     query = _of(dataset).where(files.c.checksum > after, files.c.checksum <= last).order_by(files.c.checksum)
@@ -118,10 +126,19 @@ def known_checksums(connection: Connection, dataset: Dataset, checksums: Collect
     return set(connection.execute(select(files.c.checksum).where(*same)).scalars())
 
 
-def hold(database: Database, connection: Connection, dataset: Dataset, checksums: Iterable[Checksum]) -> None:
-    """Take the locks of these checksums until the transaction ends, in an order in which nobody waits in a circle."""
+def hold(
+    database: Database,
+    connection: Connection,
+    dataset: Dataset,
+    checksums: Iterable[Checksum],
+    paths: Iterable[FilePath] = (),
+) -> None:
+    """Take the locks of these checksums, and of these paths, until the transaction ends, in an order in which nobody
+    waits in a circle. Who changes which files a path has holds the path."""
     for checksum in sorted(set(checksums)):
         database.serialize(connection, f"blob:{dataset.id}:{checksum}")
+    for path in sorted(set(paths)):
+        database.serialize(connection, f"path:{dataset.id}:{path}")
 
 
 def announce(
@@ -149,6 +166,15 @@ def announce(
     ]
     connection.execute(insert(file_puts), rows)
     return ids
+
+
+def coming_to(connection: Connection, dataset: Dataset, path: FilePath, besides: Collection[str]) -> list[Announced]:
+    """Files that others have announced for a path, which only their ids tell."""
+    query = select(file_puts.c.id, file_puts.c.checksum, file_puts.c.file_id).where(
+        file_puts.c.dataset_id == dataset.id
+    )
+    found = (Announced(row.id, Checksum(row.checksum), FileId(row.file_id)) for row in connection.execute(query))
+    return [one for one in found if one.id not in besides and one.file_id == file_id(dataset.name, path, one.checksum)]
 
 
 def is_wanted(connection: Connection, dataset: Dataset, file_id: FileId) -> bool:
@@ -217,6 +243,27 @@ def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[
     ]
 
 
+def collected(connection: Connection, dataset: Dataset, past: datetime) -> None:
+    """Say that what was written and not needed any more at a moment is gone."""
+    touch(connection, dataset.id, LAST_COLLECTED, past)
+
+
+def has_garbage(connection: Connection, dataset: Dataset, moment: datetime, age: timedelta) -> bool:
+    """Whether a collector might find something: uploads and puts that were given up, and contents whose files were
+    deleted since. It finds only what is of some age, and is not worth sending more often than that."""
+    past = moment - age
+    for table in (uploads, file_puts):
+        given_up = select(table.c.id).where(table.c.dataset_id == dataset.id, table.c.expires < moment)
+        if connection.execute(given_up.limit(1)).first() is not None:
+            return True
+    query = select(tags.c.key, tags.c.at).where(
+        tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_((LAST_DELETED, LAST_COLLECTED))
+    )
+    at = {row.key: row.at for row in connection.execute(query)}
+    deleted, last = at.get(LAST_DELETED), at.get(LAST_COLLECTED)
+    return deleted is not None and (last is None or last < min(deleted, past - age))
+
+
 def unreferred(connection: Connection, dataset: Dataset, checksums: Sequence[Checksum]) -> set[Checksum]:
     """Those of some checksums to which no file refers, and none that is about to be put."""
     left = set(checksums)
@@ -235,6 +282,7 @@ def moved(connection: Connection, dataset: Dataset) -> None:
 def forget(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
     """Take a file out of the index, and let those who are putting it begin again."""
     connection.execute(delete(files).where(files.c.dataset_id == dataset.id, files.c.id == file.id))
+    touch(connection, dataset.id, LAST_DELETED, now())
     limits.give_back(connection, file.tenant, size=file.size)
     same = file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file.id
     withdraw(connection, connection.execute(select(file_puts.c.id).where(*same)).scalars())

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from app.archive.files import Archive
 from app.db import answers
@@ -56,12 +56,19 @@ class Uploads:
     def create(
         self, connection: Connection, dataset: Dataset, tenant: TenantName, path: FilePath, new: NewUpload
     ) -> Upload:
-        """Begin an upload. Raises BodyTooLarge, and QuotaExceeded for what would not fit now."""
+        """Begin an upload. Raises BodyTooLarge, and QuotaExceeded for what would not fit now, beside the tenant's other
+        uploads that go on. What is taken from the quota is taken by the commit."""
         limit = self._settings.max_file_bytes
         if new.length > limit:
             raise BodyTooLarge(f"a file has at most {limit} bytes", limit=limit)
+        # The first takes the tenant's row, so that of uploads that begin at once each sees those before.
         limits.reserve(connection, tenant, self._settings, size=new.length)
-        limits.give_back(connection, tenant, size=new.length)
+        going_on = uploads.c.tenant == tenant, uploads.c.file.is_(None), uploads.c.expires > now()
+        others = int(
+            connection.execute(select(func.coalesce(func.sum(uploads.c.length), 0)).where(*going_on)).scalar_one()
+        )
+        limits.reserve(connection, tenant, self._settings, size=others)
+        limits.give_back(connection, tenant, size=new.length + others)
         said = new.model_dump(include={"length", "checksum", "origin", "meta"})
         values = {"id": new_id(), "dataset_id": dataset.id, "tenant": tenant, "path": path, **said}
         connection.execute(insert(uploads).values(**values, created=now(), expires=self._expiry()))

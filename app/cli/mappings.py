@@ -69,11 +69,12 @@ def run(
     force: Annotated[bool, typer.Option(help="Though nothing changed since the last time.")] = False,
     encoding: Annotated[str | None, typer.Option(help="How the file's text is written, if not as UTF-8.")] = None,
     delimiter: Annotated[str | None, typer.Option(help="What stands between fields, if it is not found out.")] = None,
+    sheet: Annotated[str | None, typer.Option(help="Which sheet of a spreadsheet is read, if not the first.")] = None,
     wait: Wait = True,
     quiet: Quiet = False,
 ) -> None:
     """Make entities of the rows of a file, in the place of those that the last run made."""
-    given = {"encoding": encoding, "delimiter": delimiter}
+    given = {"encoding": encoding, "delimiter": delimiter, "sheet": sheet}
     body = {"force": force} | {name: value for name, value in given.items() if value is not None}
     job = session.client.document("POST", at(BASE, dataset, "mappings", content_hash, "process"), body)
     if wait:

@@ -13,7 +13,7 @@ from adbc_driver_manager import dbapi
 from adbc_driver_sqlite import dbapi as sqlite
 
 from app.db.engine import CHECKPOINT_PAGES
-from app.journal.bulk import Appender, receive, send
+from app.journal.bulk import Appender, inserted, receive, send
 
 BUSY_MILLISECONDS = 20_000
 
@@ -40,7 +40,7 @@ def prepared(connection: dbapi.Connection) -> dbapi.Connection:
 def main(path: str) -> None:
     # Ctrl-C reaches the whole group of processes; this one ends when its parent closes the pipe, and not before.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    appender = Appender(prepared(sqlite.connect(f"file:{path}", autocommit=True)), RENEW)
+    appender = Appender(prepared(sqlite.connect(f"file:{path}", autocommit=True)), RENEW, inserted)
     while True:
         try:
             header, rows = orjson.loads(receive(sys.stdin.buffer)), receive(sys.stdin.buffer)

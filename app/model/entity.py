@@ -30,7 +30,10 @@ MOST_KNOWN = 50_000
 LONGEST_KNOWN = 120
 """How many values of a type, and how long ones, are remembered with what they clean to."""
 
-PLAIN = re.compile(r"(?!.*ESQ)[A-Za-z0-9&()+./:_%#-]+(?:,? [A-Za-z0-9(][A-Za-z0-9&()+./:_%#-]*| [&+/:_%#-]+)*")
+PLAIN_TEXT = r"[A-Za-z0-9&()+./:_%#-]+(?:,? [A-Za-z0-9(][A-Za-z0-9&()+./:_%#-]*| [&+/:_%#-]+)*"
+TITLE = "ESQ"
+"""What FtM takes from the end of a name, and so from no plain text."""
+PLAIN = re.compile(f"(?!.*{TITLE}){PLAIN_TEXT}")
 """Text that cleaning leaves as it is, for types that only tidy up white space, quotes and unsafe characters."""
 TIDY = frozenset({"address", "html", "identifier", "json", "name", "number", "string", "text"})
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from app.model.conditions import Conditions
+from app.model.dataset import etag
 from app.model.metadata import Metadata
 from app.model.names import Checksum, DatasetName, FileId, FilePath, Origin
 from app.model.tenant import Strict
@@ -30,6 +32,8 @@ class NewFile(BaseModel):
     meta: Metadata | None = None
     checksum: Checksum | None = None
     """The SHA-256 that it must have."""
+    conditions: Conditions = Conditions()
+    """What must hold of the files at its path."""
 
 
 class RemoteFile(Strict):
@@ -62,6 +66,21 @@ class ArchiveFile(BaseModel):
     def to_json(self) -> bytes:
         """The record as it lies in the archive."""
         return self.model_dump_json(indent=2).encode() + b"\n"
+
+    @property
+    def content_tag(self) -> str:
+        """The entity tag of its bytes."""
+        return f'"{self.checksum}"'
+
+    @property
+    def record_tag(self) -> str:
+        """The entity tag of what is said of it."""
+        return etag(self.to_json())
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        """What a caller may know it by."""
+        return self.content_tag, self.record_tag
 
 
 def file_id(dataset: DatasetName, path: FilePath, checksum: Checksum) -> FileId:

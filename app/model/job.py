@@ -242,6 +242,9 @@ class ProcessOptions(Strict):
     delimiter: Annotated[str, Field(pattern=r'^[^\r\n" ]$')] | None = Field(
         None, description="What stands between fields; found out by the header if it is a comma, semicolon, tab or bar."
     )
+    sheet: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
+        None, description="Which sheet of a spreadsheet (XLSX) is read, if not the first."
+    )
 
 
 class MappingOptions(ProcessOptions):

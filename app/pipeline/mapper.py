@@ -8,9 +8,9 @@ left to FtM itself, one by one: those are the ones that may be bad.
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from followthemoney.util import key_bytes, sanitize_text
 
 from app.errors import Fault
 from app.journal.events import SCHEMA, Events, Kind
-from app.model.entity import LONGEST_KNOWN, MOST_KNOWN, PLAIN, TIDY, Cleaner, Exploded, Exploder
+from app.model.entity import LONGEST_KNOWN, MOST_KNOWN, PLAIN, PLAIN_TEXT, TIDY, TITLE, Cleaner, Exploded, Exploder
 from app.model.mapping import MappingDocument, Query
 from app.model.names import DatasetName
 from app.model.shards import shard_of
@@ -62,6 +62,14 @@ WORTH_DROPPING = 0.95
 
 UNREADABLE = re.compile("[\udc80-\udcff]")
 """What Python makes of bytes that are not of an encoding."""
+
+PLAIN_DATE = "[12][0-9]{3}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|1[0-9]|2[0-8]))?)?"
+"""A year, month or day that there is in every calendar, written as FtM writes it."""
+
+DATE = re.compile(PLAIN_DATE)
+
+ALL_PLAIN, ALL_DATES, NOTHING = (re.compile(rf"(?:{text}\n)*+") for text in (PLAIN_TEXT, PLAIN_DATE, "(?!)"))
+"""Plain texts, each on a line. What a text is like is certain at each character, so nothing is ever tried again."""
 
 ID = re.compile("[A-Za-z0-9]+")
 """An id that is one for every tool; hashes are."""
@@ -327,6 +335,9 @@ class _Rule:
 def _digests(prefixes: list[bytes | None], infix: bytes, values: Texts) -> Digests:
     """FtM's keys of statements."""
     sha1 = hashlib.sha1
+    if None not in prefixes and None not in values:
+        pairs: Any = zip(prefixes, values, strict=True)
+        return [sha1(prefix + infix + value.encode()).digest() for prefix, value in pairs]
     return [
         None if prefix is None or value is None else sha1(prefix + infix + value.encode()).digest()
         for prefix, value in zip(prefixes, values, strict=True)
@@ -363,7 +374,12 @@ class _Cleaner:
         self._second = second
         self._sanitizes = sanitizes
         self._is_simple = form is None and not fuzzy
-        self._plain = PLAIN.fullmatch if self._is_simple and prop.type.name in TIDY else None
+        self._plain: Callable[[str], object] | None = None
+        self._all_plain = NOTHING
+        if self._is_simple and prop.type.name in TIDY:
+            self._plain, self._all_plain = PLAIN.fullmatch, ALL_PLAIN
+        elif self._is_simple and prop.type is registry.date:
+            self._plain, self._all_plain = DATE.fullmatch, ALL_DATES
         self._known: dict[str | None, str | None] = {None: None}
         self._changed: dict[str | None, str | None] = {}
         self._firsts: dict[str | None, str | None] = {None: None}
@@ -373,6 +389,8 @@ class _Cleaner:
         if len(self._known) > MOST_KNOWN:
             self._known, self._changed = {None: None}, {}
         known, learn, plain = self._known, self._learn, self._plain
+        if self._are_plain(texts):
+            return texts
         if plain is None:
             return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
         return [known[text] if text in known else text if plain(text) else learn(text) for text in texts]  # type: ignore[arg-type]
@@ -387,9 +405,23 @@ class _Cleaner:
         if len(self._firsts) > MOST_KNOWN:
             self._firsts = {None: None}
         known, learn, plain = self._firsts, self._first, self._plain
+        if self._are_plain(texts):
+            return texts
         if plain is None:
             return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
         return [known[text] if text in known else text if plain(text) else learn(text) for text in texts]  # type: ignore[arg-type]
+
+    def _are_plain(self, texts: Texts) -> bool:
+        """Whether all texts that are there stay as they are, told by one look at all of them."""
+        if self._plain is None:
+            return False
+        there = [text for text in texts if text is not None] if None in texts else texts
+        return self._is_all_plain(there)  # type: ignore[arg-type]  # those that are there
+
+    def _is_all_plain(self, texts: list[str]) -> bool:
+        lines = "\n".join([*texts, ""])
+        # A text may hold a newline itself, which would make two plain ones of it.
+        return TITLE not in lines and lines.count("\n") == len(texts) and self._all_plain.fullmatch(lines) is not None
 
     def _learn(self, raw: str) -> str | None:
         """Clean a value as its mapping says, and as whoever loads it does."""
@@ -397,7 +429,7 @@ class _Cleaner:
         value: str | None
         if first is None:
             value = None
-        elif first == raw and self._is_simple and _is_plain(raw) and raw.strip() == raw != "":
+        elif first == raw and self._is_simple and sanitize_text(raw) == raw:
             value = raw  # to clean it once more would change nothing either
         else:
             second = self._second
@@ -429,6 +461,10 @@ class _Verbatim(_Cleaner):
         super().__init__(prop, False, None, second, False)
         self._is_simple = False
         self._plain = ID.fullmatch
+
+    def _is_all_plain(self, texts: list[str]) -> bool:
+        joined = "".join(texts)
+        return joined.isascii() and joined.isalnum() and "" not in texts
 
     def _mapped(self, raw: str) -> str | None:
         return raw

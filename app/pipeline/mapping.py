@@ -35,7 +35,7 @@ from app.model.names import LAKEHOUSE, TagKey, TenantName
 from app.model.stage import NewStage
 from app.model.statement import microseconds
 from app.model.tenant import Identity
-from app.pipeline import delimited
+from app.pipeline import delimited, spreadsheet
 from app.pipeline.delimited import Form, Piece
 from app.pipeline.flush import Kernels
 from app.pipeline.kernel import AnyTask
@@ -188,9 +188,14 @@ class Mappings:
             raise FileNotFound(f"there is no file {options.content_hash} in the archive of {dataset.name!r}")
         begin = self._store.get_range(path, 0, HEAD)
         blocks: Iterable[bytes] = self._store.stream(path)
-        is_zipped = begin.startswith(delimited.GZIP)
-        if is_zipped:
+        is_workbook = begin.startswith(spreadsheet.ZIP)
+        is_zipped = is_workbook or begin.startswith(delimited.GZIP)
+        if is_workbook:
+            blocks = spreadsheet.as_text(blocks, options.sheet, self._settings.max_body_bytes)
+            options = options.model_copy(update={"encoding": "utf-8", "delimiter": ","})
+        elif is_zipped:
             blocks = delimited.unzipped(blocks, self._settings.max_body_bytes)
+        if is_zipped:
             begin, blocks = _peeked(blocks)
         encoding = options.encoding or delimited.guessed_encoding(begin)
         is_direct = delimited.is_transparent(encoding) and (b"\n" in begin or b"\r" not in begin)
@@ -353,7 +358,8 @@ class Mappings:
 
 def _form(options: MappingOptions) -> dict[str, Any]:
     """What the caller said of how to read the file."""
-    return {"encoding": options.encoding, "delimiter": options.delimiter}
+    form = {"encoding": options.encoding, "delimiter": options.delimiter}
+    return form if options.sheet is None else form | {"sheet": options.sheet}
 
 
 def _result(options: MappingOptions, **counts: Any) -> MappingResult:

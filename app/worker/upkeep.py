@@ -10,8 +10,9 @@ from datetime import timedelta
 from enum import Enum
 
 import structlog
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, select
 
+from app.archive import records
 from app.db import jobs
 from app.db.engine import Database
 from app.db.tables import datasets as datasets_table
@@ -25,7 +26,7 @@ from app.lake.schemas import PARTITIONED
 from app.model.dataset import DatasetConfig
 from app.model.export import Kind
 from app.model.ids import now
-from app.model.job import Operation
+from app.model.job import FLOOR_HOURS, Operation
 from app.model.names import LAKEHOUSE, DatasetName
 from app.model.snapshot import Snapshot
 from app.pipeline.optimize import SMALL
@@ -49,6 +50,9 @@ WORTH_A_JOB = 5_000
 PAST = 10
 """Snapshots that may be past their time before they are given up."""
 
+NEVER = -1
+"""The head of a dataset that was not looked at."""
+
 LOOK_AGAIN = 3600.0
 """Seconds after which a dataset is looked at though nothing happened."""
 
@@ -68,7 +72,7 @@ class Upkeep:
         self._database = database
         self._store = store
         self._clock = clock
-        self._looked: dict[str, tuple[int, float]] = {}
+        self._looked: dict[str, tuple[int | None, float]] = {}
         """By dataset: the head that was looked at, and when."""
 
     def ask(self) -> int:
@@ -80,7 +84,7 @@ class Upkeep:
                 due = self._due(dataset, config, seq)
                 asked = due is None or self._enqueue(dataset, due, KINDS)
                 made += due is not None
-                due_exports = self._exports_due(dataset, config)
+                due_exports = Due.NOT if seq is None else self._exports_due(dataset, config)
                 if due_exports is Due.NOW:
                     asked &= self._enqueue(dataset, Operation.MAKE, EXPORTING)
                     made += 1
@@ -90,28 +94,33 @@ class Upkeep:
                 log.warning("cannot tell what a dataset needs", dataset=dataset.name, problem=error.slug)
         return made
 
-    def _to_look_at(self) -> Iterator[tuple[Dataset, int]]:
+    def _to_look_at(self) -> Iterator[tuple[Dataset, int | None]]:
+        """Datasets with the number of their head; None: they have no snapshot, and maybe files."""
+        headed = and_(snapshot_heads.c.dataset_id == datasets_table.c.id, snapshot_heads.c.snapshot.is_not(None))
         with self._database.read() as connection:
             rows = connection.execute(
                 select(datasets_table.c.id, datasets_table.c.name, snapshot_heads.c.seq)
-                .join(snapshot_heads, snapshot_heads.c.dataset_id == datasets_table.c.id)
-                .where(datasets_table.c.state == ACTIVE, snapshot_heads.c.snapshot.is_not(None))
+                .outerjoin(snapshot_heads, headed)
+                .where(datasets_table.c.state == ACTIVE)
             ).all()
         self._looked = {row.id: self._looked[row.id] for row in rows if row.id in self._looked}
         for row in rows:
-            seq, moment = self._looked.get(row.id, (None, 0.0))
+            seq, moment = self._looked.get(row.id, (NEVER, 0.0))
             if seq != row.seq or moment < self._clock() - LOOK_AGAIN:
                 yield Dataset(row.id, DatasetName(row.name)), row.seq
 
-    def _due(self, dataset: Dataset, config: DatasetConfig, seq: int) -> Operation | None:
+    def _due(self, dataset: Dataset, config: DatasetConfig, seq: int | None) -> Operation | None:
         if not config.policy.maintain:
             return None
-        snapshot = snapshots.read(self._store, dataset, seq)
-        if is_worth_compacting(snapshot):
-            return Operation.COMPACT
-        if has_many_small_files(snapshot, config):
-            return Operation.OPTIMIZE
-        return Operation.VACUUM if self._is_long(dataset, config) else None
+        if seq is not None:
+            snapshot = snapshots.read(self._store, dataset, seq)
+            if is_worth_compacting(snapshot):
+                return Operation.COMPACT
+            if has_many_small_files(snapshot, config):
+                return Operation.OPTIMIZE
+        with self._database.read() as connection:
+            has_garbage = records.has_garbage(connection, dataset, now(), timedelta(hours=FLOOR_HOURS))
+        return Operation.VACUUM if has_garbage or self._is_long(dataset, config) else None
 
     def _exports_due(self, dataset: Dataset, config: DatasetConfig) -> "Due":
         """Whether exports are to be made now, as the dataset's policy says, once enough time has passed, or not."""

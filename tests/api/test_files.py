@@ -44,6 +44,127 @@ def stored(house: House) -> list[str]:
     return [entry.path for folder in ("archive", "uploads") for entry in house.services.store.list(f"test/{folder}")]
 
 
+# Conditions
+
+
+def tags(house: House, file: Any) -> tuple[str, str]:
+    """The entity tags of a file: its content's, and its record's."""
+    shown = house.admin.get(f"{FILES}/{file['checksum']}/{file['id']}")
+    return f'"{file["checksum"]}"', shown.headers["ETag"]
+
+
+def test_put_that_must_be_the_first_at_its_path_is_so_once(files: House):
+    first = put(files, "a", headers={"If-None-Match": "*"})
+    same = put(files, "a", headers={"If-None-Match": "*"})
+    other = put(files, "a", LARGE, headers={"If-None-Match": "*"})
+    elsewhere = put(files, "b", headers={"If-None-Match": "*"})
+
+    assert (first.status_code, elsewhere.status_code) == (201, 201)
+    assert first.headers["ETag"] == tags(files, first.json())[0]
+    assert slug(same) == slug(other) == (412, "precondition-failed")
+    assert same.json()["head"] == ", ".join(tags(files, first.json()))
+    assert files.admin.get(f"{FILES}?path=a").json()["results"] == [first.json()]
+    assert not [path for path in stored(files) if "uploads" in path]
+
+
+def test_put_holds_its_conditions_against_every_file_at_the_path(files: House):
+    content, record = tags(files, made(put(files, "a")))
+    other, _ = tags(files, made(put(files, "a", b"other")))
+
+    def answered(**headers: str) -> int:
+        return put(files, "a", headers={name.replace("_", "-"): value for name, value in headers.items()}).status_code
+
+    assert [answered(If_Match=value) for value in (content, record, other, f'"x", {other}', "*")] == [201] * 5
+    assert [answered(If_Match=value) for value in ('"x"', f"W/{content}", content[1:-1], "")] == [412] * 4
+    assert [answered(If_None_Match=value) for value in (content, f"W/{record}", f'"x",{other}', "*")] == [412] * 4
+    assert [answered(If_None_Match=value) for value in ('"x"', 'W/"x"')] == [201] * 2
+    assert answered(If_Match=content, If_None_Match='"x"') == 201
+    assert answered(If_Match=content, If_None_Match=content) == 412
+    lines = [("Authorization", f"Bearer {files.admin.key}"), ("If-Match", '"x"'), ("If-Match", content)]
+    assert files._client.put(f"{FILES}?path=a", content=b"content", headers=lines).status_code == 201
+    assert slug(put(files, "nothing", headers={"If-Match": "*"})) == (412, "precondition-failed")
+    assert slug(put(files, "../a", headers={"If-Match": "*"})) == (400, "invalid-path")
+    assert answered(If_Match='"' + "x" * 1000 + '"') == 422
+
+
+def test_record_that_was_changed_meanwhile_is_not_changed_again(files: House):
+    file = made(put(files, "a", query="&meta={}"))
+    _, record = tags(files, file)
+
+    changed = put(files, "a", query='&meta={"by":1}', headers={"If-Match": record})
+    late = put(files, "a", query='&meta={"by":2}', headers={"If-Match": record})
+
+    assert made(changed)["meta"] == {"by": 1}
+    assert slug(late) == (412, "precondition-failed")
+    place = changed.headers["Location"]
+    assert files.admin.get(place, headers={"If-None-Match": record}).json()["meta"] == {"by": 1}
+    assert files.admin.get(place, headers={"If-None-Match": tags(files, file)[1]}).status_code == 304
+
+
+def test_put_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: House):
+    headers = {"Idempotency-Key": "k", "If-None-Match": "*"}
+
+    answers = [put(files, "a", LARGE, headers=headers) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert slug(put(files, "a", LARGE, headers=headers | {"Idempotency-Key": "l"})) == (412, "precondition-failed")
+    assert not [path for path in stored(files) if "uploads" in path]
+
+
+def test_delete_holds_its_conditions_against_the_file(files: House):
+    answer = put(files, "a")
+    place, (content, record) = answer.headers["Location"], tags(files, answer.json())
+
+    def answered(**headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return files.admin.delete(place, headers=named).status_code
+
+    assert [answered(If_Match=value) for value in ('"x"', f"W/{record}")] == [412] * 2
+    assert [answered(If_None_Match=value) for value in ("*", content, f"W/{record}")] == [412] * 3
+    assert files.admin.get(place).status_code == 200
+    assert answered(If_Match=f'"x", {record}', If_None_Match='"x"') == 204
+    assert [answered(If_Match="*"), answered(If_None_Match="*")] == [404] * 2
+    put(files, "a")
+    assert answered(If_Match=content) == 204
+
+
+# What is said of a file
+
+
+def test_what_is_said_of_a_file_in_the_query_is_kept_and_stays_where_nothing_is_said(files: House):
+    said = quote('{"Seite": [1, null], "Straße": "文"}')
+
+    file = made(put(files, "a", query=f"&meta={said}"))
+    again = made(put(files, "a"))
+    other = made(put(files, "a", query="&meta={}"))
+
+    assert file["meta"] == again["meta"] == {"Seite": [1, None], "Straße": "文"}
+    assert other["meta"] == {}
+
+
+@pytest.mark.parametrize(
+    ("meta", "problem"),
+    [
+        ("", (400, "invalid-format")),
+        ("{", (400, "invalid-format")),
+        ("%ff", (400, "invalid-format")),
+        ('{"a": NaN}', (400, "invalid-format")),
+        ("[1]", (422, "schema-violation")),
+        ("null", (422, "schema-violation")),
+        ('{"a":' * 65 + "1" + "}" * 65, (422, "schema-violation")),
+        ('{"a": "%s"}' % ("x" * 16_384), (422, "schema-violation")),
+    ],
+)
+def test_what_must_not_be_said_of_a_file_is_refused_before_anything_is_stored(
+    files: House, meta: str, problem: tuple[int, str]
+):
+    answer = put(files, "a", query=f"&meta={quote(meta, safe='%')}")
+
+    assert slug(answer) == problem
+    assert answer.json()["errors"][0]["field"].endswith("meta")
+    assert stored(files) == []
+
+
 # Putting
 
 

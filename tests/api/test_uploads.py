@@ -145,6 +145,24 @@ def test_upload_beyond_the_quota_is_not_begun(files: House):
 
 
 @ONE_DATABASE
+def test_uploads_that_go_on_count_against_each_other(files: House):
+    tenant = files.tenant("small", test="write")
+    files.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": 10})
+
+    first = tenant.post(UPLOADS, {"length": 6, "path": "a"})
+    second = tenant.post(UPLOADS, {"length": 6, "path": "b"})
+    tenant.delete(first.headers["Location"])
+    third = tenant.post(UPLOADS, {"length": 6, "path": "b"})
+    tenant.put(f"{third.headers['Location']}?offset=0", content=b"012345")
+
+    assert (first.status_code, third.status_code) == (201, 201)
+    assert slug(second) == (429, "quota-exceeded")
+    assert tenant.post(f"{third.headers['Location']}/commit").status_code == 201
+    assert tenant.post(UPLOADS, {"length": 4, "path": "c"}).status_code == 201
+    assert slug(tenant.post(UPLOADS, {"length": 1, "path": "d"})) == (429, "quota-exceeded")
+
+
+@ONE_DATABASE
 def test_upload_is_its_tenants_own(files: House):
     place = begin(files)
     other = files.tenant("other", test="write")

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import pickle
 import ssl
+import threading
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.archive.addresses import resolve_by_system
 from app.archive.fetch import Fetcher
+from app.archive.lookups import AT_ONCE, Lookups
 from app.archive.source import Source
 from app.archive.urls import Url
 from app.archive.web import REDIRECTS, file_name
@@ -494,3 +497,43 @@ def test_server_that_always_says_a_little_more_is_given_up_in_the_end(
 
     with pytest.raises(SourceFailed, match="takes too long"):
         read(fetcher.open(address(server, "/x")))
+
+
+def test_name_server_that_never_answers_is_given_up_and_takes_only_so_many_threads(fetcher_of: FetcherOf):
+    over = threading.Event()
+    asked: list[str] = []
+
+    def hanging(host: str, port: int) -> list[str]:
+        asked.append(host)
+        over.wait()
+        return ["127.0.0.1"]
+
+    fetcher = fetcher_of(resolve=hanging, fetch_patience=0.01)
+    for number in range(AT_ONCE + 8):
+        with pytest.raises(SourceFailed, match="takes too long to be resolved"):
+            fetcher.open(f"http://{number}.test/x")
+
+    assert len(asked) == AT_ONCE
+    assert sum(thread.name == "lookup" for thread in threading.enumerate()) == AT_ONCE
+    over.set()
+
+
+def test_names_are_looked_up_again_once_the_name_server_answers_again(fetcher_of: FetcherOf):
+    over = threading.Event()
+
+    def hanging(host: str, port: int) -> list[str]:
+        over.wait()
+        return ["127.0.0.1"]
+
+    impatient = fetcher_of(resolve=hanging, fetch_patience=0.01)
+    for _ in range(AT_ONCE + 1):
+        with pytest.raises(SourceFailed):
+            impatient.open("http://files.test/x")
+    over.set()
+    for thread in threading.enumerate():
+        if thread.name == "lookup":
+            thread.join()
+
+    resolve = pickle.loads(pickle.dumps(Lookups(resolve_by_system, 20)))
+    assert resolve("127.0.0.1", 80) == ["127.0.0.1"]
+    assert impatient.web.guard.resolve("files.test", 80) == ["127.0.0.1"]

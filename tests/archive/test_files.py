@@ -3,23 +3,31 @@
 import hashlib
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import orjson
 import pytest
+from sqlalchemy import update
 
+from app.archive.collect import Collector
 from app.archive.files import SMALL
 from app.archive.records import Position
+from app.db.tables import file_puts
 from app.errors import (
     BodyTooLarge,
     DatasetNotFound,
     EmptyBody,
     FileNotFound,
+    PreconditionFailed,
     QuotaExceeded,
     SchemaViolation,
     StorageFull,
     TarnError,
 )
 from app.lake import datasets
+from app.model.conditions import Conditions
+from app.model.file import ArchiveFile
+from app.model.ids import now
 from app.model.names import Checksum
 from app.model.tenant import ADMIN
 from app.storage.faults import FaultyStore
@@ -310,6 +318,83 @@ def test_many_at_once_put_the_same_content_once(desk: Desk):
     assert [file.path for file in found] == ["0.txt", "1.txt", "2.txt", "3.txt"]
     assert desk.stored() == traces(*found)
     assert (desk.announced(), desk.used()) == (0, 4 * len(LARGE))
+
+
+# Conditions
+
+NEW = Conditions(if_none_match="*")
+
+
+def expired(desk: Desk) -> None:
+    """Let all announcements be of long ago."""
+    with desk.database.write() as connection:
+        connection.execute(update(file_puts).values(expires=now() - timedelta(seconds=1)))
+
+
+def test_of_many_who_each_want_to_be_the_first_at_a_path_one_is(desk: Desk):
+    ready = threading.Barrier(6)
+    outcomes: list[ArchiveFile | PreconditionFailed] = []
+
+    def all_there(step: str) -> None:
+        if step == "written":
+            ready.wait(30)
+
+    def put(content: bytes) -> None:
+        try:
+            said = new_file("a.txt", conditions=NEW)
+            outcomes.append(desk.archive(all_there).put(desk.dataset, ADMIN, said, [content]))
+        except PreconditionFailed as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=put, args=[b"content %d" % (number // 2)]) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    (winner,) = [outcome for outcome in outcomes if isinstance(outcome, ArchiveFile)]
+    assert len(outcomes) == 6
+    assert desk.files() == [winner]
+    assert [path for path in desk.stored() if path.endswith(".json")] == [f"{winner.checksum}/{winner.id}.json"]
+    assert (desk.announced(), desk.used()) == (0, winner.size)
+
+
+def test_who_wants_what_was_there_loses_to_a_delete_between_its_look_and_its_commit(desk: Desk):
+    former = desk.put("a.txt", b"former")
+
+    def reached(step: str) -> None:
+        if step == "written":
+            desk.delete(former)
+
+    said = new_file("a.txt", conditions=Conditions(if_match=former.content_tag))
+    with pytest.raises(PreconditionFailed):
+        desk.archive(reached).put(desk.dataset, ADMIN, said, [b"content"])
+    assert (desk.files(), desk.announced(), desk.used()) == ([], 0, 0)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(("conditions", "step"), [(Conditions(), "written"), (NEW, "put")])
+def test_file_whose_record_was_put_by_who_died_counts_as_there(desk: Desk, conditions: Conditions, step: str):
+    with pytest.raises(Killed):
+        said = new_file("a.txt", conditions=conditions)
+        desk.archive(killed_at(step)).put(desk.dataset, ADMIN, said, [b"content"])
+
+    for content in (b"content", b"other"):
+        with pytest.raises(PreconditionFailed):
+            desk.put("a.txt", content, conditions=NEW)
+    assert desk.put("b.txt", conditions=NEW).path == "b.txt"
+    expired(desk)
+    list(Collector(desk.database, desk.store, desk.settings).run(desk.dataset, now()))
+    assert [(file.path, desk.content(file)) for file in desk.files(path="a.txt")] == [("a.txt", b"content")]
+
+
+@ONE_DATABASE
+def test_who_died_before_the_record_was_put_is_in_nobodys_way(desk: Desk):
+    with pytest.raises(Killed):
+        desk.archive(killed_at("written")).put(desk.dataset, ADMIN, new_file("a.txt", conditions=NEW), [b"content"])
+
+    desk.put("a.txt", b"other", conditions=NEW)
+    assert [desk.content(file) for file in desk.files()] == [b"other"]
 
 
 # Looking

@@ -27,8 +27,10 @@ GARBLED = re.compile("[\udc80-\udcff]")
 TEXTS = st.one_of(
     st.sampled_from(
         ["", " ", "a", "Ann", "Ann B.", "12 Road; Town", "12 Road, Town", "x,,y", "ESQ., x", '"quoted"', "o'hara", "ü",
-         "u\u0308", "2020-01-02", "02.01.2020", "2020", "Germany", "de", "+49 30 1234567", "0301234567", "a;b;;c",
-         "{{name}}", "{{other}}", "x\u200by", "\u2028", "tab\tx", "a\nb", "  padded  ", "1,5", "5%", "Q42", "a\x00b",
+         "u\u0308", "2020-01-02", "2020-02-30", "2020-13-01", "1999-12-31", "2020-1-2", "0999", "2020-02",
+         "\uff12\uff10\uff12\uff10", "Mr. B ESQ", "a & b", "a, b\nc", "Q42", "a\x00b", "1,5", "5%", "Müller GmbH",
+         "02.01.2020", "2020", "Germany", "de", "+49 30 1234567", "0301234567", "a;b;;c",
+         "{{name}}", "{{other}}", "x\u200by", "\u2028", "tab\tx", "a\nb", "  padded  ",
          "http://example.org/A", "ann@example.org", "male", "x" * 300, "\udcff", "\u1e9b\u0323", "\u00a0nb"]
     ),
     st.text(max_size=8),

@@ -5,12 +5,16 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZipFile
 
+import openpyxl
 import pytest
 from sqlalchemy import func, select
 
@@ -261,6 +265,94 @@ def test_delimiter_is_found_by_the_header_or_named(mill: Mill, delimiter: str):
     result = mill.process(content_hash, **({"delimiter": "~"} if delimiter == "~" else {}))
 
     assert (result.rows, result.missing, len(mill.entities())) == (4, [], 7)
+
+
+def workbook(rows: list[list[Any]], title: str = "People") -> bytes:
+    """A spreadsheet whose second sheet has these rows; the first has as many without meaning."""
+    made = openpyxl.Workbook()
+    made.active.append(["nothing"])
+    sheet = made.create_sheet(title)
+    for cells in rows:
+        sheet.append(cells)
+    written = io.BytesIO()
+    made.save(written)
+    return written.getvalue()
+
+
+def repacked(data: bytes, **parts: bytes) -> bytes:
+    """The same workbook, with other parts in the place of some, or beside them."""
+    written = io.BytesIO()
+    with ZipFile(io.BytesIO(data)) as old, ZipFile(written, "w", ZIP_DEFLATED) as new:
+        kept = {name: old.read(name) for name in old.namelist()}
+        for name, content in (kept | {name.replace("__", "/"): content for name, content in parts.items()}).items():
+            new.writestr(name, content)
+    return written.getvalue()
+
+
+CELLS: list[list[Any]] = [
+    HEADER.split(","),
+    [1, "Company 1", "Germany", "31.01.2001", "p1", "Ann", 'Öz "1",\nB'],
+    [],
+    [2.0, "Company 2", "fr", None, "x" * 256, True, date(2001, 2, 3)],
+    [3, "Company 3", "de", None, "p3", 2.5, datetime(2001, 2, 3, 4, 5)],
+]
+
+
+@ONE_DATABASE
+def test_sheet_of_a_workbook_is_read_as_the_rows_that_it_shows(mill: Mill):
+    result = mill.process(mill.put(workbook(CELLS)), sheet="People")
+
+    assert (result.rows, result.rejected, result.missing) == (3, 1, [])
+    assert [error.line for error in result.errors] == [4]
+    found = {value for entity in mill.entities().values() for value in entity["properties"].get("name", ())}
+    assert found == {"Company 1", 'Ann Öz "1", B', "Company 3", "2.5 2001-02-03 04:05:00"}
+    assert mill.house.services.store.folders("test/uploads") == []
+
+
+@ONE_DATABASE
+def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: Mill):
+    content_hash = mill.put(workbook([[]]))
+    with pytest.raises(TarnError, match=r"none of the columns .*\['nothing'\]"):
+        mill.process(content_hash)
+    with pytest.raises(TarnError, match=r"there is no such sheet: .*'Sheet', 'People'"):
+        mill.process(content_hash, sheet="Persons")
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("data", "slug"),
+    [
+        (b"PK\x03\x04nonsense", "invalid-format"),
+        (workbook(CELLS)[:-100], "invalid-format"),
+        (repacked(workbook(CELLS), **{"xl__workbook.xml": b"<broken"}), "invalid-format"),
+        (repacked(workbook(CELLS), **{"xl__theme__x.xml": b'<!DOCTYPE a [<!ENTITY b "c">]><a/>'}), "invalid-format"),
+        (repacked(workbook(CELLS), **{"xl__x.xml": "<!DOCTYPE a><a/>".encode("utf-16")}), "invalid-format"),
+        (repacked(workbook(CELLS), **{"xl__media__bomb.png": b"\0" * 2_000_000}), "body-too-large"),
+        (workbook([[""] * 16_000 + ["x"]] * 100), "body-too-large"),
+    ],
+    ids=["nonsense", "cut off", "broken", "entities", "hidden", "bomb", "wide"],
+)
+def test_workbook_that_means_harm_changes_nothing_and_says_why(mill: Mill, data: bytes, slug: str):
+    job = mill.job(mill.put(data), sheet="People")
+
+    with pytest.raises(TarnError) as failed:
+        mill.run(job, max_body_bytes=1_000_000)
+
+    assert failed.value.slug == slug
+    assert (mill.entities(), mill.left()) == ({}, (0, 0))
+
+
+@ONE_DATABASE
+def test_size_that_a_workbook_says_it_has_is_not_believed(mill: Mill):
+    data = workbook(CELLS)
+    with ZipFile(io.BytesIO(data)) as archive:
+        sheet = archive.read("xl/worksheets/sheet2.xml")
+    lying = re.sub(rb'<dimension ref="[^"]*"', b'<dimension ref="A1:XFD1048576"', sheet)
+    assert lying != sheet
+
+    result = mill.process(mill.put(repacked(data, **{"xl__worksheets__sheet2.xml": lying})), sheet="People")
+
+    assert (result.rows, result.rejected) == (3, 1)
 
 
 def in_blocks(mill: Mill, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:

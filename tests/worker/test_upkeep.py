@@ -1,14 +1,17 @@
 """Upkeep: datasets are kept in shape by the worker itself, and each gets its turn."""
 
 import json
+import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
 
 from app.db import jobs
-from app.db.tables import exports
+from app.db.tables import exports, uploads
 from app.db.tables import jobs as jobs_table
 from app.db.tables import snapshots as history
 from app.lake.datasets import Dataset
@@ -149,6 +152,59 @@ def test_exports_are_made_unasked_as_the_policy_says(
     assert asked(house) == [("make", "lakehouse")] * 2
     names = [line["id"] for line in map(json.loads, house.admin.get(ENTITIES).content.splitlines())]
     assert names == ["a-0", "b-0", "c-0"]
+
+
+def put_file(house: House, path: str, content: bytes) -> str:
+    answer = house.admin.put(f"/v1/datasets/test/files?path={path}", content=content)
+    assert answer.status_code == 201
+    return str(answer.headers["Location"])
+
+
+def test_contents_of_files_that_were_deleted_are_collected_though_there_is_no_snapshot(
+    house: House, dataset: Dataset, upkeep: Upkeep, maintainer: Worker
+):
+    put_file(house, "kept.txt", b"kept")
+    deleted = put_file(house, "deleted.txt", b"deleted")
+    before = upkeep.ask()
+    assert house.admin.delete(deleted).status_code == 204
+    later = Upkeep(house.services.database, house.services.store)
+
+    made = later.ask(), later.ask()
+    old_blobs(house, dataset)
+    maintainer.step()
+
+    assert (before, made, asked(house)) == (0, (1, 0), [("vacuum", "lakehouse")])
+    blobs = [entry.path for entry in house.services.store.list(dataset.layout.archive) if entry.path.endswith("/data")]
+    assert len(blobs) == 1
+    assert Upkeep(house.services.database, house.services.store).ask() == 0
+
+
+def test_uploads_that_were_given_up_are_collected_though_there_is_no_snapshot(
+    house: House, dataset: Dataset, upkeep: Upkeep, maintainer: Worker
+):
+    new = {"length": 10, "path": "a.txt"}
+    place = house.admin.post("/v1/datasets/test/uploads", new).headers["Location"]
+    assert house.admin.put(f"{place}?offset=0", content=b"12345").status_code == 200
+    before = upkeep.ask()
+    with house.services.database.write() as connection:
+        connection.execute(update(uploads).values(expires=now() - timedelta(seconds=1)))
+    later = Upkeep(house.services.database, house.services.store)
+
+    made = later.ask()
+    old_blobs(house, dataset)
+    maintainer.step()
+
+    assert (before, made, asked(house)) == (0, 1, [("vacuum", "lakehouse")])
+    assert list(house.services.store.list(dataset.layout.uploads)) == []
+    assert house.admin.get(place).status_code == 404
+    assert Upkeep(house.services.database, house.services.store).ask() == 0
+
+
+def old_blobs(house: House, dataset: Dataset) -> None:
+    """Let all that is in the archive have been written days ago."""
+    for folder in (dataset.layout.archive, dataset.layout.uploads):
+        for path in (Path(house.services.settings.lake_uri) / folder).rglob("*"):
+            os.utime(path, (time.time() - 3 * 86_400,) * 2)
 
 
 def test_dataset_that_is_not_to_be_maintained_is_not(house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep):

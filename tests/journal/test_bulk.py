@@ -1,0 +1,65 @@
+"""Chunks into SQLite by a statement of our own: the same rows as the driver itself would write."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from adbc_driver_sqlite import dbapi
+
+from app.journal.bulk import copied, inserted
+from app.journal.events import SCHEMA
+
+COMMON = {
+    "batch": 7,
+    "kind": 1,
+    "shard_key": 3,
+    "canonical_id": None,
+    "schema": "Person",
+    "prop": "name",
+    "lang": None,
+    "original_value": None,
+    "external": False,
+    "origin": "mapping:it's",
+    "first_seen": -5,
+    "last_seen": 1 << 50,
+}
+
+
+def chunk(*rows: dict[str, Any]) -> pa.RecordBatch:
+    given = [
+        COMMON
+        | {"position": place, "id": bytes([place] * 20), "entity_id": f"e{place}", "value": f"'{place}\x00"}
+        | row
+        for place, row in enumerate(rows)
+    ]
+    return pa.RecordBatch.from_pylist(given, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [{}],
+        [{}, {}, {}],
+        [{"origin": "a"}, {"origin": "b"}],
+        [{"origin": None}, {}],
+        [{"kind": 3, "external": None, "first_seen": None}, {}],
+        [{"origin": "文\n", "canonical_id": "x"}] * 2,
+        [{"lang": "deu", "external": True}] * 2,
+    ],
+    ids=["none", "one", "alike", "origins", "no origin", "kinds", "not plain", "languages"],
+)
+def test_statement_writes_what_the_driver_writes(tmp_path: Path, rows: list[dict[str, Any]]):
+    columns = ", ".join(f'"{name}"' for name in SCHEMA.names)
+
+    def written(ingest: Any, name: str) -> list[tuple[Any, ...]]:
+        with dbapi.connect(f"file:{tmp_path}/{name}.db") as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE TABLE journal ({columns})")
+            ingest(cursor, chunk(*rows))
+            types = ", ".join(f'typeof("{column}")' for column in SCHEMA.names)
+            cursor.execute(f"SELECT quote(id), quote(value), {types}, {columns} FROM journal ORDER BY position")
+            return cursor.fetchall()
+
+    assert written(inserted, "ours") == written(copied, "theirs")
+    assert len(written(inserted, "again")) == len(rows)
