@@ -17,7 +17,8 @@ from typing import Any
 import structlog
 from sqlalchemy import Row
 
-from app.archive.addresses import Guard, Resolve, resolve_by_system
+from app.archive.addresses import Guard, resolve_by_system
+from app.archive.lookups import Lookups, Resolve
 from app.archive.urls import Url
 from app.archive.web import Web
 from app.db.engine import Database
@@ -65,7 +66,7 @@ class Deliveries:
         self._settings = settings
         self._database = database
         self._worker = worker
-        guard = Guard.opened_for(settings.fetch_private_hosts, resolve)
+        guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.webhook_patience))
         self._web = Web(guard, 0, settings.webhook_patience, settings.webhook_patience)
         self._lease = timedelta(seconds=2 * settings.webhook_patience)
         self._slow: set[TenantName] = set()

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from app.archive.addresses import Resolve, resolve_by_system
+from app.archive.addresses import resolve_by_system
+from app.archive.lookups import Resolve
 from app.db import events
 from app.db.tables import webhooks as table
 from app.model.event import EventKind
