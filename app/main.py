@@ -87,6 +87,14 @@ def run_migrate(settings: Settings) -> None:
         database.close()
 
 
+def run_executor() -> None:
+    """Become an executor of Spark. Raises StartRefused where Spark did not ask for one."""
+    from app.pipeline.executor import executor_command
+
+    command = executor_command(os.environ)
+    os.execvp(command[0], command)  # noqa: S606 - our own command, and no shell
+
+
 def assemble(settings: Settings, database: Database, store: Store) -> Services:
     """What the API's routes work with. Raises StartRefused for places to fetch from that cannot be used."""
     return Services(
