@@ -84,6 +84,15 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="Serve `/metrics` on a port of its own instead of the API's."
     )
+    worker_metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="Serve the metrics of a worker on this port; without one it listens on none."
+    )
+    metrics_tenants: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Tenants that metrics of requests tell apart; any further one is `other`, and with 0 none is told.",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Comma-separated origins that browsers may call from; `*` for any."
     )

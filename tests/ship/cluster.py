@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -39,6 +39,7 @@ class Cluster:
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
+    closing: Event = field(default_factory=Event)
 
     def add(self, resource: str, given: dict[str, Any]) -> dict[str, Any]:
         name = given["metadata"]["name"]
@@ -47,6 +48,11 @@ class Cluster:
         with self.lock:
             self.objects[resource, name] = made
         return made
+
+    def add_driver(self, name: str) -> None:
+        """The pod that Spark's driver says it is in."""
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.add("pods", {"metadata": {"name": name}, "status": ready})
 
     def run(self, given: dict[str, Any]) -> dict[str, Any]:
         """Start a pod's only container: `tarn` with its arguments, as the image does."""
@@ -73,6 +79,7 @@ class Cluster:
             process.terminate()
 
     def close(self) -> None:
+        self.closing.set()
         for process in self.processes.values():
             process.kill()
             process.wait()
@@ -85,7 +92,7 @@ class Cluster:
 
 
 class _Api(BaseHTTPRequestHandler):
-    """The few paths that Spark asks for. Watches are refused: it asks again and again as well."""
+    """The few paths that Spark asks for. Nothing is seen by watching: it lists again and again as well."""
 
     protocol_version = "HTTP/1.1"
     cluster: Cluster
@@ -99,13 +106,15 @@ class _Api(BaseHTTPRequestHandler):
         name = rest[0] if rest else None
         self.cluster.asked.append(Asked(self._verb(name, "watch" in query), resource))
         if "watch" in query:
-            self._answer(503, {"kind": "Status", "code": 503})
+            self._watch()
         elif self.command == "POST":
             given = json.loads(body)
             self._answer(201, self.cluster.run(given) if resource == "pods" else self.cluster.add(resource, given))
         elif name is None:
             wanted = dict(each.split("=") for part in query.get("labelSelector", []) for each in part.split(","))
-            self._answer(200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": self._some(resource, wanted)})
+            self._answer(
+                200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": self._some(resource, wanted)}
+            )
         elif (resource, name) not in self.cluster.objects:
             self._answer(404, {"kind": "Status", "code": 404})
         else:
@@ -115,6 +124,18 @@ class _Api(BaseHTTPRequestHandler):
             self._answer(200, found)
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _handle
+
+    def _watch(self) -> None:
+        """An answer without an end: first an empty one, as a web socket is not to be had here, and then silence."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        if "Upgrade" in self.headers:
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        else:
+            self.close_connection = True
+            self.end_headers()
+            self.cluster.closing.wait()
 
     def _some(self, resource: str, wanted: dict[str, str]) -> list[dict[str, Any]]:
         with self.cluster.lock:

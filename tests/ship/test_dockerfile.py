@@ -6,8 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import threading
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -168,3 +171,133 @@ def test_the_health_check_passes_on_a_live_api(port):
 @pytest.mark.parametrize("port", [503], indirect=True)
 def test_the_health_check_fails_on_an_api_that_is_not_well(port):
     assert health_check(port) == 1
+
+
+# The commands of the image, installed as it installs them
+
+
+class Image:
+    """The package in a virtual environment of its own, run by a user who may write to its volumes only."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self.python = python
+        self.root = folder / "root"
+        self.scratch = folder / "scratch"
+        self.data = folder / "data"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The image's own variables, its folders where they are here."""
+        placed = {"/scratch": str(self.scratch), "/data": str(self.data), "/opt/tarn": str(self.python.parents[1])}
+        own = image_environment()
+        for there, here in placed.items():
+            own = {name: value.replace(there, here) for name, value in own.items()}
+        own["PATH"] = own["PATH"].replace("$PATH", os.environ["PATH"])
+        return own | more
+
+    def popen(self, *command: str, **more: str) -> subprocess.Popen[str]:
+        user = None if os.geteuid() else 65534
+        return subprocess.Popen(
+            [self.python, "-m", "app.cli", *command],
+            cwd=self.root,
+            env=self.environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            user=user,
+            group=user,
+        )
+
+    def run(self, *command: str, **more: str) -> tuple[int, str]:
+        process = self.popen(*command, **more)
+        said, _ = process.communicate(timeout=120)
+        return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """The last step's wheel, installed without its dependencies, which are those of this environment."""
+    if missing_build_requirements():
+        pytest.skip(f"not installed here: {missing_build_requirements()}")
+    # Not below pytest's own folder, which other users cannot enter.
+    with tempfile.TemporaryDirectory(prefix="tarn-image-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        source = folder / "source"
+        source.mkdir()
+        for step in copied_from_the_tree():
+            for part in step.parts[:-1]:
+                copier = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+                copier(ROOT / part, source / part)
+        offline = ("--no-index", "--no-deps", "--no-build-isolation")
+        built = run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, source)
+        assert built.returncode == 0, built.stdout + built.stderr
+        venv.create(folder / "venv", with_pip=False, symlinks=True)
+        (packages,) = (folder / "venv" / "lib").glob("*/site-packages")
+        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+            wheel.extractall(packages)
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        found = Image(folder / "venv" / "bin" / "python", folder)
+        found.root.mkdir(mode=0o555)
+        for volume in (found.scratch, found.data):
+            volume.mkdir(mode=0o777)
+            volume.chmod(0o777)
+        yield found
+
+
+def readable_by_others() -> bool:
+    """Whether another user may read this environment, where we are root and become one."""
+    paths = (Path(sysconfig.get_path("purelib")), Path(sys.executable).resolve())
+    return all(parent.stat().st_mode & 0o001 for path in paths for parent in (path, *path.parents))
+
+
+needs_another_user = pytest.mark.skipif(
+    os.geteuid() == 0 and not readable_by_others(), reason="this environment is not readable by a user who is not root"
+)
+
+
+@needs_another_user
+def test_the_installed_package_tells_its_version_and_is_not_the_working_copy(image):
+    code, said = image.run("--version")
+    assert (code, said.strip()) == (0, f"tarn {PROJECT['project']['version']}")
+    where = subprocess.check_output(
+        [image.python, "-c", "import app; print(app.__file__)"], env=image.environment(), cwd=image.root, text=True
+    )
+    assert Path(where.strip()).is_relative_to(image.python.parents[1])
+
+
+@needs_another_user
+def test_migrate_and_api_work_where_only_the_volumes_can_be_written_to(image):
+    assert image.run("migrate") == (0, "")
+    assert image.run("migrate") == (0, ""), "twice is as good as once"
+    api = image.popen("api", TARN_PORT="0", TARN_HOST="127.0.0.1")
+    try:
+        assert api.stdout is not None
+        ready = next(line for line in api.stdout if line.startswith("Tarn listens on "))
+        port = int(ready.rsplit(":", 1)[1])
+        assert health_check(port) == 0
+    finally:
+        api.terminate()
+        api.communicate(timeout=60)
+    assert api.returncode == 0
+    assert [*image.root.iterdir()] == []
+    assert {path.name for path in image.data.iterdir()} >= {"tarn.db", "lake", "admin.key"}
+
+
+@needs_another_user
+@pytest.mark.parametrize("command", ["api", "worker"])
+def test_a_process_that_cannot_start_says_why_in_a_sentence(image, command):
+    code, said = image.run(command, TARN_DATABASE_URL=f"sqlite:///{image.scratch}/none-{command}.db")
+    assert code == 2
+    assert said.startswith("tarn: ")
+
+
+@needs_another_user
+def test_an_executor_that_spark_did_not_ask_for_says_so(image):
+    code, said = image.run("executor")
+    assert code == 2
+    assert "started by Spark on Kubernetes" in said
+
+
+def test_every_command_of_the_chart_and_of_compose_is_one_of_the_package():
+    named = set(run(sys.executable, "-m", "app.cli", "--help").stdout.split())
+    assert {"api", "worker", "migrate", "executor", "serve"} <= named
