@@ -11,7 +11,7 @@ from threading import Event
 
 import structlog
 import uvicorn
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy import insert, select
 
 from app import logs
@@ -41,6 +41,7 @@ from app.tenancy.bootstrap import ensure_admin
 from app.tenancy.identity import Authenticator
 from app.tenancy.limits import Rate
 from app.tenancy.oidc import configured_issuer
+from app.watch import watching
 from app.worker.child import Child, when_parent_dies
 from app.worker.loop import Worker
 
@@ -67,9 +68,12 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
     from app.worker.flusher import SparkFlusher
 
     logs.configure(settings)
+    watch = watching(settings, "worker")
     with _opened(settings) as (database, store):
-        flusher = SparkFlusher(settings, database, store, owner=new_id())
-        worker = Worker(settings, database, store, flusher, flusher.maintenance())
+        flusher = SparkFlusher(settings, database, store, owner=new_id(), watch=watch)
+        worker = Worker(settings, database, store, flusher, flusher.maintenance(), watch)
+        if settings.worker_metrics_port is not None:
+            _serve_metrics(settings.host, settings.worker_metrics_port, watch.registry, "TARN_WORKER_METRICS_PORT")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
         if until_stdin_closes:
@@ -96,7 +100,8 @@ def run_executor() -> None:
 
 
 def assemble(settings: Settings, database: Database, store: Store) -> Services:
-    """What the API's routes work with. Raises StartRefused for places to fetch from that cannot be used."""
+    """What the API's routes work with. Raises StartRefused for places that cannot be fetched from, or traced to."""
+    watch = watching(settings, "api")
     return Services(
         settings=settings,
         database=database,
@@ -104,12 +109,13 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         authenticator=Authenticator(database, settings, configured_issuer(settings)),
         rate=Rate(),
         denials=Denials(database, settings.audit_denials),
-        metrics=Metrics(database),
-        writer=Writer(database, settings),
+        watch=watch,
+        metrics=Metrics(database, watch, settings.metrics_tenants),
+        writer=Writer(database, settings, watch),
         parsers=Parsers(os.cpu_count() or 1),
         exploder=Exploder(),
         present=Present(database),
-        reader=Reader(settings, database, store),
+        reader=Reader(settings, database, store, watch),
         archive=Archive(database, store, settings),
         fetcher=Fetcher.from_settings(settings),
     )
@@ -155,7 +161,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             timeout_graceful_shutdown=settings.shutdown_grace,
         )
         if settings.metrics_port is not None:
-            _serve_metrics(settings.host, settings.metrics_port, services.metrics)
+            _serve_metrics(settings.host, settings.metrics_port, services.metrics.registry, "TARN_METRICS_PORT")
         warm_up(services.exploder)
         with (
             closing(services.reader),
@@ -175,11 +181,11 @@ def _listeners(settings: Settings) -> list[socket]:
         raise _unreachable(settings.host, settings.port, "TARN_PORT", error) from None
 
 
-def _serve_metrics(host: str, port: int, metrics: Metrics) -> None:
+def _serve_metrics(host: str, port: int, registry: CollectorRegistry, variable: str) -> None:
     try:
-        start_http_server(port, host, metrics.registry)
+        start_http_server(port, host, registry)
     except OSError as error:
-        raise _unreachable(host, port, "TARN_METRICS_PORT", error) from None
+        raise _unreachable(host, port, variable, error) from None
 
 
 def _unreachable(host: str, port: int, variable: str, error: Exception) -> StartRefused:

@@ -93,6 +93,12 @@ class Settings(BaseSettings):
         le=1000,
         description="Tenants that metrics of requests tell apart; any further one is `other`, and with 0 none is told.",
     )
+    traces_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s]+$",
+        description="Send traces to this OpenTelemetry collector, by OTLP over HTTP: "
+        "`http://collector:4318/v1/traces`, say. Needs `tarn[otel]`.",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Comma-separated origins that browsers may call from; `*` for any."
     )

@@ -23,6 +23,7 @@ from app.tenancy.audit import Denials
 from app.tenancy.identity import Authenticator
 from app.tenancy.limits import Rate
 from app.tenancy.revision import Remembered
+from app.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Services:
     authenticator: Authenticator
     rate: Rate
     denials: Denials
+    watch: Watch
     metrics: Metrics
     writer: Writer
     parsers: Parsers

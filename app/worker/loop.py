@@ -30,6 +30,7 @@ from app.model.names import DatasetName
 from app.settings import Settings
 from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
+from app.watch import Watch
 from app.worker.rounds import Outcome, Rounds
 from app.worker.runs import record_run
 from app.worker.upkeep import Upkeep
@@ -55,7 +56,9 @@ class Worker:
         store: Store,
         flusher: Flusher | None = None,
         maintainer: Maintainer | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch or Watch()
         self.id = new_id()
         self._settings = settings
         self._database = database
@@ -134,10 +137,13 @@ class Worker:
         if job is None:
             return False
         self._other = (job,)
+        begun = time.perf_counter()
         try:
-            self._run(job)
+            with self._watch.span(f"job {job.operation}", job=job.id, attempt=job.attempts):
+                outcome = self._run(job)
         finally:
             self._other = ()
+        self._watch.jobs.labels(job.operation, outcome).observe(time.perf_counter() - begun)
         return True
 
     def flush(self) -> bool:
@@ -228,7 +234,8 @@ class Worker:
         done, total = sum(done for done, _ in counts), sum(total for _, total in counts)
         return Progress(done=done, total=total, unit="rows") if counts else None
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job) -> str:
+        """Returns what came of it."""
         log.info("job started", job=job.id, operation=job.operation, dataset=job.dataset, attempt=job.attempts)
 
         def hold(connection: Connection, progress: Progress | None) -> None:
@@ -239,13 +246,16 @@ class Worker:
             result = self._operations[job.operation](job, hold)
         except Stopped:
             self._hand_back(job)
+            return "stopped"
         except NotYet as early:
             until = early.until
             self._settle("goes on later", job, lambda connection: jobs.hand_back(connection, job.id, self.id, until))
+            return "later"
         except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
             self._fail(job, error)
-        else:
-            self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, result))
+            return "failed"
+        self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, result))
+        return "done"
 
     def _hand_back(self, job: Job) -> None:
         self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))
