@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
-from threading import Event
+from threading import Event, Timer
 
 import structlog
 import uvicorn
@@ -63,7 +63,7 @@ def run_api(settings: Settings) -> None:
 
 
 def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
-    """A worker alone. It stops on SIGTERM and SIGINT, handing back what it was doing."""
+    """A worker alone. It stops on SIGTERM and SIGINT, handing back what it was doing, however long that would take."""
     # Spark is a second's import, and of no use to an API.
     from app.worker.flusher import SparkFlusher
 
@@ -74,10 +74,18 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
         worker = Worker(settings, database, store, flusher, flusher.maintenance(), watch)
         if settings.worker_metrics_port is not None:
             _serve_metrics(settings.host, settings.worker_metrics_port, watch.registry, "TARN_WORKER_METRICS_PORT")
+
+        def stop(*_: object) -> None:
+            worker.stop()
+            # What is amid a long Spark job gets as long as a request does, and is handed back then.
+            late = Timer(settings.shutdown_grace, flusher.cancel)
+            late.daemon = True
+            late.start()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: worker.stop())
+            signal.signal(number, stop)
         if until_stdin_closes:
-            when_parent_dies(worker.stop)
+            when_parent_dies(stop)
         with Reporter(database, flusher.running, settings.reader_heartbeat):
             worker.run()
 

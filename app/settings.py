@@ -102,7 +102,7 @@ class Settings(BaseSettings):
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Comma-separated origins that browsers may call from; `*` for any."
     )
-    shutdown_grace: int = Field(30, ge=0, description="Seconds that running requests get to finish at shutdown.")
+    shutdown_grace: int = Field(30, ge=0, description="Seconds that running requests and jobs get to finish.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least level logged.")
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="`auto` is for people on a terminal and JSON elsewhere."

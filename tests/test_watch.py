@@ -136,7 +136,7 @@ def test_an_export_is_stale_from_when_its_dataset_moves_on(house: House, dataset
     )
     worker = Worker(services.settings, services.database, services.store, flusher, flusher.maintenance(), watch)
     house.admin.post("/v1/datasets/test/entities", [JANE])
-    house.admin.post("/v1/datasets/test/exports/statistics")
+    assert house.admin.post("/v1/datasets/test/export", {"kinds": ["statistics"]}).status_code == 202
     assert worker.step()
     fresh = scraped(house)["tarn_export_stale_seconds statistics"]
     with services.database.write() as connection:
@@ -147,7 +147,7 @@ def test_an_export_is_stale_from_when_its_dataset_moves_on(house: House, dataset
 
     assert fresh == 0
     assert stale["tarn_export_stale_seconds statistics"] > 2 * 86_400
-    assert stale["tarn_export_stale_seconds entities_json"] == 0, "it was never made"
+    assert stale["tarn_export_stale_seconds entities"] == 0, "it was never made"
     assert of(watch, "tarn_job_seconds_count", operation="export", outcome="done") == 1
 
 

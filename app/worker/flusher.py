@@ -136,6 +136,10 @@ class SparkFlusher:
             self._watch,
         )
 
+    def cancel(self) -> None:
+        """Break off what runs on Spark."""
+        self._sessions.cancel()
+
     def close(self) -> None:
         self._sessions.close()
 

@@ -264,7 +264,8 @@ class Worker:
         known = error if isinstance(error, TarnError) else Internal("the job failed; the worker's log says why")
         # Who holds a dataset's lease gives it back, or loses it.
         passes = known.retryable or isinstance(known, Locked)
-        again = job.operation.next_try(job.attempts, passes, now())
+        # A worker that must stop breaks its work off, which is no fault of the job's.
+        again = now() if self._stop.is_set() else job.operation.next_try(job.attempts, passes, now())
         if isinstance(known, Locked) and again is not None:
             log.info("job waits for another holder", job=job.id, attempt=job.attempts, again=again, why=known.detail)
         else:

@@ -83,14 +83,14 @@ def test_what_goes_through_a_server_shows_in_its_metrics_and_traces(tmp_path: Pa
     assert worker["process_resident_memory_bytes"] > 0
     assert api["tarn_batch_statements_sum"] == 2
     assert api["tarn_journal_rows"] == 0
-    assert api["tarn_http_requests_total GET /v1/datasets/{dataset}/entities/{entity_id} 200 admin"] == 1
+    assert api["tarn_http_requests_total GET /v1/datasets/{dataset}/entities/{entity} 200 admin"] == 1
     assert api["tarn_worker_silent_seconds"] < 60
 
     named = {(service, span.name) for service, span in got}
     assert ("tarn-worker", "flush") in named
     assert ("tarn-worker", "publish") in named
     ours = {span.name: span for _, span in got if span.trace_id.hex() == CALLER}
-    read = ours["GET /v1/datasets/{dataset}/entities/{entity_id}"]
+    read = ours["GET /v1/datasets/{dataset}/entities/{entity}"]
     assert ours["query"].parent_span_id == read.span_id
     assert read.parent_span_id.hex() == "00f067aa0ba902b7"
     assert "leaks" not in str([span for _, span in got if span.kind == read.kind]), "a route has no names in it"
