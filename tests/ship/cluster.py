@@ -14,6 +14,8 @@ from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from tests.ship.dockerfile import ROOT
+
 VERBS = {"POST": "create", "PATCH": "patch", "PUT": "update"}
 ADDRESS = "127.0.0.1"
 
@@ -60,11 +62,12 @@ class Cluster:
         name = given["metadata"]["name"]
         (container,) = given["spec"]["containers"]
         environment = {each["name"]: self._value(each, name) for each in container.get("env", [])}
-        kept = {key: value for key, value in os.environ.items() if key in ("PATH", "JAVA_HOME", "PYTHONPATH")}
+        kept = {key: value for key, value in os.environ.items() if key in ("PATH", "JAVA_HOME")}
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "app.cli", *container["args"]],
-                env=kept | environment | self.variables,
+                # A test's own functions are run there, too.
+                env=kept | {"PYTHONPATH": str(ROOT)} | environment | self.variables,
                 cwd=self.folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -56,7 +56,7 @@ def test_everything_that_is_written_to_by_default_is_on_a_volume():
     (volume,) = final_stage("VOLUME")
     (workdir,) = final_stage("WORKDIR")
     environment = image_environment()
-    writable = {workdir.text, environment["HOME"], environment["SPARK_LOCAL_DIRS"], "/tmp"}
+    writable = {workdir.text, environment["HOME"], environment["TMPDIR"], environment["SPARK_LOCAL_DIRS"], "/tmp"}
     assert writable == set(volume.parts)
 
 

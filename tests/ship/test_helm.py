@@ -84,11 +84,12 @@ def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path
     )
     notes = [
         next(each["data"]["notes"] for each in render(values, chart=chart) if each["metadata"]["name"] == "carrier")
-        for values in (MINIMAL, FULL)
+        for values in (MINIMAL, FULL, CLUSTER)
     ]
     assert "lake-tarn.default:80" in notes[0]
     assert "secret tarn-admin, under admin-key" in notes[0]
     assert "https://lake.example.com" in notes[1]
+    assert ["component=executor" in each for each in notes] == [False, False, True]
 
 
 # Wrong values

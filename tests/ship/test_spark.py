@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -15,11 +16,11 @@ from app.pipeline.executor import ARGUMENTS, executor_command
 from app.pipeline.session import Sessions
 from app.settings import load_settings
 from app.storage.connection import Connection
-from app.storage.store import Store
 from tests.s3 import moto_server
 from tests.ship.chart import CLUSTER, FULL, MINIMAL, NEWEST, Release, release
 from tests.ship.cluster import ADDRESS, cluster
 from tests.ship.dockerfile import final_stage
+from tests.storage.test_connection import SEEN_BY_ALL, read, write
 
 SPARK = {name: f"{name}-value" for name in ARGUMENTS.values()} | {"SPARK_EXECUTOR_MEMORY": "1g"}
 
@@ -128,11 +129,11 @@ def test_an_executor_without_what_spark_says_is_refused():
 # All of it
 
 
-def reads_as(connection: Connection) -> tuple[str, bytes, str]:
-    """In an executor: who it is to Spark, what it reads of the lake, and with whose keys."""
+def reads_as(connection: Connection) -> tuple[str, Any, str]:
+    """In an executor: who it is to Spark, what each library reads of the lake, and with whose keys."""
     keys = connection.keys()
     assert keys is not None
-    return os.environ["SPARK_EXECUTOR_ID"], Store(connection).get("greeting"), keys.access_key_id
+    return os.environ["SPARK_EXECUTOR_ID"], read(connection), keys.access_key_id
 
 
 @pytest.mark.xdist_group("spark")
@@ -153,7 +154,7 @@ def test_a_worker_gets_executors_from_kubernetes_that_read_the_lake_with_their_o
             for name, value in (webhook | {"AWS_ENDPOINT_URL": s3.endpoint}).items():
                 monkeypatch.setenv(name, value)
             connection = Connection.from_settings(s3.settings(storage_options={}))
-            Store(connection).put("greeting", b"hello")
+            write(connection)
             sessions = Sessions(_worker_settings(chart, kubernetes.url, tmp_path, monkeypatch))
             try:
                 context = sessions.current().sparkContext
@@ -163,7 +164,7 @@ def test_a_worker_gets_executors_from_kubernetes_that_read_the_lake_with_their_o
             asked, made, left = set(kubernetes.asked), kubernetes.made, {kind for kind, _ in kubernetes.objects}
             ended = [process.wait(60) for process in kubernetes.processes.values()]
 
-    assert {(data, keys[:4]) for _, data, keys in found} == {(b"hello", "ASIA")}
+    assert [(seen, keys[:4]) for _, seen, keys in found] == [(SEEN_BY_ALL, "ASIA")] * 2
     assert {executor for executor, _, _ in found} <= {str(number) for number in range(1, len(made) + 1)}
     assert _allowed(chart) >= {(each.verb, each.resource) for each in asked}
     assert ("create", "pods") in asked
