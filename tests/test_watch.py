@@ -136,7 +136,7 @@ def test_an_export_is_stale_from_when_its_dataset_moves_on(house: House, dataset
     )
     worker = Worker(services.settings, services.database, services.store, flusher, flusher.maintenance(), watch)
     house.admin.post("/v1/datasets/test/entities", [JANE])
-    assert house.admin.post("/v1/datasets/test/export", {"kinds": ["statistics"]}).status_code == 202
+    assert house.admin.post("/v1/datasets/test/operations/export", {"kinds": ["statistics"]}).status_code == 202
     assert worker.step()
     fresh = scraped(house)["tarn_export_stale_seconds statistics"]
     with services.database.write() as connection:

@@ -173,14 +173,14 @@ class _Api(BaseHTTPRequestHandler):
 @contextmanager
 def cluster(folder: Path, **variables: str) -> Iterator[Cluster]:
     """A cluster on the loopback whose pods get these variables and write below `folder`."""
-    handler = type("Api", (_Api,), {})
-    with ThreadingHTTPServer((ADDRESS, 0), handler) as server:
-        handler.cluster = Cluster(f"http://{ADDRESS}:{server.server_port}", folder, variables)
+    here = Cluster("", folder, variables)
+    with ThreadingHTTPServer((ADDRESS, 0), type("Api", (_Api,), {"cluster": here})) as server:
+        here.url = f"http://{ADDRESS}:{server.server_port}"
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:
-            yield handler.cluster
+            yield here
         finally:
-            handler.cluster.close()
+            here.close()
             server.shutdown()
             thread.join()

@@ -66,8 +66,8 @@ def cluster() -> Release:
     ],
 )
 def test_what_is_open_is_what_is_needed(cluster, source, target, port, through):
-    ends = [cluster.as_pod(end) if isinstance(end, str) else end for end in (source, target)]
-    assert reaches(cluster.of("NetworkPolicy"), *ends, port) is through
+    one, other = (cluster.as_pod(end) if isinstance(end, str) else end for end in (source, target))
+    assert reaches(cluster.of("NetworkPolicy"), one, other, port) is through
 
 
 def test_by_default_everybody_reaches_the_api_and_nobody_else_anything_and_pods_reach_everything():
@@ -106,8 +106,8 @@ def test_a_policy_that_is_left_out_is_noticed(cluster, name, source, target, por
     """The checks above can fail: each policy is what closes something."""
     left = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] != name]
     assert len(left) < len(cluster.of("NetworkPolicy"))
-    ends = [cluster.as_pod(end) if isinstance(end, str) else end for end in (source, target)]
-    assert reaches(left, *ends, port)
+    one, other = (cluster.as_pod(end) if isinstance(end, str) else end for end in (source, target))
+    assert reaches(left, one, other, port)
 
 
 def test_a_rule_that_forgets_who_is_noticed(cluster):
