@@ -47,7 +47,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 def settled(url: str, name: str, value: float) -> dict[str, float]:
     """The metrics of a process, once one of them has a value: a counter moves just after what it counts."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while (found := told(httpx.get(url).text)).get(name) != value:
         assert time.monotonic() < deadline, f"{name} is {found.get(name)}"
         time.sleep(0.05)
@@ -62,6 +62,7 @@ def test_what_goes_through_a_server_shows_in_its_metrics_and_traces(tmp_path: Pa
         running(
             tmp_path,
             TARN_WORKER_METRICS_PORT=str(port),
+            TARN_FLUSH_AGE="1",
             TARN_METRICS_TENANTS="1",
             TARN_TRACES_ENDPOINT=endpoint,
             OTEL_BSP_SCHEDULE_DELAY="200",

@@ -22,7 +22,7 @@ from app.pipeline.session import Sessions
 from app.pipeline.spark import SparkKernels
 from app.settings import Settings
 from app.worker.flusher import SparkFlusher
-from tests.house import ONE_DATABASE, House
+from tests.house import House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import head, rows_of, shown, stored
 from tests.pipeline.kernels import DyingKernel
@@ -90,9 +90,7 @@ def test_flush_goes_on_after_sparks_jvm_died(house: House, dataset: Dataset, flu
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-@ONE_DATABASE
-def test_job_that_is_cancelled_ends_in_an_error_of_ours_and_the_session_lives(house: House, tmp_path: Path):
-    flusher = SparkFlusher(house.services.settings, house.services.database, house.services.store, "tester")
+def test_job_that_is_cancelled_ends_in_an_error_of_ours_and_the_session_lives(flusher: SparkFlusher, tmp_path: Path):
     context = flusher._sessions.current().sparkContext
     started = tmp_path / "started"
 
@@ -110,12 +108,11 @@ def test_job_that_is_cancelled_ends_in_an_error_of_ours_and_the_session_lives(ho
         flusher.cancel()
         with pytest.raises(Internal):
             running.result(60)
-    again = context.parallelize([1], 1).collect()
-    flusher.close()
 
-    assert again == [1]
+    assert context.parallelize([1], 1).collect() == [1]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_task_whose_process_dies_is_run_again_by_spark_and_counts_once(
     settings: Settings, house: House, dataset: Dataset, tmp_path: Path
 ):
