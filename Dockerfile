@@ -1,5 +1,6 @@
-# One image, three commands: `api` (the default), `worker`, `migrate`. The root file system may be read-only:
-# everything writes below /scratch and /tmp, and `serve` with no settings keeps its data in /data.
+# One image, its commands: `api` (the default), `worker`, `migrate`, and `executor`, which Spark asks for on Kubernetes.
+# The root file system may be read-only: everything writes below /scratch and /tmp, and `serve` with no settings keeps
+# its data in /data.
 
 # Bookworm is named because Spark's JRE 17 is in it; the release after it has 21 only.
 FROM python:3.11-slim-bookworm AS build
@@ -18,7 +19,7 @@ WORKDIR /src
 
 # Dependencies first, on a package that is still empty, so that a change of code does not fetch them again.
 COPY LICENSE README.md constraints.txt pyproject.toml ./
-RUN pip install --no-cache-dir --constraint constraints.txt .
+RUN pip install --no-cache-dir --constraint constraints.txt '.[otel]'
 
 COPY app ./app
 COPY migrations ./migrations
@@ -43,6 +44,7 @@ COPY --from=build /opt/tarn /opt/tarn
 
 ENV PATH=/opt/tarn/bin:$PATH \
     HOME=/scratch \
+    TMPDIR=/scratch \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     PYSPARK_PYTHON=/opt/tarn/bin/python \
@@ -53,7 +55,7 @@ ENV PATH=/opt/tarn/bin:$PATH \
     TARN_DATABASE_URL=sqlite:////data/tarn.db \
     TARN_ADMIN_KEY_FILE=/data/admin.key
 
-# DuckDB and Spark spill into the working directory where nobody tells them otherwise.
+# DuckDB and Spark spill into TMPDIR and SPARK_LOCAL_DIRS, or into the working directory where nobody tells them otherwise.
 WORKDIR /scratch
 USER 10001:10001
 VOLUME ["/scratch", "/tmp"]

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
-from threading import Event
+from threading import Event, Timer
 
 import structlog
 import uvicorn
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy import insert, select
 
 from app import logs
@@ -42,6 +42,7 @@ from app.tenancy.bootstrap import ensure_admin
 from app.tenancy.identity import Authenticator
 from app.tenancy.limits import Rate
 from app.tenancy.oidc import configured_issuer
+from app.watch import watching
 from app.worker.child import Child, when_parent_dies
 from app.worker.loop import Worker
 from app.worker.queue import Consumer
@@ -68,19 +69,30 @@ def run_api(settings: Settings) -> None:
 
 
 def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
-    """A worker alone. It stops on SIGTERM and SIGINT, handing back what it was doing."""
+    """A worker alone. It stops on SIGTERM and SIGINT, handing back what it was doing, however long that would take."""
     # Spark is a second's import, and of no use to an API.
     from app.worker.flusher import SparkFlusher
 
     logs.configure(settings)
+    watch = watching(settings, "worker")
     with _opened(settings) as (database, store):
-        flusher = SparkFlusher(settings, database, store, owner=new_id())
+        flusher = SparkFlusher(settings, database, store, owner=new_id(), watch=watch)
         consumer = Consumer(settings, database, store, owner=new_id())
-        worker = Worker(settings, database, store, flusher, flusher.maintenance(), consumer)
+        worker = Worker(settings, database, store, flusher, flusher.maintenance(), consumer, watch)
+        if settings.worker_metrics_port is not None:
+            _serve_metrics(settings.host, settings.worker_metrics_port, watch.registry, "TARN_WORKER_METRICS_PORT")
+
+        def stop(*_: object) -> None:
+            worker.stop()
+            # What is amid a long Spark job gets as long as a request does, and is handed back then.
+            late = Timer(settings.shutdown_grace, flusher.cancel)
+            late.daemon = True
+            late.start()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: worker.stop())
+            signal.signal(number, stop)
         if until_stdin_closes:
-            when_parent_dies(worker.stop)
+            when_parent_dies(stop)
         with Reporter(database, flusher.running, settings.reader_heartbeat):
             worker.run()
 
@@ -94,9 +106,18 @@ def run_migrate(settings: Settings) -> None:
         database.close()
 
 
+def run_executor() -> None:
+    """Become an executor of Spark. Raises StartRefused where Spark did not ask for one."""
+    from app.pipeline.executor import executor_command
+
+    command = executor_command(os.environ)
+    os.execvp(command[0], command)  # noqa: S606 - our own command, and no shell
+
+
 def assemble(settings: Settings, database: Database, store: Store) -> Services:
-    """What the API's routes work with. Raises StartRefused for places to fetch from that cannot be used."""
+    """What the API's routes work with. Raises StartRefused for places that cannot be fetched from, or traced to."""
     stopping = Event()
+    watch = watching(settings, "api")
     return Services(
         settings=settings,
         database=database,
@@ -104,12 +125,13 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         authenticator=Authenticator(database, settings, configured_issuer(settings)),
         rate=Rate(),
         denials=Denials(database),
-        metrics=Metrics(database),
-        writer=Writer(database, settings),
+        watch=watch,
+        metrics=Metrics(database, watch, settings.metrics_tenants),
+        writer=Writer(database, settings, watch),
         parsers=Parsers(os.cpu_count() or 1),
         exploder=Exploder(),
         present=Present(database),
-        reader=Reader(settings, database, store),
+        reader=Reader(settings, database, store, watch),
         archive=Archive(database, store, settings),
         fetcher=Fetcher.from_settings(settings),
         hub=Hub(settings, database, stopping),
@@ -158,7 +180,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             timeout_graceful_shutdown=settings.shutdown_grace,
         )
         if settings.metrics_port is not None:
-            _serve_metrics(settings.host, settings.metrics_port, services.metrics)
+            _serve_metrics(settings.host, settings.metrics_port, services.metrics.registry, "TARN_METRICS_PORT")
         warm_up(services.exploder)
         with (
             closing(services.reader),
@@ -180,11 +202,11 @@ def _listeners(settings: Settings) -> list[socket]:
         raise _unreachable(settings.host, settings.port, "TARN_PORT", error) from None
 
 
-def _serve_metrics(host: str, port: int, metrics: Metrics) -> None:
+def _serve_metrics(host: str, port: int, registry: CollectorRegistry, variable: str) -> None:
     try:
-        start_http_server(port, host, metrics.registry)
+        start_http_server(port, host, registry)
     except OSError as error:
-        raise _unreachable(host, port, "TARN_METRICS_PORT", error) from None
+        raise _unreachable(host, port, variable, error) from None
 
 
 def _unreachable(host: str, port: int, variable: str, error: Exception) -> StartRefused:

@@ -84,10 +84,25 @@ class Settings(BaseSettings):
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="Serve `/metrics` on a port of its own instead of the API's."
     )
+    worker_metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="Serve the metrics of a worker on this port; without one it listens on none."
+    )
+    metrics_tenants: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="Tenants that metrics of requests tell apart; any further one is `other`, and with 0 none is told.",
+    )
+    traces_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s]+$",
+        description="Send traces to this OpenTelemetry collector, by OTLP over HTTP: "
+        "`http://collector:4318/v1/traces`, say. Needs `tarn[otel]`.",
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(), description="Comma-separated origins that browsers may call from; `*` for any."
     )
-    shutdown_grace: int = Field(30, ge=0, description="Seconds that running requests get to finish at shutdown.")
+    shutdown_grace: int = Field(30, ge=0, description="Seconds that running requests and jobs get to finish.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least level logged.")
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="`auto` is for people on a terminal and JSON elsewhere."

@@ -112,6 +112,11 @@ def create_app(services: Services) -> FastAPI:
             expose_headers=[HEADER, "ETag", "Location", "Retry-After", "Tarn-Snapshot"],
         )
     app.add_middleware(RequestScope, metrics=services.metrics)
+    if services.watch.tracer is not None:
+        # OpenTelemetry is of no use to whoever sends no traces.
+        from app.api.tracing import TraceScope
+
+        app.add_middleware(TraceScope, tracer=services.watch.tracer)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
 

@@ -55,14 +55,15 @@ class RequestScope:
         finally:
             seconds = time.perf_counter() - begun
             self.metrics.running.dec()
-            self.metrics.answered(scope["method"], _template(scope), status, seconds)
+            tenant = scope["state"].get("tenant")
+            self.metrics.answered(scope["method"], _template(scope), status, seconds, tenant)
             self.log.info(
                 "request",
                 method=scope["method"],
                 path=path_of(request),
                 status=status,
                 ms=round(seconds * 1000, 1),
-                tenant=scope["state"].get("tenant"),
+                tenant=tenant,
             )
             structlog.contextvars.unbind_contextvars("request")
 

@@ -24,6 +24,7 @@ from app.tenancy.audit import Denials
 from app.tenancy.identity import Authenticator
 from app.tenancy.limits import Rate
 from app.tenancy.revision import Remembered
+from app.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Services:
     authenticator: Authenticator
     rate: Rate
     denials: Denials
+    watch: Watch
     metrics: Metrics
     writer: Writer
     parsers: Parsers

@@ -11,7 +11,7 @@ PANEL = "Processes"
 
 def add_processes(app: typer.Typer) -> None:
     """Give the command its processes."""
-    for process in (serve, api, worker, migrate, settings):
+    for process in (serve, api, worker, migrate, executor, settings):
         app.command(rich_help_panel=PANEL)(process)
 
 
@@ -49,6 +49,14 @@ def migrate() -> None:
         from app.settings import load_settings
 
         run_migrate(load_settings())
+
+
+def executor() -> None:
+    """Run an executor of Spark on Kubernetes: Spark starts it, in a pod of its own."""
+    with _refusals_in_a_sentence():
+        from app.main import run_executor
+
+        run_executor()
 
 
 def settings() -> None:

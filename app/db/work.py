@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, func, select
 
 from app.db import jobs
-from app.db.tables import datasets, journal_head, workers
+from app.db.tables import datasets, exports, journal_head, snapshot_heads, workers
 from app.db.tables import jobs as jobs_table
 from app.model.job import Job, JobState, Operation
 from app.model.names import DatasetName
@@ -29,6 +29,7 @@ class Waiting(BaseModel):
 
     dataset: DatasetName
     rows: int
+    size: int = Field(description="Characters of their values.")
     oldest: datetime | None
 
 
@@ -65,12 +66,24 @@ def at_work(connection: Connection) -> Work:
 def waiting(connection: Connection) -> list[Waiting]:
     """What waits in every journal, the oldest first."""
     rows = connection.execute(
-        select(datasets.c.name.label("dataset"), journal_head.c.rows, journal_head.c.oldest)
+        select(datasets.c.name.label("dataset"), journal_head.c.rows, journal_head.c.size, journal_head.c.oldest)
         .join(datasets, datasets.c.id == journal_head.c.dataset_id)
         .where(datasets.c.state == "active", journal_head.c.rows > 0)
         .order_by(journal_head.c.oldest)
     )
     return [Waiting.model_validate(row._mapping) for row in rows]
+
+
+def oldest_stale(connection: Connection) -> dict[str, datetime]:
+    """Of each kind of export that somewhere is not of the present content: when the oldest of them was made."""
+    rows = connection.execute(
+        select(exports.c.kind, func.min(exports.c.made, type_=exports.c.made.type).label("made"))
+        .join(snapshot_heads, snapshot_heads.c.dataset_id == exports.c.dataset_id)
+        .join(datasets, datasets.c.id == exports.c.dataset_id)
+        .where(datasets.c.state == "active", exports.c.content != snapshot_heads.c.content)
+        .group_by(exports.c.kind)
+    )
+    return {row.kind: row.made for row in rows}
 
 
 def done(connection: Connection) -> list[Done]:

@@ -16,6 +16,7 @@ from app.journal.bulk import Bulk, bulk_for
 from app.journal.events import Chunk, Events
 from app.model.ids import now
 from app.settings import Settings
+from app.watch import Watch
 
 log = structlog.get_logger(__name__)
 
@@ -37,8 +38,9 @@ class Writer:
     one chunk behind: the next chunk is read while the last one is on its way.
     """
 
-    def __init__(self, database: Database, settings: Settings) -> None:
+    def __init__(self, database: Database, settings: Settings, watch: Watch | None = None) -> None:
         self._database = database
+        self._watch = watch or Watch()
         self._settings = settings
         self._bulk: Bulk = bulk_for(database)
         self._waiting: queue.SimpleQueue[tuple[Sized, Future[Outcome]] | None] = queue.SimpleQueue()
@@ -70,14 +72,18 @@ class Writer:
         try:
             if second is None:
                 self._write_rows(batch_id, 0, first)
+                rows = len(first)
             else:
-                self._write_behind(batch, batch_id, first, second, chunks)
-            outcome = self._commit_large(finished(), batch_id)
+                rows = self._write_behind(batch, batch_id, first, second, chunks)
+            with self._watch.commits.time():
+                outcome = self._commit_large(finished(), batch_id)
         except BaseException:
             self._abort(batch_id)
             raise
         if outcome.replayed:
             self._abort(batch_id)
+        else:
+            self._watch.batches.observe(rows)
         return outcome
 
     def close(self) -> None:
@@ -93,7 +99,8 @@ class Writer:
         with self._database.read() as connection:
             return batches.replay(connection, batch)
 
-    def _write_behind(self, batch: Batch, batch_id: int, first: Chunk, second: Chunk, rest: Iterator[Chunk]) -> None:
+    def _write_behind(self, batch: Batch, batch_id: int, first: Chunk, second: Chunk, rest: Iterator[Chunk]) -> int:
+        """Returns how many rows there were."""
         with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
             under_way, position = behind.submit(self._write_rows, batch_id, 0, first), len(first)
             for chunk in itertools.chain((second,), rest):
@@ -101,6 +108,7 @@ class Writer:
                 under_way = behind.submit(self._write_chunk, batch, batch_id, position, chunk)
                 position += len(chunk)
             under_way.result()
+        return position
 
     def _write_chunk(self, batch: Batch, batch_id: int, position: int, chunk: Chunk) -> None:
         batches.count_chunk(self._database, self._settings, batch, batch_id, chunk)
@@ -180,5 +188,10 @@ class Writer:
             return
 
     def _write(self, group: list[Sized]) -> list[Outcome]:
-        with self._database.write() as connection:
-            return batches.write_whole(connection, self._settings, group)
+        with self._watch.commits.time(), self._database.write() as connection:
+            outcomes = batches.write_whole(connection, self._settings, group)
+        self._watch.groups.observe(len(group))
+        for sized, outcome in zip(group, outcomes, strict=True):
+            if not outcome.replayed:
+                self._watch.batches.observe(len(sized.events))
+        return outcomes

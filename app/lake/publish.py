@@ -45,6 +45,7 @@ from app.model.snapshot import (
 )
 from app.settings import Settings
 from app.storage.store import Store
+from app.watch import Watch
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +106,13 @@ class Publisher:
     """Publishes builds, one owner's."""
 
     def __init__(
-        self, database: Database, store: Store, settings: Settings, owner: str, reached: Reached = lambda _: None
+        self,
+        database: Database,
+        store: Store,
+        settings: Settings,
+        owner: str,
+        reached: Reached = lambda _: None,
+        watch: Watch | None = None,
     ) -> None:
         self._database = database
         self._store = store
@@ -113,6 +120,7 @@ class Publisher:
         self._tables = DeltaStore(store)
         self._leases = Leases(database, store, owner, settings.lease_seconds)
         self._reached = reached
+        self._watch = watch or Watch()
 
     def publish(self, build: Build) -> Snapshot:
         """Make one mutation of a dataset visible, or leave everything as it was.
@@ -128,6 +136,15 @@ class Publisher:
         (1 and 2, closing the segment and building, are the caller's.) Raises HeadMoved; SnapshotConflict when every try
         was lost; Locked while another holder works; and whatever storage or database raise.
         """
+        operation, watch = str(build.operation), self._watch
+        with watch.timed(
+            watch.publishing.labels(operation), "publish", operation=operation, dataset=build.dataset.name
+        ):
+            snapshot = self._publish(build)
+        watch.snapshots.labels(operation).inc()
+        return snapshot
+
+    def _publish(self, build: Build) -> Snapshot:
         tries = 1 + self._settings.commit_retries
         pauses = delays(self._settings.commit_backoff_base, self._settings.commit_backoff_cap)
         for _, pause in zip(range(tries), pauses, strict=False):
@@ -135,6 +152,7 @@ class Publisher:
                 return self._try(build)
             except (Refused, LockLost) as lost:
                 log.info("a try to publish was lost", dataset=build.dataset.name, why=type(lost).__name__)
+                self._watch.retries.labels(type(lost).__name__).inc()
                 time.sleep(pause)
         with self._database.read() as connection:
             head = snapshots.recorded(connection, build.dataset)

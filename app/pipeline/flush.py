@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -16,12 +17,14 @@ from app.lake.datasets import Dataset
 from app.lake.publish import Build, HeadMoved, Publisher, Reached
 from app.model.flush import Moved
 from app.model.ids import new_id, now
+from app.model.journal import Depth
 from app.model.names import LAKEHOUSE
 from app.model.snapshot import Change, SetAside, Snapshot, Tally
 from app.model.statement import EPOCH
 from app.pipeline.kernel import AnyTask, Fault, Output, Task
 from app.pipeline.plan import Job, packed, tasks_of
 from app.storage.store import Store
+from app.watch import Watch
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +58,9 @@ class Flush:
         publisher: Publisher,
         kernels: Callable[[], Kernels],
         reached: Reached = lambda _: None,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch or Watch()
         self._database = database
         self._store = store
         self._publisher = publisher
@@ -75,10 +80,14 @@ class Flush:
         failed: dict[str, TarnError] = {}
         limits: dict[str, int] = {}
         waiting: dict[str, int] = {}
+        since: dict[str, datetime] = {}
         left = list(wanted)
         for dataset in wanted:
             try:
-                limits[dataset.id], waiting[dataset.id] = self._close(dataset)
+                limits[dataset.id], found = self._close(dataset)
+                waiting[dataset.id] = found.rows
+                if found.oldest is not None:
+                    since[dataset.id] = found.oldest
                 moved(dataset.id, 0, waiting[dataset.id])
             except TarnError as error:
                 failed[dataset.id] = error
@@ -103,6 +112,7 @@ class Flush:
                     failed[dataset_id] = outcome
                 elif outcome is not None:
                     done[dataset_id].append(outcome)
+                    self._tell(outcome, since.pop(dataset_id, None))
                     moved(dataset_id, sum(map(_consumed, done[dataset_id])), waiting[dataset_id])
             left = [job.dataset for job in jobs]
         for dataset_id, why in failed.items():
@@ -113,11 +123,16 @@ class Flush:
         """Delete what is left of flushed batches in the journal."""
         segments.purge_done(self._database)
 
-    def _close(self, dataset: Dataset) -> tuple[int, int]:
-        """Close the open segment; the number of the last one that is closed now, and the rows that wait up to it."""
+    def _tell(self, snapshot: Snapshot, since: datetime | None) -> None:
+        self._watch.flushed.observe(_consumed(snapshot))
+        if since is not None:  # the first of a round has the oldest event
+            self._watch.flush_lag.observe((now() - since).total_seconds())
+
+    def _close(self, dataset: Dataset) -> tuple[int, Depth]:
+        """Close the open segment; the number of the last one that is closed now, and what waits up to it."""
         with self._database.write() as connection:
             segments.close(connection, dataset)
-            return segments.last_closed(connection, dataset), depth(connection, dataset).rows
+            return segments.last_closed(connection, dataset), depth(connection, dataset)
 
     def _job(self, dataset: Dataset, limit: int) -> Job | None:
         with self._database.read() as connection:
@@ -129,7 +144,8 @@ class Flush:
         return Job(dataset, config, segment, head)
 
     def _round(self, jobs: list[Job], hold: Callable[[], None]) -> Iterator[tuple[str, Snapshot | TarnError | None]]:
-        builds = self._build(jobs)
+        with self._watch.span("build", datasets=len(jobs)):
+            builds = self._build(jobs)
         self._reached("built")
         hold()
         with ThreadPoolExecutor(min(PUBLISHING, len(jobs))) as pool:

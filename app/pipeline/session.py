@@ -42,6 +42,13 @@ class Sessions:
                 self._session = start_session(self._settings)
             return self._session
 
+    def cancel(self) -> None:
+        """End what runs on Spark now: whoever waits for it gets an error. Another thread may be amid a start."""
+        session = self._session
+        if session is not None:
+            with suppress(Exception):
+                session.sparkContext.cancelAllJobs()
+
     def close(self) -> None:
         """Stop Spark, end its JVM, and forget every trace of it that PySpark keeps. It may be half dead in any way."""
         with self._lock:

@@ -18,6 +18,7 @@ from app.query.running import Hold, Running
 from app.query.views import View, Views
 from app.settings import Settings
 from app.storage.store import Store
+from app.watch import Watch
 
 
 class State(NamedTuple):
@@ -33,7 +34,8 @@ NOW = State()
 class Reader:
     """Reads of one process. Safe to share between threads; each read has a session of its own."""
 
-    def __init__(self, settings: Settings, database: Database, store: Store) -> None:
+    def __init__(self, settings: Settings, database: Database, store: Store, watch: Watch | None = None) -> None:
+        self._watch = watch or Watch()
         self._engine = Engine(settings, store.connection)
         self._views = Views(database, store, settings.overlay_rows)
         self._store = store
@@ -42,10 +44,14 @@ class Reader:
     @contextmanager
     def reading(self) -> Iterator["Reading"]:
         """Begin a read. What it made ends with it. DuckDB's errors are ours."""
-        with answering(), self._engine.session() as duck:
+        watch = self._watch
+        with watch.timed(watch.queries, "query"), answering(), self._engine.session() as duck:
             reading = Reading(duck, self._views, self._store, self._engine.scratch, self.running)
             try:
                 yield reading
+            except duckdb.Error:
+                watch.queries_failed.inc()
+                raise
             finally:
                 reading.clean()
 

@@ -30,6 +30,7 @@ from app.pipeline.spark import SparkKernels
 from app.query.running import Running
 from app.settings import Settings
 from app.storage.store import Store
+from app.watch import Watch
 from app.worker.maintenance import Maintenance
 
 log = structlog.get_logger(__name__)
@@ -46,18 +47,20 @@ class SparkFlusher:
         owner: str,
         reached: Reached = lambda _: None,
         kernels: Callable[[], Kernels] | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch or Watch()
         self._settings = settings
         self._database = database
         self._store = store
-        self._publisher = Publisher(database, store, settings, owner, reached)
+        self._publisher = Publisher(database, store, settings, owner, reached, self._watch)
         self._sessions = Sessions(settings)
         self._kernel = Kernel(Journal.at(settings.database_url), store.connection, buckets(), settings.kernel_memory)
         self._reached = reached
         self.running = Running()
         """What exports read, for whoever deletes files."""
         self._kernels = kernels or self._on_spark
-        self._flush = Flush(database, store, self._publisher, self._kernels, reached)
+        self._flush = Flush(database, store, self._publisher, self._kernels, reached, self._watch)
 
     def due(self) -> list[str]:
         """Datasets of which enough waits, or has waited long enough: the tenants whose writes wait take turns."""
@@ -99,7 +102,7 @@ class SparkFlusher:
         with self._database.read() as connection:
             rows = connection.execute(_named().where(datasets.c.id.in_(dataset_ids))).all()
         wanted = [Dataset(row.id, DatasetName(row.name)) for row in rows]
-        with self.answering():
+        with self._watch.timed(self._watch.rounds, "flush", datasets=len(wanted)), self.answering():
             done = self._flush.run(wanted, hold, moved)
         return {
             dataset.id: done[dataset.id].error
@@ -128,8 +131,19 @@ class SparkFlusher:
         """What keeps datasets in shape, on the same Spark. It holds leases under a name of its own: it works beside the
         flushes, and not in their stead."""
         return Maintenance(
-            self._settings, self._database, self._store, self._kernels, self._reached, self.answering, self.running
+            self._settings,
+            self._database,
+            self._store,
+            self._kernels,
+            self._reached,
+            self.answering,
+            self.running,
+            self._watch,
         )
+
+    def cancel(self) -> None:
+        """Break off what runs on Spark."""
+        self._sessions.cancel()
 
     def close(self) -> None:
         self._sessions.close()

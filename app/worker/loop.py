@@ -32,6 +32,7 @@ from app.storage.connection import LONGEST_CALL
 from app.storage.store import Store
 from app.tenancy import audit, queue
 from app.tenancy.removal import remove_queue
+from app.watch import Watch
 from app.worker.deliveries import Deliveries
 from app.worker.queue import Consumer
 from app.worker.rounds import Outcome, Rounds
@@ -73,7 +74,9 @@ class Worker:
         flusher: Flusher | None = None,
         maintainer: Maintainer | None = None,
         consumer: Consumer | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        self._watch = watch or Watch()
         self.id = new_id()
         self._settings = settings
         self._database = database
@@ -170,10 +173,13 @@ class Worker:
         if job is None:
             return False
         self._other = (job,)
+        begun = time.perf_counter()
         try:
-            self._run(job)
+            with self._watch.span(f"job {job.operation}", job=job.id, attempt=job.attempts):
+                outcome = self._run(job)
         finally:
             self._other = ()
+        self._watch.jobs.labels(job.operation, outcome).observe(time.perf_counter() - begun)
         return True
 
     def flush(self) -> bool:
@@ -264,7 +270,8 @@ class Worker:
         done, total = sum(done for done, _ in counts), sum(total for _, total in counts)
         return Progress(done=done, total=total, unit="rows") if counts else None
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job) -> str:
+        """Returns what came of it."""
         log.info("job started", job=job.id, operation=job.operation, dataset=job.dataset, attempt=job.attempts)
 
         def hold(connection: Connection, progress: Progress | None) -> None:
@@ -275,13 +282,16 @@ class Worker:
             done = self._operations[job.operation](job, hold)
         except Stopped:
             self._hand_back(job)
+            return "stopped"
         except NotYet as early:
             until = early.until
             self._settle("goes on later", job, lambda connection: jobs.hand_back(connection, job.id, self.id, until))
+            return "later"
         except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
             self._fail(job, error)
-        else:
-            self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, *done))
+            return "failed"
+        self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, *done))
+        return "done"
 
     def _hand_back(self, job: Job) -> None:
         self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))
@@ -290,7 +300,8 @@ class Worker:
         known = error if isinstance(error, TarnError) else Internal("the job failed; the worker's log says why")
         # Who holds a dataset's lease gives it back, or loses it.
         passes = known.retryable or isinstance(known, Locked)
-        again = job.operation.next_try(job.attempts, passes, now())
+        # A worker that must stop breaks its work off, which is no fault of the job's.
+        again = now() if self._stop.is_set() else job.operation.next_try(job.attempts, passes, now())
         if isinstance(known, Locked) and again is not None:
             log.info("job waits for another holder", job=job.id, attempt=job.attempts, again=again, why=known.detail)
         else:

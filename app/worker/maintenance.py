@@ -41,6 +41,7 @@ from app.pipeline.rewrite import Rewriting
 from app.query.running import Running
 from app.settings import Settings
 from app.storage.store import Store
+from app.watch import Watch
 
 
 class Maintenance:
@@ -55,12 +56,13 @@ class Maintenance:
         reached: Reached,
         answering: Callable[[], AbstractContextManager[None]],
         running: Running,
+        watch: Watch,
     ) -> None:
-        publisher = Publisher(database, store, settings, new_id(), reached)
+        publisher = Publisher(database, store, settings, new_id(), reached, watch)
         rewriting = Rewriting(database, store, publisher, kernels, reached)
         self._answering = answering
         vacuum = Vacuum(database, store, settings, publisher, reached)
-        flush = Flush(database, store, publisher, kernels, reached)
+        flush = Flush(database, store, publisher, kernels, reached, watch)
         exports = Exports(settings, database, store, flush, kernels, running, reached)
         crawl = Crawl(settings, database, store, kernels, reached)
         mappings = Mappings(settings, database, store, kernels, reached)

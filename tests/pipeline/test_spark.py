@@ -3,14 +3,17 @@
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from app.errors import Internal
 from app.lake.datasets import Dataset
 from app.model.buckets import buckets
 from app.model.flush import Flushed
@@ -23,6 +26,7 @@ from tests.house import House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import head, rows_of, shown, stored
 from tests.pipeline.kernels import DyingKernel
+from tests.worker.workers import wait_until
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -83,6 +87,29 @@ def test_flush_goes_on_after_sparks_jvm_died(house: House, dataset: Dataset, flu
     (made,) = flushed(flusher, dataset)
 
     assert (made.seq, made.statements) == (2, 3)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_job_that_is_cancelled_ends_in_an_error_of_ours_and_the_session_lives(flusher: SparkFlusher, tmp_path: Path):
+    context = flusher._sessions.current().sparkContext
+    started = tmp_path / "started"
+
+    def stand_still(_: int) -> None:
+        started.touch()
+        time.sleep(600)
+
+    def run() -> None:
+        with flusher.answering():
+            context.parallelize([0], 1).map(stand_still).collect()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        wait_until(started.exists)
+        flusher.cancel()
+        with pytest.raises(Internal):
+            running.result(60)
+
+    assert context.parallelize([1], 1).collect() == [1]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

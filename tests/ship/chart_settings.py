@@ -18,6 +18,7 @@ SET_BY_THE_CHART = SECRET | {
     "TARN_SHUTDOWN_GRACE",
     "TARN_SPARK_MASTER",
     "TARN_SPARK_MEMORY",
+    "TARN_WORKER_METRICS_PORT",
 }
 
 # What a JSON schema says of a value.

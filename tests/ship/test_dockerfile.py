@@ -1,13 +1,17 @@
 """The Dockerfile, as far as it can be proven without a container engine: lint, and its own steps run here."""
 
+import compileall
 import http.server
 import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import threading
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -52,7 +56,7 @@ def test_everything_that_is_written_to_by_default_is_on_a_volume():
     (volume,) = final_stage("VOLUME")
     (workdir,) = final_stage("WORKDIR")
     environment = image_environment()
-    writable = {workdir.text, environment["HOME"], environment["SPARK_LOCAL_DIRS"], "/tmp"}
+    writable = {workdir.text, environment["HOME"], environment["TMPDIR"], environment["SPARK_LOCAL_DIRS"], "/tmp"}
     assert writable == set(volume.parts)
 
 
@@ -168,3 +172,116 @@ def test_the_health_check_passes_on_a_live_api(port):
 @pytest.mark.parametrize("port", [503], indirect=True)
 def test_the_health_check_fails_on_an_api_that_is_not_well(port):
     assert health_check(port) == 1
+
+
+# The commands of the image, installed as it installs them
+
+
+READ_ONLY = (
+    """mount --bind "$1" "$1" && mount --bind "$2" "$2" && mount -o remount,bind,ro / && shift 2 && exec "$@" """
+)
+"""A root file system that cannot be written to, but for two folders, seen by this command alone."""
+
+
+TARN = ("-m", "app.cli")
+
+
+class Image:
+    """The package in a virtual environment of its own, with nothing to write to but its volumes."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self.python = python
+        self.root = folder / "root"
+        self.scratch = folder / "scratch"
+        self.data = folder / "data"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The image's own variables, its folders where they are here."""
+        placed = {"/scratch": str(self.scratch), "/data": str(self.data), "/opt/tarn": str(self.python.parents[1])}
+        own = image_environment()
+        for there, here in placed.items():
+            own = {name: value.replace(there, here) for name, value in own.items()}
+        own["PATH"] = own["PATH"].replace("$PATH", os.environ["PATH"])
+        return own | more
+
+    def popen(self, *command: str | Path, **more: str) -> subprocess.Popen[str]:
+        read_only = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh", self.scratch, self.data)
+        return subprocess.Popen(
+            [*(() if os.geteuid() else read_only), *command],
+            cwd=self.root,
+            env=self.environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *command: str, **more: str) -> tuple[int, str]:
+        """What Python says with these arguments."""
+        process = self.popen(self.python, *command, **more)
+        said, _ = process.communicate(timeout=120)
+        return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Image]:
+    """The last step's wheel, installed without its dependencies, which are those of this environment."""
+    if missing_build_requirements():
+        pytest.skip(f"not installed here: {missing_build_requirements()}")
+    if os.geteuid() == 0 and run("unshare", "--mount", "true").returncode:
+        pytest.skip("root may write everywhere, and has no right to make a read-only file system here")
+    with tempfile.TemporaryDirectory(prefix="tarn-image-") as name:
+        folder = Path(name)
+        source = folder / "source"
+        source.mkdir()
+        for step in copied_from_the_tree():
+            for part in step.parts[:-1]:
+                copier = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+                copier(ROOT / part, source / part)
+        offline = ("--no-index", "--no-deps", "--no-build-isolation")
+        built = run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, source)
+        assert built.returncode == 0, built.stdout + built.stderr
+        venv.create(folder / "venv", with_pip=False, symlinks=True)
+        (packages,) = (folder / "venv" / "lib").glob("*/site-packages")
+        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+            wheel.extractall(packages)
+        compileall.compile_dir(packages, quiet=1)
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        found = Image(folder / "venv" / "bin" / "python", folder)
+        found.root.mkdir(mode=0o555)
+        found.scratch.mkdir()
+        found.data.mkdir()
+        yield found
+
+
+def test_the_installed_package_tells_its_version_and_is_not_the_working_copy(image):
+    assert image.run(*TARN, "--version") == (0, f"tarn {PROJECT['project']['version']}\n")
+    code, where = image.run("-c", "import app; print(app.__file__)")
+    assert code == 0
+    assert Path(where.strip()).is_relative_to(image.python.parents[1])
+
+
+def test_migrate_and_api_work_where_only_the_volumes_can_be_written_to(image):
+    assert image.run("-c", "open('file', 'w')")[0] == 1
+    assert image.run(*TARN, "migrate") == (0, "")
+    api = image.popen(image.python, *TARN, "api", TARN_PORT="0", TARN_HOST="127.0.0.1")
+    try:
+        assert api.stdout is not None
+        ready = next(line for line in api.stdout if line.startswith("Tarn listens on "))
+        port = int(ready.rsplit(":", 1)[1])
+        assert health_check(port) == 0
+    finally:
+        api.terminate()
+        api.communicate(timeout=60)
+    assert api.returncode == 0
+    assert {path.name for path in image.data.iterdir()} >= {"tarn.db", "lake", "admin.key"}
+
+
+def test_a_worker_without_a_migrated_database_says_so_in_a_sentence(image):
+    code, said = image.run(*TARN, "worker", TARN_DATABASE_URL=f"sqlite:///{image.scratch}/none.db")
+    assert code == 2
+    assert said.startswith("tarn: ")
+
+
+def test_every_command_of_the_chart_and_of_compose_is_one_of_the_package():
+    named = set(run(sys.executable, "-m", "app.cli", "--help").stdout.split())
+    assert {"api", "worker", "migrate", "executor", "serve"} <= named

@@ -3,88 +3,34 @@
 import json
 import os
 import shutil
-import subprocess
 import tomllib
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
-from kubernetes_validate.utils import all_versions
 
 from app.settings import PREFIX, Settings, load_settings
+from tests.ship.chart import (
+    CHART,
+    CLUSTER,
+    COMPONENTS,
+    FULL,
+    MINIMAL,
+    NEWEST,
+    OLDEST,
+    VALUE_SETS,
+    Release,
+    helm,
+    lint,
+    render,
+)
+from tests.ship.chart import release as rendered
 from tests.ship.chart_settings import SECRET, offered
 from tests.ship.dockerfile import ROOT, final_stage, image_environment
 
-CHART = ROOT / "helm" / "tarn"
-HELM = ROOT / ".tools" / "bin" / "helm"
-VALUE_SETS = sorted((CHART / "ci").glob("*-values.yaml"))
-MINIMAL = CHART / "ci" / "minimal-values.yaml"
-OLDEST, NEWEST = all_versions()[0], all_versions()[-1]
-
-COMPONENTS = ("api", "worker", "migrate")
-
-
-def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Helm, or skip the test where it is not built."""
-    if not HELM.exists():
-        pytest.skip("Helm is not in .tools/bin: `make tools` builds it where Go is installed")
-    return subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=60, check=False)
-
-
-def lint(*arguments: str | Path, version: str = OLDEST) -> subprocess.CompletedProcess[str]:
-    return helm("lint", "--strict", "--kube-version", version, CHART, *arguments)
-
-
-def render(values: Path, *arguments: str, chart: Path = CHART, version: str = OLDEST) -> list[dict[str, Any]]:
-    done = helm("template", "lake", chart, "--kube-version", version, "--values", values, *arguments)
-    assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
-
-
-class Release(NamedTuple):
-    """The objects of one value set."""
-
-    values: dict[str, Any]
-    objects: list[dict[str, Any]]
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [each for each in self.objects if each["kind"] == kind]
-
-    def workload(self, component: str) -> dict[str, Any]:
-        (found,) = (
-            each
-            for each in self.objects
-            if each["kind"] in ("Deployment", "Job")
-            and each["metadata"]["labels"]["app.kubernetes.io/component"] == component
-        )
-        return found
-
-    def pod(self, component: str) -> Any:
-        return self.workload(component)["spec"]["template"]
-
-    def container(self, component: str) -> Any:
-        (only,) = self.pod(component)["spec"]["containers"]
-        return only
-
-    def environment(self, component: str) -> dict[str, dict[str, Any]]:
-        variables = self.container(component)["env"]
-        names = [each["name"] for each in variables]
-        assert len(names) == len(set(names)), "a variable is given twice"
-        return {each["name"]: each for each in variables}
-
-
-@pytest.fixture(scope="module", params=VALUE_SETS, ids=lambda path: path.stem)
-def release(request) -> Release:
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    values = yaml.safe_load(request.param.read_text())
-    return Release({**defaults, **values}, render(request.param))
-
-
-@pytest.fixture(params=COMPONENTS)
-def component(request):
-    return request.param
+OPERATOR = "monitoring.coreos.com/v1"
+"""Whose kinds are not Kubernetes' own."""
 
 
 # The chart as a whole
@@ -101,8 +47,9 @@ def test_helm_lint_is_content_with_every_value_set(values, version):
 @pytest.mark.parametrize("values", VALUE_SETS, ids=lambda path: path.stem)
 def test_every_object_is_valid_in_the_oldest_and_newest_kubernetes(values, version):
     objects = render(values, version=version)
-    assert {"Deployment", "Service", "Job"} <= {each["kind"] for each in objects}
-    for each in objects:
+    own = [each for each in objects if each["apiVersion"] != OPERATOR]
+    assert {"Deployment", "Service", "Job", "NetworkPolicy", "PodDisruptionBudget"} <= {each["kind"] for each in own}
+    for each in own:
         kubernetes_validate.validate(each, version, strict=True)
 
 
@@ -123,7 +70,7 @@ def test_the_full_value_set_names_every_value():
         return {f"{above}{key}" for key in values}.union(*nested)
 
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    full = yaml.safe_load((CHART / "ci" / "full-values.yaml").read_text())
+    full = yaml.safe_load((FULL).read_text())
     assert paths(defaults) - paths(full) == set()
 
 
@@ -136,12 +83,13 @@ def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path
         'data: {notes: {{ include (print $.Template.BasePath "/NOTES.txt") . | toJson }}}\n'
     )
     notes = [
-        Release({}, render(values, chart=chart)).of("ConfigMap")[0]["data"]["notes"]
-        for values in (MINIMAL, CHART / "ci" / "full-values.yaml")
+        next(each["data"]["notes"] for each in render(values, chart=chart) if each["metadata"]["name"] == "carrier")
+        for values in (MINIMAL, FULL, CLUSTER)
     ]
     assert "lake-tarn.default:80" in notes[0]
     assert "secret tarn-admin, under admin-key" in notes[0]
     assert "https://lake.example.com" in notes[1]
+    assert ["component=executor" in each for each in notes] == [False, False, True]
 
 
 # Wrong values
@@ -163,6 +111,13 @@ def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path
         ("worker.tmp=0Gi", "/worker/tmp"),
         ("spark.memory=2GB", "/spark/memory"),
         ("spark.master=yarn", "/spark/master"),
+        ("spark.executors.max=0", "/spark/executors/max"),
+        ("spark.executors.scratch=", "/spark/executors/scratch"),
+        ("api.autoscaling.cpu=0", "/api/autoscaling/cpu"),
+        ("networkPolicy.monitoring=null", "/networkPolicy"),
+        ("networkPolicy.clients[0].everybody=true", "/networkPolicy/clients/0"),
+        ("networkPolicy.egress.closed[0]=everything", "/networkPolicy/egress/closed/0"),
+        ("monitoring.serviceMonitor.interval=often", "/monitoring/serviceMonitor/interval"),
         ("service.port=9000", "/service/port"),
         ("ingress.enabled=true", "/ingress/hosts"),
         ("fullnameOverride=No_Such_Name", "/fullnameOverride"),
@@ -197,14 +152,18 @@ def test_the_schema_offers_every_setting_that_the_chart_does_not_set_with_the_sa
 def test_selectors_match_the_labels_of_their_own_pods_only(release):
     labels = {each: release.pod(each)["metadata"]["labels"].items() for each in COMPONENTS}
     selectors = {each: release.workload(each)["spec"]["selector"]["matchLabels"].items() for each in ("api", "worker")}
-    (service,) = release.of("Service")
+    services = {each["metadata"]["name"].split("-")[-1]: each["spec"] for each in release.of("Service")}
+    api = next(spec for name, spec in services.items() if name != "metrics")
 
     def selected(selector) -> list[str]:
         return [each for each in COMPONENTS if selector <= labels[each]]
 
     assert selected(selectors["api"]) == ["api"]
     assert selected(selectors["worker"]) == ["worker"]
-    assert selected(service["spec"]["selector"].items()) == ["api"]
+    assert selected(api["selector"].items()) == ["api"]
+    assert selected(services["metrics"]["selector"].items()) == ["api", "worker", "migrate"]
+    for budget in release.of("PodDisruptionBudget"):
+        assert len(selected(budget["spec"]["selector"]["matchLabels"].items())) == 1
 
 
 def test_each_workload_runs_its_command_of_the_image(release, component):
@@ -230,7 +189,8 @@ def test_pods_are_locked_down(release, component):
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert pod["automountServiceAccountToken"] is False
+    asks_for_pods = component == "worker" and release.on_kubernetes
+    assert pod["automountServiceAccountToken"] is asks_for_pods
 
 
 def test_pods_get_no_service_links_which_tarn_would_refuse_as_unknown_settings(release, component):
@@ -238,15 +198,20 @@ def test_pods_get_no_service_links_which_tarn_would_refuse_as_unknown_settings(r
 
 
 def test_what_the_image_writes_to_is_a_sized_volume(release, component):
-    volumes = {each["name"]: each["emptyDir"] for each in release.pod(component)["spec"]["volumes"]}
-    mounts = {each["mountPath"]: volumes[each["name"]] for each in release.container(component)["volumeMounts"]}
+    volumes = {each["name"]: each.get("emptyDir") for each in release.pod(component)["spec"]["volumes"]}
+    writable = [each for each in release.container(component)["volumeMounts"] if not each.get("readOnly")]
+    mounts = {each["mountPath"]: volumes[each["name"]] for each in writable}
     assert set(mounts) == set(final_stage("VOLUME")[0].parts)
     assert all(volume["sizeLimit"] for volume in mounts.values())
 
 
 @pytest.mark.parametrize("role", ["api", "worker"])
 def test_scratch_has_the_size_of_the_values(release, role):
-    volumes = {each["name"]: each["emptyDir"]["sizeLimit"] for each in release.pod(role)["spec"]["volumes"]}
+    volumes = {
+        each["name"]: each["emptyDir"]["sizeLimit"]
+        for each in release.pod(role)["spec"]["volumes"]
+        if "emptyDir" in each
+    }
     assert volumes == {name: release.values[role][name] for name in ("scratch", "tmp")}
 
 
@@ -277,11 +242,12 @@ def test_the_api_is_probed_where_it_answers(release):
 
 
 def test_ports_are_the_ones_tarn_listens_on(release):
-    environment = release.environment("api")
-    ports = {each["name"]: str(each["containerPort"]) for each in release.container("api")["ports"]}
-    assert ports == {"http": environment["TARN_PORT"]["value"], "metrics": environment["TARN_METRICS_PORT"]["value"]}
-    (service,) = release.of("Service")
-    assert {each["targetPort"] for each in service["spec"]["ports"]} <= set(ports)
+    api, worker = release.environment("api"), release.environment("worker")
+    ports = {role: release.as_pod(role).ports for role in ("api", "worker")}
+    assert ports["api"] == {"http": int(api["TARN_PORT"]["value"]), "metrics": int(api["TARN_METRICS_PORT"]["value"])}
+    assert ports["worker"]["metrics"] == int(worker["TARN_WORKER_METRICS_PORT"]["value"])
+    for service in release.of("Service"):
+        assert {each["targetPort"] for each in service["spec"]["ports"]} <= set(ports["api"])
 
 
 # Settings and secrets
@@ -296,7 +262,7 @@ def test_secrets_are_references_and_none_is_made(release, component):
 
 
 def test_storage_options_are_a_reference_where_one_is_given_and_absent_where_the_pods_own_identity_is_used(release):
-    secret = release.values["lake"].get("storageOptions", {}).get("existingSecret")
+    secret = release.values["lake"]["storageOptions"]["existingSecret"] or None
     given = release.environment("worker").get("TARN_STORAGE_OPTIONS", {"valueFrom": {"secretKeyRef": {"name": None}}})
     assert given["valueFrom"]["secretKeyRef"]["name"] == secret
 
@@ -356,21 +322,42 @@ def test_a_service_account_made_elsewhere_is_used_by_every_pod():
 
 
 def test_metrics_are_not_offered_outside_the_cluster():
-    (service,) = Release({}, render(MINIMAL, "--set", "service.type=LoadBalancer")).of("Service")
-    assert [each["name"] for each in service["spec"]["ports"]] == ["http"]
+    api, metrics = Release({}, render(MINIMAL, "--set", "service.type=LoadBalancer")).of("Service")
+    assert [each["name"] for each in api["spec"]["ports"]] == ["http"]
+    assert (metrics["spec"]["clusterIP"], metrics["spec"].get("type", "ClusterIP")) == ("None", "ClusterIP")
 
 
 def test_the_ingress_leads_to_the_api_port_of_the_service():
-    release = Release({}, render(CHART / "ci" / "full-values.yaml"))
+    release = Release({}, render(FULL))
     (ingress,) = release.of("Ingress")
-    (service,) = release.of("Service")
+    service, _metrics = release.of("Service")
     backends = [path["backend"]["service"] for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
     assert backends == [{"name": service["metadata"]["name"], "port": {"name": "http"}}] * 2
     assert ingress["spec"]["tls"][0]["hosts"] == [rule["host"] for rule in ingress["spec"]["rules"]]
 
 
 def test_a_long_release_name_still_makes_valid_names():
-    done = helm("template", "r" * 53, CHART, "--kube-version", OLDEST, "--values", MINIMAL)
+    done = helm("template", "r" * 53, CHART, "--kube-version", OLDEST, "--values", CLUSTER)
     names = [each["metadata"]["name"] for each in yaml.safe_load_all(done.stdout)]
-    assert len(names) == len(set(names)) + 1  # the service and its account share theirs
+    kinds = [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(done.stdout)]
+    assert len(kinds) == len(set(kinds))
     assert max(len(name) for name in names) <= 63
+
+
+# How many there are
+
+
+def test_autoscaling_decides_how_many_apis_there_are_and_leaves_the_deployment_silent():
+    cluster, minimal = rendered(CLUSTER), rendered(MINIMAL)
+    (scaler,) = cluster.of("HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == cluster.workload("api")["metadata"]["name"]
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (3, 12)
+    assert "replicas" not in cluster.workload("api")["spec"]
+    assert cluster.container("api")["resources"]["requests"]["cpu"], "a share of the CPU is of what is asked for"
+    assert minimal.of("HorizontalPodAutoscaler") == []
+    assert minimal.workload("api")["spec"]["replicas"] == 2
+
+
+def test_draining_a_node_takes_one_pod_of_a_kind_at_a_time(release):
+    budgets = {each["metadata"]["name"]: each["spec"]["maxUnavailable"] for each in release.of("PodDisruptionBudget")}
+    assert budgets == {release.workload(role)["metadata"]["name"]: 1 for role in ("api", "worker")}

@@ -112,6 +112,24 @@ def test_worker_that_must_stop_hands_its_job_back_and_another_finishes_it(house:
     assert list(store.list("donations")) == []
 
 
+def test_job_that_fails_while_its_worker_stops_is_for_the_next_worker_at_once(house: House, store: FaultyStore):
+    house.dataset("donations")
+    job = begin_delete(house, "donations")
+    stopped = make_worker(house)
+    gate = store.block("delete", "donations/*")
+    store.fail("delete", "donations/*", RuntimeError("broken off"))
+
+    with stepping(stopped):
+        gate.wait_arrived()
+        stopped.stop()
+        gate.release()
+    between = show(house, job)
+
+    assert between.state == "queued"
+    assert between.not_before is not None
+    assert between.not_before <= now()
+
+
 def test_signs_of_life_go_on_after_any_error(house: House, monkeypatch):
     worker = make_worker(house)
     given = threading.Event()

@@ -2,7 +2,7 @@
 {{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Short enough that the longest suffix ("-migrate") still makes a valid name. */}}
+{{/* Short enough that the longest suffix ("-dashboards") still makes a valid name. */}}
 {{- define "tarn.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
@@ -25,12 +25,17 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{/* What selects every pod of the release. */}}
+{{- define "tarn.releaseLabels" -}}
+app.kubernetes.io/name: {{ include "tarn.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
 {{/* What selects the pods of one component. Never changes between versions: selectors are immutable.
      Takes (list $ "component"), as do the helpers below it. */}}
 {{- define "tarn.selectorLabels" -}}
 {{- $root := first . -}}
-app.kubernetes.io/name: {{ include "tarn.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+{{ include "tarn.releaseLabels" $root }}
 app.kubernetes.io/component: {{ last . }}
 {{- end }}
 
@@ -54,7 +59,6 @@ annotations: {{- toYaml . | nindent 2 }}
 {{/* Service links would add TARN_… variables of Kubernetes' own, and Tarn refuses to start with any it does not know. */}}
 {{- define "tarn.podBasics" -}}
 enableServiceLinks: false
-automountServiceAccountToken: false
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
@@ -73,16 +77,21 @@ imagePullSecrets:
 {{- define "tarn.containerBasics" -}}
 image: {{ include "tarn.image" . | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
-securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities:
-    drop: [ALL]
-volumeMounts:
-  - name: scratch
-    mountPath: /scratch
-  - name: tmp
-    mountPath: /tmp
+securityContext: {{- include "tarn.containerSecurity" . | nindent 2 }}
+{{- end }}
+
+{{- define "tarn.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "tarn.mounts" -}}
+- name: scratch
+  mountPath: /scratch
+- name: tmp
+  mountPath: /tmp
 {{- end }}
 
 {{/* Takes (dict "scratch" size "tmp" size). */}}
@@ -106,6 +115,61 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- with .affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* Not empty where Spark works in pods of its own. */}}
+{{- define "tarn.sparkOnKubernetes" -}}
+{{- if hasPrefix "k8s://" .Values.spark.master }}yes{{ end }}
+{{- end }}
+
+{{- define "tarn.driverPort" -}}7078{{- end }}
+{{- define "tarn.blocksPort" -}}7079{{- end }}
+
+{{/* What is the same for every worker; what differs (its name, its address) is in PYSPARK_SUBMIT_ARGS. */}}
+{{- define "tarn.sparkConfig" -}}
+{{- $executors := .Values.spark.executors -}}
+spark-defaults.conf: |
+  spark.kubernetes.namespace {{ .Release.Namespace }}
+  spark.kubernetes.container.image {{ include "tarn.image" . }}
+  spark.kubernetes.container.image.pullPolicy {{ .Values.image.pullPolicy }}
+  spark.kubernetes.authenticate.executor.serviceAccountName {{ include "tarn.serviceAccountName" . }}
+  spark.kubernetes.executor.podTemplateFile /etc/tarn/spark/executor.yaml
+  spark.kubernetes.executor.podTemplateContainerName executor
+  spark.kubernetes.executor.disableConfigMap true
+  spark.kubernetes.executor.volumes.emptyDir.spark-local-dir-1.mount.path /scratch
+  spark.kubernetes.executor.volumes.emptyDir.spark-local-dir-1.options.sizeLimit {{ $executors.scratch }}
+  spark.kubernetes.executor.limit.cores {{ $executors.cores }}
+  spark.executor.cores {{ $executors.cores }}
+  spark.executor.memoryOverhead {{ $executors.memoryOverhead }}
+  spark.dynamicAllocation.enabled true
+  spark.dynamicAllocation.shuffleTracking.enabled true
+  spark.dynamicAllocation.minExecutors {{ $executors.min }}
+  spark.dynamicAllocation.maxExecutors {{ max $executors.min $executors.max }}
+  spark.driver.port {{ include "tarn.driverPort" . }}
+  spark.driver.blockManager.port {{ include "tarn.blocksPort" . }}
+  spark.blockManager.port {{ include "tarn.blocksPort" . }}
+executor.yaml: |
+  apiVersion: v1
+  kind: Pod
+  metadata: {{- include "tarn.podMetadata" (list . "executor") | nindent 4 }}
+  spec:
+    {{- include "tarn.podBasics" . | nindent 4 }}
+    # It speaks to its driver only. The identity at the object store does not need it.
+    automountServiceAccountToken: false
+    containers:
+      - name: executor
+        securityContext: {{- include "tarn.containerSecurity" . | nindent 10 }}
+        {{- with .Values.extraEnv }}
+        env: {{- toYaml . | nindent 10 }}
+        {{- end }}
+        volumeMounts:
+          - name: tmp
+            mountPath: /tmp
+    volumes:
+      - name: tmp
+        emptyDir:
+          sizeLimit: {{ $executors.tmp }}
+    {{- include "tarn.placement" $executors | nindent 4 }}
 {{- end }}
 
 {{/* The same settings for every process. Numbers go through toJson, as 1048576 would else become 1.048576e+06. */}}
