@@ -14,8 +14,8 @@ HERE = Path(__file__).parent
 DOCUMENT, RELEASED, DECLARED = HERE / "openapi.json", HERE / "released.txt", HERE / "breaking.txt"
 
 ABOUT_DECLARED = """\
-# What clients of the last release will miss, or must send from now on, and why: each line of `tarn`'s surface that a
-# change takes away or newly demands, as the failing test names it, below a comment with the reason. Emptied by a release.
+# What a change takes away from clients of the last release, or newly demands of them: each line as the failing test
+# names it, below a comment that says why. A release empties this file.
 """
 
 

@@ -16,10 +16,10 @@ from tarn_generated.client import AuthenticatedClient
 from tarn_generated.models import (
     Entity,
     EntityNotFoundProblem,
-    Kind,
     ExportOptions,
     GetEntityFreshType0,
     Job,
+    Kind,
     NewDataset,
     Written,
 )

@@ -18,6 +18,7 @@ from app.cli import (
     grants,
     jobs,
     keys,
+    load_file,
     mappings,
     operations,
     refs,
@@ -25,6 +26,7 @@ from app.cli import (
     statements,
     status,
     tenants,
+    top,
     whoami,
 )
 from app.cli.processes import add_processes
@@ -60,6 +62,7 @@ def _options(
 
 add_processes(app)
 client_command(app, "whoami", LAKE)(whoami.whoami)
+client_command(app, "load", LAKE)(load_file.load)
 app.add_typer(catalog.app, name="catalog", rich_help_panel=LAKE)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=LAKE)
 app.add_typer(entities.app, name="entities", rich_help_panel=LAKE)
@@ -87,6 +90,7 @@ app.add_typer(keys.app, name="keys", rich_help_panel=ADMINISTRATION)
 app.add_typer(grants.app, name="grants", rich_help_panel=ADMINISTRATION)
 client_command(app, "audit", ADMINISTRATION)(audit.audit)
 client_command(app, "status", ADMINISTRATION)(status.status)
+client_command(app, "top", ADMINISTRATION)(top.top)
 
 
 def main() -> None:

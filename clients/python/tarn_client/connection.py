@@ -7,7 +7,7 @@ that asks to wait (`Retry-After`), the same request goes out again, until patien
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -97,14 +97,13 @@ class Connection:
             raise _problem(response)
         return response
 
-    def _repeated(self, send: Any, while_locked: bool = False) -> httpx.Response:
+    def _repeated(self, send: Callable[[], httpx.Response], while_locked: bool = False) -> httpx.Response:
         """The answer to a request that may be sent again. Raises what the last try came to."""
         begun, tries = time.monotonic(), 0
         while True:
             failure: LakeError
             try:
-                answer: httpx.Response = send()
-                return answer
+                return send()
             except httpx.TransportError as error:
                 failure, asked = Unreachable(f"no whole answer from {self._http.base_url}: {_words(error)}"), 0.0
             except Problem as problem:

@@ -1,5 +1,6 @@
 """A dataset: written by a writer, read as records and tables."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,9 @@ from tarn_client.writer import CHUNK_BYTES, Commit, OnError, Writer
 
 Values = str | Sequence[str] | None
 Fresh = Literal["overlay", "flush", "snapshot"]
+
+WAIT = 30
+"""Seconds that one request waits for a job: some proxies break off what is silent for longer."""
 
 
 class Dataset:
@@ -103,30 +107,31 @@ class Dataset:
     def snapshot_files(self, snapshot: str) -> list[dict[str, Any]]:
         """The files of a snapshot, with what their writers observed of them."""
         with self._connection.stream(f"{self._path}/snapshots/{snapshot}/files", "application/x-ndjson") as response:
-            return [_json(line) for line in response.iter_lines() if line]
+            return [json.loads(line) for line in response.iter_lines() if line]
 
-    def flush(self, wait: float = 60) -> dict[str, Any]:
-        """Flush what waits in the journal into a snapshot, and wait for it; the job."""
-        job: dict[str, Any] = self._connection.write("POST", f"{self._path}/operations/flush", {"wait": wait}, body={})
-        return job
+    def flush(self) -> dict[str, Any]:
+        """Flush what waits in the journal into a snapshot; the job, when it is done. Raises Problem if it failed."""
+        return self._worked("flush", {})
 
-    def export(self, kind: str, to: str | Path, wait: float = 60) -> Path:
+    def export(self, kind: str, to: str | Path) -> Path:
         """Have an export made where it is stale, and fetch it; `kind` is `entities`, `statements`, and so on."""
-        body = {"kinds": [kind]}
-        job = self._connection.write("POST", f"{self._path}/operations/export", {"wait": wait}, body=body)
-        if job["problem"] is not None:
-            raise Problem(job["problem"])
-        (name,) = (one["name"] for one in self._connection.read(f"{self._path}/exports")["results"] if one["kind"] == kind)
+        self._worked("export", {"kinds": [kind]})
+        exports = self._connection.read(f"{self._path}/exports")["results"]
+        (name,) = (export["name"] for export in exports if export["kind"] == kind)
         with self._connection.stream(f"{self._path}/exports/{name}", "*/*") as response, Path(to).open("wb") as file:
-            for piece in response.iter_raw():
+            for piece in response.iter_bytes():
                 file.write(piece)
         return Path(to)
 
-
-def _json(line: str) -> Any:
-    import json
-
-    return json.loads(line)
+    def _worked(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A job of the server's worker, when it is done. Raises Problem if it failed or was cancelled."""
+        path = f"{self._path}/operations/{operation}"
+        job: dict[str, Any] = self._connection.write("POST", path, {"wait": WAIT}, body=body)
+        while job["finished"] is None:
+            job = self._connection.read(f"/v1/jobs/{job['id']}", {"wait": WAIT})
+        if job["state"] != "done":
+            raise Problem(job["problem"] or {"detail": f"the job {job['id']} was cancelled"})
+        return job
 
 
 def _list(values: Values) -> list[str]:

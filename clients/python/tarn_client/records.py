@@ -77,9 +77,11 @@ class Statements(Records):
     def batches(self) -> Iterator["pyarrow.RecordBatch"]:
         import pyarrow
 
-        with self._connection.stream(f"{self._path}/stream", ARROW, self._params) as response:
-            with pyarrow.ipc.open_stream(Body(response)) as reader:
-                yield from (batch.select(self.schema().names) for batch in reader)
+        with (
+            self._connection.stream(f"{self._path}/stream", ARROW, self._params) as response,
+            pyarrow.ipc.open_stream(Body(response)) as reader,
+        ):
+            yield from (batch.select(self.schema().names) for batch in reader)
 
 
 class Entities(Records):

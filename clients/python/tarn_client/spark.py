@@ -111,6 +111,7 @@ def boundaries(files: Sequence[dict[str, Any]], partitions: int) -> list[str]:
     return bounds
 
 
-def _between(part: Part) -> dict[str, Any]:
-    edges = [("gte", part.start), ("lt", part.stop)]
-    return {"and": [{"field": "canonical_id", "op": op, "value": edge} for op, edge in edges if edge is not None]}
+def _between(part: Part) -> dict[str, Any] | None:
+    given = [("gte", part.start), ("lt", part.stop)]
+    edges = [{"field": "canonical_id", "op": op, "value": edge} for op, edge in given if edge is not None]
+    return {"and": edges} if edges else None
