@@ -22,7 +22,10 @@ Wait = Annotated[bool, typer.Option(help="Wait until it is done.")]
 
 def flush(
     session: Session,
-    dataset: Annotated[str | None, typer.Argument(metavar="[DATASET]", help="One dataset instead of all.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Argument(metavar="[DATASET]", help="One dataset instead of all.", autocompletion=dataset_names),
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until the snapshot is made.")] = True,
 ) -> None:
     """Flush what waits in the journal into snapshots: of one dataset, or of all that you may maintain."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.output import as_table, printed
+from app.cli.paths import at
 from app.cli.session import Session
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from app.cli.client import Client
 
+TENANTS = "/v1/admin/tenants"
 MOST_TENANTS = 20
 COLUMNS = {
     "journal": ("dataset", "rows", "waiting"),
@@ -56,8 +58,8 @@ def _look(client: "Client") -> tuple[dict[str, Any], datetime]:
     """What the server says of its work and its tenants, and when, by its own clock."""
     answer = client.request("GET", "/v1/admin/worker")
     tenants = [
-        {"tenant": each["name"], **client.document("GET", f"/v1/admin/tenants/{each['name']}/limits")}
-        for each in client.each("/v1/admin/tenants", MOST_TENANTS)
+        {"tenant": each["name"], **client.document("GET", at(TENANTS, each["name"], "limits"))}
+        for each in client.each(TENANTS, MOST_TENANTS)
     ]
     return {**answer.json(), "tenants": tenants}, parsedate_to_datetime(answer.headers["Date"])
 
@@ -66,17 +68,18 @@ def _shown(work: dict[str, Any], now: datetime) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[Any] = [Text(_summary(work, now), style="bold")]
+    parts: list[Any] = [Text(summary(work, now), style="bold")]
     for title, rows in _rows(work, now).items():
         if rows:
             parts += [Text(f"\n{title}", style="bold"), as_table(rows, COLUMNS[title], header=True)]
     return Group(*parts)
 
 
-def _summary(work: dict[str, Any], now: datetime) -> str:
+def summary(work: dict[str, Any], now: datetime) -> str:
+    """All of it in one line."""
     waiting, queued = work["journal"], sum(each["jobs"] for each in work["jobs"] if each["state"] == "queued")
     rows = sum(each["rows"] for each in waiting)
-    lag = f", the oldest for {_since(waiting[0]['oldest'], now)}" if waiting else ""
+    lag = f", the oldest for {since(waiting[0]['oldest'], now)}" if waiting else ""
     return (
         f"{rows:,} rows wait in {len(waiting)} journals{lag}; "
         f"{len(work['running'])} jobs run and {queued} wait; {len(work['workers'])} workers"
@@ -86,12 +89,12 @@ def _summary(work: dict[str, Any], now: datetime) -> str:
 def _rows(work: dict[str, Any], now: datetime) -> dict[str, list[dict[str, Any]]]:
     busy = Counter(job["tenant"] for job in work["running"])
     return {
-        "journal": [{**each, "waiting": _since(each["oldest"], now)} for each in work["journal"]],
+        "journal": [{**each, "waiting": since(each["oldest"], now)} for each in work["journal"]],
         "running": [
-            {**job, "progress": _progress(job["progress"]), "since": _since(job["started"], now)}
+            {**job, "progress": how_far(job["progress"]), "since": since(job["started"], now)}
             for job in work["running"]
         ],
-        "workers": [{**each, "seen": f"{_since(each['seen'], now)} ago"} for each in work["workers"]],
+        "workers": [{**each, "seen": f"{since(each['seen'], now)} ago"} for each in work["workers"]],
         "tenants": [
             {
                 "tenant": each["tenant"],
@@ -104,14 +107,15 @@ def _rows(work: dict[str, Any], now: datetime) -> dict[str, list[dict[str, Any]]
     }
 
 
-def _progress(progress: dict[str, Any] | None) -> str | None:
+def how_far(progress: dict[str, Any] | None) -> str | None:
+    """How far a job is, where it tells."""
     if progress is None:
         return None
     total = "" if progress["total"] is None else f" of {progress['total']:,}"
     return f"{progress['done']:,}{total} {progress['unit']}"
 
 
-def _since(moment: str | None, now: datetime) -> str:
+def since(moment: str | None, now: datetime) -> str:
     """How long ago something was, in words that stay short."""
     if moment is None:
         return "-"
