@@ -46,9 +46,10 @@ def python(folder: Path) -> Path:
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
         json.dump(config, file)
         file.flush()
-        command = [Path(sys.executable).parent / "openapi-python-client", "generate", "--path", DOCUMENT]
-        options = ["--config", file.name, "--meta", "none", "--output-path", package, "--overwrite"]
-        _run([*command, *options, "--fail-on-warning"], folder)
+        generator = Path(sys.executable).parent / "openapi-python-client"
+        command: list[str | Path] = [generator, "generate", "--path", DOCUMENT, "--fail-on-warning"]
+        options: list[str | Path] = ["--config", file.name, "--meta", "none", "--output-path", package, "--overwrite"]
+        _run([*command, *options], folder)
     return package
 
 

@@ -17,11 +17,11 @@ def test_top_in_a_pipe_shows_once_what_waits_and_for_whom(tarn: Tarn, dataset: s
     tarn("entities", "load", dataset, "-", stdin='{"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}')
 
     shown = tarn("top").stdout
-    (journal,) = (line.split() for line in shown.splitlines() if line.startswith(dataset))
+    journal, of_tenant = (line.split() for line in shown.splitlines() if line.startswith(dataset))
     document = tarn.json("top")
 
     assert " rows wait in " in shown.splitlines()[0]
-    assert journal[:2] == [dataset, "2"]
+    assert (journal[:2], of_tenant) == ([dataset, "2"], [tenant, "0", "0", "0"])
     assert {each["dataset"]: each["rows"] for each in document["journal"]}[dataset] == 2
     assert tenant in {each["tenant"] for each in document["tenants"]}
     assert tarn("top", "--once").stdout.splitlines()[0].endswith("workers")

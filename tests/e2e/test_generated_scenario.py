@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from clients import generate
+from clients.document import HERE
 from tests.server import Server
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -38,7 +39,7 @@ def arguments(server: Server) -> tuple[str, str, str]:
 
 def test_python_client_is_typed_and_does_what_a_client_must(server: Server, tmp_path: Path):
     generate.python(tmp_path)
-    copy(generate.HERE / "scenario.py", tmp_path)
+    copy(HERE / "scenario.py", tmp_path)
 
     run(tmp_path, sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull, "scenario.py")
     found = json.loads(run(tmp_path, sys.executable, "scenario.py", *arguments(server)))

@@ -120,7 +120,7 @@ class Connection:
 
 def _backoff(tries: int) -> float:
     """Seconds to wait: twice as long every time, and never in step with others who wait for the same."""
-    return min(LONGEST_WAIT, FIRST_WAIT * 2**tries) * random.uniform(0.5, 1)  # noqa: S311 - no secret
+    return min(LONGEST_WAIT, FIRST_WAIT * 2.0**tries) * random.uniform(0.5, 1)  # noqa: S311 - no secret
 
 
 def _problem(response: httpx.Response) -> Problem:
