@@ -11,6 +11,7 @@ from typing import TypeVar
 from tarn_generated.api.datasets import create_dataset
 from tarn_generated.api.entities import add_entities, get_entity, stream_entities
 from tarn_generated.api.exports import get_export
+from tarn_generated.api.jobs import get_job
 from tarn_generated.api.operations import export_dataset, flush_dataset
 from tarn_generated.client import AuthenticatedClient
 from tarn_generated.models import (
@@ -35,6 +36,14 @@ def done(answer: object, kind: type[Answer]) -> Answer:
     return answer
 
 
+def over(client: AuthenticatedClient, answer: object) -> Job:
+    """A job when it is over: the first flush of a server starts Spark, which may take longer than one wait."""
+    job = done(answer, Job)
+    while job.finished is None:
+        job = done(get_job.sync(job.id, client=client, wait=60), Job)
+    return job
+
+
 def lines(answer: object) -> int:
     """How many records a file has."""
     return len(done(answer, File).payload.read().splitlines())
@@ -50,13 +59,13 @@ def main(url: str, key: str, name: str) -> None:
             add_entities.sync(name, client=client, body=File(payload=body), origin="python"),
             Written,
         )
-        flushed = done(flush_dataset.sync(name, client=client, wait=60), Job)
+        flushed = over(client, flush_dataset.sync(name, client=client, wait=60))
         fresh = GetEntityFreshType0.SNAPSHOT
         jane = done(get_entity.sync(name, "jane", client=client, fresh=fresh), Entity)
         missing = done(get_entity.sync(name, "nobody", client=client), EntityNotFoundProblem)
         streamed = lines(stream_entities.sync(name, client=client))
         options = ExportOptions(kinds=[Kind.ENTITIES])
-        made = done(export_dataset.sync(name, client=client, body=options, wait=60), Job)
+        made = over(client, export_dataset.sync(name, client=client, body=options, wait=60))
         exported = lines(get_export.sync(name, "entities.ftm.json", client=client))
     found = {
         "written": [written.entities, written.statements],
