@@ -1,6 +1,7 @@
 # make run    a server on 127.0.0.1:8000 with SQLite and ./data
 # make test   everything CI runs
 # make faults the fault cases and the simulation, at length
+# make openapi the API's document, anew; make api-release: hold later versions to it
 # make check  format, lint, types, import contract, tests: what clean means
 
 PYTHON  ?= $(shell command -v python3.11 || command -v python3)
@@ -13,7 +14,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: run test check again lint bench faults setup system tools docs lock clean
+.PHONY: run test check again lint bench faults setup system tools docs openapi api-release lock clean
 
 run: setup
 	$(BIN)/tarn serve
@@ -55,7 +56,8 @@ $(VENV)/.done: pyproject.toml constraints.txt
 system:
 	@sh .ci/system
 
-# The S3 server and Helm that tests use, built where Go is at hand; without it their tests say so and skip.
+# The S3 server and Helm that tests use, built where Go is at hand, and what makes the TypeScript client, where npm is;
+# without them their tests say so and skip.
 tools:
 	@sh .ci/tools $(TOOLS)
 
@@ -63,6 +65,13 @@ docs: setup
 	{ printf "# Settings\n\nEvery setting is an environment variable. This table is made from the code by \`make docs\`.\n\n"; \
 	  $(BIN)/tarn settings; } > docs/settings.md
 	$(BIN)/python -m tests.ship.chart_settings
+
+openapi: setup
+	$(BIN)/python -m clients.document
+
+# What the document promises now is what later versions must keep, or break in words: clients/breaking.txt.
+api-release: setup
+	$(BIN)/python -m clients.document --release
 
 lock:
 	rm -rf $(TOOLS)/lock && $(PYTHON) -m venv $(TOOLS)/lock

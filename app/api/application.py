@@ -42,6 +42,8 @@ from app.api.services import Services
 from app.memory import GivingBack
 from app.query.running import Reporter
 
+TITLE, VERSION, ABOUT = "Tarn", "1", "A lakehouse for FollowTheMoney data."
+
 ROUTERS = (
     system.routes,
     docs.routes,
@@ -85,9 +87,9 @@ def create_app(services: Services) -> FastAPI:
             yield
 
     app = FastAPI(
-        title="Tarn",
-        version="1",
-        description="A lakehouse for FollowTheMoney data.",
+        title=TITLE,
+        version=VERSION,
+        description=ABOUT,
         # The document and the page are routes of ours: `docs`.
         openapi_url=None,
         # A redirect would be built from whatever the Host header says.
@@ -121,26 +123,33 @@ def create_app(services: Services) -> FastAPI:
     return app
 
 
+def openapi_document() -> dict[str, Any]:
+    """FastAPI's document, with problems under their own media type and the ways to authenticate.
+
+    It is the same whatever the settings are.
+    """
+    document = get_openapi(
+        title=TITLE,
+        version=VERSION,
+        description=ABOUT,
+        routes=[route for router in ROUTERS for route in router.routes],
+        separate_input_output_schemas=False,
+    )
+    document["components"]["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer", "description": "An API key, or a JWT of the issuer."}
+    }
+    for operation in (op for path in document["paths"].values() for op in path.values()):
+        if "401" in operation["responses"]:
+            operation["security"] = [{"key": []}]
+        for status, response in operation["responses"].items():
+            content = response.get("content", {})
+            if status >= "400" and "Readiness" not in str(content):
+                response["content"] = {problems.MEDIA_TYPE: next(iter(content.values()))}
+    events.describe(document)
+    return document
+
+
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with problems under their own media type and the ways to authenticate."""
     if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title,
-            version=app.version,
-            description=app.description,
-            routes=app.routes,
-            separate_input_output_schemas=False,
-        )
-        document["components"]["securitySchemes"] = {
-            "key": {"type": "http", "scheme": "bearer", "description": "An API key, or a JWT of the issuer."}
-        }
-        for operation in (op for path in document["paths"].values() for op in path.values()):
-            if "401" in operation["responses"]:
-                operation["security"] = [{"key": []}]
-            for status, response in operation["responses"].items():
-                content = response.get("content", {})
-                if status >= "400" and "Readiness" not in str(content):
-                    response["content"] = {problems.MEDIA_TYPE: next(iter(content.values()))}
-        events.describe(document)
-        app.openapi_schema = document
+        app.openapi_schema = openapi_document()
     return app.openapi_schema

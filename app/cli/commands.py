@@ -19,6 +19,7 @@ from app.cli import (
     grants,
     jobs,
     keys,
+    load_file,
     locks,
     mappings,
     operations,
@@ -29,6 +30,7 @@ from app.cli import (
     status,
     tags,
     tenants,
+    top,
     webhooks,
     whoami,
 )
@@ -66,6 +68,7 @@ def _options(
 
 add_processes(app)
 client_command(app, "whoami", LAKE)(whoami.whoami)
+client_command(app, "load", LAKE)(load_file.load)
 app.add_typer(catalog.app, name="catalog", rich_help_panel=LAKE)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=LAKE)
 app.add_typer(entities.app, name="entities", rich_help_panel=LAKE)
@@ -98,6 +101,7 @@ app.add_typer(grants.app, name="grants", rich_help_panel=ADMINISTRATION)
 app.add_typer(webhooks.app, name="webhooks", rich_help_panel=ADMINISTRATION)
 client_command(app, "audit", ADMINISTRATION)(audit.audit)
 client_command(app, "status", ADMINISTRATION)(status.status)
+client_command(app, "top", ADMINISTRATION)(top.top)
 
 
 def main() -> None:

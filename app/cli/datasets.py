@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from app.cli.completion import dataset_names
 from app.cli.failures import Misuse, ProblemAnswered
 from app.cli.jobs import awaited
 from app.cli.metadata import Assignments, Description, File, Summary, Title, read_metadata
@@ -15,7 +16,7 @@ from app.cli.session import Session, Yes, client_command
 BASE = "/v1/datasets"
 app = typer.Typer(no_args_is_help=True, help="Datasets: made, described, deleted.")
 
-Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name.")]
+Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name.", autocompletion=dataset_names)]
 
 
 @client_command(app, "list")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from app.cli.completion import dataset_names
 from app.cli.datasets import BASE
 from app.cli.failures import Failure, Misuse
 from app.cli.loads import load as send
@@ -41,7 +42,7 @@ FLUSH_SECONDS = 60.0
 
 KINDS = {"ndjson": "application/x-ndjson", "json": "application/json"}
 
-Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.")]
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.", autocompletion=dataset_names)]
 EntityId = Annotated[str, typer.Argument(metavar="ID", help="An entity id, canonical id or referent.")]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.completion import dataset_names
 from app.cli.datasets import BASE
 from app.cli.failures import Failure, Misuse
 from app.cli.options import Out, Quiet
@@ -22,7 +23,7 @@ CHECKSUM_DIGITS = 64
 FETCH_SECONDS = 3600
 """How long the server may take over a fetch."""
 
-Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.")]
+Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.", autocompletion=dataset_names)]
 
 
 @client_command(app, "put")

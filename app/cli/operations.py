@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.completion import dataset_names
 from app.cli.failures import Cancelled, ProblemAnswered
 from app.cli.jobs import awaited
 from app.cli.options import Quiet
@@ -12,7 +13,7 @@ from app.cli.paths import at
 from app.cli.progress import progress
 from app.cli.session import Session
 
-Name = Annotated[str, typer.Argument(metavar="DATASET")]
+Name = Annotated[str, typer.Argument(metavar="DATASET", autocompletion=dataset_names)]
 BETWEEN_LOOKS = 1.0
 """Seconds between two looks at how far a job is."""
 
@@ -21,7 +22,10 @@ Wait = Annotated[bool, typer.Option(help="Wait until it is done.")]
 
 def flush(
     session: Session,
-    dataset: Annotated[str | None, typer.Argument(metavar="[DATASET]", help="One dataset instead of all.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Argument(metavar="[DATASET]", help="One dataset instead of all.", autocompletion=dataset_names),
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until the snapshot is made.")] = True,
 ) -> None:
     """Flush what waits in the journal into snapshots: of one dataset, or of all that you may maintain."""

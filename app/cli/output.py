@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 PROSE = frozenset({"title", "label", "target", "value", "message"})
@@ -36,14 +37,14 @@ class Output:
             return
         named_first = sorted({**document, **people_only}.items(), key=lambda item: item[0] != "name")
         shown = [{"field": field, "value": value} for field, value in _flat(dict(named_first))]
-        _print(_table(shown, ("field", "value"), header=False))
+        printed(as_table(shown, ("field", "value"), header=False))
 
     def table(self, documents: Iterable[dict[str, Any]], *columns: str) -> None:
         """A list. People see these columns of it; programs see an array with all there is."""
         if self.as_json:
             self.json(list(documents))
         else:
-            _print(_table(list(documents), columns, header=True))
+            printed(as_table(list(documents), columns, header=True))
 
     def json(self, document: Any) -> None:
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
@@ -83,7 +84,8 @@ def _cell(value: Any) -> str:
     return f"{moment[1]}Z" if moment else printable(text)
 
 
-def _table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -> "Table":
+def as_table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -> "Table":
+    """These columns of some documents."""
     from rich.table import Table
     from rich.text import Text
 
@@ -96,7 +98,8 @@ def _table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -> 
     return table
 
 
-def _print(table: "Table") -> None:
+def printed(table: "RenderableType") -> None:
+    """Print a table, or several, as wide as it must be."""
     from rich.console import Console
 
     unbounded = Console(highlight=False, width=UNBOUNDED)

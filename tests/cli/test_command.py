@@ -3,15 +3,19 @@
 import json
 import os
 import pty
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from app.cli.failures import Cancelled, Misuse, ProblemAnswered, Unreachable
 from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment
 
+DOCS = Path(__file__).parents[2] / "docs"
 NOWHERE = "http://127.0.0.1:1"
 
 
@@ -50,6 +54,36 @@ def test_without_a_server_it_says_how_to_get_one(server: Server):
     assert failed.stderr == (
         f"tarn: no server answers at {NOWHERE}: start one with make run or tarn serve, or name one with --url\n"
     )
+
+
+def test_interrupt_ends_a_load_with_130_and_nothing_is_taken(server: Server, tarn: Tarn, dataset: str):
+    line = b'{"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}\n'
+    with subprocess.Popen(
+        [*TARN, "load", "--dataset", dataset],
+        cwd=server.folder,
+        env=clean_environment(TARN_URL=server.url),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        # More than a pipe and the first piece hold: when it is written, the command has begun to send.
+        process.stdin.write(line * 10_000)
+        process.stdin.flush()
+        process.send_signal(signal.SIGINT)
+        code = process.wait(60)
+        process.stdin.close()
+
+    assert code == 130
+    assert tarn("entities", "query", dataset).stdout == ""
+
+
+def test_exit_codes_are_those_in_the_docs_and_in_the_help(server: Server):
+    documented = set(re.findall(r"^\| (\d+) \|", (DOCS / "clients.md").read_text(), re.MULTILINE))
+    known = {str(failure.exit_code) for failure in (ProblemAnswered, Cancelled, Misuse, Unreachable)}
+
+    assert documented == {"0", "130", *known}
+    assert all(f"{code} " in run(server, "--help").stdout.partition("Exit codes:")[2] for code in sorted(known))
 
 
 @pytest.mark.parametrize("args", [("whoami", "--nonsense"), ("nonsense",), ("tenants", "show"), ("whoami", "--url=x")])

@@ -1,0 +1,147 @@
+"""What an OpenAPI document promises to clients and demands of them, a line each, so that two versions can be compared.
+
+A later version may promise more and demand less. A promise that is gone breaks whoever relied on it, and a demand that
+is new breaks whoever does not meet it. Names of operations and of schemata are promises too: generated clients have
+them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+COMPONENT = "#/components/schemas/"
+DEMAND = "! "
+"""How a line of a demand begins, where promises and demands stand in one text."""
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Lines of promises and of demands."""
+
+    promises: frozenset[str]
+    demands: frozenset[str]
+
+    def broken_by(self, later: "Surface") -> set[str]:
+        """What a later version takes away from this one, or newly demands."""
+        return {*(self.promises - later.promises), *(later.demands - self.demands)}
+
+    def text(self) -> str:
+        lines = [*self.promises, *(DEMAND + demand for demand in self.demands)]
+        return "".join(f"{line}\n" for line in sorted(lines))
+
+    @classmethod
+    def parse(cls, text: str) -> "Surface":
+        lines = text.splitlines()
+        demands = frozenset(line.removeprefix(DEMAND) for line in lines if line.startswith(DEMAND))
+        return cls(frozenset(line for line in lines if not line.startswith(DEMAND)), demands)
+
+
+def surface(document: Json) -> Surface:
+    """The surface of a document."""
+    found = _Found(document.get("components", {}).get("schemas", {}))
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            found.operation(f"{method.upper()} {path}", operation)
+    return Surface(frozenset(found.promises), frozenset(found.demands))
+
+
+class _Found:
+    """The lines found so far, and the schemata that were looked at on either side."""
+
+    def __init__(self, schemata: dict[str, Json]) -> None:
+        self._schemata = schemata
+        self._sent: set[str] = set()
+        self._received: set[str] = set()
+        self.promises: set[str] = set()
+        self.demands: set[str] = set()
+
+    def operation(self, name: str, operation: Json) -> None:
+        self.promises.add(f"{name} is {operation['operationId']}")
+        for parameter in operation.get("parameters", ()):
+            what = f"{parameter['in']} {parameter['name']}"
+            self._takes(f"{name} takes {what}", parameter["schema"])
+            if parameter.get("required"):
+                self.demands.add(f"{name} needs {what}")
+        body = operation.get("requestBody", {})
+        for kind, content in body.get("content", {}).items():
+            self._takes(f"{name} takes {kind}", content.get("schema", {}))
+        if body.get("required"):
+            self.demands.add(f"{name} needs a body")
+        for status, response in operation["responses"].items():
+            self.promises.add(f"{name} answers {status}")
+            for kind, content in response.get("content", {}).items():
+                schema = content.get("schema", {})
+                if status < "400":
+                    self._gives(f"{name} answers {status} {kind}", schema)
+                # Which problems a status stands for may change; what each of them says may not.
+                for form in _forms(schema):
+                    self._members(form, self._received, self._shows)
+
+    def _takes(self, what: str, schema: Json) -> None:
+        """A place where clients send: each form that it takes is a promise, and so is each value of an enum."""
+        for form in _forms(schema):
+            self.promises.add(f"{what}: {_name(form)}")
+            self.promises.update(f"{what}: {value!r}" for value in form.get("enum", ()))
+            for inner in _inner(form):
+                self._takes(f"{what} item", inner)
+            self._members(form, self._sent, self._sends)
+
+    def _sends(self, owner: str, schema: Json) -> None:
+        for prop, inner in schema.get("properties", {}).items():
+            self._takes(f"{owner} takes {prop}", inner)
+        self.demands.update(f"{owner} needs {prop}" for prop in schema.get("required", ()))
+        self.promises.update(f"{owner} takes {value!r}" for value in schema.get("enum", ()))
+
+    def _gives(self, what: str, schema: Json) -> None:
+        """A place where clients read: each form is a promise; that it may be null is something they must bear."""
+        for form in _forms(schema):
+            if form.get("type") == "null":
+                self.demands.add(f"{what}: may be null")
+                continue
+            self.promises.add(f"{what}: {_name(form)}")
+            for inner in _inner(form):
+                self._gives(f"{what} item", inner)
+            self._members(form, self._received, self._shows)
+
+    def _shows(self, owner: str, schema: Json) -> None:
+        for prop, inner in schema.get("properties", {}).items():
+            self._gives(f"{owner} has {prop}", inner)
+        self.promises.update(f"{owner} always has {prop}" for prop in schema.get("required", ()))
+
+    def _members(self, form: Json, seen: set[str], look: Any) -> None:
+        """Look at a schema once, by its name."""
+        name = _name(form)
+        if "$ref" not in form or name in seen:
+            return
+        seen.add(name)
+        schema = self._schemata[name]
+        look(name, schema)
+        for alternative in _forms(schema):
+            if "$ref" in alternative:
+                self._members(alternative, seen, look)
+
+
+def _forms(schema: Json) -> Iterator[Json]:
+    """The alternatives of a schema, or the schema."""
+    alternatives = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
+    if alternatives is None:
+        yield schema
+        return
+    for alternative in alternatives:
+        yield from _forms(alternative)
+
+
+def _inner(form: Json) -> Iterator[Json]:
+    """What an array or a map holds."""
+    yield from (form[inner] for inner in ("items", "additionalProperties") if isinstance(form.get(inner), dict))
+
+
+def _name(form: Json) -> str:
+    if "$ref" in form:
+        return str(form["$ref"]).removeprefix(COMPONENT)
+    if "const" in form:
+        return repr(form["const"])
+    kind, detail = form.get("type", "any"), form.get("format") or form.get("contentMediaType")
+    return f"{kind} ({detail})" if detail else str(kind)

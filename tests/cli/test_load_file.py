@@ -1,0 +1,76 @@
+"""`tarn load`: a file as FtM's tools write them, or what they pipe."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Tarn
+from tests.cli.test_progress import on_terminal
+from tests.server import Server
+
+JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
+FACT = {"entity_id": "joe", "canonical_id": "joe", "schema": "Person", "prop": "name", "value": "Joe"}
+CSV = "canonical_id,entity_id,prop,schema,value\njim,jim,name,Person,Jim\n"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content", "entity"),
+    [
+        ("ftm.json", json.dumps(JANE) + "\n", "jane"),
+        ("json", json.dumps([JANE], indent=2), "jane"),
+        ("ndjson", json.dumps(FACT), "joe"),
+        ("json", json.dumps([FACT]), "joe"),
+        ("csv", CSV, "jim"),
+        ("txt", CSV, "jim"),
+    ],
+)
+def test_load_finds_out_what_a_file_holds_and_for_which_dataset_it_is(
+    tarn: Tarn, name: str, tmp_path: Path, suffix: str, content: str, entity: str
+):
+    file = tmp_path / f"{name}.{suffix}"
+    file.write_text(content)
+
+    tarn("load", str(file), "--create", "--origin", "crawl")
+
+    assert tarn.json("entities", "get", name, entity)["origin"] == ["crawl"]
+
+
+def test_load_takes_a_pipe_and_compressed_files_into_the_dataset_that_is_named(
+    tarn: Tarn, dataset: str, tmp_path: Path
+):
+    file = tmp_path / "entities.ftm.json.gz"
+    file.write_bytes(gzip.compress(json.dumps(JANE).encode()))
+
+    piped = tarn.json("load", "--dataset", dataset, stdin=json.dumps(JANE | {"id": "joe"}))
+    read = tarn.json("load", str(file), "-d", dataset, "--create")
+
+    assert (piped["entities"], read["entities"]) == (1, 1)
+    assert len(tarn("entities", "query", dataset).stdout.splitlines()) == 2
+
+
+def test_load_without_a_place_or_of_nothing_known_changes_nothing(tarn: Tarn, name: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(b"what is this")
+    (tmp_path / f"{name}.json").write_text(json.dumps(JANE))
+
+    nowhere = tarn("load", stdin=json.dumps(JANE), code=2)
+    unknown = tarn("load", str(tmp_path / name), "--create", code=2)
+    missing = tarn("load", str(tmp_path / f"{name}.json"), code=1)
+
+    assert "give --dataset" in nowhere.stderr
+    assert "does not tell what it holds" in unknown.stderr
+    assert "(dataset-not-found)" in missing.stderr
+    tarn("datasets", "show", name, code=1)
+
+
+def test_load_shows_rows_rate_and_time_left_on_a_terminal(server: Server, dataset: str, tmp_path: Path):
+    people = [JANE | {"id": f"p{number}"} for number in range(2000)]
+    file = tmp_path / f"{dataset}.ftm.json"
+    file.write_text("".join(f"{json.dumps(person)}\n" for person in people))
+
+    code, printed, seen = on_terminal(server, "load", str(file))
+
+    assert (code, "2000" in printed) == (0, True)
+    assert f"loading entities into {dataset}" in seen
+    assert "2,000 rows, " in seen
