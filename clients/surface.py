@@ -24,8 +24,14 @@ class Surface:
     demands: frozenset[str]
 
     def broken_by(self, later: "Surface") -> set[str]:
-        """What a later version takes away from this one, or newly demands."""
-        return {*(self.promises - later.promises), *(later.demands - self.demands)}
+        """What a later version takes away from this one, or newly demands of what is here already."""
+        return {*(self.promises - later.promises), *filter(self._is_of, later.demands - self.demands)}
+
+    def _is_of(self, demand: str) -> bool:
+        """Whether it is on a route, a schema or a property that is promised here: on another one it is no news."""
+        whole, null, _ = demand.partition("may be null")
+        beginning = whole if null else demand.partition("needs ")[0]
+        return any(promise.startswith(beginning) for promise in self.promises)
 
     def text(self) -> str:
         lines = [*self.promises, *(DEMAND + demand for demand in self.demands)]

@@ -12,7 +12,7 @@ from httpx2 import Response
 from sqlalchemy import update
 
 from app.api.access import TABLE
-from app.db.tables import api_keys
+from app.db.tables import api_keys, queue
 from app.lake.datasets import Dataset
 from app.model.ids import now
 from app.settings import Settings, load_settings
@@ -40,6 +40,8 @@ ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}
 STATEMENT = b'{"entity_id": "jane", "schema": "Person", "prop": "name", "value": "Jane Doe"}'
 PERSON = {"schema": "Person", "key": "id", "properties": {"name": {"column": "name"}}}
 MAPPING = {"csv_url": "http://127.0.0.1:9/data.csv", "entities": {"person": PERSON}}
+ITEM = {"action": "UPSERT", "resource": "entity", "payload": ENTITY}
+HOOK = {"url": "https://example.org/hook", "secret": "of at least sixteen letters"}
 RECORDS = {"Content-Type": "application/x-ndjson"}
 D = "/v1/datasets/test"
 
@@ -105,6 +107,18 @@ class Desk:
         made = self.given("POST", f"{self.tenant(tenant)}/grants", {"dataset": "test", "level": "read"})
         return f"/v1/admin/grants/{made['id']}"
 
+    def item(self) -> str:
+        return f"{D}/queue/{self.given('POST', f'{D}/queue', ITEM | {'to': 'admin'})['id']}"
+
+    def taken(self) -> tuple[str, str]:
+        """An item that was taken, and its token."""
+        self.item()
+        item = self.given("POST", f"{D}/queue/pop", {})
+        return f"{D}/queue/{item['id']}", item["token"]
+
+    def lock(self, name: str) -> str:
+        return str(self.given("PUT", f"{D}/locks/{name}", {"ttl": 60})["token"])
+
     def job(self) -> str:
         return f"/v1/jobs/{self.given('POST', f'{D}/operations/compact')['id']}"
 
@@ -116,6 +130,20 @@ def _retry_job(desk: Desk, do: Do) -> Response:
     job = desk.job()
     desk.given("DELETE", job)
     return do("POST", f"{job}/retry")
+
+
+def _ack_queue_item(desk: Desk, do: Do) -> Response:
+    item, token = desk.taken()
+    return do("POST", f"{item}/ack", {"token": token})
+
+
+def _retry_queue_item(desk: Desk, do: Do) -> Response:
+    item, token = desk.taken()
+    while desk.given("POST", f"{item}/ack", {"token": token, "error": "no"})["state"] != "dead":
+        with desk.house.services.database.write() as connection:
+            connection.execute(update(queue).values(not_before=None))
+        token = desk.given("POST", f"{D}/queue/pop", {})["token"]
+    return do("POST", f"{item}/retry")
 
 
 SUCCESS: dict[str, Callable[[Desk, Do], Response]] = {
@@ -164,6 +192,15 @@ SUCCESS: dict[str, Callable[[Desk, Do], Response]] = {
     "export_dataset": lambda _, do: do("POST", f"{D}/operations/export", {"kinds": ["statements"]}),
     "make_dataset": lambda _, do: do("POST", f"{D}/operations/make"),
     "crawl_dataset": lambda desk, do: do("POST", f"{D}/operations/crawl", {"uri": str(desk.drop)}),
+    "set_tag": lambda _, do: do("PUT", f"{D}/tag?key=one"),
+    "delete_tag": lambda desk, do: desk.given("PUT", f"{D}/tag?key=two") and do("DELETE", f"{D}/tag?key=two"),
+    "add_queue_item": lambda _, do: do("POST", f"{D}/queue", ITEM),
+    "pop_queue_item": lambda desk, do: desk.item() and do("POST", f"{D}/queue/pop", {}),
+    "ack_queue_item": _ack_queue_item,
+    "retry_queue_item": _retry_queue_item,
+    "delete_queue_item": lambda desk, do: do("DELETE", desk.item()),
+    "take_lock": lambda _, do: do("PUT", f"{D}/locks/one", {"ttl": 60}),
+    "release_lock": lambda desk, do: do("DELETE", f"{D}/locks/two?token={desk.lock('two')}"),
     "flush_datasets": lambda _, do: do("POST", "/v1/operations/flush"),
     "retry_job": _retry_job,
     "cancel_job": lambda desk, do: do("DELETE", desk.job()),
@@ -175,6 +212,14 @@ SUCCESS: dict[str, Callable[[Desk, Do], Response]] = {
     "create_grant": lambda desk, do: do("POST", f"{desk.tenant('six')}/grants", {"dataset": "test", "level": "read"}),
     "delete_grant": lambda desk, do: do("DELETE", desk.grant("seven")),
     "set_limits": lambda desk, do: do("PUT", f"{desk.tenant('eight')}/limits", {"rate_limit": 5}),
+    "set_webhook": lambda desk, do: do("PUT", f"{desk.tenant('nine')}/webhooks", HOOK),
+    "delete_webhook": lambda desk, do: (
+        desk.given("PUT", f"{desk.tenant('ten')}/webhooks", HOOK) and do("DELETE", "/v1/admin/tenants/ten/webhooks")
+    ),
+    "force_release_lock": lambda desk, do: (
+        desk.lock("three")
+        and do("DELETE", f"/v1/admin/locks/{desk.given('GET', '/v1/admin/locks')['results'][-1]['id']}")
+    ),
 }
 """By operationId: a request that succeeds, after what it needs has been made."""
 
