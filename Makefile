@@ -2,6 +2,7 @@
 # make test   everything CI runs
 # make faults the fault cases and the simulation, at length
 # make openapi the API's document, anew; make api-release: hold later versions to it
+# make fuzz   the OpenAPI document fuzzed as each role, at length
 # make check  format, lint, types, import contract, tests: what clean means
 
 PYTHON  ?= $(shell command -v python3.11 || command -v python3)
@@ -14,7 +15,7 @@ PYTEST  := $(BIN)/python -m pytest
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
-.PHONY: run test check again lint bench faults setup system tools docs openapi api-release lock clean
+.PHONY: run test check again lint bench faults fuzz setup system tools docs openapi api-release lock clean
 
 run: setup
 	$(BIN)/tarn serve
@@ -40,6 +41,12 @@ lint: setup
 faults: setup tools
 	FAULT_SEEDS=$${FAULT_SEEDS:-20} READ_TRIALS=$${READ_TRIALS:-10000} SIM_SEEDS=$${SIM_SEEDS:-1000} \
 		HISTORIES=$${HISTORIES:-24} OUTAGE_SECONDS=$${OUTAGE_SECONDS:-30} $(PYTEST) tests/faults tests/simulation tests/pipeline tests/query/test_histories.py -n 2 --dist loadgroup
+
+# Every phase of schemathesis with a hundred examples a route, for each role; takes hours. A seed that failed is given
+# again by FUZZ_SEED.
+fuzz: setup
+	FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-100} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} FUZZ_PHASES=coverage,fuzzing,stateful \
+		$(PYTEST) tests/fuzz
 
 bench: setup
 	$(BIN)/python -m bench

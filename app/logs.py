@@ -9,8 +9,11 @@ from structlog.typing import Processor
 
 from app.settings import Settings
 
-CHATTY = ("alembic", "botocore", "httpcore", "httpx", "py4j", "uvicorn")
-"""Libraries whose information is no news to an operator, or holds URLs."""
+OTHERS = logging.WARNING
+"""The least level at which libraries are heard: below it they tell of URLs and headers, and of what is in them."""
+
+CHATTY = ("alembic", "py4j", "uvicorn")
+"""Libraries that set a level of their own."""
 
 
 def _json(event: object, **_: object) -> str:
@@ -48,6 +51,6 @@ def configure(settings: Settings) -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(settings.log_level.upper())
+    root.setLevel(max(OTHERS, logging.getLevelNamesMapping()[settings.log_level.upper()]))
     for chatty in CHATTY:
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+        logging.getLogger(chatty).setLevel(OTHERS)

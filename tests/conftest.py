@@ -6,6 +6,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import copyfile
 
@@ -71,11 +72,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
         copyfile(request.getfixturevalue("sqlite"), tmp_path / "tarn.db")
         yield f"sqlite:///{tmp_path}/tarn.db"
         return
-    server = request.getfixturevalue("postgresql")
-    name = f"test_{secrets.token_hex(6)}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE migrated")
-    yield _named(server, name)
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    with copied_postgresql(request.getfixturevalue("postgresql")) as url:
+        yield url
 
 
 @pytest.fixture
@@ -113,6 +111,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server process for all tests of this test process that only talk to it."""
     with running(tmp_path_factory.mktemp("server")) as server:
         yield server
+
+
+@contextmanager
+def copied_postgresql(server: str) -> Iterator[str]:
+    """A fresh, migrated database of the server, for as long as it is needed."""
+    name = f"test_{secrets.token_hex(6)}"
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE migrated")
+    yield _named(server, name)
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def _execute(url: str, statement: str) -> None:

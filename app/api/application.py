@@ -37,6 +37,7 @@ from app.api import (
 from app.api.access import check_complete
 from app.api.bodies import Bodies
 from app.api.cors import Cors
+from app.api.links import add_links
 from app.api.requests import HEADER, LastNet, RequestScope
 from app.api.services import Services
 from app.memory import GivingBack
@@ -124,7 +125,7 @@ def create_app(services: Services) -> FastAPI:
 
 
 def openapi_document() -> dict[str, Any]:
-    """FastAPI's document, with problems under their own media type and the ways to authenticate.
+    """FastAPI's document, with problems under their own media type, the ways to authenticate, and links.
 
     It is the same whatever the settings are.
     """
@@ -146,6 +147,7 @@ def openapi_document() -> dict[str, Any]:
             if status >= "400" and "Readiness" not in str(content):
                 response["content"] = {problems.MEDIA_TYPE: next(iter(content.values()))}
     events.describe(document)
+    add_links(document)
     return document
 
 

@@ -22,7 +22,7 @@ from app.api.multipart import FORM, Form
 from app.api.paging import Page, Paging, PagingDep, foreign_cursor
 from app.api.problems import Responses, raises
 from app.api.routing import router
-from app.api.sending import SENT, sent
+from app.api.sending import OCTETS, SENT, sent
 from app.api.services import Services, ServicesDep
 from app.archive import documents, records
 from app.archive.files import Staged
@@ -55,7 +55,6 @@ from app.storage.store import Missing
 routes = router("/v1/datasets/{dataset}/files", "files")
 
 FILE, META = "file", "meta"
-OCTETS = "application/octet-stream"
 
 LONGEST_META = 16_384
 """Characters of what may be said of a file in a query; a form takes more."""

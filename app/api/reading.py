@@ -18,6 +18,7 @@ from app.api.services import Services, ServicesDep
 from app.api.turns import turns
 from app.errors import Fault, InvalidFormat, ManifestInvalid, RefNotFound, SnapshotGone, SnapshotNotFound, TarnError
 from app.lake.datasets import Dataset
+from app.model.ref import StateName
 from app.query.reader import Reading, State
 
 Result = TypeVar("Result")
@@ -35,12 +36,8 @@ HEADERS = {
 
 Fresh = Literal["overlay", "flush", "snapshot"]
 AtParam = Annotated[
-    str | None,
-    Query(
-        max_length=128,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$",
-        description="Read a snapshot: its id or number, a ref, or a moment (what was the head then).",
-    ),
+    StateName | None,
+    Query(description="Read a snapshot: its id or number, a ref, or a moment (what was the head then)."),
 ]
 FreshParam = Annotated[
     Fresh | None,

@@ -54,12 +54,13 @@ class GuardedRoute(APIRoute):
         operation = endpoint.__name__
         responses = dict(options.pop("responses", None) or {})
         own: set[type[TarnError]] = set(responses.pop("raises", {}).get("errors", ()))
-        common: set[type[TarnError]] = {Internal, Unavailable, SchemaViolation}
+        # A head that is too long, or no HTTP, is refused before anybody knows which route it is for.
+        common: set[type[TarnError]] = {Internal, InvalidFormat, Unavailable, SchemaViolation}
         methods = WRITING.intersection(options.get("methods") or ())
         if methods:
             common |= {IdempotencyMismatch, Locked, StorageFull}
         if methods - {"DELETE"}:
-            common |= {EmptyBody, InvalidFormat, BodyTooLarge, UnsupportedMediaType}
+            common |= {EmptyBody, BodyTooLarge, UnsupportedMediaType}
         if _answers_json(options):
             common |= {NotAcceptable}
         problems = as_responses(own | common | access_of(operation).problems)

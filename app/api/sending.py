@@ -21,10 +21,13 @@ ONE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)
 UNSAFE = re.compile(r"[^A-Za-z0-9 !#$&+,.;=@^_{}~()\[\]-]")
 """What in a name could end its header, or be taken for something else by who reads it."""
 
+OCTETS = "application/octet-stream"
+
 SENT: Responses = {
     200: {
         "description": "The file",
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+        # Of the type that the file has; the first one is what generators of clients take it for.
+        "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (OCTETS, "*/*")},
     },
     206: {"description": "The part of it that `Range` asks for"},
     304: {"description": "The caller has it already"},

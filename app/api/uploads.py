@@ -9,11 +9,12 @@ from starlette.concurrency import run_in_threadpool
 from app.api.access import CallerDep, DatasetDep
 from app.api.bodies import LIMIT
 from app.api.feeding import fed
-from app.api.files import OCTETS, EntityParam, bytes_body, checked_path, place_of, write_document
+from app.api.files import EntityParam, bytes_body, checked_path, place_of, write_document
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader
 from app.api.problems import raises
 from app.api.routing import IdParam, router
+from app.api.sending import OCTETS
 from app.api.services import Services, ServicesDep
 from app.archive.uploads import Uploads
 from app.db.answers import Once

@@ -56,7 +56,9 @@ class Policy(Strict):
     """What the worker does for a dataset by itself."""
 
     retention: Retention = Retention()
-    exports: Literal["off", "after_flush"] | Annotated[int, Field(ge=1, description="at most every n minutes")] = "off"
+    exports: (
+        Literal["off", "after_flush"] | Annotated[int, Field(ge=1, strict=True, description="at most every n minutes")]
+    ) = "off"
     maintain: bool = True
 
 

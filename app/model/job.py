@@ -17,6 +17,7 @@ from app.model.export import AnyKind, Kind
 from app.model.file import Uri
 from app.model.finding import Finding
 from app.model.names import Checksum, DatasetName, FilePath, Origin
+from app.model.ref import StateName
 from app.model.tenant import Level, Strict
 
 MOST_ATTEMPTS = 20
@@ -158,10 +159,10 @@ class VerifyOptions(Strict):
 class RevertOptions(Strict):
     """Back to a snapshot's state, or without what one snapshot did: one of the two."""
 
-    to: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+    to: StateName | None = Field(
         None, description="The snapshot whose state is to be the present one: its id or number, a ref, or a moment."
     )
-    undo: Annotated[str, Field(min_length=1, max_length=128)] | None = Field(
+    undo: StateName | None = Field(
         None, description="The snapshot whose own changes are to be taken back, as far as nothing changed them since."
     )
     message: Annotated[str, Field(max_length=10_000)] | None = None

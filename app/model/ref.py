@@ -19,5 +19,9 @@ class Ref(BaseModel):
     updated: datetime
 
 
+StateName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$")]
+"""How a snapshot may be called: by id, number, ref or moment."""
+
+
 class NewRef(Strict):
-    snapshot: Annotated[str, Field(max_length=128, description="A snapshot's id or number, `latest`, or a moment.")]
+    snapshot: StateName = Field(description="A snapshot's id or number, `latest`, or a moment.")

@@ -47,9 +47,12 @@ class Stage(BaseModel):
     commit: int | None
 
 
+StageId = Annotated[str, Field(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
+
+
 class StageCommit(Strict):
     """Several stages to be committed as one."""
 
-    stages: Annotated[list[str], Field(min_length=1, max_length=1000)]
+    stages: Annotated[list[StageId], Field(min_length=1, max_length=1000)]
     message: Message | None = None
     metadata: Metadata | None = None

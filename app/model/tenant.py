@@ -3,9 +3,20 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from app.model.names import DatasetPattern, TenantName
 from app.settings import RequestRate
@@ -50,10 +61,54 @@ AnyMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A moment that every clock can show, in UTC."""
 
 
+KINDS: dict[Any, frozenset[type]] = {
+    bool: frozenset({bool}),
+    int: frozenset({int, float}),
+    float: frozenset({int, float}),
+    str: frozenset({str}),
+    AwareDatetime: frozenset({str}),
+}
+"""By type of a field: what JSON may have there. A number like 1.0 is an integer to JSON."""
+
+NAMES = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+
+
 class Strict(BaseModel):
-    """A request body: fields it does not know are errors."""
+    """A request body: fields it does not know are errors, and so are values of another kind.
+
+    Pydantic takes "yes" for true, true for 1, and a number for a moment; the OpenAPI document does not.
+    """
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def of_its_own_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        allowed = _kinds_of(cls, str(info.field_name))
+        if type(value) in NAMES and allowed and type(value) not in allowed:
+            raise ValueError(f"must be {' or '.join(sorted({NAMES[kind] for kind in allowed}))}")
+        return value
+
+
+@cache
+def _kinds_of(model: type[BaseModel], name: str) -> frozenset[type]:
+    """What a field may be, of JSON's booleans, numbers and strings; nothing: that is not for us to say."""
+    field = model.model_fields[name]
+    reads_itself = any(isinstance(one, BeforeValidator) for one in field.metadata)
+    return frozenset() if reads_itself else _kinds(field.annotation)
+
+
+def _kinds(annotation: Any) -> frozenset[type]:
+    if get_origin(annotation) is Literal:
+        return frozenset(type(value) for value in get_args(annotation))
+    if get_origin(annotation) is Annotated:
+        kind, *more = get_args(annotation)
+        return frozenset() if any(isinstance(one, BeforeValidator) for one in more) else _kinds(kind)
+    if get_origin(annotation) in (Union, UnionType):
+        return frozenset().union(*(_kinds(inner) for inner in get_args(annotation)))
+    if isinstance(annotation, type) and issubclass(annotation, str):
+        return KINDS[str]
+    return KINDS.get(annotation, frozenset())
 
 
 class NewTenant(Strict):

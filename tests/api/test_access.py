@@ -9,46 +9,6 @@ from app.api.routing import GuardedRoute
 from app.errors import StartRefused
 from tests.house import Caller, House
 
-LEVELS = ["read", "write", "maintain", "admin"]
-
-OPERATIONS = [
-    ("GET", "/v1/datasets/donations", None, "read"),
-    ("GET", "/v1/datasets/donations/versions", None, "read"),
-    ("PATCH", "/v1/datasets/donations", {"title": "x"}, "admin"),
-    ("DELETE", "/v1/datasets/donations?confirm=donations", None, "admin"),
-]
-
-
-@pytest.mark.parametrize("held", [None, *LEVELS])
-@pytest.mark.parametrize(("method", "path", "body", "needed"), OPERATIONS)
-def test_level_decides(house: House, held: str | None, method: str, path: str, body, needed: str):
-    house.dataset("donations")
-    caller = house.tenant("alice", **({"donations": held} if held else {}))
-
-    status = caller(method, path, json=body).status_code
-
-    if held is None:
-        assert status == 404
-    elif LEVELS.index(held) < LEVELS.index(needed):
-        assert status == 403
-    else:
-        assert status in (200, 202)
-
-
-@pytest.mark.parametrize(("method", "path", "body", "needed"), OPERATIONS)
-def test_dataset_of_others_cannot_be_told_from_a_missing_one(house: House, method: str, path: str, body, needed: str):
-    house.dataset("donations")
-    bob = house.tenant("bob", others="admin")
-
-    hidden = bob(method, path, json=body, headers={"X-Request-ID": "same"})
-    missing = bob(method, path.replace("donations", "nonsense"), json=body, headers={"X-Request-ID": "same"})
-
-    assert hidden.status_code == missing.status_code == 404
-    assert hidden.text.replace("donations", "nonsense") == missing.text
-    assert {k: v for k, v in hidden.headers.items() if k != "content-length"} == {
-        k: v for k, v in missing.headers.items() if k != "content-length"
-    }
-
 
 def test_lists_show_only_what_the_caller_may_read(house: House):
     house.dataset("ours")
@@ -77,26 +37,6 @@ def test_creating_over_a_dataset_of_others_says_forbidden_not_that_it_exists(hou
 
     assert taken.status_code == free.status_code == 403
     assert taken.text.replace("donations", "nonsense") == free.text
-
-
-def test_admin_of_a_dataset_is_no_administrator_of_the_lake(house: House):
-    alice = house.tenant("alice", **{"a*": "admin"})
-
-    answers = [alice.get("/v1/admin/tenants"), alice.patch("/v1/catalog", {"title": "mine"})]
-
-    assert [answer.status_code for answer in answers] == [403, 403]
-
-
-def test_jobs_are_seen_by_their_tenant_and_the_administrator(house: House):
-    house.dataset("ours")
-    alice, bob = house.tenant("alice", ours="admin"), house.tenant("bob", ours="admin")
-    job = alice.delete("/v1/datasets/ours?confirm=ours").json()["id"]
-
-    seen = [caller.get(f"/v1/jobs/{job}").status_code for caller in (alice, bob, house.admin)]
-
-    assert seen == [200, 404, 200]
-    assert len(alice.get("/v1/jobs").json()["results"]) == 1
-    assert bob.get("/v1/jobs").json()["results"] == []
 
 
 @pytest.mark.parametrize(

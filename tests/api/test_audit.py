@@ -132,6 +132,16 @@ def _retry_job(desk: Desk, do: Do) -> Response:
     return do("POST", f"{job}/retry")
 
 
+def _pop_queue_item(desk: Desk, do: Do) -> Response:
+    desk.item()
+    return do("POST", f"{D}/queue/pop", {})
+
+
+def _force_release_lock(desk: Desk, do: Do) -> Response:
+    desk.lock("three")
+    return do("DELETE", f"/v1/admin/locks/{desk.given('GET', '/v1/admin/locks')['results'][-1]['id']}")
+
+
 def _ack_queue_item(desk: Desk, do: Do) -> Response:
     item, token = desk.taken()
     return do("POST", f"{item}/ack", {"token": token})
@@ -195,7 +205,7 @@ SUCCESS: dict[str, Callable[[Desk, Do], Response]] = {
     "set_tag": lambda _, do: do("PUT", f"{D}/tag?key=one"),
     "delete_tag": lambda desk, do: desk.given("PUT", f"{D}/tag?key=two") and do("DELETE", f"{D}/tag?key=two"),
     "add_queue_item": lambda _, do: do("POST", f"{D}/queue", ITEM),
-    "pop_queue_item": lambda desk, do: desk.item() and do("POST", f"{D}/queue/pop", {}),
+    "pop_queue_item": _pop_queue_item,
     "ack_queue_item": _ack_queue_item,
     "retry_queue_item": _retry_queue_item,
     "delete_queue_item": lambda desk, do: do("DELETE", desk.item()),
@@ -216,10 +226,7 @@ SUCCESS: dict[str, Callable[[Desk, Do], Response]] = {
     "delete_webhook": lambda desk, do: (
         desk.given("PUT", f"{desk.tenant('ten')}/webhooks", HOOK) and do("DELETE", "/v1/admin/tenants/ten/webhooks")
     ),
-    "force_release_lock": lambda desk, do: (
-        desk.lock("three")
-        and do("DELETE", f"/v1/admin/locks/{desk.given('GET', '/v1/admin/locks')['results'][-1]['id']}")
-    ),
+    "force_release_lock": _force_release_lock,
 }
 """By operationId: a request that succeeds, after what it needs has been made."""
 

@@ -262,16 +262,6 @@ def test_same_key_puts_once_and_refuses_another_content(files: House):
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_who_may_only_read_puts_and_deletes_nothing(files: House):
-    reader, stranger = files.tenant("reader", test="read"), files.tenant("stranger")
-    file = made(put(files, "a"))
-
-    assert slug(reader.put(f"{FILES}?path=b", content=b"x")) == (403, "forbidden")
-    assert slug(reader.delete(f"{FILES}/{file['checksum']}/{file['id']}")) == (403, "forbidden")
-    assert reader.get(f"{FILES}/{file['checksum']}/data").status_code == 200
-    assert slug(stranger.get(f"{FILES}/{file['checksum']}/data")) == (404, "dataset-not-found")
-
-
 # Forms
 
 

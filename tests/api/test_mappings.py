@@ -217,17 +217,6 @@ def test_process_refuses_options_that_are_none(house: House, dataset: Dataset, o
 
 
 @ONE_DATABASE
-def test_mappings_are_for_writers_and_can_be_read_by_readers(house: House, dataset: Dataset):
-    reader, stranger = house.tenant("reader", test="read"), house.tenant("stranger", other="admin")
-    put(house, ONE)
-
-    assert reader.get(URL).status_code == 200
-    assert reader.put(URL, ONE).json()["type"] == "/problems/forbidden"
-    assert reader.post(f"{URL}/process").json()["type"] == "/problems/forbidden"
-    assert stranger.get(URL).json()["type"] == "/problems/dataset-not-found"
-
-
-@ONE_DATABASE
 def test_mappings_are_listed_a_page_at_a_time(house: House, dataset: Dataset):
     hashes = [f"{number:064x}" for number in range(3)]
     for one in hashes:

@@ -77,7 +77,7 @@ def test_types_are_known_by_group_and_by_name(name: str) -> None:
         ({"field": "prop:name'; --"}, "field", "must be id"),
         ({"field": "type:nix"}, "field", "has no type or group of types 'nix'"),
         ({"field": "x" * 200}, "field", "200 characters long"),
-        ({"field": 7}, "field", "valid string"),
+        ({"field": 7}, "field", "must be a string"),
         ({"op": "equals"}, "op", "Input should be 'eq', 'ne'"),
         ({"op": None}, "op", "Input should be 'eq', 'ne'"),
         ({"field": "schemata", "op": "gt"}, "op", "gt makes no sense of schemata, which takes eq, ne, in, not_in"),

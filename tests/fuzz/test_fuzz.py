@@ -1,0 +1,82 @@
+"""The whole OpenAPI document, fuzzed as each role: no 500, no undeclared status, no answer of another shape.
+
+`make fuzz` does it at length, `FUZZ_EXAMPLES` a route and with a seed of its own.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import copied_postgresql
+from tests.isolation.world import LEVELS, built
+from tests.server import Server, clean_environment, running
+
+pytestmark = pytest.mark.xdist_group("fuzz")
+
+HERE = Path(__file__).parent
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES", "1")
+SEED = os.environ.get("FUZZ_SEED", "1")
+PHASES = os.environ.get("FUZZ_PHASES", "fuzzing,stateful")
+DOCUMENT = "openapi.json"
+ADMIN_KEY = "the-key-of-the-administrator"
+
+
+@pytest.fixture(scope="module")
+def keys() -> dict[str, str]:
+    """By role."""
+    return {"nobody": "", "administrator": ADMIN_KEY}
+
+
+@pytest.fixture(scope="module")
+def database(postgresql: str) -> Iterator[str]:
+    """The stricter of the two databases: it keeps less, and refuses the rest."""
+    with copied_postgresql(postgresql) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def lake(
+    tmp_path_factory: pytest.TempPathFactory, database: str, kernel_process: ProcessPoolExecutor, keys: dict[str, str]
+) -> Iterator[Server]:
+    """An API process around a lake in which there is something to find, and no worker."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    with built(folder, database, kernel_process) as world:
+        keys.update({role: str(world.callers[role].key) for role in LEVELS})
+    with running(
+        folder,
+        "api",
+        TARN_DATABASE_URL=database,
+        TARN_LAKE_URI=str(folder / "lake"),
+        TARN_ADMIN_KEY=ADMIN_KEY,
+        TARN_COMMIT_WAIT="0.01",
+        TARN_FETCH_PATIENCE="0.2",
+        TARN_FETCH_LONGEST="1",
+    ) as server:
+        # Schemathesis gives a server ten seconds to show its document, which is little on a busy machine.
+        (folder / DOCUMENT).write_text(server.client(ADMIN_KEY).get("/openapi.json").text)
+        yield server
+
+
+@pytest.mark.parametrize("role", ["nobody", *LEVELS, "administrator"])
+def test_api_keeps_to_its_document_whatever_is_sent_to_it(
+    lake: Server, keys: dict[str, str], role: str, tmp_path: Path
+):
+    command = [f"{Path(sys.executable).parent}/schemathesis", "--config-file", f"{HERE}/schemathesis.toml", "run"]
+    options = ["--phases", PHASES, "--checks", "all", "--max-examples", EXAMPLES, "--seed", SEED, "--no-shrink"]
+    header = ["--header", f"Authorization:Bearer {keys[role]}"] if keys[role] else []
+    result = subprocess.run(
+        [*command, str(lake.folder / DOCUMENT), "--url", lake.url, *options, *header],
+        cwd=tmp_path,
+        env=clean_environment(SCHEMATHESIS_HOOKS="tests.fuzz.hooks", PYTHONPATH=str(HERE.parents[1])),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "unexpected error" not in lake.log.read_text()

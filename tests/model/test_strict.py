@@ -1,0 +1,50 @@
+"""Request bodies: values are what JSON says they are."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.model.dataset import Policy
+from app.model.job import CompactOptions, PurgeOptions, VacuumOptions
+from app.model.ref import NewRef
+from app.model.stage import StageCommit
+from app.model.tenant import NewGrant, NewKey, NewLimits, Strict
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompactOptions, {"force": "yes"}),
+        (CompactOptions, {"force": 1}),
+        (NewLimits, {"rate_burst": True}),
+        (NewLimits, {"rate_burst": "5"}),
+        (NewLimits, {"rate_limit": "0.5"}),
+        (NewKey, {"expires": 1_900_000_000}),
+        (NewKey, {"expires": "soon"}),
+        (Policy, {"exports": "5"}),
+        (Policy, {"exports": True}),
+        (PurgeOptions, {"entity_ids": ["a"], "confirm": 1}),
+        (VacuumOptions, {"retention_hours": "48"}),
+        (NewRef, {"snapshot": "a\x00"}),
+        (StageCommit, {"stages": ["a\x00"]}),
+    ],
+)
+def test_value_of_another_kind_or_that_no_database_keeps_is_refused(model: type[Strict], body: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        model.model_validate(body)
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompactOptions, {"force": True}),
+        (NewLimits, {"rate_burst": 5.0, "rate_limit": 1, "quota_bytes": None}),
+        (NewKey, {"expires": "2030-01-01T00:00:00Z"}),
+        (NewGrant, {"dataset": "a*", "level": "read"}),
+        (Policy, {"exports": 5}),
+        (Policy, {"exports": "after_flush"}),
+    ],
+)
+def test_value_of_its_own_kind_is_taken(model: type[Strict], body: dict[str, Any]):
+    assert model.model_validate(body).model_fields_set == body.keys()

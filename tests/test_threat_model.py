@@ -1,0 +1,30 @@
+"""Every promise of docs/threat-model.md names tests that there are."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def promises() -> list[str]:
+    """The rows of the table of promises, without its head."""
+    section = (ROOT / "docs" / "threat-model.md").read_text().split("## Promises\n")[1].split("\n## ")[0]
+    return [line for line in section.splitlines() if line.startswith("|")][2:]
+
+
+def names_in(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_promise_names_a_test():
+    assert len(promises()) > 20
+    assert [row for row in promises() if not NAMED.search(row)] == []
+
+
+def test_every_test_that_is_named_exists():
+    named = [found for row in promises() for found in NAMED.findall(row)]
+
+    assert [f"{path}::{name}" for path, name in named if name not in names_in(ROOT / path)] == []
