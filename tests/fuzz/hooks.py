@@ -8,6 +8,7 @@ from schemathesis import Case, HookContext
 
 DATASET = "held"
 NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+SECONDS = re.compile(r"\d+(\.\d+)?", re.ASCII)
 LONGEST_WAIT = 0.01
 
 ITSELF = "/v1/datasets/{dataset}"
@@ -20,6 +21,6 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
     dataset = (case.path_parameters or {}).get("dataset")
     if isinstance(dataset, str) and NAME.fullmatch(dataset) and case.operation.path != ITSELF:
         case.path_parameters["dataset"] = DATASET
-    wait = (case.query or {}).get("wait")
-    if isinstance(wait, int | float) and not isinstance(wait, bool) and LONGEST_WAIT < wait <= 300:
+    wait = str((case.query or {}).get("wait"))
+    if SECONDS.fullmatch(wait) and LONGEST_WAIT < float(wait) <= 300:
         case.query["wait"] = LONGEST_WAIT
