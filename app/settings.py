@@ -215,6 +215,9 @@ class Settings(BaseSettings):
     event_heartbeat: float = Field(
         15, gt=0, description="Seconds without an event after which a stream of them shows that it is alive."
     )
+    event_longest: float = Field(
+        3600, gt=0, description="Seconds after which a stream of events ends, and its client comes again."
+    )
     event_streams: int = Field(
         1000, ge=1, le=100_000, description="Streams of events that an API process keeps open at once."
     )

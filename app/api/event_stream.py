@@ -5,7 +5,8 @@ page        what is above the last number sent, as far as the client may hear it
 allowed     looked at again whenever the access revision is another than the one that the page was read under: what
             was taken away ends with the next page, and within a look of the hub if there is none
 heartbeat   a comment while nothing happens, with the number up to which nothing did
-end         at shutdown, after an hour, when the job is over or the dataset gone; the client comes again by itself
+end         at shutdown, when the job is over or the dataset gone, and after an hour: of a client that takes nothing and
+            is sent little, nothing else would be seen. The client comes again by itself
 """
 
 import asyncio
@@ -37,9 +38,6 @@ MEDIA_TYPE = "text/event-stream"
 
 RETRY = b"retry: 2000\n\n"
 """Milliseconds after which a client comes again."""
-
-LONGEST = 3600.0
-"""Seconds after which a stream ends: of a client that takes nothing and is sent little, nothing else would be seen."""
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +137,7 @@ class EventStream(Response):
 
     async def _tell_all(self, follower: Follower, send: Send) -> str:
         """Tell what there is, and what comes; returns why there is an end to it."""
-        end = time.monotonic() + LONGEST
+        end = time.monotonic() + self._house.settings.event_longest
         position = shown = follower.begun if self._since is None else self._since
         first, ended = True, False
         await self._send(send, RETRY)

@@ -48,6 +48,7 @@ def test_canaries_through_every_route_are_in_no_log(sqlite: Path, kernel_process
             "TARN_FETCH_ROOTS": str(folder / "sources"),
             "TARN_ADMIN_KEY": KEY,
             "TARN_COMMIT_WAIT": "0.01",
+            "TARN_EVENT_LONGEST": "0.2",
             "TARN_LOG_LEVEL": "debug",
         }
         with running(folder, "serve", **settings) as server, httpx.Client(base_url=server.url, timeout=300) as client:

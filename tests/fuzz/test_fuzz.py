@@ -56,6 +56,7 @@ def lake(
         TARN_COMMIT_WAIT="0.01",
         TARN_FETCH_PATIENCE="0.2",
         TARN_FETCH_LONGEST="1",
+        TARN_EVENT_LONGEST="0.1",
     ) as server:
         # Schemathesis gives a server ten seconds to show its document, which is little on a busy machine.
         (folder / DOCUMENT).write_text(server.client(ADMIN_KEY).get("/openapi.json").text)

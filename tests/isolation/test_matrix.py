@@ -9,7 +9,6 @@ from shutil import copyfile
 
 import pytest
 
-from app.api import event_stream
 from tests.isolation.asking import Asked, Place, betrayed, filled, good_request, places_in, with_json
 from tests.isolation.routes import IN_BODIES, IN_HEADERS, IN_QUERIES, NOT_OWNED, ROUTES, Need, Route
 from tests.isolation.world import HELD, LEVELS, MINE, OWN, THEIRS, Things, World, built
@@ -26,13 +25,6 @@ HOLDS = {
 
 @pytest.fixture(scope="module")
 def world(sqlite: Path, kernel_process: ProcessPoolExecutor) -> Iterator[World]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Streams of events end by themselves, only not so soon.
-        patch.setattr(event_stream, "LONGEST", 0.2)
-        yield from _world(sqlite, kernel_process)
-
-
-def _world(sqlite: Path, kernel_process: ProcessPoolExecutor) -> Iterator[World]:
     # In memory where that can be had: nothing here is about what survives a crash.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
