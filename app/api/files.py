@@ -69,7 +69,7 @@ MetaParam = Annotated[
     str | None, Query(max_length=LONGEST_META, description="A JSON object that is kept with the file.")
 ]
 
-PUT: Responses = raises(InvalidPath, QuotaExceeded, Backpressure)
+PUT = (InvalidPath, QuotaExceeded, Backpressure)
 DATA: Responses = {**SENT, **raises(FileNotFound, RangeNotSatisfiable)}
 
 _META: TypeAdapter[dict[str, Any]] = TypeAdapter(Metadata)
@@ -130,7 +130,7 @@ ConditionsDep = Annotated[Conditions, Depends(_conditions)]
     "",
     status_code=201,
     response_model=ArchiveFile,
-    responses={**PUT, **raises(PreconditionFailed)},
+    responses=raises(*PUT, PreconditionFailed),
     openapi_extra=bytes_body(OCTETS),
 )
 async def put_file(
@@ -160,7 +160,7 @@ async def put_file(
     return await _committed(house, caller, dataset, request, staged, key, entity)
 
 
-@routes.post("", status_code=201, response_model=ArchiveFile, responses=PUT, openapi_extra=FORM_BODY)
+@routes.post("", status_code=201, response_model=ArchiveFile, responses=raises(*PUT), openapi_extra=FORM_BODY)
 async def post_file(
     request: Request,
     house: ServicesDep,
@@ -291,7 +291,7 @@ def delete_file(
 
 @routes.post(
     "/{checksum}/{file}/entity",
-    responses={**write_answers(WrittenDocument), **raises(FileNotFound)},
+    responses=write_answers(WrittenDocument, FileNotFound),
     response_model=WrittenDocument,
 )
 async def add_file_entity(writing: WritingDep, checksum: Checksum, file: FileId) -> Response:

@@ -34,6 +34,7 @@ from app.errors import (
     QuotaExceeded,
     StageClosed,
     StorageFull,
+    TarnError,
 )
 from app.journal.batches import Batch, Outcome
 from app.journal.events import Events
@@ -192,9 +193,9 @@ class Writing:
         return Response(orjson.dumps(outcome.answer | {"snapshot": shown}), status, media_type="application/json")
 
 
-def write_answers(model: type[BaseModel]) -> Responses:
+def write_answers(model: type[BaseModel], *more: type[TarnError]) -> Responses:
     """What a route that writes answers besides 200."""
-    return {**later(model), **raises(*RAISES)}
+    return {**later(model), **raises(*RAISES, *more)}
 
 
 def record_answers(model: type[BaseModel]) -> Responses:
