@@ -45,6 +45,7 @@ from app.model.job import (
 )
 from app.model.names import LAKEHOUSE
 from app.model.ranges import EVERYTHING
+from app.model.ranges import Range as KeyRange
 from app.model.snapshot import Snapshot
 from app.model.statistics import Statistics
 from app.pipeline.dividing import divided
@@ -69,6 +70,9 @@ GOES_ON = (Kind.STATISTICS, Kind.DELTA)
 
 MOST_RECOUNTED = 20_000
 """Rows of files that only one of two snapshots has, up to which it is looked what changed between them."""
+
+MOST_COUNTED_HERE = 1_000_000
+"""Rows that are counted by the worker itself."""
 
 DELTAS = 100
 """Deltas that are kept."""
@@ -154,6 +158,8 @@ class Exports:
             run = run._replace(base=last.seq)
         counts = self._recounted(run, report) if Kind.STATISTICS in contents and not force else None
         scanned = [kind for kind in contents if kind is not Kind.STATISTICS or counts is None]
+        if scanned == [Kind.STATISTICS] and (counts := self._counted(run)) is not None:
+            scanned = []
         ranges = self._ranges(run, scanned, report) if scanned else []
         if counts is None:
             counts = sum((one.statistics for one in ranges if one.statistics is not None), Statistics())
@@ -187,26 +193,35 @@ class Exports:
         kernels = self._kernels()
         files = () if run.snapshot is None else run.snapshot.statements.files
         target = run.config.target_file_bytes
+        parts = divided(self._store, run.dataset, target, EVERYTHING, files, kernels.cores)
         tasks: list[tuple[AnyTask, int]] = [
-            (
-                Export(
-                    number=number,
-                    dataset=run.dataset.name,
-                    dataset_id=run.dataset.id,
-                    seq=None if run.snapshot is None else run.snapshot.seq,
-                    base=run.base,
-                    within=keys,
-                    kinds=tuple(kinds),
-                    folder=folder,
-                    compression=run.config.compression,
-                ),
-                rows,
-            )
-            for number, (keys, rows) in enumerate(
-                divided(self._store, run.dataset, target, EVERYTHING, files, kernels.cores)
-            )
+            (self._task(run, number, keys, kinds, folder), rows) for number, (keys, rows) in enumerate(parts)
         ]
         return [output.exported for output in run_tasks(kernels, tasks, report) if output.exported is not None]
+
+    def _counted(self, run: _Run) -> Statistics | None:
+        """The statistics of a store that is counted sooner than Spark is asked to; None: let it do so."""
+        files = () if run.snapshot is None else run.snapshot.statements.files
+        if sum(file.rows for file in files) > MOST_COUNTED_HERE:
+            return None
+        output = self._kernels().run_here(self._task(run, 0, EVERYTHING, [Kind.STATISTICS], folder=""))
+        if isinstance(output, TarnError) and output.retryable:
+            raise output
+        # What goes beyond the memory of one task is for several.
+        return None if isinstance(output, TarnError) or output.exported is None else output.exported.statistics
+
+    def _task(self, run: _Run, number: int, keys: KeyRange, kinds: Sequence[Kind], folder: str) -> Export:
+        return Export(
+            number=number,
+            dataset=run.dataset.name,
+            dataset_id=run.dataset.id,
+            seq=None if run.snapshot is None else run.snapshot.seq,
+            base=run.base,
+            within=keys,
+            kinds=tuple(kinds),
+            folder=folder,
+            compression=run.config.compression,
+        )
 
     def _last(self, run: _Run, kind: Kind) -> Made | None:
         """The last export of a kind, if its snapshot is still there to be compared with."""
@@ -237,7 +252,9 @@ class Exports:
         if hashlib.sha1(text, usedforsecurity=False).hexdigest() != last.sha1:
             return None
         task = Recount(0, run.dataset.name, run.dataset.id, last.seq, run.snapshot.seq)
-        (output,) = run_tasks(self._kernels(), [(task, rows)], report)
+        output = self._kernels().run_here(task)
+        if isinstance(output, TarnError):
+            raise output
         change = None if output.exported is None else output.exported.exchanged
         return None if change is None else known.replaced(change.former, change.present)
 

@@ -40,6 +40,10 @@ class Kernels(Protocol):
 
     def run(self, slots: list[list[AnyTask]]) -> Iterable[tuple[int, Output | TarnError]]: ...
 
+    def run_here(self, task: AnyTask) -> Output | TarnError:
+        """Do one task without Spark, where to ask for it would take longer than the task. Not one on the journal."""
+        ...
+
 
 class Flushed(NamedTuple):
     """What became of one dataset in a round: its new snapshots, or why it got no further."""

@@ -1,5 +1,6 @@
 """Kernels on Spark: slots of tasks out, what they made back."""
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -38,6 +39,12 @@ class SparkKernels:
         numbers = self._session.sparkContext.parallelize(range(count), count)
         for number, made in numbers.mapPartitions(_Slots(kernel, slots)).collect():
             yield number, _known(made) if isinstance(made, _Failure) else made
+
+    def run_here(self, task: AnyTask) -> Output | TarnError:
+        """One task in this process, with as many cores as it has."""
+        kernel = replace(self._kernel, threads=min(self.cores, os.cpu_count() or 1))
+        ((_, made),) = _Slots(kernel, [[task]])([0])
+        return _known(made) if isinstance(made, _Failure) else made
 
 
 class _Failure(NamedTuple):

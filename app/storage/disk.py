@@ -9,8 +9,10 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 
-MANY, AT_ONCE = 8, 8
-"""From so many files on, so many fsyncs are under way at once."""
+AT_ONCE = 8
+"""Syncs that are under way at once in a process."""
+
+SYNCS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sync")
 
 UNFINISHED = re.compile(r"#\d+$")
 
@@ -48,18 +50,17 @@ class Disk:
         """
         files = list(paths)
         folders = {folder for path in files for folder in (_above(path) if above else _above(path)[:1])}
-        places = [*files, *sorted(folders, key=_depth, reverse=True)]
-        if len(files) < MANY:
-            self._sync(places)
-            return
-        # Together they wait for the same few writes of the disk's own log.
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sync") as pool:
-            list(pool.map(self._sync, [places[first::AT_ONCE] for first in range(AT_ONCE)]))
+        # What a folder names is there before the folder is. Together they wait for the same few writes of the disk's
+        # own log; one after the other, each waits for its own.
+        for places in (files, [*folders]):
+            if len(places) == 1:
+                self._sync(places[0])
+            else:
+                list(SYNCS.map(self._sync, places))
 
-    def _sync(self, places: Iterable[str]) -> None:
-        for place in places:
-            with suppress(FileNotFoundError):
-                _fsync(f"{self.root}/{place}")
+    def _sync(self, place: str) -> None:
+        with suppress(FileNotFoundError):
+            _fsync(f"{self.root}/{place}")
 
     def prune(self, paths: Iterable[str]) -> None:
         """Remove the folders above these paths that are empty, never the root.
@@ -114,10 +115,6 @@ def _above(path: str) -> list[str]:
     """The folders that a path is in, from the innermost to the root."""
     names = path.split("/")[:-1]
     return ["/".join(names[:depth]) for depth in range(len(names), -1, -1)]
-
-
-def _depth(folder: str) -> int:
-    return folder.count("/") + 1 if folder else 0
 
 
 def _fsync(path: str | Path) -> None:

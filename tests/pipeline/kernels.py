@@ -35,6 +35,10 @@ class DirectKernels:
         kernel = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
         yield from self._pool.submit(run_tasks, kernel, tasks).result()
 
+    def run_here(self, task: AnyTask) -> Output | TarnError:
+        ((_, output),) = self.run([[task]])
+        return output
+
 
 @dataclass(frozen=True)
 class DyingKernel(Kernel):
