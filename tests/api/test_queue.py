@@ -11,6 +11,7 @@ import uuid_utils
 from sqlalchemy import update
 
 from app.db import clock
+from app.db.tables import events
 from app.db.tables import queue as queue_table
 from app.lake.datasets import Dataset
 from app.model import ids
@@ -324,3 +325,18 @@ def test_list_is_paged_in_order(house: House, alice: Caller):
 
     assert [item["id"] for item in page["results"] + rest["results"]] == sent[1:]
     assert rest["next"] is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "audience"), [({"to": "bob"}, ["alice", "bob"]), ({}, ["alice"]), ({"shared": True}, None)]
+)
+def test_what_becomes_of_an_item_is_told_to_those_who_may_read_it(
+    house: House, dataset: Dataset, alice: Caller, sent: dict, audience: list[str] | None
+):
+    item = add(alice, **sent)
+
+    with house.services.database.read() as connection:
+        rows = connection.execute(events.select().where(events.c.kind == "queue.item")).all()
+    assert [(row.stream, row.data["item"], row.data["state"], row.audience) for row in rows] == [
+        (dataset.id, item["id"], "pending", audience)
+    ]
