@@ -331,7 +331,7 @@ def test_list_is_paged_in_order(house: House, alice: Caller):
     ("sent", "audience"), [({"to": "bob"}, ["alice", "bob"]), ({}, ["alice"]), ({"shared": True}, None)]
 )
 def test_what_becomes_of_an_item_is_told_to_those_who_may_read_it(
-    house: House, dataset: Dataset, alice: Caller, sent: dict, audience: list[str] | None
+    house: House, dataset: Dataset, alice: Caller, bob: Caller, sent: dict, audience: list[str] | None
 ):
     item = add(alice, **sent)
 
