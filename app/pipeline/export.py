@@ -156,7 +156,7 @@ class Exports:
         contents = [kind for kind in wanted if kind is not Kind.INDEX]
         if Kind.DELTA in contents and (last := self._last(run, Kind.DELTA)) is not None:
             run = run._replace(base=last.seq)
-        counts = self._recounted(run, report) if Kind.STATISTICS in contents and not force else None
+        counts = self._recounted(run) if Kind.STATISTICS in contents and not force else None
         scanned = [kind for kind in contents if kind is not Kind.STATISTICS or counts is None]
         if scanned == [Kind.STATISTICS] and (counts := self._counted(run)) is not None:
             scanned = []
@@ -235,7 +235,7 @@ class Exports:
             return None
         return made
 
-    def _recounted(self, run: _Run, report: Report) -> Statistics | None:
+    def _recounted(self, run: _Run) -> Statistics | None:
         """The last statistics with what changed since; None: count everything."""
         last = self._last(run, Kind.STATISTICS)
         if last is None or run.snapshot is None:

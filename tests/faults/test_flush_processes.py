@@ -2,12 +2,9 @@
 
 import os
 import signal
-import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,64 +20,9 @@ from app.storage.faults import Gate
 from app.storage.store import Store
 from app.tenancy.bootstrap import ensure_admin
 from tests.faults.checks import check, check_now, history_of, waiting
+from tests.faults.processes import WORKER, WorkerProcess, started
 from tests.faults.scene import BEFORE_MANIFEST, STEPS, Scene, beside, held_at, outcome
 from tests.pipeline.kernels import DirectKernels
-from tests.server import clean_environment
-
-ROOT = Path(__file__).parents[2]
-
-
-class WorkerProcess:
-    """A worker whose steps can be waited for."""
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self._process = process
-        self._log = log
-
-    def wait_reached(self, step: str) -> None:
-        """Return once the worker has said that it is there. Raises if it ended before."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.strip() == step:
-                return
-        raise AssertionError(f"it never reached {step!r}: {self._log.read_text()[-2000:]}")
-
-    def wait_dead(self) -> int:
-        return self._process.wait(60)
-
-    def send(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def stop(self, database: Path) -> None:
-        """Stop it at the step where it waits, all its threads, and none of them with SQLite's only pen in its hand."""
-        for _ in range(100):
-            self.send(signal.SIGSTOP)
-            if is_writable(database):
-                return
-            self.send(signal.SIGCONT)
-        raise AssertionError("it always holds the database")
-
-    def resume(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self.send(signal.SIGCONT)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(30)
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
-def is_writable(database: Path) -> bool:
-    with closing(sqlite3.connect(database, timeout=0.2, isolation_level=None)) as connection:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError:
-            return False
-    return True
 
 
 @contextmanager
@@ -88,31 +30,17 @@ def worker(scene: Scene, *fault: str) -> Iterator[WorkerProcess]:
     """A worker on the scene's dataset, which flushes whatever it finds."""
     settings = scene.settings
     folder = Path(settings.admin_key_file).parent
-    environment = clean_environment(
+    with started(
+        WORKER,
+        folder,
+        *fault,
         TARN_DATABASE_URL=settings.database_url,
         TARN_LAKE_URI=settings.lake_uri,
         TARN_FLUSH_ROWS="1",
         TARN_SPARK_MASTER="local[1]",
         TARN_SPARK_MEMORY="512m",
-        PYTHONPATH=str(ROOT),
-        PYTHONDONTWRITEBYTECODE="1",
-    )
-    log = folder / "worker.log"
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.worker_process", *fault],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    running = WorkerProcess(process, log)
-    try:
+    ) as running:
         yield running
-    finally:
-        running.close()
 
 
 def step_of(first: str, seed: int) -> str:

@@ -2,8 +2,6 @@
 difference."""
 
 import hashlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,8 +12,8 @@ import pytest
 
 from app.db import migrate
 from app.db.engine import Database
-from tests.faults.test_flush_processes import ROOT, WorkerProcess
-from tests.server import clean_environment, running
+from tests.faults.processes import WORKER, WorkerProcess, started
+from tests.server import running
 
 MAPPING = {
     "entities": {
@@ -35,31 +33,17 @@ PATIENCE = 120
 @contextmanager
 def worker(folder: Path, *fault: str) -> Iterator[WorkerProcess]:
     """A worker beside the API in this folder, which flushes nothing by itself."""
-    environment = clean_environment(
+    with started(
+        WORKER,
+        folder,
+        *fault,
         TARN_SPARK_MASTER="local[2]",
         TARN_SPARK_MEMORY="512m",
         TARN_FLUSH_AGE="86400",
         TARN_UPKEEP_EVERY="86400",
         TARN_WORKER_SILENT_AFTER="3",
-        PYTHONPATH=str(ROOT),
-        PYTHONDONTWRITEBYTECODE="1",
-    )
-    log = folder / "worker.log"
-    with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.worker_process", *fault],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    found = WorkerProcess(process, log)
-    try:
+    ) as found:
         yield found
-    finally:
-        found.close()
 
 
 def names(client: Any) -> dict[str, str]:

@@ -1,8 +1,6 @@
 """The queue, with workers that are killed or paused amid an item, two of them on one queue, and clocks that jump."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +22,9 @@ from app.settings import Settings
 from app.storage.faults import Gate
 from app.tenancy import queue
 from app.worker.queue import ACTION, Consumer
+from tests.faults.processes import WorkerProcess, started
 from tests.faults.scene import beside, held_at, run_together
-from tests.faults.test_flush_processes import ROOT, WorkerProcess
 from tests.house import House
-from tests.server import clean_environment
 
 BASE = "/v1/datasets/test/queue"
 ITEMS = 12
@@ -67,31 +64,16 @@ def check_done_once_in_order(house: House, asked: list[str]) -> None:
 @contextmanager
 def process(settings: Settings, *fault: str) -> Iterator[WorkerProcess]:
     """A worker of queues on the test's lake."""
-    folder = Path(settings.admin_key_file).parent
-    environment = clean_environment(
+    with started(
+        "tests.faults.queue_process",
+        Path(settings.admin_key_file).parent,
+        *fault,
         TARN_DATABASE_URL=settings.database_url,
         TARN_LAKE_URI=settings.lake_uri,
         TARN_LEASE_SECONDS="1",
         TARN_WORKER_POLL="0.05",
-        PYTHONPATH=str(ROOT),
-        PYTHONDONTWRITEBYTECODE="1",
-    )
-    log = folder / "worker.log"
-    with log.open("ab") as errors:
-        started = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.queue_process", *fault],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    running = WorkerProcess(started, log)
-    try:
+    ) as running:
         yield running
-    finally:
-        running.close()
 
 
 def let_leases_lapse(house: House) -> None:
