@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sqlalchemy import delete, update
 from app.db.tables import export_leases
 from app.db.tables import exports as exports_table
 from app.db.tables import snapshots as history
+from app.errors import Internal, TarnError
 from app.lake.datasets import Dataset
 from app.lake.publish import Publisher
 from app.lake.vacuum import Vacuum
@@ -28,13 +30,15 @@ from app.model.export import Kind
 from app.model.ids import now
 from app.model.job import CompactOptions, ExportOptions, MakeOptions, NotYet, PurgeOptions
 from app.model.statistics import Statistics
+from app.pipeline import export
 from app.pipeline.compact import Compact
 from app.pipeline.export import Exports
 from app.pipeline.flush import Flush
+from app.pipeline.kernel import AnyTask, Output
 from app.pipeline.purge import Purge
 from app.pipeline.rewrite import Rewriting
 from app.query.running import Running
-from tests.house import House
+from tests.house import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_rewrite import ignore
 
@@ -511,3 +515,38 @@ def ftm(*arguments: str) -> bytes:
 
 def _zstd(data: bytes) -> bytes:
     return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
+
+
+class Overwhelmed(DirectKernels):
+    """Kernels whose own process has no room for a task."""
+
+    def run_here(self, task: AnyTask) -> Output | TarnError:
+        return Internal(f"no room for {task}")
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("why", ["too large", "no room"])
+def test_statistics_that_the_worker_does_not_count_itself_are_the_same(
+    house: House,
+    dataset: Dataset,
+    kernels: DirectKernels,
+    kernel_process: ProcessPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+):
+    people = [{"id": f"p{number}", "schema": "Person", "properties": {"country": ["de"]}} for number in range(20)]
+    house.admin.post("/v1/datasets/test/entities", people)
+    options = ExportOptions(kinds=[Kind.STATISTICS], force=True)
+    exports_of(house, kernels).export(dataset, options, ignore)
+    counted = json.loads(fetched(house, "statistics.json"))
+
+    if why == "too large":
+        monkeypatch.setattr(export, "MOST_COUNTED_HERE", 19)
+        others = kernels
+    else:
+        others = Overwhelmed(house.services.settings, kernel_process)
+    exports_of(house, others).export(dataset, options, ignore)
+
+    again = json.loads(fetched(house, "statistics.json"))
+    assert again["version"] > counted["version"]
+    assert again | {"version": ""} == counted | {"version": ""}
