@@ -15,6 +15,12 @@ PYTEST  := $(BIN)/python -m pytest
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 
+# A hundred cases start a process of the server, and each would compile it anew where no bytecode may be kept.
+export PYTHONDONTWRITEBYTECODE :=
+
+# Test processes: one more than there are cores, as some case always waits for another process. docs/tests.md
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+
 .PHONY: run test check again lint bench faults fuzz setup system tools docs openapi api-release lock clean
 
 run: setup
@@ -23,10 +29,11 @@ run: setup
 test: setup tools check
 
 check: lint
-	$(PYTEST) -n 3 --dist loadgroup
+	$(PYTEST) -n $(WORKERS) --dist loadgroup
 
 # What failed the last time, once more and by itself.
 again: setup
+	$(BIN)/python .ci/ungroup
 	$(PYTEST) --last-failed --last-failed-no-failures none
 
 lint: setup
@@ -72,13 +79,16 @@ docs: setup
 	{ printf "# Settings\n\nEvery setting is an environment variable. This table is made from the code by \`make docs\`.\n\n"; \
 	  $(BIN)/tarn settings; } > docs/settings.md
 	$(BIN)/python -m tests.ship.chart_settings
+	$(BIN)/python -m tests.docs.site
 
 openapi: setup
 	$(BIN)/python -m clients.document
 
-# What the document promises now is what later versions must keep, or break in words: clients/breaking.txt.
+# What the document promises now is what later versions must keep, or break in words: clients/breaking.txt. And this
+# commit is the version whose processes must run beside theirs: docs/upgrades.md.
 api-release: setup
 	$(BIN)/python -m clients.document --release
+	git rev-parse HEAD > migrations/released.txt
 
 lock:
 	rm -rf $(TOOLS)/lock && $(PYTHON) -m venv $(TOOLS)/lock

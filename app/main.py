@@ -29,14 +29,19 @@ from app.db.tables import lake as lake_table
 from app.errors import StartRefused
 from app.journal.parsing import Parsers
 from app.journal.writer import Writer
+from app.lake.backup import Backup
+from app.lake.reconcile import Reconcile, require_silence
+from app.lake.restore import Restore
 from app.model.entity import Exploder, warm_up
 from app.model.ids import new_id
+from app.model.recovery import BackupManifest, Reconciliation
 from app.query.reader import Reader
-from app.query.running import Reporter
+from app.query.running import Reporter, holding
 from app.settings import Settings
 from app.storage.connection import Connection
 from app.storage.lake import open_lake
 from app.storage.store import Store
+from app.storage.vault import Vault
 from app.tenancy.audit import Denials
 from app.tenancy.bootstrap import ensure_admin
 from app.tenancy.identity import Authenticator
@@ -75,7 +80,7 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
 
     logs.configure(settings)
     watch = watching(settings, "worker")
-    with _opened(settings) as (database, store):
+    with _opened(settings, "tarn-worker") as (database, store):
         flusher = SparkFlusher(settings, database, store, owner=new_id(), watch=watch)
         consumer = Consumer(settings, database, store, owner=new_id())
         worker = Worker(settings, database, store, flusher, flusher.maintenance(), consumer, watch)
@@ -99,11 +104,87 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
 
 def run_migrate(settings: Settings) -> None:
     """Bring the database to this version's schema."""
-    database = Database(settings.database_url, settings.database_pool)
+    database = Database(settings.database_url, pool=1, name="tarn-migrate")
     try:
         migrate.upgrade(database)
     finally:
         database.close()
+
+
+def run_backup(settings: Settings, place: str, keep: int | None) -> BackupManifest:
+    """Back up database and lake, and keep only the newest so many backups. Raises StartRefused.
+
+    Nobody but this user may read what it writes: there are webhooks' secrets and digests of keys in it.
+    """
+    logs.configure(settings)
+    with _to_oneself(), _opened(settings) as (database, store):
+        vault = _vault(settings, place, store)
+        with holding(database, settings.reader_heartbeat) as pin:
+            backup = Backup(database, store, vault, open_lake(store).id, pin)
+            made = backup.run()
+        if keep is not None:
+            backup.keep(keep)
+    return made
+
+
+def list_backups(settings: Settings, place: str) -> list[BackupManifest]:
+    """The backups at a place, oldest first. Raises StartRefused."""
+    vault = Vault(Store(Connection.to_backups(settings, place)))
+    return [vault.read(backup) for backup in vault.finished()]
+
+
+def run_restore(settings: Settings, place: str, at: str | None) -> tuple[BackupManifest, Reconciliation]:
+    """Restore a backup, the newest one if none is named, into the database and the lake that are set, both empty.
+
+    Raises StartRefused.
+    """
+    logs.configure(settings)
+    store = Store(Connection.from_settings(settings))
+    vault = _vault(settings, place, store)
+    found = vault.finished()
+    if at is None and not found:
+        raise StartRefused(f"{place} has no backup")
+    database = Database(settings.database_url, settings.database_pool)
+    told: list[Reconciliation] = []
+    try:
+        restore = Restore(database, store, vault, at or found[-1])
+        reconcile = Reconcile(database, store, settings)
+
+        def fit() -> None:
+            require_silence(database, settings)
+            told.append(reconcile.run(apply=True))
+
+        return restore.run(fit), told[0]
+    finally:
+        database.close()
+
+
+def run_reconcile(settings: Settings, apply: bool) -> Reconciliation:
+    """Look how a database and a lake of different moments fit together, and with `apply` make them one.
+
+    Raises StartRefused, also while anybody is at work.
+    """
+    logs.configure(settings)
+    with _opened(settings) as (database, store):
+        require_silence(database, settings)
+        return Reconcile(database, store, settings).run(apply)
+
+
+@contextmanager
+def _to_oneself() -> Iterator[None]:
+    """What this process writes is for its own user alone."""
+    former = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(former)
+
+
+def _vault(settings: Settings, place: str, store: Store) -> Vault:
+    connection = Connection.to_backups(settings, place)
+    if connection.overlaps(store.connection):
+        raise StartRefused(f"{place} and the lake at {store.connection.uri} are within each other: keep them apart")
+    return Vault(Store(connection))
 
 
 def run_executor() -> None:
@@ -163,7 +244,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
     logs.configure(settings)
     # Uvicorn passes a signal on once it has shut down; it must end this function, not skip its clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with ExitStack() as sockets, _opened(settings) as (database, store):
+    with ExitStack() as sockets, _opened(settings, "tarn-api") as (database, store):
         listening = [sockets.enter_context(listener) for listener in _listeners(settings)]
         _announce(ensure_admin(database, settings), settings)
         services = assemble(settings, database, store)
@@ -226,9 +307,9 @@ def _collect_seldom() -> None:
 
 
 @contextmanager
-def _opened(settings: Settings) -> Iterator[tuple[Database, Store]]:
+def _opened(settings: Settings, name: str = "tarn") -> Iterator[tuple[Database, Store]]:
     """The database and the lake, checked to be of this version and to belong together."""
-    database = Database(settings.database_url, settings.database_pool)
+    database = Database(settings.database_url, settings.database_pool, name)
     try:
         migrate.require_current(database)
         store = Store(Connection.from_settings(settings))

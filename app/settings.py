@@ -71,8 +71,18 @@ class Settings(BaseSettings):
         description="JSON object of object-store options (`aws_endpoint`, `aws_access_key_id`, …). "
         "Without keys here, the ambient identity is used: environment, profile, workload identity.",
     )
+    backup_options: Annotated[dict[str, SecretStr], NoDecode] = Field(
+        default={},
+        description="JSON object of object-store options for where `tarn backup` writes and `tarn restore` reads; "
+        "without it, those of a lake of the same kind.",
+    )
     database_url: str = Field("sqlite:///data/tarn.db", description="`sqlite:///path` or `postgresql://…`.")
-    database_pool: int = Field(10, ge=1, le=1000, description="Connections a process keeps to the database.")
+    database_pool: int = Field(
+        10,
+        ge=1,
+        le=1000,
+        description="Connections a process keeps to the database; it takes as many again while all are in use.",
+    )
 
     host: str = Field("127.0.0.1", description="Address the API listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port the API listens on; 0 takes a free one.")
@@ -183,6 +193,18 @@ class Settings(BaseSettings):
     spark_memory: str = Field(
         "2g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of the Spark driver and executors."
     )
+    spark_cores: int | None = Field(
+        None,
+        ge=1,
+        description="Cores of a standalone Spark cluster that a worker takes at most. Without it the first worker "
+        "takes all, and the others have none.",
+    )
+    spark_patience: float = Field(
+        600,
+        gt=0,
+        description="Seconds that a job on a Spark cluster waits while there is no executor, before it goes back to be "
+        "tried again.",
+    )
     upkeep_every: float = Field(
         10, gt=0, description="Seconds between two looks for datasets that are due for maintenance."
     )
@@ -206,7 +228,9 @@ class Settings(BaseSettings):
         "10g", pattern=r"^[1-9][0-9]*[mg]$", description="Disk that an API process uses for queries beyond that memory."
     )
     query_threads: int = Field(2, ge=1, le=1024, description="Threads that work on an API process's queries.")
-    query_slots: int = Field(4, ge=1, le=1000, description="Queries that an API process works on at once.")
+    query_slots: int = Field(
+        4, ge=1, le=1000, description="Queries that an API process works on at once, and beside them as many gets."
+    )
     query_streams: int = Field(64, ge=1, le=100_000, description="Streams that an API process keeps open at once.")
     stream_patience: float = Field(
         300, gt=0, description="Seconds after which a stream whose client takes nothing is broken off."
@@ -252,7 +276,7 @@ class Settings(BaseSettings):
     def split_list(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
-    @field_validator("storage_options", mode="before")
+    @field_validator("storage_options", "backup_options", mode="before")
     @classmethod
     def read_options(cls, value: Any) -> Any:
         return _parsed(value, '{"aws_region": "eu-central-1"}')

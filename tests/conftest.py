@@ -22,19 +22,29 @@ from app.storage.lake import open_lake
 from app.storage.store import Store
 from app.tenancy.bootstrap import ensure_admin
 from tests.house import House
+from tests.memory_disk import use_memory
 from tests.server import Server, running
 
 pytest_plugins = ["tests.flushing", "tests.s3"]
 
+MOST_NAMED = 32
+"""Bytes of a parameter that a case may be named by."""
+
 # Spark's executors must run under the driver's Python, also where make did not say so.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+use_memory()
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name no case by the bytes of a file: archives have the time in them, and processes must agree on its name."""
+    return argname if isinstance(val, bytes) and len(val) > MOST_NAMED else None
 
 
 @pytest.fixture(autouse=True)
 def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is set in the developer's shell must not reach a test."""
-    for name in [name for name in os.environ if name.upper().startswith("TARN_")]:
-        monkeypatch.delenv(name)
+    _forget_settings(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +57,10 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # Not below pytest's own folder, which another run of it may tidy up.
     server = get_server(Path(tempfile.mkdtemp(prefix="tarn-postgresql-")), cleanup_mode="delete")
     url = load_settings(database_url=server.get_uri()).database_url
+    # Where it is on a disk after all: nobody pulls its plug.
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+        _execute(url, f"ALTER SYSTEM SET {setting} = off")
+    _execute(url, "SELECT pg_reload_conf()")
     _execute(url, "CREATE DATABASE migrated")
     template = Database(_named(url, "migrated"))
     migrate.upgrade(template)
@@ -76,11 +90,18 @@ def database_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="session")
+def default_settings() -> Settings:
+    """Settings that nobody has changed; looking for them everywhere takes longer than a request."""
+    with pytest.MonkeyPatch.context() as patched:
+        _forget_settings(patched)
+        return load_settings()
+
+
 @pytest.fixture
-def settings(database_url: str, tmp_path) -> Settings:
-    return load_settings(
-        database_url=database_url, lake_uri=str(tmp_path / "lake"), admin_key_file=tmp_path / "admin.key"
-    )
+def settings(default_settings: Settings, database_url: str, tmp_path) -> Settings:
+    own = {"database_url": database_url, "lake_uri": str(tmp_path / "lake"), "admin_key_file": tmp_path / "admin.key"}
+    return default_settings.model_copy(update=own)
 
 
 @pytest.fixture
@@ -114,12 +135,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @contextmanager
-def copied_postgresql(server: str) -> Iterator[str]:
-    """A fresh, migrated database of the server, for as long as it is needed."""
+def copied_postgresql(server: str, template: str = "migrated") -> Iterator[str]:
+    """A fresh, migrated database of the server, for as long as it is needed; of `template0`, an empty one."""
     name = f"test_{secrets.token_hex(6)}"
-    _execute(server, f"CREATE DATABASE {name} TEMPLATE migrated")
+    # By files, which costs half of what writing them to the log first does, as long as nothing is synced.
+    _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield _named(server, name)
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _forget_settings(patched: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.upper().startswith("TARN_")]:
+        patched.delenv(name)
 
 
 def _execute(url: str, statement: str) -> None:

@@ -213,7 +213,7 @@ async def get_entity(
     origin: Annotated[Origin | None, Query(description="Only what this origin says of it.")] = None,
 ) -> Response:
     """Show an entity, by its canonical id, an entity id or a referent."""
-    found = await asked.read([dataset], lambda reading: entities.one(reading, dataset, asked.state, entity, origin))
+    found = await asked.look([dataset], lambda reading: entities.one(reading, dataset, asked.state, entity, origin))
     return Response(_shown(found.line, dataset, entity), headers=served(found.snapshot), media_type=JSON)
 
 

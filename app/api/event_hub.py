@@ -200,6 +200,8 @@ class Follower:
         if above >= watched.last:
             return None
         if above < watched.low:
-            return await self.read(above)
+            found = await self.read(above)
+            # What comes next may be for a newer version to tell: then it is waited for.
+            return None if max(found.page.through, found.page.tail) == above else found
         told = [each for each in watched.recent if each.number > above and self._job in (None, each.job)]
         return Found(Page(told, watched.last, 0, watched.last), self._hub.revision)

@@ -154,33 +154,41 @@ async def put_file(
     place = _queried_path(request, path)
     told = _meta(None if meta is None else _queried_meta(request, meta))
     said = NewFile(path=place, origin=origin, checksum=checksum, meta=told, conditions=conditions)
-    if conditions and key is None:  # with a key it may have been put already, and is answered again
-        await run_in_threadpool(house.archive.require, dataset, said)
-    staged = await _staged(house, dataset, request, said, request.stream())
+    staged = await _staged(house, dataset, request, said, request.stream(), key)
     return await _committed(house, caller, dataset, request, staged, key, entity)
 
 
-@routes.post("", status_code=201, response_model=ArchiveFile, responses=raises(*PUT), openapi_extra=FORM_BODY)
+@routes.post(
+    "",
+    status_code=201,
+    response_model=ArchiveFile,
+    responses=raises(*PUT, PreconditionFailed),
+    openapi_extra=FORM_BODY,
+)
 async def post_file(
     request: Request,
     house: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
+    conditions: ConditionsDep,
     path: Annotated[PathParam | None, Query(description="Where it came from, if not what the form calls it.")] = None,
     origin: OriginParam = None,
     checksum: ChecksumParam = None,
     entity: EntityParam = False,
     key: KeyHeader = None,
 ) -> Response:
-    """Put a file that is part of a form, with a JSON object beside it that is kept with the file."""
+    """Put a file that is part of a form, with a JSON object beside it that is kept with the file.
+
+    Conditions are held against the files at its path, as they are for a PUT.
+    """
     request.scope[LIMIT] = house.settings.max_file_bytes
     form = Form(request, FILE, (META,), house.settings.max_document_bytes)
     named = await form.until_file()
     if path is None and named is None:
         raise InvalidPath("the file has no name, and there is no path")
     place = checked_path(named or "") if path is None else _queried_path(request, path)
-    said = NewFile(path=place, origin=origin, checksum=checksum)
-    staged = await _staged(house, dataset, request, said, form.file())
+    said = NewFile(path=place, origin=origin, checksum=checksum, conditions=conditions)
+    staged = await _staged(house, dataset, request, said, form.file(), key)
     try:
         await form.rest()
         staged = replace(staged, said=said.model_copy(update={"meta": _meta(form.fields.get(META))}))
@@ -194,7 +202,7 @@ async def post_file(
     "/fetch",
     status_code=201,
     response_model=ArchiveFile,
-    responses=raises(InvalidPath, QuotaExceeded, Backpressure, FileNotFound, SourceFailed),
+    responses=raises(*PUT, FileNotFound, SourceFailed, PreconditionFailed),
 )
 async def fetch_file(
     request: Request,
@@ -202,19 +210,27 @@ async def fetch_file(
     caller: CallerDep,
     dataset: DatasetDep,
     remote: RemoteFile,
+    conditions: ConditionsDep,
     origin: OriginParam = None,
     entity: EntityParam = False,
 ) -> Response:
-    """Fetch a file from elsewhere and put it: its bytes are hashed while they arrive."""
+    """Fetch a file from elsewhere and put it: its bytes are hashed while they arrive.
+
+    Conditions are held against the files at its path, as they are for a PUT.
+    """
     path = None if remote.path is None else checked_path(remote.path)
 
+    def said(place: FilePath) -> NewFile:
+        new = NewFile(path=place, origin=origin, meta=remote.meta, checksum=remote.checksum, conditions=conditions)
+        house.archive.require(dataset, new)
+        return new
+
     def stage() -> Staged:
+        named = None if path is None else said(path)  # before anybody is asked for its bytes
         with house.fetcher.open(remote.uri) as source:
-            if path is None and source.name is None:
+            if named is None and source.name is None:
                 raise InvalidPath("the source does not say what the file is called, and there is no path")
-            place = checked_path(source.name or "") if path is None else path
-            said = NewFile(path=place, origin=origin, meta=remote.meta, checksum=remote.checksum)
-            return house.archive.stage(dataset, said, source)
+            return house.archive.stage(dataset, named or said(checked_path(source.name or "")), source)
 
     staged = await fetching(stage)
     return await _committed(house, caller, dataset, request, staged, None, entity)
@@ -376,9 +392,11 @@ async def write_document(house: Services, caller: Caller, dataset: Dataset, file
 
 
 async def _staged(
-    house: Services, dataset: Dataset, request: Request, said: NewFile, pieces: AsyncIterator[bytes]
+    house: Services, dataset: Dataset, request: Request, said: NewFile, pieces: AsyncIterator[bytes], key: str | None
 ) -> Staged:
     request.scope[LIMIT] = house.settings.max_file_bytes
+    if key is None:  # with one it may have been put already, and is answered again
+        await run_in_threadpool(house.archive.require, dataset, said)
     return await fed(pieces, lambda chunks: house.archive.stage(dataset, said, chunks))
 
 

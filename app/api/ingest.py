@@ -37,6 +37,7 @@ from app.errors import (
     TarnError,
 )
 from app.journal.batches import Batch, Outcome
+from app.journal.bulk import CONNECTIONS
 from app.journal.events import Events
 from app.journal.formats.record import Source
 from app.journal.intake import Intake, Terms
@@ -54,7 +55,7 @@ HEAD = 1 << 20
 """Bytes of a large one that are gathered before a thread takes it: most bodies are whole by then, and no thread and no
 parser has to wait for their clients."""
 
-UPLOADS = 16
+UPLOADS = CONNECTIONS
 """Large bodies that are read at once; more wait for their turn."""
 
 RAISES = (Backpressure, DatasetNotFound, IdempotencyMismatch, QuotaExceeded, StageClosed, StorageFull)
@@ -127,13 +128,16 @@ class Writing:
         return await self._answer(await asyncio.wrap_future(self.house.writer.submit(batch, events)))
 
     async def look(self, work: Callable[[Reading], Found]) -> Found:
-        """Look at the present state, for what the answer says; the write itself does not depend on it."""
+        """Look at one entity of the present state, for what the answer says; the write does not depend on it."""
+        return await turns(self.house).look(lambda: self._read(work))
 
-        def run() -> Found:
-            with self.house.reader.reading() as reading:
-                return work(reading)
+    async def query(self, work: Callable[[Reading], Found]) -> Found:
+        """The same for what takes a look at all of it."""
+        return await turns(self.house).query(lambda: self._read(work))
 
-        return await turns(self.house).query(run)
+    def _read(self, work: Callable[[Reading], Found]) -> Found:
+        with self.house.reader.reading() as reading:
+            return work(reading)
 
     def _terms(self, records: Literal["entities", "statements"], skip: bool, strict: bool = False) -> Terms:
         return Terms(

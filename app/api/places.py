@@ -22,7 +22,7 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="")
 ALONE = 60.0
 """Seconds after which a tenant that was there is not there any more."""
 
-REQUESTS, BESIDE = 1024, 4
+REQUESTS, BESIDE = 1024, 2
 """Requests that a process works on at once, and those of a tenant beside another."""
 
 BRIEF = 0.1
@@ -52,6 +52,11 @@ class Places:
     def most(self, most: int) -> None:
         self._most = most
         self._give()
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether more than one tenant was here within the last minute."""
+        return any(self._others(next(reversed(self._seen), "")))
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -143,8 +148,11 @@ def places(kept: RunVar[Places], most: int, beside: int | None = None) -> Places
 
 
 @asynccontextmanager
-async def worked_on() -> AsyncIterator[None]:
-    """A place among the requests that are worked on, for as long as this one is, and no longer than a moment."""
+async def worked_on() -> AsyncIterator[bool]:
+    """A place among the requests that are worked on, for as long as this one is, and no longer than a moment.
+
+    Tells whether tenants are beside each other.
+    """
     requests = places(_requests, REQUESTS, BESIDE)
     tenant, is_over = await requests.acquire(), False
 
@@ -156,7 +164,7 @@ async def worked_on() -> AsyncIterator[None]:
 
     moment = asyncio.get_running_loop().call_later(BRIEF, leave)
     try:
-        yield
+        yield requests.are_shared
     finally:
         moment.cancel()
         leave()

@@ -109,7 +109,7 @@ def _translated(error: HTTPException, request: Request, routes: Sequence[BaseRou
     if error.status_code == 415:
         return UnsupportedMediaType(str(error.detail), supported=["application/json"])
     if error.status_code == 404:
-        return RouteNotFound(f"there is nothing at {path_of(request)}")
+        return RouteNotFound(f"there is nothing at {path_of(request)}; /docs shows what there is")
     return InvalidFormat(str(error.detail), errors=[])
 
 

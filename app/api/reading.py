@@ -1,7 +1,7 @@
 """Reads on their way to a client: which state is read, on a thread, and given up when the client leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
@@ -104,7 +104,19 @@ class Asked:
     flushes: bool
 
     async def read(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
-        """Run a read on a thread, after a flush if that was asked for. It ends early if the client leaves."""
+        """Run a query on a thread, after a flush if that was asked for. It ends early if the client leaves."""
+        return await self._read(datasets, work, turns(self.house).query)
+
+    async def look(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
+        """The same for what is over in a moment, however much there is: it waits for no query."""
+        return await self._read(datasets, work, turns(self.house).look)
+
+    async def _read(
+        self,
+        datasets: Sequence[Dataset],
+        work: Callable[[Reading], Result],
+        in_turn: Callable[[Callable[[], Result]], Awaitable[Result]],
+    ) -> Result:
         await self.ready(datasets)
         patience = Patience()
 
@@ -115,7 +127,7 @@ class Asked:
 
         async with patience.watching(self.request.receive):
             try:
-                return await turns(self.house).query(run)
+                return await in_turn(run)
             except duckdb.InterruptException:
                 raise ClientDisconnect from None
 

@@ -1,6 +1,7 @@
 """The one class of route: it admits the caller first, and only then looks at what was sent."""
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -15,6 +16,8 @@ from app.api.access import access_of, admit, recording
 from app.api.idempotency import HEADER, answer_once
 from app.api.places import worked_on
 from app.api.problems import as_responses
+from app.api.services import services
+from app.api.turns import turns
 from app.errors import (
     BodyTooLarge,
     EmptyBody,
@@ -39,9 +42,10 @@ LONGEST_MEDIA_TYPE = 1024
 
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
-HELD = 0.5
-"""Seconds for which a request over its tenant's rate is held before it is refused. Whoever sends them at full speed
-would be refused at full speed, at the cost of all others; and has to wait for a second in any case."""
+HELD = 0.5, 1.0
+"""Seconds for which a request over its tenant's rate is held before it is refused, from and to. Whoever sends them at
+full speed would be refused at full speed, at the cost of all others; and has to wait for a second in any case. Those
+that came together are not let go together: they would be back together, and others wait behind all of them."""
 
 IdParam = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
 """An id of ours in a path; whether there is such a thing is another question."""
@@ -83,7 +87,7 @@ class GuardedRoute(APIRoute):
             try:
                 await admit(request, operation, access)
             except RateLimited:
-                await asyncio.sleep(HELD)
+                await asyncio.sleep(random.uniform(*HELD))  # noqa: S311 - nobody gains by knowing it
                 raise
             _check_query(request, queries)
             _check_lengths(request)
@@ -91,7 +95,8 @@ class GuardedRoute(APIRoute):
                 _check_accept(request)
             if not access.identified:
                 return await handle(request)
-            async with worked_on():
+            async with worked_on() as beside_others:
+                turns(services(request)).share(beside_others)
                 if takes_body:
                     await _check_body(request, needs_body)
                 if answers_once:

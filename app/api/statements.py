@@ -35,7 +35,7 @@ async def delete_statement(writing: WritingDep, statement: StatementId) -> Respo
     """Delete one statement, of one origin or of every one. What is not there is 0 tombstones."""
 
     wanted = bytes.fromhex(statement)
-    found = await writing.look(lambda reading: counts.of_statement(reading, writing.dataset, wanted, writing.origin))
+    found = await writing.query(lambda reading: counts.of_statement(reading, writing.dataset, wanted, writing.origin))
     events = Events()
     for place in found:
         events.delete(wanted, place.entity_id, place.origin)
@@ -47,6 +47,6 @@ async def delete_origin(writing: WritingDep, name: Origin) -> Response:
     """Delete everything that one origin says, as one event."""
     events = Events()
     events.erase(None, name)
-    tombstones = await writing.look(lambda reading: counts.of_origin(reading, writing.dataset, name))
+    tombstones = await writing.query(lambda reading: counts.of_origin(reading, writing.dataset, name))
     answer = Deleted(tombstones=tombstones)
     return await writing.write(events, answer)

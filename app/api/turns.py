@@ -1,20 +1,26 @@
-"""Whose turn it is: how many queries run at once, and fewer of them while the server works on large bodies.
+"""Whose turn it is: how many reads run at once, and fewer of them while the server works on large bodies.
 
 Readers that never pause take all the processors there are, and left whoever wrote beside them a third of its pace. A
-query that stands back waits for a few milliseconds; a body that does waits for every one of them.
+read that stands back waits for a few milliseconds; a body that does waits for every one of them.
+
+Reads are of two kinds, each with places of its own. A look at one entity is over in a millisecond or two, and waits for
+no query. A query may go through everything there is: it runs on a thread that stands back for whatever is brief.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
 from app.api.places import Places
 from app.api.services import Services
+from app.query.standing_back import Processors
 
 Result = TypeVar("Result")
 
@@ -22,36 +28,56 @@ LINGER = 0.05
 """Seconds after a body for which reads still stand back: whoever sent it sends another, as a rule."""
 
 REST = 1.0
-"""How long a place is left empty after a query beside a body, as a share of the time that the query took."""
+"""How long a place is left empty after a read beside a body, as a share of the time that the read took."""
 
 
 class Turns:
     """The turns of one event loop, in which all of it is called."""
 
     def __init__(self, most: int) -> None:
-        self._places = Places(most)
-        self._threads = CapacityLimiter(most)
+        self._queries = Places(most)
+        self._processors = Processors()
+        self._query_threads = ThreadPoolExecutor(most, "query", initializer=self._processors.stand_back)
+        self._looks = Places(most)
+        self._look_threads = CapacityLimiter(most)
         self._most = most
         self._beside_bodies = min(most, max(1, (os.cpu_count() or 1) // 2))
         self._bodies = 0
 
     @property
     def at_once(self) -> int:
-        """Queries that run at once now: more wait for their turn, and take no thread that others need."""
-        return self._places.most
+        """Reads of a kind that run at once now: more wait for their turn, and take no thread that others need."""
+        return self._queries.most
+
+    def share(self, shared: bool) -> None:
+        """Say whether tenants are beside each other: then queries leave a part of the processors to what is brief."""
+        self._processors.share(shared)
 
     async def query(self, work: Callable[[], Result]) -> Result:
-        """Run a query on a thread, when it is its turn."""
+        """Run what may take long, on a thread that stands back, when it is its turn."""
+
+        return await self._in_turn(self._queries, lambda: self._stand_back(work))
+
+    async def look(self, work: Callable[[], Result]) -> Result:
+        """Run what is over in a moment, on a thread, when it is its turn."""
+        return await self._in_turn(self._looks, lambda: to_thread.run_sync(work, limiter=self._look_threads))
+
+    async def _stand_back(self, work: Callable[[], Result]) -> Result:  # type: ignore[return]  # the scope raises
+        loop, context = asyncio.get_running_loop(), copy_context()
+        with CancelScope(shield=True):  # as of any other thread here: it is waited for
+            return await loop.run_in_executor(self._query_threads, context.run, work)
+
+    async def _in_turn(self, places: Places, run: Callable[[], Awaitable[Result]]) -> Result:
         loop = asyncio.get_running_loop()
-        tenant = await self._places.acquire()
+        tenant = await places.acquire()
         begun = loop.time()
         try:
-            return await to_thread.run_sync(work, limiter=self._threads)
+            return await run()
         finally:
             if self.at_once < self._most:
-                loop.call_later(REST * (loop.time() - begun), self._places.release, tenant)
+                loop.call_later(REST * (loop.time() - begun), places.release, tenant)
             else:
-                self._places.release(tenant)
+                places.release(tenant)
 
     @contextmanager
     def body(self) -> Iterator[None]:
@@ -73,7 +99,7 @@ class Turns:
 
     def _begin(self) -> None:
         self._bodies += 1
-        self._places.most = self._beside_bodies
+        self._queries.most = self._looks.most = self._beside_bodies
 
     def _end(self) -> None:
         asyncio.get_running_loop().call_later(LINGER, self._over)
@@ -81,7 +107,7 @@ class Turns:
     def _over(self) -> None:
         self._bodies -= 1
         if not self._bodies:
-            self._places.most = self._most
+            self._queries.most = self._looks.most = self._most
 
 
 _turns: RunVar[Turns] = RunVar("turns")

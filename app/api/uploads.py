@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from app.api.access import CallerDep, DatasetDep
 from app.api.bodies import LIMIT
 from app.api.feeding import fed
-from app.api.files import EntityParam, bytes_body, checked_path, place_of, write_document
+from app.api.files import ConditionsDep, EntityParam, bytes_body, checked_path, place_of, write_document
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader
 from app.api.problems import raises
@@ -23,6 +23,7 @@ from app.errors import (
     BodyTooLarge,
     InvalidPath,
     OverlappingBlocks,
+    PreconditionFailed,
     QuotaExceeded,
     RangeMissing,
     UploadNotFound,
@@ -77,20 +78,32 @@ async def put_upload_block(
 
 
 @routes.post(
-    "/{upload}/commit", status_code=201, responses=raises(UploadNotFound, RangeMissing, QuotaExceeded, Backpressure)
+    "/{upload}/commit",
+    status_code=201,
+    responses=raises(UploadNotFound, RangeMissing, QuotaExceeded, Backpressure, PreconditionFailed),
 )
 async def commit_upload(
-    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam, entity: EntityParam = False
+    house: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    upload: IdParam,
+    conditions: ConditionsDep,
+    response: Response,
+    entity: EntityParam = False,
 ) -> ArchiveFile:
-    """Make a file of the blocks. Done again, it answers the same."""
+    """Make a file of the blocks. Done again, it answers the same.
+
+    Conditions are held against the files at its path, as they are for a PUT; the upload stays as it is if they fail.
+    """
 
     def recorded(connection: Connection, file: ArchiveFile) -> None:
         caller.act.done(connection, target=place_of(dataset, file), size=file.size)
 
     commit = _uploads(house).commit
-    file = await run_in_threadpool(commit, dataset, caller.identity.tenant, upload, recorded)
+    file = await run_in_threadpool(commit, dataset, caller.identity.tenant, upload, recorded, conditions)
     if entity:
         await write_document(house, caller, dataset, file)
+    response.headers["Location"], response.headers["ETag"] = place_of(dataset, file), file.content_tag
     return file
 
 

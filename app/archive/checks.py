@@ -54,7 +54,7 @@ class Wrong(NamedTuple):
 
 def check(database: Database, store: Store, dataset: Dataset, found: Findings, report: Report) -> None:
     """Tell what is wrong with the archive."""
-    for wrong in _each(database, store, dataset, report):
+    for wrong in each(database, store, dataset, report):
         missing = wrong.kind in (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
         layout = dataset.layout
         place = layout.blob_data(wrong.checksum) if missing else layout.file_record(wrong.checksum, wrong.file_id)
@@ -63,7 +63,7 @@ def check(database: Database, store: Store, dataset: Dataset, found: Findings, r
 
 def mend(database: Database, store: Store, dataset: Dataset, report: Report) -> None:
     """Record again what only the archive knows, and put again the records that only the index knows."""
-    for wrong in _each(database, store, dataset, report):
+    for wrong in each(database, store, dataset, report):
         if wrong.kind not in (FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING):
             continue
         path = dataset.layout.file_record(wrong.checksum, wrong.file_id)
@@ -71,17 +71,18 @@ def mend(database: Database, store: Store, dataset: Dataset, report: Report) -> 
             records.hold(database, connection, dataset, [wrong.checksum])
             records.require_active(connection, dataset)
             known = records.find(connection, dataset, wrong.file_id)
-            written = _record(store, path)
-            if known is None and written is not None:
-                records.add(connection, dataset, written)
+            record = written(store, path)
+            if known is None and record is not None:
+                records.add(connection, dataset, record)
                 records.moved(connection, dataset)
-            elif known is not None and written is None:
+            elif known is not None and record is None:
                 require_alive(connection)
                 store.put(path, known.to_json())
         log.warning("a file is mended", dataset=dataset.name, file=wrong.file_id, kind=wrong.kind)
 
 
-def _each(database: Database, store: Store, dataset: Dataset, report: Report) -> Iterator[Wrong]:
+def each(database: Database, store: Store, dataset: Dataset, report: Report) -> Iterator[Wrong]:
+    """Whatever is wrong, one by one."""
     listing = _listed(store, dataset)
     after, over = FIRST, False
     while not over:
@@ -154,7 +155,8 @@ def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Wrong)
     return entry is None or entry.size != known.size
 
 
-def _record(store: Store, path: str) -> ArchiveFile | None:
+def written(store: Store, path: str) -> ArchiveFile | None:
+    """What a record says; None: it is not there, or says nothing."""
     try:
         return ArchiveFile.model_validate_json(store.get(path))
     except (Missing, ValidationError):

@@ -89,7 +89,7 @@ class Archive:
         """Put a file, and return its record: the one that is there, if this content was at this path before.
 
         Raises EmptyBody, BodyTooLarge, SchemaViolation for another checksum than was said, QuotaExceeded,
-        DatasetNotFound, and whatever `chunks` raises; then nothing is stored.
+        DatasetNotFound, PreconditionFailed, and whatever `chunks` raises; then nothing is stored.
         """
         return self.commit(dataset, tenant, [self.stage(dataset, said, chunks)], recorded)[0]
 
@@ -311,6 +311,8 @@ class Archive:
 
     def require(self, dataset: Dataset, said: NewFile) -> None:
         """Raise PreconditionFailed if a file's conditions do not hold now, which saves its bytes the way."""
+        if not said.conditions:
+            return
         with self._database.read() as connection:
             tags = [tag for file in records.at(connection, dataset, said.path) for tag in file.tags]
         said.conditions.require(tags)

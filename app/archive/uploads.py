@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
-from app.archive.files import Archive
+from app.archive.files import UNCONDITIONAL, Archive
 from app.db import answers
 from app.db.answers import Once
 from app.db.engine import Database
@@ -21,12 +21,14 @@ from app.errors import (
     BodyTooLarge,
     EmptyBody,
     OverlappingBlocks,
+    PreconditionFailed,
     RangeMissing,
     TarnError,
     Unavailable,
     UploadNotFound,
 )
 from app.lake.datasets import Dataset
+from app.model.conditions import Conditions
 from app.model.file import ArchiveFile, NewFile
 from app.model.ids import new_id, now
 from app.model.names import Checksum, FilePath, Origin, TenantName
@@ -129,10 +131,12 @@ class Uploads:
         tenant: TenantName,
         upload: str,
         recorded: Callable[[Connection, ArchiveFile], None] = lambda *_: None,
+        conditions: Conditions = UNCONDITIONAL,
     ) -> ArchiveFile:
         """Make a file of the blocks; of many commits one does it, and all get the same file.
 
-        Raises UploadNotFound, RangeMissing, and what `Archive.put` does: then the upload is as it was.
+        Conditions are held against the files at its path, and no more once the upload is committed. Raises
+        UploadNotFound, RangeMissing, and what `Archive.put` does: then the upload is as it was.
         """
         row, blocks = self._whole(dataset, tenant, upload)
         if row.file is not None:
@@ -146,16 +150,20 @@ class Uploads:
                 connection.execute(delete(upload_blocks).where(upload_blocks.c.upload == upload))
                 recorded(connection, file)
 
+        said = _said(row, conditions)
         parts = [dataset.layout.upload_part(upload, block.part) for block in blocks]
         try:
-            file = self._archive.put(dataset, tenant, _said(row), self._bytes(parts), done)
-        except Missing:
-            # Another commit was done with them.
+            self._archive.require(dataset, said)
+            file = self._archive.put(dataset, tenant, said, self._bytes(parts), done)
+        except (Missing, PreconditionFailed) as error:
+            # Another commit may be done with the blocks, and its file is what does not fit the conditions any more.
             with self._database.read() as connection:
                 row = self._find(connection, dataset, tenant, upload)
-            if row.file is None:
-                raise Unavailable(f"a block of the upload {upload} is lost") from None
-            return ArchiveFile.model_validate(row.file)
+            if row.file is not None:
+                return ArchiveFile.model_validate(row.file)
+            if isinstance(error, PreconditionFailed):
+                raise
+            raise Unavailable(f"a block of the upload {upload} is lost") from None
         self._sweep(parts)
         return file
 
@@ -253,12 +261,13 @@ def _within(chunks: Iterable[bytes], room: int, digest: Any) -> Iterator[bytes]:
         yield chunk
 
 
-def _said(row: Row[Any]) -> NewFile:
+def _said(row: Row[Any], conditions: Conditions) -> NewFile:
     return NewFile(
         path=FilePath(row.path),
         origin=None if row.origin is None else Origin(row.origin),
         meta=row.meta,
         checksum=None if row.checksum is None else Checksum(row.checksum),
+        conditions=conditions,
     )
 
 

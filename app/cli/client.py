@@ -157,7 +157,12 @@ class Client:
 
     def _refused(self, response: httpx.Response) -> ProblemAnswered:
         keyless = response.status_code == 401 and not self.key
-        return ProblemAnswered(_object(response, "type", "detail"), hint=NO_KEY if keyless else None)
+        after = response.headers.get("Retry-After", "")
+        return ProblemAnswered(
+            _object(response, "type", "detail"),
+            hint=NO_KEY if keyless else None,
+            after=int(after) if after.isdecimal() else None,
+        )
 
 
 def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:

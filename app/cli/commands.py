@@ -34,6 +34,7 @@ from app.cli import (
     webhooks,
     whoami,
 )
+from app.cli.importing.command import import_data
 from app.cli.processes import add_processes
 from app.cli.session import client_command
 
@@ -69,6 +70,7 @@ def _options(
 add_processes(app)
 client_command(app, "whoami", LAKE)(whoami.whoami)
 client_command(app, "load", LAKE)(load_file.load)
+client_command(app, "import", LAKE)(import_data)
 app.add_typer(catalog.app, name="catalog", rich_help_panel=LAKE)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=LAKE)
 app.add_typer(entities.app, name="entities", rich_help_panel=LAKE)

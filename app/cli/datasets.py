@@ -8,8 +8,9 @@ import typer
 
 from app.cli.completion import dataset_names
 from app.cli.failures import Misuse, ProblemAnswered
-from app.cli.jobs import awaited
+from app.cli.jobs import awaited, outcome
 from app.cli.metadata import Assignments, Description, File, Summary, Title, read_metadata
+from app.cli.options import IfMatch, conditions
 from app.cli.paths import at
 from app.cli.session import Session, Yes, client_command
 
@@ -66,9 +67,7 @@ def update(
     description: Description = None,
     file: File = None,
     assignments: Assignments = None,
-    if_match: Annotated[
-        str | None, typer.Option(metavar="ETAG", help="Fail if it is no longer what this entity tag stands for.")
-    ] = None,
+    if_match: IfMatch = None,
 ) -> None:
     """Change a dataset's configuration; fields left out stay as they are, null goes back to the default.
 
@@ -84,7 +83,7 @@ def update(
         # The API replaces a field as a whole; the tag makes sure that it is still what we extend.
         current, tag = session.client.tagged(path)
         if_match = if_match or tag
-    headers = {} if if_match is None else {"If-Match": _quoted(if_match)}
+    headers = conditions(if_match)
     session.output.record(session.client.document("PATCH", path, metadata.body(current), headers=headers))
 
 
@@ -103,7 +102,7 @@ def delete(
         job = awaited(session.client, job["id"], math.inf)
         if job["problem"] is not None:
             raise ProblemAnswered(job["problem"])
-    session.output.record(job)
+    outcome(session, job)
 
 
 @client_command(app, "versions")
@@ -125,8 +124,3 @@ def version(
     """
     sys.stdout.flush()
     sys.stdout.buffer.write(session.client.request("GET", at(BASE, name, "versions", timestamp, file)).content)
-
-
-def _quoted(tag: str) -> str:
-    """An entity tag as HTTP wants it; shells take its quotes away."""
-    return tag if tag == "*" or tag.endswith('"') else f'"{tag}"'

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli.jobs import outcome
 from app.cli.operations import Name, Wait, ask
 from app.cli.paths import at
 from app.cli.session import Session
@@ -19,7 +20,7 @@ def make(
     wait: Wait = True,
 ) -> None:
     """Make every export that is not fresh."""
-    session.output.record(ask(session, dataset, "make", {"force": force}, wait))
+    outcome(session, ask(session, dataset, "make", {"force": force}, wait))
 
 
 def export(
@@ -38,7 +39,7 @@ def export(
     """
     job = ask(session, dataset, "export", {"kinds": [kind], "force": force}, wait=True)
     if out is None:
-        session.output.record(job)
+        outcome(session, job)
         return
     (wanted,) = (one["kind"] for one in job["result"]["made"] + job["result"]["skipped"])
     (found,) = (one for one in _listed(session, dataset) if one["kind"] == wanted)

@@ -4,6 +4,7 @@ Exception
 └── Failure                 one sentence for the person at the terminal, and an exit code
     ├── ProblemAnswered     1   the server refused, and says why in a problem document
     ├── Cancelled           1   somebody gave up the job that was waited for
+    ├── Incomplete          1   what was imported is not what its source holds
     ├── Misuse              2   nothing was changed: the command is wrong as it was given
     └── Unreachable         3   no server answered, or not to the end
 """
@@ -33,10 +34,12 @@ class ProblemAnswered(Failure):
 
     exit_code = 1
 
-    def __init__(self, problem: dict[str, Any], hint: str | None = None) -> None:
+    def __init__(self, problem: dict[str, Any], hint: str | None = None, after: int | None = None) -> None:
         super().__init__(problem["detail"])
         self.problem = problem
         self.hint = hint
+        self.after = after
+        """In how many seconds the server wants to be asked again."""
 
     @property
     def slug(self) -> str:
@@ -44,14 +47,22 @@ class ProblemAnswered(Failure):
 
     def lines(self) -> Iterator[str]:
         yield f"tarn: {self} ({self.slug})"
-        for fault in self.problem.get("errors", ()):
-            yield f"    {fault_line(fault)}"
+        faults = self.problem.get("errors", ())
+        # The only one is mostly what the sentence above says already.
+        if len(faults) > 1 or any(str(fault["reason"]) not in str(self) for fault in faults):
+            yield from (f"    {fault_line(fault)}" for fault in faults)
         if self.hint is not None:
             yield f"    {self.hint}"
 
 
 class Cancelled(Failure):
     """Somebody gave up the job that was waited for."""
+
+    exit_code = 1
+
+
+class Incomplete(Failure):
+    """An import broke off, or ended and the counts of source and target differ."""
 
     exit_code = 1
 

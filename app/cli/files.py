@@ -1,5 +1,6 @@
 """Files: put, listed, fetched, removed."""
 
+import json
 import os
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ import typer
 from app.cli.completion import dataset_names
 from app.cli.datasets import BASE
 from app.cli.failures import Failure, Misuse
-from app.cli.options import Out, Quiet
+from app.cli.options import IfMatch, IfNoneMatch, Out, Quiet, conditions
 from app.cli.paths import at as path_of
 from app.cli.progress import progress
 from app.cli.session import Session, Yes, client_command
@@ -24,6 +25,7 @@ FETCH_SECONDS = 3600
 """How long the server may take over a fetch."""
 
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name.", autocompletion=dataset_names)]
+Meta = Annotated[str | None, typer.Option("--meta", metavar="JSON", help="An object that is kept with each file.")]
 
 
 @client_command(app, "put")
@@ -40,22 +42,32 @@ def put(
     prefix: Annotated[str, typer.Option("--prefix", metavar="FOLDER", help="What goes before the paths.")] = "",
     origin: Annotated[str | None, typer.Option("--origin", help="Who puts it there.")] = None,
     checksum: Annotated[str | None, typer.Option("--checksum", help="The SHA-256 that the one file must have.")] = None,
+    meta: Meta = None,
     entity: Annotated[bool, typer.Option("--entity", help="Write the Document entities, too.")] = False,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
     quiet: Quiet = False,
 ) -> None:
     """Put files into the archive. Each is there when it is listed; the same again changes nothing.
 
+    The entity tags are those of files at the same path: their checksums, or what the server calls their records.
+
     Example: tarn files put donations ./scans --prefix 2024 --entity
+
+    Example: tarn files put donations report.pdf --meta '{"page": 3}' --if-none-match '*'
     """
+    told = _meta(meta)
     found = [*_named(sources, path)]
     if checksum is not None and len(found) > 1:
         raise Misuse("--checksum is for one file")
     params = {"origin": origin, "checksum": checksum, "entity": entity or None}
+    params["meta"] = None if told is None else json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    headers = {"Content-Type": "application/octet-stream", **conditions(if_match, if_none_match)}
     done: list[dict[str, Any]] = []
     try:
         for source, own in found:
             below = f"{prefix.rstrip('/')}/{own}" if prefix else own
-            done.append(_sent(session, dataset, source, {"path": below, **params}, quiet))
+            done.append(_sent(session, dataset, source, {"path": below, **params}, headers, quiet))
     except Failure:
         if done:
             session.output.note(f"{len(done)} files are put, and the others are not:")
@@ -73,17 +85,23 @@ def fetch(
     ] = None,
     origin: Annotated[str | None, typer.Option("--origin", help="Who puts it there.")] = None,
     checksum: Annotated[str | None, typer.Option("--checksum", help="The SHA-256 that it must have.")] = None,
+    meta: Meta = None,
     entity: Annotated[bool, typer.Option("--entity", help="Write the Document entity, too.")] = False,
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
 ) -> None:
     """Let the server fetch a file from the web, or from a store or a folder that its operator opened.
 
     Example: tarn files fetch donations https://example.org/report.pdf --entity
     """
-    given = {"uri": uri, "path": path, "checksum": checksum}
+    given = {"uri": uri, "path": path, "checksum": checksum, "meta": _meta(meta)}
     body = {name: value for name, value in given.items() if value is not None}
     params = {"origin": origin, "entity": entity or None}
+    headers = conditions(if_match, if_none_match)
     session.output.record(
-        session.client.document("POST", _path(dataset, "fetch"), body, params=params, wait=FETCH_SECONDS)
+        session.client.document(
+            "POST", _path(dataset, "fetch"), body, params=params, headers=headers, wait=FETCH_SECONDS
+        )
     )
 
 
@@ -145,7 +163,9 @@ def rm(
     session.output.record({"files": len(found)})
 
 
-def _sent(session: Session, dataset: str, name: str, params: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def _sent(
+    session: Session, dataset: str, name: str, params: dict[str, Any], headers: dict[str, str], quiet: bool
+) -> dict[str, Any]:
     with opened(name) as source, progress(session.output, params["path"], quiet, size=source.size) as passed:
 
         def pieces() -> Iterator[bytes]:
@@ -153,9 +173,21 @@ def _sent(session: Session, dataset: str, name: str, params: dict[str, Any], qui
                 yield piece
                 passed(len(piece), 0)
 
-        headers = {"Content-Type": "application/octet-stream"}
         file: dict[str, Any] = session.client.upload(_path(dataset), pieces(), headers, params, method="PUT").json()
     return file
+
+
+def _meta(text: str | None) -> dict[str, Any] | None:
+    """What is said of files. Raises Misuse for what is no JSON object."""
+    if text is None:
+        return None
+    try:
+        told = json.loads(text)
+    except ValueError as error:
+        raise Misuse(f"--meta is not JSON: {error}") from None
+    if not isinstance(told, dict):
+        raise Misuse("--meta must be a JSON object, such as '{\"page\": 3}'")
+    return told
 
 
 def _named(sources: list[str], path: str | None) -> Iterator[tuple[str, str]]:

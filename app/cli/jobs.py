@@ -32,6 +32,14 @@ def awaited(client: "Client", job_id: str, seconds: float) -> dict[str, Any]:
             return job
 
 
+def outcome(session: Session, job: dict[str, Any]) -> None:
+    """Print a job that was asked for: all of it, but to people, when it is over, only what came of it."""
+    result = {field: value for field, value in (job["result"] or {}).items() if field != "operation"}
+    over = job["finished"] is not None and not session.output.as_json
+    told = {field: job[field] for field in ("operation", "dataset", "state")} | result
+    session.output.record(told if over else job)
+
+
 @client_command(app, "list")
 def list_jobs(session: Session, limit: Annotated[int, typer.Option(min=1, help="At most so many jobs.")] = 100) -> None:
     """List your jobs, newest first; the lake's administrator sees everybody's."""

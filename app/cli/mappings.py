@@ -7,7 +7,7 @@ import typer
 from app.cli.datasets import BASE
 from app.cli.entities import Dataset
 from app.cli.failures import Misuse
-from app.cli.jobs import awaited
+from app.cli.jobs import awaited, outcome
 from app.cli.operations import Wait, ended_well
 from app.cli.options import Quiet
 from app.cli.paths import at
@@ -80,7 +80,7 @@ def run(
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
         job = ended_well(_watched(session, job, quiet))
-    session.output.record(job)
+    outcome(session, job)
 
 
 def _watched(session: Session, job: dict[str, Any], quiet: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import typer
 
 from app.cli.completion import dataset_names
 from app.cli.failures import Cancelled, ProblemAnswered
-from app.cli.jobs import awaited
+from app.cli.jobs import awaited, outcome
 from app.cli.options import Quiet
 from app.cli.paths import at
 from app.cli.progress import progress
@@ -133,7 +133,7 @@ def crawl(
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
         job = ended_well(_watched(session, job["id"], quiet))
-    session.output.record(job)
+    outcome(session, job)
 
 
 def ask(session: Session, dataset: str, operation: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _path(dataset: str, operation: str) -> str:
 def _do(session: Session, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
     """Ask for a job, wait for its end if that is wanted, and show it. Raises what it failed of."""
     job = _awaited(session, path, body, wait)
-    session.output.record(job)
+    outcome(session, job)
     return job
 
 

@@ -46,3 +46,22 @@ Out = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+IfMatch = Annotated[
+    str | None, typer.Option("--if-match", metavar="ETAG", help="Fail unless what this tag stands for is still there.")
+]
+IfNoneMatch = Annotated[
+    str | None,
+    typer.Option("--if-none-match", metavar="ETAG", help="Fail if it is there already; '*': if anything is."),
+]
+
+
+def conditions(if_match: str | None, if_none_match: str | None = None) -> dict[str, str]:
+    """The headers of a request that must find what its caller knows."""
+    given = {"If-Match": if_match, "If-None-Match": if_none_match}
+    return {name: _quoted(tag) for name, tag in given.items() if tag is not None}
+
+
+def _quoted(tag: str) -> str:
+    """An entity tag as HTTP wants it; shells take its quotes away."""
+    return tag if tag == "*" or tag.endswith('"') else f'"{tag}"'

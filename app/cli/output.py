@@ -64,8 +64,14 @@ def _flat(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
     for field, value in document.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{field}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from ((prefix + field, _line(item)) for item in value)
         elif value not in (None, "", []):
             yield prefix + field, value
+
+
+def _line(document: dict[str, Any]) -> str:
+    return ", ".join(f"{field} {_cell(value)}" for field, value in _flat(document))
 
 
 def _cell(value: Any) -> str:

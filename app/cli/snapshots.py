@@ -11,7 +11,7 @@ from app.cli.session import Session, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Snapshots: what a dataset was at one moment.")
 
-COLUMNS = ("seq", "id", "created", "operation", "added", "seen", "deleted", "live", "message")
+COLUMNS = ("seq", "id", "created", "operation", "added", "seen", "ended", "live", "message")
 
 Snapshot = Annotated[str, typer.Argument(metavar="ID", help="The snapshot's id or number.")]
 

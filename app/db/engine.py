@@ -26,16 +26,22 @@ SIGNS_OF_LIFE = {"keepalives_idle": 5, "keepalives_interval": 5, "keepalives_cou
 """A server that is gone without a word is found out within 20 s, also by who waits for its answer."""
 
 
+TASK = "tarn-task"
+"""The name of connections that tasks of Spark have, wherever they run."""
+
+
 class Database:
     """Transactions on one database. A failure to reach it is `Unavailable`, never a driver's own error.
 
     Raises StartRefused for a SQLite file that can never be opened.
     """
 
-    def __init__(self, url: str, pool: int = 10) -> None:
+    def __init__(self, url: str, pool: int = 10, name: str = "tarn") -> None:
         self.url = url
+        self.name = name
+        """What PostgreSQL calls its connections, so that operators see who has which."""
         self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(url, pool) if self.is_sqlite else _postgresql_engine(url, pool)
+        self.engine = _sqlite_engine(url, pool) if self.is_sqlite else _postgresql_engine(url, pool, name)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -57,6 +63,21 @@ class Database:
             with connection.begin():
                 yield connection
                 events.number(connection, recorded)
+
+    @contextmanager
+    def rebuild(self) -> Iterator[Connection]:
+        """A transaction that writes, and may make tables anew, as SQLite does to change one: what refers to such a
+        table is without it for a moment, so references are looked at once, before it commits."""
+        with _answering(), self.engine.connect() as connection:
+            connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE", sqlite_references="OFF")
+            try:
+                with connection.begin():
+                    yield connection
+                    if self.is_sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
+                        raise RuntimeError(f"a row of {broken[0]} refers to none of {broken[2]}")
+            finally:
+                # The connection goes on without references: nobody is to get it again.
+                connection.invalidate()
 
     def serialize(self, connection: Connection, what: str) -> None:
         """Let one process at a time go on from here to its commit. SQLite's writers are so anyway."""
@@ -108,7 +129,11 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("sqlite_begin", "BEGIN"))
+        options = connection.get_execution_options()
+        if "sqlite_references" in options:
+            # Within a transaction it would have no effect.
+            connection.exec_driver_sql(f"PRAGMA foreign_keys={options['sqlite_references']}")
+        connection.exec_driver_sql(options.get("sqlite_begin", "BEGIN"))
 
     return engine
 
@@ -130,7 +155,13 @@ def _check_file(path: Path) -> None:
             raise StartRefused(f"TARN_DATABASE_URL: {path} cannot be opened: {error}") from error
 
 
-def _postgresql_engine(url: str, pool: int) -> Engine:
+def adbc_uri(url: str, name: str) -> str:
+    """Where a PostgreSQL is, as ADBC's driver wants it said, for connections of this name."""
+    options = {"application_name": name} | {key: str(value) for key, value in SIGNS_OF_LIFE.items()}
+    return make_url(url).set(drivername="postgresql").update_query_dict(options).render_as_string(hide_password=False)
+
+
+def _postgresql_engine(url: str, pool: int, name: str) -> Engine:
     return create_engine(
         url,
         pool_size=pool,
@@ -138,5 +169,5 @@ def _postgresql_engine(url: str, pool: int) -> Engine:
         pool_pre_ping=True,
         pool_timeout=BUSY_SECONDS,
         hide_parameters=True,
-        connect_args={"connect_timeout": 5, "application_name": "tarn", **SIGNS_OF_LIFE},
+        connect_args={"connect_timeout": 5, "application_name": name, **SIGNS_OF_LIFE},
     )

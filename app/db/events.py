@@ -14,6 +14,7 @@ another head, in the one order that there is.
 
 from collections.abc import Collection, Iterable
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import orjson
@@ -26,6 +27,8 @@ from app.model.ids import now
 
 RECORDED = "tarn_events"
 """The option of a connection that holds what was recorded in its transaction."""
+
+KNOWN = frozenset(EventKind)
 
 AT_ONCE = 2000
 """Events that one transaction gives up at most."""
@@ -132,7 +135,10 @@ def heads(connection: Connection, streams: Collection[str]) -> dict[str, int]:
 
 
 def after(connection: Connection, stream: str, above: int, limit: int, job: str | None = None) -> Page:
-    """Events above a number, of one job or of all, in the caller's view of one moment."""
+    """Events above a number, of one job or of all, in the caller's view of one moment.
+
+    They end before the first one that only a newer version knows: whoever asks a process of that one goes on there.
+    """
     head = connection.execute(select(event_heads).where(event_heads.c.stream == stream)).first()
     if head is None:
         return Page([], 0, 0, 0)
@@ -145,8 +151,12 @@ def after(connection: Connection, stream: str, above: int, limit: int, job: str 
     )
     if job is not None:
         query = query.where(events.c.job == job)
-    told = [_told(row) for row in connection.execute(query)]
-    through = told[-1].number if len(told) == limit else head.last
+    rows = connection.execute(query).all()
+    told = [_told(row) for row in takewhile(lambda row: row.kind in KNOWN, rows)]
+    if len(told) < len(rows):
+        through = rows[len(told)].number - 1
+    else:
+        through = told[-1].number if len(told) == limit else head.last
     return Page(told, through, head.tail, head.last)
 
 

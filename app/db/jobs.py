@@ -8,13 +8,16 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, de
 
 from app.db import events
 from app.db.tables import datasets, jobs
-from app.errors import Internal, JobConflict, JobNotFound
+from app.errors import Internal, JobConflict, JobNotFound, Unavailable
 from app.model.event import EventKind
 from app.model.ids import new_id, now
 from app.model.job import MOST_ATTEMPTS, Job, JobState, Operation, Progress
 
 MOST_CLAIMED = 250
 """Jobs that are claimed at once; what is more waits for the next time."""
+
+KNOWN = frozenset(Operation)
+"""While versions run side by side there may be others: those are left to processes that know them."""
 
 TELL_EVERY = timedelta(seconds=1)
 """Between two events that say how far a job is."""
@@ -47,7 +50,7 @@ def enqueue(
 
 
 def get(connection: Connection, job_id: str) -> Job:
-    """Raises JobNotFound."""
+    """Raises JobNotFound, and Unavailable for a job that only a newer version of Tarn knows."""
     job = find(connection, job_id)
     if job is None:
         raise JobNotFound(f"there is no job {job_id!r}")
@@ -56,12 +59,14 @@ def get(connection: Connection, job_id: str) -> Job:
 
 def find(connection: Connection, job_id: str) -> Job | None:
     row = connection.execute(_select().where(jobs.c.id == job_id)).first()
+    if row is not None and row.operation not in KNOWN:
+        raise Unavailable(f"the job {job_id} is of a newer version of Tarn, which this process is not", retry_after=2)
     return None if row is None else _job(row)
 
 
 def newest(connection: Connection, tenant: str | None, before: str | None, limit: int) -> list[Job]:
-    """Jobs of one tenant, or of all, newest first."""
-    query = _select().order_by(jobs.c.id.desc()).limit(limit)
+    """Jobs of one tenant, or of all, newest first; but for what only a newer version of Tarn does."""
+    query = _select().where(jobs.c.operation.in_(KNOWN)).order_by(jobs.c.id.desc()).limit(limit)
     if tenant is not None:
         query = query.where(jobs.c.tenant == tenant)
     if before is not None:
@@ -175,7 +180,7 @@ def _claim(
 ) -> list[Job]:
     """The update is conditional on each row being as it was found, so that nobody else has it."""
     moment = now()
-    abandoned = _is_abandoned(moment, silent_after)
+    abandoned = and_(jobs.c.operation.in_(KNOWN), _is_abandoned(moment, silent_after))
     _let_go(connection, abandoned, moment)
     _give_up(connection, and_(abandoned, jobs.c.attempts >= MOST_ATTEMPTS), moment)
     free = and_(which, _is_free(moment, silent_after))

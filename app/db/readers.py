@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, select
 
+from app.db.forms import FORMS
 from app.db.tables import readers
 from app.db.upsert import upsert
 from app.model.ids import now
@@ -20,11 +21,11 @@ class Report(NamedTuple):
 
 
 def tell(connection: Connection, reader: str, report: Report) -> None:
-    """Put a process's report in the place of its last one."""
+    """Put a process's report in the place of its last one; the first one says which forms of data it reads."""
     said = {"seen": now(), "beat": report.beat, "oldest": dict(report.oldest)}
     connection.execute(
         upsert(connection, readers)
-        .values(id=reader, host=socket.gethostname(), pid=os.getpid(), **said)
+        .values(id=reader, host=socket.gethostname(), pid=os.getpid(), speaks=[form.name for form in FORMS], **said)
         .on_conflict_do_update(index_elements=["id"], set_=said)
     )
 

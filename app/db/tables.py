@@ -64,6 +64,14 @@ lake = Table(
     Column("id", Id, primary_key=True, comment="the id in lake.json: a database serves one lake"),
 )
 
+compatibility = Table(
+    "compatibility",
+    metadata,
+    Column(
+        "oldest", String(32), primary_key=True, comment="the oldest revision whose code this database serves; one row"
+    ),
+)
+
 clock = Table(
     "clock",
     metadata,
@@ -207,6 +215,20 @@ journal = Table(
     Column("first_seen", BigInteger, comment="microseconds since 1970"),
     Column("last_seen", BigInteger),
     sqlite_with_rowid=False,
+)
+
+journal_packs = Table(
+    "journal_packs",
+    metadata,
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False, comment="of its first event"),
+    Column("rows", Integer, nullable=False, comment="events in it, whose positions follow on each other"),
+    Column("low", Integer, nullable=False, comment="the least shard key of its events"),
+    Column("high", Integer, nullable=False, comment="the greatest"),
+    Column("has_canonical", Boolean, nullable=False, comment="some name a canonical id, of whatever shard"),
+    Column("checksum", BigInteger, nullable=False, comment="CRC-32 of the data"),
+    Column("data", LargeBinary, nullable=False, comment="the events: Arrow, see app/journal/packs.py"),
+    comment="many events of a batch in one row, beside those in `journal`",
 )
 
 journal_rejected = Table(
@@ -497,6 +519,7 @@ readers = Table(
     Column(
         "oldest", JSON, nullable=False, comment="by dataset, the oldest snapshot that it reads; 0: nobody knows yet"
     ),
+    Column("speaks", JSON, comment="forms of data that it reads; null: those of the first version"),
 )
 
 event_heads = Table(

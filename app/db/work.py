@@ -54,7 +54,8 @@ class Work(BaseModel):
 def at_work(connection: Connection) -> Work:
     """The present state of affairs."""
     seen = connection.execute(select(workers).order_by(workers.c.started)).all()
-    running = select(jobs_table.c.id).where(jobs_table.c.state == JobState.RUNNING).order_by(jobs_table.c.id)
+    known = jobs_table.c.operation.in_(jobs.KNOWN)
+    running = select(jobs_table.c.id).where(known, jobs_table.c.state == JobState.RUNNING).order_by(jobs_table.c.id)
     return Work(
         workers=[WorkerSeen.model_validate(row._mapping) for row in seen],
         journal=waiting(connection)[:MOST_SHOWN],
@@ -94,6 +95,7 @@ def done(connection: Connection) -> list[Done]:
             func.count().label("jobs"),
             func.max(jobs_table.c.finished, type_=jobs_table.c.finished.type).label("last"),
         )
+        .where(jobs_table.c.operation.in_(jobs.KNOWN))
         .group_by(jobs_table.c.operation, jobs_table.c.state)
         .order_by(jobs_table.c.operation, jobs_table.c.state)
     )

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from app.db import answers
 from app.db.answers import Once
 from app.db.engine import Database
 from app.db.tables import journal, journal_batches
 from app.errors import StageClosed
-from app.journal import heads
+from app.journal import contents, heads
 from app.journal.events import Chunk
 from app.lake.datasets import Dataset
 from app.model.ids import new_id, now
@@ -23,9 +23,6 @@ from app.tenancy.audit import Act
 
 OPEN, STAGED, COMMITTED, ABORTED, DONE = "open", "staged", "committed", "aborted", "done"
 """A batch is done when a snapshot holds it; its rows are deleted soon after."""
-
-PURGE_ROWS = 5000
-"""Rows deleted in one transaction: one large DELETE would stall every writer of SQLite."""
 
 
 class Overtaken(Exception):
@@ -233,14 +230,10 @@ def purge(database: Database, batch_id: int) -> None:
     gone = False
     while not gone:
         with database.write() as connection:
-            of_batch = journal.c.batch == batch_id
-            first = connection.execute(select(func.min(journal.c.position)).where(of_batch)).scalar()
-            if first is not None:
-                connection.execute(delete(journal).where(of_batch, journal.c.position < first + PURGE_ROWS))
-                continue
-            own = (journal_batches.c.id == batch_id, journal_batches.c.state == ABORTED)
-            connection.execute(delete(journal_batches).where(*own))
-            gone = True
+            gone = not contents.delete_some(connection, batch_id)
+            if gone:
+                own = (journal_batches.c.id == batch_id, journal_batches.c.state == ABORTED)
+                connection.execute(delete(journal_batches).where(*own))
 
 
 def segment_of(connection: Connection, dataset: Dataset, commit: int) -> int | None:

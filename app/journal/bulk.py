@@ -20,12 +20,15 @@ import structlog
 from adbc_driver_manager import dbapi
 from sqlalchemy.engine import make_url
 
-from app.db.engine import Database
+from app.db.engine import Database, adbc_uri
 from app.errors import StageClosed, StorageFull, TarnError, Unavailable
 
 log = structlog.get_logger(__name__)
 
 LENGTH = struct.Struct(">Q")
+
+CONNECTIONS = 16
+"""Connections to PostgreSQL that the bulk path of a process has at most: as many as it reads large bodies at once."""
 
 ALIKE = ("batch", "kind", "canonical_id", "lang", "external", "origin", "first_seen", "last_seen")
 """Columns that are the same in all rows of many a chunk."""
@@ -47,7 +50,7 @@ def bulk_for(database: Database) -> Bulk:
     """The bulk path of a database, for one process."""
     if database.is_sqlite:
         return SqliteBulk(str(make_url(database.url).database))
-    return PostgresqlBulk(make_url(database.url).set(drivername="postgresql").render_as_string(hide_password=False))
+    return PostgresqlBulk(adbc_uri(database.url, f"{database.name}-bulk"))
 
 
 Ingest = Callable[[dbapi.Cursor, pa.RecordBatch], None]
@@ -113,7 +116,7 @@ class Appender:
 
 
 class PostgresqlBulk:
-    """COPY through ADBC in this process: a connection a chunk, taken from those that are idle."""
+    """COPY through ADBC in this process: a connection a chunk, taken from those that are idle, and so many at most."""
 
     RENEW = "UPDATE journal_batches SET expires = to_timestamp($1) WHERE id = $2 AND state = 'open' RETURNING id"
 
@@ -121,8 +124,13 @@ class PostgresqlBulk:
         self._url = url
         self._idle: list[Appender] = []
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(CONNECTIONS)
 
     def write(self, batch: int, expires: float, rows: pa.RecordBatch) -> None:
+        with self._places:
+            self._write(batch, expires, rows)
+
+    def _write(self, batch: int, expires: float, rows: pa.RecordBatch) -> None:
         appender = None
         try:
             appender = self._take()

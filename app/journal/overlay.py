@@ -1,7 +1,7 @@
 """What the journal holds that no snapshot holds yet, as Arrow."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from app.db.tables import datasets, journal, journal_batches, journal_head, snapshot_heads
 from app.errors import DatasetNotFound
+from app.journal import contents
 from app.journal.batches import COMMITTED
 from app.journal.events import SCHEMA as EVENTS
 from app.lake.datasets import ACTIVE, Dataset
@@ -203,7 +204,21 @@ class Overlay:
 def _read(
     connection: Connection, dataset: Dataset, after: int, since: int, entities: Set[str] | None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Events of segments above `after` in commits above `since`, in pieces of one segment each."""
+    """Events of segments above `after` in commits above `since`, in pieces of one segment each. Raises Damaged."""
+    of_batches = (
+        journal_batches.c.dataset_id == dataset.id,
+        journal_batches.c.commit > since,
+        journal_batches.c.state == COMMITTED,
+        journal_batches.c.segment > after,
+    )
+    yield from _rows(connection, of_batches, entities)
+    for segment, events in contents.packed_events(connection, of_batches, entities):
+        yield segment, pa.Table.from_batches([events]).select(SCHEMA.names).cast(SCHEMA)
+
+
+def _rows(
+    connection: Connection, of_batches: Sequence[ColumnElement[bool]], entities: Set[str] | None
+) -> Iterator[tuple[int, pa.Table]]:
     query = (
         select(
             journal_batches.c.segment,
@@ -212,12 +227,7 @@ def _read(
             *(journal.c[name] for name in FIELDS),
         )
         .join(journal, journal.c.batch == journal_batches.c.id)
-        .where(
-            journal_batches.c.dataset_id == dataset.id,
-            journal_batches.c.commit > since,
-            journal_batches.c.state == COMMITTED,
-            journal_batches.c.segment > after,
-        )
+        .where(*of_batches)
     )
     if entities is not None:
         shards = sorted({shard_of(entity) for entity in entities})

@@ -1,14 +1,16 @@
 """Parts of a stage, written over ADBC alone: for processes that must not open SQLite by anything else.
 
-A part is a batch of a stage. It opens, is filled chunk by chunk, and is closed with what it holds; whoever has the
-stage commits it, with the others or not at all. What was not closed, or is not wanted, ends with the stage.
+A part is a batch of a stage. It opens, is filled chunk by chunk with packs (or rows, beside processes that know no
+packs), and is closed with what it holds; whoever has the stage commits it, with the others or not at all. What was not
+closed, or is not wanted, ends with the stage.
 """
 
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import accumulate
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from app.errors import Unavailable
 from app.journal.bulk import Appender, PostgresqlBulk, copied, failure, inserted
 from app.journal.events import Packed
 from app.journal.loader import RENEW, prepared
+from app.journal.packs import packed
 from app.model.ids import new_id
 
 # A part is what its stage is, but for who wrote it.
@@ -40,22 +43,29 @@ class Parts:
         self._connection = connection
         self._turn = turn
         self._marks = ("$1", "$2", "$3", "$4") if turn is None else ("?",) * 4
-        self._appender = (
-            Appender(connection, PostgresqlBulk.RENEW, copied)
-            if turn is None
-            else Appender(connection, RENEW, inserted)
-        )
+        renew = PostgresqlBulk.RENEW if turn is None else RENEW
+        self._rows = Appender(connection, renew, copied if turn is None else inserted)
+        self._packs = Appender(connection, renew, _ingested)
 
     def open(self, stage: int, tenant: str) -> int:
         """Begin a part; its id. Raises Unavailable, also if the stage is no longer open."""
         return self._changed(OPEN, (new_id(), tenant, stage))
 
-    def write(self, part: int, position: int, chunk: pa.RecordBatch, expiry: float) -> None:
-        """Write a chunk in a transaction of its own. Raises StorageFull, and Unavailable as `open` does."""
-        rows = Packed(chunk, 0, 0, 0).table(part, position)
+    def write(self, part: int, position: int, events: Sequence[pa.RecordBatch], expiry: float, in_packs: bool) -> None:
+        """Write events on entities, in packs or in rows, in a transaction of its own.
+
+        Raises StorageFull, and Unavailable as `open` does.
+        """
+        starts = list(accumulate((len(some) for some in events[:-1]), initial=position))
+        placed = zip(events, starts, strict=True)
+        if in_packs:
+            appender, chunks = self._packs, [packed(some, part, start) for some, start in placed]
+        else:
+            appender, chunks = self._rows, [Packed(some, 0, 0, 0).table(part, start) for some, start in placed]
+        chunk = pa.concat_batches(chunks)
         try:
             with self._turn or nullcontext():
-                written = self._appender.append(part, time.time() + expiry, rows)
+                written = appender.append(part, time.time() + expiry, chunk)
         except dbapi.Error as error:
             raise failure(error) from error
         if not written:
@@ -117,6 +127,10 @@ def opened(uri: str, is_sqlite: bool) -> Iterator[Parts]:
         connection.close()
         if turn is not None:
             turn.close()
+
+
+def _ingested(cursor: dbapi.Cursor, packs: pa.RecordBatch) -> None:
+    cursor.adbc_ingest("journal_packs", packs, mode="append")
 
 
 def _closed() -> Unavailable:

@@ -6,7 +6,6 @@ from app.db.engine import Database
 from app.db.tables import (
     export_leases,
     exports,
-    journal,
     journal_batches,
     journal_head,
     journal_rejected,
@@ -16,8 +15,9 @@ from app.db.tables import (
     snapshots,
     tags,
 )
-from app.journal import batches
-from app.journal.batches import ABORTED, PURGE_ROWS
+from app.journal import batches, contents
+from app.journal.batches import ABORTED
+from app.journal.contents import PURGE_ROWS
 from app.lake.datasets import Hold
 
 AT_ONCE = 500
@@ -64,6 +64,6 @@ def _remove_some(connection: Connection, dataset_id: str) -> tuple[bool, int | N
         if rows > PURGE_ROWS:
             break
         ids.append(batch.id)
-    connection.execute(delete(journal).where(journal.c.batch.in_(ids)))
+    contents.delete_all(connection, ids)
     connection.execute(delete(journal_batches).where(journal_batches.c.id.in_(ids)))
     return bool(found), None

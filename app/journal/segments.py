@@ -8,10 +8,11 @@ from sqlalchemy import Connection, Row, delete, func, select, update
 from sqlalchemy.orm import aliased
 
 from app.db.engine import Database
-from app.db.tables import journal, journal_batches, journal_head, snapshot_heads
+from app.db.tables import journal_batches, journal_head, snapshot_heads
 from app.errors import DatasetNotFound
-from app.journal import heads
-from app.journal.batches import COMMITTED, DONE, PURGE_ROWS
+from app.journal import contents, heads
+from app.journal.batches import COMMITTED, DONE
+from app.journal.contents import PURGE_ROWS
 from app.lake.datasets import Dataset
 from app.model.ids import now
 from app.model.snapshot import HeldBatch
@@ -170,7 +171,7 @@ def purge_done(database: Database, dataset: Dataset | None = None, most: int | N
                 _purge_large(database, row.id)
         for some in _of_few_rows(done):
             with database.write() as connection:
-                connection.execute(delete(journal).where(journal.c.batch.in_(some)))
+                contents.delete_all(connection, some)
                 connection.execute(delete(journal_batches).where(journal_batches.c.id.in_(some)))
         purged += sum(row.rows for row in done)
 
@@ -179,13 +180,9 @@ def _purge_large(database: Database, batch_id: int) -> None:
     gone = False
     while not gone:
         with database.write() as connection:
-            of_batch = journal.c.batch == batch_id
-            first = connection.execute(select(func.min(journal.c.position)).where(of_batch)).scalar()
-            if first is None:
+            gone = not contents.delete_some(connection, batch_id)
+            if gone:
                 connection.execute(delete(journal_batches).where(journal_batches.c.id == batch_id))
-                gone = True
-            else:
-                connection.execute(delete(journal).where(of_batch, journal.c.position < first + PURGE_ROWS))
 
 
 def _of_few_rows(done: Iterable[Any]) -> Iterable[list[int]]:

@@ -216,6 +216,20 @@ def restore(database: Database, store: Store, dataset: Dataset) -> bool:
     return True
 
 
+def has_former(store: Store, dataset: Dataset) -> bool:
+    """Whether a former configuration of this very dataset is there."""
+    return next(_former(store, dataset), None) is not None
+
+
+def remake(database: Database, store: Store, dataset: Dataset) -> None:
+    """Put the configuration of a new dataset in the place of one that is lost, with all that the row still knows."""
+    with database.write() as connection:
+        created = lock(connection, dataset)
+        config = _valid({"name": dataset.name, "id": dataset.id, "created": created})
+        for path, text in ((dataset.layout.index, index_of(config)), (dataset.layout.config, config.to_yaml())):
+            replace_document(connection, store, path, dataset.layout.versions, text)
+
+
 def _is_own(store: Store, dataset: Dataset) -> bool:
     try:
         return _stored(store, dataset)[0].id == dataset.id

@@ -142,12 +142,16 @@ def tell(connection: Connection, dataset: Dataset, made: Made) -> None:
 def forget_below(connection: Connection, dataset: Dataset, seq: int) -> list[Made]:
     """Say that exports of older snapshots are gone, and their tags with them. Returns what they were."""
     gone = [made for made in made_of(connection, dataset).values() if made.seq < seq]
-    kinds = [made.kind for made in gone]
+    forget(connection, dataset, [made.kind for made in gone])
+    return gone
+
+
+def forget(connection: Connection, dataset: Dataset, kinds: Sequence[Kind]) -> None:
+    """Say that exports of these kinds are gone, and their tags with them."""
     connection.execute(delete(exports).where(exports.c.dataset_id == dataset.id, exports.c.kind.in_(kinds)))
     keys = [kind.form.tag for kind in kinds]
     own = tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_(keys)
     connection.execute(delete(tags).where(*own))
-    return gone
 
 
 def _made(row: Row[Any]) -> Made:

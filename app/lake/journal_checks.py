@@ -4,8 +4,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from app.db.tables import journal, journal_batches, journal_head
+from app.db.tables import journal_batches, journal_head
+from app.journal import contents
 from app.journal.batches import COMMITTED
+from app.journal.packs import Damaged
 from app.lake.datasets import Dataset
 from app.lake.findings import Findings
 from app.model.finding import FindingKind
@@ -64,15 +66,19 @@ def _check_counts(connection: Connection, dataset: Dataset, head: Row[Any], foun
 def _check_rows(connection: Connection, own: Any, found: Findings) -> None:
     """Rows of a batch that is done are on their way out; those of a committed one must all be there."""
     counted = (
-        select(journal_batches.c.uid, journal_batches.c.rows, func.count(journal.c.position).label("there"))
-        .outerjoin(journal, journal.c.batch == journal_batches.c.id)
+        select(journal_batches.c.uid, journal_batches.c.rows, contents.counted().label("there"))
         .where(own, *UNFLUSHED)
-        .group_by(journal_batches.c.id, journal_batches.c.uid, journal_batches.c.rows)
-        .having(func.count(journal.c.position) != journal_batches.c.rows)
         .order_by(journal_batches.c.id)
     )
     for batch in connection.execute(counted):
-        found.add(FindingKind.JOURNAL_ROWS, f"{batch.there} of the {batch.rows} rows of batch {batch.uid} are there")
+        if batch.there != batch.rows:
+            detail = f"{batch.there} of the {batch.rows} rows of batch {batch.uid} are there"
+            found.add(FindingKind.JOURNAL_ROWS, detail)
+    for _, pack in contents.packs(connection, (own, *UNFLUSHED)):
+        try:
+            pack.opened()
+        except Damaged as error:
+            found.add(FindingKind.JOURNAL_ROWS, str(error))
 
 
 def _check_commits(connection: Connection, own: Any, last: int, found: Findings) -> None:

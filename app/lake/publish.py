@@ -12,15 +12,14 @@ from typing import Any
 
 import orjson
 import structlog
-from sqlalchemy import Column, Connection, LargeBinary, cast, select, type_coerce
-from sqlalchemy.types import NullType
+from sqlalchemy import Connection, select
 
 from app.db import events
 from app.db.engine import Database
-from app.db.tables import journal, journal_batches, tags
 from app.db.tables import snapshots as history
+from app.db.tables import tags
 from app.errors import Locked, LockLost, PathExists, SnapshotConflict, TarnError
-from app.journal import heads, rejected, segments
+from app.journal import contents, heads, rejected, segments
 from app.journal.rejected import Rejected
 from app.lake import snapshots, tables
 from app.lake.datasets import Dataset
@@ -414,30 +413,19 @@ def _is_recorded(connection: Connection, dataset: Dataset, snapshot: Snapshot) -
 def _rejected(connection: Connection, snapshot: Snapshot) -> Iterator[Rejected]:
     """The rows that are set aside, as they stand in the journal."""
     batches = {batch.id: batch for batch in snapshot.batches}
-    columns = [_raw(connection, journal.c[name]) for name in rejected.COLUMNS]
     of_batch: dict[str, list[SetAside]] = {}
     for aside in snapshot.set_aside:
         of_batch.setdefault(aside.batch, []).append(aside)
     for uid, asides in of_batch.items():
         batch = batches[uid]
-        number = select(journal_batches.c.id).where(journal_batches.c.uid == uid).scalar_subquery()
         for start in range(0, len(asides), segments.AT_ONCE):
             some = asides[start : start + segments.AT_ONCE]
-            rows = connection.execute(
-                select(journal.c.position, *columns).where(
-                    journal.c.batch == number, journal.c.position.in_([aside.position for aside in some])
-                )
-            )
-            found = {position: values for position, *values in rows}
-            for aside in some:
+            found = contents.at(connection, uid, [aside.position for aside in some], rejected.COLUMNS)
+            # A database that was restored from before the batch was sent has none of its rows.
+            for aside in (one for one in some if one.position in found):
                 pairs = zip(rejected.COLUMNS, found[aside.position], strict=True)
                 event = {name: _plain(name, value) for name, value in pairs}
                 yield Rejected(uid, batch.tenant, batch.commit, aside.position, event, aside.reason)
-
-
-def _raw(connection: Connection, column: Column[Any]) -> Any:
-    """A column without a look at what is in it: SQLite may have anything there, and that is why it is set aside."""
-    return type_coerce(cast(column, LargeBinary), NullType) if connection.dialect.name == "sqlite" else column
 
 
 def _plain(name: str, value: object) -> object:

@@ -76,7 +76,7 @@ def repair(
     if FindingKind.SNAPSHOT_UNRECORDED in kinds:
         Publisher(database, store, settings, owner).recover(dataset)
     if FindingKind.JOURNAL_MISCOUNTED in kinds:
-        _recount(database, dataset)
+        recount(database, dataset)
     if kinds & FILES:
         archive_checks.mend(database, store, dataset, report)
     if FindingKind.HINT_WRONG in kinds:
@@ -224,7 +224,7 @@ def _record(manifest: Snapshot) -> Record:
     return Record(manifest.seq, manifest.id, manifest.content, manifest.segment, manifest.created)
 
 
-def _recount(database: Database, dataset: Dataset) -> None:
+def recount(database: Database, dataset: Dataset) -> None:
     """Count again what waits in the journal, while nobody can add to it."""
     own = journal_head.c.dataset_id == dataset.id
     with database.write() as connection:

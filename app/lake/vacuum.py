@@ -267,7 +267,7 @@ class Vacuum:
         free = [entry for path, entry in unnamed.items() if path not in held] if made is not None or dry_run else []
         delete("data", free)
         delete("manifests", [manifest.entry for manifest in listed.manifests if manifest.seq < low])
-        for step, found in self._rest(dataset, keep, tail.then if dry_run else None):
+        for step, found in self._rest(dataset, keep, tail.then if dry_run else None, low):
             delete(step, found)
         past = retention.before(store_time(self._store), keep.unnamed_hours)
         for gone in self._collector.run(dataset, past, dry_run):
@@ -301,15 +301,16 @@ class Vacuum:
             return set()
         return self._files(dataset, [one.seq for one in listed.manifests if oldest_read <= one.seq < first])
 
-    def _rest(self, dataset: Dataset, keep: Keep, tried: int | None) -> Iterator[tuple[str, list[Entry]]]:
+    def _rest(self, dataset: Dataset, keep: Keep, tried: int | None, low: int) -> Iterator[tuple[str, list[Entry]]]:
         """What there is besides data: entries of Delta logs below what snapshots pin, and old versions of documents.
 
-        With `tried`, as if history began there.
+        With `tried`, as if history began there. A log is left whole while anybody reads below where history begins: a
+        backup copies what opens the tables there, too.
         """
         oldest = self._oldest(dataset, tried)
         # A log's entries hold bounds of files, and so some of what is to be forgotten at once.
         within = 1 if keep.erases else CHECKPOINT_EVERY
-        if oldest is not None:
+        if oldest is not None and low >= oldest.seq:
             for table in TABLES:
                 found = self._logs.superfluous(dataset, table, oldest.table(table), change=tried is None, within=within)
                 yield f"{table} log", found

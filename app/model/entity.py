@@ -30,7 +30,11 @@ MOST_KNOWN = 50_000
 LONGEST_KNOWN = 120
 """How many values of a type, and how long ones, are remembered with what they clean to."""
 
-PLAIN_TEXT = r"[A-Za-z0-9&()+./:_%#-]+(?:,? [A-Za-z0-9(][A-Za-z0-9&()+./:_%#-]*| [&+/:_%#-]+)*"
+LETTERS = "A-Za-zÀ-ÖØ-öø-ÿ"
+PLAIN_TEXT = (
+    f"[{LETTERS}0-9&()+./:_%#-]+(?:'[{LETTERS}]+)*"
+    f"(?:,? [{LETTERS}0-9(][{LETTERS}0-9&()+./:_%#-]*(?:'[{LETTERS}]+)*| [&+/:_%#-]+)*"
+)
 TITLE = "ESQ"
 """What FtM takes from the end of a name, and so from no plain text."""
 PLAIN = re.compile(f"(?!.*{TITLE}){PLAIN_TEXT}")

@@ -11,6 +11,9 @@ from app.errors import ManifestInvalid
 from app.model.metadata import Metadata
 from app.model.names import DatasetName
 
+FORMAT: Literal["tarn-snapshot"] = "tarn-snapshot"
+VERSION: Literal[1] = 1
+
 TableName = Literal["statements", "translog"]
 
 Scalar = str | int | float | bool
@@ -134,8 +137,8 @@ class Components(Part):
 class Snapshot(Part):
     """A manifest. Its presence at `snapshots/{seq}.json` is the commit."""
 
-    format: Literal["tarn-snapshot"] = "tarn-snapshot"
-    version: Literal[1] = 1
+    format: Literal["tarn-snapshot"] = FORMAT
+    version: Literal[1] = VERSION
     components: Components
     dataset: DatasetName
     dataset_id: str
@@ -174,6 +177,12 @@ class Snapshot(Part):
         try:
             found = cls.model_validate_json(data, strict=True)
         except ValidationError as error:
+            if (version := _newer(data)) is not None:
+                raise ManifestInvalid(
+                    f"{path}: version: it is of version {version}, which a newer version of Tarn wrote, and this one "
+                    f"reads version {VERSION}",
+                    field="version",
+                ) from None
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"])) or "document"
             raise ManifestInvalid(f"{path}: {field}: {first['msg']}", field=field) from None
@@ -185,6 +194,18 @@ class Snapshot(Part):
 
     def table(self, name: TableName) -> Table:
         return self.statements if name == "statements" else self.translog
+
+
+def _newer(data: bytes) -> int | None:
+    """The version of a manifest that is later than ours; None: it is not, or says nothing that can be read."""
+    try:
+        document = orjson.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        return None
+    version = document.get("version")
+    return version if type(version) is int and version > VERSION else None
 
 
 Seq = Annotated[int, Field(ge=0)]

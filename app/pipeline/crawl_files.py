@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from app.archive import documents, records
 from app.archive.files import SMALL, Archive, Reached, Staged
 from app.archive.source import Found, Source
-from app.db.engine import Database
+from app.db.engine import TASK, Database
 from app.errors import BodyTooLarge, EmptyBody, TarnError
 from app.journal import batches
 from app.journal.batches import Batch, Sized
@@ -39,6 +39,7 @@ TOGETHER, HELD = 250, 16 << 20
 """Files that are put together, and the bytes of them that are in memory at most, or a little more."""
 
 POOL = 2
+"""Connections of a task to the database, and as many again while they are all in use."""
 
 
 def fetched(
@@ -46,7 +47,7 @@ def fetched(
 ) -> Fetched:
     """Do a task. Raises what keeps the archive or the journal from taking anything; a file's own trouble is told."""
     # The only SQLite of this process while it lasts: see docs/decisions/022.
-    database = Database(task.settings.database_url, POOL)
+    database = Database(task.settings.database_url, POOL, TASK)
     try:
         with ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch") as pool:
             return _Fetching(task, database, Archive(database, store, task.settings, reached), pool).run(clock)

@@ -10,7 +10,7 @@ import structlog
 from app.db.engine import Database
 from app.errors import Internal, TarnError
 from app.journal import segments
-from app.journal.batches import PURGE_ROWS
+from app.journal.contents import PURGE_ROWS
 from app.journal.depth import depth
 from app.lake import datasets, snapshots
 from app.lake.datasets import Dataset

@@ -7,12 +7,15 @@ meanwhile.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+
+from app.journal.packs import Pack, within
 
 if TYPE_CHECKING:
     from app.journal.parts import Parts
@@ -40,6 +43,16 @@ ORD = 'b."commit" * 4294967296 + j.position'
 
 BATCH_ROWS = 16_384
 """Rows of an Arrow batch; SQLite's driver would make many small ones."""
+
+PACKS = (
+    'SELECT p.batch, b."commit", p.position, p.rows, p.checksum, p.data '
+    "FROM journal_batches b JOIN journal_packs p ON p.batch = b.id "
+    "WHERE b.dataset_id = {0} AND b.state = 'committed' AND b.segment > {1} AND b.segment <= {2} "
+    "AND p.high >= {3} AND p.low <= {4}"
+)
+
+PACKS_AT_ONCE = 16
+"""Packs that SQLite's driver holds at once."""
 
 READ_ONLY = "?mode=ro"
 
@@ -81,11 +94,13 @@ class Journal:
     def at(cls, database_url: str) -> "Journal":
         from sqlalchemy.engine import make_url
 
+        from app.db.engine import TASK, adbc_uri
+
         url = make_url(database_url)
         if url.get_backend_name() == "sqlite":
             path = quote(str(Path(str(url.database)).absolute()))
             return cls(f"file:{path}{READ_ONLY}", is_sqlite=True)
-        return cls(url.set(drivername="postgresql").render_as_string(hide_password=False), is_sqlite=False)
+        return cls(adbc_uri(database_url, TASK), is_sqlite=False)
 
     def writing(self) -> "AbstractContextManager[Parts]":
         """A connection to write parts of stages by."""
@@ -124,14 +139,34 @@ class OpenJournal:
     def events(self, wanted: Slice) -> Iterator[pa.RecordBatchReader]:
         """The events with their `ord`, in no particular order. A row whose `ord` is 0 is none of them.
 
-        From SQLite, ArrowInvalid or the driver's own error is raised on the way if a value is of another type.
+        From SQLite, ArrowInvalid or the driver's own error is raised on the way if a value is of another type. Raises
+        Damaged on the way for a pack that cannot be read.
         """
         if self.is_sqlite:
-            yield pa.RecordBatchReader.from_batches(EVENTS, self._from_sqlite(wanted))
+            everything = chain(self._from_sqlite(wanted), self._from_packs(wanted, EVENTS))
+            yield pa.RecordBatchReader.from_batches(EVENTS, everything)
         else:
             with self._connection.cursor() as cursor:
                 cursor.execute(self._query(COLUMNS), self._parameters(wanted))
-                yield cursor.fetch_record_batch()
+                rows = cursor.fetch_record_batch()
+                everything = chain(rows, self._from_packs(wanted, rows.schema))
+                yield pa.RecordBatchReader.from_batches(rows.schema, everything)
+
+    def _from_packs(self, wanted: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Those of the events that are in packs, in the types of those that are not."""
+        marks = ("?",) * 5 if self.is_sqlite else ("$1", "$2", "$3", "$4", "$5")
+        low, high = wanted.shards
+        with self._connection.cursor() as cursor:
+            if self.is_sqlite:
+                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(PACKS_AT_ONCE)})
+            cursor.execute(PACKS.format(*marks), (wanted.dataset_id, wanted.after, wanted.upto, low, high))
+            for some in cursor.fetch_record_batch():
+                for *place, data in zip(*some.columns, strict=True):
+                    batch, commit, position, rows, checksum = (value.as_py() for value in place)
+                    pack = Pack(batch, commit, position, rows, checksum, data.as_buffer())
+                    events = within(pack.opened(), low, high)
+                    if len(events):
+                        yield events.select(schema.names).cast(schema)
 
     def _from_sqlite(self, wanted: Slice) -> Iterator[pa.RecordBatch]:
         """Its driver takes long over every single value, and in most columns most events say the same.
@@ -197,7 +232,9 @@ class OpenJournal:
                         row[name] = None
                         wrong.append(name)
             row["poison"] = ", ".join(wrong) or None
-        return pa.Table.from_pylist(found, READABLE)
+        packed = pa.Table.from_batches(self._from_packs(wanted, EVENTS), EVENTS)
+        poison = pa.nulls(len(packed), pa.string())
+        return pa.concat_tables([pa.Table.from_pylist(found, READABLE), packed.append_column("poison", poison)])
 
     def _parameters(self, wanted: Slice) -> tuple[Any, ...]:
         low, high = wanted.shards

@@ -30,7 +30,7 @@ from app.journal.events import SCHEMA, Events, Kind
 from app.model.entity import LONGEST_KNOWN, MOST_KNOWN, PLAIN, PLAIN_TEXT, TIDY, TITLE, Cleaner, Exploded, Exploder
 from app.model.mapping import MappingDocument, Query
 from app.model.names import DatasetName
-from app.model.shards import shard_of
+from app.model.shards import shards_of
 from app.model.statement import Invalid, checked_id
 
 AT_ONCE = 2048
@@ -164,7 +164,7 @@ class Mapper:
             column = [row[place] if place < len(row) else "" for row in rows]
         if _is_plain("".join(column)):
             return [text.strip() or None for text in column]
-        return [sanitize_text(text) for text in column]
+        return [text.strip() or None if _is_plain(text) else sanitize_text(text) for text in column]
 
     # One by one
 
@@ -337,7 +337,7 @@ def _digests(prefixes: list[bytes | None], infix: bytes, values: Texts) -> Diges
     sha1 = hashlib.sha1
     if None not in prefixes and None not in values:
         pairs: Any = zip(prefixes, values, strict=True)
-        return [sha1(prefix + infix + value.encode()).digest() for prefix, value in pairs]
+        return [key.digest() for key in map(sha1, [prefix + infix + value.encode() for prefix, value in pairs])]
     return [
         None if prefix is None or value is None else sha1(prefix + infix + value.encode()).digest()
         for prefix, value in zip(prefixes, values, strict=True)
@@ -641,25 +641,30 @@ class _Made:
         self._originals += [None] * len(digests) if originals is None else originals
 
     def table(self, origin: str, moment: int) -> pa.RecordBatch:
-        """The events in the order of their rows. Where many are the same, only the last of each."""
+        """The events in the order of their shards, and within one of their rows: as the journal packs them.
+
+        Where many are the same, only the last of each.
+        """
         count = len(self._ids)
         if not count:
             return pa.RecordBatch.from_pylist([], SCHEMA)
+        owners = np.concatenate(self._owners)
+        shards = np.array(shards_of(self._entity_ids), np.uint16)
         order = np.argsort(np.concatenate(self._rows), kind="stable")
+        order = order[np.argsort(shards[owners[order]], kind="stable")]
         if len(set(self._ids)) < count * WORTH_DROPPING:
             last = {self._ids[place]: turn for turn, place in enumerate(order.tolist())}
             order = order[sorted(last.values())]
             count = len(order)
         chosen = pa.array(order)
-        owner = pa.array(np.concatenate(self._owners)[order])
+        owner = pa.array(owners[order])
         prop = pa.array(np.repeat(np.arange(len(self._props)), self._lengths)[order])
         schema = pa.array(np.repeat(np.arange(len(self._schemata)), self._schema_lengths))
-        shards = pa.array([shard_of(entity) for entity in self._entity_ids], pa.int32())
         columns = {
             "batch": _alike(0, count, pa.int64()),
             "position": pa.array(np.arange(count)),
             "kind": _alike(Kind.ADD.value, count, pa.int16()),
-            "shard_key": shards.take(owner),
+            "shard_key": pa.array(shards[owners[order]].astype(np.int32)),
             "id": pa.array(self._ids, pa.binary()).take(chosen),
             "entity_id": pa.array(self._entity_ids, pa.string()).take(owner),
             "canonical_id": pa.nulls(count, pa.string()),

@@ -18,6 +18,7 @@ import structlog
 from sqlalchemy import select
 
 from app.db.engine import Database
+from app.db.forms import JOURNAL_PACKS, may_write
 from app.db.tables import journal_batches
 from app.errors import Fault, FileNotFound, SchemaViolation, StageClosed, TarnError, Unavailable
 from app.journal import batches, stages
@@ -77,6 +78,7 @@ class _Run(NamedTuple):
     stage: str
     stage_id: int
     moment: int
+    in_packs: bool
 
 
 class _Source(NamedTuple):
@@ -176,6 +178,7 @@ class Mappings:
                 stage=run.stage_id,
                 tenant=run.job.tenant,
                 expiry=self._settings.batch_expiry,
+                in_packs=run.in_packs,
             )
             number += 1
 
@@ -187,7 +190,9 @@ class Mappings:
         if entry is None:
             raise FileNotFound(f"there is no file {options.content_hash} in the archive of {dataset.name!r}")
         begin = self._store.get_range(path, 0, HEAD)
-        blocks: Iterable[bytes] = self._store.stream(path)
+        target = min(TASK_BYTES, max(WORTH_A_TASK, entry.size // (self._kernels().cores * PACKED)))
+        # A piece ends where a block does: larger ones would leave cores without a task.
+        blocks: Iterable[bytes] = self._store.stream(path, chunk_size=target)
         is_workbook = begin.startswith(spreadsheet.ZIP)
         is_zipped = is_workbook or begin.startswith(delimited.GZIP)
         if is_workbook:
@@ -206,7 +211,6 @@ class Mappings:
         columns = sorted({name for query in kept.document.ftm(dataset.name) for name in _columns(query)})
         delimiter = options.delimiter or delimited.guessed_delimiter(begin[marked:], encoding, columns)
         form = Form(encoding, delimiter)
-        target = min(TASK_BYTES, max(WORTH_A_TASK, entry.size // (self._kernels().cores * PACKED)))
         pieces = delimited.pieces(_without(blocks, marked), form, target, self._settings.max_record_bytes, start=marked)
         first = next(pieces, Piece(0, b""))
         header, length = form.first(first.data)
@@ -270,7 +274,8 @@ class Mappings:
             stage_id = stages.find(connection, dataset, LAKEHOUSE, uid).id
             part = Batch(dataset, tenant, act, origin, stage_id)
             batches.write_whole(connection, self._settings, [Sized(part, ending)])
-        run = _Run(job, dataset, options, kept, act, uid, stage_id, microseconds(now(), "now"))
+            in_packs = may_write(connection, JOURNAL_PACKS)
+        run = _Run(job, dataset, options, kept, act, uid, stage_id, microseconds(now(), "now"), in_packs)
         with self._kept_open(stage_id):
             try:
                 self._reached("staged")

@@ -62,6 +62,7 @@ class _Part:
         self.written = 0
         self._parts = parts
         self._expiry = task.expiry
+        self._in_packs = task.in_packs
         self._behind = behind
         self._under_way: Future[None] | None = None
         self._held: list[pa.RecordBatch] = []
@@ -70,6 +71,8 @@ class _Part:
         self._characters = 0
 
     def add(self, events: pa.RecordBatch) -> None:
+        if not events.num_rows:
+            return
         self._held.append(events)
         self._rows += events.num_rows
         self._bytes += events.nbytes
@@ -83,11 +86,11 @@ class _Part:
         self._parts.close(self.id, entities, self.written, self._characters)
 
     def _write(self) -> None:
-        chunk = pa.concat_batches(self._held)
         self._wait()
-        self._under_way = self._behind.submit(self._parts.write, self.id, self.written, chunk, self._expiry)
-        self.written += chunk.num_rows
-        self._characters += pc.sum(pc.utf8_length(chunk.column("value"))).as_py()
+        chunk = self.id, self.written, self._held, self._expiry, self._in_packs
+        self._under_way = self._behind.submit(self._parts.write, *chunk)
+        self.written += self._rows
+        self._characters += sum(pc.sum(pc.utf8_length(some.column("value"))).as_py() for some in self._held)
         self._held, self._rows, self._bytes = [], 0, 0
 
     def _wait(self) -> None:

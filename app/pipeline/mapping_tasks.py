@@ -29,6 +29,8 @@ class MapRows:
     tenant: str
     expiry: float
     """Seconds after which rows that nobody finishes are given up."""
+    in_packs: bool
+    """Whether everybody who is there reads packs; else what it makes is written in rows."""
 
 
 class MappedRows(NamedTuple):

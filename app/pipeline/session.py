@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -84,6 +83,8 @@ def start_session(settings: Settings) -> SparkSession:
         "spark.driver.memory": settings.spark_memory,
         "spark.executor.memory": settings.spark_memory,
         **({"spark.driver.host": "127.0.0.1"} if is_here else {}),
+        # Of a standalone cluster, the first driver would have every core for as long as it lives.
+        **({} if settings.spark_cores is None else {"spark.cores.max": str(settings.spark_cores)}),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.ui.retainedJobs": "10",
@@ -104,17 +105,16 @@ def start_session(settings: Settings) -> SparkSession:
     try:
         session = builder.getOrCreate()
         if not is_this_process:
-            session.sparkContext.addPyFile(str(_package()))
+            session.sparkContext.addPyFile(_package(session.sparkContext))
     except (Py4JError, RuntimeError, OSError) as error:
         raise Unavailable("Spark cannot be started", retry_after=5) from error
     return session
 
 
-def _package() -> Path:
-    """This package as a file that executors can import from."""
+def _package(context: SparkContext) -> str:
+    """This package as a file that executors can import from. Spark deletes it when it ends, however the worker does."""
     folder = Path(app.__file__).parent
-    target = Path(tempfile.mkdtemp(prefix="tarn-package-")) / "app"
-    return Path(shutil.make_archive(str(target), "zip", folder.parent, folder.name))
+    return shutil.make_archive(f"{context._temp_dir}/app", "zip", folder.parent, folder.name)
 
 
 def _end(process: "subprocess.Popen[bytes] | None") -> None:

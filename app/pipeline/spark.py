@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from app.errors import Backpressure, DatasetNotFound, Internal, QuotaExceeded, StorageFull, TarnError, Unavailable
 from app.pipeline.kernel import AnyTask, Kernel, Output
+from app.pipeline.patience import patiently
 
 log = structlog.get_logger(__name__)
 
@@ -21,23 +22,30 @@ PASSING = {error.slug: error for error in (StorageFull, Unavailable, Backpressur
 class SparkKernels:
     """Runs tasks on a Spark session."""
 
-    def __init__(self, session: SparkSession, kernel: Kernel) -> None:
+    def __init__(self, session: SparkSession, kernel: Kernel, patience: float) -> None:
         self._session = session
         self._kernel = kernel
+        self._patience = patience
 
     @property
     def cores(self) -> int:
         return int(self._session.sparkContext.defaultParallelism)
 
     def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
-        """One Spark job for all slots, each a partition of its own. Task numbers with what became of them."""
+        """One Spark job for all slots, each a partition of its own. Task numbers with what became of them.
+
+        Raises NoExecutor if it has none for as long as the worker's patience lasts.
+        """
         count = len(slots)
         # Where there are fewer slots than cores, those that would stand idle help to look things up in the store.
         kernel = replace(self._kernel, threads=max(1, self.cores // count))
         # Partitions are numbers, and what they mean travels with the function. Not by way of a DataFrame: there is
         # nothing to optimise, and loading Spark SQL takes longer than the first flush.
-        numbers = self._session.sparkContext.parallelize(range(count), count)
-        for number, made in numbers.mapPartitions(_Slots(kernel, slots)).collect():
+        context = self._session.sparkContext
+        numbers = context.parallelize(range(count), count).mapPartitions(_Slots(kernel, slots))
+        with patiently(context, self._patience):
+            collected = numbers.collect()
+        for number, made in collected:
             yield number, _known(made) if isinstance(made, _Failure) else made
 
     def run_here(self, task: AnyTask) -> Output | TarnError:

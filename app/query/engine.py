@@ -3,13 +3,16 @@
 import re
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import duckdb
 
 from app.errors import Unavailable
+from app.query.standing_back import stand_back
 from app.settings import Settings
 from app.storage.connection import Connection
 
@@ -22,8 +25,8 @@ class Engine:
     def __init__(self, settings: Settings, connection: Connection) -> None:
         self._connection = connection
         self._folder = tempfile.TemporaryDirectory(prefix="tarn-query-")
-        self._root = duckdb.connect(
-            config={
+        self._root = _started(
+            {
                 "threads": settings.query_threads,
                 "memory_limit": f"{settings.query_memory}b",
                 "temp_directory": self._folder.name,
@@ -67,6 +70,12 @@ class Engine:
     def close(self) -> None:
         self._root.close()
         self._folder.cleanup()
+
+
+def _started(config: dict[str, Any]) -> duckdb.DuckDBPyConnection:
+    """DuckDB with threads that stand back: they have the priority of the thread that starts it."""
+    with ThreadPoolExecutor(1, initializer=stand_back) as starting:
+        return starting.submit(duckdb.connect, config=config).result()
 
 
 @contextmanager

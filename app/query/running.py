@@ -3,13 +3,14 @@
 `app/lake/readers.py` says what they must hold to, and why no read loses a file then.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from types import TracebackType
 
 import structlog
 
-from app.db import readers
+from app.db import migrate, readers
 from app.db.engine import Database
 from app.db.readers import Report
 from app.errors import TarnError
@@ -57,6 +58,27 @@ class Running:
         return found
 
 
+@contextmanager
+def holding(database: Database, every: float) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Hold every snapshot of datasets while the block runs, as somebody does who reads all of them at once.
+
+    What is given here takes their ids; once it has returned, no vacuum deletes what it has not given up by then.
+    """
+    running = Running()
+    holds: list[Hold] = []
+    with Reporter(database, running, every) as reporter:
+
+        def hold(ids: Iterable[str]) -> None:
+            holds.extend(running.begin(each) for each in ids)
+            reporter.report()
+
+        try:
+            yield hold
+        finally:
+            for each in holds:
+                running.end(each)
+
+
 class Reporter:
     """Reports what is read, from before the first read on, until the block ends."""
 
@@ -70,7 +92,13 @@ class Reporter:
         self._thread = Thread(target=self._run, name="reports on reads", daemon=True)
 
     def __enter__(self) -> "Reporter":
-        self.report()
+        """Raises StartRefused if the database has just stopped to serve this version."""
+        self._beat += 1
+        with self._database.write() as connection:
+            readers.tell(connection, self.id, Report(self._beat, self._running.oldest()))
+            # Told first, asked then: whoever lets a form be written that we cannot read sees this report, or is waited
+            # for (`app.db.forms`).
+            migrate.require(migrate.served(connection, wait=True))
         self._thread.start()
         return self
 

@@ -22,6 +22,7 @@ from app.storage.s3 import s3_options
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
+    from pydantic import SecretStr
 
     from app.settings import Settings
 
@@ -52,19 +53,46 @@ class Connection:
     @classmethod
     def from_settings(cls, settings: "Settings") -> "Connection":
         """Raises StartRefused, with one sentence, for a place or an option that cannot be used."""
-        options = {name: value.get_secret_value() for name, value in settings.storage_options.items()}
-        url = urlsplit(settings.lake_uri)
+        return cls.at(settings.lake_uri, _shown(settings.storage_options), "TARN_LAKE_URI", "TARN_STORAGE_OPTIONS")
+
+    @classmethod
+    def to_backups(cls, settings: "Settings", uri: str) -> "Connection":
+        """A place of backups, with options of its own, or those of the lake where both are of one kind.
+
+        Raises StartRefused.
+        """
+        from app.settings import LAKE_SCHEMES
+
+        scheme = urlsplit(uri).scheme
+        if scheme not in LAKE_SCHEMES:
+            raise StartRefused(f"{uri} must be a local path or start with s3://, gs:// or az://")
+        options: dict[str, str] = {}
+        if scheme not in ("", "file"):
+            same = scheme == urlsplit(settings.lake_uri).scheme
+            own = settings.backup_options or (settings.storage_options if same else {})
+            options = _shown(own)
+        return cls.at(uri, options, uri, "TARN_BACKUP_OPTIONS")
+
+    @classmethod
+    def at(cls, uri: str, options: dict[str, str], named: str, options_named: str) -> "Connection":
+        """A place, by what its operator calls it and its options. Raises StartRefused."""
+        url = urlsplit(uri)
         if url.scheme in ("", "file"):
             if options:
-                raise StartRefused("TARN_STORAGE_OPTIONS is set, and a lake on a local path takes no options")
-            return cls(str(_local_path(settings.lake_uri, url)))
+                raise StartRefused(f"{options_named} is set, and a lake on a local path takes no options")
+            return cls(str(_local_path(uri, url, named)))
         if not url.netloc or "@" in url.netloc or url.query or url.fragment:
-            raise StartRefused(f"TARN_LAKE_URI must look like {url.scheme}://bucket or {url.scheme}://bucket/folder")
+            raise StartRefused(f"{named} must look like {url.scheme}://bucket or {url.scheme}://bucket/folder")
         connection = cls(
             f"{url.scheme}://{url.netloc}{url.path}".rstrip("/"), s3_options(options) if url.scheme == "s3" else options
         )
         connection.object_store()
         return connection
+
+    def overlaps(self, other: "Connection") -> bool:
+        """Whether one of two places is within the other."""
+        mine, theirs = f"{self.uri.rstrip('/')}/", f"{other.uri.rstrip('/')}/"
+        return mine.startswith(theirs) or theirs.startswith(mine)
 
     @property
     def scheme(self) -> str:
@@ -232,9 +260,13 @@ class Connection:
         return text
 
 
-def _local_path(uri: str, url: SplitResult) -> Path:
+def _shown(options: "dict[str, SecretStr]") -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in options.items()}
+
+
+def _local_path(uri: str, url: SplitResult, named: str) -> Path:
     if url.scheme == "":
         return Path(uri).absolute()
     if url.netloc not in ("", "localhost") or not url.path.startswith("/"):
-        raise StartRefused("TARN_LAKE_URI must look like file:///path or be a path")
+        raise StartRefused(f"{named} must look like file:///path or be a path")
     return Path(unquote(url.path))

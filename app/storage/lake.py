@@ -78,8 +78,10 @@ def _read(store: Store) -> Lake | None:
     if magic != MAGIC:
         raise StartRefused(f"{Layout.lake} at the lake's root has the magic {magic!r}, expected {MAGIC!r}")
     if version != VERSION:
+        newer = type(version) is int and version > VERSION
         raise StartRefused(
             f"the lake has format version {version!r}, and this release reads and writes version {VERSION}"
+            + (": run the newer version of Tarn that made it so" if newer else "")
         )
     try:
         return Lake(id=str(document["id"]), created=datetime.fromisoformat(document["created"]))

@@ -39,6 +39,8 @@ class Layout:
     config = "config.yml"
     versions = Versions("versions")
     probes = ".probe"
+    restoring = ".restoring"
+    """Says which backup is being restored here; gone when that is done."""
 
     def probe(self, probe_id: str) -> str:
         """A key that is written and removed again to try the store."""
@@ -136,6 +138,11 @@ class DatasetLayout:
     def snapshot_head(self) -> str:
         """A hint at the newest manifest, for readers without SQL."""
         return f"{self.snapshots}/HEAD"
+
+    @property
+    def snapshot_note(self) -> str:
+        """What a reconciliation is about to do to history; gone when that is done."""
+        return f"{self.snapshots}/RECONCILING"
 
     @property
     def refs(self) -> str:

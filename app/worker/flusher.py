@@ -25,6 +25,7 @@ from app.model.statement import EPOCH
 from app.pipeline.flush import Flush, Kernels
 from app.pipeline.journal_slice import Journal
 from app.pipeline.kernel import Kernel
+from app.pipeline.patience import NoExecutor
 from app.pipeline.session import Sessions
 from app.pipeline.spark import SparkKernels
 from app.query.running import Running
@@ -121,6 +122,10 @@ class SparkFlusher:
         """Spark's errors in our own terms; one that is half dead is ended, to be started again."""
         try:
             yield
+        except NoExecutor as error:
+            # A master that was started anew does not know this driver, and gives it nothing until it comes again.
+            self._sessions.close()
+            raise Unavailable(str(error), retry_after=5) from error
         except (Py4JJavaError, PySparkException) as error:
             raise Internal("the Spark job failed; the worker's log says why") from error
         except (Py4JNetworkError, Py4JError, ConnectionError, EOFError) as error:
@@ -149,7 +154,7 @@ class SparkFlusher:
         self._sessions.close()
 
     def _on_spark(self) -> SparkKernels:
-        return SparkKernels(self._sessions.current(), self._kernel)
+        return SparkKernels(self._sessions.current(), self._kernel, self._settings.spark_patience)
 
 
 def _named() -> Select[tuple[str, str]]:

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from app.db.engine import Database
+from app.errors import Unavailable
 from app.lake.datasets import Dataset
 from app.lake.publish import Publisher, Reached
 from app.lake.vacuum import Vacuum
@@ -43,6 +44,8 @@ from app.settings import Settings
 from app.storage.store import Store
 from app.watch import Watch
 
+Options = TypeVar("Options", bound=BaseModel)
+
 
 class Maintenance:
     """Runs maintenance jobs, in a name of its own."""
@@ -76,10 +79,10 @@ class Maintenance:
             Operation.EXPORT: _typed(ExportOptions, exports.export),
             Operation.MAKE: _typed(MakeOptions, exports.make),
             Operation.CRAWL: lambda job, dataset, report: crawl.run(
-                dataset, CrawlOptions.model_validate(job.arguments), report, TenantName(job.tenant), job.id
+                dataset, _read(CrawlOptions, job), report, TenantName(job.tenant), job.id
             ),
             Operation.MAPPING: lambda job, dataset, report: mappings.run(
-                job, dataset, MappingOptions.model_validate(job.arguments), report
+                job, dataset, _read(MappingOptions, job), report
             ),
         }
 
@@ -97,4 +100,13 @@ class Maintenance:
 
 
 def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[..., BaseModel]:
-    return lambda job, dataset, report: run(dataset, options.model_validate(job.arguments), report)
+    return lambda job, dataset, report: run(dataset, _read(options, job), report)
+
+
+def _read(options: type[Options], job: Job) -> Options:
+    """A job's options. Raises Unavailable for some that an API of a newer version has let through: its workers know."""
+    try:
+        return options.model_validate(job.arguments)
+    except ValidationError as error:
+        first = ".".join(map(str, error.errors(include_url=False, include_input=False)[0]["loc"]))
+        raise Unavailable(f"this worker does not know what {first!r} of the job means", retry_after=5) from None

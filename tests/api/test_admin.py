@@ -254,7 +254,7 @@ def test_request_over_the_rate_is_held_before_it_is_refused(house: House):
     refused = alice.get("/v1/whoami")
 
     assert refused.status_code == 429
-    assert time.monotonic() - begun >= HELD
+    assert time.monotonic() - begun >= HELD[0]
 
 
 def test_every_write_and_every_denial_is_in_the_audit_log(house: House):

@@ -11,8 +11,9 @@ from app.db.tables import journal, journal_batches
 from app.settings import Settings
 from tests.house import Caller, House
 from tests.journal import journal as looked_into
+from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
-from tests.worker.workers import make_worker, wait_until, working
+from tests.worker.workers import make_worker, working
 
 DATASET = "/v1/datasets/test"
 ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}

@@ -1,7 +1,9 @@
 """Files that the server fetches: through the guarded fetcher, with its path, and all or nothing."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,40 @@ def test_fetch_under_a_key_is_made_once(house: House, web: Scripted):
     assert (first.status_code, again.status_code, first.json()) == (201, 201, again.json())
     assert len(web.requests) == 1
     assert house.admin.post(FETCH, {"uri": at(web, "/")}, headers=headers).status_code == 422
+
+
+@pytest.mark.usefixtures("dataset")
+def test_fetch_whose_conditions_fail_at_a_path_that_is_said_connects_to_nobody(house: House, web: Scripted):
+    body, first = {"uri": at(web, "/a/report.pdf"), "path": "a.pdf"}, {"If-None-Match": "*"}
+    done = house.admin.post(FETCH, body, headers=first)
+
+    late = house.admin.post(FETCH, body | {"uri": at(web, "/large")}, headers=first)
+    wrong = house.admin.post(FETCH, body, headers={"If-Match": '"x"'})
+
+    assert (done.status_code, len(web.requests)) == (201, 1)
+    assert (late.status_code, wrong.status_code, late.json()["expected"]) == (412, 412, "*")
+    again = house.admin.post(FETCH, body | {"meta": {"a": 1}}, headers={"If-Match": done.headers["ETag"]})
+    assert (again.json()["id"], again.json()["meta"]) == (done.json()["id"], {"a": 1})
+
+
+@pytest.mark.usefixtures("dataset")
+def test_of_fetches_that_must_be_the_first_at_the_path_that_their_source_names_one_is(
+    house: House, web: Scripted, tmp_path: Path
+):
+    web.scripts["/b/report.pdf"] = answer(b"other")
+    ready = threading.Barrier(2)
+
+    def fetch(path: str) -> Any:
+        ready.wait(30)
+        return house.admin.post(FETCH, {"uri": at(web, path)}, headers={"If-None-Match": "*"})
+
+    with ThreadPoolExecutor(2) as pool:
+        told = [*pool.map(fetch, ["/a/report.pdf", "/b/report.pdf"])]
+
+    assert sorted(done.status_code for done in told) == [201, 412]
+    (winner,) = [done.json() for done in told if done.status_code == 201]
+    assert house.admin.get("/v1/datasets/test/files").json()["results"] == [winner]
+    assert [place.stem for place in stored(tmp_path) if place.suffix == ".json"] == [winner["id"]]
 
 
 @pytest.mark.usefixtures("dataset")

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +26,10 @@ def files(house: House) -> House:
 
 def put(house: House, path: str, content: bytes = b"content", query: str = "", **options: Any) -> Any:
     return house.admin.put(f"{FILES}?path={quote(path)}{query}", content=content, **options)
+
+
+def posted(house: House, content: bytes = b"content", query: str = "", meta: str = "{}", **options: Any) -> Any:
+    return house.admin.post(f"{FILES}{query}", files={"file": ("a", content)}, data={"meta": meta}, **options)
 
 
 def made(answer: Any) -> Any:
@@ -108,6 +113,45 @@ def test_put_with_a_key_is_answered_again_though_its_condition_no_longer_holds(f
 
     assert [answer.status_code for answer in answers] == [201, 201]
     assert slug(put(files, "a", LARGE, headers=headers | {"Idempotency-Key": "l"})) == (412, "precondition-failed")
+    assert not [path for path in stored(files) if "uploads" in path]
+
+
+def test_form_holds_its_conditions_against_the_files_at_the_path_that_it_names(files: House):
+    first = posted(files, headers={"If-None-Match": "*"})
+    content, record = tags(files, first.json())
+
+    same = posted(files, headers={"If-None-Match": "*"})
+    other = posted(files, LARGE, headers={"If-None-Match": "*"})
+    elsewhere = posted(files, query="?path=b", headers={"If-Match": "*"})
+    changed = posted(files, meta='{"by": 1}', headers={"If-Match": record})
+    late = posted(files, meta='{"by": 2}', headers={"If-Match": record})
+
+    assert (first.status_code, first.headers["ETag"]) == (201, content)
+    assert slug(same) == slug(other) == slug(elsewhere) == slug(late) == (412, "precondition-failed")
+    assert made(changed)["meta"] == {"by": 1}
+    assert files.admin.get(FILES).json()["results"] == [changed.json()]
+    assert not [path for path in stored(files) if "uploads" in path]
+
+
+def test_form_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: House):
+    headers = {"Idempotency-Key": "k", "If-None-Match": "*"}
+
+    answers = [posted(files, LARGE, headers=headers) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert slug(posted(files, LARGE, headers=headers | {"Idempotency-Key": "l"})) == (412, "precondition-failed")
+    assert not [path for path in stored(files) if "uploads" in path]
+
+
+def test_of_forms_that_must_be_the_first_at_their_path_one_is(files: House):
+    contents = [LARGE[: SMALL + 1], LARGE, b"small", b"tiny"]
+
+    with ThreadPoolExecutor(len(contents)) as pool:
+        told = [*pool.map(lambda content: posted(files, content, headers={"If-None-Match": "*"}), contents)]
+
+    assert sorted(answer.status_code for answer in told) == [201, 412, 412, 412]
+    (winner,) = [answer.json() for answer in told if answer.status_code == 201]
+    assert files.admin.get(FILES).json()["results"] == [winner]
     assert not [path for path in stored(files) if "uploads" in path]
 
 

@@ -23,6 +23,7 @@ from app.model.names import DatasetName
 from tests.house import House
 from tests.journal import journal
 from tests.server import running
+from tests.waiting import wait_until
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 PATH = "/v1/datasets/test/entities"
@@ -83,11 +84,12 @@ def parsers() -> Iterator[Parsers]:
 
 def until_ready(parsers: Parsers) -> None:
     """Ask until a child has started: nobody else waits for one."""
-    while True:
+
+    def is_there() -> bool:
         with parsers.reading(terms("entities", "application/x-ndjson")) as reading:
-            if not isinstance(reading, Intake):
-                return
-        os.sched_yield()
+            return not isinstance(reading, Intake)
+
+    wait_until(is_there)
 
 
 def children(parent: int | None = None) -> list[psutil.Process]:
@@ -217,8 +219,7 @@ def test_child_killed_amid_a_request_leaves_nothing_and_the_next_request_is_answ
     writing = threading.Thread(target=lambda: answers.append(house.admin("POST", PATH, content=body, headers=NDJSON)))
 
     writing.start()
-    while not journal.batches(house):
-        os.sched_yield()
+    wait_until(lambda: journal.batches(house))
     child.kill()
     writing.join()
     kept = (journal.count(house), journal.batches(house))
@@ -244,8 +245,14 @@ def test_children_are_gone_after_the_server_however_it_ends(tmp_path: Path, numb
     with running(tmp_path, "serve") as server:
         client = server.client()
         client.post("/v1/datasets", json={"name": "test"}).raise_for_status()
-        while "a parser is ready" not in server.log.read_text():
+        client.timeout = 120
+
+        def is_ready() -> bool:
+            """Whether a child has started, which nobody looks at but who has a body for it."""
             client.post(PATH, content=lines(1000), headers=NDJSON).raise_for_status()
+            return "a parser is ready" in server.log.read_text()
+
+        wait_until(is_ready, 120)
         (child,) = children(server.process.pid)
 
         server.stop(number)

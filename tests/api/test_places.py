@@ -97,6 +97,20 @@ def test_tenant_that_nobody_was_beside_for_a_minute_may_have_all_places_again():
     played(case)
 
 
+def test_places_are_shared_while_more_than_one_tenant_was_there_within_a_minute():
+    async def case(hall: Hall) -> None:
+        assert not hall.places.are_shared
+        await hall.ask(*"aa")
+        assert not hall.places.are_shared
+        await hall.ask("b")
+        assert hall.places.are_shared
+        hall.clock.now = ALONE + 1
+        await hall.ask("a")
+        assert not hall.places.are_shared
+
+    played(case)
+
+
 def test_who_gives_up_waiting_takes_no_place_and_who_gives_one_up_leaves_it():
     async def case(hall: Hall) -> None:
         await hall.ask(*"aaaa")

@@ -1,4 +1,4 @@
-"""Turns: reads stand back for large bodies, and for nothing else."""
+"""Turns: reads stand back for large bodies, and queries for what is brief."""
 
 import asyncio
 import os
@@ -8,6 +8,9 @@ from threading import Event
 import pytest
 
 from app.api.turns import LINGER, Turns
+from app.lake.datasets import Dataset
+from tests.house import ONE_DATABASE, House
+from tests.query.test_standing_back import LINUX, MANY, priority, processors, standing_back
 
 
 def played(monkeypatch: pytest.MonkeyPatch, case: Callable[[Turns], Awaitable[None]], cores: int = 2, slots: int = 4):
@@ -95,3 +98,44 @@ def test_query_that_fails_or_is_given_up_leaves_its_place_to_the_next(monkeypatc
             assert await turns.query(lambda: 2) == 2
 
     played(monkeypatch, case, slots=1)
+
+
+def test_look_at_one_entity_waits_for_no_query(monkeypatch: pytest.MonkeyPatch):
+    async def case(turns: Turns) -> None:
+        go_on = Event()
+        queries = [asyncio.create_task(turns.query(lambda: go_on.wait(30))) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert await turns.look(lambda: 1) == 1
+        assert not any(query.done() for query in queries)
+        go_on.set()
+        assert await asyncio.gather(*queries) == [True] * 3
+
+    played(monkeypatch, case, slots=2)
+
+
+@LINUX
+def test_query_runs_on_a_thread_that_stands_back_and_a_look_does_not(monkeypatch: pytest.MonkeyPatch):
+    async def case(turns: Turns) -> None:
+        assert await turns.query(priority) > priority()
+        assert await turns.look(priority) == priority()
+
+    played(monkeypatch, case)
+
+
+@LINUX
+@MANY
+@ONE_DATABASE
+def test_queries_leave_processors_to_others_from_the_first_request_of_a_second_tenant_on(
+    house: House, dataset: Dataset
+):
+    path, asked = f"/v1/datasets/{dataset.name}/entities/aggregate", {"metrics": ["count"]}
+    before = standing_back()
+    assert house.admin.post(path, asked).status_code == 200
+    running = standing_back() - before
+    assert [processors(thread) for thread in running] == [processors(0)] * len(running) != []
+
+    alice = house.tenant("alice", test="read")
+    assert alice.get("/v1/whoami").status_code == 200
+
+    left = {processor for thread in standing_back() for processor in processors(thread)}
+    assert left < processors(0)

@@ -3,6 +3,7 @@
 import hashlib
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -216,6 +217,48 @@ def test_commits_at_once_make_one_file(files: House):
     assert len({answer.json()["id"] for answer in told}) == 1
     assert files.admin.get("/v1/whoami").json()["limits"]["used_bytes"] == len(CONTENT)
     assert uploading(files) == []
+
+
+@ONE_DATABASE
+def test_commit_holds_its_conditions_against_the_files_at_the_path_and_leaves_the_upload_if_they_fail(files: House):
+    there = files.admin.put(f"{FILES}?path=a%2Fb.bin", content=b"there")
+    place = begin(files)
+    block(files, place, 0, len(CONTENT))
+    arrived = uploading(files)
+
+    failed = files.admin.post(f"{place}/commit", headers={"If-None-Match": "*"})
+    other = files.admin.post(f"{place}/commit", headers={"If-Match": '"x"'})
+
+    assert slug(failed) == slug(other) == (412, "precondition-failed")
+    assert there.headers["ETag"] in failed.json()["head"]
+    assert (uploading(files), files.admin.get(place).json()["file"]) == (arrived, None)
+    assert files.admin.get(FILES).json()["results"] == [there.json()]
+    done = files.admin.post(f"{place}/commit", headers={"If-Match": there.headers["ETag"]})
+    assert (done.status_code, done.headers["ETag"]) == (201, f'"{hashlib.sha256(CONTENT).hexdigest()}"')
+    assert files.admin.get(done.headers["Location"]).json() == done.json()
+    again = files.admin.post(f"{place}/commit", headers={"If-Match": '"x"'})
+    assert (again.status_code, again.json(), again.headers["ETag"]) == (201, done.json(), done.headers["ETag"])
+
+
+def test_of_uploads_that_must_be_the_first_at_their_path_one_is_however_often_each_is_committed(files: House):
+    places = [begin(files), begin(files, length=1000)]
+    block(files, places[0], 0, len(CONTENT))
+    block(files, places[1], 0, 1000)
+
+    def commit(place: str) -> tuple[str, Any]:
+        return place, files.admin.post(f"{place}/commit", headers={"If-None-Match": "*"})
+
+    with ThreadPoolExecutor(4) as pool:
+        told = [*pool.map(commit, places * 2)]
+
+    (winner,) = {place for place, answer in told if answer.status_code == 201}
+    assert sorted(answer.status_code for _, answer in told) == [201, 201, 412, 412]
+    assert {answer.json()["id"] for place, answer in told if place == winner} == {
+        file["id"] for file in files.admin.get(FILES).json()["results"]
+    }
+    assert files.admin.get(winner).json()["file"] is not None
+    (loser,) = set(places) - {winner}
+    assert (files.admin.get(loser).json()["file"], len(uploading(files))) == (None, 1)
 
 
 @given(st.sets(st.integers(0, 60)), st.integers(60, 80))

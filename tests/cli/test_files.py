@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from tests.cli.conftest import Tarn
 
@@ -76,10 +77,43 @@ def test_what_is_put_before_a_failure_is_told(tarn: Tarn, dataset: str, folder: 
     assert listed(tarn, dataset) == ["a.txt"]
 
 
+def test_what_is_said_of_a_file_is_kept_with_it(tarn: Tarn, dataset: str, folder: Path):
+    done = tarn.json("files", "put", dataset, str(folder / "a.txt"), "--meta", '{"Straße": [1, null]}')
+
+    assert [file["meta"] for file in done] == [{"Straße": [1, None]}]
+
+
+def test_put_that_is_to_be_the_first_or_to_follow_what_is_known_fails_otherwise(tarn: Tarn, dataset: str):
+    def put(content: str, *args: str, code: int = 0) -> Result:
+        return tarn("files", "put", dataset, "-", "--path", "a", *args, stdin=content, code=code)
+
+    put("one", "--if-none-match", "*")
+    assert "(precondition-failed)" in put("two", "--if-none-match", "*", code=1).stderr
+    assert "(precondition-failed)" in put("two", "--if-match", "0" * 64, code=1).stderr
+    assert len(listed(tarn, dataset)) == 1
+    put("two", "--if-match", hashlib.sha256(b"one").hexdigest())
+    assert len(listed(tarn, dataset)) == 2
+
+
+def test_what_a_fetch_says_and_demands_reaches_the_server(tarn: Tarn, dataset: str):
+    tarn("files", "put", dataset, "-", "--path", "a", stdin="one")
+
+    taken = tarn("files", "fetch", dataset, "gopher://example.org/", "--path", "a", "--if-none-match", "*", code=1)
+    other = tarn("files", "fetch", dataset, "gopher://example.org/", "--path", "a", "--if-match", "x", code=1)
+    large = tarn("files", "fetch", dataset, "gopher://example.org/", "--meta", '{"a":' * 65 + "1" + "}" * 65, code=1)
+
+    assert "(precondition-failed)" in taken.stderr
+    assert "(precondition-failed)" in other.stderr
+    assert "meta" in large.stderr
+
+
 @pytest.mark.parametrize(
     "args",
     [
         ("put", "-"),
+        ("put", "-", "--path", "a", "--meta", "{"),
+        ("put", "-", "--path", "a", "--meta", "[1]"),
+        ("fetch", "https://example.org/", "--meta", "null"),
         ("put", "/nowhere"),
         ("put", "a", "b", "--path", "x"),
         ("get", "nothing"),

@@ -16,8 +16,9 @@ from app.storage.store import Store
 from app.worker.loop import Worker
 from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment, running
+from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher
-from tests.worker.workers import wait_until, working
+from tests.worker.workers import working
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,16 @@ def test_flush_of_a_dataset_is_waited_for_and_shown(tarn: Tarn, dataset: str, at
         job = json.loads(run(tarn, "flush", dataset, "--json").stdout)
 
     assert (job["operation"], job["dataset"], job["state"]) == ("flush", dataset, "done")
+
+
+def test_person_is_told_what_came_of_a_flush_and_not_how_it_was_asked_for(tarn: Tarn, dataset: str, at_work):
+    with at_work:
+        shown = run(tarn, "flush", dataset)
+
+    fields = [line.split()[0] for line in shown.stdout.splitlines()]
+    assert fields[:3] == ["operation", "dataset", "state"]
+    assert "id" not in fields
+    assert "waiting for the job" in shown.stderr
 
 
 def test_flush_without_a_dataset_is_of_all_of_them(tarn: Tarn, dataset: str, at_work):

@@ -60,6 +60,15 @@ def test_record_shows_nested_fields_under_dotted_names_its_name_first_and_nothin
     ]
 
 
+def test_record_shows_documents_of_a_list_a_line_each(pipe, capsys):
+    Output(False).record({"made": [{"name": "a.csv", "size": 1, "reason": None}, {"name": "b.csv", "of": {"seq": 2}}]})
+
+    assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
+        ["made", "name a.csv, size 1"],
+        ["made", "name b.csv, of.seq 2"],
+    ]
+
+
 def test_moment_is_shown_to_the_second(pipe, capsys):
     Output(False).table([{"at": "2030-01-31T12:00:00.123456Z"}], "at")
 

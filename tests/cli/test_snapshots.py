@@ -40,7 +40,7 @@ def made(server_database: Database, server_store: Store, dataset: str) -> list[S
 def test_log_shows_newest_first_what_each_snapshot_did(tarn: Tarn, dataset: str, made: list[Snapshot]):
     header, *lines = (line.split() for line in tarn("log", dataset).stdout.splitlines())
 
-    assert header == ["seq", "id", "created", "operation", "added", "seen", "deleted", "live", "message"]
+    assert header == ["seq", "id", "created", "operation", "added", "seen", "ended", "live", "message"]
     assert lines == [
         ["2", made[1].id, "2030-01-01T00:00:02Z", "flush", "10", "0", "0", "20", "-"],
         ["1", made[0].id, "2030-01-01T00:00:01Z", "flush", "10", "0", "0", "10", "first", "load"],

@@ -19,7 +19,7 @@ from app.model.event import EventKind
 from app.model.ids import new_id, now
 from app.model.job import JobState, Operation, Progress
 from app.model.names import DatasetName
-from tests.worker.workers import wait_until
+from tests.waiting import wait_until
 
 PROBLEM = {"type": "t", "title": "t", "status": 503, "detail": "d", "instance": "i", "retryable": True}
 

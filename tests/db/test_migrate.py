@@ -57,6 +57,7 @@ def test_database_that_was_never_migrated_is_refused_with_what_to_do(tmp_path):
 def test_database_of_a_newer_version_is_refused(database: Database):
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'from-the-future'"))
+        connection.execute(text("UPDATE compatibility SET oldest = 'not-so-far-away'"))
 
     with pytest.raises(StartRefused, match="from-the-future") as refused:
         migrate.require_current(database)

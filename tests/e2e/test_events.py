@@ -3,8 +3,7 @@
 import json
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from app.db import events, migrate
 from app.db.engine import Database
 from app.model.event import EventKind
 from tests.server import Server, running
+from tests.waiting import wait_until
 
 PATIENCE = 1.0
 SETTINGS = {
@@ -139,13 +139,6 @@ def following(client: httpx.Client, path: str, last: int | None = None, **params
         heard = Heard(response)
         assert heard.block() == {"retry": "2000"}
         yield heard
-
-
-def until(holds: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def open_streams(client: httpx.Client) -> float:
@@ -315,7 +308,7 @@ def test_stream_ends_when_what_it_rests_on_is_taken_away(admin, dataset, databas
 def test_tenant_with_too_many_streams_is_refused_and_others_are_not(admin, dataset, server):
     _, greedy = tenant(server, **{dataset["name"]: "read"})
     _, other = tenant(server, **{dataset["name"]: "read"})
-    until(lambda: open_streams(admin) == 0)
+    wait_until(lambda: open_streams(admin) == 0)
     with (
         following(greedy, path(dataset)),
         following(greedy, path(dataset)),
@@ -330,7 +323,7 @@ def test_tenant_with_too_many_streams_is_refused_and_others_are_not(admin, datas
     assert (refused.status_code, refused.json()["type"]) == (429, "/problems/rate-limited")
     assert (full.status_code, full.json()["type"]) == (503, "/problems/unavailable")
     assert all(int(answer.headers["Retry-After"]) > 0 for answer in (refused, full))
-    until(lambda: open_streams(admin) == 0)
+    wait_until(lambda: open_streams(admin) == 0)
 
 
 def test_client_that_never_reads_is_broken_off_and_harms_nobody(admin, dataset, database, server):
@@ -346,15 +339,15 @@ def test_client_that_never_reads_is_broken_off_and_harms_nobody(admin, dataset, 
         stuck.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
         head = f"GET {path(dataset)}?since=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.admin_key}\r\n\r\n"
         stuck.sendall(head.encode())
-        until(lambda: open_streams(admin) == 1)
+        wait_until(lambda: open_streams(admin) == 1)
         with following(admin, path(dataset)) as heard:
             publish(database, stream, 1)
             told = heard.event()
-        until(lambda: metric(admin, stood_still) == before + 1)
+        wait_until(lambda: metric(admin, stood_still) == before + 1)
 
     assert told["seq"] == 1
     assert psutil.Process(server.process.pid).num_threads() <= threads + 2
-    until(lambda: open_streams(admin) == 0)
+    wait_until(lambda: open_streams(admin) == 0)
 
 
 def test_streams_end_when_the_server_stops(tmp_path: Path):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.test_flush import tarn
 from tests.server import running
+from tests.waiting import wait_until
 
 
 @pytest.mark.xdist_group("spark")
@@ -28,8 +29,7 @@ def test_exports_are_made_fetched_and_made_again_by_a_worker_whose_predecessor_w
         client.post("/v1/datasets/leaks/entities?origin=crawl", json=people[200:]).raise_for_status()
         asked = client.post("/v1/datasets/leaks/operations/make").raise_for_status().json()
         (worker,) = (child for child in psutil.Process(server.process.pid).children() if "worker" in child.cmdline())
-        while client.get(f"/v1/jobs/{asked['id']}").json()["state"] == "queued":
-            pass
+        wait_until(lambda: client.get(f"/v1/jobs/{asked['id']}").json()["state"] != "queued", 300)
         for process in [*worker.children(recursive=True), worker]:
             process.send_signal(signal.SIGKILL)
         between = client.get("/v1/datasets/leaks/exports/entities.ftm.json").content.splitlines()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.test_serve import tarn
 from tests.server import Server, running
+from tests.waiting import wait_until
 
 ENTITY = b'{"id": "a", "schema": "Person", "properties": {"name": ["Ada"]}}\n'
 
@@ -92,8 +93,8 @@ def test_waiting_for_a_job_ends_when_the_server_stops(tmp_path: Path):
         path = "/v1/datasets/donations?confirm=donations&wait=120"
         waiting = threading.Thread(target=lambda: answers.append(client.delete(path)))
         waiting.start()
-        while client.get("/v1/datasets/donations").status_code == 200:
-            pass  # until the job is queued, and waited for
+        # Until the job is queued, and waited for.
+        wait_until(lambda: client.get("/v1/datasets/donations").status_code != 200)
         begun = time.monotonic()
 
         code = server.stop()

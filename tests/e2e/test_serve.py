@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.server import clean_environment, running
+from tests.waiting import wait_until
 
 IN_USE = os.strerror(errno.EADDRINUSE)
 
@@ -183,10 +184,12 @@ def test_api_alone_asks_for_a_migration_and_runs_after_it(tmp_path: Path):
     migrated = tarn(tmp_path, "migrate")
     with running(tmp_path, "api") as server:
         readiness = httpx.get(f"{server.url}/readyz").json()
+        status = tarn(tmp_path, "status", TARN_URL=server.url)
 
     assert (refused.returncode, migrated.returncode) == (2, 0)
     assert "run `tarn migrate`" in refused.stderr
     assert (readiness["status"], readiness["worker"]) == ("degraded", "silent")
+    assert (status.returncode, status.stderr.startswith("no worker has given a sign of life")) == (0, True)
 
 
 def test_metrics_have_their_own_port_when_asked(tmp_path: Path):
@@ -227,18 +230,24 @@ def test_every_log_line_of_a_request_has_its_id(tmp_path: Path):
 
 def _worker_of(pid: int) -> psutil.Process:
     """The worker child, once it is there."""
-    while True:
-        for child in psutil.Process(pid).children():
-            if "worker" in child.cmdline():
-                return child
-        os.sched_yield()
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = [child for child in psutil.Process(pid).children() if "worker" in child.cmdline()]
+        return found != []
+
+    wait_until(is_there)
+    return found[0]
 
 
 def _wait_until_refused(port: int) -> None:
-    while True:
+    def is_refused() -> bool:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
         except ConnectionRefusedError:
-            return
+            return True
         except ConnectionResetError:
-            continue  # it was closing while we called
+            return False  # it was closing while we called
+        return False
+
+    wait_until(is_refused)

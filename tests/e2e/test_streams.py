@@ -2,8 +2,7 @@
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from app.storage.store import Store
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
 from tests.server import Server, running
+from tests.waiting import wait_until
 
 ENTITIES = "/v1/datasets/large/entities"
 STREAM = f"{ENTITIES}/stream"
@@ -84,14 +84,6 @@ def client(large: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-def until(holds: Callable[[], bool], seconds: float = 20) -> float:
-    """Look again and again until this holds; how long that took."""
-    begun = time.monotonic()
-    while not holds():
-        assert time.monotonic() < begun + seconds
-    return time.monotonic() - begun
-
-
 def events_of(server: Server, request_id: str) -> list[dict[str, Any]]:
     lines = [line for line in server.log.read_text().splitlines() if request_id in line and line.endswith("}")]
     return [json.loads(line) for line in lines]
@@ -151,7 +143,7 @@ def test_stream_is_given_up_within_a_second_of_its_reader_leaving(large: Server,
     with unread(large, path, request_id) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
-    assert until(lambda: is_over(large, request_id)) < 1
+    assert wait_until(lambda: is_over(large, request_id)) < 1
     assert levels_of(large, mark) == {"info"}
 
 
@@ -160,9 +152,9 @@ def test_query_is_given_up_within_a_second_of_its_caller_leaving(large: Server):
     body = json.dumps({"where": {"or": nodes}}).encode()
     mark, used = large.log.stat().st_size, cpu(large)
     with unread(large, f"{ENTITIES}/query", "impatient", "POST", body):
-        until(lambda: cpu(large) > used + 0.5)
+        wait_until(lambda: cpu(large) > used + 0.5)
 
-    assert until(lambda: is_over(large, "impatient")) < 1
+    assert wait_until(lambda: is_over(large, "impatient")) < 1
     assert [event["status"] for event in events_of(large, "impatient")] == [499]
     assert levels_of(large, mark) == {"info"}
     idle = cpu(large)
@@ -174,7 +166,7 @@ def test_stream_that_nobody_reads_is_broken_off_and_is_no_error(large: Server):
     mark, taken = large.log.stat().st_size, b""
     with unread(large, STREAM, "still") as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
-        waited = until(lambda: is_over(large, "still"))
+        waited = wait_until(lambda: is_over(large, "still"))
         while bit := connection.recv(1 << 20):
             taken += bit
 
@@ -196,7 +188,7 @@ def test_stream_beyond_those_that_may_be_open_is_told_to_come_again(large: Serve
     assert (refused.status_code, refused.json()["type"]) == (503, "/problems/unavailable")
     assert int(refused.headers["Retry-After"]) > 0
     assert listed.status_code == 200
-    until(lambda: client.get(f"{STREAM}?id=p-000001").status_code == 200)
+    wait_until(lambda: client.get(f"{STREAM}?id=p-000001").status_code == 200)
 
 
 @pytest.mark.parametrize("end", ["false", "true"])

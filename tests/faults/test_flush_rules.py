@@ -1,6 +1,5 @@
 """The rules under the steps of the protocol, each as a case: what holds, what is done again, what is set aside."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,6 +33,7 @@ from tests.faults.scene import (
 )
 from tests.house import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels
+from tests.waiting import wait_until
 
 
 def head_of(scene: Scene) -> Head:
@@ -501,8 +501,9 @@ def test_write_that_waited_while_a_snapshot_was_recorded_is_newer_than_what_that
 
 def wait_for_a_lock(scene: Scene) -> None:
     """Return once a transaction waits for another."""
-    waits, patience = 0, time.monotonic() + PATIENCE
-    while not waits:
-        assert time.monotonic() < patience, "nobody waits"
+
+    def waits() -> int:
         with scene.database.read() as connection:
-            waits = connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one()
+            return connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one()
+
+    wait_until(waits, PATIENCE)

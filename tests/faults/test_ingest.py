@@ -2,7 +2,6 @@
 
 import http.client
 import itertools
-import os
 import signal
 import socket
 import threading
@@ -19,6 +18,7 @@ from app.db.tables import journal, journal_batches
 from app.journal.sweep import sweep
 from app.settings import Settings
 from tests.server import Server, running
+from tests.waiting import wait_until
 
 REQUESTS, CLIENTS = 1000, 50
 
@@ -109,8 +109,8 @@ def test_client_that_goes_away_halfway_leaves_nothing(tmp_path: Path, environmen
                 f"Content-Type: application/x-ndjson\r\nContent-Length: {len(line) * 100_000}\r\n\r\n".encode()
             )
             connection.sendall(line * 20_000)
-            _until(lambda: _batches(database) == ["open"])
-        _until(lambda: _batches(database) == [])
+            wait_until(lambda: _batches(database) == ["open"])
+        wait_until(lambda: _batches(database) == [])
         with database.read() as connection:
             left = connection.execute(select(journal.c.batch)).all()
 
@@ -120,12 +120,6 @@ def test_client_that_goes_away_halfway_leaves_nothing(tmp_path: Path, environmen
 def _batches(database: Database) -> list[str]:
     with database.read() as connection:
         return list(connection.execute(select(journal_batches.c.state)).scalars())
-
-
-def _until(true) -> None:
-    """Ask again and again, for as long as the test may run."""
-    while not true():
-        os.sched_yield()
 
 
 def _past():

@@ -25,6 +25,7 @@ from app.worker.queue import ACTION, Consumer
 from tests.faults.processes import WorkerProcess, started
 from tests.faults.scene import beside, held_at, run_together
 from tests.house import House
+from tests.waiting import wait_until
 
 BASE = "/v1/datasets/test/queue"
 ITEMS = 12
@@ -82,9 +83,7 @@ def let_leases_lapse(house: House) -> None:
 
 
 def wait_until_done(house: House) -> None:
-    deadline = time.monotonic() + 120
-    while house.admin.get(f"{BASE}?state=pending&limit=1").json()["results"]:
-        assert time.monotonic() < deadline
+    wait_until(lambda: not house.admin.get(f"{BASE}?state=pending&limit=1").json()["results"], 120)
 
 
 @pytest.mark.parametrize("step", ["begun", "written", "done"])

@@ -118,7 +118,7 @@ ROUTES: dict[str, Route] = {
     # files
     "put_file": Route(WRITE, body=b"{value}", kind=OCTETS, query={"path": "{file_path}"}),
     "post_file": Route(WRITE, body=FORM, kind="multipart/form-data; boundary=x", query={"path": "{file_path}"}),
-    "fetch_file": Route(WRITE, {"uri": "{sources}/file.txt"}),
+    "fetch_file": Route(WRITE, {"uri": "{sources}/file.txt", "path": "{file_path}"}),
     "list_files": Route(READ),
     "list_file_records": Route(READ),
     "get_file": Route(READ),

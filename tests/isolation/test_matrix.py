@@ -1,6 +1,5 @@
 """Every route of the OpenAPI document and everybody who may call it, with ids of others wherever one can stand."""
 
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -24,13 +23,13 @@ HOLDS = {
 
 
 @pytest.fixture(scope="module")
-def world(sqlite: Path, kernel_process: ProcessPoolExecutor) -> Iterator[World]:
-    # In memory where that can be had: nothing here is about what survives a crash.
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        copyfile(sqlite, f"{folder}/tarn.db")
-        with built(Path(folder), f"sqlite:///{folder}/tarn.db", kernel_process) as world:
-            yield world
+def world(
+    tmp_path_factory: pytest.TempPathFactory, sqlite: Path, kernel_process: ProcessPoolExecutor
+) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("isolation")
+    copyfile(sqlite, folder / "tarn.db")
+    with built(folder, f"sqlite:///{folder}/tarn.db", kernel_process) as world:
+        yield world
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from deltalake import DeltaTable
 from app.lake.tables import folder_of
 from app.model.ids import new_id
 from app.model.snapshot import File
+from tests.journal.packing import pack_rows
 from tests.lake.lakes import Lake
 
 Corrupt = Callable[[Lake], None]
@@ -249,3 +250,17 @@ def head_hint(lake: Lake) -> str:
 
 def ref_mirror(lake: Lake) -> str:
     return f"{lake.dataset.layout.refs}/july.json"
+
+
+# Packs of the journal
+
+
+def lose_pack(lake: Lake) -> None:
+    pack_rows(lake.database)
+    lake.sql("DELETE FROM journal_packs")
+
+
+def damage_pack(lake: Lake) -> None:
+    pack_rows(lake.database)
+    assert lake.kinds() == set()
+    lake.sql("UPDATE journal_packs SET data = x'00'")

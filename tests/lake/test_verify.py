@@ -316,6 +316,8 @@ LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
         ),
         {Kind.JOURNAL_ROWS},
     ),
+    "journal-pack-lost": (make.lose_pack, {Kind.JOURNAL_ROWS}),
+    "journal-pack-damaged": (make.damage_pack, {Kind.JOURNAL_ROWS}),
     "commit-number-twice": (make.repeat_commit, {Kind.COMMIT_NUMBERS}),
     "commit-numbers-going-back": (sql(f'UPDATE journal_head SET "commit" = 1 {OWN}'), {Kind.COMMIT_NUMBERS}),
 }

@@ -13,32 +13,40 @@ from typing import Any
 import orjson
 import pytest
 
-from app.errors import Internal
+from app.errors import Internal, Unavailable
 from app.lake.datasets import Dataset
 from app.model.buckets import buckets
 from app.model.flush import Flushed
 from app.pipeline.journal_slice import Journal
 from app.pipeline.session import Sessions
 from app.pipeline.spark import SparkKernels
-from app.settings import Settings
+from app.settings import Settings, load_settings
 from app.worker.flusher import SparkFlusher
 from tests.house import House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import head, rows_of, shown, stored
 from tests.pipeline.kernels import DyingKernel
-from tests.worker.workers import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("spark")
 
 PERSON = {"schema": "Person", "properties": {"name": ["Jane Doe"], "country": ["de"]}}
 
 
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Sessions]:
+    """One Spark for all who take it as it is. It starts again by itself after who ended it."""
+    sessions = Sessions(load_settings())
+    yield sessions
+    sessions.close()
+
+
 @pytest.fixture
-def flusher(house: House) -> Iterator[SparkFlusher]:
+def flusher(house: House, spark: Sessions) -> SparkFlusher:
     services = house.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester")
-    yield flusher
-    flusher.close()
+    flusher._sessions = spark
+    return flusher
 
 
 def write(house: House, dataset: str, *names: str, origin: str = "crawl") -> None:
@@ -113,44 +121,27 @@ def test_job_that_is_cancelled_ends_in_an_error_of_ours_and_the_session_lives(fl
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_task_whose_process_dies_is_run_again_by_spark_and_counts_once(
-    settings: Settings, house: House, dataset: Dataset, tmp_path: Path
+def test_two_executor_processes_make_the_same_of_a_segment_as_one(
+    settings: Settings, house: House, flusher: SparkFlusher
 ):
-    services = house.services
-    sessions = Sessions(settings.model_copy(update={"spark_master": "local[2,3]"}))
-    kernel = DyingKernel(
-        Journal.at(settings.database_url), services.store.connection, buckets(), "256m", died=str(tmp_path / "died")
-    )
-    flusher = SparkFlusher(
-        settings, services.database, services.store, "tester", kernels=lambda: SparkKernels(sessions.current(), kernel)
-    )
-    write(house, "test", "jane", "john")
-    try:
+    def on_two(dataset: Dataset) -> int:
+        return in_another_process(settings, "local-cluster[2,1,1024]", dataset.id)[dataset.id][0][3]
+
+    def here(dataset: Dataset) -> int:
         (made,) = flushed(flusher, dataset)
-    finally:
-        sessions.close()
+        return made.statements
 
-    snapshot = head(house, dataset)
-    live = stored(services.store, dataset, snapshot)
-    files = [entry.path for entry in services.store.list("test/entities") if entry.path.endswith(".parquet")]
-    assert (tmp_path / "died").exists()
-    assert (made.statements, snapshot.rows.added, len(live)) == (6, 6, 6)
-    assert len(files) == 2 * len(snapshot.statements.files + snapshot.translog.files)
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_two_executor_processes_make_the_same_of_a_segment_as_one(settings: Settings, house: House):
     made = {}
-    for name, master in (("alone", "local[2]"), ("cluster", "local-cluster[2,1,1024]")):
+    for name, flush in (("alone", here), ("cluster", on_two)):
         house.dataset(name)
         dataset = dataset_of(house.services.database, name)
         for number in range(4):
             write(house, name, *(f"e{number}-{each}" for each in range(50)), origin=f"o{number % 2}")
-        said = in_another_process(settings, master, dataset.id)
+        statements = flush(dataset)
         snapshot = head(house, dataset)
         rows = rows_of(house.services.store, dataset, snapshot, "statements")
         made[name] = (
-            said[dataset.id][0][3],
+            statements,
             snapshot.rows,
             Counter(
                 (row["entity_id"], row["prop"], row["value"], row["origin"]) for row in rows if row["prop"] != "id"
@@ -168,3 +159,52 @@ def in_another_process(settings: Settings, master: str, *dataset_ids: str) -> An
     done = subprocess.run([*command, *dataset_ids], capture_output=True, text=True, env=os.environ, timeout=180)
     assert done.returncode == 0, done.stderr[-4000:]
     return orjson.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_task_whose_process_dies_is_run_again_by_spark_and_counts_once(
+    settings: Settings, house: House, dataset: Dataset, tmp_path: Path, spark: Sessions
+):
+    spark.close()  # a process has one Spark at a time, and this one tries thrice
+    services = house.services
+    sessions = Sessions(settings.model_copy(update={"spark_master": "local[2,3]"}))
+    kernel = DyingKernel(
+        Journal.at(settings.database_url), services.store.connection, buckets(), "256m", died=str(tmp_path / "died")
+    )
+    flusher = SparkFlusher(
+        settings,
+        services.database,
+        services.store,
+        "tester",
+        kernels=lambda: SparkKernels(sessions.current(), kernel, settings.spark_patience),
+    )
+    write(house, "test", "jane", "john")
+    try:
+        (made,) = flushed(flusher, dataset)
+    finally:
+        sessions.close()
+
+    snapshot = head(house, dataset)
+    live = stored(services.store, dataset, snapshot)
+    files = [entry.path for entry in services.store.list("test/entities") if entry.path.endswith(".parquet")]
+    assert (tmp_path / "died").exists()
+    assert (made.statements, snapshot.rows.added, len(live)) == (6, 6, 6)
+    assert len(files) == 2 * len(snapshot.statements.files + snapshot.translog.files)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_job_that_has_no_executor_for_too_long_is_given_up_and_says_so(
+    settings: Settings, house: House, dataset: Dataset, spark: Sessions
+):
+    """A cluster without a machine: Spark would wait for one without an end."""
+    spark.close()  # a process has one Spark at a time
+    services = house.services
+    without = {"spark_master": "local-cluster[0,1,512]", "spark_memory": "512m", "spark_patience": 0.5}
+    alone = settings.model_copy(update=without)
+    flusher = SparkFlusher(alone, services.database, services.store, "tester")
+    write(house, "test", "jane")
+    try:
+        with pytest.raises(Unavailable, match=r"no executor for 0\.5 seconds"):
+            flusher.flush([dataset.id], lambda: None)
+    finally:
+        flusher.close()

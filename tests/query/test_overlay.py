@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 
 from app.errors import Unavailable
-from app.journal import overlay
+from app.journal import overlay, packs
 from app.query.reader import NOW, Reader
 from tests.house import ONE_DATABASE, House
+from tests.journal.packing import pack_rows
 from tests.pipeline.kernels import DirectKernels
 from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, histories
 from tests.query.reads import Reads
@@ -52,6 +53,33 @@ def test_reads_that_keep_nothing_in_memory_show_what_events_leave(
         story.commit(said("c"))
         reads.check(story.model)
         reads.check_counts(story.model)
+
+
+class PackedStory(Story):
+    """A dataset whose events are in packs, as many as there can be."""
+
+    def commit(self, *events: Event) -> None:
+        super().commit(*events)
+        pack_rows(self.house.services.database)
+
+
+@pytest.mark.parametrize("overlay_rows", [500_000, 0])
+@played
+@given(history=histories)
+def test_events_in_packs_are_read_and_flushed_as_those_in_rows_are(
+    house: House, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
+):
+    monkeypatch.setattr(packs, "ROWS", 2)
+    story = PackedStory.begin(house, kernels)
+    with reader_of(house, overlay_rows) as reader:
+        reads = Reads(reader, story.dataset)
+        for _ in story.play(history):
+            reads.check_whole(story.model)
+        story.commit(said("c"), said("b", "Q1"))
+        reads.check(story.model)
+        reads.check_counts(story.model)
+        story.flush()
+        reads.check_whole(story.model)
 
 
 @ONE_DATABASE

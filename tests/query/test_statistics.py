@@ -3,7 +3,7 @@
 import pickle
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -95,9 +95,14 @@ def values_of(entity: dict[str, Any], kind: str) -> set[str]:
 
 def slowly_counted(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> Statistics:
     fill(duck, rows)
-    counts = Counter({Count("statement"): len(rows)})
+    return counted_in(entities(duck), len(rows))
+
+
+def counted_in(lines: Iterable[dict[str, Any]], statements: int) -> Statistics:
+    """What one counts in the lines of entities that are made of so many statements."""
+    counts = Counter({Count("statement"): statements})
     held: dict[str, list[str]] = {}
-    for entity in entities(duck):
+    for entity in lines:
         if "$invalid" in entity:
             counts[Count("invalid")] += 1
             continue

@@ -8,7 +8,13 @@ from app.settings import PREFIX, Settings
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "tarn" / "values.schema.json"
 
-SECRET = {"TARN_DATABASE_URL", "TARN_STORAGE_OPTIONS", "TARN_FETCH_STORES", "TARN_ADMIN_KEY"}
+SECRET = {
+    "TARN_ADMIN_KEY",
+    "TARN_BACKUP_OPTIONS",
+    "TARN_DATABASE_URL",
+    "TARN_FETCH_STORES",
+    "TARN_STORAGE_OPTIONS",
+}
 SET_BY_THE_CHART = SECRET | {
     "TARN_ADMIN_KEY_FILE",
     "TARN_HOST",

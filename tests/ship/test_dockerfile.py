@@ -229,7 +229,8 @@ def image() -> Iterator[Image]:
         pytest.skip(f"not installed here: {missing_build_requirements()}")
     if os.geteuid() == 0 and run("unshare", "--mount", "true").returncode:
         pytest.skip("root may write everywhere, and has no right to make a read-only file system here")
-    with tempfile.TemporaryDirectory(prefix="tarn-image-") as name:
+    # On the root file system, which is the one that cannot be written to.
+    with tempfile.TemporaryDirectory(prefix="tarn-image-", dir="/var/tmp") as name:
         folder = Path(name)
         source = folder / "source"
         source.mkdir()

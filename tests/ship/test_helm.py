@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import tomllib
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from app.settings import PREFIX, Settings, load_settings
+from tests.ship.budget import of_all
 from tests.ship.chart import (
     CHART,
     CLUSTER,
@@ -90,6 +92,14 @@ def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path
     assert "secret tarn-admin, under admin-key" in notes[0]
     assert "https://lake.example.com" in notes[1]
     assert ["component=executor" in each for each in notes] == [False, False, True]
+    # With as many more as an upgrade has: one API, and a worker for every four.
+    sums = [
+        of_all(10, apis=2 + 1, workers=1 + 1, tasks=2),
+        of_all(20, apis=5 + 1, workers=3 + 1, tasks=0),
+        of_all(10, apis=12 + 1, workers=1 + 1, tasks=8 * 2),
+    ]
+    assert [re.findall(r"must allow (\d+) connections", each) for each in notes] == [[str(each)] for each in sums]
+    assert ["4 for each core that Spark has" in each for each in notes] == [False, True, False]
 
 
 # Wrong values
@@ -119,6 +129,9 @@ def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path
         ("networkPolicy.egress.closed[0]=everything", "/networkPolicy/egress/closed/0"),
         ("monitoring.serviceMonitor.interval=often", "/monitoring/serviceMonitor/interval"),
         ("service.port=9000", "/service/port"),
+        ("backup.enabled=true", "/backup/place"),
+        ("backup.place=/backups", "/backup/place"),
+        ("backup.schedule=nightly", "/backup/schedule"),
         ("ingress.enabled=true", "/ingress/hosts"),
         ("fullnameOverride=No_Such_Name", "/fullnameOverride"),
         ("settings.TARN_LOG_LEVLE=debug", "TARN_LOG_LEVLE"),
@@ -265,6 +278,22 @@ def test_storage_options_are_a_reference_where_one_is_given_and_absent_where_the
     secret = release.values["lake"]["storageOptions"]["existingSecret"] or None
     given = release.environment("worker").get("TARN_STORAGE_OPTIONS", {"valueFrom": {"secretKeyRef": {"name": None}}})
     assert given["valueFrom"]["secretKeyRef"]["name"] == secret
+
+
+def test_backups_are_made_only_where_they_are_asked_for_one_at_a_time_and_locked_down_like_all_pods(release):
+    jobs = release.of("CronJob")
+    assert len(jobs) == release.values["backup"]["enabled"]
+    for job in jobs:
+        pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert job["spec"]["concurrencyPolicy"] == "Forbid"
+        assert container["args"] == ["backup", release.values["backup"]["place"], "--keep", "28"]
+        assert pod["securityContext"] == release.pod("api")["spec"]["securityContext"]
+        assert container["securityContext"] == release.container("api")["securityContext"]
+        assert (pod["enableServiceLinks"], pod["automountServiceAccountToken"]) == (False, False)
+        given = {each["name"]: each for each in container["env"]}
+        assert given.keys() == release.environment("migrate").keys() | {"TARN_BACKUP_OPTIONS"}
+        assert all("secretKeyRef" in given[name]["valueFrom"] for name in SECRET & given.keys())
 
 
 def test_stores_to_fetch_from_are_a_reference_where_one_is_given_and_absent_elsewhere(release):

@@ -21,8 +21,17 @@ def test_every_path_of_the_root_is_where_the_format_says():
         layout.config,
         layout.versions.at(MOMENT, FileName("index.json")),
         layout.probe(ID),
+        layout.restoring,
         layout.dataset(DatasetName("ds")).root,
-    ] == ["lake.json", "index.json", "config.yml", f"versions/2025/03/{STAMP}/index.json", f".probe/{ID}", "ds"]
+    ] == [
+        "lake.json",
+        "index.json",
+        "config.yml",
+        f"versions/2025/03/{STAMP}/index.json",
+        f".probe/{ID}",
+        ".restoring",
+        "ds",
+    ]
 
 
 def test_every_path_of_a_dataset_is_where_the_format_says():
@@ -64,6 +73,7 @@ def test_every_path_of_a_dataset_is_where_the_format_says():
         ds.snapshots: "ds/snapshots",
         ds.snapshot(42): "ds/snapshots/000000000042.json",
         ds.snapshot_head: "ds/snapshots/HEAD",
+        ds.snapshot_note: "ds/snapshots/RECONCILING",
         ds.refs: "ds/refs",
         ds.ref(RefName("release-1")): "ds/refs/release-1.json",
         ds.mappings: "ds/mappings",

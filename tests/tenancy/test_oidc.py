@@ -49,7 +49,7 @@ class FakeIssuer:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
 
     def token(self, key: Any = None, algorithm: str = "RS256", kid: str = "k1", **claims: Any) -> str:
         body = {

@@ -1,14 +1,15 @@
 """Deleting a dataset: everything of it, and nothing of the next one of its name (docs/decisions/007)."""
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import Table, select, update
 
-from app.db.tables import datasets, journal, journal_batches, journal_head, tags
+from app.db.tables import datasets, journal, journal_batches, journal_head, journal_packs, tags
 from app.db.tables import jobs as jobs_table
-from app.journal import batches, removal
+from app.journal import contents, removal
 from app.storage.faults import FaultyStore
 from app.storage.store import Store
 from tests.house import House
+from tests.journal.packing import pack_rows
 from tests.worker.workers import fall_silent, let_time_pass, make_worker, stepping
 
 FILES = ["foo/config.yml", "foo/index.json"]
@@ -98,10 +99,12 @@ def test_what_a_late_writer_puts_goes_too(house: House, store: FaultyStore):
     assert (state(house, job), paths(store)) == ("done", [])
 
 
+@pytest.mark.parametrize("table", [journal, journal_packs], ids=["rows", "packs"])
 @pytest.mark.parametrize("most", [5000, 1])
-def test_journal_of_the_dataset_goes_and_others_stay(house: House, monkeypatch, most: int):
+def test_journal_of_the_dataset_goes_and_others_stay(house: House, monkeypatch, most: int, table: Table):
     monkeypatch.setattr(removal, "PURGE_ROWS", most)
-    monkeypatch.setattr(batches, "PURGE_ROWS", most)
+    monkeypatch.setattr(contents, "PURGE_ROWS", most)
+    monkeypatch.setattr(contents, "PURGE_PACKED", most)
     entity = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}
     used = []
     for name in ("foo", "bar"):
@@ -110,6 +113,8 @@ def test_journal_of_the_dataset_goes_and_others_stay(house: House, monkeypatch, 
         used.append(_used(house))
         stage = house.admin.post(f"/v1/datasets/{name}/stages", {"origin": "bulk"}).json()["id"]
         house.admin.post(f"/v1/datasets/{name}/stages/{stage}/entities", entity)
+    if table is journal_packs:
+        pack_rows(house.services.database)
     before = _used(house)
     bar = house.admin.get("/v1/datasets/bar").json()["id"]
     house.admin.delete("/v1/datasets/foo?confirm=foo")
@@ -119,7 +124,7 @@ def test_journal_of_the_dataset_goes_and_others_stay(house: House, monkeypatch, 
     with house.services.database.read() as connection:
         left = {table.name: connection.execute(select(table.c.dataset_id)).scalars().all() for table in OF_DATASETS}
         mine = set(connection.execute(select(journal_batches.c.id)).scalars())
-        rows = set(connection.execute(select(journal.c.batch)).scalars())
+        rows = set(connection.execute(select(table.c.batch)).scalars())
         states = sorted(connection.execute(select(datasets.c.state)).scalars())
     assert left == {"journal_batches": [bar] * 3, "journal_head": [bar], "tags": [bar]}
     assert rows

@@ -24,8 +24,9 @@ from app.worker.deliveries import Deliveries
 from tests.archive.web import listening
 from tests.house import ONE_DATABASE, House
 from tests.server import clean_environment
+from tests.waiting import wait_until
 from tests.worker.receiver import SECRET, Post, Receiver, receiving
-from tests.worker.workers import make_worker, wait_until, working
+from tests.worker.workers import make_worker, working
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from app.storage.faults import FaultyStore
 from app.storage.store import Store
 from app.worker.rounds import Rounds
 from tests.house import House
+from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
-from tests.worker.workers import fall_silent, flushing, let_time_pass, make_worker, wait_until, working
+from tests.worker.workers import fall_silent, flushing, let_time_pass, make_worker, working
 
 ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
 

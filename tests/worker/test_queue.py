@@ -21,7 +21,8 @@ from app.tenancy import queue
 from app.worker.queue import AT_ONCE, Consumer
 from tests.faults.scene import Killed, beside, held_at, killed_at
 from tests.house import ONE_DATABASE, House
-from tests.worker.workers import make_worker, wait_until, working
+from tests.waiting import wait_until
+from tests.worker.workers import make_worker, working
 
 BASE = "/v1/datasets/test/queue"
 

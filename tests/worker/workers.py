@@ -1,8 +1,6 @@
 """Workers in this process, and the time that passes for them."""
 
 import threading
-import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -59,13 +57,6 @@ def stepping(worker: Worker):
     thread.start()
     yield
     thread.join()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Look again and again until this holds; fail if it never does."""
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
 
 
 def fall_silent(house: House) -> None:

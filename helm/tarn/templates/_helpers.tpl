@@ -218,3 +218,23 @@ executor.yaml: |
 {{ toYaml . }}
 {{- end }}
 {{- end }}
+
+{{/* Tasks that one worker's Spark does at once; nothing where the master decides. */}}
+{{- define "tarn.sparkTasks" -}}
+{{- $master := .Values.spark.master }}
+{{- $cpu := .Values.worker.resources.limits.cpu | default "1" | toString }}
+{{- if include "tarn.sparkOnKubernetes" . }}{{ mul .Values.spark.executors.max .Values.spark.executors.cores }}
+{{- else if regexMatch "^local\\[[0-9]+\\]$" $master }}{{ regexFind "[0-9]+" $master }}
+{{- else if hasPrefix "local[" $master }}{{ hasSuffix "m" $cpu | ternary (divf (trimSuffix "m" $cpu) 1000) $cpu | float64 | ceil | int }}
+{{- else if eq $master "local" }}1
+{{- end }}
+{{- end }}
+
+{{/* Connections to PostgreSQL that all pods may have at once while an upgrade rolls: docs/postgresql.md. */}}
+{{- define "tarn.connections" -}}
+{{- $pool := .Values.settings.TARN_DATABASE_POOL | default 10 | int }}
+{{- $apis := add1 (.Values.api.autoscaling.enabled | ternary .Values.api.autoscaling.max .Values.api.replicas) }}
+{{- $workers := add .Values.worker.replicas (divf .Values.worker.replicas 4 | ceil) }}
+{{- $tasks := include "tarn.sparkTasks" . | default "0" | int }}
+{{- add (mul $apis (add (mul 2 $pool) 16)) (mul $workers (add (mul 2 $pool) (mul 4 $tasks))) 1 }}
+{{- end }}

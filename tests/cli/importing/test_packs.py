@@ -1,0 +1,104 @@
+"""Files of statements, cut into parts."""
+
+import csv
+import gzip
+import io
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from app.cli.failures import Misuse
+from app.cli.importing import packs
+from app.cli.importing.packs import CSV, NDJSON, PACK, parts
+from app.cli.sources import opened
+
+HEADER = ["entity_id", "prop", "schema", "value"]
+ROWS = [["jane", "name", "Person", f'Jane "the\nfirst", {number}'] for number in range(200)]
+
+
+def as_csv(rows: list[list[str]], header: list[str] | None = HEADER) -> bytes:
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows([*([header] if header else []), *rows])
+    return out.getvalue().encode()
+
+
+def bodies(path: Path, kind: str) -> list[bytes]:
+    with opened(str(path)) as source:
+        return [part.body for part in parts(source, kind)]
+
+
+def read(body: bytes) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(body.decode(), newline="")))
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "PART_BYTES", 1000)
+    monkeypatch.setattr("app.cli.sources.PIECE", 300)
+    monkeypatch.setattr("app.cli.sources.HEAD", 300)
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("a.csv", bytes), ("a.csv.gz", gzip.compress), ("a.csv.zst", zstandard.ZstdCompressor().compress)],
+)
+def test_parts_are_whole_records_under_the_header(tmp_path: Path, name: str, pack):
+    (tmp_path / name).write_bytes(pack(as_csv(ROWS)))
+
+    found = bodies(tmp_path / name, CSV)
+
+    assert len(found) > 5
+    assert max(map(len, found)) < 1200
+    assert all(read(body)[0] == HEADER for body in found)
+    assert [row for body in found for row in read(body)[1:]] == ROWS
+
+
+def test_record_that_is_longer_than_a_part_is_a_part(tmp_path: Path):
+    rows = [ROWS[0], ["jane", "notes", "Person", 'long "\n' * 1000], ROWS[1]]
+    (tmp_path / "a.csv").write_bytes(as_csv(rows))
+
+    assert [row for body in bodies(tmp_path / "a.csv", CSV) for row in read(body)[1:]] == rows
+
+
+def test_gzip_of_several_members_is_read_to_its_end(tmp_path: Path):
+    text = as_csv(ROWS)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text[:2000]) + gzip.compress(text[2000:]))
+
+    assert [row for body in bodies(tmp_path / "a.csv.gz", CSV) for row in read(body)[1:]] == ROWS
+
+
+def test_older_packs_have_no_header(tmp_path: Path):
+    (tmp_path / "a.pack").write_bytes(as_csv(ROWS, header=None))
+
+    assert [row for body in bodies(tmp_path / "a.pack", PACK) for row in read(body)] == ROWS
+    with pytest.raises(Misuse, match="is it a pack"):
+        bodies(tmp_path / "a.pack", CSV)
+
+
+def test_columns_of_the_lakehouse_are_dropped(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(as_csv([[*row, "f", "r"] for row in ROWS], [*HEADER, "fragment", "role"]))
+
+    found = bodies(tmp_path / "a.csv", CSV)
+
+    assert [row for body in found for row in read(body)[1:]] == ROWS
+    assert read(found[-1])[0] == HEADER
+
+
+def test_ndjson_is_cut_at_lines(tmp_path: Path):
+    text = b"".join(b'{"value": "a \\" quote %d"}\n' % number for number in range(200))
+    (tmp_path / "a.ndjson").write_bytes(text)
+
+    found = bodies(tmp_path / "a.ndjson", NDJSON)
+
+    assert (b"".join(found), len(found) > 3) == (text, True)
+
+
+def test_what_is_cut_off_or_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(as_csv(ROWS))[:-20])
+    with pytest.raises(Misuse, match="cut off"):
+        bodies(tmp_path / "a.csv.gz", CSV)
+    monkeypatch.setattr(packs, "LONGEST_RECORD", 3000)
+    (tmp_path / "b.csv").write_bytes(as_csv([]) + b'jane,name,Person,"' + b"Jane\n" * 1000)
+    with pytest.raises(Misuse, match="a quote is missing"):
+        bodies(tmp_path / "b.csv", CSV)

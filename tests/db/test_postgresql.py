@@ -1,0 +1,95 @@
+"""What Tarn leaves behind in PostgreSQL: docs/postgresql.md."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Connection, text
+
+from app.db.engine import Database
+from app.journal.segments import purge_done
+from app.lake.datasets import Dataset
+from app.model.snapshot import Snapshot
+from tests.house import House
+
+pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+ROUNDS, ENTITIES = 5, 1_500
+
+
+def vacuum(database: Database) -> None:
+    """Vacuum the journal as PostgreSQL does by itself, and at a moment of our own. What rows left free at a table's end
+    is kept, as it is where somebody goes on writing there."""
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for table in ("journal", "journal_batches"):
+            connection.execute(text(f"VACUUM (TRUNCATE false) {table}"))
+
+
+def measured(connection: Connection) -> dict[str, int]:
+    connection.execute(text("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()"))
+    sizes = text("SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relname LIKE 'journal%'")
+    return {row.relname: row[1] for row in connection.execute(sizes)}
+
+
+def test_the_journal_is_as_large_as_what_waits_however_many_segments_went_through_it(
+    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]]
+):
+    database = house.services.database
+    sizes = []
+    for turn in range(ROUNDS):
+        entities = (
+            {"id": f"{turn}-{each}", "schema": "Person", "properties": {"name": [f"Jane {each}"]}}
+            for each in range(ENTITIES)
+        )
+        body = "".join(f"{json.dumps(entity)}\n" for entity in entities)
+        answer = house.admin.post(
+            "/v1/datasets/test/entities", content=body, headers={"Content-Type": "application/x-ndjson"}
+        )
+        assert answer.status_code in (200, 201), answer.text
+        with database.read() as connection:
+            sizes.append(measured(connection))
+        assert len(flush()) == 1
+        purge_done(database)
+        with database.read() as connection:
+            assert connection.execute(text("SELECT count(*) FROM journal")).scalar_one() == 0
+        vacuum(database)
+
+    # With a segment in it, each time: one takes the place of the one before it; an index may have split a page more.
+    first, last = sizes[0], sizes[-1]
+    assert first["journal"] > 300_000
+    assert last["journal"] <= 1.5 * first["journal"]
+    assert last["journal_batches"] <= first["journal_batches"] + (64 << 10)
+
+
+def test_a_head_is_changed_within_its_page(house: House, dataset: Dataset):
+    database = house.services.database
+    count = text("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'journal_head'")
+    with database.read() as connection:
+        size = measured(connection)["journal_head"]
+    with database.engine.connect() as connection:
+        for number in range(300):
+            connection.execute(text('UPDATE journal_head SET "commit" = :number'), {"number": number})
+            # What a session did is counted when it says so, and that as its transaction ends.
+            connection.execute(text("SELECT pg_stat_force_next_flush()"))
+            connection.commit()
+        after = measured(connection)["journal_head"]
+        changed, within = connection.execute(count).one()
+
+    assert changed >= 300
+    assert within >= 0.95 * changed
+    assert after <= size + (64 << 10)
+
+
+def test_tables_have_the_settings_that_the_page_tells_of(database: Database):
+    with database.read() as connection:
+        rows = connection.execute(
+            text("SELECT relname, reloptions FROM pg_class WHERE relkind = 'r' AND reloptions IS NOT NULL")
+        )
+        options = {row.relname: dict(each.split("=") for each in row.reloptions) for row in rows}
+
+    heads = {"journal_head", "event_heads", "queue_heads", "snapshot_heads", "readers", "workers"}
+    assert options.keys() >= heads | {"journal", "journal_batches"}
+    assert options["journal"]["autovacuum_vacuum_scale_factor"] == "0"
+    assert options["journal"]["autovacuum_vacuum_threshold"] == "100000"
+    assert "fillfactor" not in options["journal"]
+    assert {options[each]["fillfactor"] for each in heads} == {"20"}

@@ -1,0 +1,113 @@
+"""The pages of the documentation, and what stands on them: blocks, the marks above blocks, links, headings.
+
+A mark is an HTML comment right above a block, which readers do not see:
+
+`<!-- not run: why; what checks it instead -->`  the block is not run, and a path in the mark leads to what checks it
+`<!-- file: name -->`                            the block is the content of a file of that name, in the reader's folder
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "docs"
+INDEX = SITE / "index.md"
+
+FENCE = re.compile(r"^( *)```(\S*)\s*$")
+MARK = re.compile(r"^<!--\s*(not run|file):\s*(.*?)\s*-->$")
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.*?)\s*$")
+CODE = re.compile(r"`[^`]*`")
+PORT = re.compile(r"\$\{(\w+):-\d{4,5}\}")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, the mark above it, and the block of output that follows it."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    marks: dict[str, str] = field(default_factory=dict)
+    claim: "Block | None" = None
+
+    @property
+    def place(self) -> str:
+        return f"{os.path.relpath(self.page, ROOT)}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """Every page that a reader may follow."""
+    return [
+        ROOT / "README.md",
+        *sorted(SITE.rglob("*.md")),
+        ROOT / "helm" / "tarn" / "README.md",
+        *sorted((ROOT / "clients").rglob("README.md")),
+    ]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order. What is printed (`text`) belongs to the block before it."""
+    found: list[Block] = []
+    for block in _fenced(page):
+        if block.language == "text" and found and found[-1].claim is None:
+            before = found.pop()
+            found.append(Block(page, before.line, before.language, before.text, before.marks, block))
+        else:
+            found.append(block)
+    return found
+
+
+def ports(page: Path) -> set[str]:
+    """Variables that a page takes its ports from, if they are set beforehand: `${NAME:-8000}`."""
+    return set(PORT.findall(page.read_text()))
+
+
+def links(page: Path) -> list[tuple[int, str]]:
+    """The targets of a page's links and pictures, each with its line."""
+    return [(number, target) for number, line in _prose(page) for target in LINK.findall(CODE.sub("", line))]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name after the `#`, as code hosts make it of headings."""
+    found: set[str] = set()
+    for _, line in _prose(page):
+        if heading := HEADING.match(line):
+            plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).lower()
+            anchor = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+            taken = [anchor, *(f"{anchor}-{number}" for number in range(1, 100))]
+            found.add(next(one for one in taken if one not in found))
+    return found
+
+
+def _fenced(page: Path) -> Iterator[Block]:
+    lines = enumerate(page.read_text().splitlines(), 1)
+    marks: dict[str, str] = {}
+    for number, line in lines:
+        if opening := FENCE.match(line):
+            inside: list[str] = []
+            for _, content in lines:
+                if FENCE.match(content):
+                    break
+                inside.append(content.removeprefix(opening[1]))
+            else:
+                raise AssertionError(f"{page}:{number}: the block has no end")
+            yield Block(page, number, opening[2], "".join(f"{each}\n" for each in inside), marks)
+        if mark := MARK.match(line):
+            marks = marks | {mark[1]: mark[2]}
+        elif line.strip():
+            marks = {}
+
+
+def _prose(page: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a page that are in no block."""
+    fenced = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        if FENCE.match(line):
+            fenced = not fenced
+        elif not fenced:
+            yield number, line

@@ -1,0 +1,237 @@
+"""Cluster mode on the loopback, all of it real: Spark's master and two workers, two APIs and two workers of Tarn."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+from tests.s3 import S3Server, free_port
+from tests.server import Server, clean_environment, running
+
+ADMIN_KEY = "the-clusters-administrator"
+BACKEND = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+SPARK = {"SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""Nine JVMs live for a minute each: what makes them fast later only makes them slow here."""
+PATIENCE = 600
+"""Seconds after which a test fails instead of hanging."""
+
+Found = TypeVar("Found")
+
+
+def until(look: Callable[[], Found | None], what: str, pause: float = 0.05) -> Found:
+    """What is found, once it is anything."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(pause)
+    return found
+
+
+@dataclass(frozen=True)
+class Executor:
+    """A JVM that a worker of Spark started for a driver, and the Python processes below it."""
+
+    process: psutil.Process
+    folder: Path
+    driver_port: int
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def tasks(self) -> list[psutil.Process]:
+        """Python at work, and what it is forked from."""
+        return self.process.children(recursive=True)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """None of it does anything; nor does what is left of it stay so afterwards."""
+        all_of_it = [self.process, *self.tasks()]
+        try:
+            for each in all_of_it:
+                with suppress(psutil.NoSuchProcess):  # Python that is idle ends by itself
+                    each.suspend()
+            yield
+        finally:
+            for each in all_of_it:
+                with suppress(psutil.NoSuchProcess):
+                    each.resume()
+
+
+@dataclass(frozen=True)
+class SparkWorker:
+    """A worker of Spark, as one machine of a cluster has it."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def executors(self) -> list[Executor]:
+        """Those that run now."""
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            words: list[str] = []
+            with suppress(psutil.Error):  # it has ended meanwhile
+                words = child.cmdline()
+            if BACKEND in words:
+                said = dict(pairwise(words))
+                folder = self.folder / said["--app-id"] / said["--executor-id"]
+                found.append(Executor(child, folder, int(said["--driver-url"].rsplit(":", 1)[1])))
+        return found
+
+
+@dataclass(frozen=True)
+class Spark:
+    """A standalone cluster: a master, and two machines of two cores, so that two drivers can have a core of each."""
+
+    url: str
+    site: str
+    """Where the master tells in JSON what there is."""
+    workers: list[SparkWorker]
+
+    def executors(self) -> list[Executor]:
+        return [executor for worker in self.workers for executor in worker.executors()]
+
+    def is_whole(self) -> bool:
+        try:
+            state = httpx.get(self.site).raise_for_status().json()
+        except httpx.TransportError:
+            return False
+        return bool(state["aliveworkers"] == len(self.workers))
+
+
+@dataclass(frozen=True)
+class TarnWorker:
+    """A `tarn worker`, which is a driver to Spark at a port of its own."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    driver_port: int
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has logged, in whole lines; Spark's own are not JSON."""
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    def has_begun(self, job: str) -> bool:
+        return any(job in (event.get("job"), *event.get("jobs", ())) for event in self.events())
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All that runs, and whose executors are whose."""
+
+    lake_uri: str
+    spark: Spark
+    apis: list[Server]
+    workers: list[TarnWorker]
+
+    def worker_at(self, job: str) -> TarnWorker:
+        """The worker that has begun a job, as soon as one has."""
+        return until(lambda: next((each for each in self.workers if each.has_begun(job)), None), "a job is begun")
+
+    def executors_of(self, worker: TarnWorker) -> list[Executor]:
+        return [each for each in self.spark.executors() if each.driver_port == worker.driver_port]
+
+
+@contextmanager
+def cluster(folder: Path, database_url: str, s3: S3Server) -> Iterator[Cluster]:
+    """A lake of its own on this S3 server and database, with two of everything."""
+    given = s3.settings()
+    shared = {
+        "TARN_DATABASE_URL": database_url,
+        "TARN_LAKE_URI": given.lake_uri,
+        "TARN_STORAGE_OPTIONS": json.dumps(s3.options),
+        "TARN_ADMIN_KEY": ADMIN_KEY,
+        "TARN_FLUSH_AGE": "86400",
+        "TARN_UPKEEP_EVERY": "86400",
+        # Two cores have all of this to run: what is alive may be silent for a while.
+        "TARN_WORKER_HEARTBEAT": "1",
+        "TARN_WORKER_SILENT_AFTER": "10",
+        "TARN_LEASE_SECONDS": "5",
+    }
+    with ExitStack() as stack:
+        spark = stack.enter_context(_standalone(folder))
+        apis = [stack.enter_context(running(_made(folder / f"api-{n}"), "api", **shared)) for n in (1, 2)]
+        workers = [stack.enter_context(_worker(_made(folder / f"worker-{n}"), spark, shared)) for n in (1, 2)]
+        until(spark.is_whole, "both machines are known to Spark's master")
+        yield Cluster(given.lake_uri, spark, apis, workers)
+
+
+@contextmanager
+def _standalone(folder: Path) -> Iterator[Spark]:
+    port, site = free_port(), free_port()
+    url = f"spark://127.0.0.1:{port}"
+    with ExitStack() as stack:
+
+        def start(name: str, *command: str) -> SparkWorker:
+            own = _made(folder / name)
+            return SparkWorker(stack.enter_context(_daemon(own, *command)), own)
+
+        start("spark-master", "master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(site))
+        offer = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", "2", "--memory", "1g", "--work-dir", ".", url]
+        workers = [start(f"spark-worker-{number}", "worker.Worker", *offer) for number in (1, 2)]
+        yield Spark(url, f"http://127.0.0.1:{site}/json/", workers)
+
+
+@contextmanager
+def _daemon(folder: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of Spark, from the wheel that pip installed, which knows nothing of Tarn's code."""
+    kind, *rest = command
+    environment = clean_environment(**SPARK, SPARK_DAEMON_MEMORY="128m")
+    environment.pop("PYTHONPATH", None)
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [Path(sys.executable).parent / "spark-class", f"org.apache.spark.deploy.{kind}", *rest],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+@contextmanager
+def _worker(folder: Path, spark: Spark, shared: dict[str, str]) -> Iterator[TarnWorker]:
+    port = free_port()
+    environment = {
+        "TARN_SPARK_MASTER": spark.url,
+        "TARN_SPARK_MEMORY": "512m",
+        "TARN_SPARK_CORES": "2",
+        "TARN_LOG_FORMAT": "json",
+        "TARN_SHUTDOWN_GRACE": "2",
+        "PYSPARK_SUBMIT_ARGS": f"--conf spark.driver.port={port} pyspark-shell",
+    } | SPARK
+    log = folder / "log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.cli", "worker"],
+            cwd=folder,
+            env=clean_environment(**shared, **environment),
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield TarnWorker(process, log, port)
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder

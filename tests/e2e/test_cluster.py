@@ -1,0 +1,294 @@
+"""Cluster mode: APIs, workers and executors that share nothing but PostgreSQL and an object store, and die."""
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, count, cycle
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import orjson
+import psycopg
+import pytest
+
+from app.db.engine import Database
+from app.lake.datasets import Dataset
+from app.model.entity import Exploder
+from app.model.names import DatasetName
+from app.model.snapshot import Change
+from app.model.statistics import Statistics
+from app.pipeline.flush import Kernels
+from app.query.forms import CSV
+from app.settings import Settings, load_settings
+from app.storage.connection import Connection
+from app.storage.store import Store
+from tests.conftest import copied_postgresql
+from tests.e2e.cluster import ADMIN_KEY, PATIENCE, Cluster, cluster, until
+from tests.faults.checks import check_now, history_of
+from tests.faults.scene import Scene
+from tests.house import House
+from tests.query.model import Event, added, deleted, erased, iso, shown
+from tests.query.reads import parsed
+from tests.query.test_histories_http import NDJSON, Told
+from tests.query.test_statistics import counted_in
+from tests.s3 import S3Server
+
+ORIGINS = ("crawl", "by.hand")
+NAMES = ("Ann", "Bo", "Cy", "Di")
+EXPORTS = ("entities.ftm.json", "statements.csv", "statistics.json")
+PEOPLE = [f"p{number:03}" for number in range(40)]
+
+
+class Doors:
+    """The APIs in turns: what one has written, the other is asked for."""
+
+    def __init__(self, clients: list[httpx.Client]) -> None:
+        self._turns = cycle(clients)
+
+    def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return next(self._turns).request(method, path, **options)
+
+
+@dataclass
+class Written(Told):
+    """A dataset that is written through both APIs, and what must be seen of it."""
+
+    moments: Iterator[int] = field(default_factory=lambda: count(1))
+    batches: list[list[Event]] = field(default_factory=list)
+    commits: list[int | None] = field(default_factory=list)
+    """Of each batch its number; a delete of what is not there has none."""
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.dataset.name)
+
+    def told(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        answer = super().told(method, path, **options)
+        self.commits.append(answer["commit"])
+        return answer
+
+    def expect(self, events: Any) -> list[Event]:
+        self.batches.append(super().expect(events))
+        return self.batches[-1]
+
+    def load(self, origin: str) -> None:
+        """Everybody, as entities."""
+        moment = next(self.moments)
+        people = [
+            {
+                "id": name,
+                "schema": "Person",
+                "properties": {"name": [self.draw.choice(NAMES)]},
+                "first_seen": iso(moment),
+            }
+            for name in PEOPLE
+        ]
+        body = b"\n".join(map(orjson.dumps, people))
+        self.told("POST", "/entities", content=body, params={"origin": origin}, headers=NDJSON)
+        self.expect(chain.from_iterable(self._said(person, origin, moment) for person in people))
+
+    def _said(self, person: dict[str, Any], origin: str, moment: int) -> Iterator[Event]:
+        exploded = Exploder().explode(self.dataset.name, person)
+        for prop, value in zip(exploded.props, exploded.values, strict=True):
+            yield added(person["id"], origin, ("Person", prop, value), None, moment, moment)
+
+    def write(self) -> None:
+        """Something, of people that are there or are not: adds, a PUT, a delete of one statement or of a person."""
+        draw, moment = self.draw, next(self.moments)
+        person, origin = draw.choice(PEOPLE), draw.choice(ORIGINS)
+        facts = [("Person", "name", draw.choice(NAMES)), ("Person", "birthDate", str(draw.randint(1950, 1959)))]
+        adds = [added(person, origin, fact, draw.choice((None, "Q1")), moment, moment) for fact in facts]
+        acts: list[list[Event]] = [
+            adds,
+            [erased(person, origin), *adds],
+            [erased(person, draw.choice((None, *ORIGINS)))],
+            [deleted(person, origin, facts[0])],
+        ]
+        (act,) = draw.choices(acts, weights=[4, 3, 1, 2])
+        self.commit(*act)
+
+
+class Tenant:
+    """An application with datasets of its own and a client of each API, which it uses in turns."""
+
+    def __init__(self, running: Cluster, name: str, *datasets: str) -> None:
+        first, second = (api.client(ADMIN_KEY) for api in running.apis)
+        first.post("/v1/admin/tenants", json={"name": name}).raise_for_status()
+        key = second.post(f"/v1/admin/tenants/{name}/keys", json={}).raise_for_status().json()["key"]
+        self.clients = [api.client(key) for api in running.apis]
+        for client in self.clients:
+            client.timeout = httpx.Timeout(PATIENCE)
+        doors = cast("House", type("Doors", (), {"admin": Doors(self.clients)}))
+        self.stories = []
+        for dataset in datasets:
+            made = first.post("/v1/datasets", json={"name": dataset}).raise_for_status().json()
+            grant = {"dataset": dataset, "level": "maintain"}
+            second.post(f"/v1/admin/tenants/{name}/grants", json=grant).raise_for_status()
+            self.stories.append(Written(doors, cast("Kernels", None), Dataset(made["id"], DatasetName(dataset))))
+
+    def write(self, times: int) -> None:
+        for _ in range(times):
+            for story in self.stories:
+                story.write()
+
+    def check(self) -> None:
+        """All that it has is seen through either API as the model has it."""
+        for story in self.stories:
+            for client in self.clients:
+                _check(client, story)
+
+    def ask(self, path: str, **options: Any) -> str:
+        """A job, which some worker is to do."""
+        return self.clients[0].post(f"/v1/{path}", json=options).raise_for_status().json()["id"]
+
+    def job(self, job: str) -> dict[str, Any]:
+        return self.clients[1].get(f"/v1/jobs/{job}").raise_for_status().json()
+
+    def done(self, job: str) -> dict[str, Any]:
+        """What became of a job, whoever did it."""
+        until(lambda: self.job(job)["state"] not in ("queued", "running"), f"the job is over: {self.job(job)}")
+        over = self.job(job)
+        assert over["state"] == "done", over
+        return over
+
+
+def _check(client: httpx.Client, story: Written) -> None:
+    base, model = f"/v1/datasets/{story.dataset.name}", story.model
+    for name in (*PEOPLE[:5], "Q1", "nobody"):
+        answer, line = client.get(f"{base}/entities/{name}"), model.one(name)
+        assert answer.status_code == (404 if line is None else 200), answer.text
+        assert line is None or answer.content == line.strip()
+    streamed = client.get(f"{base}/entities/stream", params={"end": "true"}).content.splitlines(keepends=True)
+    assert streamed[:-1] == model.lines()
+    rows = client.get(f"{base}/statements/stream", headers={"Accept": "application/x-ndjson"}).content
+    assert [orjson.loads(line) for line in rows.splitlines()] == [shown(row) for row in model.rows]
+
+
+@contextmanager
+def journal_locked(database_url: str) -> Iterator[Callable[[int], None]]:
+    """Nobody can read the journal; what is given waits until so many want to."""
+    with psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as looking:
+        # Others may want the table, too; this is how tasks ask for their slices.
+        waiting = """SELECT count(*) >= %s FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+                     AND strpos(query, 'FROM journal_batches b JOIN journal j') > 0"""
+
+        def wait(readers: int) -> None:
+            until(lambda: looking.execute(waiting, [readers]).fetchone() == (True,), "tasks want to read the journal")
+
+        with psycopg.connect(database_url.replace("+psycopg", "")) as locking:
+            locking.execute("LOCK TABLE journal IN ACCESS EXCLUSIVE MODE")
+            yield wait
+
+
+@pytest.mark.xdist_group("spark")
+def test_lake_on_a_cluster_is_what_was_written_whoever_dies(postgresql: str, s3: S3Server, tmp_path: Path):
+    with copied_postgresql(postgresql) as url, cluster(tmp_path, url, s3) as running:
+        press, court = Tenant(running, "press", "north"), Tenant(running, "court", "south", "west")
+        for tenant in (press, court):
+            for story in tenant.stories:
+                story.load(ORIGINS[0])
+                story.load(ORIGINS[1])
+            tenant.write(10)
+            tenant.check()
+
+        flush_with_a_dying_executor(running, press, court, url)
+        compact_with_a_dying_worker(running, press, court)
+
+        for tenant in (press, court):
+            tenant.done(tenant.ask("operations/flush"))
+            tenant.check()
+            for story in tenant.stories:
+                export(tenant, story)
+        settings = load_settings(database_url=url, lake_uri=running.lake_uri, storage_options=s3.options)
+        with closing(Database(settings.database_url)) as database:
+            for tenant in (press, court):
+                for story in tenant.stories:
+                    check_stored(tenant, story, settings, database)
+
+
+def flush_with_a_dying_executor(running: Cluster, press: Tenant, court: Tenant, database_url: str) -> None:
+    """Both workers flush at once, and executors of both machines read the journal. One of them is killed amid it:
+    Spark gives its task to another, and the flush comes to its end."""
+    with journal_locked(database_url) as wait_for_readers:
+        jobs = {press: press.ask("operations/flush")}
+        first = running.worker_at(jobs[press])
+        # The first worker is at its flush until the journal can be read again.
+        jobs[court] = court.ask("operations/flush")
+        worker = running.worker_at(jobs[court])
+        assert worker is not first
+        wait_for_readers(3)
+        (killed, *_), (other, *_) = (
+            [each for each in machine.executors() if each.driver_port == worker.driver_port]
+            for machine in running.spark.workers
+        )
+        assert [len(each.tasks()) > 0 for each in (killed, other)] == [True, True]
+        killed.process.kill()
+        until(lambda: not killed.process.is_running(), "the executor is dead")
+        until(lambda: len(running.executors_of(worker)) == 2, "Spark has started another executor")
+    for tenant, job in jobs.items():
+        done = tenant.done(job)
+        assert done["attempts"] == 1
+        assert {made["dataset"] for made in done["result"]["snapshots"]} == {s.dataset.name for s in tenant.stories}
+        tenant.check()
+    assert "Finished task" not in killed.log
+    assert "Finished task" in other.log
+    assert (other.folder / "app.zip").exists(), "Tarn's code comes with the job"
+    until(lambda: len(running.spark.executors()) == 4, "each worker has an executor on each machine")
+
+
+def compact_with_a_dying_worker(running: Cluster, press: Tenant, court: Tenant) -> None:
+    """A worker is killed amid a compaction, which cannot end as no executor moves, while everybody writes. The other
+    one takes over, by itself, what the dead one had."""
+    with ExitStack() as paused:
+        for executor in running.spark.executors():
+            paused.enter_context(executor.paused())
+        compaction = press.ask("datasets/north/operations/compact", force=True)
+        killed = running.worker_at(compaction)
+        press.write(2)
+        court.write(2)
+        flush = court.ask("operations/flush")
+        running.worker_at(flush)
+        press.check()
+        assert press.job(compaction)["state"] == "running"
+        killed.process.kill()
+        assert killed.process.wait() == -signal.SIGKILL
+
+    def is_over() -> bool:
+        press.write(1)
+        court.write(1)
+        press.check()
+        return bool(press.job(compaction)["state"] != "running")
+
+    until(is_over, "the compaction is over", pause=0.2)
+    (survivor,) = (worker for worker in running.workers if worker is not killed)
+    assert (press.done(compaction)["attempts"], survivor.has_begun(compaction)) == (2, True)
+    court.done(flush)
+    court.check()
+    until(lambda: not running.executors_of(killed), "Spark has ended what the dead driver had")
+
+
+def export(tenant: Tenant, story: Written) -> None:
+    """What others take is what the model has, whichever API gives it out."""
+    base, model = f"datasets/{story.dataset.name}", story.model
+    tenant.done(tenant.ask(f"{base}/operations/make"))
+    for client in tenant.clients:
+        found = {name: client.get(f"/v1/{base}/exports/{name}").raise_for_status().content for name in EXPORTS}
+        assert found["entities.ftm.json"].splitlines(keepends=True) == model.lines()
+        assert parsed(CSV, found["statements.csv"]) == [shown(row) for row in model.rows]
+        statistics = counted_in(map(orjson.loads, model.lines()), len(model.rows))
+        assert Statistics.parsed(orjson.loads(found["statistics.json"])) == statistics
+
+
+def check_stored(tenant: Tenant, story: Written, settings: Settings, database: Database) -> None:
+    """`verify` finds nothing, nor does whoever looks without Tarn: history is one line, nothing is lost or twice."""
+    verified = tenant.done(tenant.ask(f"datasets/{story.dataset.name}/operations/verify"))["result"]
+    assert verified["findings"] == []
+    store = Store(Connection.from_settings(settings))
+    told = {commit: batch for commit, batch in zip(story.commits, story.batches, strict=True) if commit is not None}
+    scene = Scene(settings, database, store, story.kernels, story.dataset, story.draw, told)
+    check_now(scene)
+    made = Counter(snapshot.operation for snapshot in history_of(scene))
+    assert made[Change.COMPACT] == (story.dataset.name == "north")

@@ -1,0 +1,158 @@
+"""The budget of docs/postgresql.md: an API and a worker under every kind of request, where no more is allowed."""
+
+import json
+import secrets
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import create_engine, make_url, text
+
+from app.db import migrate
+from app.db.engine import TASK, Database
+from app.journal.bulk import CONNECTIONS
+from app.pipeline.crawl_files import POOL as TASK_POOL
+from tests.server import clean_environment, running
+from tests.ship.budget import of_all
+
+WORKER = Path(__file__).parents[1] / "upgrade" / "plain_worker.py"
+POOL = 4
+KEY = "an-administrator-of-a-budget"
+BODIES, ENTITIES = 20, 700
+"""Large bodies at once, more than are read at once; and the entities of each, enough for the bulk path."""
+
+
+@pytest.fixture
+def limited(postgresql: str) -> Iterator[tuple[str, str]]:
+    """A database whose owner has the budget's sum of connections, and one for us to look; and its name."""
+    name = f"limited_{secrets.token_hex(6)}"
+    # Limits do not bind whoever may do everything.
+    sql = create_engine(postgresql, isolation_level="AUTOCOMMIT")
+    with sql.connect() as connection:
+        connection.execute(text(f"CREATE ROLE {name} LOGIN"))
+        allowed = of_all(POOL, apis=1, workers=1, tasks=1)
+        connection.execute(text(f"CREATE DATABASE {name} OWNER {name} TEMPLATE template0 CONNECTION LIMIT {allowed}"))
+        yield make_url(postgresql).set(username=name, database=name).render_as_string(hide_password=False), name
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+        connection.execute(text(f"DROP ROLE {name}"))
+    sql.dispose()
+
+
+@contextmanager
+def watched(server: str, name: str) -> Iterator[dict[str, int]]:
+    """By the name of connections, the most that were there at once while the block lasted."""
+    most: Counter[str] = Counter()
+    stop = threading.Event()
+    # One that has just come has no name yet; all of them together are held to the limit by PostgreSQL itself.
+    query = text(
+        "SELECT application_name, count(*) FROM pg_stat_activity "
+        "WHERE datname = :name AND backend_type = 'client backend' AND application_name <> '' GROUP BY 1"
+    )
+    sql = create_engine(server, isolation_level="AUTOCOMMIT")
+
+    def look() -> None:
+        with sql.connect() as connection:
+            while not stop.wait(0.02):
+                for who, count in connection.execute(query, {"name": name}):
+                    most[who] = max(most[who], count)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield most
+    finally:
+        stop.set()
+        looking.join()
+        sql.dispose()
+
+
+@contextmanager
+def working(folder: Path, **settings: str) -> Iterator[None]:
+    with (folder / "worker.log").open("ab") as log:
+        worker = subprocess.Popen([sys.executable, str(WORKER)], env=clean_environment(**settings), stderr=log)
+    try:
+        yield
+    finally:
+        worker.terminate()
+        worker.wait(60)
+
+
+def entity(name: str) -> dict[str, object]:
+    return {"id": name, "schema": "Person", "properties": {"name": [f"{name} Doe"], "nationality": ["us"]}}
+
+
+def test_an_api_and_a_worker_never_need_more_connections_than_the_budget_has(
+    limited: tuple[str, str], postgresql: str, tmp_path: Path
+):
+    url, name = limited
+    database = Database(url, pool=1, name="tarn-migrate")
+    migrate.upgrade(database)
+    database.close()
+    settings = {
+        "TARN_DATABASE_URL": url,
+        "TARN_DATABASE_POOL": str(POOL),
+        "TARN_LAKE_URI": str(tmp_path / "lake"),
+        "TARN_ADMIN_KEY": KEY,
+        "TARN_FLUSH_AGE": "1",
+    }
+    with (
+        running(tmp_path, "api", **settings) as server,
+        working(tmp_path, **settings),
+        watched(postgresql, name) as most,
+        ThreadPoolExecutor(60) as pool,
+        ThreadPoolExecutor(8) as listening,
+    ):
+        client = server.client(KEY)
+        client.timeout = httpx.Timeout(300)
+        assert client.post("/v1/datasets", json={"name": "busy"}).status_code == 201
+        heard = [listening.submit(listen, server.url) for _ in range(8)]
+
+        def asks(number: int) -> Iterator[Callable[[], httpx.Response]]:
+            body = "".join(f"{json.dumps(entity(f'large-{number}-{each}'))}\n" for each in range(ENTITIES))
+            ndjson = {"Content-Type": "application/x-ndjson"}
+            entities = "/v1/datasets/busy/entities"
+            yield lambda: client.post(f"{entities}?origin=large", content=body, headers=ndjson)
+            yield lambda: client.post(entities, json=[entity(f"small-{number}")])
+            yield lambda: client.get(f"{entities}?limit=10")
+            yield lambda: client.get(f"{entities}/stream")
+            yield lambda: client.put("/v1/datasets/busy/tag", params={"key": f"mine/{number}"}, json={})
+            yield lambda: client.put("/v1/datasets/busy/files", params={"path": f"{number}.txt"}, content=str(number))
+            yield lambda: client.get("/v1/jobs")
+            yield lambda: client.get("/metrics")
+
+        asked = [pool.submit(ask) for number in range(BODIES) for ask in asks(number)]
+        answers = [one.result() for one in asked]
+        job = client.post("/v1/datasets/busy/operations/flush", json={}).json()
+        while job["state"] in ("queued", "running"):
+            job = client.get(f"/v1/jobs/{job['id']}?wait=10").json()
+        stored = client.get("/v1/datasets/busy/entities/stream").text.splitlines()
+
+    refused = [(answer.status_code, answer.text) for answer in answers if answer.status_code >= 300]
+    assert refused == []
+    assert job["state"] == "done", job
+    assert all(one.result() for one in heard)
+    people = [line for line in stored if json.loads(line)["schema"] == "Person"]
+    assert len(people) == BODIES * (ENTITIES + 1)
+    budget = {
+        "tarn-api": 2 * POOL,
+        "tarn-api-bulk": CONNECTIONS,
+        "tarn-worker": 2 * POOL,
+        TASK: 2 * TASK_POOL,
+    }
+    assert most.keys() == budget.keys()
+    assert {who: count for who, count in most.items() if count > budget[who]} == {}
+    assert most["tarn-api-bulk"] > 1
+
+
+def listen(url: str) -> bool:
+    """Follow the dataset's events until one tells of a snapshot."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with httpx.stream("GET", f"{url}/v1/datasets/busy/events?since=0", headers=headers, timeout=300) as stream:
+        return any(line.startswith("event: snapshot") for line in stream.iter_lines())

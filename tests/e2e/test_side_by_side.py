@@ -1,0 +1,219 @@
+"""A rolling upgrade: processes of the last release beside ours, on one PostgreSQL and one lake."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from app.db.engine import Database
+from app.db.tables import jobs, readers, workers
+from tests.conftest import copied_postgresql
+from tests.server import clean_environment, running
+
+ROOT = Path(__file__).parents[2]
+WORKER = ROOT / "tests" / "upgrade" / "plain_worker.py"
+KEY = "an-administrator-of-both"
+WRITES, TOGETHER = 8, 5
+"""Requests of each writer, and the entities of each."""
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code of the last release, out of this repository's history."""
+    released = (ROOT / "migrations" / "released.txt").read_text().strip()
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("the last release is in the repository's history: here is no git, or no repository")
+    if _git("cat-file", "-e", f"{released}^{{commit}}").returncode:
+        pytest.skip(f"the last release, {released}, is not in this clone, which is shallow: `git fetch --unshallow`")
+    folder = tmp_path_factory.mktemp("previous")
+    archive = _git("archive", released, "app", "migrations")
+    assert archive.returncode == 0, archive.stderr
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    return folder
+
+
+def _git(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=False)
+
+
+class Scene:
+    """A database and a lake, and the processes of either version on them."""
+
+    def __init__(self, folder: Path, url: str, previous: Path) -> None:
+        self.folder = folder
+        self.code = {"old": previous, "new": ROOT}
+        self.settings = {
+            "TARN_DATABASE_URL": url,
+            "TARN_LAKE_URI": str(folder / "lake"),
+            "TARN_ADMIN_KEY": KEY,
+            "TARN_FLUSH_AGE": "1",
+            "TARN_UPKEEP_EVERY": "86400",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def run(self, version: str, command: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "app.cli", command],
+            cwd=self._place(version, command),
+            env=self._environment(version),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    @contextmanager
+    def api(self, version: str) -> Iterator[httpx.Client]:
+        environment = self.settings | {"PYTHONPATH": str(self.code[version])}
+        with running(self._place(version, "api"), "api", **environment) as server:
+            client = server.client(KEY)
+            client.timeout = httpx.Timeout(180)
+            try:
+                yield client
+            finally:
+                client.close()
+
+    @contextmanager
+    def worker(self, version: str) -> Iterator["subprocess.Popen[bytes]"]:
+        place = self._place(version, "worker")
+        with (place / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, str(WORKER)], cwd=place, env=self._environment(version), stderr=log
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(60)
+
+    def _place(self, version: str, what: str) -> Path:
+        place = self.folder / f"{version} {what}"
+        place.mkdir(exist_ok=True)
+        return place
+
+    def _environment(self, version: str) -> dict[str, str]:
+        return clean_environment(**self.settings, PYTHONPATH=str(self.code[version]))
+
+
+def entity(name: str) -> dict[str, object]:
+    return {"id": name, "schema": "Person", "properties": {"name": [name]}}
+
+
+def written(client: httpx.Client, who: str) -> list[str]:
+    """Write some entities, each seen at once where it was written."""
+    ids: list[str] = []
+    for number in range(WRITES):
+        some = [f"{who}-{number}-{each}" for each in range(TOGETHER)]
+        answer = client.post("/v1/datasets/shared/entities?origin=test", json=[entity(one) for one in some])
+        assert answer.status_code in (200, 201), answer.text
+        assert client.get(f"/v1/datasets/shared/entities/{some[-1]}").status_code == 200
+        ids += some
+    return ids
+
+
+def ids_of(client: httpx.Client) -> list[str]:
+    answer = client.get("/v1/datasets/shared/entities/stream")
+    assert answer.status_code == 200, answer.text
+    return sorted(json.loads(line)["id"] for line in answer.text.splitlines())
+
+
+def done(client: httpx.Client, operation: str) -> dict[str, object]:
+    """A job of this API, once somebody has done it."""
+    job = client.post(f"/v1/datasets/shared/operations/{operation}", json={}).json()
+    while job["state"] in ("queued", "running"):
+        job = client.get(f"/v1/jobs/{job['id']}?wait=10").json()
+    assert job["state"] == "done", job
+    return dict(job)
+
+
+def doer(database: Database, job: dict[str, object]) -> str:
+    with database.read() as connection:
+        found: str = connection.execute(select(jobs.c.worker).where(jobs.c.id == job["id"])).scalar_one()
+    return found
+
+
+def registered(database: Database, process: "subprocess.Popen[bytes]") -> str:
+    """A worker's id, once it is at work."""
+    while process.poll() is None:
+        with database.read() as connection:
+            found = connection.execute(select(workers.c.id).where(workers.c.pid == process.pid)).scalar()
+        if found is not None:
+            return str(found)
+        time.sleep(0.1)
+    raise AssertionError("the worker ended")
+
+
+def test_old_and_new_processes_share_the_work_and_nothing_is_lost_or_twice(
+    previous: Path, postgresql: str, tmp_path: Path
+):
+    with (
+        copied_postgresql(postgresql, template="template0") as url,
+        closing(Database(url)) as database,
+        ExitStack() as new,
+        ExitStack() as old,
+    ):
+        scene = Scene(tmp_path, url, previous)
+        assert scene.run("old", "migrate").returncode == 0
+
+        # The last release, at work.
+        old_api = old.enter_context(scene.api("old"))
+        assert old_api.post("/v1/datasets", json={"name": "shared"}).status_code == 201
+        old_worker = old.enter_context(scene.worker("old"))
+        expected = written(old_api, "before")
+        assert done(old_api, "flush")["state"] == "done"
+
+        # The database is migrated under it, and an API of ours comes: its jobs are done by the old worker.
+        migrated = scene.run("new", "migrate")
+        assert migrated.returncode == 0, migrated.stderr
+        new_api = new.enter_context(scene.api("new"))
+        assert ids_of(new_api) == sorted(expected)
+        by_old = done(new_api, "verify")
+        assert doer(database, by_old) == registered(database, old_worker)
+
+        # Both write and read at once, while workers of both flush.
+        new_worker = new.enter_context(scene.worker("new"))
+        new_id = registered(database, new_worker)
+        with ThreadPoolExecutor(2) as pool:
+            writing = [pool.submit(written, *each) for each in ((old_api, "old"), (new_api, "new"))]
+            expected += [one for each in writing for one in each.result()]
+        assert ids_of(old_api) == ids_of(new_api) == sorted(expected)
+        done(new_api, "flush")
+        with database.read() as connection:
+            spoken = connection.execute(select(readers.c.speaks)).scalars().all()
+        assert sorted(each is None for each in spoken) == [False, False, True, True]
+
+        # The old worker goes, and the old API's jobs are done by ours.
+        old_worker.terminate()
+        assert old_worker.wait(60) == 0
+        by_new = done(old_api, "compact")
+        assert doer(database, by_new) == new_id
+        expected += written(old_api, "last")
+        assert ids_of(old_api) == ids_of(new_api) == sorted(expected)
+
+        # The old API goes, and does not come again: its version asks for its own revision and no other.
+        old.close()
+        with database.read() as connection:
+            assert None not in connection.execute(select(readers.c.speaks)).scalars().all()
+        refused = scene.run("old", "api")
+        assert (refused.returncode, "newer version" in refused.stderr) == (2, True)
+
+        done(new_api, "flush")
+        assert ids_of(new_api) == sorted(expected)
+        looked = done(new_api, "verify")["result"]
+        assert isinstance(looked, dict)
+        assert looked["findings"] == []
+
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "lake" / "shared" / "snapshots").glob("0*.json")]
+    batches = [batch for manifest in manifests for batch in manifest["batches"]]
+    assert len({batch["id"] for batch in batches}) == len(batches) == 4 * WRITES
+    assert sum(batch["entities"] for batch in batches) == len(expected) == 4 * WRITES * TOGETHER

@@ -1,0 +1,261 @@
+"""Packs: what is in them, what is found by them, and that nothing is left of them or passed over."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, select, update
+
+from app.db.engine import Database
+from app.db.tables import journal, journal_batches, journal_packs
+from app.journal import batches, contents, packs, segments
+from app.journal.packs import Damaged, Pack, concerning, packed, within
+from app.journal.rejected import COLUMNS
+from app.journal.sweep import sweep
+from app.lake.datasets import Dataset
+from app.model.ids import now
+from app.model.shards import shard_of
+from tests.house import House
+from tests.journal.packing import as_batch, pack_rows
+
+COUNT = 50
+PEOPLE = [{"id": f"e{each}", "schema": "Person", "properties": {"name": [f"Name {each}"]}} for each in range(COUNT)]
+
+
+def event(entity: str, **values: Any) -> dict[str, Any]:
+    given = {"kind": 1, "shard_key": shard_of(entity), "id": b"\1" * 20, "entity_id": entity, "schema": "Person"}
+    return given | {"prop": "name", "value": entity, "origin": "crawl", "first_seen": 1, "last_seen": 2} | values
+
+
+def as_pack(row: dict[str, Any], commit: int = 3) -> Pack:
+    return Pack(row["batch"], commit, row["position"], row["rows"], row["checksum"], row["data"])
+
+
+@pytest.fixture
+def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "ROWS", 8)
+
+
+def write(house: House) -> None:
+    assert house.admin.post("/v1/datasets/test/entities?origin=crawl", PEOPLE).status_code == 200
+
+
+def left(database: Database) -> tuple[int, int, int]:
+    with database.read() as connection:
+        batch_ids = connection.execute(select(journal_batches.c.id)).all()
+        return (
+            len(connection.execute(select(journal.c.batch)).all()),
+            len(connection.execute(select(journal_packs.c.batch)).all()),
+            len(batch_ids),
+        )
+
+
+# What is in them
+
+
+def test_packs_hold_every_event_once_in_ranges_of_shards_and_entities_in_their_order(small_packs: None):
+    events = [event(f"e{number % 20}", value=str(number)) for number in range(60)]
+
+    rows = packed(as_batch(events), 7, 100).to_pylist()
+
+    opened = [as_pack(row).opened() for row in rows]
+    found = [one for some in opened for one in some.to_pylist()]
+    assert [one["ord"] for one in found] == [(3 << 32) + position for position in range(100, 160)]
+    for entity in {one["entity_id"] for one in events}:
+        said = [one["value"] for one in events if one["entity_id"] == entity]
+        assert [one["value"] for one in found if one["entity_id"] == entity] == said
+    assert {one["value"] for one in found} == {one["value"] for one in events}
+    assert [(row["low"], row["high"]) for row in rows] == [
+        (some.column("shard_key")[0].as_py(), some.column("shard_key")[-1].as_py()) for some in opened
+    ]
+    assert len(rows) == 8
+    assert not any(row["has_canonical"] for row in rows)
+
+
+def test_long_texts_are_in_packs_of_fewer_events(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packs, "BYTES", 10_000)
+    rows = packed(as_batch([event(f"e{number}", value="x" * 1000) for number in range(100)]), 7, 0).to_pylist()
+
+    assert len(rows) > 10
+    assert sum(row["rows"] for row in rows) == 100
+
+
+def test_range_of_shards_and_entities_with_those_that_are_said_to_be_them_are_found():
+    events = [event(f"e{number}") for number in range(40)] + [event("other", canonical_id="e3")]
+    (row,) = packed(as_batch(events), 7, 0).to_pylist()
+    assert row["has_canonical"]
+    opened = as_pack(row).opened()
+
+    some = within(opened, 1000, 30_000).column("entity_id").to_pylist()
+    named = concerning(opened, {shard_of("e3")}, {"e3"}).column("entity_id").to_pylist()
+
+    assert set(some) == {one["entity_id"] for one in events if 1000 <= one["shard_key"] <= 30_000}
+    assert 0 < len(some) < len(events)
+    assert set(named) == {"e3", "other"}
+
+
+def test_event_that_concerns_every_entity_is_not_packed():
+    with pytest.raises(ValueError, match="every entity"):
+        packed(as_batch([event("a"), {"kind": 3, "origin": "crawl"}]), 7, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": b""},
+        {"data": b"x" * 500},
+        {"data": b"no Arrow", "checksum": 3_313_171_436},
+        {"rows": 2},
+        {"checksum": 1},
+    ],
+)
+def test_pack_that_is_not_what_was_written_says_so(change: dict[str, Any]):
+    (row,) = packed(as_batch([event("a")]), 7, 40).to_pylist()
+    assert as_pack(row).opened().num_rows == 1
+
+    with pytest.raises(Damaged, match=r"the events 40 to 4[01] of the journal's batch 7 cannot be read"):
+        as_pack(row | change).opened()
+
+
+def test_every_changed_byte_of_a_pack_is_noticed():
+    (row,) = packed(as_batch([event(f"e{number}") for number in range(20)]), 7, 0).to_pylist()
+    for place in range(0, len(row["data"]), 7):
+        data = bytearray(row["data"])
+        data[place] ^= 1
+        with pytest.raises(Damaged):
+            as_pack(row | {"data": bytes(data)}).opened()
+
+
+# In the database
+
+
+def test_events_are_the_same_at_their_positions_and_counted_as_rows_are(
+    house: House, dataset: Dataset, small_packs: None
+):
+    write(house)
+    database = house.services.database
+
+    def looked_at() -> tuple[set[Any], int]:
+        with database.read() as connection:
+            uid, rows = connection.execute(select(journal_batches.c.uid, contents.counted())).one()
+            everything = contents.at(connection, uid, range(rows), COLUMNS)
+            one = contents.at(connection, uid, [17], COLUMNS)
+        assert one == {17: everything[17]}
+        named = [dict(zip(COLUMNS, values, strict=True)) for values in everything.values()]
+        return {(bytes(one["id"]), _text(one["entity_id"]), _text(one["value"])) for one in named}, rows
+
+    before = looked_at()
+    pack_rows(database)
+
+    assert left(database)[:2] == (0, 13)
+    assert looked_at() == before
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@pytest.mark.parametrize("most", [10, 65_536])
+def test_packs_of_a_batch_that_is_done_go_with_it_in_small_steps(
+    house: House, dataset: Dataset, small_packs: None, monkeypatch: pytest.MonkeyPatch, most: int
+):
+    monkeypatch.setattr(contents, "PURGE_PACKED", most)
+    monkeypatch.setattr(segments, "PURGE_ROWS", most)
+    write(house)
+    database = house.services.database
+    pack_rows(database)
+    with database.write() as connection:
+        connection.execute(update(journal_batches).values(state="done"))
+
+    segments.purge_done(database)
+
+    assert left(database) == (0, 0, 0)
+
+
+def test_packs_of_a_part_that_nobody_finished_are_swept(house: House, dataset: Dataset, small_packs: None):
+    write(house)
+    database, settings = house.services.database, house.services.settings
+    pack_rows(database)
+    long_ago = now() - timedelta(days=9)
+    with database.write() as connection:
+        connection.execute(
+            update(journal_batches).values(state=batches.OPEN, commit=None, segment=None, expires=long_ago)
+        )
+
+    sweep(database, settings)
+
+    assert left(database) == (0, 0, 0)
+
+
+def test_pack_that_cannot_be_read_stops_who_reads_and_who_flushes_and_nothing_is_lost(
+    house: House, dataset: Dataset, small_packs: None, kernels: Any
+):
+    write(house)
+    database = house.services.database
+    pack_rows(database)
+    with database.write() as connection:
+        last = journal_packs.c.position == connection.execute(select(func.max(journal_packs.c.position))).scalar_one()
+        (sound,) = connection.execute(select(journal_packs.c.data).where(last)).scalars()
+        connection.execute(update(journal_packs).where(last).values(data=bytes(sound)[:-9] + b"\0" * 9))
+        before = connection.execute(select(journal_packs)).all()
+
+    answer = house.admin.get("/v1/datasets/test/entities")
+    done = _flushed(house, dataset, kernels)
+
+    assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal")
+    assert done.error is not None
+    assert "cannot be read" in str(done.error)
+    with database.write() as connection:
+        assert connection.execute(select(journal_packs)).all() == before
+        connection.execute(update(journal_packs).where(last).values(data=sound))
+    (snapshot,) = _flushed(house, dataset, kernels).snapshots
+    assert snapshot.rows.added == 2 * COUNT
+
+
+def _flushed(house: House, dataset: Dataset, kernels: Any) -> Any:
+    from app.lake.publish import Publisher
+    from app.pipeline.flush import Flush
+
+    services = house.services
+    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    return Flush(services.database, services.store, publisher, lambda: kernels).run([dataset], lambda: None)[dataset.id]
+
+
+def test_event_in_a_pack_that_cannot_be_written_is_set_aside_and_put_back_as_one_in_a_row(
+    house: House, dataset: Dataset, small_packs: None, flush: Any
+):
+    write(house)
+    database = house.services.database
+    with database.write() as connection:
+        connection.execute(
+            update(journal).where(journal.c.entity_id == "e7", journal.c.prop == "name").values(schema="Nobody")
+        )
+    pack_rows(database)
+
+    (snapshot,) = flush()
+
+    assert (snapshot.rows.added, snapshot.rows.set_aside) == (2 * COUNT - 1, 1)
+    (kept,) = house.admin.get("/v1/datasets/test/journal/rejected").json()["results"]
+    assert (kept["event"]["entity_id"], kept["event"]["value"], kept["reason"]) == (
+        "e7",
+        "Name 7",
+        "schema: is not known",
+    )
+    assert house.admin.post("/v1/datasets/test/journal/rejected/retry", {}).json()["retried"] == 1
+
+
+def test_packs_of_a_batch_that_is_not_committed_are_seen_by_nobody(house: House, dataset: Dataset, flush: Any):
+    write(house)
+    with house.services.database.write() as connection:
+        stamp = {"uid": "staged", "state": "staged", "commit": None, "segment": None}
+        row = connection.execute(select(journal_batches)).mappings().one()
+        batch = connection.execute(
+            insert(journal_batches)
+            .values({name: value for name, value in row.items() if name != "id"} | stamp)
+            .returning(journal_batches.c.id)
+        ).scalar_one()
+        connection.execute(insert(journal_packs), packed(as_batch([event("unseen")]), batch, 0).to_pylist())
+
+    assert house.admin.get("/v1/datasets/test/entities/unseen").status_code == 404
+    (snapshot,) = flush()
+    assert snapshot.rows.added == 2 * COUNT

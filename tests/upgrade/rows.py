@@ -1,0 +1,99 @@
+"""Rows for every table of a schema as it is found, whatever version made it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import JSON, Boolean, Column, Connection, DateTime, Float, LargeBinary, MetaData, Table, select
+from sqlalchemy import types as kinds
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+PLAUSIBLE: dict[str, Any] = {
+    "api_keys.digest": "0" * 64,
+    "audit.outcome": "done",
+    "datasets.name": "gone",
+    "datasets.state": "deleted",
+    "grants.level": "read",
+    "jobs.operation": "compact",
+    "jobs.state": "done",
+    "jobs.arguments": {},
+    "jobs.progress": None,
+    "jobs.result": None,
+    "jobs.problem": None,
+    "journal.kind": 1,
+    "journal_batches.state": "done",
+    "journal_batches.is_stage": True,
+    "queue.state": "done",
+    "queue.action": "upsert",
+    "queue.resource": "journal",
+    "events.kind": "job.done",
+    "events.audience": ["tenants-1"],
+    "webhooks.state": "given_up",
+    "webhooks.kinds": [],
+    "webhooks.datasets": ["*"],
+}
+"""What the application would not put up with otherwise, by table and column."""
+
+SINGLE = {"access_revision", "clock", "compatibility", "lake"}
+"""Tables of one row, as it is found."""
+
+Rows = dict[str, list[tuple[Any, ...]]]
+
+
+def fill(connection: Connection, schema: MetaData, turn: int) -> None:
+    """Two more rows in every table: one with as many nulls as may be, and one with none."""
+    for table in schema.sorted_tables:
+        if table.name == "alembic_version" or (table.name in SINGLE and connection.execute(select(table)).first()):
+            continue
+        for number in (2 * turn + 1, 2 * turn + 2)[: 1 if table.name in SINGLE else 2]:
+            row = {column.name: _value(table, column, number) for column in table.columns}
+            connection.execute(table.insert().values(row))
+
+
+def read(connection: Connection, schema: MetaData, like: Rows | None = None) -> Rows:
+    """All rows by table, each with the names of its columns first: of the tables and columns of these, if given."""
+    columns = (
+        {name: rows[0] for name, rows in like.items()}
+        if like is not None
+        else {
+            table.name: tuple(column.name for column in table.columns)
+            for table in schema.sorted_tables
+            if table.name != "alembic_version"
+        }
+    )
+    return {name: [some, *_sorted(connection, schema.tables[name], some)] for name, some in columns.items()}
+
+
+def _sorted(connection: Connection, table: Table, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, connection.execute(select(*(table.c[each] for each in columns)))), key=repr)
+
+
+def _value(table: Table, column: Column[Any], number: int) -> Any:
+    if column.nullable and number % 2:
+        return None
+    place = f"{table.name}.{column.name}"
+    if place in PLAUSIBLE:
+        return PLAUSIBLE[place]
+    for key in column.foreign_keys:
+        # The row of the same turn, which is there already; of the same table, the one before.
+        return _value(key.column.table, key.column, number - (key.column.table is table))
+    return _of_kind(table, column, number)
+
+
+def _of_kind(table: Table, column: Column[Any], number: int) -> Any:
+    kind = column.type
+    if isinstance(kind, DateTime):
+        moment = BEGAN + timedelta(minutes=number)
+        return moment if kind.timezone else moment.replace(tzinfo=None)
+    if isinstance(kind, Boolean):
+        return number % 2 == 0
+    if isinstance(kind, Float):
+        return number + 0.5
+    if isinstance(kind, kinds.Integer):
+        return number
+    if isinstance(kind, JSON):
+        return {"number": number}
+    if isinstance(kind, LargeBinary):
+        return number.to_bytes(20, "big")
+    assert isinstance(kind, kinds.String), kind
+    return f"{table.name}-{number}"[-(kind.length or 100) :]

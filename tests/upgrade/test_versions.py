@@ -1,0 +1,267 @@
+"""Who may read what: a database ahead of the code, forms that are new, jobs and events of a newer version."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import orjson
+import pytest
+from sqlalchemy import insert, select, text, update
+
+from app.api.event_hub import Hub
+from app.db import events, jobs, migrate, readers
+from app.db.engine import Database
+from app.db.forms import FORMS, SILENT, Form, all_speak, may_write
+from app.db.readers import Report
+from app.db.tables import event_heads
+from app.db.tables import events as events_table
+from app.db.tables import jobs as jobs_table
+from app.db.tables import readers as readers_table
+from app.errors import ManifestInvalid, StartRefused
+from app.lake.datasets import Dataset
+from app.model.ids import new_id, now
+from app.model.job import JobState, Operation
+from app.model.names import DatasetName
+from app.model.snapshot import Snapshot
+from app.query.running import Reporter, Running
+from app.settings import Settings
+from app.storage.lake import open_lake
+from app.storage.layout import Layout
+from app.storage.store import Store
+from app.worker.flusher import SparkFlusher
+from tests.house import ONE_DATABASE, House
+from tests.lake.manifests import build
+from tests.upgrade.next_version import REVISION, migrated_by_the_next_version
+from tests.worker.workers import make_worker
+
+JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
+
+LATER = Form("later", REVISION)
+"""A form that only the next version reads."""
+
+
+# A database that is ahead
+
+
+def test_processes_go_on_and_start_on_a_database_that_the_next_version_has_migrated(
+    house: House, database: Database, tmp_path
+):
+    house.dataset("test")
+    migrated_by_the_next_version(database, tmp_path)
+
+    assert house.admin.post("/v1/datasets/test/entities", [JANE]).status_code in (200, 201)
+    assert house.admin.get("/v1/datasets/test/entities/jane").status_code == 200
+    migrate.require_current(database)
+    with Reporter(database, Running(), 1000):
+        pass
+    migrate.upgrade(database)
+    with database.read() as connection:
+        assert migrate.revision(connection) == REVISION
+
+
+def test_no_process_starts_on_a_database_that_does_not_serve_it_and_none_migrates_it(database: Database, tmp_path):
+    migrated_by_the_next_version(database, tmp_path, oldest=REVISION)
+
+    for start in (migrate.require_current, lambda each: Reporter(each, Running(), 1000).__enter__()):
+        with pytest.raises(StartRefused, match=f"revision {REVISION}, serves versions made for {REVISION}") as refused:
+            start(database)
+        assert "run the newer version" in str(refused.value)
+    with pytest.raises(StartRefused, match="cannot be migrated by this version"):
+        migrate.upgrade(database)
+    with database.read() as connection:
+        assert readers.told(connection) == {}
+
+
+def test_migration_that_cannot_have_its_table_stands_back_and_says_so(postgresql_only: Database, monkeypatch):
+    """A read of a table that is to be changed holds it, and a migration that waits would hold up all who come after."""
+    monkeypatch.setattr(migrate, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(migrate, "TRIES", 2)
+    with postgresql_only.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0013'"))
+        connection.execute(text("DROP TABLE compatibility"))
+        connection.execute(text("ALTER TABLE readers DROP COLUMN speaks"))
+
+    with postgresql_only.read() as reading:
+        reading.execute(text("SELECT * FROM readers"))
+        with pytest.raises(StartRefused, match="run `tarn migrate` again"):
+            migrate.upgrade(postgresql_only)
+
+    migrate.upgrade(postgresql_only)
+    migrate.require_current(postgresql_only)
+
+
+@pytest.fixture
+def postgresql_only(database: Database) -> Database:
+    if database.is_sqlite:
+        pytest.skip("SQLite has one writer at a time")
+    return database
+
+
+# Forms
+
+
+def test_new_form_is_written_once_nobody_lives_who_cannot_read_it_and_nobody_starts_who_cannot_from_then_on(
+    database: Database, tmp_path
+):
+    migrated_by_the_next_version(database, tmp_path)
+    with Reporter(database, Running(), 1000):
+        with database.write() as connection:
+            assert not may_write(connection, LATER)
+        migrate.require_current(database)
+
+    with database.write() as connection:
+        assert may_write(connection, LATER)
+        assert may_write(connection, LATER)
+    with pytest.raises(StartRefused, match=f"made for {REVISION} or later"):
+        migrate.require_current(database)
+
+
+def test_form_that_a_process_speaks_is_no_reason_to_wait_and_the_dead_are_not_waited_for_for_ever(database: Database):
+    form = Form("spoken", migrate.head())
+    with database.write() as connection:
+        readers.tell(connection, "old", Report(1, {}))
+        readers.tell(connection, "new", Report(1, {}))
+        connection.execute(update(readers_table).values(speaks=None).where(readers_table.c.id == "old"))
+        connection.execute(update(readers_table).values(speaks=["spoken"]).where(readers_table.c.id == "new"))
+        assert not all_speak(connection, form)
+        silent = now() - SILENT - timedelta(seconds=1)
+        connection.execute(update(readers_table).values(seen=silent).where(readers_table.c.id == "old"))
+        assert all_speak(connection, form)
+
+
+def test_every_process_says_which_forms_it_reads(house: House, database: Database):
+    with database.read() as connection:
+        said = connection.execute(select(readers_table.c.speaks)).scalars().all()
+    assert said == [[form.name for form in FORMS]]
+
+
+def test_process_that_starts_while_a_form_comes_into_use_waits_and_is_refused(postgresql_only: Database, tmp_path):
+    database = postgresql_only
+    migrated_by_the_next_version(database, tmp_path)
+    refused: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            Reporter(database, Running(), 1000).__enter__()
+        except StartRefused as error:
+            refused.append(error)
+
+    starting = threading.Thread(target=start)
+    waiting = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    with database.write() as connection:
+        assert may_write(connection, LATER)
+        starting.start()
+        while not connection.execute(waiting).scalar_one():
+            connection.execute(text("SELECT pg_stat_clear_snapshot()"))
+    starting.join(20)
+
+    assert len(refused) == 1
+    with database.read() as connection:
+        assert readers.told(connection) == {}
+
+
+# Jobs and events of a newer version
+
+
+@pytest.fixture
+def future_job(house: House, dataset: Dataset) -> str:
+    """A job that somebody else must do, long abandoned and cancelled: whoever claims has to get past it."""
+    with house.services.database.write() as connection:
+        job = jobs.enqueue(connection, Operation.COMPACT, dataset.id, "admin", "request")
+        over = {"state": JobState.RUNNING, "heartbeat": now() - timedelta(days=1), "cancelled": now(), "attempts": 100}
+        connection.execute(update(jobs_table).where(jobs_table.c.id == job.id).values(operation="from_later", **over))
+    return job.id
+
+
+def test_job_of_an_unknown_operation_is_left_alone_and_keeps_nobody_from_others(
+    house: House, dataset: Dataset, future_job: str
+):
+    database, admin = house.services.database, house.admin
+    house.dataset("gone")
+    doomed = admin.delete("/v1/datasets/gone?confirm=gone").json()["id"]
+
+    assert make_worker(house).step()
+
+    assert admin.get(f"/v1/jobs/{doomed}").json()["state"] == "done"
+    assert future_job not in {job["id"] for job in admin.get("/v1/jobs").json()["results"]}
+    asked = admin.get(f"/v1/jobs/{future_job}")
+    assert (asked.status_code, asked.json()["type"]) == (503, "/problems/unavailable")
+    assert "newer version" in asked.json()["detail"]
+    assert admin.get("/v1/admin/worker").status_code == 200
+    assert admin.get("/metrics").status_code == 200
+    with database.read() as connection:
+        row = connection.execute(select(jobs_table).where(jobs_table.c.id == future_job)).one()
+    assert (row.state, row.attempts, row.operation) == ("running", 100, "from_later")
+
+
+@ONE_DATABASE
+def test_job_with_an_unknown_option_waits_for_a_worker_that_knows_it(house: House, dataset: Dataset):
+    services = house.services
+    with services.database.write() as connection:
+        job = jobs.enqueue(connection, Operation.COMPACT, dataset.id, "admin", "request", {"from_later": True})
+    flusher = SparkFlusher(services.settings, services.database, services.store, owner=new_id())
+
+    assert make_worker(house, maintainer=flusher.maintenance()).step()
+
+    with services.database.read() as connection:
+        left = jobs.get(connection, job.id)
+    assert left.state is JobState.QUEUED
+    assert left.not_before is not None
+    assert left.problem is not None
+    assert "'from_later'" in str(left.problem.detail)
+
+
+def test_events_end_before_the_first_of_an_unknown_kind_which_nobody_passes_by(
+    settings: Settings, database: Database, house: House, dataset: Dataset
+):
+    with database.write() as connection:
+        last = connection.execute(select(event_heads.c.last).where(event_heads.c.stream == dataset.id)).scalar_one()
+        row = {"stream": dataset.id, "at": now(), "data": {}}
+        kinds = enumerate(("job.done", "from.later", "job.done"), last + 1)
+        connection.execute(insert(events_table), [row | {"number": number, "kind": kind} for number, kind in kinds])
+        connection.execute(update(event_heads).where(event_heads.c.stream == dataset.id).values(last=last + 3))
+
+    with database.read() as connection:
+        page = events.after(connection, dataset.id, last, 100)
+        stuck = events.after(connection, dataset.id, last + 1, 100)
+    assert ([told.number for told in page.told], page.through, page.last) == ([last + 1], last + 1, last + 3)
+    assert (stuck.told, stuck.through) == ([], last + 1)
+
+    async def follow() -> object:
+        hub = Hub(settings, database, threading.Event())
+        async with hub.following(dataset.id) as follower:
+            found = await follower.after(last + 1)
+        hub.close()
+        return found
+
+    assert asyncio.run(follow()) is None  # it waits, and does not ask again at once
+
+
+# Documents in the lake
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda document: document | {"version": 2}, lambda document: document | {"version": 2, "components": {"a": 1}}],
+    ids=["as it was", "with other fields"],
+)
+def test_manifest_of_a_newer_version_is_refused_as_such_whatever_else_is_in_it(change: Callable[[dict], dict]):
+    document = orjson.loads(build(Dataset(new_id(), DatasetName("test"))).to_json())
+
+    with pytest.raises(
+        ManifestInvalid, match=r"snapshots/1\.json: version: it is of version 2, which a newer"
+    ) as refused:
+        Snapshot.from_json("snapshots/1.json", orjson.dumps(change(document)))
+    assert refused.value.problem(instance="").model_dump()["field"] == "version"
+
+
+@ONE_DATABASE
+def test_lake_of_a_newer_version_is_refused_with_what_to_do(store: Store):
+    document = orjson.loads(store.get(Layout.lake)) | {"version": 2}
+    store.put(Layout.lake, orjson.dumps(document))
+
+    with pytest.raises(StartRefused, match=r"format version 2, and this release reads .* run the newer version"):
+        open_lake(store)
