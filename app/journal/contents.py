@@ -1,11 +1,11 @@
 """What batches hold, whether in rows or in packs: found, counted and deleted."""
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, cast, delete, func, select, type_coerce
+from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Select, cast, delete, func, select, type_coerce
 from sqlalchemy.types import NullType
 
 from app.db.tables import journal, journal_batches, journal_packs
@@ -28,18 +28,25 @@ class Found(NamedTuple):
     pack: Pack
 
 
-def packs(
-    connection: Connection, which: Sequence[ColumnElement[bool]], shards: Sequence[int] | None = None
-) -> Iterator[Found]:
-    """Packs of committed batches that match, one at a time: all, or those that may concern entities of these shards."""
-    query = (
+def packs_of(*which: ColumnElement[bool]) -> Select[Any]:
+    """The query by which `packs` finds those of committed batches that match."""
+    return (
         select(*ABOUT_PACKS, journal_batches.c.commit, journal_batches.c.segment)
         .join(journal_batches, journal_batches.c.id == journal_packs.c.batch)
         .where(journal_batches.c.commit.is_not(None), *which)
         .order_by(journal_batches.c.commit, journal_packs.c.position)
     )
+
+
+def packs(
+    connection: Connection,
+    query: Select[Any],
+    asked: Mapping[str, Any] | None = None,
+    shards: Sequence[int] | None = None,
+) -> Iterator[Found]:
+    """Packs that a query finds, one at a time: all, or those that may concern entities of these shards."""
     wanted = None if shards is None else sorted(shards)
-    for row in connection.execute(query).all():
+    for row in connection.execute(query, asked).all():
         if wanted is not None and not row.has_canonical and not _meet(wanted, row.low, row.high):
             continue
         own = journal_packs.c.batch == row.batch, journal_packs.c.position == row.position
@@ -48,14 +55,14 @@ def packs(
 
 
 def packed_events(
-    connection: Connection, which: Sequence[ColumnElement[bool]], entities: Set[str] | None
+    connection: Connection, query: Select[Any], asked: Mapping[str, Any], entities: Set[str] | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Events in packs of the batches that match, with their segments: all, or at least those on some entities.
+    """Events in packs that a query finds, with their segments: all, or at least those on some entities.
 
     An event on another entity that says that it is one of these is among them. Raises Damaged.
     """
     shards = None if entities is None else {shard_of(entity) for entity in entities}
-    for segment, pack in packs(connection, which, None if shards is None else sorted(shards)):
+    for segment, pack in packs(connection, query, asked, None if shards is None else sorted(shards)):
         events = pack.opened()
         if entities is not None and shards is not None:
             events = concerning(events, shards, entities)
@@ -90,7 +97,7 @@ def at(
     if missing:
         last = journal_packs.c.position + journal_packs.c.rows
         near = journal_packs.c.batch == number, journal_packs.c.position <= max(missing), last > min(missing)
-        for _, pack in packs(connection, near):
+        for _, pack in packs(connection, packs_of(*near)):
             own = [position for position in missing if pack.position <= position < pack.position + pack.rows]
             chosen = pack.opened().take([position - pack.position for position in own]).select(list(names))
             found |= dict(zip(own, (tuple(event.values()) for event in chosen.to_pylist()), strict=True))

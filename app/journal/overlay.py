@@ -1,17 +1,17 @@
 """What the journal holds that no snapshot holds yet, as Arrow."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from app.db.tables import datasets, journal, journal_batches, journal_head, snapshot_heads
 from app.errors import DatasetNotFound
@@ -48,14 +48,19 @@ class Present(NamedTuple):
     """Committed rows that no snapshot holds."""
 
 
+# Statements of every read are put together once: that takes longer than the database takes to answer them.
+
+_PRESENT = (
+    select(snapshot_heads, journal_head.c.commit, journal_head.c.rows)
+    .join(journal_head, journal_head.c.dataset_id == snapshot_heads.c.dataset_id)
+    .join(datasets, datasets.c.id == snapshot_heads.c.dataset_id)
+    .where(snapshot_heads.c.dataset_id == bindparam("dataset"), datasets.c.state == ACTIVE)
+)
+
+
 def present(connection: Connection, dataset: Dataset) -> Present:
     """The recorded head and the journal's, as one. Raises DatasetNotFound."""
-    row = connection.execute(
-        select(snapshot_heads, journal_head.c.commit, journal_head.c.rows)
-        .join(journal_head, journal_head.c.dataset_id == snapshot_heads.c.dataset_id)
-        .join(datasets, datasets.c.id == snapshot_heads.c.dataset_id)
-        .where(snapshot_heads.c.dataset_id == dataset.id, datasets.c.state == ACTIVE)
-    ).first()
+    row = connection.execute(_PRESENT, {"dataset": dataset.id}).first()
     if row is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
     head = Head(seq=row.seq, id=row.snapshot, content=row.content, segment=row.segment)
@@ -201,43 +206,52 @@ class Overlay:
                 rows -= oldest.rows
 
 
+_BATCHES = (
+    journal_batches.c.dataset_id == bindparam("dataset"),
+    journal_batches.c.commit > bindparam("since"),
+    journal_batches.c.state == COMMITTED,
+    journal_batches.c.segment > bindparam("after"),
+)
+
+_ROWS = (
+    select(
+        journal_batches.c.segment,
+        journal_batches.c.commit,
+        journal.c.position,
+        *(journal.c[name] for name in FIELDS),
+    )
+    .join(journal, journal.c.batch == journal_batches.c.id)
+    .where(*_BATCHES)
+)
+
+_CONCERNING = _ROWS.where(
+    journal.c.shard_key.in_(bindparam("shards", expanding=True))
+    | journal.c.shard_key.is_(None)
+    # Another entity's event is of interest if it says that it is one of these.
+    | journal.c.canonical_id.in_(bindparam("entities", expanding=True))
+)
+
+_PACKS = contents.packs_of(*_BATCHES)
+
+
 def _read(
     connection: Connection, dataset: Dataset, after: int, since: int, entities: Set[str] | None
 ) -> Iterator[tuple[int, pa.Table]]:
     """Events of segments above `after` in commits above `since`, in pieces of one segment each. Raises Damaged."""
-    of_batches = (
-        journal_batches.c.dataset_id == dataset.id,
-        journal_batches.c.commit > since,
-        journal_batches.c.state == COMMITTED,
-        journal_batches.c.segment > after,
-    )
-    yield from _rows(connection, of_batches, entities)
-    for segment, events in contents.packed_events(connection, of_batches, entities):
+    which = {"dataset": dataset.id, "since": since, "after": after}
+    yield from _rows(connection, which, entities)
+    for segment, events in contents.packed_events(connection, _PACKS, which, entities):
         yield segment, pa.Table.from_batches([events]).select(SCHEMA.names).cast(SCHEMA)
 
 
 def _rows(
-    connection: Connection, of_batches: Sequence[ColumnElement[bool]], entities: Set[str] | None
+    connection: Connection, which: Mapping[str, Any], entities: Set[str] | None
 ) -> Iterator[tuple[int, pa.Table]]:
-    query = (
-        select(
-            journal_batches.c.segment,
-            journal_batches.c.commit,
-            journal.c.position,
-            *(journal.c[name] for name in FIELDS),
-        )
-        .join(journal, journal.c.batch == journal_batches.c.id)
-        .where(*of_batches)
-    )
+    query, asked = _ROWS, dict[str, Any](which)
     if entities is not None:
-        shards = sorted({shard_of(entity) for entity in entities})
-        # Another entity's event is of interest if it says that it is one of these.
-        query = query.where(
-            journal.c.shard_key.in_(shards)
-            | journal.c.shard_key.is_(None)
-            | journal.c.canonical_id.in_(sorted(entities))
-        )
-    with connection.execution_options(stream_results=True).execute(query) as found:
+        query = _CONCERNING
+        asked |= {"shards": sorted({shard_of(entity) for entity in entities}), "entities": sorted(entities)}
+    with connection.execution_options(stream_results=True).execute(query, asked) as found:
         for rows in found.partitions(FETCH):
             columns = list(zip(*rows, strict=True))
             table = _table(columns)

@@ -74,7 +74,7 @@ def _check_rows(connection: Connection, own: Any, found: Findings) -> None:
         if batch.there != batch.rows:
             detail = f"{batch.there} of the {batch.rows} rows of batch {batch.uid} are there"
             found.add(FindingKind.JOURNAL_ROWS, detail)
-    for _, pack in contents.packs(connection, (own, *UNFLUSHED)):
+    for _, pack in contents.packs(connection, contents.packs_of(own, *UNFLUSHED)):
         try:
             pack.opened()
         except Damaged as error:

@@ -15,7 +15,7 @@ from app.journal.overlay import Unflushed
 from app.lake import fold_sql
 from app.lake.fold import ADD, Event, Identity, Live, Statement, fold
 from app.model.ranges import Range
-from app.query.planner import IDENTITY, NO_MARKS, Plan, Query, quoted
+from app.query.planner import IDENTITY, NO_MARKS, NOTHING, Plan, Query, quoted
 from app.query.views import NONE, View
 from app.storage.store import Store
 
@@ -106,7 +106,9 @@ def own_statements(
             return None
         events = [_event(row) for row in view.events.on({entity_id}).to_pylist()]
     found = _under(plan, {entity_id}, {entity_id})
-    rows = duck.execute(f"SELECT {COLUMNS}, ord FROM ({found.sql})", found.parameters).fetchall()
+    rows = []
+    if found != NOTHING:
+        rows = duck.execute(f"SELECT {COLUMNS}, ord FROM ({found.sql})", found.parameters).fetchall()
     if any((row[0], row[1]) != (entity_id, entity_id) for row in rows):
         return None
     happened = plan.happened(_where("entity_id", [entity_id]), [entity_id])

@@ -40,10 +40,14 @@ class Query(NamedTuple):
     parameters: tuple[str, ...] = ()
 
     def then(self, other: "Query") -> "Query":
+        if NOTHING in (self, other):
+            return self if other == NOTHING else other
         return Query(f"{self.sql} UNION ALL {other.sql}", self.parameters + other.parameters)
 
 
 EVERYTHING = Query("")
+NOTHING = Query(NO_ROWS)
+"""What is stored where no file can hold it: there is no need to ask."""
 
 
 class Plan:
@@ -81,7 +85,7 @@ class Plan:
         """The rows of statements, from files that may hold one of these ids in a column."""
         files = _holding(self.statements, ids, by)
         if not files:
-            return Query(NO_ROWS)
+            return NOTHING
         folder = self._dataset.layout.statements
         origins = {file.partition["origin"] for file in files}
         if len(origins) == 1:
