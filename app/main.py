@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
-from threading import Event, Timer
+from threading import Event, Thread, Timer
 
 import structlog
 import uvicorn
@@ -271,6 +271,8 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             closing(services.denials),
             Child() if with_worker else nullcontext(),
         ):
+            # Nobody waits for this: most of it is another process's start.
+            Thread(target=services.reader.warm_up, daemon=True).start()
             Server(config, services.stopping).run(listening)
 
 

@@ -222,7 +222,9 @@ class Settings(BaseSettings):
         "512m", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of one Spark task's own work, outside the JVM."
     )
     query_memory: str = Field(
-        "1g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory that an API process uses for queries."
+        "1g",
+        pattern=r"^[1-9][0-9]*[mg]$",
+        description="Memory that an API process uses for queries. Gets of one entity have as much, and seldom need it.",
     )
     query_temp_space: str = Field(
         "10g", pattern=r"^[1-9][0-9]*[mg]$", description="Disk that an API process uses for queries beyond that memory."

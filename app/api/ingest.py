@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import io
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -129,14 +130,14 @@ class Writing:
 
     async def look(self, work: Callable[[Reading], Found]) -> Found:
         """Look at one entity of the present state, for what the answer says; the write does not depend on it."""
-        return await turns(self.house).look(lambda: self._read(work))
+        return await turns(self.house).look(lambda: self._read(work, self.house.reader.looking()))
 
     async def query(self, work: Callable[[Reading], Found]) -> Found:
         """The same for what takes a look at all of it."""
-        return await turns(self.house).query(lambda: self._read(work))
+        return await turns(self.house).query(lambda: self._read(work, self.house.reader.reading()))
 
-    def _read(self, work: Callable[[Reading], Found]) -> Found:
-        with self.house.reader.reading() as reading:
+    def _read(self, work: Callable[[Reading], Found], begun: AbstractContextManager[Reading]) -> Found:
+        with begun as reading:
             return work(reading)
 
     def _terms(self, records: Literal["entities", "statements"], skip: bool, strict: bool = False) -> Terms:

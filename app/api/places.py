@@ -5,6 +5,8 @@
             places, and for how long, the next tenant finds one
 3. next     a place that becomes free goes to the tenant that has the fewest, and among those to the one that was
             given one the longest time ago
+4. turns    where each has few, a tenant that has more requests waiting does not have two in a row while one of another
+            is under way, unless that takes long
 """
 
 import asyncio
@@ -22,11 +24,15 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="")
 ALONE = 60.0
 """Seconds after which a tenant that was there is not there any more."""
 
-REQUESTS, BESIDE = 1024, 2
+REQUESTS, BESIDE = 1024, 1
 """Requests that a process works on at once, and those of a tenant beside another."""
 
 BRIEF = 0.1
 """Seconds after which a request is worked on elsewhere, if at all: its place on the event loop is free then."""
+
+
+TURN = 0.01
+"""Seconds for which a tenant that had its turn lets another's request go on alone."""
 
 
 class Places:
@@ -40,6 +46,8 @@ class Places:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._served: dict[str, int] = {}
         self._given = 0
+        self._had_turn: tuple[str, float] | None = None
+        """Who gave up a place last, and when, if it wants another at once."""
         self._seen: dict[str, float] = {}
         """When each tenant last asked for a place, the last one last."""
 
@@ -95,6 +103,10 @@ class Places:
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
+        self._had_turn = None
+        if self._beside is not None and tenant in self._waiting:
+            self._had_turn = tenant, self._clock()
+            asyncio.get_running_loop().call_later(TURN, self._give)
         self._give()
 
     def _give(self) -> None:
@@ -118,7 +130,14 @@ class Places:
 
     def _may_have(self, tenant: str) -> bool:
         beside = self._most - max(1, self._most // 4) if self._beside is None else self._beside
-        return self._held.get(tenant, 0) < (max(1, beside) if any(self._others(tenant)) else self._most)
+        most = max(1, beside) if any(self._others(tenant)) else self._most
+        return self._held.get(tenant, 0) < most and not self._lets_others_go_on(tenant)
+
+    def _lets_others_go_on(self, tenant: str) -> bool:
+        if self._had_turn is None or not self._held.keys() - {tenant}:
+            return False
+        last, when = self._had_turn
+        return last == tenant and self._clock() < when + TURN
 
     def _others(self, tenant: str) -> Iterator[str]:
         """Those who were here within the last minute, besides this one."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
@@ -105,23 +105,24 @@ class Asked:
 
     async def read(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
         """Run a query on a thread, after a flush if that was asked for. It ends early if the client leaves."""
-        return await self._read(datasets, work, turns(self.house).query)
+        return await self._read(datasets, work, self.house.reader.reading(), turns(self.house).query)
 
     async def look(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
         """The same for what is over in a moment, however much there is: it waits for no query."""
-        return await self._read(datasets, work, turns(self.house).look)
+        return await self._read(datasets, work, self.house.reader.looking(), turns(self.house).look)
 
     async def _read(
         self,
         datasets: Sequence[Dataset],
         work: Callable[[Reading], Result],
+        begun: AbstractContextManager[Reading],
         in_turn: Callable[[Callable[[], Result]], Awaitable[Result]],
     ) -> Result:
         await self.ready(datasets)
         patience = Patience()
 
         def run() -> Result:
-            with self.house.reader.reading() as reading:
+            with begun as reading:
                 patience.begin(reading)
                 return work(reading)
 

@@ -17,7 +17,6 @@ from app.api.idempotency import HEADER, answer_once
 from app.api.places import worked_on
 from app.api.problems import as_responses
 from app.api.services import services
-from app.api.turns import turns
 from app.errors import (
     BodyTooLarge,
     EmptyBody,
@@ -96,7 +95,7 @@ class GuardedRoute(APIRoute):
             if not access.identified:
                 return await handle(request)
             async with worked_on() as beside_others:
-                turns(services(request)).share(beside_others)
+                services(request).reader.share(beside_others)
                 if takes_body:
                     await _check_body(request, needs_body)
                 if answers_once:

@@ -4,23 +4,21 @@ Readers that never pause take all the processors there are, and left whoever wro
 read that stands back waits for a few milliseconds; a body that does waits for every one of them.
 
 Reads are of two kinds, each with places of its own. A look at one entity is over in a millisecond or two, and waits for
-no query. A query may go through everything there is: it runs on a thread that stands back for whatever is brief.
+no query. A query may go through everything there is: its thread waits for a process that stands back for whatever is
+brief (`app.query.engine`).
 """
 
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from typing import TypeVar
 
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
 from app.api.places import Places
 from app.api.services import Services
-from app.query.standing_back import Processors
 
 Result = TypeVar("Result")
 
@@ -36,8 +34,7 @@ class Turns:
 
     def __init__(self, most: int) -> None:
         self._queries = Places(most)
-        self._processors = Processors()
-        self._query_threads = ThreadPoolExecutor(most, "query", initializer=self._processors.stand_back)
+        self._query_threads = CapacityLimiter(most)
         self._looks = Places(most)
         self._look_threads = CapacityLimiter(most)
         self._most = most
@@ -49,23 +46,13 @@ class Turns:
         """Reads of a kind that run at once now: more wait for their turn, and take no thread that others need."""
         return self._queries.most
 
-    def share(self, shared: bool) -> None:
-        """Say whether tenants are beside each other: then queries leave a part of the processors to what is brief."""
-        self._processors.share(shared)
-
     async def query(self, work: Callable[[], Result]) -> Result:
-        """Run what may take long, on a thread that stands back, when it is its turn."""
-
-        return await self._in_turn(self._queries, lambda: self._stand_back(work))
+        """Run what may take long, on a thread, when it is its turn."""
+        return await self._in_turn(self._queries, lambda: to_thread.run_sync(work, limiter=self._query_threads))
 
     async def look(self, work: Callable[[], Result]) -> Result:
         """Run what is over in a moment, on a thread, when it is its turn."""
         return await self._in_turn(self._looks, lambda: to_thread.run_sync(work, limiter=self._look_threads))
-
-    async def _stand_back(self, work: Callable[[], Result]) -> Result:  # type: ignore[return]  # the scope raises
-        loop, context = asyncio.get_running_loop(), copy_context()
-        with CancelScope(shield=True):  # as of any other thread here: it is waited for
-            return await loop.run_in_executor(self._query_threads, context.run, work)
 
     async def _in_turn(self, places: Places, run: Callable[[], Awaitable[Result]]) -> Result:
         loop = asyncio.get_running_loop()

@@ -77,6 +77,8 @@ class Unflushed(NamedTuple):
     """Whether events on entities that were not asked for are among them too."""
     names: Set[str | None] | None = None
     """Ids of the entities they speak of, canonical ones too, and None where every entity is meant; perhaps more."""
+    version: tuple[str, int, int] | None = None
+    """What says the same of the same events, if anything does: the dataset, a head's segment, and the last commit."""
 
     def may_concern(self, entity_id: str) -> bool:
         """False if it is certain that no event speaks of this id."""
@@ -195,7 +197,7 @@ class Overlay:
         self._shrink()
         if later:
             table = table.filter(pc.less(table.column("ord"), (now.commit + 1) << 32))
-        return Unflushed(table, names=names)
+        return Unflushed(table, names=names, version=(dataset.id, now.head.segment, now.commit))
 
     def _shrink(self) -> None:
         """Forget the datasets that were not read for the longest time."""

@@ -25,6 +25,7 @@ from app.journal.events import Chunk, Packed
 from app.journal.formats.record import BLOCK, Source
 from app.journal.intake import Intake, Rejected, Terms
 from app.model.entity import Exploder
+from app.sockets import exactly
 
 log = structlog.get_logger(__name__)
 
@@ -66,20 +67,9 @@ def send(
 
 def receive(peer: socket.socket) -> Message:
     """Wait for one message. Raises EOFError if the other side is gone."""
-    says, text, data = HEAD.unpack(_exactly(peer, HEAD.size))
-    rest = memoryview(_exactly(peer, text + data))
+    says, text, data = HEAD.unpack(exactly(peer, HEAD.size))
+    rest = memoryview(exactly(peer, text + data))
     return Message(Says(says), orjson.loads(rest[:text]), rest[text:])
-
-
-def _exactly(peer: socket.socket, size: int) -> bytearray:
-    found, filled = bytearray(size), 0
-    while filled < size:
-        # All of it by one call, unless a signal comes between.
-        got = peer.recv_into(memoryview(found)[filled:], 0, socket.MSG_WAITALL)
-        if not got:
-            raise EOFError
-        filled += got
-    return found
 
 
 class Reading(Protocol):

@@ -1,49 +1,51 @@
-"""DuckDB inside the API's process: one instance, bounded in memory, threads and temporary space."""
+"""DuckDB for reads: in this process for what is brief, in one of its own for queries.
+
+Each is bounded in memory, threads and temporary space.
+"""
 
 import re
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import duckdb
+import structlog
 
 from app.errors import Unavailable
-from app.query.standing_back import stand_back
+from app.query.apart import Child
 from app.settings import Settings
 from app.storage.connection import Connection
+from app.storage.identity import Keys
+
+log = structlog.get_logger(__name__)
 
 REFUSED = re.compile(r"\(HTTP 40[13] |(Expired|Invalid)Token")
 
 
 class Engine:
-    """Hands out connections that share one instance, its memory and its caches of files that never change."""
+    """Hands out connections that share one instance, its memory and its caches of files that never change.
+
+    In this process, with no thread but those that ask.
+    """
+
+    threads = 1
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
         self._connection = connection
         self._folder = tempfile.TemporaryDirectory(prefix="tarn-query-")
-        self._root = _started(
-            {
-                "threads": settings.query_threads,
-                "memory_limit": f"{settings.query_memory}b",
-                "temp_directory": self._folder.name,
-                "max_temp_directory_size": f"{settings.query_temp_space}b",
-                "preserve_insertion_order": False,
-            }
-        )
-        self._keys = connection.keys()
-        self._renewing = Lock()
-        connection.prepare(self._root)
-        # Data files never change, so what is known of one is known for good. It yields to queries that need the memory.
-        self._root.execute("SET GLOBAL parquet_metadata_cache = true")
-        if connection.scheme == "s3":
-            self._root.execute("SET GLOBAL enable_http_metadata_cache = true")
-        if connection.scheme == "file":
-            # What a disk holds, the system keeps at hand already, and lets go of with the file.
-            self._root.execute("SET GLOBAL enable_external_file_cache = false")
+        self._config = {
+            "threads": self.threads,
+            "memory_limit": f"{settings.query_memory}b",
+            "temp_directory": self._folder.name,
+            "max_temp_directory_size": f"{settings.query_temp_space}b",
+            "preserve_insertion_order": False,
+        }
+        self._starting = Lock()
+        self._root: duckdb.DuckDBPyConnection | None = None
+        self._keys: Keys | None = None
 
     @property
     def scratch(self) -> Path:
@@ -56,26 +58,90 @@ class Engine:
 
         Keys are those of this moment. Raises Unavailable.
         """
-        self._renew()
-        with self._root.cursor() as duck:
+        with self._ready().cursor() as duck:
             yield duck
 
-    def _renew(self) -> None:
-        with self._renewing:
+    def warm_up(self) -> None:
+        """Start what the first session would wait for. Raises Unavailable."""
+        self._ready()
+
+    def _ready(self) -> duckdb.DuckDBPyConnection:
+        """The instance, started if there is none, with the keys of this moment."""
+        with self._starting:
             keys = self._connection.keys()
-            if keys != self._keys:
+            if self._root is None or not self._is_alive():
+                if self._root is not None:
+                    self._root.close()
+                with ExitStack() as unless_ready:
+                    root = unless_ready.enter_context(closing(self._start(self._config)))
+                    self._connection.prepare(root)
+                    _remember(root, self._connection.scheme)
+                    unless_ready.pop_all()
+                self._root = root
+            elif keys != self._keys:
                 self._connection.prepare(self._root)
-                self._keys = keys
+            self._keys = keys
+            return self._root
+
+    def _start(self, config: dict[str, Any]) -> duckdb.DuckDBPyConnection:
+        return duckdb.connect(config=config)
+
+    def _is_alive(self) -> bool:
+        return True
 
     def close(self) -> None:
-        self._root.close()
+        if self._root is not None:
+            self._root.close()
         self._folder.cleanup()
 
 
-def _started(config: dict[str, Any]) -> duckdb.DuckDBPyConnection:
-    """DuckDB with threads that stand back: they have the priority of the thread that starts it."""
-    with ThreadPoolExecutor(1, initializer=stand_back) as starting:
-        return starting.submit(duckdb.connect, config=config).result()
+class EngineApart(Engine):
+    """The same in a process of its own, which stands back. If it dies, the next session has another."""
+
+    def __init__(self, settings: Settings, connection: Connection) -> None:
+        self.threads = settings.query_threads
+        super().__init__(settings, connection)
+        self._child: Child | None = None
+        self._are_shared = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return None if self._child is None else self._child.pid
+
+    def share(self, shared: bool) -> None:
+        """Say whether others need processors, too."""
+        self._are_shared = shared
+        if self._child is not None:
+            self._child.share(shared)
+
+    def _start(self, config: dict[str, Any]) -> duckdb.DuckDBPyConnection:
+        if self._child is not None:
+            if not self._child.is_alive:
+                log.warning("the process that answered queries died", pid=self._child.pid)
+            self._child.end()
+        self._child = Child(config)
+        self._child.share(self._are_shared)
+        # It has as much of a connection as whoever reads needs.
+        return cast("duckdb.DuckDBPyConnection", self._child.session())
+
+    def _is_alive(self) -> bool:
+        return self._child is not None and self._child.is_alive
+
+    def close(self) -> None:
+        super().close()
+        if self._child is not None:
+            self._child.end()
+
+
+def _remember(root: duckdb.DuckDBPyConnection, scheme: str) -> None:
+    # Data files never change, so what is known of one is known for good. It yields to queries that need the memory.
+    root.execute("SET GLOBAL parquet_metadata_cache = true")
+    if scheme == "s3":
+        root.execute("SET GLOBAL enable_http_metadata_cache = true")
+    if scheme == "file":
+        # What a disk holds, the system keeps at hand already, and lets go of with the file.
+        root.execute("SET GLOBAL enable_external_file_cache = false")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from app.journal.overlay import Unflushed
 from app.lake import fold_sql
 from app.lake.fold import ADD, Event, Identity, Live, Statement, fold
 from app.model.ranges import Range
+from app.query.apart import hand_over
 from app.query.planner import IDENTITY, NO_MARKS, NOTHING, Plan, Query, quoted
 from app.query.views import NONE, View
 from app.storage.store import Store
@@ -227,7 +228,7 @@ def _take(duck: duckdb.DuckDBPyConnection, events: Unflushed) -> bool:
     if events.file is not None:
         source = f"read_parquet({quoted(str(events.file))})"
     elif events.table.num_rows:
-        duck.register("incoming", events.table)
+        hand_over(duck, "incoming", events.table, events.version)
         source = "incoming"
     else:
         return False

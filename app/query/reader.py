@@ -1,18 +1,19 @@
 """One read: a connection to DuckDB, and the states of datasets that were resolved for it."""
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import duckdb
 
 from app.db.engine import Database
+from app.errors import Unavailable
 from app.lake.datasets import Dataset
 from app.lake.fold import Statement
 from app.model.ids import new_id
 from app.query import live
-from app.query.engine import Engine, answering
+from app.query.engine import Engine, EngineApart, answering
 from app.query.live import NotWhole
 from app.query.running import Hold, Running
 from app.query.views import View, Views
@@ -36,17 +37,35 @@ class Reader:
 
     def __init__(self, settings: Settings, database: Database, store: Store, watch: Watch | None = None) -> None:
         self._watch = watch or Watch()
-        self._engine = Engine(settings, store.connection)
+        self._near = Engine(settings, store.connection)
+        self._near.warm_up()
+        self._apart = EngineApart(settings, store.connection)
         self._views = Views(database, store, settings.overlay_rows)
         self._store = store
         self.running = Running()
 
-    @contextmanager
-    def reading(self) -> Iterator["Reading"]:
+    def reading(self) -> AbstractContextManager["Reading"]:
         """Begin a read. What it made ends with it. DuckDB's errors are ours."""
+        return self._begun(self._apart)
+
+    def looking(self) -> AbstractContextManager["Reading"]:
+        """The same for what is over in a moment: it costs no more than a thread's time."""
+        return self._begun(self._near)
+
+    def warm_up(self) -> None:
+        """Have ready what the first query would wait for; if that cannot be, it is tried again then."""
+        with suppress(Unavailable):
+            self._apart.warm_up()
+
+    def share(self, shared: bool) -> None:
+        """Say whether tenants are beside each other: then queries leave a part of the processors to what is brief."""
+        self._apart.share(shared)
+
+    @contextmanager
+    def _begun(self, engine: Engine) -> Iterator["Reading"]:
         watch = self._watch
-        with watch.timed(watch.queries, "query"), answering(), self._engine.session() as duck:
-            reading = Reading(duck, self._views, self._store, self._engine.scratch, self.running)
+        with watch.timed(watch.queries, "query"), answering(), engine.session() as duck:
+            reading = Reading(duck, self._views, self._store, engine.scratch, self.running)
             try:
                 yield reading
             except duckdb.Error:
@@ -56,7 +75,8 @@ class Reader:
                 reading.clean()
 
     def close(self) -> None:
-        self._engine.close()
+        self._near.close()
+        self._apart.close()
 
 
 class Reading:

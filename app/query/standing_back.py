@@ -1,69 +1,55 @@
-"""Threads that stand back: whoever has something brief to do gets a processor before them.
+"""A process that stands back: whoever has something brief to do gets a processor before it.
 
 One query keeps every processor busy for as long as it runs, and a small request, which passes from thread to thread
-half a dozen times, waited behind it each time. So threads that work on queries
+half a dozen times, waited behind it each time. So the process that answers queries
 
-1. are nice       they get what nobody else wants of a processor, which is everything where they are alone
-2. leave a part   of the processors to others altogether, while there are others: a nice thread, too, keeps a processor
+1. is nice        it gets what nobody else wants of a processor, which is everything where it is alone
+2. leaves a part  of the processors to others altogether, while there are others: a nice thread, too, keeps a processor
                   for some milliseconds before anybody else is given it
 
-Only Linux has priorities of threads. Elsewhere, and where it is not permitted, nothing of this happens.
+Where it is not permitted, or the system has no such thing, nothing of this happens.
 """
 
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from threading import get_native_id
+from pathlib import Path
 
 LOWER = 10
-"""How much nicer such a thread is: it gets a tenth of a processor that another is busy on. Not less, as it may hold
-what others wait for: Python, or a lock of DuckDB's."""
+"""How much nicer it is: it gets a tenth of a processor that another is busy on. Not less, as no read is to wait for a
+flush that takes every processor there is."""
 
 
-def stand_back() -> None:
-    """Lower the priority of this thread, and of those that it starts, for good: the way back takes a privilege."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, get_native_id(), _priority(get_native_id()) + LOWER)
+def stand_back(pid: int) -> None:
+    """Lower the priority of a process that has begun, for good: the way back takes a privilege."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + LOWER)
 
 
 class Processors:
-    """The processors on which threads that stand back may run: all, or while they are shared the latter half.
+    """The processors on which a process may run: all that we have, or while they are shared the latter half."""
 
-    Made by a thread that does not stand back itself.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._all = os.sched_getaffinity(0) if sys.platform == "linux" else set()
         self._part = set(sorted(self._all)[(len(self._all) + 1) // 2 :]) or self._all
-        self._usual = _priority(0)
-        self.are_shared = False
+        self._are_shared = False
 
-    def share(self, shared: bool) -> None:
-        """Say whether others need processors, too. It holds at once, for queries that are running as well."""
-        if shared != self.are_shared:
-            self.are_shared = shared
-            for thread in self._standing_back():
-                self._keep_to(thread)
+    @property
+    def count(self) -> int:
+        """On how many it may run now."""
+        return max(1, len(self._part if self._are_shared else self._all))
 
-    def stand_back(self) -> None:
-        """Let this thread stand back from now on, and keep to its part."""
-        stand_back()
-        self._keep_to(get_native_id())
+    def share(self, shared: bool) -> bool:
+        """Say whether others need processors, too. It holds at once, for what is running as well.
 
-    def _standing_back(self) -> Iterator[int]:
-        """Threads that are nicer than usual, which are ours and those that they started: DuckDB's, for one."""
-        for name in os.listdir("/proc/self/task") if sys.platform == "linux" else ():
-            with suppress(OSError):  # it has ended
-                if _priority(int(name)) > self._usual:
-                    yield int(name)
-
-    def _keep_to(self, thread: int) -> None:
-        if sys.platform == "linux":
-            with suppress(OSError):
-                os.sched_setaffinity(thread, self._part if self.are_shared else self._all)
-
-
-def _priority(thread: int) -> int:
-    return os.getpriority(os.PRIO_PROCESS, thread)
+        Tells whether that is new.
+        """
+        if shared == self._are_shared or sys.platform != "linux":
+            return False
+        self._are_shared = shared
+        with suppress(OSError):  # it has ended
+            for thread in Path(f"/proc/{self._pid}/task").iterdir():
+                with suppress(OSError):  # the thread has
+                    os.sched_setaffinity(int(thread.name), self._part if shared else self._all)
+        return True

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from app.api.places import ALONE, BESIDE, TENANT, Places, worked_on
+from app.api.places import ALONE, BESIDE, TENANT, TURN, Places, worked_on
 
 
 class Clock:
@@ -162,6 +162,35 @@ def test_tenant_beside_another_may_have_as_many_as_is_said():
             await hall.release("a")
         await hall.ask(*"aa")
         assert hall.given == [*"aaaaabba"]
+
+    played(case)
+
+
+def test_tenant_with_more_to_do_does_not_have_two_turns_in_a_row_beside_another():
+    async def case(hall: Hall) -> None:
+        hall.places = Places(100, beside=1, clock=hall.clock)
+        await hall.ask(*"baaa")
+        assert hall.given == [*"ba"]
+        await hall.release("a")
+        assert hall.given == [*"ba"]
+        await hall.release("b")
+        assert hall.given == [*"baa"]
+        # Whoever has nothing waiting is not kept: it asks for one thing after the other.
+        await hall.ask("b")
+        assert hall.given == [*"baab"]
+
+    played(case)
+
+
+def test_turn_of_another_that_takes_long_is_not_waited_for():
+    async def case(hall: Hall) -> None:
+        hall.places = Places(100, beside=1, clock=hall.clock)
+        await hall.ask(*"baa")
+        await hall.release("a")
+        assert hall.given == [*"ba"]
+        hall.clock.now += TURN
+        await asyncio.sleep(2 * TURN)
+        assert hall.given == [*"baa"]
 
     played(case)
 

@@ -5,12 +5,13 @@ import os
 from collections.abc import Awaitable, Callable
 from threading import Event
 
+import psutil
 import pytest
 
 from app.api.turns import LINGER, Turns
 from app.lake.datasets import Dataset
 from tests.house import ONE_DATABASE, House
-from tests.query.test_standing_back import LINUX, MANY, priority, processors, standing_back
+from tests.query.test_apart import LINUX, MANY
 
 
 def played(monkeypatch: pytest.MonkeyPatch, case: Callable[[Turns], Awaitable[None]], cores: int = 2, slots: int = 4):
@@ -114,28 +115,18 @@ def test_look_at_one_entity_waits_for_no_query(monkeypatch: pytest.MonkeyPatch):
 
 
 @LINUX
-def test_query_runs_on_a_thread_that_stands_back_and_a_look_does_not(monkeypatch: pytest.MonkeyPatch):
-    async def case(turns: Turns) -> None:
-        assert await turns.query(priority) > priority()
-        assert await turns.look(priority) == priority()
-
-    played(monkeypatch, case)
-
-
-@LINUX
 @MANY
 @ONE_DATABASE
 def test_queries_leave_processors_to_others_from_the_first_request_of_a_second_tenant_on(
     house: House, dataset: Dataset
 ):
     path, asked = f"/v1/datasets/{dataset.name}/entities/aggregate", {"metrics": ["count"]}
-    before = standing_back()
     assert house.admin.post(path, asked).status_code == 200
-    running = standing_back() - before
-    assert [processors(thread) for thread in running] == [processors(0)] * len(running) != []
+    everywhere = os.sched_getaffinity(0)
+    (child,) = [process for process in psutil.Process().children() if "app.query.duck_child" in process.cmdline()]
+    assert set(child.cpu_affinity()) == everywhere
 
     alice = house.tenant("alice", test="read")
     assert alice.get("/v1/whoami").status_code == 200
 
-    left = {processor for thread in standing_back() for processor in processors(thread)}
-    assert left < processors(0)
+    assert set(child.cpu_affinity()) < everywhere
