@@ -151,6 +151,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._handed.forget()
 
 
 class Handed:
@@ -183,6 +184,12 @@ class Handed:
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """Remove what is kept."""
+        with self._lock:
+            while self._kept:
+                self._kept.popitem()[1].unlink(missing_ok=True)
 
     def _written(self, table: pa.Table) -> Path:
         path = self._folder / f"{new_id()}.arrow"

@@ -17,6 +17,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from app.memory import GivingBack
 from app.query.apart import INTERRUPT, SESSION, THREADS, WORD, receive, send
 from app.sockets import exactly
 
@@ -88,27 +89,31 @@ def serve(peer: socket.socket, duck: duckdb.DuckDBPyConnection) -> None:
 def main() -> None:
     # Ctrl-C reaches the whole group of processes; this one ends when its parent closes the socket, and not before.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = socket.socket(fileno=sys.stdin.fileno())
-    with suppress(EOFError, OSError):
-        root = duckdb.connect(config=receive(control)[0])
-        send(control, None)
-        sessions: dict[int, duckdb.DuckDBPyConnection] = {}
-        while True:
-            begun, given, *_ = socket.recv_fds(control, 1, 1)
-            if not begun:
-                break
-            says, number = WORD.unpack(begun + exactly(control, WORD.size - 1))
-            if says == SESSION:
-                sessions[number] = root.cursor()
-                peer = socket.socket(fileno=given[0])
-                Thread(target=_served, args=(peer, sessions, number), daemon=True).start()
-            elif says == THREADS:
-                root.execute(f"SET GLOBAL threads = {number}")
-            elif says == INTERRUPT:
-                with suppress(KeyError, duckdb.ConnectionException):  # it is over already
-                    sessions[number].interrupt()
+    with GivingBack(), suppress(EOFError, OSError):
+        listen(socket.socket(fileno=sys.stdin.fileno()))
     # Whatever is running, nobody waits for it any more.
     os._exit(0)
+
+
+def listen(control: socket.socket) -> None:
+    """Begin sessions, and do what is said beside them. Raises EOFError when the parent is gone."""
+    root = duckdb.connect(config=receive(control)[0])
+    send(control, None)
+    sessions: dict[int, duckdb.DuckDBPyConnection] = {}
+    while True:
+        begun, given, *_ = socket.recv_fds(control, 1, 1)
+        if not begun:
+            raise EOFError
+        says, number = WORD.unpack(begun + exactly(control, WORD.size - 1))
+        if says == SESSION:
+            sessions[number] = root.cursor()
+            peer = socket.socket(fileno=given[0])
+            Thread(target=_served, args=(peer, sessions, number), daemon=True).start()
+        elif says == THREADS:
+            root.execute(f"SET GLOBAL threads = {number}")
+        elif says == INTERRUPT:
+            with suppress(KeyError, duckdb.ConnectionException):  # it is over already
+                sessions[number].interrupt()
 
 
 def _served(peer: socket.socket, sessions: dict[int, duckdb.DuckDBPyConnection], number: int) -> None:

@@ -129,9 +129,9 @@ class EngineApart(Engine):
         return self._child is not None and self._child.is_alive
 
     def close(self) -> None:
-        super().close()
         if self._child is not None:
             self._child.end()
+        super().close()
 
 
 def _remember(root: duckdb.DuckDBPyConnection, scheme: str) -> None:

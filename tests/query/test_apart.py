@@ -221,3 +221,5 @@ def test_table_of_a_version_is_written_once_and_forgotten_when_there_are_too_man
         assert own.exists()
     assert not own.exists()
     assert len(list(tmp_path.iterdir())) == 1
+    handed.forget()
+    assert not list(tmp_path.iterdir())

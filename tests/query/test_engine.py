@@ -1,4 +1,4 @@
-"""DuckDB in the API's process: what it remembers of files has an end."""
+"""DuckDB for reads: what it remembers of files has an end."""
 
 from collections.abc import Iterator
 from pathlib import Path
