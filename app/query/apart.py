@@ -5,7 +5,7 @@ on processors that were busy with their own queries, kept everybody waiting for 
 (`app.query.duck_child`) they wait for each other alone, and the whole of it can be made to stand back.
 
 A session has a socket, on which the parent asks and the child answers. One more socket has what is said beside those:
-that a session begins, with its socket, and that a query is to be interrupted.
+that a session begins, with its socket, that a query is to be interrupted, and how many threads there are to be.
 """
 
 import pickle
@@ -193,8 +193,12 @@ class Handed:
 
     def _written(self, table: pa.Table) -> Path:
         path = self._folder / f"{new_id()}.arrow"
-        with pa.ipc.new_file(path, table.schema) as file:
-            file.write_table(table)
+        try:
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise Unavailable("there is no room for what the query is about", retry_after=5) from error
         return path
 
     def _shrink(self) -> None:
@@ -270,6 +274,8 @@ class Session:
 
     def ask_for_bytes(self, what: str, *given: Any) -> tuple[Any, bytearray]:
         """The same, with the bytes that were answered."""
+        if self._peer.fileno() < 0:
+            raise duckdb.ConnectionException("Connection Error: the session is over")
         try:
             send(self._peer, (what, *given))
             (done, answer), found = receive(self._peer)

@@ -151,6 +151,26 @@ def test_whoever_waits_for_a_process_that_is_killed_is_told_and_the_next_has_ano
     assert engine.pid != killed
 
 
+def test_rows_that_are_let_go_of_after_their_session_harm_nobody(engine: EngineApart):
+    with engine.session() as duck:
+        late = duck.execute("FROM range(10_000_000)").to_arrow_reader(2048)
+        assert next(iter(late)).num_rows == 2048
+    pid = engine.pid
+    late.close()
+    with pytest.raises(duckdb.ConnectionException):
+        duck.execute("SELECT 1")
+    with engine.session() as duck:
+        assert duck.execute("SELECT 1").fetchall() == [(1,)]
+    assert engine.pid == pid
+
+
+def test_table_that_there_is_no_room_for_is_said_and_leaves_nothing(tmp_path: Path):
+    handed = Handed(tmp_path / "nowhere")
+    with pytest.raises(Unavailable), handed.file(pa.table({"i": [1]}), "one"):
+        pass
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_process_ends_with_its_engine(settings: Settings):
     engine = EngineApart(settings, Connection.from_settings(settings))
     engine.warm_up()
