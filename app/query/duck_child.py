@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from threading import Thread
 from typing import Any
 
@@ -70,12 +70,17 @@ class Session:
     def _end(self) -> None:
         if self._batches is not None:
             self._batches.close()
+            self._batches = None
+
+    def close(self) -> None:
+        """Let go of what it holds: rows that nobody took are memory that the next query needs."""
+        self._end()
+        self.answers.clear()
 
 
 def serve(peer: socket.socket, duck: duckdb.DuckDBPyConnection) -> None:
     """Do what one session asks for, until it is closed."""
-    with peer, duck, suppress(EOFError, OSError):
-        session = Session(duck)
+    with peer, duck, closing(Session(duck)) as session, suppress(EOFError, OSError):
         while True:
             (asked, *given), _ = receive(peer)
             try:

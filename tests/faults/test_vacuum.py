@@ -165,6 +165,7 @@ def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: 
 def test_time_travel_beside_vacuums_shows_a_state_whole_or_says_that_it_is_gone(scene: Scene, reader: Reader):
     with_garbage(scene, 4)
     known = {one.seq: set(stored(scene.store, scene.dataset, one)) for one in history_of(scene)}
+    reader.warm_up()
     over = threading.Event()
 
     def travel() -> tuple[int, int]:
