@@ -142,6 +142,12 @@ class BodyTooLarge(TarnError):
     limit: int
 
 
+class BodyTimeout(TarnError):
+    """The body did not arrive in time: no byte for too long, or fewer than the minimum rate. Nothing was stored."""
+
+    slug, status, retryable = "body-timeout", 408, True
+
+
 class UnsupportedMediaType(TarnError):
     """The body's type or encoding is not one this route takes."""
 
@@ -502,6 +508,13 @@ class Unavailable(TarnError):
     """The database or the object store does not answer."""
 
     slug, status, retryable, wait = "unavailable", 503, True, 2
+
+
+class QueryTimeout(TarnError):
+    """The query ran longer than a query may, and was stopped. Narrow it; sent again as it is, it is stopped again."""
+
+    slug, status = "query-timeout", 504
+    seconds: float
 
 
 class Internal(TarnError):

@@ -3,9 +3,11 @@
 import gc
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from pathlib import Path
 from socket import AI_PASSIVE, SOCK_STREAM, create_server, getaddrinfo, socket
 from threading import Event, Thread, Timer
 
@@ -13,10 +15,12 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry, start_http_server
 from sqlalchemy import insert, select
+from sqlalchemy.engine import make_url
 
 from app import logs
 from app.api.application import create_app
 from app.api.event_hub import Hub
+from app.api.ingest import UPLOADS
 from app.api.metrics import Metrics
 from app.api.presence import Present
 from app.api.protocol import Protocol
@@ -209,7 +213,7 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
         watch=watch,
         metrics=Metrics(database, watch, settings.metrics_tenants),
         writer=Writer(database, settings, watch),
-        parsers=Parsers(os.cpu_count() or 1),
+        parsers=Parsers(UPLOADS, settings.parser_memory_bytes),
         exploder=Exploder(),
         present=Present(database),
         reader=Reader(settings, database, store, watch),
@@ -223,9 +227,9 @@ def assemble(settings: Settings, database: Database, store: Store) -> Services:
 class Server(uvicorn.Server):
     """Uvicorn that says where it listens, which matters when the port was left to the system, and that it stops."""
 
-    def __init__(self, config: uvicorn.Config, stopping: Event) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
-        self._stopping = stopping
+        self._services = services
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
@@ -236,8 +240,10 @@ class Server(uvicorn.Server):
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        self._stopping.set()
+        self._services.stopping.set()
         await super().shutdown(sockets)
+        # Running requests have had their time. A thread that waits for a parser ends with it, and the loop with that.
+        self._services.parsers.close()
 
 
 def _run_api(settings: Settings, with_worker: bool) -> None:
@@ -248,6 +254,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         listening = [sockets.enter_context(listener) for listener in _listeners(settings)]
         _announce(ensure_admin(database, settings), settings)
         services = assemble(settings, database, store)
+        services.parsers.start()
         _collect_seldom()
         sys.setswitchinterval(SWITCH_SECONDS)
         config = uvicorn.Config(
@@ -262,7 +269,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         )
         if settings.metrics_port is not None:
             _serve_metrics(settings.host, settings.metrics_port, services.metrics.registry, "TARN_METRICS_PORT")
-        warm_up(services.exploder)
+        services.exploder.limit.is_loading = True
         with (
             closing(services.reader),
             closing(services.writer),
@@ -273,7 +280,14 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
         ):
             # Nobody waits for this: most of it is another process's start.
             Thread(target=services.reader.warm_up, daemon=True).start()
-            Server(config, services.stopping).run(listening)
+            Thread(target=_load_names, args=(services.exploder,), daemon=True).start()
+            Server(config, services).run(listening)
+
+
+def _load_names(exploder: Exploder) -> None:
+    """Let FtM load what cleaning needs, once for the process; until then parsers clean what needs it."""
+    warm_up(Exploder())
+    exploder.limit.is_loading = False
 
 
 def _listeners(settings: Settings) -> list[socket]:
@@ -316,9 +330,29 @@ def _opened(settings: Settings, name: str = "tarn") -> Iterator[tuple[Database, 
         migrate.require_current(database)
         store = Store(Connection.from_settings(settings))
         _bind(database, open_lake(store).id)
+        _warn_of_open_files(settings, store)
         yield database, store
     finally:
         database.close()
+
+
+def _warn_of_open_files(settings: Settings, store: Store) -> None:
+    """Log a warning if the database or the lake has permissions that TARN_UMASK forbids.
+
+    A umask holds for new files only, and SQLite gives its log the permissions of the database: what an earlier version
+    wrote stays open to other users until its owner changes that.
+    """
+    places = [store.connection.folder]
+    if settings.database_url.startswith("sqlite"):
+        places.append(Path(str(make_url(settings.database_url).database)))
+    for place in places:
+        if place is not None and place.exists() and place.stat().st_mode & int(settings.umask, 8):
+            log.warning(
+                "other users may read what was written earlier; run chmod -R on it once",
+                path=str(place),
+                mode=stat.filemode(place.stat().st_mode),
+                umask=settings.umask,
+            )
 
 
 def _bind(database: Database, lake_id: str) -> None:

@@ -81,7 +81,8 @@ class Settings(BaseSettings):
         10,
         ge=1,
         le=1000,
-        description="Connections a process keeps to the database; it takes as many again while all are in use.",
+        description="Connections a process keeps to the database; it takes as many again while all are in use, "
+        "and 16 more on SQLite.",
     )
 
     host: str = Field("127.0.0.1", description="Address the API listens on.")
@@ -89,7 +90,8 @@ class Settings(BaseSettings):
     public_url: str | None = Field(
         None,
         pattern=r"^https?://[^\s?#]+$",
-        description="Where clients reach the API: exports in catalogs have addresses below it.",
+        description="Where clients reach the API: exports and deltas in catalogs have addresses below it. Without it, "
+        "answers of the API use the address of the request, and documents in the lake have no addresses.",
     )
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="Serve `/metrics` on a port of its own instead of the API's."
@@ -118,6 +120,11 @@ class Settings(BaseSettings):
         "auto", description="`auto` is for people on a terminal and JSON elsewhere."
     )
 
+    umask: str = Field(
+        "077",
+        description="Octal file mode creation mask of every process of the server: permissions that files which Tarn "
+        "writes do not have. `027` lets the group read.",
+    )
     admin_key: SecretStr | None = Field(
         None,
         description="The administrator's key while it is set: ASCII, 16 characters or more. "
@@ -130,11 +137,28 @@ class Settings(BaseSettings):
     oidc_audience: str | None = Field(None, description="The audience a JWT must name; needed with an issuer.")
     oidc_jwks_url: str | None = Field(None, description="The issuer's keys, if not where its discovery document says.")
     oidc_tenant_claim: str = Field("tenant", description="The claim of a JWT that names the tenant.")
+    oidc_allow_admin: bool = Field(
+        False,
+        description="Accept JWTs that name an administrator of the lake: the tenant `admin`, or one that was granted "
+        "`admin` on `*`. Otherwise they are refused.",
+    )
 
     max_document_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON document, decompressed.")
     max_body_bytes: int = Field(16 << 30, ge=1024, description="Largest body of entities or statements, decompressed.")
     max_record_bytes: int = Field(16 << 20, ge=1024, description="Largest single entity or statement in a body.")
     max_file_bytes: int = Field(64 << 30, ge=1024, description="Largest file, decompressed if it is sent compressed.")
+    body_idle_timeout: float = Field(
+        30, gt=0, description="Seconds without a byte of a request body after which the request is refused (408)."
+    )
+    body_min_rate: int = Field(
+        1024,
+        ge=0,
+        description="Bytes a second, as sent, that a request body must arrive at on average, or the request is refused "
+        "(408); 0 is no minimum. Time during which the server does not read does not count.",
+    )
+    body_rate_grace: float = Field(
+        60, gt=0, description="Seconds that a request body may be behind `TARN_BODY_MIN_RATE`, at its start and later."
+    )
     rate_limit: RequestRate = Field(
         0,
         description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit. "
@@ -145,7 +169,7 @@ class Settings(BaseSettings):
         None, ge=0, description="Statements a tenant may write, unless it has its own quota."
     )
     quota_bytes: int | None = Field(
-        None, ge=0, description="Bytes of files a tenant may store, unless it has its own quota."
+        None, ge=0, description="Bytes of files and their texts a tenant may store, unless it has its own quota."
     )
     audit_days: float = Field(90, gt=0, description="Days for which the audit log is kept.")
 
@@ -199,6 +223,12 @@ class Settings(BaseSettings):
         description="Cores of a standalone Spark cluster that a worker takes at most. Without it the first worker "
         "takes all, and the others have none.",
     )
+    spark_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="The secret that the processes of a standalone Spark cluster share (`spark.authenticate.secret`). "
+        "On a local master and on Kubernetes Spark makes one by itself.",
+    )
     spark_patience: float = Field(
         600,
         gt=0,
@@ -209,6 +239,13 @@ class Settings(BaseSettings):
         10, gt=0, description="Seconds between two looks for datasets that are due for maintenance."
     )
     job_days: float = Field(30, gt=0, description="Days for which a job that is over can be looked at.")
+    job_slots: int = Field(
+        3,
+        ge=1,
+        le=32,
+        description="Jobs that a worker runs at the same time, beside flushes. A tenant that has one running leaves "
+        "the last free slot to others.",
+    )
     worker_poll: float = Field(0.5, gt=0, description="Seconds between two looks for work.")
     worker_heartbeat: float = Field(5, gt=0, description="Seconds between two signs of life of a worker.")
     worker_silent_after: float = Field(
@@ -226,16 +263,44 @@ class Settings(BaseSettings):
         pattern=r"^[1-9][0-9]*[mg]$",
         description="Memory that an API process uses for queries. Gets of one entity have as much, and seldom need it.",
     )
+    parser_memory: str = Field(
+        "1g",
+        pattern=r"^[1-9][0-9]*[mg]$",
+        description="Memory that parsing one body takes at most; a body that needs more is refused (413).",
+    )
     query_temp_space: str = Field(
         "10g", pattern=r"^[1-9][0-9]*[mg]$", description="Disk that an API process uses for queries beyond that memory."
     )
     query_threads: int = Field(2, ge=1, le=1024, description="Threads that work on an API process's queries.")
     query_slots: int = Field(
-        4, ge=1, le=1000, description="Queries that an API process works on at once, and beside them as many gets."
+        4,
+        ge=2,
+        le=1000,
+        description="Queries that an API process works on at once, and beside them as many gets. The last free one of "
+        "each is kept for a tenant that has none.",
     )
-    query_streams: int = Field(64, ge=1, le=100_000, description="Streams that an API process keeps open at once.")
+    query_streams: int = Field(
+        64,
+        ge=1,
+        le=100_000,
+        description="Streams that an API process keeps open at once. The last free "
+        "one is kept for a tenant that has none.",
+    )
+    query_seconds: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="Seconds that a query or a get may run before it is stopped (504), from when it has a slot.",
+    )
     stream_patience: float = Field(
         300, gt=0, description="Seconds after which a stream whose client takes nothing is broken off."
+    )
+    stream_seconds: float = Field(
+        600,
+        gt=0,
+        le=86_400,
+        description="Seconds that a stream's query may run for its first or its next rows before it is stopped. Time "
+        "in which the client takes what it was sent does not count.",
     )
     event_poll: float = Field(0.5, gt=0, description="Seconds between two looks of an API process for new events.")
     event_heartbeat: float = Field(
@@ -273,6 +338,10 @@ class Settings(BaseSettings):
     )
     commit_backoff_cap: float = Field(2.0, gt=0, description="The longest back-off in seconds.")
 
+    @property
+    def parser_memory_bytes(self) -> int:
+        return int(self.parser_memory[:-1]) << {"m": 20, "g": 30}[self.parser_memory[-1]]
+
     @field_validator("cors_origins", "fetch_roots", "fetch_private_hosts", mode="before")
     @classmethod
     def split_list(cls, value: Any) -> Any:
@@ -300,6 +369,15 @@ class Settings(BaseSettings):
     def absolute_roots(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         if not all(root.is_absolute() and ".." not in root.parts for root in value):
             raise ValueError("each folder must be an absolute path")
+        return value
+
+    @field_validator("umask")
+    @classmethod
+    def octal_umask(cls, value: str) -> str:
+        if not re.fullmatch(r"0?[0-7]{3}", value, re.ASCII):
+            raise ValueError("must be three octal digits, such as 077 or 027")
+        if int(value, 8) & 0o700:
+            raise ValueError("must leave the owner every permission, such as 077 or 027")
         return value
 
     @field_validator("admin_key")

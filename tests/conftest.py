@@ -6,15 +6,18 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from app.api.ingest import UPLOADS
 from app.db import migrate
 from app.db.engine import Database
+from app.journal.parsing import Parsers
 from app.main import assemble
 from app.settings import Settings, load_settings
 from app.storage.connection import Connection
@@ -26,6 +29,9 @@ from tests.memory_disk import use_memory
 from tests.server import Server, running
 
 pytest_plugins = ["tests.flushing", "tests.s3"]
+
+ON_SQLITE = ("tests/api/", "tests/pipeline/", "tests/faults/")
+"""Packages whose cases `make test` runs on SQLite alone; `make test-all` runs them on both databases."""
 
 MOST_NAMED = 32
 """Bytes of a parameter that a case may be named by."""
@@ -39,6 +45,25 @@ use_memory()
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name no case by the bytes of a file: archives have the time in them, and processes must agree on its name."""
     return argname if isinstance(val, bytes) and len(val) > MOST_NAMED else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run cases of packages that hold no SQL of their own on SQLite alone, unless all are asked for.
+
+    What depends on the database is in the other packages, whose cases run on both. A case that is named is always run.
+    """
+    named = any("postgresql" in str(word) for word in (*config.args, config.getoption("keyword")))
+    if os.environ.get("DATABASES") == "all" or named:
+        return
+    left_out = [item for item in items if _is_on_postgresql(item) and item.nodeid.startswith(ON_SQLITE)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_on_postgresql(item: pytest.Item) -> bool:
+    called = getattr(item, "callspec", None)
+    return called is not None and called.params.get("database_url") == "postgresql"
 
 
 @pytest.fixture(autouse=True)
@@ -118,12 +143,19 @@ def store(settings: Settings) -> Store:
     return store
 
 
+@pytest.fixture(scope="session")
+def shared_parsers() -> Iterator[Parsers]:
+    """The parsers of all houses: they are started once, by the first that needs one."""
+    with closing(Parsers(UPLOADS)) as parsers:
+        yield parsers
+
+
 @pytest.fixture
-def house(settings: Settings, database: Database, store: Store) -> Iterator[House]:
+def house(settings: Settings, database: Database, store: Store, shared_parsers: Parsers) -> Iterator[House]:
     """The API in this process, with its administrator."""
     key = ensure_admin(database, settings)
     assert key is not None
-    with House(assemble(settings, database, store), key) as house:
+    with House(replace(assemble(settings, database, store), parsers=shared_parsers), key, owns_parsers=False) as house:
         yield house
 
 

@@ -15,6 +15,16 @@ ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True
 """For what does not depend on which database it is."""
 
 
+NOTHING_LEFT_OUT = {
+    "errors": [],
+    "omitted": {"count": 0, "by_property": {}, "first": []},
+    "ignored": {},
+    "nested": 0,
+    "deleted": 0,
+}
+"""What the answer to a write says if all of it was stored as it was given."""
+
+
 class Caller:
     """A client with one key."""
 
@@ -48,8 +58,9 @@ class Caller:
 class House:
     """The application around real services, with its administrator and anybody else a test invites."""
 
-    def __init__(self, services: Services, admin_key: str) -> None:
+    def __init__(self, services: Services, admin_key: str, owns_parsers: bool = True) -> None:
         self.services = services
+        self._owns_parsers = owns_parsers
         self._client = TestClient(create_app(services), raise_server_exceptions=False)
         self.admin = Caller(self._client, admin_key)
         self.nobody = Caller(self._client, None)
@@ -62,7 +73,8 @@ class House:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.__exit__(kind, error, trace)
-        self.services.parsers.close()
+        if self._owns_parsers:
+            self.services.parsers.close()
         self.services.writer.close()
         self.services.reader.close()
         self.services.denials.close()
@@ -70,7 +82,7 @@ class House:
     def with_settings(self, **changes: Any) -> "House":
         """The same house, run with other settings."""
         settings = self.services.settings.model_copy(update=changes)
-        return House(replace(self.services, settings=settings), str(self.admin.key))
+        return House(replace(self.services, settings=settings), str(self.admin.key), self._owns_parsers)
 
     def with_key(self, key: str) -> Caller:
         return Caller(self._client, key)

@@ -19,9 +19,9 @@ CONTRACT = {
     "body-too-large": 413, "unauthenticated": 401, "forbidden": 403, "storage-full": 507, "unavailable": 503,
 }  # fmt: skip
 OUR_OWN = {
-    "already-exists", "document-invalid", "internal", "job-conflict", "lock-not-found", "method-not-allowed",
-    "not-acceptable", "problem-not-found", "queue-item-conflict", "queue-item-failed", "range-not-satisfiable",
-    "route-not-found", "source-failed", "unsupported-media-type",
+    "already-exists", "body-timeout", "document-invalid", "internal", "job-conflict", "lock-not-found",
+    "method-not-allowed", "not-acceptable", "problem-not-found", "query-timeout", "queue-item-conflict",
+    "queue-item-failed", "range-not-satisfiable", "route-not-found", "source-failed", "unsupported-media-type",
     "version-not-found", "webhook-not-found",
 }  # fmt: skip
 
@@ -36,6 +36,7 @@ def test_list_is_the_contracts_and_what_http_itself_needs():
 def test_what_may_help_when_tried_again_is_io_conflicts_and_limits():
     assert {slug for slug, kind in problem_types().items() if kind.retryable} == {
         "snapshot-conflict", "quota-exceeded", "rate-limited", "backpressure", "source-failed", "unavailable",
+        "body-timeout",
     }  # fmt: skip
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
-from starlette.concurrency import run_in_threadpool
 
-from app.api.places import TENANT
 from app.api.presence import Admission
 from app.api.problems import path_of
 from app.api.services import Services, services
+from app.api.threads import ADMISSION, AUDIT, run_in_threadpool
+from app.db.shares import TENANT
 from app.errors import (
     DatasetNotFound,
     Fault,
@@ -89,6 +89,7 @@ TABLE: dict[str, Access] = {
     "whoami": IDENTIFIED,
     # catalog and datasets
     "get_catalog": IDENTIFIED,
+    "get_catalog_json": IDENTIFIED,
     "update_catalog": LAKE_ADMIN,
     "list_datasets": IDENTIFIED,
     "create_dataset": IDENTIFIED,  # and admin on the name in the body: `Caller.require`
@@ -96,6 +97,8 @@ TABLE: dict[str, Access] = {
     "update_dataset": on_dataset(Level.ADMIN),
     "delete_dataset": on_dataset(Level.ADMIN),
     "list_exports": on_dataset(Level.READ),
+    "get_delta_index": on_dataset(Level.READ),
+    "head_delta_index": on_dataset(Level.READ),
     "get_export": on_dataset(Level.READ),
     "head_export": on_dataset(Level.READ),
     "get_export_delta": on_dataset(Level.READ),
@@ -130,6 +133,7 @@ TABLE: dict[str, Access] = {
     "head_file_data": on_dataset(Level.READ),
     "put_file_text": on_dataset(Level.WRITE),
     "get_file_text": on_dataset(Level.READ),
+    "delete_file_text": on_dataset(Level.WRITE),
     "add_file_entity": on_dataset(Level.WRITE),
     "create_upload": on_dataset(Level.WRITE),
     "get_upload": on_dataset(Level.WRITE),
@@ -147,6 +151,7 @@ TABLE: dict[str, Access] = {
     "get_entity": on_dataset(Level.READ),
     "list_entities": on_dataset(Level.READ),
     "stream_entities": on_dataset(Level.READ),
+    "list_invalid_entities": on_dataset(Level.READ),
     "query_entities": on_dataset(Level.READ),
     "aggregate_entities": on_dataset(Level.READ),
     "list_adjacent": on_dataset(Level.READ),
@@ -265,7 +270,10 @@ def recording(operation: str, handle: Handler) -> Handler:
         try:
             return await handle(request)
         except DENIALS as error:
-            await run_in_threadpool(services(request).denials.record, request.state.act, error)
+            act = request.state.act
+            TENANT.set("" if act.identity is None else act.identity.tenant)
+            run = AUDIT.run if act.identity is None else run_in_threadpool
+            await run(services(request).denials.record, act, error)
             raise
 
     return recorded
@@ -285,7 +293,7 @@ async def admit(request: Request, operation: str, access: Access) -> None:
     question = None if mark is None else (operation, request.path_params.get("dataset"), mark)
     admission = None if question is None else house.admissions.peek(await house.present.revision(), question)
     if admission is None:
-        await run_in_threadpool(_look_up, request, house, operation, access, header, question)
+        await ADMISSION.run(_look_up, request, house, operation, access, header, question)
     else:
         admission.known.check_expiry()
         _meet(request, operation, admission.known)

@@ -35,7 +35,7 @@ from app.api import (
     webhooks,
 )
 from app.api.access import check_complete
-from app.api.bodies import Bodies
+from app.api.bodies import Bodies, Pace
 from app.api.cors import Cors
 from app.api.links import add_links
 from app.api.requests import HEADER, LastNet, RequestScope
@@ -104,7 +104,9 @@ def create_app(services: Services) -> FastAPI:
     check_complete({route.name for route in routes if hasattr(route, "name")})
     problems.install(app, routes)
     # The last one added is the outermost.
-    app.add_middleware(Bodies, limit=services.settings.max_document_bytes)
+    settings = services.settings
+    pace = Pace(settings.body_idle_timeout, settings.body_min_rate, settings.body_rate_grace)
+    app.add_middleware(Bodies, limit=settings.max_document_bytes, pace=pace)
     app.add_middleware(LastNet)
     if services.settings.cors_origins:
         app.add_middleware(

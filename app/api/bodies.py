@@ -1,17 +1,21 @@
 """Request bodies: decompressed as they arrive, and cut off at a limit that counts both what comes and what it becomes.
 
+They must also keep arriving: an idle time-out and a minimum rate end a body whose client stops or trickles (`Pace`).
+
 A decompressor is fed a few hundred bytes at a time, so that one step of a bomb yields a few megabytes at most,
 and the limit is checked between two steps.
 """
 
+import asyncio
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import zstandard
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import BodyTooLarge, Fault, InvalidFormat, UnsupportedMediaType
+from app.errors import BodyTimeout, BodyTooLarge, Fault, InvalidFormat, UnsupportedMediaType
 
 STEP = 512
 """Bytes fed at once. A zstd block of 4 bytes may hold 128 KiB, so a step is never more than 16 MiB."""
@@ -25,6 +29,11 @@ LIMIT = "tarn.body_limit"
 FEW_MEMBERS, TINY_MEMBER = 1000, 64
 """A stream of more members than this must have as many decoded bytes in each, on average: making a decompressor costs
 more than the few bytes of an empty member do."""
+
+
+LATE_SECONDS = 0.1
+"""How long a body that timed out is waited for once more. If the event loop was busy when the time ran out, bytes that
+arrived before are still unread; waiting once more reads them."""
 
 
 class Decompressor(Protocol):
@@ -68,6 +77,11 @@ class Decoder:
         if self._current is not None:
             raise self._broken("the stream is cut off")
 
+    def require_member(self) -> None:
+        """Raise InvalidFormat if there was nothing at all: an empty file that is compressed has a member."""
+        if self._members == 0:
+            raise self._broken("the stream is cut off")
+
     def _next_member(self) -> Decompressor:
         if self._members > FEW_MEMBERS and self._decoded < self._members * TINY_MEMBER:
             raise self._broken("too many members with next to nothing in them")
@@ -86,21 +100,100 @@ DECODERS: dict[str, Callable[[], Callable[[], Decompressor]]] = {
 one context, which costs far more to make than they do."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a request body must arrive."""
+
+    idle_timeout: float
+    """Seconds without a byte."""
+    min_rate: int
+    """Bytes a second as they are sent, before decompression; 0: no minimum."""
+    grace: float
+    """Seconds that a body may be behind the minimum rate."""
+
+
 class Bodies:
-    """ASGI middleware: handlers receive plain bytes, never more than the limit.
+    """ASGI middleware: handlers receive plain bytes, never more than the limit, and never wait for good.
 
     Errors are raised from `receive`, so that nothing is said about a body before its sender is known.
     """
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, pace: Pace) -> None:
         self.app = app
         self.limit = limit
+        self.pace = pace
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             scope.setdefault(LIMIT, self.limit)
-            receive = _Body(scope, receive).receive
+            receive = _Body(scope, _Paced(receive, self.pace).receive).receive
         await self.app(scope, receive, send)
+
+
+class _Paced:
+    """Receives a body in time, or raises BodyTimeout.
+
+    Only the time spent in `receive` counts, which is time spent waiting for the client: while the server does not read,
+    because it is busy or has no slot for the request yet, the client cannot send and its time stands still.
+
+    1. idle   seconds waited since the last byte, at most `idle_timeout`
+    2. lag    seconds waited, less one for every `min_rate` bytes, never below zero; at most `grace`. What a client sent
+              faster at first does not allow it to trickle later.
+    """
+
+    def __init__(self, upstream: Receive, pace: Pace) -> None:
+        self._upstream = upstream
+        self._pace = pace
+        self._complete = False
+        self._idle = 0.0
+        self._lag = 0.0
+        self._received = 0
+
+    async def receive(self) -> Message:
+        if self._complete:
+            return await self._upstream()
+        message = await self._receive_in_time()
+        if message["type"] != "http.request":
+            return message
+        self._complete = not message.get("more_body", False)
+        if size := len(message.get("body", b"")):
+            self._received += size
+            self._idle = 0.0
+            if self._pace.min_rate:
+                self._lag = max(0.0, self._lag - size / self._pace.min_rate)
+        return message
+
+    async def _receive_in_time(self) -> Message:
+        loop = asyncio.get_running_loop()
+        begun, left = loop.time(), self._left
+        try:
+            try:
+                async with asyncio.timeout(left):
+                    return await self._upstream()
+            except TimeoutError:
+                async with asyncio.timeout(LATE_SECONDS):
+                    return await self._upstream()
+        except TimeoutError:
+            raise self._timed_out() from None
+        finally:
+            # Whoever stops waiting, to wait again later, has still waited.
+            waited = min(loop.time() - begun, left)
+            self._idle += waited
+            self._lag += waited
+
+    @property
+    def _left(self) -> float:
+        """Seconds for which the next bytes may be waited for."""
+        idle = self._pace.idle_timeout - self._idle
+        return max(0.0, min(idle, self._pace.grace - self._lag) if self._pace.min_rate else idle)
+
+    def _timed_out(self) -> BodyTimeout:
+        sent = f"after {self._received} bytes of the body"
+        if self._pace.idle_timeout - self._idle <= self._left:
+            return BodyTimeout(f"{sent} no more came for {self._pace.idle_timeout:g} seconds")
+        return BodyTimeout(
+            f"{sent} it is {self._pace.grace:g} seconds behind the minimum rate of {self._pace.min_rate} bytes a second"
+        )
 
 
 class _Body:
@@ -159,6 +252,8 @@ class _Body:
         yield from self._decoder.feed(data)
         if last:
             self._decoder.finish()
+            if self._scope["method"] in ("POST", "PUT", "PATCH"):
+                self._decoder.require_member()
 
     def _count(self, data: bytes) -> None:
         self._size += len(data)

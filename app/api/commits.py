@@ -4,11 +4,11 @@ from typing import Annotated, Literal, NamedTuple
 
 from fastapi import Query
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller
 from app.api.problems import Responses
 from app.api.services import Services
+from app.api.threads import run_in_threadpool
 from app.api.waiting import looks
 from app.db import jobs
 from app.errors import Unavailable

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from fastapi import Header, Path, Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.jobs import WaitParam, job_answer
@@ -11,7 +10,8 @@ from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import router
 from app.api.sending import SENT, sent
-from app.api.services import ServicesDep
+from app.api.services import Services, ServicesDep, public_url
+from app.api.threads import run_in_threadpool
 from app.errors import (
     AlreadyExists,
     DocumentInvalid,
@@ -48,10 +48,13 @@ class VersionPage(Page[Version]):
 @catalog_routes.get("", response_model_exclude_none=True, responses=raises(DocumentInvalid))
 def get_catalog(house: ServicesDep, caller: CallerDep, request: Request) -> Catalog:
     """Show the FtM catalog of the datasets the caller may read."""
-    with house.database.read() as connection:
-        readable = datasets.page(connection, _readable(caller), None, None)
-    url = house.settings.public_url or str(request.base_url)
-    return catalog.compile_catalog(house.database, house.store, readable, url)
+    return _catalog(house, caller, request)
+
+
+@catalog_routes.get(".json", response_model_exclude_none=True, responses=raises(DocumentInvalid))
+def get_catalog_json(house: ServicesDep, caller: CallerDep, request: Request) -> Catalog:
+    """Show the same catalog. yente reads an address that ends in `.json` as JSON, and any other as YAML."""
+    return _catalog(house, caller, request)
 
 
 @catalog_routes.patch("", responses=raises(DocumentInvalid))
@@ -156,6 +159,12 @@ async def get_version(
         return await sent(house.store, request, path, "application/octet-stream", name)
     except Missing:
         raise VersionNotFound(f"there is no version {timestamp} of {name}") from None
+
+
+def _catalog(house: Services, caller: Caller, request: Request) -> Catalog:
+    with house.database.read() as connection:
+        readable = datasets.page(connection, _readable(caller), None, None)
+    return catalog.compile_catalog(house.database, house.store, readable, public_url(house, request))
 
 
 def _readable(caller: Caller) -> "datasets.Readable":

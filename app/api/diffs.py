@@ -12,7 +12,7 @@ from app.api.entity_reads import NDJSON, STREAM, Entity
 from app.api.paging import PagingDep, foreign_cursor
 from app.api.reading import Asked, AskedDep, read_answers
 from app.api.routing import JSON, router
-from app.api.streaming import Chunks, EndParam, streamed
+from app.api.streaming import Chunks, EndParam, Piece, streamed
 from app.errors import Fault, InvalidFormat, NoSnapshots
 from app.query import diff
 from app.query.diff import OPS, Difference, Place
@@ -56,7 +56,8 @@ async def stream_diff(
 
     def begin(reading: Reading) -> Chunks:
         states = diff.between(reading, dataset, former, latter)
-        return Chunks(states.latter.snapshot_id, _pieces(diff.differences(reading.duck, reading.store, states)))
+        pieces = _pieces(diff.differences(reading.duck, reading.store, states))
+        return Chunks(states.latter.snapshot_id, pieces, of_entities=True)
 
     return await streamed(asked, [dataset], NDJSON, end, begin)
 
@@ -87,13 +88,17 @@ def _check(asked: Asked) -> None:
         raise InvalidFormat(f"`at` and `fresh` are not for this route: {reason}", errors=[Fault(reason=reason)])
 
 
-def _pieces(found: Iterator[list[Difference]]) -> Iterator[tuple[bytes, int]]:
+def _pieces(found: Iterator[list[Difference]]) -> Iterator[Piece]:
     for some in found:
-        yield b"".join(_json(one) + b"\n" for one in some), len(some)
+        yield Piece(b"".join(_json(one) + b"\n" for one in some), len(some), sum(map(_is_invalid, some)))
+
+
+def _is_invalid(one: Difference) -> bool:
+    return one.line.startswith(b'{"$invalid"')
 
 
 def _json(one: Difference) -> bytes:
-    entity = b"null" if one.line.startswith(b'{"$invalid"') else one.line.strip()
+    entity = b"null" if _is_invalid(one) else one.line.strip()
     return b'{"op":"' + one.op.encode() + b'","id":' + orjson.dumps(one.id) + b',"entity":' + entity + b"}"
 
 

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import orjson
 from fastapi import Depends, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, DatasetDep
 from app.api.entities import EntityId
@@ -17,7 +16,8 @@ from app.api.reading import HEADERS, Asked, AskedDep, read_answers, served
 from app.api.routing import JSON, router
 from app.api.rows import preferred
 from app.api.services import Services
-from app.api.streaming import Chunks, EndParam, streamed
+from app.api.streaming import Chunks, EndParam, Piece, streamed
+from app.api.threads import run_in_threadpool
 from app.errors import EntityNotFound, Fault, NotAcceptable, SchemaViolation
 from app.lake import datasets
 from app.lake.datasets import Dataset
@@ -83,6 +83,27 @@ class InvalidEntity(BaseModel):
     schemata: list[str]
 
 
+class OriginSchemata(BaseModel):
+    """The schemata that one origin uses for an entity."""
+
+    origin: str
+    schemata: list[str]
+
+
+class InvalidEntityDetail(InvalidEntity):
+    """An entity that does not assemble, and which origins disagree about it."""
+
+    by_origin: list[OriginSchemata] = Field(description="The first hundred origins, sorted by name.")
+    origins: int = Field(description="How many origins have statements about it.")
+
+
+class InvalidEntityPage(BaseModel):
+    """A part of the list of entities that do not assemble, by canonical id."""
+
+    results: list[InvalidEntityDetail]
+    next: str | None
+
+
 class EntityPage(BaseModel):
     """A part of a list. Entities that cannot be put together are in `invalid`, in place of a result."""
 
@@ -101,9 +122,10 @@ class Adjacent(BaseModel):
 
 
 class AdjacentPage(BaseModel):
-    """A part of what is beside an entity."""
+    """A part of what is beside an entity. Entities of it that cannot be put together are also in `invalid`."""
 
     results: list[Adjacent]
+    invalid: list[InvalidEntity]
     next: str | None
 
 
@@ -163,12 +185,36 @@ async def stream_entities(
     form: Annotated[str, Depends(_form)],
     end: EndParam = False,
 ) -> Response:
-    """Stream the entities that match, a line each, by canonical id. One that cannot be put together is `$invalid`."""
+    """Stream the entities that match, a line each, by canonical id. One that cannot be put together is `$invalid`.
+
+    Its line is `{"$invalid": {"id", "reason", "schemata"}}`, in the place that the entity would have.
+    """
 
     def begin(reading: Reading) -> Chunks:
-        return Chunks(*entities.stream(reading, dataset, asked.state, where))
+        snapshot, pieces = entities.stream(reading, dataset, asked.state, where)
+        return Chunks(snapshot, map(Piece._make, pieces), of_entities=True)
 
     return await streamed(asked, [dataset], form, end, begin)
+
+
+@routes.get("/invalid", response_model=InvalidEntityPage, responses={200: {"headers": HEADERS}, **read_answers()})
+async def list_invalid_entities(asked: AskedDep, dataset: DatasetDep, page: PagingDep) -> Response:
+    """List the entities whose statements do not assemble, with the schemata of each origin and the reason.
+
+    They are in no export, and in `invalid` or `$invalid` of other reads. An entity whose id is `invalid` is read by
+    `GET …/entities?id=invalid`.
+    """
+    snapshot, found = await asked.read(
+        [dataset], lambda reading: entities.invalid(reading, dataset, asked.state, page.after, page.fetch)
+    )
+    results, cursor = page.cut(found, lambda one: one.id)
+    shown = [
+        orjson.dumps(
+            {**one._asdict(), "by_origin": [{"origin": origin, "schemata": names} for origin, names in one.by_origin]}
+        )
+        for one in results
+    ]
+    return _answer({"results": shown}, cursor, snapshot)
 
 
 @routes.get("", response_model=EntityPage, responses={200: {"headers": HEADERS}, **read_answers()})
@@ -239,7 +285,8 @@ async def list_adjacent(asked: AskedDep, dataset: DatasetDep, entity: EntityId, 
         + b"}"
         for one in results
     ]
-    return _answer({"results": shown}, cursor, found.snapshot)
+    lines = {one.line.json: _report(one.line) for one in results if one.line is not None and one.line.invalid}
+    return _answer({"results": shown, "invalid": list(lines.values())}, cursor, found.snapshot)
 
 
 async def _page(
@@ -252,7 +299,7 @@ async def _page(
 
     found = await asked.read(wanted, read) if wanted else Listed([], None, None)
     results = [line.json.strip() for line in found.lines if not line.invalid]
-    invalid = [orjson.dumps(orjson.loads(line.json)["$invalid"]) for line in found.lines if line.invalid]
+    invalid = [_report(line) for line in found.lines if line.invalid]
     return _answer({"results": results, "invalid": invalid}, page.cursor(found.following), found.snapshot)
 
 
@@ -270,6 +317,11 @@ def _answer(lists: dict[str, list[bytes]], cursor: str | None, snapshot: str | N
     parts = [orjson.dumps(name) + b":[" + b",".join(records) + b"]" for name, records in lists.items()]
     body = b"{" + b",".join([*parts, b'"next":' + orjson.dumps(cursor)]) + b"}"
     return Response(body, headers=served(snapshot), media_type=JSON)
+
+
+def _report(line: Line) -> bytes:
+    """The content of a `$invalid` line."""
+    return orjson.dumps(orjson.loads(line.json)["$invalid"])
 
 
 def _shown(line: Line | None, dataset: Dataset, entity: str) -> bytes:

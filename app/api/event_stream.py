@@ -18,16 +18,16 @@ from typing import NamedTuple
 import structlog
 from anyio import move_on_after
 from fastapi import Response
-from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from app.api.event_hub import Follower, Found
 from app.api.protocol import ABORT
 from app.api.services import Services
 from app.api.streaming import StandsStill
+from app.api.threads import ADMISSION
 from app.db import events
 from app.db.events import Told
-from app.errors import TarnError, Unauthenticated
+from app.errors import BodyTimeout, TarnError, Unauthenticated
 from app.lake import datasets
 from app.lake.datasets import Dataset
 from app.model.event import EventKind
@@ -130,8 +130,10 @@ class EventStream(Response):
                 await watcher
 
     async def _watch(self, follower: Follower, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        # A client that stops in the middle of a body, which nobody needs here, counts as gone.
+        with suppress(BodyTimeout):
+            while (await receive())["type"] != "http.disconnect":
+                pass
         self._left.set()
         follower.woken.set()
 
@@ -199,7 +201,7 @@ class EventStream(Response):
         try:
             if standing is None or standing.revision != revision:
                 # An issuer of tokens may be slow; the hub's thread is for what is quick.
-                run = run_in_threadpool if self._listener.has_token else self._house.hub.run
+                run = ADMISSION.run if self._listener.has_token else self._house.hub.run
                 standing = self._standing = await run(self._listener.standing)
             standing.known.check_expiry()
         except Unauthenticated:

@@ -1,27 +1,37 @@
 """Exports: what can be fetched, the files themselves, and what is fresh."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import Path, Request, Response
+import orjson
+from fastapi import Path, Query, Request, Response
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import DatasetDep
 from app.api.problems import Responses, raises
 from app.api.routing import router
 from app.api.sending import SENT, sent
-from app.api.services import Services, ServicesDep
+from app.api.services import Services, ServicesDep, public_url
+from app.api.threads import run_in_threadpool
 from app.errors import DocumentInvalid, ExportMissing, RangeNotSatisfiable
-from app.lake import datasets, exports
+from app.lake import datasets, deltas, exports
 from app.lake.datasets import Dataset
 from app.lake.exports import Asked, State
+from app.model.dataset import etag, names_tag
 from app.model.export import DELTA_INDEX, Export, Freshness, Kind, Made, media_type
 from app.storage.store import Missing
 
 routes = router("/v1/datasets/{dataset}", "exports")
 
 NameParam = Annotated[str, Path(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+MISSING: Responses = raises(ExportMissing)
+
+UntilParam = Annotated[
+    str | None,
+    Query(max_length=32, pattern=r"^[0-9]{14}-[a-z0-9]+$", description="The last version to list."),
+]
 
 FILE: Responses = {**SENT, **raises(ExportMissing, RangeNotSatisfiable)}
 
@@ -30,6 +40,29 @@ class ExportList(BaseModel):
     """Every export that was made, in the order in which they are made."""
 
     results: list[Export]
+
+
+class Delta(BaseModel):
+    """One file of changed entities."""
+
+    version: str
+    name: str
+    from_: str | None = Field(alias="from", description="The version of the delta that it follows on; null: of none.")
+    snapshot: str | None
+    size: int
+    content: int | None = Field(None, description="The number of the snapshot whose entities it ends at.")
+    restart: bool | None = Field(
+        None, description="True: entities were exported since `from`, and who has loaded those must load them again."
+    )
+
+
+class DeltaIndex(BaseModel):
+    """The deltas that are kept, as yente loads them."""
+
+    dataset: str
+    updated_at: datetime
+    versions: dict[str, str] = Field(description="Addresses of those that follow on each other, by version.")
+    deltas: list[Delta]
 
 
 class Report(BaseModel):
@@ -45,6 +78,22 @@ def list_exports(house: ServicesDep, dataset: DatasetDep) -> ExportList:
     """List what was exported, of which snapshot, and whether it is fresh."""
     state, asked = _looked(house, dataset)
     return ExportList(results=[_shown(made, state.stale(kind, asked)) for kind, made in state.made.items()])
+
+
+@routes.get(f"/exports/{DELTA_INDEX}", responses={304: {"description": "The caller has it already"}, **MISSING})
+async def get_delta_index(
+    house: ServicesDep, dataset: DatasetDep, request: Request, until: UntilParam = None
+) -> DeltaIndex:
+    """List the deltas that are kept, with their addresses, up to a version."""
+    return await _delta_index(house, dataset, request, until)  # type: ignore[return-value]  # FastAPI passes it on
+
+
+@routes.head(f"/exports/{DELTA_INDEX}", response_class=Response, responses=MISSING)
+async def head_delta_index(
+    house: ServicesDep, dataset: DatasetDep, request: Request, until: UntilParam = None
+) -> Response:
+    """Show the headers of the list of deltas."""
+    return await _delta_index(house, dataset, request, until)
 
 
 @routes.get("/exports/{name}", response_class=Response, responses=FILE)
@@ -100,6 +149,7 @@ def _shown(made: Made, reason: str | None) -> Export:
         size=made.size,
         checksum=made.sha1,
         version=made.version,
+        invalid=made.invalid,
         fresh=reason is None,
         reason=reason,
     )
@@ -111,17 +161,38 @@ async def _sent(house: Services, dataset: Dataset, name: str, request: Request) 
             return {made.name: made for made in exports.made_of(connection, dataset).values()}
 
     found = await run_in_threadpool(find)
-    delta = Kind.DELTA in {made.kind for made in found.values()}
     try:
         if name in found:
             kind = found[name].kind
             return await sent(house.store, request, dataset.layout.export(kind, name), media_type(kind, name), name)
-        if name == DELTA_INDEX and delta:
-            return await sent(house.store, request, dataset.layout.delta_index, "application/json", name)
     except Missing:
         pass
-    known = sorted({*found, *([DELTA_INDEX] if delta else [])})
-    raise ExportMissing(f"there is no export {name!r} of {dataset.name!r}; there is {', '.join(known) or 'none'}")
+    raise _missing(dataset, name, found.values())
+
+
+async def _delta_index(house: Services, dataset: Dataset, request: Request, until: str | None) -> Response:
+    def find() -> dict[Kind, Made]:
+        with house.database.read() as connection:
+            return exports.made_of(connection, dataset)
+
+    found = await run_in_threadpool(find)
+    if (delta := found.get(Kind.DELTA)) is None:
+        raise _missing(dataset, DELTA_INDEX, found.values())
+    text = orjson.dumps(deltas.index(dataset.name, delta, public_url(house, request), until))
+    headers = {"ETag": etag(text), "Content-Length": str(len(text))}
+    named = request.headers.get("If-None-Match")
+    if named is not None and names_tag(named, headers["ETag"]):
+        return Response(status_code=304, headers={"ETag": headers["ETag"]})
+    content = b"" if request.method == "HEAD" else text
+    return Response(content, headers=headers, media_type="application/json")
+
+
+def _missing(dataset: Dataset, name: str, made: Iterable[Made]) -> ExportMissing:
+    known = sorted({one.name for one in made} | {DELTA_INDEX for one in made if one.kind is Kind.DELTA})
+    return ExportMissing(
+        f"there is no export {name!r} of {dataset.name!r}; there is {', '.join(known) or 'none'}. "
+        "POST …/operations/make makes all of them"
+    )
 
 
 async def _sent_delta(house: Services, dataset: Dataset, name: str, request: Request) -> Response:

@@ -9,8 +9,7 @@ from anyio import BrokenResourceError, CapacityLimiter, EndOfStream, create_memo
 from anyio.lowlevel import RunVar
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from app.api.places import Places, places
-from app.api.turns import limiter
+from app.api.places import Places, limiter, places
 
 BLOCK = 1 << 20
 """Bytes that pass from one to the other at once: what the network delivers is too little to be worth the way."""

@@ -2,15 +2,15 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import orjson
+from anyio import CancelScope
 from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from sqlalchemy import Connection
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.bodies import LIMIT
@@ -18,15 +18,17 @@ from app.api.datasets import IfNoneMatch
 from app.api.feeding import fed, fetching
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader, WritingDep, Written, moment_now, write_answers
-from app.api.multipart import FORM, Form
+from app.api.multipart import FORM, LONGEST_HEADER, Form
 from app.api.paging import Page, Paging, PagingDep, foreign_cursor
 from app.api.problems import Responses, raises
 from app.api.routing import router
 from app.api.sending import OCTETS, SENT, sent
 from app.api.services import Services, ServicesDep
+from app.api.threads import run_in_threadpool
 from app.archive import documents, records
 from app.archive.files import Staged
 from app.archive.records import Position
+from app.archive.reservations import Reservation
 from app.db import answers
 from app.db.answers import Once
 from app.errors import (
@@ -47,9 +49,11 @@ from app.journal.events import Events
 from app.lake.datasets import Dataset
 from app.model.conditions import Conditions
 from app.model.dataset import names_tag
+from app.model.entity import Exploder
 from app.model.file import ArchiveFile, NewFile, RemoteFile
 from app.model.metadata import Metadata
-from app.model.names import Checksum, FileId, FilePath, Origin
+from app.model.names import Checksum, FileId, FilePath, Origin, TenantName
+from app.model.omissions import Omissions
 from app.storage.store import Missing
 
 routes = router("/v1/datasets/{dataset}/files", "files")
@@ -58,6 +62,11 @@ FILE, META = "file", "meta"
 
 LONGEST_META = 16_384
 """Characters of what may be said of a file in a query; a form takes more."""
+
+LONGEST_LENGTH = 18
+"""Digits of a body's length: no file is larger, and Python refuses to read numbers of thousands of digits."""
+
+Found = TypeVar("Found")
 
 PathParam = Annotated[str, Query(max_length=FilePath.longest, description="Where the file came from: `a/b/c.pdf`.")]
 OriginParam = Annotated[Origin | None, Query(description="Which process put it there; `default` if nothing else does.")]
@@ -154,7 +163,7 @@ async def put_file(
     place = _queried_path(request, path)
     told = _meta(None if meta is None else _queried_meta(request, meta))
     said = NewFile(path=place, origin=origin, checksum=checksum, meta=told, conditions=conditions)
-    staged = await _staged(house, dataset, request, said, request.stream(), key)
+    staged = await _staged(house, caller, dataset, request, said, request.stream(), key, length_of(request))
     return await _committed(house, caller, dataset, request, staged, key, entity)
 
 
@@ -188,7 +197,10 @@ async def post_file(
         raise InvalidPath("the file has no name, and there is no path")
     place = checked_path(named or "") if path is None else _queried_path(request, path)
     said = NewFile(path=place, origin=origin, checksum=checksum, conditions=conditions)
-    staged = await _staged(house, dataset, request, said, form.file(), key)
+    # All that is no file: its own header, and a field with its header.
+    around = house.settings.max_document_bytes + 3 * LONGEST_HEADER
+    least = max(0, (length_of(request) or 0) - around)
+    staged = await _staged(house, caller, dataset, request, said, form.file(), key, least)
     try:
         await form.rest()
         staged = replace(staged, said=said.model_copy(update={"meta": _meta(form.fields.get(META))}))
@@ -227,10 +239,13 @@ async def fetch_file(
 
     def stage() -> Staged:
         named = None if path is None else said(path)  # before anybody is asked for its bytes
+        reservation = house.archive.reservation(dataset, caller.identity.tenant)
         with house.fetcher.open(remote.uri) as source:
             if named is None and source.name is None:
                 raise InvalidPath("the source does not say what the file is called, and there is no path")
-            return house.archive.stage(dataset, named or said(checked_path(source.name or "")), source)
+            new = named or said(checked_path(source.name or ""))
+            reservation.declare(source.size)
+            return house.archive.stage(dataset, new, source, reservation)
 
     staged = await fetching(stage)
     return await _committed(house, caller, dataset, request, staged, None, entity)
@@ -313,12 +328,17 @@ def delete_file(
 async def add_file_entity(writing: WritingDep, checksum: Checksum, file: FileId) -> Response:
     """Write the Document entity of a file that is there, and the folders it is in."""
     found = await run_in_threadpool(_found, writing.house, writing.dataset, checksum, file)
-    events = _events(writing.house, writing.dataset, found, writing.origin or found.origin)
-    answer = WrittenDocument(id=found.id, entities=events.entities, statements=events.statements, rejected=0)
+    omitted = Omissions()
+    origin = writing.origin or found.origin
+    events = await run_in_threadpool(_events, writing.dataset, found, origin, omitted)
+    counts = {"entities": events.entities, "statements": events.statements, "rejected": 0}
+    answer = WrittenDocument(id=found.id, omitted=omitted, **counts)
     return await writing.write(events, answer)
 
 
-@routes.put("/{checksum}/text/{origin}", responses=raises(FileNotFound), openapi_extra=bytes_body(OCTETS))
+@routes.put(
+    "/{checksum}/text/{origin}", responses=raises(FileNotFound, QuotaExceeded), openapi_extra=bytes_body(OCTETS)
+)
 async def put_file_text(
     request: Request,
     house: ServicesDep,
@@ -331,18 +351,36 @@ async def put_file_text(
     """Keep the text that an origin extracted from a content, in the place of the one before."""
     request.scope[LIMIT] = house.settings.max_file_bytes
     await run_in_threadpool(_first, house, dataset, checksum)
-    staged = await fed(request.stream(), lambda chunks: house.archive.stage_text(dataset, origin, chunks))
+    tenant, archive = caller.identity.tenant, house.archive
+    if key is not None and await run_in_threadpool(_is_known, house, tenant, key):
+        staged = await fed(request.stream(), lambda chunks: archive.stage_text(dataset, origin, chunks, keep=False))
+    else:
+        reservation = await run_in_threadpool(archive.text_reservation, dataset, tenant, checksum, origin)
+        staged = await reserved(
+            reservation,
+            length_of(request),
+            request.stream(),
+            lambda chunks: archive.stage_text(dataset, origin, chunks, reservation),
+        )
 
     def put(keep: Keep) -> Any:
         def recorded(connection: Connection) -> None:
             caller.act.done(connection, size=staged.size)
             keep(connection, {"size": staged.size})
 
-        house.archive.put_text(dataset, checksum, origin, staged, recorded)
+        archive.put_text(dataset, tenant, checksum, origin, staged, recorded)
         return {"size": staged.size}
 
     written = await run_in_threadpool(_answered, house, caller, _once(request, key, staged), staged, put)
     return WrittenText.model_validate(written)
+
+
+@routes.delete("/{checksum}/text/{origin}", status_code=204, responses=raises(FileNotFound))
+def delete_file_text(
+    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, checksum: Checksum, origin: TextOrigin
+) -> None:
+    """Delete the text that an origin extracted from a content."""
+    house.archive.delete_text(dataset, checksum, origin, caller.act.done)
 
 
 @routes.get("/{checksum}/text/{origin}", response_class=Response, responses=DATA)
@@ -386,18 +424,63 @@ def _is_garbled(request: Request, text: str) -> bool:
 
 async def write_document(house: Services, caller: Caller, dataset: Dataset, file: ArchiveFile) -> None:
     """Write the Document entity of a file, and its folders, under its origin. Raises Backpressure, QuotaExceeded."""
-    events = _events(house, dataset, file, file.origin)
+    events = await run_in_threadpool(_events, dataset, file, file.origin, Omissions())
     batch = Batch(dataset, caller.identity.tenant, caller.act, file.origin)
     await asyncio.wrap_future(house.writer.submit(batch, events))
 
 
+def length_of(request: Request) -> int | None:
+    """The bytes of a body as its sender declares them; None: it does not, or compresses it."""
+    length = request.headers.get("Content-Length", "")
+    is_plain = request.headers.get("Content-Encoding", "identity").strip().lower() == "identity"
+    return int(length) if is_plain and length.isdigit() and len(length) <= LONGEST_LENGTH else None
+
+
+async def reserved(
+    reservation: Reservation,
+    length: int | None,
+    pieces: AsyncIterator[bytes],
+    work: Callable[[Iterator[bytes]], Found],
+) -> Found:
+    """Let a thread work on a body whose bytes are counted against the quota, from before the first is read.
+
+    Raises QuotaExceeded, and what the work raises: then nothing is reserved.
+    """
+    try:
+        await run_in_threadpool(reservation.declare, length)
+        return await fed(pieces, work)
+    except BaseException:
+        with CancelScope(shield=True):
+            await run_in_threadpool(reservation.release)
+        raise
+
+
 async def _staged(
-    house: Services, dataset: Dataset, request: Request, said: NewFile, pieces: AsyncIterator[bytes], key: str | None
+    house: Services,
+    caller: Caller,
+    dataset: Dataset,
+    request: Request,
+    said: NewFile,
+    pieces: AsyncIterator[bytes],
+    key: str | None,
+    length: int | None,
 ) -> Staged:
     request.scope[LIMIT] = house.settings.max_file_bytes
-    if key is None:  # with one it may have been put already, and is answered again
+    tenant = caller.identity.tenant
+    if key is None:
         await run_in_threadpool(house.archive.require, dataset, said)
-    return await fed(pieces, lambda chunks: house.archive.stage(dataset, said, chunks))
+    elif await run_in_threadpool(_is_known, house, tenant, key):
+        # It was put already, and is answered again, or refused; in either case its bytes are not needed.
+        return await fed(pieces, lambda chunks: house.archive.stage(dataset, said, chunks, keep=False))
+    reservation = house.archive.reservation(dataset, tenant)
+    return await reserved(
+        reservation, length, pieces, lambda chunks: house.archive.stage(dataset, said, chunks, reservation)
+    )
+
+
+def _is_known(house: Services, tenant: TenantName, key: str) -> bool:
+    with house.database.read() as connection:
+        return answers.is_known(connection, tenant, key)
 
 
 async def _committed(
@@ -464,10 +547,14 @@ def _answered(house: Services, caller: Caller, once: Once | None, staged: Staged
         return before()
 
 
-def _events(house: Services, dataset: Dataset, file: ArchiveFile, origin: Origin) -> Events:
+def _events(dataset: Dataset, file: ArchiveFile, origin: Origin, omitted: Omissions) -> Events:
+    """The entities of a file. Not for the event loop: a path may have two thousand folders."""
+    exploder = Exploder()  # that of the process is the event loop's own
     events, moment = Events(), moment_now()
     for entity in documents.entities(dataset.name, file):
-        events.add_entity(house.exploder.explode(dataset.name, entity), origin, moment)
+        exploded = exploder.explode(dataset.name, entity)
+        documents.report_omitted(entity, exploded, file.path, omitted)
+        events.add_entity(exploded, origin, moment)
     return events
 
 

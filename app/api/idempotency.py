@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 from fastapi import Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from app.api.services import Services, services
+from app.api.threads import run_in_threadpool
 from app.db import answers
 from app.db.answers import Once
 from app.errors import Fault, Locked, SchemaViolation

@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 import io
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
@@ -18,12 +19,14 @@ from app.api.access import Caller, admitted
 from app.api.bodies import LIMIT
 from app.api.commits import Commit, CommitParam, SnapshotName, later, wait_for_snapshot
 from app.api.idempotency import fingerprint
-from app.api.places import Places, places
+from app.api.places import Places, limiter, places
 from app.api.problems import Responses, raises
+from app.api.reading import Patience
 from app.api.routing import media_type
 from app.api.services import Services, services
-from app.api.turns import Turns, limiter, turns
+from app.api.turns import Turns, turns
 from app.db.answers import Once
+from app.db.shares import TENANT
 from app.errors import (
     Backpressure,
     CodecConfigured,
@@ -33,28 +36,39 @@ from app.errors import (
     Fault,
     IdempotencyMismatch,
     QuotaExceeded,
+    SchemaViolation,
     StageClosed,
     StorageFull,
     TarnError,
 )
 from app.journal.batches import Batch, Outcome
 from app.journal.bulk import CONNECTIONS
-from app.journal.events import Events
+from app.journal.events import Chunk, Events
+from app.journal.formats import COLUMNAR, FTM_ENTITIES
 from app.journal.formats.record import Source
-from app.journal.intake import Intake, Terms
+from app.journal.intake import DEFAULT_ORIGIN, Intake, OnError, Terms
 from app.journal.parsing import Reading as Body
 from app.lake.datasets import Dataset
+from app.model.entity import TimeLimitExceeded, Values
 from app.model.ids import now
 from app.model.names import DatasetName, Origin
+from app.model.omissions import Omissions
 from app.model.statement import EPOCH
+from app.query import counts
+from app.query.live import NotBrief
 from app.query.reader import Reading
 
-SMALL = 64 << 10
-"""A body up to this size is parsed where it is, in less time than a thread would take to start."""
+SMALL = 16 << 10
+SOON = 0.003
+"""A body of lines or of JSON up to this size is parsed on the event loop, in less time than it takes to pass it on. One
+that takes more seconds than this (a value may take three milliseconds to clean) is begun anew in a parser."""
 
 HEAD = 1 << 20
 """Bytes of a large one that are gathered before a thread takes it: most bodies are whole by then, and no thread and no
 parser has to wait for their clients."""
+
+LOOKED_UP = 1000
+"""Deleted entities whose referents are looked up at once."""
 
 UPLOADS = CONNECTIONS
 """Large bodies that are read at once; more wait for their turn."""
@@ -63,8 +77,21 @@ RAISES = (Backpressure, DatasetNotFound, IdempotencyMismatch, QuotaExceeded, Sta
 RECORDS_RAISE = (*RAISES, CodecConfigured, CodecNotStreamable)
 
 OnErrorParam = Annotated[
-    Literal["abort", "skip"], Query(description="Refuse the whole body for a bad record, or leave that one out.")
+    OnError,
+    Query(
+        description="What a bad record does. `abort`: the whole body is refused. `skip`: that record is left out. "
+        "`drop`: only the property or value that cannot be stored is left out, and the record if nothing else can be."
+    ),
 ]
+ValuesParam = Annotated[
+    Values | None,
+    Query(
+        description="`clean`: values are cleaned as FollowTheMoney does, and those that it rejects are left out and "
+        "listed. `as_is`: values are stored as they are given. What FtM's tools write is clean: `as_is` is the default "
+        "for `application/json+ftm` and for statements, `clean` for everything else."
+    ),
+]
+StrictParam = Annotated[bool, Query(description="Refuse the body if any value would be left out.")]
 KeyHeader = Annotated[
     str | None,
     Header(alias="Idempotency-Key", min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$"),
@@ -82,10 +109,18 @@ class Written(BaseModel):
 
     entities: int
     statements: int
-    rejected: int
+    rejected: int = Field(description="Records that were left out.")
     commit: int | None = None
     snapshot: HeldIn = None
-    errors: list[Fault] = []
+    errors: list[Fault] = Field(default=[], description="The first hundred of the records that were left out.")
+    omitted: Omissions = Field(
+        default_factory=Omissions, description="Values that were left out of records that were stored."
+    )
+    ignored: dict[str, int] = Field(
+        default={}, description="Fields or columns that no entity or statement has, and how many records had them."
+    )
+    nested: int = Field(default=0, description="Entities that were given inside of others and stored on their own.")
+    deleted: int = Field(default=0, description="Entities that lines of changes (`op: DEL`) deleted.")
 
 
 class Deleted(BaseModel):
@@ -113,13 +148,19 @@ class Writing:
     def batch(self) -> Batch:
         return Batch(self.dataset, self.caller.identity.tenant, self.caller.act, self.origin, self.stage)
 
-    async def take_entities(self, skip: bool) -> Response:
+    async def take_entities(self, reading: "HowToRead") -> Response:
         """Read a body of entities into the journal, as one batch."""
-        return await self._take(self._terms("entities", skip))
+        return await self._take(self._terms("entities", reading))
 
-    async def take_statements(self, skip: bool, strict: bool) -> Response:
+    async def take_statements(self, reading: "HowToRead") -> Response:
         """Read a body of statements into the journal, as one batch."""
-        return await self._take(self._terms("statements", skip, strict))
+        return await self._take(self._terms("statements", reading))
+
+    async def take_replacement(self, entity: str, reading: "HowToRead") -> Response:
+        """Read a body of one entity into the journal, in the place of what the origin says of it."""
+        terms = self._terms("entities", reading)
+        only = {"media_type": "application/json", "replaces": entity, "values": reading.values or "clean"}
+        return await self._take(terms.model_copy(update=only), self.house.settings.max_record_bytes)
 
     async def write(self, events: Events, answer: BaseModel, body: bytes = b"") -> Response:
         """Commit a few events as one batch, together with whatever else waits; the answer with its commit number."""
@@ -130,62 +171,111 @@ class Writing:
 
     async def look(self, work: Callable[[Reading], Found]) -> Found:
         """Look at one entity of the present state, for what the answer says; the write does not depend on it."""
-        return await turns(self.house).look(lambda: self._read(work, self.house.reader.looking()))
+        patience = Patience()
+        try:
+            with patience.limited(self.house.settings.query_seconds):
+                return await turns(self.house).look(lambda: self._read(work, self.house.reader.looking(), patience))
+        except NotBrief:
+            return await self.query(work)
 
     async def query(self, work: Callable[[Reading], Found]) -> Found:
         """The same for what takes a look at all of it."""
-        return await turns(self.house).query(lambda: self._read(work, self.house.reader.reading()))
+        begun = self.house.reader.reading(TENANT.get(), self.house.settings.query_seconds)
+        return await turns(self.house).query(lambda: self._read(work, begun, Patience()))
 
-    def _read(self, work: Callable[[Reading], Found], begun: AbstractContextManager[Reading]) -> Found:
+    def _read(
+        self, work: Callable[[Reading], Found], begun: AbstractContextManager[Reading], patience: Patience
+    ) -> Found:
         with begun as reading:
+            patience.begin(reading)
             return work(reading)
 
-    def _terms(self, records: Literal["entities", "statements"], skip: bool, strict: bool = False) -> Terms:
+    def _terms(self, records: Literal["entities", "statements"], reading: "HowToRead") -> Terms:
+        kind = media_type(self.request.headers.get("content-type", ""))[0]
+        default: Values = "as_is" if records == "statements" or kind == FTM_ENTITIES else "clean"
         return Terms(
             records=records,
-            media_type=media_type(self.request.headers.get("content-type", ""))[0],
+            media_type=kind,
             dataset=self.dataset.name,
             origin=self.origin,
             moment=moment_now(),
             longest=self.house.settings.max_record_bytes,
-            skip=skip,
-            strict=strict,
+            on_error=reading.on_error,
+            values=reading.values or default,
+            strict=reading.strict,
         )
 
-    async def _take(self, terms: Terms) -> Response:
-        self.request.scope[LIMIT] = self.house.settings.max_body_bytes
+    async def _take(self, terms: Terms, most: int | None = None) -> Response:
+        self.request.scope[LIMIT] = most or self.house.settings.max_body_bytes
         incoming, turn = Incoming(self.request, hashed=self.key is not None), turns(self.house)
         head = await incoming.head()
         if incoming.over and not head.strip():
             raise EmptyBody("this route needs a body of records")
+        if terms.replaces is not None and not head.lstrip().startswith(b"{"):
+            fault = Fault(line=1, reason="an entity must be a JSON object")
+            raise SchemaViolation(f"the body: {fault.reason}", errors=[fault])
+
+        tenant, ended_referents = TENANT.get(), 0
 
         def finished(reading: Body) -> Batch:
             """The batch with its answer, once the body is read."""
             batch = self.batch
-            batch.answer = {
-                "entities": reading.entities,
-                "statements": reading.statements,
-                "rejected": reading.rejected.count,
-                "commit": None,
-                "errors": [fault.model_dump() for fault in reading.rejected.faults],
-            }
+            batch.answer = written(reading)
+            batch.rows = reading.rows + ended_referents
             batch.once = None if self.key is None else Once(self.key, incoming.fingerprint())
             return batch
 
         def read_large() -> Outcome:
             with self.house.parsers.reading(terms) as reading:
-                chunks = reading.chunks(incoming.source(head, turn))
+                chunks = with_referents(reading, reading.chunks(incoming.source(head, turn)))
                 return self.house.writer.write_body(self.batch, chunks, lambda: finished(reading))
 
-        if len(head) <= SMALL:
-            intake = Intake(terms, self.house.exploder)
-            events = next(intake.chunks(io.BytesIO(head)), Events())
+        def with_referents(body: Body, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+            """The events of a body, and after them those that end the referents of the entities that it deletes."""
+            nonlocal ended_referents
+            yield from chunks
+            ids = list(body.report.deleted_ids)
+            for start in range(0, len(ids), LOOKED_UP):
+                some, events = ids[start : start + LOOKED_UP], Events()
+                with self.house.reader.reading(tenant, self.house.settings.query_seconds) as reading:
+                    ended_referents += self._end_referents(events, self._referents(reading, some))
+                if len(events):
+                    yield events
+
+        parsed = self._parse_soon(terms, head) if incoming.over and len(head) <= SMALL else None
+        if parsed is not None:
+            intake, events = parsed
+            if ids := list(intake.report.deleted_ids):
+                referents = await self.query(lambda reading: self._referents(reading, ids))
+                ended_referents = self._end_referents(events, referents)
             outcome = await asyncio.wrap_future(self.house.writer.submit(finished(intake), events))
         else:
             async with places(_places, UPLOADS).place():
                 with turn.body():
                     outcome = await to_thread.run_sync(read_large, limiter=limiter(_threads, UPLOADS))
         return await self._answer(outcome)
+
+    def _referents(self, reading: Reading, ids: list[str]) -> list[counts.Referent]:
+        return counts.referents(reading, self.dataset, ids, self.origin or DEFAULT_ORIGIN)
+
+    def _end_referents(self, events: Events, referents: list[counts.Referent]) -> int:
+        """Delete what makes ids referents of entities that are deleted; how many there are."""
+        for referent in referents:
+            events.delete(referent.id, referent.entity_id, referent.origin)
+        return len(referents)
+
+    def _parse_soon(self, terms: Terms, body: bytes) -> tuple[Intake, Events] | None:
+        """Parse a small body here, on the event loop; None if that takes too long, or is more than one chunk."""
+        if terms.media_type in COLUMNAR:
+            return None
+        exploder = self.house.exploder
+        intake = Intake(terms, exploder)
+        try:
+            with exploder.limit.of(SOON):
+                chunks = list(islice(intake.chunks(io.BytesIO(body)), 2))
+        except TimeLimitExceeded:
+            return None
+        return (intake, chunks[0] if chunks else Events()) if len(chunks) < 2 else None
 
     async def _answer(self, outcome: Outcome) -> Response:
         """The answer as it was kept, with the snapshot if it was waited for, now or when it is replayed.
@@ -196,6 +286,30 @@ class Writing:
         named, status = await wait_for_snapshot(self.house, self.caller, self.dataset, number, self.commit)
         shown = None if named is None else named._asdict()
         return Response(orjson.dumps(outcome.answer | {"snapshot": shown}), status, media_type="application/json")
+
+
+class HowToRead(BaseModel):
+    """What the caller says of how a body is to be read."""
+
+    on_error: OnError = "abort"
+    values: Values | None = None
+    strict: bool = False
+
+
+async def how_to_read(
+    on_error: OnErrorParam = "abort", values: ValuesParam = None, strict: StrictParam = False
+) -> HowToRead:
+    return HowToRead(on_error=on_error, values=values, strict=strict)
+
+
+HowToReadDep = Annotated[HowToRead, Depends(how_to_read)]
+
+
+def written(reading: Body) -> dict[str, Any]:
+    """The answer to a body that was read."""
+    report = reading.report.model_dump(include={"errors", "omitted", "ignored", "nested", "deleted"})
+    counts = {"entities": reading.entities, "statements": reading.statements, "rejected": reading.report.rejected}
+    return {**counts, "commit": None, **report}
 
 
 def write_answers(model: type[BaseModel], *more: type[TarnError]) -> Responses:

@@ -3,13 +3,13 @@
 from typing import Annotated
 
 from fastapi import Query, Response
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep
 from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import IdParam, router
 from app.api.services import Services, ServicesDep
+from app.api.threads import run_in_threadpool
 from app.api.waiting import looks
 from app.db import jobs
 from app.errors import Forbidden, JobConflict, JobNotFound

@@ -3,7 +3,6 @@
 from typing import Annotated
 
 from fastapi import Header, Path, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.datasets import IfMatch, IfNoneMatch, VersionPage
@@ -13,6 +12,7 @@ from app.api.problems import raises
 from app.api.routing import media_type, records_body, router
 from app.api.sending import SENT, sent
 from app.api.services import Services, ServicesDep
+from app.api.threads import Threads
 from app.db import jobs
 from app.errors import (
     DocumentInvalid,
@@ -37,6 +37,9 @@ from app.storage.store import Missing
 routes = router("/v1/datasets/{dataset}/mappings", "mappings")
 
 DOCUMENT = FileName("mapping.yml")
+PARSED_AT_ONCE = 2
+_THREADS = Threads("mapping threads", PARSED_AT_ONCE)
+"""Mappings that are parsed at once. A large one takes a second or more: other requests do not wait for its thread."""
 
 
 class MappingPage(Page[ListedMapping]):
@@ -61,7 +64,7 @@ def list_mappings(house: ServicesDep, dataset: DatasetDep, paging: PagingDep) ->
     "/{content_hash}",
     responses={304: {"description": "The caller has it already."}, **raises(MappingNotFound, DocumentInvalid)},
 )
-def get_mapping(
+async def get_mapping(
     house: ServicesDep,
     dataset: DatasetDep,
     content_hash: Checksum,
@@ -69,11 +72,15 @@ def get_mapping(
     if_none_match: IfNoneMatch = None,
 ) -> Mapping:
     """Show the mapping of a source file."""
-    kept = mappings.read(house.store, dataset, content_hash)
-    response.headers["ETag"] = kept.tag
-    if if_none_match is not None and names_tag(if_none_match, kept.tag):
-        return Response(status_code=304, headers={"ETag": kept.tag})  # type: ignore[return-value]  # FastAPI passes it on
-    return _shown(house, dataset, content_hash, kept)
+
+    def get() -> Mapping:
+        kept = mappings.read(house.store, dataset, content_hash)
+        response.headers["ETag"] = kept.tag
+        if if_none_match is not None and names_tag(if_none_match, kept.tag):
+            return Response(status_code=304, headers={"ETag": kept.tag})  # type: ignore[return-value]  # FastAPI passes it on
+        return _shown(house, dataset, content_hash, kept)
+
+    return await _THREADS.run(get)
 
 
 @routes.put(
@@ -108,7 +115,7 @@ async def put_mapping(
         )
         return _shown(house, dataset, content_hash, kept), kept.tag, is_first
 
-    shown, tag, is_first = await run_in_threadpool(put)
+    shown, tag, is_first = await _THREADS.run(put)
     response.status_code = 201 if is_first else 200
     response.headers["ETag"] = tag
     return shown
@@ -163,7 +170,7 @@ async def process_mapping(
     wait: WaitParam = 0,
 ) -> Job:
     """Make entities of the rows of a source file, in the place of those that the last run made."""
-    job = await run_in_threadpool(_asked, house, caller, dataset, content_hash, options)
+    job = await _THREADS.run(lambda: _asked(house, caller, dataset, content_hash, options))
     return await job_answer(house, job, wait, response)
 
 

@@ -2,13 +2,13 @@
 
 from fastapi import Response
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.jobs import WaitParam, job_answer
 from app.api.problems import Responses
 from app.api.routing import router
 from app.api.services import Services, ServicesDep
+from app.api.threads import run_in_threadpool
 from app.db import jobs
 from app.lake import datasets
 from app.lake.datasets import Dataset

@@ -1,10 +1,10 @@
 """Places that tenants share: threads, queries, streams. However many one of them asks for, the others get theirs.
 
-1. alone    a tenant that nobody else was beside for a minute may have all places
-2. beside   otherwise each may have a part of them, three quarters if nothing else is said: whatever it does with its
-            places, and for how long, the next tenant finds one
-3. next     a place that becomes free goes to the tenant that has the fewest, and among those to the one that was
+1. reserve  the last free place is only given to a tenant that has none: whatever others do with their places, and for
+            how long, the next tenant finds one
+2. next     a place that becomes free goes to the tenant that has the fewest, and among those to the one that was
             given one the longest time ago
+3. beside   where it is said so, a tenant may have that many and no more while another was there within a minute
 4. turns    where each has few, a tenant that has more requests waiting does not have two in a row while one of another
             is under way, unless that takes long
 """
@@ -14,12 +14,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 
+from anyio import CapacityLimiter
 from anyio.lowlevel import RunVar
 
-TENANT: ContextVar[str] = ContextVar("tenant", default="")
-"""Whose request this is; nobody's, until the caller is known."""
+from app.db.shares import TENANT
 
 ALONE = 60.0
 """Seconds after which a tenant that was there is not there any more."""
@@ -38,11 +37,21 @@ TURN = 0.01
 class Places:
     """The places of one kind that an event loop has, in which all of it is called."""
 
-    def __init__(self, most: int, beside: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        most: int,
+        beside: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        one_at_a_time: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._capacity = most
         self._most = most
         self._beside = beside
+        self._one_at_a_time = one_at_a_time
+        """Which tenants may have one place and no more."""
         self._clock = clock
         self._held: dict[str, int] = {}
+        self._taken = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._served: dict[str, int] = {}
         self._given = 0
@@ -53,11 +62,15 @@ class Places:
 
     @property
     def most(self) -> int:
-        """How many there are. Those that are held beyond that are given up in their own time."""
+        """How many may be taken at once, except that a tenant that has none may take any that is free.
+
+        Those that are held beyond that are given up in their own time.
+        """
         return self._most
 
     @most.setter
     def most(self, most: int) -> None:
+        assert most <= self._capacity
         self._most = most
         self._give()
 
@@ -94,12 +107,13 @@ class Places:
         """Take a place if there is one for this tenant; None if not."""
         tenant = TENANT.get()
         self._see(tenant)
-        if sum(self._held.values()) >= self._most or not self._may_have(tenant):
+        if not self._may_have(tenant):
             return None
         self._take(tenant)
         return tenant
 
     def release(self, tenant: str) -> None:
+        self._taken -= 1
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
@@ -110,10 +124,7 @@ class Places:
         self._give()
 
     def _give(self) -> None:
-        while sum(self._held.values()) < self._most:
-            able = [tenant for tenant in self._waiting if self._may_have(tenant)]
-            if not able:
-                return
+        while able := [tenant for tenant in self._waiting if self._may_have(tenant)]:
             tenant = min(able, key=lambda one: (self._held.get(one, 0), self._served.get(one, 0)))
             turns = self._waiting[tenant]
             turn = turns.popleft()
@@ -124,14 +135,20 @@ class Places:
                 turn.set_result(None)
 
     def _take(self, tenant: str) -> None:
+        self._taken += 1
         self._given += 1
         self._served[tenant] = self._given
         self._held[tenant] = self._held.get(tenant, 0) + 1
 
     def _may_have(self, tenant: str) -> bool:
-        beside = self._most - max(1, self._most // 4) if self._beside is None else self._beside
-        most = max(1, beside) if any(self._others(tenant)) else self._most
-        return self._held.get(tenant, 0) < most and not self._lets_others_go_on(tenant)
+        held = self._held.get(tenant, 0)
+        if self._taken >= (min(self._most, self._capacity - 1) if held else self._capacity):
+            return False
+        if held and self._one_at_a_time(tenant):
+            return False
+        if self._beside is not None and held >= self._beside and any(self._others(tenant)):
+            return False
+        return not self._lets_others_go_on(tenant)
 
     def _lets_others_go_on(self, tenant: str) -> bool:
         if self._had_turn is None or not self._held.keys() - {tenant}:
@@ -163,6 +180,15 @@ def places(kept: RunVar[Places], most: int, beside: int | None = None) -> Places
         return kept.get()
     except LookupError:
         kept.set(Places(most, beside))
+        return kept.get()
+
+
+def limiter(kept: RunVar[CapacityLimiter], most: int) -> CapacityLimiter:
+    """A limit of the event loop's own, made when it is first asked for."""
+    try:
+        return kept.get()
+    except LookupError:
+        kept.set(CapacityLimiter(most))
         return kept.get()
 
 

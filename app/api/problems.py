@@ -59,7 +59,7 @@ def response_to(error: TarnError, instance: str) -> Response:
         headers["WWW-Authenticate"] = 'Bearer realm="tarn"'
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.members["allowed"])
-    if error.status == 413:
+    if error.status in (408, 413):
         # What is left of the body is not worth reading.
         headers["Connection"] = "close"
     return Response(error.problem(instance).model_dump_json(), error.status, headers, MEDIA_TYPE)

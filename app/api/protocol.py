@@ -64,7 +64,10 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._progress()
+        self._head = 0
+        if not self._idle:
+            # What is left of the body of an answered request has no more time than the head of the next one.
+            self._progress()
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -4,7 +4,6 @@ import hashlib
 from typing import Annotated
 
 from fastapi import Query, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.idempotency import fingerprint
@@ -13,6 +12,7 @@ from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import IdParam, router
 from app.api.services import Services, ServicesDep
+from app.api.threads import run_in_threadpool
 from app.db import answers
 from app.db.answers import Once
 from app.errors import (
@@ -25,6 +25,7 @@ from app.errors import (
     SchemaViolation,
 )
 from app.lake.datasets import Dataset
+from app.model.entity import Exploded, Exploder, shown
 from app.model.names import TenantName
 from app.model.queue import (
     Acknowledgement,
@@ -70,7 +71,7 @@ async def add_queue_item(
     """Ask for something to be done: by the worker, in the order in which it was asked, or by another tenant."""
     if new.to is None:
         caller.require(dataset.name, Level.WRITE)
-        _check(house, dataset, new)
+        await run_in_threadpool(_check, house, dataset, new)
     once = None if key is None else Once(key, fingerprint(request, hashlib.sha256(await request.body())))
     item = await run_in_threadpool(_added, house, caller, dataset, new, once)
     response.headers["Location"] = f"/v1/datasets/{dataset.name}/queue/{item.id}"
@@ -159,7 +160,7 @@ def _check(house: Services, dataset: Dataset, new: NewQueueItem) -> None:
     checked_payload(new)
     try:
         if (new.action, new.resource) == (QueueAction.UPSERT, QueueResource.ENTITY):
-            house.exploder.explode(dataset.name, new.payload)
+            _require_all_values(Exploder().explode(dataset.name, new.payload))
         elif new.resource is QueueResource.ENTITY:
             checked_id(new.payload["id"], "id")
     except Invalid as error:
@@ -167,6 +168,12 @@ def _check(house: Services, dataset: Dataset, new: NewQueueItem) -> None:
         raise SchemaViolation(f"{field}: {error.reason}", errors=[Fault(field=field, reason=error.reason)]) from None
     if (new.action, new.resource) == (QueueAction.UPSERT, QueueResource.FILE):
         house.fetcher.check(new.payload["uri"])
+
+
+def _require_all_values(entity: Exploded) -> None:
+    """Raise Invalid for a value that would be left out: the worker has nobody to report it to."""
+    for one in entity.omitted:
+        raise Invalid(f"properties.{one.prop}", f"{shown(one.value)!r} is {one.reason}")
 
 
 def _added(house: Services, caller: Caller, dataset: Dataset, new: NewQueueItem, once: Once | None) -> QueueItem:

@@ -1,8 +1,9 @@
 """Reads on their way to a client: which state is read, on a thread, and given up when the client leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeVar
 
@@ -16,9 +17,21 @@ from app.api.commits import flush_first
 from app.api.problems import Responses, raises
 from app.api.services import Services, ServicesDep
 from app.api.turns import turns
-from app.errors import Fault, InvalidFormat, ManifestInvalid, RefNotFound, SnapshotGone, SnapshotNotFound, TarnError
+from app.db.shares import TENANT
+from app.errors import (
+    BodyTimeout,
+    Fault,
+    InvalidFormat,
+    ManifestInvalid,
+    QueryTimeout,
+    RefNotFound,
+    SnapshotGone,
+    SnapshotNotFound,
+    TarnError,
+)
 from app.lake.datasets import Dataset
 from app.model.ref import StateName
+from app.query.live import NotBrief
 from app.query.reader import Reading, State
 
 Result = TypeVar("Result")
@@ -53,27 +66,61 @@ class Patience:
     """Whether the client is still there. When it leaves, the query that runs for it is interrupted."""
 
     reading: Reading | None = None
+    begun: float = 0.0
     left: bool = field(default=False)
+    timed_out: bool = field(default=False)
 
     def begin(self, reading: Reading) -> None:
+        self.begun = time.monotonic()
         self.reading = reading
         if self.left:
             raise ClientDisconnect
 
     def leave(self) -> None:
         self.left = True
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         if self.reading is not None:
             # What has come to its end meanwhile needs no interrupt.
             with suppress(duckdb.ConnectionException):
                 self.reading.interrupt()
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Interrupt the read once it has run for so long, and raise QueryTimeout in place of what that raises.
+
+        For reads in this process alone; the session of one in another process enforces its own limit.
+        """
+        loop = asyncio.get_running_loop()
+
+        def check() -> None:
+            left = seconds if self.reading is None else self.begun + seconds - time.monotonic()
+            if left <= 0:
+                self.timed_out = True
+                self._interrupt()
+            # Again: an interrupt that comes between two queries of a read is lost on the second.
+            timers[0] = loop.call_later(max(left, AGAIN), check)
+
+        timers = [loop.call_later(seconds, check)]
+        try:
+            yield
+        except duckdb.InterruptException:
+            if not self.timed_out or self.left:
+                raise
+            raise QueryTimeout(f"the read was stopped after {seconds:g} seconds", seconds=seconds) from None
+        finally:
+            timers[0].cancel()
 
     @asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
         """Listen for the client's leaving as long as the context is open."""
 
         async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            # A client that stops in the middle of a body, which nobody needs here, counts as gone.
+            with suppress(BodyTimeout):
+                while (await receive())["type"] != "http.disconnect":
+                    pass
             # An interrupt that comes between two queries of a read is lost on the second.
             while True:
                 self.leave()
@@ -105,11 +152,21 @@ class Asked:
 
     async def read(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
         """Run a query on a thread, after a flush if that was asked for. It ends early if the client leaves."""
-        return await self._read(datasets, work, self.house.reader.reading(), turns(self.house).query)
+        begun = self.house.reader.reading(TENANT.get(), self.house.settings.query_seconds)
+        return await self._read(datasets, work, begun, turns(self.house).query)
 
     async def look(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
-        """The same for what is over in a moment, however much there is: it waits for no query."""
-        return await self._read(datasets, work, self.house.reader.looking(), turns(self.house).look)
+        """The same for what is over in a moment, however much there is: it waits for no query.
+
+        What turns out to be more than that is begun anew as a query.
+        """
+        patience = Patience()
+        try:
+            with patience.limited(self.house.settings.query_seconds):
+                looking = self.house.reader.looking()
+                return await self._read(datasets, work, looking, turns(self.house).look, patience)
+        except NotBrief:
+            return await self.read((), work)
 
     async def _read(
         self,
@@ -117,9 +174,10 @@ class Asked:
         work: Callable[[Reading], Result],
         begun: AbstractContextManager[Reading],
         in_turn: Callable[[Callable[[], Result]], Awaitable[Result]],
+        patience: Patience | None = None,
     ) -> Result:
         await self.ready(datasets)
-        patience = Patience()
+        patience = patience or Patience()
 
         def run() -> Result:
             with begun as reading:
@@ -130,6 +188,8 @@ class Asked:
             try:
                 return await in_turn(run)
             except duckdb.InterruptException:
+                if patience.timed_out:
+                    raise
                 raise ClientDisconnect from None
 
     async def ready(self, datasets: Sequence[Dataset]) -> None:
@@ -154,7 +214,7 @@ AskedDep = Annotated[Asked, Depends(_asked)]
 
 def read_answers(*more: type[TarnError]) -> Responses:
     """What a route that reads a state may answer besides 200."""
-    return raises(InvalidFormat, ManifestInvalid, RefNotFound, SnapshotGone, SnapshotNotFound, *more)
+    return raises(InvalidFormat, ManifestInvalid, QueryTimeout, RefNotFound, SnapshotGone, SnapshotNotFound, *more)
 
 
 def served(snapshot: str | None) -> dict[str, str]:

@@ -5,7 +5,7 @@ from asyncio import Lock
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from starlette.concurrency import run_in_threadpool
+from app.api.threads import Threads
 
 T = TypeVar("T")
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 class Recent(Generic[T]):
     """The last answer, and when it was given.
 
-    One thread of the pool looks; the others who ask wait on the event loop and hold none, so that a look that hangs
-    does not take the pool from the rest of the API.
+    One thread looks; the others who ask wait on the event loop and hold none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
         self._lock = Lock()
         self._last: tuple[float, T] | None = None
 
@@ -25,6 +25,6 @@ class Recent(Generic[T]):
         """An answer that is at most this old."""
         async with self._lock:
             if self._last is None or time.monotonic() - self._last[0] > seconds:
-                answer = await run_in_threadpool(look)
+                answer = await self._threads.run(look)
                 self._last = (time.monotonic(), answer)
             return self._last[1]

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from inspect import iscoroutinefunction
 from typing import Annotated, Any
 
 import orjson
@@ -12,12 +13,14 @@ from fastapi.dependencies.models import Dependant
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from app.api.access import access_of, admit, recording
+from app.api.access import Handler, access_of, admit, recording
 from app.api.idempotency import HEADER, answer_once
 from app.api.places import worked_on
 from app.api.problems import as_responses
 from app.api.services import services
+from app.api.threads import thread_place
 from app.errors import (
+    BodyTimeout,
     BodyTooLarge,
     EmptyBody,
     Fault,
@@ -61,7 +64,7 @@ class GuardedRoute(APIRoute):
         common: set[type[TarnError]] = {Internal, InvalidFormat, Unavailable, SchemaViolation}
         methods = WRITING.intersection(options.get("methods") or ())
         if methods:
-            common |= {IdempotencyMismatch, Locked, StorageFull}
+            common |= {BodyTimeout, IdempotencyMismatch, Locked, StorageFull}
         if methods - {"DELETE"}:
             common |= {EmptyBody, BodyTooLarge, UnsupportedMediaType}
         if _answers_json(options):
@@ -73,6 +76,8 @@ class GuardedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        if not iscoroutinefunction(self.endpoint):
+            handle = _on_a_thread(handle)
         operation = self.name
         access = access_of(operation)
         queries = set(_query_names(self.dependant))
@@ -103,6 +108,16 @@ class GuardedRoute(APIRoute):
                 return await handle(request)
 
         return recording(operation, guarded)
+
+
+def _on_a_thread(handle: Handler) -> Handler:
+    """The handler of a route that is not async, for whose thread a tenant waits its turn."""
+
+    async def handled(request: Request) -> Response:
+        async with thread_place():
+            return await handle(request)
+
+    return handled
 
 
 def router(prefix: str, tag: str) -> APIRouter:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from fastapi import Request, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from app.api.problems import Responses
+from app.api.threads import iterate_in_threadpool, run_in_threadpool
 from app.errors import RangeNotSatisfiable
 from app.model.dataset import names_tag
 from app.storage.store import Entry, Missing, Store
@@ -47,7 +47,8 @@ async def sent(
     """Answer with a file, whose entity tag is the store's unless its content has a name. Raises Missing,
     RangeNotSatisfiable.
 
-    A range is a hint by HTTP's rules: one that is not understood, or several, get the whole file.
+    A range is a hint by HTTP's rules: one that is not understood, or several, get the whole file. So does any range of
+    a file without bytes: some clients ask for ranges only, and no range of it could be satisfied.
     """
     entry = await run_in_threadpool(store.head, path)
     if entry is None:
@@ -70,7 +71,7 @@ async def sent(
         part, headers = None, _headers(opened, name) | {"Content-Length": str(opened.size)}
     if part is not None:
         headers["Content-Range"] = f"bytes {part.start}-{part.end - 1}/{opened.size}"
-    return StreamingResponse(chunks, 200 if part is None else 206, headers, media_type)
+    return StreamingResponse(iterate_in_threadpool(chunks), 200 if part is None else 206, headers, media_type)
 
 
 def etag_of(entry: Entry) -> str:
@@ -111,7 +112,7 @@ def _asked_for(request: Request, entry: Entry) -> Slice | None:
     """The part of the file that is asked for; None: all of it. Raises RangeNotSatisfiable."""
     found = ONE_RANGE.match(request.headers.get("Range", ""))
     of = request.headers.get("If-Range")
-    if found is None or found.groups() == ("", "") or (of is not None and of != etag_of(entry)):
+    if found is None or found.groups() == ("", "") or entry.size == 0 or (of is not None and of != etag_of(entry)):
         return None
     first, last = found.groups()
     if first == "":

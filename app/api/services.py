@@ -10,6 +10,7 @@ from app.api.event_hub import Hub
 from app.api.metrics import Metrics
 from app.api.presence import Admission, Present
 from app.api.recent import Recent
+from app.api.threads import READINESS
 from app.archive.fetch import Fetcher
 from app.archive.files import Archive
 from app.db.engine import Database
@@ -54,13 +55,18 @@ class Services:
     """By operation, dataset and key: whom it let through."""
     datasets: Remembered[Dataset | None] = field(default_factory=Remembered)
     """By name: those that exist and those that do not."""
-    readiness: Recent[Any] = field(default_factory=Recent)
+    readiness: Recent[Any] = field(default_factory=lambda: Recent(READINESS))
 
 
 def services(request: Request) -> Services:
     found = request.app.state.services
     assert isinstance(found, Services)
     return found
+
+
+def public_url(house: Services, request: Request) -> str:
+    """Where clients reach the API: as it is set, or else as this request reached it."""
+    return house.settings.public_url or str(request.base_url)
 
 
 async def _services(request: Request) -> Services:

@@ -3,16 +3,16 @@
 from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import Caller, CallerDep, DatasetDep
 from app.api.commits import Commit, CommitParam, later, wait_for_snapshot
-from app.api.ingest import RECORDS_RAISE, KeyHeader, OnErrorParam, Writing, Written
+from app.api.ingest import RECORDS_RAISE, HowToReadDep, KeyHeader, Writing, Written
 from app.api.paging import Page, PagingDep
 from app.api.problems import raises
 from app.api.routing import IdParam, records_body, router
 from app.api.services import Services, ServicesDep
-from app.api.statements import StrictParam
+from app.api.statements import StatementsDep
+from app.api.threads import run_in_threadpool
 from app.errors import Backpressure, PreconditionFailed, StageClosed, StageNotFound
 from app.journal import stages
 from app.journal.formats import ENTITY_TYPES, STATEMENT_TYPES
@@ -92,9 +92,9 @@ def get_stage(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, stage:
     openapi_extra=records_body(ENTITY_TYPES),
     response_model=Written,
 )
-async def stage_entities(staging: StagingDep, on_error: OnErrorParam = "abort") -> Response:
+async def stage_entities(staging: StagingDep, reading: HowToReadDep) -> Response:
     """Send entities to a stage: kept when answered, seen when it commits."""
-    return await staging.take_entities(on_error == "skip")
+    return await staging.take_entities(reading)
 
 
 @routes.post(
@@ -103,11 +103,9 @@ async def stage_entities(staging: StagingDep, on_error: OnErrorParam = "abort") 
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
-async def stage_statements(
-    staging: StagingDep, on_error: OnErrorParam = "abort", strict: StrictParam = False
-) -> Response:
+async def stage_statements(staging: StagingDep, reading: StatementsDep) -> Response:
     """Send statements to a stage: kept when answered, seen when it commits."""
-    return await staging.take_statements(on_error == "skip", strict)
+    return await staging.take_statements(reading)
 
 
 @routes.post("/{stage}/commit", responses={**later(Written), **raises(StageNotFound, StageClosed, PreconditionFailed)})

@@ -14,7 +14,7 @@ from app.api.problems import Responses
 from app.api.reading import HEADERS, AskedDep, read_answers, served
 from app.api.routing import JSON, router
 from app.api.rows import preferred
-from app.api.streaming import Chunks, EndParam, streamed
+from app.api.streaming import Chunks, EndParam, Piece, streamed
 from app.errors import Fault, InvalidFormat, NotAcceptable, SchemaViolation
 from app.model.fields import property_names, schema_names
 from app.query import statements
@@ -109,7 +109,7 @@ async def stream_statements(
 
     def begin(reading: Reading) -> Chunks:
         snapshot, chunks = statements.stream(reading, dataset, asked.state, wanted, form)
-        return Chunks(snapshot, ((chunk, chunk.count(b"\n")) for chunk in chunks))
+        return Chunks(snapshot, (Piece(chunk, chunk.count(b"\n")) for chunk in chunks))
 
     return await streamed(asked, [dataset], form, end, begin)
 

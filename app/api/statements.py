@@ -2,10 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query, Response
+from fastapi import Depends, Path, Query, Response
 
-from app.api.ingest import Deleted, OnErrorParam, WritingDep, Written, record_answers, write_answers
+from app.api.ingest import (
+    Deleted,
+    HowToRead,
+    OnErrorParam,
+    ValuesParam,
+    WritingDep,
+    Written,
+    record_answers,
+    write_answers,
+)
 from app.api.routing import records_body, router
+from app.errors import QueryTimeout
 from app.journal.events import Events
 from app.journal.formats import STATEMENT_TYPES
 from app.model.names import Origin
@@ -14,7 +24,21 @@ from app.query import counts
 routes = router("/v1/datasets", "statements")
 
 StatementId = Annotated[str, Path(pattern=r"^[0-9a-f]{40}$")]
-StrictParam = Annotated[bool, Query(description="Refuse a statement whose own id or dataset is another one.")]
+StrictParam = Annotated[
+    bool,
+    Query(
+        description="Refuse a statement whose own id or dataset is another one, and any value that would be left out."
+    ),
+]
+
+
+async def how_to_read_statements(
+    on_error: OnErrorParam = "abort", values: ValuesParam = None, strict: StrictParam = False
+) -> HowToRead:
+    return HowToRead(on_error=on_error, values=values, strict=strict)
+
+
+StatementsDep = Annotated[HowToRead, Depends(how_to_read_statements)]
 
 
 @routes.post(
@@ -23,14 +47,14 @@ StrictParam = Annotated[bool, Query(description="Refuse a statement whose own id
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
-async def add_statements(
-    writing: WritingDep, on_error: OnErrorParam = "abort", strict: StrictParam = False
-) -> Response:
+async def add_statements(writing: WritingDep, reading: StatementsDep) -> Response:
     """Write statements: durable when answered, all or nothing. Ids are computed under this dataset."""
-    return await writing.take_statements(on_error == "skip", strict)
+    return await writing.take_statements(reading)
 
 
-@routes.delete("/{dataset}/statements/{statement}", responses=write_answers(Deleted), response_model=Deleted)
+@routes.delete(
+    "/{dataset}/statements/{statement}", responses=write_answers(Deleted, QueryTimeout), response_model=Deleted
+)
 async def delete_statement(writing: WritingDep, statement: StatementId) -> Response:
     """Delete one statement, of one origin or of every one. What is not there is 0 tombstones."""
 
@@ -42,7 +66,7 @@ async def delete_statement(writing: WritingDep, statement: StatementId) -> Respo
     return await writing.write(events, Deleted(tombstones=len(events)))
 
 
-@routes.delete("/{dataset}/origins/{name}", responses=write_answers(Deleted), response_model=Deleted)
+@routes.delete("/{dataset}/origins/{name}", responses=write_answers(Deleted, QueryTimeout), response_model=Deleted)
 async def delete_origin(writing: WritingDep, name: Origin) -> Response:
     """Delete everything that one origin says, as one event."""
     events = Events()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import duckdb
 import orjson
@@ -27,6 +27,8 @@ EndParam = Annotated[
     bool,
     Query(
         description='End with a line `{"$end": {"snapshot", "count"}}`, or `{"$error": problem}` if it fails halfway. '
+        "`count` is the number of lines before it; where lines are made of entities, `invalid` is how many of them are "
+        "of an entity whose statements do not assemble. "
         "Without it, too, a stream that fails is broken off and never ends as if it were whole."
     ),
 ]
@@ -44,13 +46,30 @@ class StandsStill(Exception):
     """The client took nothing for too long."""
 
 
+class Piece(NamedTuple):
+    """Some records of a stream."""
+
+    content: bytes
+    records: int
+    invalid: int = 0
+    """How many of the records are of entities whose statements do not assemble."""
+
+
 class Chunks:
     """What a stream is made of: the snapshot it shows, pieces of it, and how many records were in those so far."""
 
-    def __init__(self, snapshot: str | None, pieces: Iterator[tuple[bytes, int]]) -> None:
+    def __init__(self, snapshot: str | None, pieces: Iterator[Piece], of_entities: bool = False) -> None:
         self.snapshot = snapshot
         self.count = 0
+        self._invalid = 0
+        self._of_entities = of_entities
         self._pieces = pieces
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """What the last line says of all that came before it."""
+        told = {"snapshot": self.snapshot, "count": self.count}
+        return {**told, "invalid": self._invalid} if self._of_entities else told
 
     def next(self) -> bytes | None:
         """The next piece; None at the end. DuckDB's errors are ours."""
@@ -58,8 +77,9 @@ class Chunks:
             found = next(self._pieces, None)
         if found is None:
             return None
-        self.count += found[1]
-        return found[0]
+        self.count += found.records
+        self._invalid += found.invalid
+        return found.content
 
 
 async def streamed(
@@ -75,7 +95,7 @@ async def streamed(
     held.callback(open_streams.release, tenant)
 
     def first() -> tuple[Chunks, bytes | None]:
-        reading = held.enter_context(house.reader.reading())
+        reading = held.enter_context(house.reader.reading(tenant, house.settings.stream_seconds))
         patience.begin(reading)
         with answering():
             chunks = begin(reading)
@@ -136,7 +156,7 @@ class Stream(Response):
             piece = self._piece
             while piece is not None and not self._patience.left:
                 await self._send(send, piece)
-                piece = await turns(self._asked.house).query(self._chunks.next)
+                piece = await turns(self._asked.house).query(self._next)
         except StandsStill:
             raise
         except Exception as error:
@@ -147,8 +167,14 @@ class Stream(Response):
         if self._patience.left:
             return
         if self._end:
-            await self._send(send, _line("$end", {"snapshot": self._chunks.snapshot, "count": self._chunks.count}))
+            await self._send(send, _line("$end", self._chunks.end))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _next(self) -> bytes | None:
+        """The next piece. Its time limit begins now: the time that the client took for the last one is its own."""
+        assert self._patience.reading is not None
+        self._patience.reading.limit(self._asked.house.settings.stream_seconds)
+        return self._chunks.next()
 
     async def _send(self, send: Send, piece: bytes) -> None:
         """Send a piece in steps. Raises StandsStill if the client takes none of one: it holds what others need."""

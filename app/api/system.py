@@ -13,6 +13,7 @@ from app.api.metrics import CONTENT_TYPE
 from app.api.problems import raises
 from app.api.routing import router
 from app.api.services import Services, ServicesDep
+from app.api.threads import METRICS
 from app.db import workers
 from app.errors import ProblemNotFound, RouteNotFound, TarnError, problem_types
 from app.model.ids import now
@@ -94,11 +95,11 @@ def _readiness(house: Services) -> Readiness:
 
 
 @routes.get("/metrics", response_class=PlainTextResponse, responses=raises(RouteNotFound))
-def metrics(house: ServicesDep) -> PlainTextResponse:
+async def metrics(house: ServicesDep) -> PlainTextResponse:
     """Prometheus metrics, unless they have a port of their own."""
     if house.settings.metrics_port is not None:
         raise RouteNotFound("metrics are served on a port of their own")
-    return PlainTextResponse(house.metrics.exposition(), media_type=CONTENT_TYPE)
+    return PlainTextResponse(await METRICS.run(house.metrics.exposition), media_type=CONTENT_TYPE)
 
 
 @routes.get("/problems/{slug}", responses=raises(ProblemNotFound))

@@ -32,8 +32,8 @@ REST = 1.0
 class Turns:
     """The turns of one event loop, in which all of it is called."""
 
-    def __init__(self, most: int) -> None:
-        self._queries = Places(most)
+    def __init__(self, most: int, is_confined: Callable[[str], bool] = lambda _: False) -> None:
+        self._queries = Places(most, one_at_a_time=is_confined)
         self._query_threads = CapacityLimiter(most)
         self._looks = Places(most)
         self._look_threads = CapacityLimiter(most)
@@ -105,14 +105,5 @@ def turns(house: Services) -> Turns:
     try:
         return _turns.get()
     except LookupError:
-        _turns.set(Turns(house.settings.query_slots))
+        _turns.set(Turns(house.settings.query_slots, house.reader.is_confined))
         return _turns.get()
-
-
-def limiter(kept: RunVar[CapacityLimiter], most: int) -> CapacityLimiter:
-    """Another limit of the event loop's own, made when it is first asked for."""
-    try:
-        return kept.get()
-    except LookupError:
-        kept.set(CapacityLimiter(most))
-        return kept.get()

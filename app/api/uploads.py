@@ -4,18 +4,26 @@ from typing import Annotated
 
 from fastapi import Query, Request, Response
 from sqlalchemy import Connection
-from starlette.concurrency import run_in_threadpool
 
 from app.api.access import CallerDep, DatasetDep
 from app.api.bodies import LIMIT
-from app.api.feeding import fed
-from app.api.files import ConditionsDep, EntityParam, bytes_body, checked_path, place_of, write_document
+from app.api.files import (
+    ConditionsDep,
+    EntityParam,
+    bytes_body,
+    checked_path,
+    length_of,
+    place_of,
+    reserved,
+    write_document,
+)
 from app.api.idempotency import fingerprint_of
 from app.api.ingest import KeyHeader
 from app.api.problems import raises
 from app.api.routing import IdParam, router
 from app.api.sending import OCTETS
 from app.api.services import Services, ServicesDep
+from app.api.threads import run_in_threadpool
 from app.archive.uploads import Uploads
 from app.db.answers import Once
 from app.errors import (
@@ -56,7 +64,9 @@ def get_upload(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, uploa
         return _uploads(house).get(connection, dataset, caller.identity.tenant, upload)
 
 
-@routes.put("/{upload}", responses=raises(UploadNotFound, OverlappingBlocks), openapi_extra=bytes_body(OCTETS))
+@routes.put(
+    "/{upload}", responses=raises(UploadNotFound, OverlappingBlocks, QuotaExceeded), openapi_extra=bytes_body(OCTETS)
+)
 async def put_upload_block(
     request: Request,
     house: ServicesDep,
@@ -74,7 +84,13 @@ async def put_upload_block(
     def recorded(connection: Connection, size: int) -> None:
         caller.act.done(connection, offset=offset, size=size)
 
-    return await fed(request.stream(), lambda chunks: add(dataset, tenant, upload, offset, chunks, once, recorded))
+    reservation = _uploads(house).reservation(dataset, tenant, upload)
+    return await reserved(
+        reservation,
+        length_of(request),
+        request.stream(),
+        lambda chunks: add(dataset, tenant, upload, offset, chunks, once, recorded, reservation),
+    )
 
 
 @routes.post(

@@ -13,15 +13,18 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from app.archive import records
+from app.archive import records, texts
+from app.archive.reservations import NO_FILE
+from app.archive.texts import CountedText
 from app.db.engine import Database
 from app.lake.datasets import Dataset
 from app.lake.documents import require_alive
 from app.lake.findings import Findings
+from app.model.cancellation import checked
 from app.model.file import ArchiveFile
 from app.model.finding import FindingKind
 from app.model.job import Report
-from app.model.names import Checksum, FileId
+from app.model.names import Checksum, FileId, Origin, TenantName
 from app.storage.store import Missing, Store
 
 log = structlog.get_logger(__name__)
@@ -30,6 +33,8 @@ STEP = 500
 """Contents that are compared between two reports."""
 
 FIRST, LAST = Checksum("0" * 64), Checksum("f" * 64)
+
+TEXT = ".txt"
 
 RECORD = re.compile(rf"({FileId.pattern})\.json")
 
@@ -41,6 +46,8 @@ class Listed(NamedTuple):
     size: int | None
     """Of the data; None: it is not there."""
     records: frozenset[str]
+    texts: dict[str, int]
+    """By origin, their sizes."""
 
 
 class Wrong(NamedTuple):
@@ -49,7 +56,10 @@ class Wrong(NamedTuple):
     kind: FindingKind
     checksum: Checksum
     file_id: FileId
+    """Of a text, a file that has its content, or none of them has."""
     detail: str
+    origin: Origin | None = None
+    """Of a text."""
 
 
 def check(database: Database, store: Store, dataset: Dataset, found: Findings, report: Report) -> None:
@@ -58,12 +68,18 @@ def check(database: Database, store: Store, dataset: Dataset, found: Findings, r
         missing = wrong.kind in (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
         layout = dataset.layout
         place = layout.blob_data(wrong.checksum) if missing else layout.file_record(wrong.checksum, wrong.file_id)
+        if wrong.origin is not None:
+            place = layout.text(wrong.checksum, wrong.origin)
         found.add(wrong.kind, wrong.detail, place)
 
 
 def mend(database: Database, store: Store, dataset: Dataset, report: Report) -> None:
     """Record again what only the archive knows, and put again the records that only the index knows."""
     for wrong in each(database, store, dataset, report):
+        if wrong.origin is not None:
+            with database.write() as connection:
+                _recount(database, connection, store, dataset, wrong.checksum, wrong.origin)
+            continue
         if wrong.kind not in (FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING):
             continue
         path = dataset.layout.file_record(wrong.checksum, wrong.file_id)
@@ -90,25 +106,26 @@ def each(database: Database, store: Store, dataset: Dataset, report: Report) -> 
         some = list(islice(listing, STEP))
         over = len(some) < STEP
         last = LAST if over else some[-1].checksum
-        for wrong in _compared(database, dataset, some, after, last):
-            with database.read() as connection:
-                if _holds(connection, store, dataset, wrong):
-                    yield wrong
+        for wrong in checked(_compared(database, dataset, some, after, last)):
+            if _is_so(database, store, dataset, wrong):
+                yield wrong
         after = last
 
 
 def _listed(store: Store, dataset: Dataset) -> Iterator[Listed]:
-    entries = store.list(dataset.layout.archive)
+    entries = checked(store.list(dataset.layout.archive))
     for folder, group in groupby(entries, lambda entry: entry.path.rsplit("/", 1)[0]):
-        size, named = None, set()
+        size, named, sizes = None, set(), {}
         for entry in group:
             name = entry.path.rsplit("/", 1)[-1]
             if name == "data":
                 size = entry.size
+            elif name.endswith(TEXT):
+                sizes[name.removesuffix(TEXT)] = entry.size
             elif record := RECORD.fullmatch(name):
                 named.add(record[1])
         try:
-            yield Listed(Checksum(folder.rsplit("/", 1)[-1]), size, frozenset(named))
+            yield Listed(Checksum(folder.rsplit("/", 1)[-1]), size, frozenset(named), sizes)
         except ValueError:
             continue  # not ours
 
@@ -120,9 +137,13 @@ def _compared(
     by_checksum = {one.checksum: one for one in listed}
     wrong: list[Wrong] = []
     known: set[str] = set()
+    contents: set[str] = set()
+    """Those that a file has: texts of others are left to a vacuum."""
     with database.read() as connection:
+        counted = {(text.checksum, text.origin): text.size for text in texts.between(connection, dataset, after, last)}
         for file in records.between(connection, dataset, after, last):
             known.add(file.id)
+            contents.add(file.checksum)
             there = by_checksum.get(file.checksum)
             if there is None or there.size is None:
                 detail = f"{file.path!r} has this content, and it is not there"
@@ -134,14 +155,68 @@ def _compared(
                 detail = f"the index knows {file.path!r}, and its record is not there"
                 wrong.append(Wrong(FindingKind.FILE_RECORD_MISSING, file.checksum, file.id, detail))
     for one in by_checksum.values():
+        if one.checksum in contents:
+            wrong += _miscounted(one, counted)
         for name in sorted(one.records - known):
             detail = "the index does not know the file that this record tells of"
             wrong.append(Wrong(FindingKind.FILE_UNRECORDED, one.checksum, FileId(name), detail))
+    for (checksum, origin), size in counted.items():
+        there = by_checksum.get(checksum)
+        if there is None or origin not in there.texts:
+            detail = f"{size} bytes are counted for it, and it is not there"
+            wrong.append(Wrong(FindingKind.TEXT_MISCOUNTED, checksum, NO_FILE, detail, origin))
     return wrong
+
+
+def _miscounted(one: Listed, counted: dict[tuple[Checksum, Origin], int]) -> Iterator[Wrong]:
+    """Texts of a content that are not counted, or not as they are."""
+    for name, size in one.texts.items():
+        try:
+            origin = Origin(name)
+        except ValueError:
+            continue  # not ours
+        known = counted.get((one.checksum, origin))
+        if known != size:
+            detail = f"it has {size} bytes, and {'none' if known is None else known} are counted against a quota"
+            yield Wrong(FindingKind.TEXT_MISCOUNTED, one.checksum, NO_FILE, detail, origin)
+
+
+def _recount(
+    database: Database, connection: Connection, store: Store, dataset: Dataset, checksum: Checksum, origin: Origin
+) -> None:
+    """Count a text as it lies in the archive: for who put it, or else for who put a file with its content."""
+    records.hold(database, connection, dataset, [checksum])
+    records.require_active(connection, dataset)
+    entry = store.head(dataset.layout.text(checksum, origin))
+    if entry is None:
+        texts.forget(connection, dataset, [checksum], origin)
+        return
+    known = texts.find(connection, dataset, checksum, origin)
+    files = records.page(connection, dataset, 1, checksum=checksum)
+    if known is not None or files:
+        tenant = TenantName(files[0].tenant) if known is None else known.tenant
+        texts.recount(connection, dataset, CountedText(checksum, origin, tenant, entry.size))
+    log.warning("a text is counted", dataset=dataset.name, checksum=checksum, origin=origin)
+
+
+def _is_so(database: Database, store: Store, dataset: Dataset, wrong: Wrong) -> bool:
+    if wrong.origin is None:
+        with database.read() as connection:
+            return _holds(connection, store, dataset, wrong)
+    with database.write() as connection:
+        # Who replaces a text holds its content from before it is written until it is counted.
+        records.hold(database, connection, dataset, [wrong.checksum])
+        return _holds(connection, store, dataset, wrong)
 
 
 def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Wrong) -> bool:
     """Whether it is still so: somebody may have been putting or deleting the file."""
+    if wrong.origin is not None:
+        counted = texts.find(connection, dataset, wrong.checksum, wrong.origin)
+        text = store.head(dataset.layout.text(wrong.checksum, wrong.origin))
+        is_known = bool(records.known_checksums(connection, dataset, [wrong.checksum]))
+        has = None if text is None or (counted is None and not is_known) else text.size
+        return has != (None if counted is None else counted.size)
     known = records.find(connection, dataset, wrong.file_id)
     record = dataset.layout.file_record(wrong.checksum, wrong.file_id)
     if wrong.kind is FindingKind.FILE_UNRECORDED:

@@ -13,12 +13,13 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from app.archive import records, uploads
+from app.archive import records, texts, uploads
 from app.archive.records import Announced
 from app.db.engine import Database
 from app.db.tables import uploads as uploads_table
 from app.lake.datasets import Dataset
 from app.lake.documents import require_alive
+from app.model.cancellation import checked
 from app.model.file import ArchiveFile
 from app.model.ids import now
 from app.model.names import Checksum
@@ -81,7 +82,7 @@ class Collector:
         while left:
             with self._database.read() as connection:
                 left = bool(dead := records.expired(connection, dataset, now()))
-            for announced in dead:
+            for announced in checked(dead):
                 self._finish_one(dataset, announced)
 
     def _finish_one(self, dataset: Dataset, announced: Announced) -> None:
@@ -109,7 +110,7 @@ class Collector:
 
     def _uploads(self, dataset: Dataset, abandoned: datetime, dry_run: bool) -> Iterator[list[Entry]]:
         """Objects below `uploads/` that are old enough and of no upload that goes on."""
-        old = (entry for entry in self._store.list(dataset.layout.uploads) if entry.modified <= abandoned)
+        old = (entry for entry in checked(self._store.list(dataset.layout.uploads)) if entry.modified <= abandoned)
         for some in _some(old, LOOKED_AT):
             ids = {entry.path.split("/")[-2] for entry in some}
             with self._database.read() as connection:
@@ -122,7 +123,7 @@ class Collector:
 
     def _blobs(self, dataset: Dataset, past: datetime) -> Iterator[Blob]:
         """Everything about each content, as listed, where nothing of it was written after a moment."""
-        listing = self._store.list(dataset.layout.archive)
+        listing = checked(self._store.list(dataset.layout.archive))
         for folder, listed in groupby(listing, lambda entry: entry.path.rsplit("/", 1)[0]):
             entries = list(listed)
             name = folder.rsplit("/", 1)[-1]
@@ -146,6 +147,7 @@ class Collector:
             records.require_active(connection, dataset)
             free = records.unreferred(connection, dataset, checksums)
             gone = [entry for checksum, entries in blobs if checksum in free for entry in entries]
+            texts.forget(connection, dataset, free)
             self._reached("collecting")
             require_alive(connection)
             self._store.delete([entry.path for entry in gone])

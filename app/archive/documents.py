@@ -7,9 +7,11 @@ import hashlib
 import re
 from typing import Any
 
-from app.archive.mime import TEXTUAL
+from app.archive.mime import TEXTUAL, UNKNOWN
+from app.model.entity import Exploded
 from app.model.file import ArchiveFile
 from app.model.names import DatasetName, FilePath
+from app.model.omissions import Omissions
 
 Entity = dict[str, Any]
 
@@ -41,6 +43,9 @@ SCHEMATA: tuple[tuple[str, str], ...] = (
 
 OTHER, FOLDER = "Document", "Folder"
 
+REJECTED = "rejected by FollowTheMoney's cleaning"
+LONGEST_REASON = 500
+
 
 def entities(dataset: DatasetName, file: ArchiveFile) -> list[Entity]:
     """The entities of a file: its folders, from the outermost on, and the document."""
@@ -53,7 +58,8 @@ def document(dataset: DatasetName, file: ArchiveFile) -> Entity:
         "contentHash": [file.sha1],
         "fileName": [file.name],
         "fileSize": [str(file.size)],
-        "mimeType": [file.mime_type],
+        # FtM takes the type of unknown files for none.
+        **({} if file.mime_type == UNKNOWN else {"mimeType": [file.mime_type]}),
         **_parent(dataset, file.path),
     }
     return {"id": str(file.id), "schema": schema_of(file.mime_type), "properties": properties}
@@ -63,6 +69,15 @@ def folder(dataset: DatasetName, path: FilePath) -> Entity:
     """The Folder at a path."""
     properties = {"fileName": [path.name], **_parent(dataset, path)}
     return {"id": folder_id(dataset, path), "schema": FOLDER, "properties": properties}
+
+
+def report_omitted(entity: Entity, exploded: Exploded, path: FilePath, omitted: Omissions) -> None:
+    """Add the properties of a file's Document or of one of its Folders that have no statement."""
+    stored = set(exploded.props)
+    for name, values in entity["properties"].items():
+        if name not in stored:
+            for value in values:
+                omitted.add(exploded.schema, name, value, f"{REJECTED}, of the file {path}"[:LONGEST_REASON])
 
 
 def folder_id(dataset: DatasetName, path: FilePath) -> str:
@@ -76,7 +91,7 @@ def schema_of(mime_type: str) -> str:
 
 
 def _parent(dataset: DatasetName, path: FilePath) -> dict[str, list[str]]:
-    return {"parent": [folder_id(dataset, path.folders[-1])]} if path.folders else {}
+    return {} if path.parent is None else {"parent": [folder_id(dataset, path.parent)]}
 
 
 _PATTERNS = [

@@ -9,17 +9,19 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import structlog
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from app.archive import records
+from app.archive import records, texts
 from app.archive.mime import HEAD, mime_type
+from app.archive.reservations import UNRESERVED, Reservation
+from app.archive.texts import CountedText
 from app.db.engine import Database
-from app.errors import BodyTooLarge, EmptyBody, Fault, FileNotFound, PathExists, SchemaViolation, TarnError, Unavailable
+from app.errors import BodyTooLarge, Fault, FileNotFound, PathExists, SchemaViolation, TarnError, Unavailable
 from app.journal.intake import DEFAULT_ORIGIN
 from app.lake.datasets import Dataset
 from app.lake.documents import require_alive
@@ -32,7 +34,7 @@ from app.storage.store import Missing, Store
 
 log = structlog.get_logger(__name__)
 
-SMALL = 1 << 20
+SMALL = UNRESERVED
 """Bytes of a file that is kept in memory until its checksum is known."""
 
 TRIES = 5
@@ -65,6 +67,13 @@ class Staged:
     """All of it, if that is little."""
     place: str | None
     """Where it waits, if it is not."""
+    reservation: str | None = None
+    """What is counted against the quota for it until it is committed."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its bytes are there, and not only known by their checksum."""
+        return self.data is not None or self.place is not None
 
 
 class Archive:
@@ -85,24 +94,57 @@ class Archive:
         said: NewFile,
         chunks: Iterable[bytes],
         recorded: Recorded = lambda *_: None,
+        reservation: str | None = None,
     ) -> ArchiveFile:
         """Put a file, and return its record: the one that is there, if this content was at this path before.
 
-        Raises EmptyBody, BodyTooLarge, SchemaViolation for another checksum than was said, QuotaExceeded,
-        DatasetNotFound, PreconditionFailed, and whatever `chunks` raises; then nothing is stored.
-        """
-        return self.commit(dataset, tenant, [self.stage(dataset, said, chunks)], recorded)[0]
+        A file may have no bytes. Raises BodyTooLarge, SchemaViolation for another checksum than was said,
+        QuotaExceeded, DatasetNotFound, PreconditionFailed, and whatever `chunks` raises; then nothing is stored.
 
-    def stage(self, dataset: Dataset, said: NewFile, chunks: Iterable[bytes]) -> Staged:
+        With a reservation that the caller made, which the file takes the place of, no other is made.
+        """
+        room = None if reservation is not None else self.reservation(dataset, tenant)
+        staged = self.stage(dataset, said, chunks, room)
+        if reservation is not None:
+            staged = replace(staged, reservation=reservation)
+        return self.commit(dataset, tenant, [staged], recorded)[0]
+
+    def reservation(self, dataset: Dataset, tenant: TenantName) -> Reservation:
+        """What counts the bytes of one body against its tenant's quota while it arrives."""
+        return Reservation(self._database, self._settings, dataset, tenant)
+
+    def stage(
+        self,
+        dataset: Dataset,
+        said: NewFile,
+        chunks: Iterable[bytes],
+        reservation: Reservation | None = None,
+        keep: bool = True,
+    ) -> Staged:
         """Take a file's bytes. Whoever stages it commits or drops it; what nobody does, a vacuum sweeps.
 
-        Raises what `put` does but for quota and dataset.
+        With a reservation they are counted as they arrive, and released if this fails. Without `keep` they are hashed
+        and not stored: to find out whether a file is known, when it must not be put. Raises what `put` does but for
+        dataset.
         """
+        try:
+            return self._stage(dataset, said, chunks, reservation, keep)
+        except BaseException:
+            if reservation is not None:
+                reservation.release()
+            raise
+
+    def _stage(
+        self, dataset: Dataset, said: NewFile, chunks: Iterable[bytes], reservation: Reservation | None, keep: bool
+    ) -> Staged:
         passing = _Passing(self._settings.max_file_bytes)
-        left = passing.each(chunks)
+        left = passing.each(chunks if reservation is None else reservation.each(chunks))
         first, data = _gathered(left, SMALL), None
         place = None
-        if passing.over:
+        if not keep:
+            for _ in left:
+                pass
+        elif passing.over:
             data = b"".join(first)
         else:
             place = dataset.layout.upload_part(new_id(), DATA)
@@ -115,6 +157,7 @@ class Archive:
             mime_type(said.path.name, passing.head),
             data,
             place,
+            reservation.id if reservation is not None and reservation.is_held else None,
         )
         self._reached("staged")
         try:
@@ -126,6 +169,20 @@ class Archive:
 
     def drop(self, staged: Iterable[Staged]) -> None:
         """Give up what was staged. Whether that works changes nothing: a vacuum would take it."""
+        dropped = list(staged)
+        self._delete_staged(dropped)
+        self._release([one.reservation for one in dropped if one.reservation is not None])
+
+    def _release(self, reservations: Sequence[str]) -> None:
+        if not reservations:
+            return
+        try:
+            with self._database.write() as connection:
+                records.withdraw(connection, reservations)
+        except TarnError as error:
+            log.warning("reserved bytes are left to expire", problem=error.slug)
+
+    def _delete_staged(self, staged: Iterable[Staged]) -> None:
         places = [one.place for one in staged if one.place is not None]
         try:
             self._store.delete(places)
@@ -141,7 +198,7 @@ class Archive:
     ) -> list[ArchiveFile]:
         """Put what was staged into the archive, all in the same few transactions; the records, in their order.
 
-        1. announce  from here on nobody collects the blobs. Quota is taken
+        1. announce  from here on nobody collects the blobs. Quota is taken, in the place of what was reserved
         2. blob      put or copied to its place, if nothing is there
         3. record    put-if-absent: this is the commit of a file. With conditions it is put in 4, once they hold
         4. index     rows for readers, the tag, and what `recorded` writes: one transaction. Files whose announcement
@@ -153,18 +210,23 @@ class Archive:
         PreconditionFailed and what `recorded` raises: then nothing of it is left, but for those files of many that were
         recorded before.
         """
+        if not all(one.is_kept for one in staged):
+            self.drop(staged)
+            raise Unavailable("the bytes of the file were not kept: send it again", retry_after=1)
         wanted = [self._wanted(dataset, tenant, one) for one in staged]
+        reserved = [one.reservation for one in staged if one.reservation is not None]
         done: dict[int, ArchiveFile] = {}
         try:
             for _ in range(TRIES):
                 left = [number for number in range(len(staged)) if number not in done]
                 if not left:
                     break
-                done |= self._committed(dataset, tenant, staged, wanted, left, recorded)
+                done |= self._committed(dataset, tenant, staged, wanted, left, recorded, reserved)
             else:
                 raise Unavailable("the same files are deleted as fast as they are put", retry_after=1)
         finally:
-            self.drop(staged)
+            self._delete_staged(staged)
+            self._release(reserved)
         return [done[number] for number in range(len(staged))]
 
     def _committed(
@@ -175,13 +237,15 @@ class Archive:
         wanted: Sequence[ArchiveFile],
         left: Sequence[int],
         recorded: Recorded,
+        reserved: list[str],
     ) -> dict[int, ArchiveFile]:
-        """Steps 1 to 4 for some of the files; those that were not overtaken."""
+        """Steps 1 to 4 for some of the files; those that were not overtaken. `reserved` is used up by the first."""
         coming = [wanted[number] for number in left]
         checksums = [file.checksum for file in coming]
         with self._database.write() as connection:
             records.hold(self._database, connection, dataset, checksums)
-            announced = records.announce(connection, self._settings, dataset, tenant, coming)
+            announced = records.announce(connection, self._settings, dataset, tenant, coming, reserved)
+        reserved.clear()
         self._reached("announced")
         try:
             written = self._written(dataset, [staged[number] for number in left], coming)
@@ -325,7 +389,8 @@ class Archive:
         recorded: Callable[[Connection], None],
         conditions: Conditions = UNCONDITIONAL,
     ) -> None:
-        """Delete a File record; the content stays until a vacuum finds that no other refers to it.
+        """Delete a File record; the content stays until a vacuum finds that no other refers to it. The texts of a
+        content that no other file has are deleted, too, as they count against a quota.
 
         The record goes first, in the transaction that takes it out of the index: a crash between the two leaves it in
         the index, and deleting it again ends the same. Raises FileNotFound, PreconditionFailed.
@@ -336,35 +401,60 @@ class Archive:
             records.hold(self._database, connection, dataset, [], [file.path])
             conditions.require(file.tags)
             records.forget(connection, dataset, file)
+            gone = texts.forget(connection, dataset, records.unreferred(connection, dataset, [checksum]))
             records.moved(connection, dataset)
             recorded(connection)
             require_alive(connection)
-            self._store.delete([dataset.layout.file_record(checksum, id)])
+            places = [dataset.layout.text(checksum, text.origin) for text in gone]
+            self._store.delete([*places, dataset.layout.file_record(checksum, id)])
 
     # Texts
 
-    def stage_text(self, dataset: Dataset, origin: Origin, chunks: Iterable[bytes]) -> Staged:
-        """Take the bytes of a text. Raises EmptyBody, BodyTooLarge, and SchemaViolation for what is not UTF-8."""
-        return self.stage(dataset, NewFile(path=FilePath(f"{origin}.txt")), _utf8(chunks))
+    def stage_text(
+        self,
+        dataset: Dataset,
+        origin: Origin,
+        chunks: Iterable[bytes],
+        reservation: Reservation | None = None,
+        keep: bool = True,
+    ) -> Staged:
+        """Take the bytes of a text, which may be empty. Raises BodyTooLarge, SchemaViolation for what is not UTF-8."""
+        return self.stage(dataset, NewFile(path=FilePath(f"{origin}.txt")), _utf8(chunks), reservation, keep)
+
+    def text_reservation(self, dataset: Dataset, tenant: TenantName, checksum: Checksum, origin: Origin) -> Reservation:
+        """What counts the bytes of a text while it arrives: those by which it is larger than the tenant's own text that
+        it replaces."""
+        with self._database.read() as connection:
+            old = texts.find(connection, dataset, checksum, origin)
+        replaced = old.size if old is not None and old.tenant == tenant else 0
+        return Reservation(self._database, self._settings, dataset, tenant, replaced)
 
     def put_text(
         self,
         dataset: Dataset,
+        tenant: TenantName,
         checksum: Checksum,
         origin: Origin,
         staged: Staged,
         recorded: Callable[[Connection], None],
     ) -> None:
-        """Keep the text that an origin extracted from a content, in the place of the one before. Raises FileNotFound.
+        """Keep the text that an origin extracted from a content, in the place of the one before. It counts against the
+        quota of who puts it, and the one before no more. Raises FileNotFound, QuotaExceeded.
 
         It is put in the transaction that tells of it, under the lock of the checksum: a vacuum that collects the
         content takes its texts too, or none.
         """
         target = dataset.layout.text(checksum, origin)
+        new = CountedText(checksum, origin, tenant, staged.size)
+        reserved = [] if staged.reservation is None else [staged.reservation]
         try:
+            if not staged.is_kept:
+                raise Unavailable("the bytes of the text were not kept: send it again", retry_after=1)
             with self._database.write() as connection:
                 records.hold(self._database, connection, dataset, [checksum])
                 records.first_of(connection, dataset, checksum)
+                records.withdraw(connection, reserved)
+                texts.replace(connection, self._settings, dataset, new)
                 records.moved(connection, dataset)
                 recorded(connection)
                 require_alive(connection)
@@ -373,8 +463,30 @@ class Archive:
                 else:
                     assert staged.place is not None
                     self._store.copy(staged.place, target)
+            reserved.clear()
         finally:
-            self.drop([staged])
+            self._delete_staged([staged])
+            self._release(reserved)
+
+    def delete_text(
+        self, dataset: Dataset, checksum: Checksum, origin: Origin, recorded: Callable[[Connection], None]
+    ) -> None:
+        """Delete the text that an origin extracted from a content, and give its bytes back. Raises FileNotFound.
+
+        The object goes first, as in `delete`: a crash between the two leaves it counted, and deleting it again ends the
+        same.
+        """
+        target = dataset.layout.text(checksum, origin)
+        with self._database.write() as connection:
+            records.hold(self._database, connection, dataset, [checksum])
+            records.first_of(connection, dataset, checksum)
+            gone = texts.forget(connection, dataset, [checksum], origin)
+            if not gone and self._store.head(target) is None:
+                raise FileNotFound(f"there is no text of {checksum} by {origin!r}")
+            records.moved(connection, dataset)
+            recorded(connection)
+            require_alive(connection)
+            self._store.delete([target])
 
 
 class _Passing:
@@ -413,8 +525,6 @@ def _gathered(chunks: Iterator[bytes], most: int) -> list[bytes]:
 
 
 def _require(staged: Staged) -> None:
-    if staged.size == 0:
-        raise EmptyBody("the file has no bytes")
     expected = staged.said.checksum
     if expected is not None and expected != staged.checksum:
         reason = f"is {expected}, and what arrived has {staged.checksum}"

@@ -141,16 +141,28 @@ def hold(
         database.serialize(connection, f"path:{dataset.id}:{path}")
 
 
+def expiry(settings: Settings) -> datetime:
+    """When what is announced now is given up."""
+    return now() + timedelta(seconds=settings.upload_expiry)
+
+
 def announce(
-    connection: Connection, settings: Settings, dataset: Dataset, tenant: TenantName, coming: Sequence[ArchiveFile]
+    connection: Connection,
+    settings: Settings,
+    dataset: Dataset,
+    tenant: TenantName,
+    coming: Sequence[ArchiveFile],
+    reservations: Collection[str] = (),
 ) -> list[str]:
     """Say that these files are about to be put, and take them from the tenant's quota; the ids of the announcements.
 
-    Raises DatasetNotFound for one that is being deleted, and QuotaExceeded.
+    They take the place of what was reserved while they arrived. Raises DatasetNotFound for one that is being deleted,
+    and QuotaExceeded.
     """
     require_active(connection, dataset)
+    withdraw(connection, reservations)
     limits.reserve(connection, tenant, settings, size=sum(file.size for file in coming))
-    expires = now() + timedelta(seconds=settings.upload_expiry)
+    expires = expiry(settings)
     ids = [new_id() for _ in coming]
     rows = [
         {
@@ -185,10 +197,12 @@ def is_wanted(connection: Connection, dataset: Dataset, file_id: FileId) -> bool
 
 
 def withdraw(connection: Connection, announced: Iterable[str]) -> set[str]:
-    """Take announcements back, with what they took from quotas; those that were still there."""
+    """Take announcements and reservations back, with what they took from quotas; those that were still there."""
+    if not (ids := list(announced)):
+        return set()
     gone = connection.execute(
         delete(file_puts)
-        .where(file_puts.c.id.in_(list(announced)))
+        .where(file_puts.c.id.in_(ids))
         .returning(file_puts.c.id, file_puts.c.tenant, file_puts.c.reserved)
     ).all()
     for row in gone:

@@ -2,11 +2,11 @@
 
 from collections import Counter
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, tuple_
 
 from app.archive import uploads
 from app.db.engine import Database
-from app.db.tables import file_puts, files
+from app.db.tables import file_puts, file_texts, files
 from app.db.tables import uploads as uploads_table
 from app.lake.datasets import Hold
 from app.tenancy import limits
@@ -20,19 +20,23 @@ def remove_files(database: Database, dataset_id: str, hold: Hold) -> None:
 
     The dataset is being deleted, so that nothing is added. Run again after a crash it goes on where it was.
     """
-    for table, size in ((file_puts, file_puts.c.reserved), (files, files.c.size)):
+    for table, size, key in (
+        (file_puts, file_puts.c.reserved, [file_puts.c.id]),
+        (files, files.c.size, [files.c.id]),
+        (file_texts, file_texts.c.size, [file_texts.c.checksum, file_texts.c.origin]),
+    ):
         left = True
         while left:
             with database.write() as connection:
                 hold(connection, None)
-                own = select(table.c.id, table.c.tenant, size).where(table.c.dataset_id == dataset_id).limit(AT_ONCE)
+                own = select(table.c.tenant, size, *key).where(table.c.dataset_id == dataset_id).limit(AT_ONCE)
                 found = connection.execute(own).all()
                 used: Counter[str] = Counter()
                 for row in found:
-                    used[row.tenant] += row[2]
+                    used[row.tenant] += row[1]
                 for tenant, given_back in sorted(used.items()):
                     limits.give_back(connection, tenant, size=given_back)
-                same = table.c.dataset_id == dataset_id, table.c.id.in_([row.id for row in found])
+                same = table.c.dataset_id == dataset_id, tuple_(*key).in_([tuple(row[2:]) for row in found])
                 connection.execute(delete(table).where(*same))
             left = len(found) == AT_ONCE
     with database.write() as connection:

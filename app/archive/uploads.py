@@ -12,11 +12,13 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
+from app.archive import records, reservations
 from app.archive.files import UNCONDITIONAL, Archive
+from app.archive.reservations import BlockReservation
 from app.db import answers
 from app.db.answers import Once
 from app.db.engine import Database
-from app.db.tables import upload_blocks, uploads
+from app.db.tables import file_puts, upload_blocks, uploads
 from app.errors import (
     BodyTooLarge,
     EmptyBody,
@@ -58,23 +60,28 @@ class Uploads:
     def create(
         self, connection: Connection, dataset: Dataset, tenant: TenantName, path: FilePath, new: NewUpload
     ) -> Upload:
-        """Begin an upload. Raises BodyTooLarge, and QuotaExceeded for what would not fit now, beside the tenant's other
-        uploads that go on. What is taken from the quota is taken by the commit."""
+        """Begin an upload. Its length is reserved until it is committed, given up or expires. Raises BodyTooLarge,
+        QuotaExceeded, DatasetNotFound."""
         limit = self._settings.max_file_bytes
         if new.length > limit:
             raise BodyTooLarge(f"a file has at most {limit} bytes", limit=limit)
-        # The first takes the tenant's row, so that of uploads that begin at once each sees those before.
-        limits.reserve(connection, tenant, self._settings, size=new.length)
+        id = new_id()
+        reservations.resize(connection, self._settings, dataset, tenant, id, new.length)
+        # Uploads that a version before this one began have reserved nothing.
         going_on = uploads.c.tenant == tenant, uploads.c.file.is_(None), uploads.c.expires > now()
-        others = int(
-            connection.execute(select(func.coalesce(func.sum(uploads.c.length), 0)).where(*going_on)).scalar_one()
-        )
+        unreserved = uploads.c.id.not_in(select(file_puts.c.id))
+        length = func.coalesce(func.sum(uploads.c.length), 0)
+        others = int(connection.execute(select(length).where(*going_on, unreserved)).scalar_one())
         limits.reserve(connection, tenant, self._settings, size=others)
-        limits.give_back(connection, tenant, size=new.length + others)
+        limits.give_back(connection, tenant, size=others)
         said = new.model_dump(include={"length", "checksum", "origin", "meta"})
-        values = {"id": new_id(), "dataset_id": dataset.id, "tenant": tenant, "path": path, **said}
+        values = {"id": id, "dataset_id": dataset.id, "tenant": tenant, "path": path, **said}
         connection.execute(insert(uploads).values(**values, created=now(), expires=self._expiry()))
         return self.get(connection, dataset, tenant, values["id"])
+
+    def reservation(self, dataset: Dataset, tenant: TenantName, upload: str) -> BlockReservation:
+        """What counts the bytes of a block while it arrives."""
+        return BlockReservation(self._database, self._settings, dataset, tenant, upload)
 
     def get(self, connection: Connection, dataset: Dataset, tenant: TenantName, upload: str) -> Upload:
         """How far an upload is. Raises UploadNotFound, for another tenant's too."""
@@ -90,11 +97,12 @@ class Uploads:
         chunks: Iterable[bytes],
         once: Callable[[str], Once] | None = None,
         recorded: Callable[[Connection, int], None] = lambda *_: None,
+        reservation: BlockReservation | None = None,
     ) -> Upload:
         """Add a block; how far the upload is then. With a key, made with its SHA-256, it is added once.
 
-        Raises UploadNotFound, EmptyBody, OverlappingBlocks, IdempotencyMismatch, and BodyTooLarge for one that goes
-        beyond the end.
+        Only a file of no bytes may have a block of none, and needs no block. Raises UploadNotFound, EmptyBody,
+        OverlappingBlocks, IdempotencyMismatch, and BodyTooLarge for one that goes beyond the end.
         """
         with self._database.read() as connection:
             row = self._find(connection, dataset, tenant, upload)
@@ -104,26 +112,33 @@ class Uploads:
         part = new_id()
         place = dataset.layout.upload_part(upload, part)
         digest = hashlib.sha256()
-        size = self._store.put_stream(place, _within(chunks, max(0, row.length - offset), digest))
+        counted = chunks if reservation is None else reservation.each(chunks)
+        size = self._store.put_stream(place, _within(counted, max(0, row.length - offset), digest))
         named = None if once is None else once(digest.hexdigest())
         try:
-            if size == 0:
+            if size == 0 and row.length > 0:
                 raise EmptyBody("the block has no bytes")  # noqa: TRY301 - its object goes like any other's
             with self._database.write() as connection:
                 row = self._hold(connection, dataset, tenant, upload)
                 before = None if named is None else answers.find(connection, tenant, named)
                 if before is None:
-                    _add(connection, row, Span(offset, offset + size), part)
+                    if reservation is not None and reservation.is_held:
+                        reservation.give_back(connection)
+                    if size > 0:
+                        _add(connection, row, Span(offset, offset + size), part)
                     recorded(connection, size)
                     there = self.get(connection, dataset, tenant, upload)
                     if named is not None:
                         answers.keep(connection, tenant, named, 200, there.model_dump(mode="json"))
-                    return there
+                    if size > 0:
+                        return there
         except BaseException:
             self._sweep([place])
             raise
         self._sweep([place])
-        return Upload.model_validate(before.answer)
+        if reservation is not None:
+            reservation.release()
+        return there if before is None else Upload.model_validate(before.answer)
 
     def commit(
         self,
@@ -146,6 +161,7 @@ class Uploads:
             (file,) = files
             self._hold(connection, dataset, tenant, upload)
             own = update(uploads).where(uploads.c.id == upload, uploads.c.file.is_(None))
+            records.withdraw(connection, [upload])
             if connection.execute(own.values(file=file.model_dump(mode="json"))).rowcount == 1:
                 connection.execute(delete(upload_blocks).where(upload_blocks.c.upload == upload))
                 recorded(connection, file)
@@ -154,8 +170,11 @@ class Uploads:
         parts = [dataset.layout.upload_part(upload, block.part) for block in blocks]
         try:
             self._archive.require(dataset, said)
-            file = self._archive.put(dataset, tenant, said, self._bytes(parts), done)
-        except (Missing, PreconditionFailed) as error:
+            file = self._archive.put(dataset, tenant, said, self._bytes(parts), done, reservation=upload)
+        except (TarnError, Missing) as error:
+            self._reserve_again(dataset, tenant, upload)
+            if not isinstance(error, Missing | PreconditionFailed):
+                raise
             # Another commit may be done with the blocks, and its file is what does not fit the conditions any more.
             with self._database.read() as connection:
                 row = self._find(connection, dataset, tenant, upload)
@@ -166,6 +185,16 @@ class Uploads:
             raise Unavailable(f"a block of the upload {upload} is lost") from None
         self._sweep(parts)
         return file
+
+    def _reserve_again(self, dataset: Dataset, tenant: TenantName, upload: str) -> None:
+        """Reserve the length of an upload whose commit failed. If another took the room, the next commit is refused."""
+        try:
+            with self._database.write() as connection:
+                row = self._hold(connection, dataset, tenant, upload)
+                if row.file is None:
+                    reservations.resize(connection, self._settings, dataset, tenant, upload, row.length)
+        except TarnError as error:
+            log.warning("an upload has no reservation any more", upload=upload, problem=error.slug)
 
     def abort(self, dataset: Dataset, tenant: TenantName, upload: str, recorded: Callable[[Connection], None]) -> None:
         """Give an upload up. A file that it became stays. Raises UploadNotFound."""
@@ -202,6 +231,7 @@ class Uploads:
         own = update(uploads).where(*_own(dataset, tenant, upload)).values(expires=self._expiry())
         if connection.execute(own).rowcount != 1:
             raise UploadNotFound(f"{dataset.name!r} has no upload {upload!r}, or no longer")
+        connection.execute(update(file_puts).where(file_puts.c.id == upload).values(expires=self._expiry()))
         return self._find(connection, dataset, tenant, upload)
 
     def _sweep(self, places: list[str]) -> None:
@@ -215,7 +245,8 @@ class Uploads:
 
 
 def forget(connection: Connection, ids: Sequence[str]) -> list[str]:
-    """Take uploads out of SQL; the names of their blocks' objects."""
+    """Take uploads out of SQL, and release what they reserved; the names of their blocks' objects."""
+    records.withdraw(connection, ids)
     own = delete(upload_blocks).where(upload_blocks.c.upload.in_(ids)).returning(upload_blocks.c.part)
     parts = list(connection.execute(own).scalars())
     connection.execute(delete(uploads).where(uploads.c.id.in_(ids)))
@@ -272,7 +303,7 @@ def _said(row: Row[Any], conditions: Conditions) -> NewFile:
 
 
 def _upload(row: Row[Any], blocks: list[Span]) -> Upload:
-    there = blocks if row.file is None else [Span(0, row.length)]
+    there = blocks if row.file is None or row.length == 0 else [Span(0, row.length)]
     return Upload(
         id=row.id,
         path=row.path,

@@ -22,6 +22,7 @@ from app.archive.addresses import Address, Guard
 from app.archive.source import Source, refused
 from app.archive.urls import Url
 from app.errors import FileNotFound, SchemaViolation, SourceFailed, TarnError
+from app.model.cancellation import check
 
 Clock = Callable[[], float]
 
@@ -30,6 +31,8 @@ REDIRECTED = frozenset({301, 302, 303, 307, 308})
 WHOLE = frozenset({200, 203})
 GONE = frozenset({404, 410})
 BUSY = frozenset({408, 425, 429})
+STEP = 1.0
+"""Seconds that one read waits before it is checked whether the job that it is for is cancelled."""
 TRIED = 4
 """Addresses of one host that are tried; all of them are checked."""
 PLAIN_NAME = re.compile(r""";\s*+filename=("(?:[^"\\]|\\.)*+"|[^";\s]*+)""", re.IGNORECASE)
@@ -159,7 +162,15 @@ class TimedStream(httpcore.NetworkStream):
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        return self._stream.read(max_bytes, self._deadline.left())
+        """In steps, between which it is checked whether the job that waits for this is cancelled."""
+        left = self._deadline.left()
+        while left > STEP:
+            try:
+                return self._stream.read(max_bytes, STEP)
+            except httpcore.ReadTimeout:
+                check()
+            left = min(left - STEP, self._deadline.left())
+        return self._stream.read(max_bytes, left)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._stream.write(buffer, self._deadline.left())

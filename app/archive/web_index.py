@@ -9,6 +9,7 @@ from app.archive.source import Choice, Failed, Found, refused
 from app.archive.urls import Url
 from app.archive.web import Web
 from app.errors import TarnError
+from app.model.cancellation import check
 
 LARGEST_PAGE = 8 << 20
 DEPTH = 16
@@ -72,6 +73,7 @@ class WebIndex:
 
     def _read(self, url: Url) -> tuple[Url, list[str]]:
         """Where a page was found in the end, and its links in their order, each once."""
+        check()
         self._pages.add(url.path)
         page, source = self.web.open(url, LARGEST_PAGE)
         with source:

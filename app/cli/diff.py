@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from app.cli.datasets import BASE, Dataset
+from app.cli.left_out import LeftOut
 from app.cli.options import Out, Quiet
 from app.cli.paths import at
 from app.cli.session import Session
@@ -23,4 +24,7 @@ def diff(
 
     Example: tarn diff donations 11 latest | jq -r 'select(.op == "DEL") | .id'
     """
-    print_records(session, at(BASE, name, "snapshots", before, "diff", after, "stream"), {}, out, quiet)
+    invalid = LeftOut(name)
+    path = at(BASE, name, "snapshots", before, "diff", after, "stream")
+    print_records(session, path, {}, out, quiet, left_out=invalid)
+    invalid.summarise_shown()

@@ -9,7 +9,8 @@ import typer
 
 from app.cli.completion import dataset_names
 from app.cli.datasets import BASE
-from app.cli.failures import Failure, Misuse
+from app.cli.failures import Failure, Misuse, ProblemAnswered
+from app.cli.left_out import LeftOut
 from app.cli.loads import load as send
 from app.cli.options import (
     At,
@@ -25,11 +26,13 @@ from app.cli.options import (
     Schema,
     Schemata,
     Source,
+    Strict,
+    Values,
 )
 from app.cli.paths import at as path_of
 from app.cli.session import Session, client_command
 from app.cli.sources import STDIN, entity_type, opened
-from app.cli.streams import line, print_records, printing, tell_invalid
+from app.cli.streams import line, print_records, printing
 
 if TYPE_CHECKING:
     from app.cli.client import Client
@@ -39,6 +42,9 @@ app = typer.Typer(no_args_is_help=True, help="Entities: loaded, looked at, asked
 PAGE = 1000
 FLUSH_SECONDS = 60.0
 """How long a server takes at most over the flush that a read asks for."""
+
+ROUTE_NAMES = ("stream", "invalid")
+"""Names of routes where the id of an entity may stand: entities with these ids are read by a list."""
 
 KINDS = {"ndjson": "application/x-ndjson", "json": "application/json"}
 
@@ -55,6 +61,9 @@ def get(
     Example: tarn entities get donations jane --json
     """
     params = {"origin": origin, "at": at, "fresh": fresh}
+    if entity in ROUTE_NAMES:
+        session.output.record(_named_like_a_route(session.client, dataset, entity, params))
+        return
     found = session.client.document("GET", _path(dataset, entity), params=params, wait=FLUSH_SECONDS)
     session.output.record(found)
 
@@ -88,13 +97,35 @@ def query(
     """
     filters = {"id": id_, "schema": schema, "schemata": schemata, "origin": origin}
     state = {"at": at, "fresh": fresh}
+    left_out = LeftOut(dataset)
     if where is None and not sort:
-        print_records(session, _path(dataset, "stream"), {**filters, **state}, out, quiet, limit)
-        return
-    question = {"where": _condition(where, filters), "sort": sort or []}
+        print_records(session, _path(dataset, "stream"), {**filters, **state}, out, quiet, limit, left_out)
+    else:
+        question = {"where": _condition(where, filters), "sort": sort or []}
+        with printing(session, out, quiet, limit) as write:
+            for lines in _pages(session.client, _path(dataset, "query"), question, state, limit, left_out):
+                write(lines)
+    left_out.summarise()
+
+
+@client_command(app, "invalid")
+def invalid(
+    session: Session,
+    dataset: Dataset,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most so many entities.")] = None,
+    at: At = None,
+    fresh: Fresh = None,
+    out: Out = "-",
+    quiet: Quiet = False,
+) -> None:
+    """Print the entities whose statements do not assemble, a line of JSON each: id, reason, schemata of each origin.
+
+    Example: tarn entities invalid donations | jq -r '[.id, .reason] | @tsv'
+    """
+    found = session.client.each(_path(dataset, "invalid"), limit, at=at, fresh=fresh)
     with printing(session, out, quiet, limit) as write:
-        for lines in _pages(session.client, _path(dataset, "query"), question, state, limit):
-            write(lines)
+        for entity in found:
+            write(line(entity))
 
 
 @client_command(app, "load")
@@ -104,6 +135,8 @@ def load(
     file: Source,
     origin: Origin = None,
     on_error: OnError = "abort",
+    values: Values = None,
+    strict: Strict = False,
     commit: Commit = "auto",
     kind: Annotated[
         Literal["ndjson", "json"] | None,
@@ -115,7 +148,7 @@ def load(
 
     Example: zcat entities.ftm.json.gz | ftm validate | tarn entities load donations - --origin crawl
     """
-    params = {"origin": origin, "on_error": on_error, "commit": commit}
+    params = {"origin": origin, "on_error": on_error, "values": values, "strict": strict, "commit": commit}
     with opened(file) as source:
         send(session, _path(dataset), source, KINDS[kind] if kind else entity_type(source), params, quiet)
 
@@ -187,8 +220,32 @@ def _text(where: str) -> str:
         raise Misuse(f"{where[1:]} cannot be read: {error.strerror or error}") from None
 
 
+def _named_like_a_route(client: "Client", dataset: str, entity: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Read an entity whose id is the name of a route. Raises what the route of entities would answer."""
+    if params["origin"] is not None:
+        raise Misuse(
+            f"--origin cannot be given for the id {entity!r}, which is the name of a route: "
+            f"use `tarn statements query {dataset} --id {entity} --origin {params['origin']}`"
+        )
+    page = client.document("GET", _path(dataset), params={**params, "id": entity}, wait=FLUSH_SECONDS)
+    found = sorted([*page["results"], *page["invalid"]], key=lambda one: (one["id"] != entity, one["id"]))
+    if not found:
+        detail = f"there is no entity {entity!r} in {dataset!r}"
+        raise ProblemAnswered({"type": "/problems/entity-not-found", "status": 404, "detail": detail})
+    if found[0] in page["invalid"]:
+        detail = f"the entity {entity!r} cannot be put together: {found[0]['reason']}"
+        raise ProblemAnswered({"type": "/problems/schema-violation", "status": 422, "detail": detail})
+    shown: dict[str, Any] = found[0]
+    return shown
+
+
 def _pages(
-    client: "Client", path: str, question: dict[str, Any], state: dict[str, Any], limit: int | None
+    client: "Client",
+    path: str,
+    question: dict[str, Any],
+    state: dict[str, Any],
+    limit: int | None,
+    left_out: LeftOut,
 ) -> Iterator[bytes]:
     """What a query finds, a page at a time, as lines."""
     cursor, left = None, limit
@@ -197,7 +254,7 @@ def _pages(
         body = {**question, "limit": size, "cursor": cursor}
         page = client.document("POST", path, body, params=state, wait=FLUSH_SECONDS)
         for entity in page["invalid"]:
-            tell_invalid(entity)
+            left_out.add(entity)
         yield b"".join(line(entity) for entity in page["results"])
         cursor, left = page["next"], None if left is None else left - len(page["results"])
         if cursor is None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.jobs import outcome
+from app.cli.left_out import LeftOut
 from app.cli.operations import Name, Wait, ask
 from app.cli.paths import at
 from app.cli.session import Session
@@ -20,7 +21,10 @@ def make(
     wait: Wait = True,
 ) -> None:
     """Make every export that is not fresh."""
-    outcome(session, ask(session, dataset, "make", {"force": force}, wait))
+    job = ask(session, dataset, "make", {"force": force}, wait)
+    outcome(session, job)
+    if job["result"] is not None:
+        _summarise(dataset, job["result"])
 
 
 def export(
@@ -40,16 +44,27 @@ def export(
     job = ask(session, dataset, "export", {"kinds": [kind], "force": force}, wait=True)
     if out is None:
         outcome(session, job)
+        _summarise(dataset, job["result"])
         return
     (wanted,) = (one["kind"] for one in job["result"]["made"] + job["result"]["skipped"])
     (found,) = (one for one in _listed(session, dataset) if one["kind"] == wanted)
     path = at("/v1/datasets", dataset, "exports", found["name"])
     print_bytes(session, path, found["media_type"], {}, out, quiet)
+    # Of the file that was fetched, which may be newer than the job's.
+    _summarise(dataset, found, found["name"])
 
 
 def exports(session: Session, dataset: Name) -> None:
     """List what was exported, and whether it is fresh."""
-    session.output.table(_listed(session, dataset), "name", "seq", "made", "size", "fresh", "reason")
+    session.output.table(_listed(session, dataset), "name", "seq", "made", "size", "invalid", "fresh", "reason")
+
+
+def _summarise(dataset: str, result: dict[str, Any], name: str | None = None) -> None:
+    """Print how many entities an export or the files of a job leave out, if any."""
+    invalid = LeftOut(dataset)
+    # Null if it is not known, and missing if the server is of an older version.
+    invalid.count = result.get("invalid") or 0
+    invalid.summarise(name)
 
 
 def _listed(session: Session, dataset: str) -> list[dict[str, Any]]:

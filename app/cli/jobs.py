@@ -17,6 +17,9 @@ app = typer.Typer(no_args_is_help=True, help="Jobs: long work that the server do
 
 JobId = Annotated[str, typer.Argument(metavar="ID")]
 
+SHOWN_PROPERTIES = 5
+"""Properties that the summary of omitted values names."""
+
 LONGEST_WAIT = 60.0
 """Seconds that one request waits: some proxies break off what is silent for longer."""
 
@@ -36,8 +39,24 @@ def outcome(session: Session, job: dict[str, Any]) -> None:
     """Print a job that was asked for: all of it, but to people, when it is over, only what came of it."""
     result = {field: value for field, value in (job["result"] or {}).items() if field != "operation"}
     over = job["finished"] is not None and not session.output.as_json
+    omitted = result.get("omitted") or {"count": 0}
     told = {field: job[field] for field in ("operation", "dataset", "state")} | result
+    told |= {"omitted": omitted["count"]} if "omitted" in result else {}
     session.output.record(told if over else job)
+    if omitted["count"]:
+        session.output.note(_omitted_summary(omitted))
+
+
+def _omitted_summary(omitted: dict[str, Any]) -> str:
+    """One line on the values that a job left out: how many, of which properties, and the first of them."""
+    counts = sorted(omitted["by_property"].items(), key=lambda one: -one[1])
+    shown = ", ".join(f"{name} {count}" for name, count in counts[:SHOWN_PROPERTIES])
+    others = len(counts) - SHOWN_PROPERTIES
+    more = f" and {others} other properties" if others > 0 else ""
+    first = omitted["first"][0]
+    line = "" if first["line"] is None else f"line {first['line']}, "
+    example = f"{line}{first['property']} {first['value']!r}: {first['reason']}"
+    return f"{omitted['count']} values were left out: {shown}{more}; the first: {example}"
 
 
 @client_command(app, "list")

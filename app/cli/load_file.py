@@ -10,7 +10,7 @@ from app.cli.completion import dataset_names
 from app.cli.datasets import BASE
 from app.cli.failures import Misuse, ProblemAnswered
 from app.cli.loads import load as send
-from app.cli.options import Commit, OnError, Origin, Quiet
+from app.cli.options import Commit, OnError, Origin, Quiet, Strict, Values
 from app.cli.paths import at as path_of
 from app.cli.session import Session
 from app.cli.sources import STATEMENT_TYPES, STDIN, Source, entity_type, opened, statement_type
@@ -38,17 +38,21 @@ def load(
     create: Annotated[bool, typer.Option("--create", help="Make the dataset if there is none.")] = False,
     origin: Origin = None,
     on_error: OnError = "abort",
+    values: Values = "as_is",
+    strict: Strict = False,
     commit: Commit = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Load a file as FtM's tools write them: entities or statements, by what it holds. All of it is taken, or nothing.
+    """Load a file as FtM's tools write them: entities, changes or statements. All of it is taken, or nothing.
+
+    Values are stored as they are, since FtM's tools have cleaned them; --values clean cleans them again.
 
     Example: tarn load donations.ftm.json --create
 
     Example: ftm aggregate -i entities.ijson | tarn load -d donations --origin crawl
     """
     name = dataset or _named_for(file)
-    params = {"origin": origin, "on_error": on_error, "commit": commit}
+    params = {"origin": origin, "on_error": on_error, "values": values, "strict": strict, "commit": commit}
     with opened(file) as source:
         records, kind = _content(source)
         if create:

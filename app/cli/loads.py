@@ -11,6 +11,12 @@ from app.cli.progress import progress
 from app.cli.session import Session
 from app.cli.sources import TEXT, Source
 
+UNUSUAL = frozenset({"nested", "deleted"})
+"""Counts that are shown only if there is something to count."""
+
+MOST_SHOWN = 10
+"""Values that were left out which are shown one by one."""
+
 
 def load(session: Session, path: str, source: Source, kind: str, params: dict[str, Any], quiet: bool) -> None:
     """Send a source, which is of this media type, and show what the server took of it."""
@@ -28,11 +34,25 @@ def load(session: Session, path: str, source: Source, kind: str, params: dict[st
     if session.output.as_json:
         session.output.json(written)
         return
-    faults = written.pop("errors")
-    session.output.record(written)
+    faults, omitted, ignored = (written.pop(name) for name in ("errors", "omitted", "ignored"))
+    session.output.record({name: value for name, value in written.items() if value or name not in UNUSUAL})
     for fault in faults:
         typer.echo(printable(f"left out: {fault_line(fault)}"), err=True)
     if written["rejected"] > len(faults):
         session.output.note(f"and {written['rejected'] - len(faults)} more")
+    show_omissions(omitted, ignored)
     if answer.status_code == 202:
         session.output.note("it is durable; the flush that was waited for is not done yet")
+
+
+def show_omissions(omitted: dict[str, Any], ignored: dict[str, int]) -> None:
+    """Say on standard error which values were left out of what was stored, and which fields were ignored."""
+    for value in omitted["first"][:MOST_SHOWN]:
+        shown = f"left out: line {value['line']}, {value['property']}: {value['value']!r} ({value['reason']})"
+        typer.echo(printable(shown), err=True)
+    if omitted["count"]:
+        counts = ", ".join(f"{name} {count}" for name, count in omitted["by_property"].items())
+        typer.echo(printable(f"values left out: {omitted['count']} ({counts})"), err=True)
+    if ignored:
+        counts = ", ".join(f"{name} {count}" for name, count in ignored.items())
+        typer.echo(printable(f"fields ignored: {counts}"), err=True)

@@ -32,9 +32,21 @@ Commit = Annotated[
     ),
 ]
 OnError = Annotated[
-    Literal["abort", "skip"],
-    typer.Option("--on-error", help="abort: refuse everything for one bad record; skip: leave that one out."),
+    Literal["abort", "skip", "drop"],
+    typer.Option(
+        "--on-error",
+        help="abort: refuse everything for one bad record; skip: leave that record out; drop: leave out only the "
+        "property or value that cannot be stored.",
+    ),
 ]
+Values = Annotated[
+    Literal["clean", "as_is"] | None,
+    typer.Option(
+        "--values",
+        help="clean: clean values as FollowTheMoney does and list those it rejects; as_is: store them as they are.",
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse everything if any value would be left out.")]
 
 Source = Annotated[
     str, typer.Argument(metavar="FILE", help="- is standard input. What is compressed with gzip or zstd is sent so.")

@@ -1,5 +1,6 @@
 """Commands that are processes of the server. What they run is imported when they run: clients start without it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -130,6 +131,8 @@ def reconcile(
 def executor() -> None:
     """Run an executor of Spark on Kubernetes: Spark starts it, in a pod of its own."""
     with _refusals_in_a_sentence():
+        # Its environment is Spark's, without the settings of Tarn: nobody but this user may read its files.
+        os.umask(0o077)
         from app.main import run_executor
 
         run_executor()
@@ -143,10 +146,16 @@ def settings() -> None:
 
 
 def _settings() -> "Settings":
-    """The settings, before what takes seconds to import: a wrong one is said at once. Raises StartRefused."""
+    """Load the settings and set the umask, before what takes seconds to import: a wrong setting is reported at once.
+
+    Every process of the server passes here before it writes a file, and its child processes inherit the umask: the
+    worker, parsers, loaders, the query process, Spark's JVM and its Python workers. Raises StartRefused.
+    """
     from app.settings import load_settings
 
-    return load_settings()
+    known = load_settings()
+    os.umask(int(known.umask, 8))
+    return known
 
 
 @contextmanager

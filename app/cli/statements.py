@@ -22,6 +22,7 @@ from app.cli.options import (
     Schema,
     Schemata,
     Source,
+    Values,
 )
 from app.cli.paths import at as path_of
 from app.cli.session import Session, client_command
@@ -51,6 +52,7 @@ def load(
         bool, typer.Option("--strict", help="Refuse a statement whose own id or dataset is another one.")
     ] = False,
     on_error: OnError = "abort",
+    values: Values = None,
     commit: Commit = "auto",
     quiet: Quiet = False,
 ) -> None:
@@ -60,7 +62,7 @@ def load(
 
     Example: tarn statements load donations statements.csv.gz --origin crawl
     """
-    params = {"origin": origin, "strict": strict, "on_error": on_error, "commit": commit}
+    params = {"origin": origin, "strict": strict, "on_error": on_error, "values": values, "commit": commit}
     with opened(file) as source:
         kind = STATEMENT_TYPES[form] if form else statement_type(source)
         send(session, _path(dataset), source, kind, params, quiet)

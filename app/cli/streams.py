@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
-import typer
-
 from app.cli.failures import Misuse, ProblemAnswered, Unreachable
-from app.cli.output import printable
+from app.cli.left_out import LeftOut
 from app.cli.progress import progress
 from app.cli.session import Session
 
@@ -55,14 +53,20 @@ def sink(name: str) -> Iterator[Sink]:
 
 
 def print_records(
-    session: Session, path: str, params: dict[str, Any], out: str, quiet: bool, limit: int | None = None
+    session: Session,
+    path: str,
+    params: dict[str, Any],
+    out: str,
+    quiet: bool,
+    limit: int | None = None,
+    left_out: LeftOut | None = None,
 ) -> None:
-    """Print a stream of NDJSON, all of it or up to a limit."""
+    """Print a stream of NDJSON, all of it or up to a limit. Count the invalid entities of it in `left_out`."""
     with (
         printing(session, out, quiet, limit) as write,
         session.client.stream(path, NDJSON, {**params, "end": True}) as chunks,
     ):
-        for block in limited(records(chunks), limit):
+        for block in limited(records(chunks, left_out), limit):
             write(block)
 
 
@@ -96,8 +100,8 @@ def printing(
             yield write
 
 
-def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Blocks of whole lines, each a record. Entities that the server cannot put together are told of on standard error.
+def records(chunks: Iterable[bytes], left_out: LeftOut | None = None) -> Iterator[bytes]:
+    """Blocks of whole lines, each a record. Lines about entities that do not assemble are counted in `left_out`.
 
     Raises ProblemAnswered for a stream that failed, and Unreachable for one without its last line.
     """
@@ -112,10 +116,18 @@ def records(chunks: Iterable[bytes]) -> Iterator[bytes]:
                 continue
             ((about, what),) = json.loads(line).items()
             if about == "$invalid":
-                tell_invalid(what)
+                if kept:
+                    # A reader that has enough with these has left nothing out that comes after them.
+                    yield b"".join(kept)
+                    kept = []
+                if left_out is not None:
+                    left_out.add(what)
                 continue
             yield b"".join(kept)
             if about == "$end":
+                if left_out is not None:
+                    # Of a diff, whose records have such entities as null, this line alone has the number.
+                    left_out.count = what.get("invalid", left_out.count)
                 return
             raise ProblemAnswered(what)
         yield b"".join(kept)
@@ -139,11 +151,6 @@ def limited(blocks: Iterable[bytes], limit: int | None) -> Iterator[bytes]:
 def line(record: dict[str, Any]) -> bytes:
     """A record as the server's streams have it."""
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-
-
-def tell_invalid(entity: dict[str, Any]) -> None:
-    """Say that an entity was left out, which no reader of the records could understand."""
-    typer.echo(printable(f"tarn: the entity {entity['id']} is left out: {entity['reason']}"), err=True)
 
 
 def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -38,6 +38,12 @@ def find(connection: Connection, tenant: str, once: Once) -> Kept | None:
     return Kept(row.status, row.answer, row.created)
 
 
+def is_known(connection: Connection, tenant: str, key: str) -> bool:
+    """Whether a key was used, for whatever request."""
+    same = idempotency.c.tenant == tenant, idempotency.c.key == key
+    return connection.execute(select(idempotency.c.key).where(*same)).first() is not None
+
+
 def keep(connection: Connection, tenant: str, once: Once, status: int, answer: Any) -> bool:
     """Keep an answer in the caller's transaction. False if another request has the key by now."""
     kept = connection.execute(

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.db import events
+from app.db.shares import Shares
 from app.errors import StartRefused, StorageFull, TarnError, Unavailable
 
 CHECKPOINT_PAGES = 16_000
@@ -21,6 +22,10 @@ every few thousand rows otherwise."""
 BUSY_SECONDS = 20
 """How long a SQLite writer waits for another before it gives up."""
 
+
+SQLITE_MORE = 16
+"""Connections to SQLite beyond those to a server: they cost next to nothing, and each writer that waits for another has
+one."""
 
 SIGNS_OF_LIFE = {"keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 """A server that is gone without a word is found out within 20 s, also by who waits for its answer."""
@@ -41,13 +46,15 @@ class Database:
         self.name = name
         """What PostgreSQL calls its connections, so that operators see who has which."""
         self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
+        most = 2 * pool + (SQLITE_MORE if self.is_sqlite else 0)
+        self._shares = Shares(most, BUSY_SECONDS)
         self.engine = _sqlite_engine(url, pool) if self.is_sqlite else _postgresql_engine(url, pool, name)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read-only view of one moment: everything read in it fits together."""
         options = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with _answering(), self.engine.connect() as connection:
+        with _answering(), self._shares.one(), self.engine.connect() as connection:
             yield connection.execution_options(**options)
 
     @contextmanager
@@ -58,7 +65,7 @@ class Database:
         instead of waiting when another one has written in between.
         """
         recorded: list[events.Recorded] = []
-        with _answering(), self.engine.connect() as connection:
+        with _answering(), self._shares.one(), self.engine.connect() as connection:
             connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE", **{events.RECORDED: recorded})
             with connection.begin():
                 yield connection
@@ -112,7 +119,11 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
     assert path is not None
     _check_file(Path(path))
     engine = create_engine(
-        url, pool_size=pool, max_overflow=pool, hide_parameters=True, connect_args={"timeout": BUSY_SECONDS}
+        url,
+        pool_size=pool,
+        max_overflow=pool + SQLITE_MORE,
+        hide_parameters=True,
+        connect_args={"timeout": BUSY_SECONDS},
     )
 
     @event.listens_for(engine, "connect")

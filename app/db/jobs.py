@@ -140,24 +140,37 @@ def retry(connection: Connection, job_id: str) -> Job:
 # What a worker does with it
 
 
-def is_any_free(connection: Connection, silent_after: float, among: Collection[Operation]) -> bool:
+def is_any_free(
+    connection: Connection, silent_after: float, among: Collection[Operation], without: Collection[str] = ()
+) -> bool:
     """Whether there may be something to claim: a look that writes nothing, for those who look often."""
-    free = jobs.c.operation.in_(among) & _is_free(now(), silent_after)
+    moment = now()
+    free = and_(_is_claimable(moment, silent_after, among, without), _is_free(moment, silent_after))
     return connection.execute(select(jobs.c.id).where(free).limit(1)).first() is not None
 
 
-def claim(connection: Connection, worker: str, silent_after: float, among: Collection[Operation]) -> Job | None:
+def claim(
+    connection: Connection,
+    worker: str,
+    silent_after: float,
+    among: Collection[Operation],
+    running: Mapping[str, int] | None = None,
+    without: Collection[str] = (),
+) -> Job | None:
     """Take a job that nobody works on: a queued one whose time has come, or one whose worker fell silent.
 
-    The tenant that was served the longest time ago is next, with its oldest one. Operations that are not `among` these
-    are left alone. Of several workers one gets it. A job that was taken over is `disturbed`: its former worker may not
-    know yet.
+    The tenant with the fewest jobs that are `running` is next; among equals the one that was served the longest time
+    ago, with its oldest job. Operations that are not `among` these are left alone, and so are the jobs of tenants that
+    are to go `without`, and those of a dataset that another job is at work on. Of several workers one gets it. A job
+    that was taken over is `disturbed`: its former worker may not know yet.
     """
     before = jobs.alias()
     served = select(func.max(before.c.started)).where(before.c.tenant == jobs.c.tenant).scalar_subquery()
-    found = _claim(
-        connection, worker, silent_after, jobs.c.operation.in_(among), most=1, order=[served.asc().nulls_first()]
-    )
+    order: list[ColumnElement[Any]] = [served.asc().nulls_first()]
+    if running:
+        order.insert(0, case(*((jobs.c.tenant == tenant, count) for tenant, count in running.items()), else_=0))
+    which = _is_claimable(now(), silent_after, among, without)
+    found = _claim(connection, worker, silent_after, which, most=1, order=order)
     return found[0] if found else None
 
 
@@ -213,6 +226,22 @@ def _claim(
     return begun
 
 
+def _is_claimable(
+    moment: datetime, silent_after: float, among: Collection[Operation], without: Collection[str]
+) -> ColumnElement[bool]:
+    """Whether a job is of these operations, of a tenant that may have one more, on a dataset without a running one."""
+    other = jobs.alias()
+    is_alive = other.c.heartbeat >= moment - timedelta(seconds=silent_after)
+    at_work = select(other.c.id).where(
+        other.c.dataset_id == jobs.c.dataset_id,
+        other.c.id != jobs.c.id,
+        other.c.state == JobState.RUNNING,
+        other.c.operation.in_(set(among) - {Operation.FLUSH}),  # flushes of a dataset are done in one round
+        is_alive,
+    )
+    return and_(jobs.c.operation.in_(among), jobs.c.tenant.not_in(without), ~at_work.exists())
+
+
 def _is_free(moment: datetime, silent_after: float) -> ColumnElement[bool]:
     due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= moment)
     return or_(and_(jobs.c.state == JobState.QUEUED, due), _is_abandoned(moment, silent_after))
@@ -247,8 +276,13 @@ def beat(connection: Connection, job_id: str, worker: str, progress: Progress | 
 
 def is_held(connection: Connection, job_id: str, worker: str) -> bool:
     """Whether a job is still to be worked on, without a word of it."""
-    held = select(jobs.c.id).where(jobs.c.id == job_id, *_held_by(worker), jobs.c.cancelled.is_(None))
-    return connection.execute(held).first() is not None
+    return bool(held(connection, [job_id], worker))
+
+
+def held(connection: Connection, job_ids: Collection[str], worker: str) -> set[str]:
+    """Those of a worker's jobs that are still to be worked on. Writes nothing."""
+    found = select(jobs.c.id).where(jobs.c.id.in_(job_ids), *_held_by(worker), jobs.c.cancelled.is_(None))
+    return set(connection.execute(found).scalars())
 
 
 def beat_all(

@@ -420,6 +420,17 @@ files = Table(
     comment="what the File records in the archive say, to be found by path",
 )
 
+file_texts = Table(
+    "file_texts",
+    metadata,
+    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
+    Column("checksum", String(64), primary_key=True),
+    Column("origin", String(128), primary_key=True),
+    Column("tenant", String(64), nullable=False, comment="whose quota it counts against"),
+    Column("size", BigInteger, nullable=False),
+    comment="texts of contents, as they are counted; what they say is in the archive",
+)
+
 file_puts = Table(
     "file_puts",
     metadata,

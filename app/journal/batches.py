@@ -14,6 +14,7 @@ from app.db.tables import journal, journal_batches
 from app.errors import StageClosed
 from app.journal import contents, heads
 from app.journal.events import Chunk
+from app.journal.formats.counting import require_equal
 from app.lake.datasets import Dataset
 from app.model.ids import new_id, now
 from app.model.names import TenantName
@@ -39,6 +40,8 @@ class Batch:
     origin: str | None = None
     stage: int | None = None
     once: Once | None = None
+    rows: int | None = None
+    """Events that the reader of its body gave, where there is one: as many must be in the batch when it commits."""
     answer: dict[str, Any] = field(default_factory=dict)
 
 
@@ -61,6 +64,8 @@ def write_whole(connection: Connection, settings: Settings, group: list[Sized]) 
 
     Raises Overtaken, or the error of any one of them: then none is written, and the caller tries them singly.
     """
+    for batch, events in group:
+        require_equal(len(events), batch.rows, "rows are in the batch", "were read")
     moment = now()
     replays = [replay(connection, sized.batch) for sized in group]
     fresh = [sized for sized, replayed in zip(group, replays, strict=True) if replayed is None]
@@ -186,6 +191,8 @@ def commit_large(database: Database, settings: Settings, batch: Batch, batch_id:
             select(journal_batches.c.rows, journal_batches.c.size).where(journal_batches.c.id == batch_id)
         ).first()
         more = heads.More(0, 0) if row is None else heads.More(row.rows, row.size)
+        if row is not None:
+            require_equal(row.rows, batch.rows, "rows are in the batch", "were read")
         if batch.stage is None:
             taken = heads.take(connection, batch.dataset, 1, more, moment)
             values: dict[str, Any] = {"state": COMMITTED, "commit": taken.first, "segment": taken.segment}

@@ -85,9 +85,14 @@ class Events:
         return len(self._rows["id"])
 
     def add_entity(self, entity: Exploded, origin: str, now: int) -> None:
-        """Add all statements of an entity."""
-        first = now if entity.first_seen is None else entity.first_seen
-        last = first if entity.last_seen is None else entity.last_seen
+        """Add all statements of an entity, of those nested in it and of its referents."""
+        for one in entity.all():
+            self.add_statements_of(one, origin, now)
+            self.add_referents_of(one, origin, now)
+
+    def add_statements_of(self, entity: Exploded, origin: str, now: int) -> None:
+        """Add the statements of one entity alone."""
+        first, last = _seen(entity, now)
         shard = shard_of(entity.entity_id)
         self._runs.append(
             (Kind.ADD.value, shard, entity.entity_id, None, entity.schema, None, False, origin, first, last)
@@ -99,6 +104,26 @@ class Events:
         self._rows["original_value"] += entity.originals
         self.entities += 1
         self.statements += len(entity.ids)
+
+    def add_referents_of(self, entity: Exploded, origin: str, now: int) -> None:
+        """Add a BASE statement for each referent of an entity, which makes it one of the ids that name the entity."""
+        for referent, statement in entity.referents:
+            first, last = _seen(entity, now)
+            self._append(
+                kind=Kind.ADD.value,
+                shard_key=shard_of(referent),
+                id=statement,
+                entity_id=referent,
+                canonical_id=entity.entity_id,
+                schema=entity.schema,
+                prop=entity.props[-1],
+                value=entity.values[-1],
+                external=False,
+                origin=origin,
+                first_seen=first,
+                last_seen=last,
+            )
+            self.statements += 1
 
     def add_statement(self, row: StatementRow) -> None:
         self._append(
@@ -163,6 +188,12 @@ class Events:
         self._lengths.append(1)
         for name, column in self._rows.items():
             column.append(values.get(name))
+
+
+def _seen(entity: Exploded, now: int) -> tuple[int, int]:
+    """When an entity was first and last seen, in microseconds."""
+    first = now if entity.first_seen is None else entity.first_seen
+    return first, first if entity.last_seen is None else entity.last_seen
 
 
 class Packed:

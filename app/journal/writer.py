@@ -14,6 +14,7 @@ from app.journal import batches
 from app.journal.batches import Batch, Outcome, Overtaken, Sized
 from app.journal.bulk import Bulk, bulk_for
 from app.journal.events import Chunk, Events
+from app.journal.formats.counting import require_equal
 from app.model.ids import now
 from app.settings import Settings
 from app.watch import Watch
@@ -50,7 +51,7 @@ class Writer:
     def submit(self, batch: Batch, events: Chunk) -> "Future[Outcome]":
         """Write a small batch; the future is done when it is durable, or says why it is not. No events are no batch."""
         future: Future[Outcome] = Future()
-        if not len(events):
+        if not len(events) and not batch.rows:
             future.set_result(Outcome(batch.answer))
             return future
         self._waiting.put((Sized(batch, events), future))
@@ -75,8 +76,10 @@ class Writer:
                 rows = len(first)
             else:
                 rows = self._write_behind(batch, batch_id, first, second, chunks)
+            batch = finished()
+            require_equal(rows, batch.rows, "rows were written", "were read")
             with self._watch.commits.time():
-                outcome = self._commit_large(finished(), batch_id)
+                outcome = self._commit_large(batch, batch_id)
         except BaseException:
             self._abort(batch_id)
             raise

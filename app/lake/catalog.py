@@ -7,7 +7,7 @@ import orjson
 from sqlalchemy import Connection
 
 from app.db.engine import Database
-from app.lake import datasets, exports
+from app.lake import datasets, deltas, exports
 from app.lake.datasets import Dataset
 from app.lake.documents import read_document, replace_document
 from app.model.dataset import Catalog, CatalogEntry, CatalogMetadata, DatasetConfig, Resource, etag
@@ -39,12 +39,13 @@ def compile_catalog(database: Database, store: Store, readable: list[Dataset], u
 def entry(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> CatalogEntry:
     """A dataset as a catalog lists it, with the exports that there are."""
     said = config.model_dump(include=set(CatalogEntry.model_fields)) | {"title": config.title or config.name}
-    return CatalogEntry.model_validate(said | _exported(config, made, url))
+    return CatalogEntry.model_validate(said | _exported(config, made, url) | _loading(config, made, url))
 
 
 def index_of(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> bytes:
     """`index.json` of a dataset, with the exports that there are."""
-    return datasets.index_of(config, **orjson.loads(orjson.dumps(_exported(config, made, url), default=_plain)))
+    exported = orjson.loads(orjson.dumps(_exported(config, made, url), default=_plain))
+    return datasets.index_of(config, _loading(config, made, url), **exported)
 
 
 def indexing(dataset: Dataset, url: str | None) -> datasets.Indexed:
@@ -69,13 +70,22 @@ def _exported(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None)
         return {}
     counts = made[Kind.STATISTICS].detail if Kind.STATISTICS in made else {}
     return {
-        "version": max(one.version for one in files),
+        "version": deltas.version_of(made) or max(one.version for one in files),
         "updated_at": max(one.resolved for one in files),
         "last_export": max(one.made for one in files),
         "entity_count": counts.get("entities"),
         "thing_count": counts.get("things"),
         "resources": [_resource(config, one, url) for one in files],
     }
+
+
+def _loading(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> dict[str, Any]:
+    """What yente needs to load a dataset; nothing for one that it is to skip."""
+    found = deltas.loading(config.name, made, url)
+    # A dataset with children is not loaded, as elsewhere it only sums those up. Here it has entities of its own.
+    if found and config.children and made[Kind.ENTITIES].size:
+        found["load"] = True
+    return found
 
 
 def _plain(resource: Resource) -> dict[str, Any]:
@@ -85,7 +95,7 @@ def _plain(resource: Resource) -> dict[str, Any]:
 def _resource(config: DatasetConfig, made: Made, url: str | None) -> Resource:
     return Resource(
         name=made.name,
-        url=None if url is None else f"{url.rstrip('/')}/v1/datasets/{config.name}/exports/{made.name}",
+        url=None if url is None else deltas.export_url(url, config.name, made.name),
         checksum=made.sha1,
         timestamp=made.resolved,
         mime_type=media_type(made.kind, made.name),

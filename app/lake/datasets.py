@@ -8,7 +8,7 @@ right before each put, and whoever reads a document looks whether it is of the d
 in it says so (docs/decisions/002).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+import orjson
 import structlog
 from pydantic import ValidationError
 from sqlalchemy import Connection, Row, func, insert, select, update
@@ -307,10 +308,10 @@ def delete(
     return {"files": done}
 
 
-def index_of(config: DatasetConfig, **more: Any) -> bytes:
-    """`index.json`: the dataset as FtM tools load it."""
-    text = config.ftm(**more).model_dump_json(exclude_none=True, indent=2)
-    return f"{text}\n".encode()
+def index_of(config: DatasetConfig, loading: Mapping[str, Any] | None = None, **more: Any) -> bytes:
+    """`index.json`: the dataset as FtM tools load it, with fields that FtM's own model does not have."""
+    document = config.ftm(**more).model_dump(mode="json", exclude_none=True) | dict(loading or {})
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _stored(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:

@@ -15,6 +15,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from app.errors import Unavailable
 from app.lake.datasets import Dataset
 from app.lake.tables import CHECKPOINT_EVERY
+from app.model.cancellation import checked
 from app.model.snapshot import Table, TableName
 from app.storage.store import Entry, Store
 
@@ -63,7 +64,7 @@ class DeltaLogs:
         return found
 
     def _logged(self, folder: str) -> Iterator[Logged]:
-        for entry in self._store.list(f"{folder}/_delta_log"):
+        for entry in checked(self._store.list(f"{folder}/_delta_log")):
             if (named := NAMED.fullmatch(entry.path.rsplit("/", 1)[-1])) is not None:
                 yield Logged(int(named[1]), named[2] != "json", entry)
 

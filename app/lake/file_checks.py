@@ -19,6 +19,7 @@ from app.lake.publish import TABLES
 from app.lake.recorded import is_kept
 from app.lake.schemas import PARTITIONED, SCHEMAS
 from app.lake.tables import folder_of
+from app.model.cancellation import checked, current
 from app.model.finding import FindingKind
 from app.model.job import Progress, Report
 from app.model.snapshot import File, Snapshot, TableName
@@ -74,17 +75,23 @@ def check(
     sizes = {
         entry.path: entry.size
         for table in TABLES
-        for entry in store.list(folder_of(dataset, table))
+        for entry in checked(store.list(folder_of(dataset, table)))
         if entry.path in named.files
     }
+    cancellation = current()
+
+    def look(one: tuple[str, Wanted]) -> Wrong:
+        with cancellation.active():  # in a thread of the pool
+            return _look(store, one[0], one[1], sizes.get(one[0]))
+
     broken: set[str] = set()
     left = iter(sorted(named.files.items()))
     done = 0
     with ThreadPoolExecutor(AT_ONCE) as pool:
         while some := list(islice(left, STEP)):
             report(Progress(done=done, total=len(named.files), unit="files"))
-            looked = pool.map(lambda one: _look(store, one[0], one[1], sizes.get(one[0])), some)
-            for (path, wanted), wrong in zip(some, looked, strict=True):
+            looked = pool.map(look, some)
+            for (path, wanted), wrong in zip(some, checked(looked), strict=True):
                 if wrong is None:
                     continue
                 broken.add(path)
@@ -116,7 +123,7 @@ def _look(store: Store, path: str, wanted: Wanted, size: int | None) -> Wrong:
 
 def _digest(chunks: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for chunk in chunks:
+    for chunk in checked(chunks):
         digest.update(chunk)
     return digest.hexdigest()
 

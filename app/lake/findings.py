@@ -1,5 +1,7 @@
 """What a verification has found so far."""
 
+from collections.abc import Sequence
+
 from app.model.finding import Finding, FindingKind
 
 MOST = 1000
@@ -17,11 +19,26 @@ class Findings:
         self.found = 0
         self.harmless = 0
 
-    def add(self, kind: FindingKind, detail: str, path: str | None = None) -> None:
+    def add(
+        self,
+        kind: FindingKind,
+        detail: str,
+        path: str | None = None,
+        count: int | None = None,
+        ids: Sequence[str] = (),
+    ) -> None:
         self.found += 1
         self.harmless += kind.harmless
         if len(self.first) < MOST:
-            finding = Finding(kind=kind, path=path, detail=detail, harmless=kind.harmless, repaired=False)
+            finding = Finding(
+                kind=kind,
+                path=path,
+                detail=detail,
+                harmless=kind.harmless,
+                repaired=False,
+                count=count,
+                ids=list(ids),
+            )
             self.first.append(finding)
 
 

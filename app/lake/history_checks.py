@@ -9,6 +9,7 @@ from app.lake.datasets import Dataset
 from app.lake.findings import Findings, some
 from app.lake.publish import TABLES
 from app.lake.recorded import Record, Recorded, is_kept, nobody_since
+from app.model.cancellation import check, checked
 from app.model.finding import FindingKind
 from app.model.snapshot import Change, Snapshot, TableName
 from app.storage.store import Store
@@ -114,6 +115,7 @@ class History:
         return found if is_own and isinstance(found, Snapshot) else None
 
     def manifest(self, seq: int) -> Snapshot | ManifestInvalid | None:
+        check()
         if seq not in self._read:
             try:
                 found: Snapshot | ManifestInvalid | None = snapshots.peek(self._store, self._dataset, seq)
@@ -192,7 +194,7 @@ class History:
 
     def _listed(self) -> Iterator[int]:
         folder = self._dataset.layout.snapshots
-        for entry in self._store.list(folder):
+        for entry in checked(self._store.list(folder)):
             name = entry.path.removeprefix(f"{folder}/").removesuffix(".json")
             if name.isdecimal() and entry.path == self._dataset.layout.snapshot(int(name)):
                 yield int(name)

@@ -119,7 +119,7 @@ class Reconcile:
         looked = verify(
             self._database, self._store, self._settings, OWNER, dataset, VerifyOptions(repair=True), lambda _: None
         )
-        said.findings = [finding for finding in looked.findings if not finding.repaired]
+        said.findings = [one for one in looked.findings if not one.repaired and not one.kind.about_data]
         self._reached(f"{dataset.name} reconciled")
         return said
 

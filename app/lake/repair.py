@@ -10,6 +10,7 @@
 | the configuration                    | the newest former one of the same dataset                          |
 | mirrors of what SQL decides          | SQL                                                                |
 | the index of the archive             | its records; a record that is lost is put again from the index     |
+| bytes that are counted for texts     | the texts in the archive                                           |
 
 Nothing else is: rows, data files and Delta logs are not made up. What is written over is kept below `versions/`.
 """
@@ -47,7 +48,7 @@ log = structlog.get_logger(__name__)
 
 CONFIG = {FindingKind.CONFIG_MISSING, FindingKind.CONFIG_INVALID, FindingKind.CONFIG_FOREIGN}
 RECORDS = {FindingKind.RECORD_MISSING, FindingKind.RECORD_WRONG, FindingKind.HEAD_WRONG, FindingKind.EXPIRY_WRONG}
-FILES = {FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING}
+FILES = {FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING, FindingKind.TEXT_MISCOUNTED}
 MANIFESTS = {FindingKind.MANIFEST_MISSING, FindingKind.MANIFEST_INVALID, FindingKind.MANIFEST_FOREIGN}
 
 

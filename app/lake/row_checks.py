@@ -12,13 +12,14 @@ import duckdb
 
 from app.db.engine import Database
 from app.errors import Unavailable
-from app.lake import fold_sql
+from app.lake import fold_sql, invalid_sql
 from app.lake.datasets import Dataset
 from app.lake.findings import Findings
 from app.lake.publish import TABLES
 from app.lake.recorded import is_kept
 from app.lake.schemas import PARTITIONED, PRUNING
 from app.lake.tables import folder_of
+from app.model.cancellation import check, checked, interrupting
 from app.model.finding import FindingKind
 from app.model.job import Progress, Report
 from app.model.snapshot import Column, File, Snapshot, TableName
@@ -35,6 +36,12 @@ NO_ROWS = (
     "SELECT NULL::BLOB AS id, NULL::VARCHAR AS origin, NULL::TIMESTAMPTZ AS first_seen, "
     "NULL::TIMESTAMPTZ AS last_seen, NULL::BIGINT AS ord WHERE false"
 )
+
+LIVE_COLUMNS = ("id", "origin", "kind", "first_seen", "last_seen", "ord")
+"""What is read of files to tell what is live."""
+
+MOST_INVALID = 10
+"""Invalid entities that a finding names; all of them are counted."""
 
 DANGLING = """
 WITH oldest AS (SELECT id, origin, min(ord) AS ord FROM ({rows}) GROUP BY ALL)
@@ -65,7 +72,7 @@ def opened(store: Store, settings: Settings) -> Iterator[duckdb.DuckDBPyConnecti
             "memory_limit": f"{settings.kernel_memory}b",
             "temp_directory": scratch,
         }
-        with duckdb.connect(config=config) as duck:
+        with duckdb.connect(config=config) as duck, interrupting(duck.interrupt):
             store.connection.prepare(duck)
             yield duck
 
@@ -111,6 +118,7 @@ class Rows:
         try:
             live = self.live(snapshot)
             dangling, example = self._dangling(snapshot)
+            invalid, ids = self._invalid(snapshot)
         except Unavailable:
             # Its files could be read a moment ago. A vacuum may have taken them, with the snapshot.
             if is_kept(database, self._dataset, snapshot.seq):
@@ -121,6 +129,9 @@ class Rows:
             found.add(FindingKind.LIVE_WRONG, f"{live} statements are live, and {snapshot.rows.live} counted", path)
         if dangling:
             found.add(FindingKind.MARK_DANGLING, f"{dangling} marks have no statement, such as {example.lower()}", path)
+        if invalid:
+            detail = f"the statements of {invalid} entities do not assemble, as their schemata have nothing in common"
+            found.add(FindingKind.ENTITIES_INVALID, detail, path, invalid, ids)
 
     def live(self, snapshot: Snapshot) -> int:
         """How many statements are live in a snapshot. Raises Unavailable."""
@@ -167,9 +178,21 @@ class Rows:
         count, example = self._one(DANGLING.format(rows=rows or NO_ROWS, marks=marks))
         return int(count), str(example)
 
-    def _stored(self, statements: Iterable[File], translog: Iterable[File]) -> str:
-        """SQL for what is live in these files."""
-        rows = self._scan("statements", statements)
+    def _invalid(self, snapshot: Snapshot) -> tuple[int, list[str]]:
+        """Count the entities whose statements do not assemble; the ids of the first ones. Raises Unavailable."""
+        if not snapshot.statements.files:
+            return 0, []
+        needed = ", ".join(name for name in (*LIVE_COLUMNS, "canonical_id", "schema") if _has("statements", name))
+        live = self._stored(snapshot.statements.files, snapshot.translog.files, needed)
+        count, ids = self._one(
+            f"SELECT count(*), coalesce(min(canonical_id, {MOST_INVALID}), []) "
+            f"FROM ({invalid_sql.invalid(f'({live})', 'canonical_id')})"
+        )
+        return int(count), list(ids)
+
+    def _stored(self, statements: Iterable[File], translog: Iterable[File], columns: str | None = None) -> str:
+        """SQL for what is live in these files, with these columns of the statements."""
+        rows = self._scan("statements", statements, columns)
         marks = self._scan("translog", [file for file in translog if file.partition["kind"] != "insert"])
         return fold_sql.STORED.format(rows=rows or NO_ROWS, marks=marks or fold_sql.NO_MARKS, materialized="")
 
@@ -179,9 +202,7 @@ class Rows:
         by_value: dict[str, list[str]] = {}
         for file in files:
             by_value.setdefault(file.partition[partition], []).append(self._path(table, file))
-        kept = columns or ", ".join(
-            name for name in ("id", "origin", "kind", "first_seen", "last_seen", "ord") if _has(table, name)
-        )
+        kept = columns or ", ".join(name for name in LIVE_COLUMNS if _has(table, name))
         parts = [
             f"SELECT {kept} FROM (SELECT *, {_quoted(value)} AS {partition} FROM {self._parquet(paths)})"
             for value, paths in sorted(by_value.items())
@@ -208,10 +229,11 @@ class Rows:
         try:
             row = self._duck.execute(query).fetchone()
         except duckdb.Error as error:
+            check()
             if path is None or isinstance(error, duckdb.OutOfMemoryException):
                 raise Unavailable(f"rows cannot be read: {type(error).__name__}", retry_after=5) from error
             # Raises if it is gone, or if the store does not answer.
-            for _ in self._store.stream(path):
+            for _ in checked(self._store.stream(path)):
                 pass
             raise Unreadable(str(error).splitlines()[0]) from error
         assert row is not None

@@ -29,6 +29,7 @@ from app.lake.delta_logs import DeltaLogs
 from app.lake.publish import TABLES, Build, HeadMoved, Publisher, Reached
 from app.lake.retention import Keep, Tail
 from app.lake.tables import CHECKPOINT_EVERY
+from app.model.cancellation import checked
 from app.model.dataset import DatasetConfig
 from app.model.ids import new_id, now, parse_stamp
 from app.model.job import MadeSnapshot, Progress, Report, Unneeded, VacuumOptions, VacuumResult
@@ -143,8 +144,9 @@ class Vacuum:
         past = retention.before(store_time(self._store), hours)
         data: dict[str, Entry] = {}
         for folder in (dataset.layout.statements, dataset.layout.translog):
-            data |= {entry.path: entry for entry in self._store.list(folder) if _is_data(folder, entry, past)}
-        found = [(MANIFEST.search(entry.path), entry) for entry in self._store.list(dataset.layout.snapshots)]
+            data |= {entry.path: entry for entry in checked(self._store.list(folder)) if _is_data(folder, entry, past)}
+        manifests = checked(self._store.list(dataset.layout.snapshots))
+        found = [(MANIFEST.search(entry.path), entry) for entry in manifests]
         return Listed(data, [Manifest(int(named[1]), entry) for named, entry in found if named is not None])
 
     # Step 2
@@ -189,7 +191,7 @@ class Vacuum:
                 return []
 
         with ThreadPoolExecutor(READERS) as pool:
-            return {path for paths in pool.map(named, seqs) for path in paths}
+            return {path for paths in checked(pool.map(named, seqs)) for path in paths}
 
     def _is_history(self, dataset: Dataset, seq: int) -> bool:
         with self._database.read() as connection:
@@ -335,7 +337,7 @@ class Vacuum:
     def _old_versions(self, dataset: Dataset, keep: Keep) -> list[Entry]:
         """Former contents of documents: of each, what the rule for snapshots gives up."""
         of_name: dict[str, list[tuple[datetime, Entry]]] = {}
-        for entry in self._store.list(dataset.layout.versions.folder):
+        for entry in checked(self._store.list(dataset.layout.versions.folder)):
             written, name = entry.path.split("/")[-2:]
             try:
                 of_name.setdefault(name, []).append((parse_stamp(written), entry))

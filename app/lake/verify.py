@@ -54,7 +54,11 @@ def verify(
         kinds = {finding.kind for finding in looked.found.first}
         repair.repair(database, store, settings, owner, dataset, kinds, report)
         before, looked = looked.found.first, _look(database, store, settings, dataset, report)
-        repaired = [finding.model_copy(update={"repaired": True}) for finding in before if not _is_in(finding, looked)]
+        repaired = [
+            finding.model_copy(update={"repaired": True})
+            for finding in before
+            if not finding.kind.about_data and not _is_in(finding, looked)
+        ]
     return VerifyResult(
         operation="verify",
         snapshots=looked.snapshots,

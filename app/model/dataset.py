@@ -142,7 +142,7 @@ class DatasetConfig(DatasetMetadata):
 
     @classmethod
     def from_yaml(cls, data: bytes) -> Self:
-        return cls.model_validate(document.load(data))
+        return cls.model_validate(document.load(data, document.STORED))
 
 
 class CatalogMetadata(Plain, Strict):
@@ -162,7 +162,7 @@ class CatalogMetadata(Plain, Strict):
 
     @classmethod
     def from_yaml(cls, data: bytes) -> "CatalogMetadata":
-        return cls.model_validate(document.load(data) or {})
+        return cls.model_validate(document.load(data, document.STORED) or {})
 
 
 class Resource(BaseModel):
@@ -182,12 +182,20 @@ class CatalogEntry(FtmMetadata):
 
     name: DatasetName
     title: str
-    version: str | None = Field(None, description="Of its newest export; it only rises.")
+    version: str | None = Field(
+        None, description="Of its exported entities; of its newest export, if entities were not exported."
+    )
     updated_at: datetime | None = None
     last_export: datetime | None = None
     entity_count: int | None = None
     thing_count: int | None = None
     resources: list[Resource] = Field(default_factory=list)
+    resource_name: str | None = Field(
+        None,
+        description="The resource that loaders such as yente take entities from; without it they skip the dataset.",
+    )
+    delta_url: str | None = Field(None, description="Where the deltas up to `version` are listed.")
+    load: bool | None = Field(None, description="True: load it, although it has children.")
 
 
 class Catalog(CatalogMetadata):

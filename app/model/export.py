@@ -25,6 +25,11 @@ class Kind(StrEnum):
     def form(self) -> "Form":
         return FORMS[self]
 
+    @property
+    def assembles(self) -> bool:
+        """Whether it is made of assembled entities, so that it leaves out those that do not assemble."""
+        return self not in (Kind.STATEMENTS, Kind.INDEX)
+
 
 class Form(NamedTuple):
     """What a kind of export is like."""
@@ -68,6 +73,11 @@ def media_type(kind: Kind, name: str) -> str:
     return PACKED.get(name.rsplit(".", 1)[-1], kind.form.media_type)
 
 
+LEFT_OUT = (
+    "How many entities it leaves out because their statements do not assemble (`GET …/entities/invalid`). Null: it is "
+    "not made of entities, or was made by a version that did not count them."
+)
+
 DELTA_INDEX = "delta.json"
 """Tells of the deltas that are kept; made with each of them."""
 
@@ -80,6 +90,27 @@ def _by_any_name(value: Any) -> Any:
 
 
 AnyKind = Annotated[Kind, BeforeValidator(_by_any_name)]
+
+
+MOST_NAMED = 10
+"""Entities that are named of those whose relationships are not all in a graph."""
+
+
+class OmittedEdges(BaseModel):
+    """Relationships that were left out of a graph: entities that are edges between very many others."""
+
+    count: int = Field(0, description="All relationships that were left out.")
+    entities: int = Field(0, description="Of how many entities.")
+    first: list[str] = Field(default=[], description="The ids of the first ten of these entities.")
+
+    def add(self, entity_id: str, count: int) -> None:
+        self.merge(OmittedEdges(count=count, entities=1, first=[entity_id]))
+
+    def merge(self, other: "OmittedEdges") -> None:
+        """Add what was left out of the next part of the same graph."""
+        self.count += other.count
+        self.entities += other.entities
+        self.first = [*self.first, *other.first][:MOST_NAMED]
 
 
 class Made(NamedTuple):
@@ -99,6 +130,12 @@ class Made(NamedTuple):
     version: str
     detail: dict[str, Any]
 
+    @property
+    def invalid(self) -> int | None:
+        """How many entities it leaves out; None if it assembles none, or was made before they were counted."""
+        count = self.detail.get("invalid") if self.kind.assembles else None
+        return count if isinstance(count, int) else None
+
     def of(self, content: bytes) -> "Made":
         """The same with another content."""
         return self._replace(size=len(content), sha1=hashlib.sha1(content, usedforsecurity=False).hexdigest())
@@ -116,6 +153,7 @@ class Export(BaseModel):
     size: int
     checksum: str = Field(description="SHA-1, as FtM's resources have it.")
     version: str = Field(description="FtM's version of the run that made it; versions of a dataset only rise.")
+    invalid: int | None = Field(description=LEFT_OUT)
     fresh: bool
     reason: str | None = Field(description="Why it is not fresh.")
 

@@ -45,6 +45,9 @@ class FindingKind(StrEnum):
     MARK_DANGLING = "mark-dangling"
     LIVE_WRONG = "live-wrong"
 
+    # The data, which is stored as it was sent
+    ENTITIES_INVALID = "entities-invalid"
+
     # The journal
     SEGMENT_PASSED = "segment-passed"
     SEGMENT_WRONG = "segment-wrong"
@@ -57,6 +60,7 @@ class FindingKind(StrEnum):
     FILE_RECORD_MISSING = "file-record-missing"
     BLOB_MISSING = "blob-missing"
     BLOB_SIZE = "blob-size"
+    TEXT_MISCOUNTED = "text-miscounted"
 
     # Documents
     CONFIG_MISSING = "config-missing"
@@ -66,8 +70,14 @@ class FindingKind(StrEnum):
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing is lost or misread by it: the next writer or vacuum sets it right, or nobody relies on it."""
+        """Whether nothing is lost or misread by it: the next writer or vacuum sets it right, nobody relies on it, or
+        the data is stored as it was sent, and it is for its writers to change it."""
         return self in HARMLESS
+
+    @property
+    def about_data(self) -> bool:
+        """Whether it concerns what was written, and not how it is stored: no repair changes that, only its writers."""
+        return self is FindingKind.ENTITIES_INVALID
 
 
 HARMLESS = frozenset(
@@ -76,6 +86,8 @@ HARMLESS = frozenset(
         FindingKind.MANIFEST_STRAY,
         FindingKind.DELTA_AHEAD,
         FindingKind.HINT_WRONG,
+        FindingKind.ENTITIES_INVALID,
+        FindingKind.TEXT_MISCOUNTED,
     }
 )
 
@@ -86,5 +98,10 @@ class Finding(BaseModel):
     kind: FindingKind
     path: str | None = Field(description="The file it concerns, below the lake's root; null: none.")
     detail: str
-    harmless: bool = Field(description="Nothing is lost by it: the next writer sets it right, or nobody relies on it.")
+    harmless: bool = Field(
+        description="Nothing is lost by it: the next writer sets it right, nobody relies on it, or the data is stored "
+        "as it was sent."
+    )
     repaired: bool = Field(description="It was found, and set right: a second look does not find it.")
+    count: int | None = Field(None, description="Of `entities-invalid`: how many entities do not assemble.")
+    ids: list[str] = Field([], description="Of `entities-invalid`: the ids of the first ten, sorted.")

@@ -13,10 +13,11 @@ from pydantic.json_schema import SkipJsonSchema
 from app.errors import Fault, Problem
 from app.model.backoff import delays
 from app.model.encodings import known_encoding
-from app.model.export import AnyKind, Kind
+from app.model.export import LEFT_OUT, AnyKind, Kind, OmittedEdges
 from app.model.file import Uri
 from app.model.finding import Finding
 from app.model.names import Checksum, DatasetName, FilePath, Origin
+from app.model.omissions import Omissions
 from app.model.ref import StateName
 from app.model.tenant import Level, Strict
 
@@ -359,6 +360,11 @@ class MadeExport(BaseModel):
     name: str
     size: int
     reason: str = Field(description="Why it was made.")
+    invalid: int | None = Field(None, description=LEFT_OUT)
+    omitted_edges: OmittedEdges | None = Field(
+        None,
+        description="Relationships that the graph does not have, as one entity becomes 10 000 at most; null: none.",
+    )
 
 
 class SkippedExport(BaseModel):
@@ -366,6 +372,7 @@ class SkippedExport(BaseModel):
 
     kind: Kind
     reason: str
+    invalid: int | None = Field(None, description=LEFT_OUT)
 
 
 class Exported(BaseModel):
@@ -375,6 +382,11 @@ class Exported(BaseModel):
     version: str | None = Field(description="FtM's version of what was made; null: nothing was.")
     made: list[MadeExport]
     skipped: list[SkippedExport]
+    invalid: int | None = Field(
+        None,
+        description="The largest `invalid` of these files, made or skipped: 0 if none of them leaves an entity out, "
+        "null if that is not known.",
+    )
 
 
 class ExportResult(Exported):
@@ -405,6 +417,11 @@ class CrawlResult(BaseModel):
     skipped: int = Field(description="Files that the archive has already.")
     failed: int = Field(description="Files that could not be taken; the others were.")
     first_failures: list[UncrawledFile] = Field(description="The first hundred of them.")
+    omitted: Omissions = Field(
+        default_factory=Omissions,
+        description="Values that were left out of the Documents and Folders of files that were taken; the reason names "
+        "the file.",
+    )
 
 
 class MappingResult(BaseModel):
@@ -420,6 +437,10 @@ class MappingResult(BaseModel):
     rejected: int = Field(description="Rows that could not be used.")
     errors: list[Fault] = Field(description="The first hundred of them; `line` is the row, the header being the first.")
     missing: list[str] = Field(description="Columns that the mapping names and the file does not have.")
+    omitted: Omissions = Field(
+        default_factory=Omissions,
+        description="Values that were left out of rows that were used; `line` is the row, as in `errors`.",
+    )
 
 
 JobResult = Annotated[

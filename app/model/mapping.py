@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Annotated, Any, Self
 
 import orjson
-import yaml
 from banal import as_bool, ensure_list
 from followthemoney.exc import FollowTheMoneyException
 from followthemoney.mapping.query import QueryMapping
@@ -20,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from app.errors import Fault, InvalidFormat, SchemaViolation
 from app.model import document
+from app.model.document import STORED, InvalidYaml
 from app.model.names import Checksum, DatasetName, Origin
 from app.model.tenant import Strict
 
@@ -28,6 +28,9 @@ TYPES = ("application/json", *YAML_TYPES)
 
 NOWHERE = "/dev/null"
 """What FtM is told to read, as it must be told something. Nothing of ours ever asks it to read."""
+
+MOST_FORMATS = 200
+"""Different formats of values in a mapping."""
 
 ELSEWHERE = ("csv_url", "csv_urls")
 """Where FtM would look for the data."""
@@ -152,7 +155,7 @@ class MappingDocument(Strict):
 
     @classmethod
     def from_yaml(cls, text: bytes) -> Self:
-        return cls.model_validate({"queries": _queries_of(document.load(text))})
+        return cls.model_validate({"queries": _queries_of(document.load(text, STORED))})
 
     def ftm(self, dataset: DatasetName) -> list[QueryMapping]:
         """FtM's own machinery for it. Raises InvalidMapping."""
@@ -185,7 +188,10 @@ def parsed(text: bytes, media_type: str) -> MappingDocument:
         mapping = MappingDocument.model_validate({"queries": _queries_of(data)})
     except ValidationError as error:
         raise _invalid(_shown(error)) from None
-    faults = [fault for number, query in enumerate(mapping.queries) for fault in _faults(f"queries.{number}", query)]
+    formats = _Formats()
+    faults = [
+        fault for number, query in enumerate(mapping.queries) for fault in _faults(f"queries.{number}", query, formats)
+    ]
     if faults:
         raise _invalid(faults)
     return mapping
@@ -194,26 +200,17 @@ def parsed(text: bytes, media_type: str) -> MappingDocument:
 # Forms
 
 
-class _Loader(document.Loader):
-    """YAML without aliases: a short text with them may stand for more than fits into memory."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not taken")
-        return super().compose_node(parent, index)
-
-
 def _loaded(text: bytes, media_type: str) -> Any:
     try:
-        return yaml.load(text, _Loader) if media_type in YAML_TYPES else orjson.loads(text)  # noqa: S506 - a safe one
+        if media_type in YAML_TYPES:
+            return document.load(text)
+        data = orjson.loads(text)
+        document.check_size(data)
+        return data
     except orjson.JSONDecodeError as error:
         fault = Fault(line=error.lineno, reason=f"{error.msg} at column {error.colno}")
-    except yaml.MarkedYAMLError as error:
-        line = None if error.problem_mark is None else error.problem_mark.line + 1
-        fault = Fault(line=line, reason=str(error.problem or error.context))
-    except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError) as error:
-        # A tag or a date that is none brings a safe loader to these.
-        fault = Fault(reason=" ".join(str(error).split())[:500] or type(error).__name__)
+    except InvalidYaml as error:
+        fault = Fault(line=error.line, reason=error.reason)
     raise InvalidFormat(f"the mapping cannot be read: {fault.reason}", errors=[fault])
 
 
@@ -235,9 +232,32 @@ def _ftm(query: Query, dataset: str) -> QueryMapping:
     return QueryMapping(Model.instance(), data, key_prefix=dataset, dataset=dataset)
 
 
-def _faults(where: str, query: Query) -> Iterator[Fault]:
+class _Formats:
+    """The formats of a mapping, each tried once: some take a while."""
+
+    def __init__(self) -> None:
+        self._problems: dict[tuple[str, bool, str], str | None] = {}
+
+    def problem(self, prop: Property, fuzzy: bool, form: str) -> str | None:
+        """What FtM says of a format; it would say so at every row."""
+        key = prop.type.name, fuzzy, form
+        if key not in self._problems:
+            if len(self._problems) >= MOST_FORMATS:
+                return f"is one more than {MOST_FORMATS} different formats"
+            try:
+                prop.type.clean_text("1", fuzzy=fuzzy, format=form)
+            except Exception as error:  # noqa: BLE001 - what ends it here would end it at every row
+                self._problems[key] = str(error) or type(error).__name__
+            else:
+                self._problems[key] = None
+        return self._problems[key]
+
+
+def _faults(where: str, query: Query, formats: _Formats) -> Iterator[Fault]:
     """What FtM would refuse, at the field that it is about; what is left, in FtM's own words."""
-    faults = [fault for name in query.entities for fault in _entity_faults(f"{where}.entities.{name}", query, name)]
+    faults = [
+        fault for name in query.entities for fault in _entity_faults(f"{where}.entities.{name}", query, name, formats)
+    ]
     yield from faults
     if not faults:
         try:
@@ -246,7 +266,7 @@ def _faults(where: str, query: Query) -> Iterator[Fault]:
             yield Fault(field=f"{where}.entities", reason=str(error))
 
 
-def _entity_faults(where: str, query: Query, name: str) -> Iterator[Fault]:
+def _entity_faults(where: str, query: Query, name: str, formats: _Formats) -> Iterator[Fault]:
     rule = query.entities[name]
     schema = Model.instance().get(rule.schema_)
     if schema is None:
@@ -260,10 +280,10 @@ def _entity_faults(where: str, query: Query, name: str) -> Iterator[Fault]:
         elif prop.stub:
             yield Fault(field=field, reason="is the other side of a reference and cannot be set")
         else:
-            yield from _value_faults(field, query, prop, prop_rule)
+            yield from _value_faults(field, query, prop, prop_rule, formats)
 
 
-def _value_faults(field: str, query: Query, prop: Property, rule: PropertyRule) -> Iterator[Fault]:
+def _value_faults(field: str, query: Query, prop: Property, rule: PropertyRule, formats: _Formats) -> Iterator[Fault]:
     if rule.entity is not None:
         other = query.entities.get(rule.entity)
         if other is None:
@@ -274,10 +294,9 @@ def _value_faults(field: str, query: Query, prop: Property, rule: PropertyRule) 
             reason = f"{rule.entity!r} is a {schema.name}, and must be a {prop.range.name if prop.range else 'nothing'}"
             yield Fault(field=f"{field}.entity", reason=reason)
     if rule.format is not None:
-        try:
-            prop.type.clean_text("1", fuzzy=rule.fuzzy, format=rule.format)
-        except Exception as error:  # noqa: BLE001 - what ends it here would end it at every row
-            yield Fault(field=f"{field}.format", reason=str(error) or type(error).__name__)
+        problem = formats.problem(prop, rule.fuzzy, rule.format)
+        if problem is not None:
+            yield Fault(field=f"{field}.format", reason=problem)
 
 
 def _fits(prop: Property, schema: Schema) -> bool:

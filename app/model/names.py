@@ -154,8 +154,14 @@ class FilePath(Name):
     @property
     def folders(self) -> list["FilePath"]:
         """The folders that it is in, from the outermost on."""
-        names = self.split("/")
-        return [FilePath("/".join(names[:depth])) for depth in range(1, len(names))]
+        # Not validated again: what precedes a slash in a path is one, and a path may have two thousand of them.
+        return [str.__new__(FilePath, self[: slash.start()]) for slash in re.finditer("/", self)]
+
+    @property
+    def parent(self) -> "FilePath | None":
+        """The folder that it is in, if it is in one."""
+        above, slash, _ = self.rpartition("/")
+        return str.__new__(FilePath, above) if slash else None
 
 
 class RefName(Name):

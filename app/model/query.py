@@ -10,7 +10,7 @@ comparison if any of them does.
                     numbers, as FtM reads them, and a value that is none never matches
     startswith, endswith, contains   literally, and with regard to case
     like, ilike     the whole value, where % is any run of characters, _ any one, and a backslash takes the meaning from
-                    the character after it; ilike without regard to case
+                    the character after it; ilike without regard to case. Bounded: see `app.model.pattern`
     null            true: no value at all; false: some
 
 `schema` is what some statement says, exactly; `schemata` is is-a. `first_seen` and `last_seen` have one value each.
@@ -36,6 +36,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from app.model import pattern
 from app.model.fields import FieldName, SortKey, schema_names
 from app.model.statement import microseconds
 from app.model.tenant import Strict
@@ -48,8 +49,7 @@ MOST_VALUES = 1000
 MOST_VALUES_IN_ALL = 10_000
 """Values of all of them together: each is compared with every statement, or else costs the planner a join."""
 LONGEST_VALUE = 10_000
-LONGEST_PATTERN = 1000
-"""Characters of a `like`: the time that matching takes grows with it."""
+"""Characters of a value; patterns have bounds of their own (`app.model.pattern`)."""
 LONGEST_CURSOR = 10_000
 
 Loc = tuple[str | int, ...]
@@ -328,9 +328,10 @@ def _check_text(field: FieldName, op: Op, value: Any) -> None:
     """Raises ValueError if a single value does not fit the field and the comparison."""
     if type(value) is not str:
         raise ValueError("must be a string")
-    longest = LONGEST_PATTERN if op in (Op.LIKE, Op.ILIKE) else LONGEST_VALUE
-    if len(value) > longest:
-        raise ValueError(f"is {len(value)} characters long, at most {longest} are allowed")
+    if len(value) > LONGEST_VALUE:
+        raise ValueError(f"is {len(value)} characters long, at most {LONGEST_VALUE} are allowed")
+    if op in (Op.LIKE, Op.ILIKE):
+        pattern.check(value)
     if "\x00" in value:
         raise ValueError("must not have NUL characters")
     if not value.isascii():
@@ -346,8 +347,6 @@ def _check_text(field: FieldName, op: Op, value: Any) -> None:
         number = registry.number.to_number(value)
         if number is None or not math.isfinite(number):
             raise ValueError(f"must be a number, as the values of {field} are")
-    if op in (Op.LIKE, Op.ILIKE) and (len(value) - len(value.rstrip("\\"))) % 2:
-        raise ValueError("must not end with a single backslash, which takes the meaning from what follows it")
 
 
 def _fault(loc: Loc, reason: str) -> InitErrorDetails:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -105,11 +106,12 @@ class StatementReader:
         self._strict = strict
         self._types: dict[tuple[str, str], str] = {}
         self._origins: dict[str, Origin] = {}
+        self.ignored: Collection[str] = ()
+        """Fields of the row read last that no statement has."""
 
     def read(self, row: dict[str, Any]) -> StatementRow:
         """The statement in a row. Its own `id` and `dataset` are never trusted. Raises Invalid."""
-        if unknown := row.keys() - FIELDS:
-            raise Invalid(sorted(unknown)[0], "is not a field of a statement")
+        self.ignored = () if FIELDS.issuperset(row) else row.keys() - FIELDS
         entity_id = checked_id(row.get("entity_id"), "entity_id")
         canonical = row.get("canonical_id")
         canonical_id = None if canonical is None or canonical == entity_id else checked_id(canonical, "canonical_id")

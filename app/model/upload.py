@@ -14,7 +14,7 @@ from app.model.tenant import Strict
 class NewUpload(Strict):
     """A file that will come in blocks."""
 
-    length: Annotated[int, Field(ge=1, le=1 << 50, description="Bytes of the whole file.")]
+    length: Annotated[int, Field(ge=0, le=1 << 50, description="Bytes of the whole file. A file of 0 needs no block.")]
     path: Annotated[str, Field(max_length=FilePath.longest, description="Where the file came from: `a/b/c.pdf`.")]
     checksum: Annotated[Checksum | None, Field(description="The SHA-256 that it must have.")] = None
     origin: Origin | None = None

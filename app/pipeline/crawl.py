@@ -20,9 +20,11 @@ from app.errors import Backpressure, TarnError
 from app.journal import heads
 from app.lake.datasets import Dataset
 from app.lake.publish import Reached
+from app.model.cancellation import checked
 from app.model.ids import now
 from app.model.job import CrawlOptions, CrawlResult, Existing, NotYet, Progress, Report, UncrawledFile
 from app.model.names import LAKEHOUSE, FilePath, TagKey, TenantName
+from app.model.omissions import Omissions
 from app.pipeline.crawl_tasks import Fetch
 from app.pipeline.flush import Kernels
 from app.pipeline.kernel import AnyTask
@@ -121,6 +123,7 @@ class Crawl:
             for missed in made.missed:
                 crawling.fail(missed.path, missed.reason)
             crawling.left.extend(made.left)
+            crawling.omitted.merge(made.omitted)
         if failure is not None:
             raise failure
 
@@ -151,6 +154,7 @@ class _Crawling:
         self.files = self.size = self.skipped = self.failed = 0
         self.left: deque[Found] = deque()
         """What a round had no time for."""
+        self.omitted = Omissions()
         self._failures: list[UncrawledFile] = []
         self._database = database
         self._fetcher = fetcher
@@ -186,6 +190,7 @@ class _Crawling:
             skipped=self.skipped,
             failed=self.failed,
             first_failures=self._failures,
+            omitted=self.omitted,
         )
 
     def _tasks(self, wanted: Iterator[Found]) -> Iterator[tuple[Found, ...]]:
@@ -216,7 +221,7 @@ class _Crawling:
         # On the web a file may be found on several pages.
         is_web = self.options.uri.partition(":")[0].lower() in PORTS
         seen: set[str] = set()
-        for one in listed:
+        for one in checked(listed):
             if isinstance(one, Failed):
                 self.fail(one.path, one.error.detail)
             elif one.path not in seen:

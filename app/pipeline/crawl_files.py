@@ -14,7 +14,7 @@ from app.archive import documents, records
 from app.archive.files import SMALL, Archive, Reached, Staged
 from app.archive.source import Found, Source
 from app.db.engine import TASK, Database
-from app.errors import BodyTooLarge, EmptyBody, TarnError
+from app.errors import BodyTooLarge, QuotaExceeded, TarnError
 from app.journal import batches
 from app.journal.batches import Batch, Sized
 from app.journal.events import Events
@@ -24,6 +24,7 @@ from app.model.file import ArchiveFile, NewFile
 from app.model.ids import now
 from app.model.job import Existing
 from app.model.names import FilePath
+from app.model.omissions import Omissions
 from app.model.statement import EPOCH
 from app.pipeline.crawl_tasks import Fetch, Fetched, Missed
 from app.storage.store import Store
@@ -74,6 +75,8 @@ class _Fetching:
         self._told: set[str] = set()
         """Folders that the journal has from this task already."""
         self._missed: list[Missed] = []
+        self._omitted = Omissions()
+        self._refused: QuotaExceeded | None = None
 
     def run(self, clock: Callable[[], float]) -> Fetched:
         until = clock() + BUDGET
@@ -86,7 +89,7 @@ class _Fetching:
             put += len(files)
             size += sum(file.size for file in files)
         skipped = begun - put - len(self._missed)
-        return Fetched(put, size, skipped, self._missed, self._task.files[begun:])
+        return Fetched(put, size, skipped, self._missed, self._task.files[begun:], self._omitted)
 
     # Fetching
 
@@ -103,22 +106,39 @@ class _Fetching:
 
     def _tried(self, found: Found) -> Staged | Missed | TarnError:
         try:
-            with _opened(self._task, found) as source:
-                said = NewFile(path=FilePath(found.path), origin=self._task.origin)
-                return self._archive.stage(self._dataset, said, _read(source))
-        except (_Unfetched, EmptyBody, BodyTooLarge) as error:
+            try:
+                return self._stage(found)
+            except QuotaExceeded as error:
+                if self._task.existing is not Existing.SKIP_CHECKSUM:
+                    raise
+                # It may be skipped, and then needs no room.
+                self._refused = error
+                return self._stage(found, keep=False)
+        except (_Unfetched, BodyTooLarge) as error:
             return Missed(found.path, str(error))
         except TarnError as error:
             return error
 
+    def _stage(self, found: Found, keep: bool = True) -> Staged:
+        with _opened(self._task, found) as source:
+            said = NewFile(path=FilePath(found.path), origin=self._task.origin)
+            reservation = self._archive.reservation(self._dataset, self._task.tenant) if keep else None
+            if reservation is not None and source.size is not None and source.size > SMALL:
+                reservation.declare(source.size)
+            return self._archive.stage(self._dataset, said, _read(source), reservation, keep)
+
     def _unknown(self, staged: list[Staged]) -> list[Staged]:
-        """What is to be put: all of it, or each content that the archive does not have, once."""
+        """What is to be put: all of it, or each content that the archive does not have, once. Raises QuotaExceeded if
+        there was no room for one of them."""
         if self._task.existing is not Existing.SKIP_CHECKSUM:
             return staged
         with self._database.read() as connection:
             known = records.known_checksums(connection, self._dataset, {one.checksum for one in staged})
         new = {one.checksum: one for one in reversed(staged) if one.checksum not in known}
         kept = [one for one in staged if new.get(one.checksum) is one]
+        if self._refused is not None and not all(one.is_kept for one in kept):
+            self._archive.drop(staged)
+            raise self._refused
         self._archive.drop(one for one in staged if new.get(one.checksum) is not one)
         return kept
 
@@ -126,17 +146,21 @@ class _Fetching:
 
     def _put(self, staged: Sequence[Staged]) -> list[ArchiveFile]:
         told: set[str] = set()
+        omitted = Omissions()
 
         def recorded(connection: Connection, files: list[ArchiveFile]) -> None:
-            events = self._events(files, told)
+            nonlocal omitted
+            omitted = Omissions()  # what was done may be done again
+            events = self._events(files, told, omitted)
             batch = Batch(self._dataset, self._task.tenant, self._act, self._task.origin)
             batches.write_whole(connection, self._task.settings, [Sized(batch, events)])
 
         files = self._archive.commit(self._dataset, self._task.tenant, staged, recorded) if staged else []
         self._told |= told
+        self._omitted.merge(omitted)
         return files
 
-    def _events(self, files: Sequence[ArchiveFile], told: set[str]) -> Events:
+    def _events(self, files: Sequence[ArchiveFile], told: set[str], omitted: Omissions) -> Events:
         """The Documents of files, and their folders as far as nobody was told of them."""
         events, moment = Events(), int((now() - EPOCH).total_seconds() * 1_000_000)
         for file in files:
@@ -145,7 +169,9 @@ class _Fetching:
                     if entity["id"] in self._told or entity["id"] in told:
                         continue
                     told.add(entity["id"])
-                events.add_entity(self._exploder.explode(self._dataset.name, entity), self._task.origin, moment)
+                exploded = self._exploder.explode(self._dataset.name, entity)
+                documents.report_omitted(entity, exploded, file.path, omitted)
+                events.add_entity(exploded, self._task.origin, moment)
         return events
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from app.archive.source import Found
     from app.model.job import Existing
     from app.model.names import TenantName
+    from app.model.omissions import Omissions
     from app.settings import Settings
 
 
@@ -45,3 +46,5 @@ class Fetched(NamedTuple):
     missed: "list[Missed]"
     left: "tuple[Found, ...]"
     """What there was no time for."""
+    omitted: "Omissions"
+    """Values that were left out of the Documents and Folders of the files."""

@@ -30,6 +30,12 @@ MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF
 STEP = 1 << 20
 """Bytes that are decompressed at once."""
 
+MOST_COLUMNS = 16_384
+"""Columns of a file, as of a spreadsheet."""
+
+MOST_UNCLOSED = 100
+"""Quotes of a file that are not closed within the longest record: to find the end of each, as much is parsed again."""
+
 UNREADABLE = "\udcff"
 """Stands for what is not of the file's encoding, in a text that is to be written as UTF-8: no UTF-8 has it."""
 
@@ -100,27 +106,40 @@ def pieces(blocks: Iterable[bytes], form: Form, target: int, longest: int, start
     """The file, from the byte `start` on, in pieces of about `target` bytes.
 
     A record longer than `longest` is none: a line that has no end, or a quote that is not closed. The line that it
-    begins with is left out, and the next one begins a record again.
+    begins with is left out, and the next one begins a record again. Raises InvalidFormat if that happens too often.
     """
     rest = bytearray()
     whole = 0
     is_left_out = False
+    unclosed = 0
+    parsed = 0
+    """How much of a record whose end was not found has been parsed: it is parsed again when there is twice as much."""
     for block in blocks:
         if is_left_out:  # until its end
             end = block.find(b"\n") + 1
             start += end or len(block)
             is_left_out, block = not end, block[end or len(block) :]
         rest += block
-        whole += form.whole(bytes(rest[whole:]))
+        if len(rest) - whole >= 2 * parsed or len(rest) - whole > longest:
+            whole += form.whole(bytes(rest[whole:]))
+            parsed = len(rest) - whole
         while len(rest) - whole > longest:
             if whole:
                 yield Piece(start, bytes(rest[:whole]))
             yield Piece(start + whole, b"", is_left_out=True)
             end = rest.find(b"\n", whole) + 1
+            unclosed += end > 0
+            if unclosed > MOST_UNCLOSED:
+                reason = f"more than {MOST_UNCLOSED} quotes are not closed within {longest} bytes"
+                at = f"the last is in the line at byte {start + whole}"
+                raise InvalidFormat(
+                    f"the file cannot be read: {reason}; {at}", errors=[Fault(reason=f"{reason}; {at}")]
+                )
             is_left_out = not end
             start += end or len(rest)
             del rest[: end or len(rest)]
             whole = form.whole(bytes(rest))
+            parsed = len(rest) - whole
         if whole >= target:
             yield Piece(start, bytes(rest[:whole]))
             del rest[:whole]

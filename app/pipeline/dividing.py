@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import duckdb
 
 from app.lake.datasets import Dataset
+from app.model.cancellation import interrupting
 from app.model.ranges import Range
 from app.model.snapshot import File
 from app.storage.store import Store
@@ -53,7 +54,7 @@ def _sampled(store: Store, dataset: Dataset, keys: Range, files: Sequence[File],
     connection = store.connection
     urls = [connection.file_url(f"{dataset.layout.statements}/{file.path}") for file in files]
     rows = sum(file.rows for file in files)
-    with duckdb.connect(config={"threads": 2, "memory_limit": "256MB"}) as duck:
+    with duckdb.connect(config={"threads": 2, "memory_limit": "256MB"}) as duck, interrupting(duck.interrupt):
         connection.prepare(duck)
         above = "canonical_id >= $low" + ("" if keys.high is None else " AND canonical_id < $high")
         bounds = {"low": keys.low} | ({} if keys.high is None else {"high": keys.high})

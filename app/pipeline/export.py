@@ -23,14 +23,15 @@ from followthemoney.dataset.versions import Version
 from app.db.engine import Database
 from app.db.tables import export_leases
 from app.errors import Locked, LockLost, SnapshotGone, SnapshotNotFound, TarnError
-from app.lake import catalog, datasets, exports, snapshots
+from app.lake import catalog, datasets, deltas, exports, snapshots
 from app.lake.datasets import Dataset
 from app.lake.documents import replace_document
 from app.lake.exports import Asked, State
 from app.lake.leases import Lease, Leases
 from app.lake.publish import Reached
+from app.model.cancellation import checked
 from app.model.dataset import DatasetConfig
-from app.model.export import Kind, Made
+from app.model.export import Kind, Made, OmittedEdges
 from app.model.ids import new_id, now
 from app.model.job import (
     Exported,
@@ -137,8 +138,10 @@ class Exports:
         if not force:
             state = self._state(dataset)
             if all(state.stale(kind, asked) is None for kind in kinds):
-                skipped = [SkippedExport(kind=kind, reason=FRESH) for kind in kinds]
-                return Exported(snapshot=state.head.id, version=None, made=[], skipped=skipped)
+                skipped = [_skipped(state.made[kind], FRESH) for kind in kinds]
+                return Exported(
+                    snapshot=state.head.id, version=None, made=[], skipped=skipped, invalid=_left_out(skipped)
+                )
         flushed = self._flush.run([dataset], lambda: report(None))[dataset.id]
         if flushed.error is not None:
             raise flushed.error
@@ -168,7 +171,17 @@ class Exports:
         for kind in contents:
             report(None)
             one = self._put_counts(run, counts) if kind is Kind.STATISTICS else self._put(run, kind, ranges)
-            made.append(MadeExport(kind=kind, name=one.name, size=one.size, reason=wanted[kind]))
+            edges = _omitted_edges(run, ranges) if kind is Kind.GRAPH else None
+            made.append(
+                MadeExport(
+                    kind=kind,
+                    name=one.name,
+                    size=one.size,
+                    reason=wanted[kind],
+                    invalid=one.invalid,
+                    omitted_edges=edges,
+                )
+            )
         self._sweep(run)
         skipped = [self._left(run, kind, force) for kind in kinds if kind not in wanted and kind is not Kind.INDEX]
         if Kind.INDEX in kinds:
@@ -180,9 +193,11 @@ class Exports:
             else:
                 one = self._put_index(after)
                 made.append(MadeExport(kind=Kind.INDEX, name=one.name, size=one.size, reason=reason))
-        log.info("exported", dataset=run.dataset.name, seq=run.state.head.seq, made=[one.kind for one in made])
+        invalid = _left_out([*made, *skipped])
+        kinds_made = [one.kind for one in made]
+        log.info("exported", dataset=run.dataset.name, seq=run.state.head.seq, made=kinds_made, invalid=invalid)
         version = run.version if made else None
-        return Exported(snapshot=run.state.head.id, version=version, made=made, skipped=skipped)
+        return Exported(snapshot=run.state.head.id, version=version, made=made, skipped=skipped, invalid=invalid)
 
     # What is made of statements
 
@@ -260,7 +275,7 @@ class Exports:
 
     def _put_counts(self, run: _Run, counts: Statistics) -> Made:
         document = {"dataset": run.dataset.name, "snapshot": run.state.head.id, "version": run.version}
-        detail = {"entities": counts.entities, "things": counts.things}
+        detail = {"entities": counts.entities, "things": counts.things, "invalid": counts.invalid}
         return self._put_document(run, Kind.STATISTICS, _json(document | counts.document()), detail)
 
     def _put(self, run: _Run, kind: Kind, ranges: Sequence[Range]) -> Made:
@@ -275,15 +290,17 @@ class Exports:
 
         store, former, moment = self._store, run.dataset.layout.versions, run.resolved
         detail: dict[str, Any] = {}
+        if kind.assembles:
+            detail = {"invalid": sum(one.invalid.get(kind, 0) for one in ranges)}
         if kind is Kind.DELTA:
-            detail = self._keep_delta(run, joined(), joining)
+            detail |= self._keep_delta(run, joined(), joining)
             kept = run.dataset.layout.export_delta(detail["kept"][-1]["name"])
             self._replace(run, kind, name, lambda path: versions.replace_with(store, path, former, kept, moment))
         else:
             self._replace(run, kind, name, lambda path: versions.replace_stream(store, path, former, joined(), moment))
         made = self._record(run, kind, name, joining.size, joining.sha1, detail)
         if kind is Kind.DELTA:
-            self._tell_deltas(run, detail["kept"])
+            self._tell_deltas(run, made)
         return made
 
     def _put_document(self, run: _Run, kind: Kind, text: bytes, detail: dict[str, Any]) -> Made:
@@ -317,14 +334,15 @@ class Exports:
         """An export that says what the head does already: then so it does at this moment."""
         made = run.state.made[kind]
         if run.state.stale(kind, run.asked) is None:
-            return SkippedExport(kind=kind, reason=FRESH)
+            return _skipped(made, FRESH)
+        made = made._replace(resolved=run.resolved)
         with self._database.write() as connection:
-            exports.record(connection, run.dataset, made._replace(resolved=run.resolved))
+            exports.record(connection, run.dataset, made)
         self._show(run, kind)
         if kind is Kind.DELTA:
-            self._tell_deltas(run, made.detail["kept"])
+            self._tell_deltas(run, made)
         how = "nothing changed since the last one" if force else "what is visible has not changed"
-        return SkippedExport(kind=kind, reason=how)
+        return _skipped(made, how)
 
     def _show(self, run: _Run, kind: Kind) -> None:
         """The tag in the layout, after the fact."""
@@ -344,22 +362,24 @@ class Exports:
         name = run.version + Kind.DELTA.form.named(run.config.compression).removeprefix("entities.delta")
         self._store.put_stream(layout.export_delta(name), chunks)
         goes_on = made is not None and run.base is not None
-        one = {"version": run.version, "name": name, "from": made.version if made is not None and goes_on else None}
-        known: list[dict[str, Any]] = made.detail.get("kept", []) if made is not None and goes_on else []
-        return {"kept": [*known, one | {"snapshot": run.state.head.id, "size": joining.size}][-DELTAS:]}
+        one = {
+            "version": run.version,
+            "name": name,
+            "from": made.version if made is not None and goes_on else None,
+            "snapshot": run.state.head.id,
+            "content": run.state.head.content,
+            "size": joining.size,
+            "restart": not goes_on or deltas.begins_anew(run.state.made),
+        }
+        known = deltas.kept(run.state.made) if goes_on else []
+        return {"kept": [*known, one][-DELTAS:]}
 
-    def _tell_deltas(self, run: _Run, kept: Sequence[dict[str, Any]]) -> None:
+    def _tell_deltas(self, run: _Run, made: Made) -> None:
         """Tell of the deltas that are kept, once SQL knows of them, and delete all others."""
         layout = run.dataset.layout
-        index = {
-            "dataset": run.dataset.name,
-            "updated_at": run.resolved.isoformat(),
-            "versions": {each["version"]: f"delta/{each['name']}" for each in kept},
-            "deltas": kept,
-        }
         self._leases.renew(run.lease)
-        self._store.put(layout.delta_index, _json(index))
-        names = {each["name"] for each in kept}
+        self._store.put(layout.delta_index, _json(deltas.index(run.dataset.name, made, self._public_url)))
+        names = {each["name"] for each in made.detail["kept"]}
         gone = [entry.path for entry in self._store.list(layout.export_deltas)]
         self._store.delete([path for path in gone if path.rsplit("/", 1)[-1] not in names])
 
@@ -446,7 +466,7 @@ class _Joining:
         self.size = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in chain.from_iterable(map(self._store.stream, self._parts)):
+        for chunk in checked(chain.from_iterable(map(self._store.stream, self._parts))):
             self._digest.update(chunk)
             self.size += len(chunk)
             yield chunk
@@ -454,6 +474,17 @@ class _Joining:
     @property
     def sha1(self) -> str:
         return self._digest.hexdigest()
+
+
+def _skipped(made: Made, reason: str) -> SkippedExport:
+    return SkippedExport(kind=made.kind, reason=reason, invalid=made.invalid)
+
+
+def _left_out(files: Sequence[MadeExport | SkippedExport]) -> int | None:
+    """The most entities that one of these files leaves out; None if it is known of none that may leave some out."""
+    of_entities = [one.invalid for one in files if one.kind.assembles]
+    known = [count for count in of_entities if count is not None]
+    return max(known, default=None if of_entities else 0)
 
 
 def _reason(run: _Run, kind: Kind, force: bool) -> str | None:
@@ -465,6 +496,18 @@ def _reason(run: _Run, kind: Kind, force: bool) -> str | None:
         return "it was asked for" if force else run.state.behind(run.asked)
     # A delta of nothing, in the place of the last one, would take that from whoever has not fetched it yet.
     return "it was asked for" if force and kind is not Kind.DELTA else None
+
+
+def _omitted_edges(run: _Run, ranges: Sequence[Range]) -> OmittedEdges | None:
+    """Relationships that are not in the graph; None: all are."""
+    omitted = OmittedEdges()
+    for one in ranges:
+        if one.omitted_edges is not None:
+            omitted.merge(one.omitted_edges)
+    if not omitted.count:
+        return None
+    log.warning("a graph is not complete", dataset=run.dataset.name, **omitted.model_dump())
+    return omitted
 
 
 def _version(state: State) -> str:

@@ -5,6 +5,7 @@ by itself, as gzip and zstd allow. What is made by one pass goes to the store as
 on the executor's disk. Nothing is held in memory.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
@@ -17,11 +18,11 @@ import pyarrow.compute as pc
 
 from app.lake import snapshots
 from app.lake.datasets import Dataset
-from app.model.export import Kind
+from app.model.export import Kind, OmittedEdges
 from app.model.ids import new_id
 from app.pipeline.export_tasks import Export, Exported, Recount
 from app.query import documents, forms, graph, live
-from app.query.assembly import entity_lines, ndjson
+from app.query.assembly import entity_lines, invalid_count, ndjson
 from app.query.diff import Between, differences
 from app.query.recounting import exchanged
 from app.query.statements import in_order
@@ -50,30 +51,39 @@ class _Exporting:
         self._store = store
         self._duck = duck
         self._scratch = scratch
+        self._invalid: Counter[Kind] = Counter()
+        """Entities that each file leaves out because their statements do not assemble."""
+        self._omitted_edges = OmittedEdges()
 
     def made(self) -> Exported:
         task = self._task
         live.make_within(self._duck, self._store, _view(task, self._store, task.seq), "live", task.within)
         parts = {kind: self._put(kind, self._packed(kind, make())) for kind, make in self._passes().items()}
         parts |= self._shared()
-        return Exported(parts, counted(self._duck) if Kind.STATISTICS in task.kinds else None)
+        statistics = counted(self._duck) if Kind.STATISTICS in task.kinds else None
+        return Exported(parts, statistics, invalid=dict(self._invalid), omitted_edges=self._omitted_edges)
 
     def _passes(self) -> dict[Kind, Callable[[], Iterable[bytes]]]:
         """What takes a pass of its own."""
         duck = self._duck
         makers: dict[Kind, Callable[[], Iterable[bytes]]] = {
             Kind.STATEMENTS: lambda: forms.csv_rows(in_order(duck, "SELECT * FROM live", [])),
-            Kind.DOCUMENTS: lambda: documents.rows(entity_lines(duck, documents.documents())),
+            Kind.DOCUMENTS: lambda: documents.rows(self._documents()),
         }
         if (base := self._task.base) is not None:
             makers[Kind.DELTA] = lambda: self._changes(base)
         return {kind: make for kind, make in makers.items() if kind in self._task.kinds}
 
+    def _documents(self) -> Iterator[pa.RecordBatch]:
+        for batch in entity_lines(self._duck, documents.documents()):
+            self._invalid[Kind.DOCUMENTS] += invalid_count(batch)
+            yield batch
+
     def _shared(self) -> dict[Kind, str]:
         """What is made by one pass over the entities."""
         makers: dict[Kind, Callable[[pa.RecordBatch], Iterable[bytes | pa.Buffer]]] = {
             Kind.ENTITIES: lambda batch: [ndjson(batch)],
-            Kind.GRAPH: lambda batch: graph.statements([batch]),
+            Kind.GRAPH: lambda batch: graph.statements([batch], self._omitted_edges),
         }
         if self._task.base is None:
             makers[Kind.DELTA] = _all_new
@@ -83,7 +93,9 @@ class _Exporting:
             for batch in entity_lines(self._duck) if wanted else ():
                 # An entity whose schemata do not fit is nothing that others could load; statistics count it.
                 valid = batch.filter(pc.invert(batch.column("invalid")))
+                left_out = batch.num_rows - valid.num_rows
                 for kind, make in wanted.items():
+                    self._invalid[kind] += left_out
                     files[kind].write(make(valid))
             return {kind: self._put(kind, self._packed(kind, file.read())) for kind, file in files.items()}
 
@@ -94,6 +106,7 @@ class _Exporting:
         for some in differences(self._duck, self._store, states, within=task.within):
             for op, name, line in some:
                 is_invalid = line.startswith(INVALID)
+                self._invalid[Kind.DELTA] += is_invalid and op != "DEL"
                 if op == "DEL" or (op == "MOD" and is_invalid):
                     yield _change("DEL", orjson.dumps({"id": name}))
                 elif not is_invalid:

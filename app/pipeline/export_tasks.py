@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from app.model.export import Kind
+from app.model.export import Kind, OmittedEdges
 from app.model.names import DatasetName
 from app.model.ranges import Range
 
@@ -50,3 +50,7 @@ class Exported(NamedTuple):
     """Of the range, if they were asked for."""
     exchanged: "Exchanged | None" = None
     """Of a recount, unless too much differs for it to be worth it."""
+    invalid: Mapping[Kind, int] = {}
+    """How many entities each part leaves out because their statements do not assemble."""
+    omitted_edges: OmittedEdges | None = None
+    """Relationships that are not in the range's part of the graph."""

@@ -22,6 +22,7 @@ from adbc_driver_manager import OperationalError
 from app.errors import Unavailable
 from app.lake import fold_sql
 from app.lake.schemas import PARTITIONED, PRUNING, SCHEMAS
+from app.model.cancellation import interrupting
 from app.model.moments import FIRST_MOMENT, LAST_MOMENT
 from app.model.names import DatasetName, Origin
 from app.model.shards import shard_of
@@ -151,7 +152,7 @@ class Kernel:
             "temp_directory": scratch,
             "preserve_insertion_order": False,
         }
-        with duckdb.connect(config=settings) as duck:
+        with duckdb.connect(config=settings) as duck, interrupting(duck.interrupt):
             self.connection.prepare(duck)
             yield duck
 

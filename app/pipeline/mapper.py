@@ -4,6 +4,10 @@ FtM maps a record at a time, through objects and lists that are made for each. H
 once, a property after the other: what is left to do for each value is a look into a dictionary and a hash. What comes
 of it is the same, statement by statement; a property test holds the two equal. Rows that are in any way unusual are
 left to FtM itself, one by one: those are the ones that may be bad.
+
+A value that is given and not stored is omitted, and reported: what FtM's mapping discards (and logs), what is not
+stored although the mapping accepts it, and what is too long to be cleaned. The same value for the same property of the
+same entity of a row is reported once. Blank values are not reported.
 """
 
 import hashlib
@@ -15,11 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from followthemoney.entity import ValueEntity
+from followthemoney.helpers import inline_names
 from followthemoney.mapping.csv import CSVSource
 from followthemoney.mapping.entity import EntityMapping
 from followthemoney.mapping.property import PropertyMapping
 from followthemoney.mapping.query import QueryMapping
 from followthemoney.property import Property
+from followthemoney.proxy import EntityProxy
 from followthemoney.statement.util import BASE_ID
 from followthemoney.types import registry
 from followthemoney.types.common import PropertyType
@@ -27,7 +34,19 @@ from followthemoney.util import key_bytes, sanitize_text
 
 from app.errors import Fault
 from app.journal.events import SCHEMA, Events, Kind
-from app.model.entity import LONGEST_KNOWN, MOST_KNOWN, PLAIN, PLAIN_TEXT, TIDY, TITLE, Cleaner, Exploded, Exploder
+from app.model.entity import (
+    LONGEST_KNOWN,
+    LONGEST_VALUE,
+    MOST_KNOWN,
+    PLAIN,
+    PLAIN_TEXT,
+    TIDY,
+    TITLE,
+    UNCLEAN,
+    Cleaner,
+    Exploded,
+    Exploder,
+)
 from app.model.mapping import MappingDocument, Query
 from app.model.names import DatasetName
 from app.model.shards import shards_of
@@ -51,7 +70,7 @@ LONG = 64 << 10
 MOST_SOURCES = 200
 """Columns and literals of a query below which texts that are not long cannot come to too much."""
 
-LONGEST_VALUE = 4 << 20
+LONGEST_TEMPLATE = 4 << 20
 """Characters that a template may grow to."""
 
 LONGEST_REASON = 500
@@ -96,12 +115,24 @@ class BadRow(NamedTuple):
     fault: Fault
 
 
+class OmittedAt(NamedTuple):
+    """A value that was left out of a row that was mapped: the row's place among those that were given, and why."""
+
+    place: int
+    schema: str
+    prop: str
+    value: str
+    reason: str
+
+
 class Mapped(NamedTuple):
-    """What some rows came to: events without their place in a batch, and the rows that could not be used."""
+    """What some rows came to: events without their place in a batch, the rows that could not be used, and the values
+    that were left out of the others, in the order of their rows."""
 
     events: pa.RecordBatch
     entities: int
     bad: list[BadRow]
+    omitted: list[OmittedAt]
 
 
 class Mapper:
@@ -133,7 +164,7 @@ class Mapper:
     def _block(self, rows: Sequence[Row], start: int) -> Iterator[Mapped]:
         """All at once if nothing about them is unusual, else by halves, and the last few one by one."""
         try:
-            yield self._at_once(rows)
+            yield self._at_once(rows, start)
         except Exception:  # noqa: BLE001 - whatever it is, it is met again below, at the row that it is about
             if len(rows) <= FEW:
                 yield self._one_by_one(rows, start)
@@ -144,14 +175,14 @@ class Mapper:
 
     # All at once
 
-    def _at_once(self, rows: Sequence[Row]) -> Mapped:
+    def _at_once(self, rows: Sequence[Row], start: int) -> Mapped:
         if self._is_doubtful and any(map(_is_garbled, rows)):
             raise Unusual
         texts = {name: self._column(rows, name) for name in self._used}
         made = _Made()
         for query in self._queries:
             query.map(texts, len(rows), made)
-        return Mapped(made.table(self._origin, self._moment), made.entities, [])
+        return Mapped(made.table(self._origin, self._moment), made.entities, [], made.omitted(start))
 
     def _column(self, rows: Sequence[Row], name: str) -> Texts:
         """What `CSVSource.read_csv` makes of a column."""
@@ -171,30 +202,37 @@ class Mapper:
     def _one_by_one(self, rows: Sequence[Row], start: int) -> Mapped:
         events = Events()
         bad: list[BadRow] = []
+        omitted: list[OmittedAt] = []
         for place, row in enumerate(rows, start):
             try:
-                for entity in self._entities(row):
+                entities, values = self._entities(row)
+                for entity in entities:
                     events.add_entity(entity, self._origin, self._moment)
+                omitted += [OmittedAt(place, *value) for value in values]
             except Invalid as error:
                 bad.append(BadRow(place, Fault(field=error.field, reason=error.reason)))
             except Exception as error:  # noqa: BLE001 - FtM's cleaning may raise nearly anything
                 bad.append(BadRow(place, Fault(reason=(str(error) or type(error).__name__)[:LONGEST_REASON])))
-        return Mapped(events.table(0) if len(events) else pa.RecordBatch.from_pylist([], SCHEMA), events.entities, bad)
+        table = events.table(0) if len(events) else pa.RecordBatch.from_pylist([], SCHEMA)
+        return Mapped(table, events.entities, bad, omitted)
 
-    def _entities(self, row: Row) -> list[Exploded]:
-        """All that a row stands for. Raises Invalid, and whatever FtM raises: then it stands for nothing."""
+    def _entities(self, row: Row) -> tuple[list[Exploded], list[tuple[str, str, str, str]]]:
+        """All that a row stands for, and the values that are left out: schema, property, value and reason.
+
+        Raises Invalid, and whatever FtM raises: then it stands for nothing.
+        """
         if self._is_doubtful and _is_garbled(row):
             raise Invalid(None, "is not in the file's encoding")
         texts = {name: sanitize_text(row[place]) for name, place in self._places.items() if place < len(row)}
         record = {name: text for name, text in texts.items() if text is not None}
-        found = []
+        found: list[Exploded] = []
+        omitted: list[tuple[str, str, str, str]] = []
         for query in self._queries:
             query.check(record)
             if query.source.check_filters(record):
-                for entity in query.ftm.map(record).values():
-                    data = {"id": entity.id, "schema": entity.schema.name, "properties": entity.properties}
-                    found.append(self._exploder.explode(self._dataset, data))
-        return found
+                entities = query.map_one(record, omitted)
+                found += [self._exploder.explode(self._dataset, entity) for entity in entities]
+        return found, omitted
 
 
 class _Query:
@@ -231,6 +269,17 @@ class _Query:
         for rule in self._rules:
             told[rule.name] = rule.map(texts, places, told, made)
 
+    def map_one(self, record: Record, omitted: list[tuple[str, str, str, str]]) -> Iterator[dict[str, Any]]:
+        """The entities of a row, as `QueryMapping.map` makes them, without values that would not be stored."""
+        entities: dict[str, EntityProxy] = {}
+        for rule in self._rules:
+            reasons: dict[tuple[str, str], str] = {}
+            entity = rule.map_one(record, entities, reasons)
+            if entity is not None:
+                entities[rule.name] = entity
+                yield rule.stored(entity, reasons)
+            omitted += [(rule.schema, prop, value, reason) for (prop, value), reason in reasons.items()]
+
     def check(self, record: Record) -> None:
         """Raise Invalid for a row that would take FtM too long, or too much memory."""
         for prop in self._properties:
@@ -258,12 +307,13 @@ class _Rule:
     ) -> None:
         self.name = ftm.name
         self._ftm = ftm
-        self._schema = ftm.schema.name
+        self.schema = ftm.schema.name
         self._dataset = dataset
         self._is_named = is_named
         """Whether others repeat its names."""
         self._seed = key_bytes(dataset) + key_bytes(key_literal)
         assert hashlib.sha1(self._seed, usedforsecurity=False).digest() == ftm.seed.digest()
+        self._cleaners = cleaners
         self._sources = [_source(prop, cleaners) for prop in ftm.properties]
         self._required = {prop.prop.name for prop in ftm.properties if prop.required}
         mentioned = ftm.schema.get(NAMES)
@@ -287,6 +337,31 @@ class _Rule:
         self._say(ids, lanes, places, made)
         return _Told(ids, names)
 
+    def map_one(
+        self, record: Record, entities: dict[str, EntityProxy], reasons: dict[tuple[str, str], str]
+    ) -> ValueEntity | None:
+        """The entity of one row, as `EntityMapping.map` makes it; adds why values were left out."""
+        entity = ValueEntity(self._ftm.schema, {}, cleaned=True)
+        # FtM cleans countries first.
+        for source in sorted(self._sources, key=lambda source: source.rule.prop.type is not registry.country):
+            source.add_to(entity, record, entities, reasons)
+        entity.id = self._ftm.compute_key(record)
+        is_there = entity.id is not None and all(entity.has(name) for name in self._required)
+        return entity if is_there else None
+
+    def stored(self, entity: ValueEntity, reasons: dict[tuple[str, str], str]) -> dict[str, Any]:
+        """An entity as it is loaded; adds why values are not stored."""
+        properties: dict[str, list[str]] = {}
+        for name, values in entity.properties.items():
+            second = self._cleaners.second(entity.schema.properties[name].type)
+            kept = properties[name] = []
+            for value in values:
+                if second.cleaned(value):
+                    kept.append(value)
+                elif sanitize_text(value):
+                    reasons[name, value] = second.reason
+        return {"id": entity.id, "schema": self.schema, "properties": properties}
+
     def _ids(self, texts: dict[str, Texts]) -> Texts:
         """As `EntityMapping.compute_key` makes them."""
         if self._ftm.id_column is not None:
@@ -309,7 +384,7 @@ class _Rule:
         by_name: dict[str, list[_Lane]] = {}
         for lane in lanes:
             by_name.setdefault(lane.name, []).append(lane)
-        own = made.entities_of(ids, self._schema)
+        own = made.entities_of(ids, self.schema)
         said: list[Digests] = []
         for name, several in by_name.items():
             values = [lane.values(ids) for lane in several]
@@ -318,9 +393,12 @@ class _Rule:
                 _keep_first(digests)
             for lane, column, found in zip(several, values, digests, strict=True):
                 made.add(name, own, places, found, column, lane.originals())
+                for place, rejected in lane.rejected(column):
+                    if ids[place] is not None or not rejected.is_second:
+                        made.omit(int(places[place]), own, self.schema, name, rejected)
             said += digests
         sha1 = hashlib.sha1
-        schema = self._schema.encode()
+        schema = self.schema.encode()
         rows = zip(*said, strict=True) if said else (() for _ in ids)
         checksums: Texts = [
             None
@@ -361,10 +439,32 @@ def _keep_first(columns: list[Digests]) -> None:
 # Values
 
 
+class _Rejected(NamedTuple):
+    """A value that is left out."""
+
+    value: str
+    reason: str
+    is_second: bool
+    """Whether the mapping accepts it, and whoever loads it does not."""
+
+
+class _Second:
+    """The cleaning of values of a type when they are loaded."""
+
+    def __init__(self, kind: PropertyType) -> None:
+        self.reason = UNCLEAN.format(kind.name)
+        self._cleaner = Cleaner(kind)
+
+    def cleaned(self, value: str) -> str | None:
+        known = self._cleaner.known
+        found = known[value] if value in known else self._cleaner.learn(value)
+        return None if found is None else found[0]
+
+
 class _Cleaner:
     """What becomes of the values of a property: cleaned as its mapping says, and as they are when they are loaded."""
 
-    def __init__(self, prop: Property, fuzzy: bool, form: str | None, second: Cleaner, sanitizes: bool) -> None:
+    def __init__(self, prop: Property, fuzzy: bool, form: str | None, second: _Second, sanitizes: bool) -> None:
         self.name = prop.name
         self.is_name = prop.type is registry.name
         self.refers = prop.type is registry.entity
@@ -383,13 +483,15 @@ class _Cleaner:
         self._known: dict[str | None, str | None] = {None: None}
         self._changed: dict[str | None, str | None] = {}
         self._firsts: dict[str | None, str | None] = {None: None}
+        self._longest = LONGEST_VALUE.get(prop.type.name)
 
     def values(self, texts: Texts) -> Texts:
         """What is stored."""
         if len(self._known) > MOST_KNOWN:
             self._known, self._changed = {None: None}, {}
-        known, learn, plain = self._known, self._learn, self._plain
-        if self._are_plain(texts):
+        known, learn = self._known, self._learn
+        plain = self._plain_of(texts)
+        if plain is not None and self._are_plain(texts):
             return texts
         if plain is None:
             return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
@@ -400,21 +502,45 @@ class _Cleaner:
         changed = self._changed
         return [changed.get(text) for text in texts] if changed else None
 
+    def rejected(self, texts: Texts, values: Texts) -> Iterator[tuple[int, _Rejected]]:
+        """Which of the texts are left out, given what is stored of them."""
+        if values is texts or values.count(None) == texts.count(None):
+            return
+        for place, (text, value) in enumerate(zip(texts, values, strict=True)):
+            if value is None and text is not None and (rejected := self._rejection(text)) is not None:
+                yield place, rejected
+
+    def reason(self, raw: str) -> str:
+        """Why FtM's mapping does not put a value into the entity."""
+        if self.is_too_long(raw):
+            return f"is {len(raw)} characters long, at most {self._longest} are cleaned as {self._kind.name}"
+        if self._first(raw):
+            return f"the long values of the entity come to more than {self._kind.total_size} characters"
+        return UNCLEAN.format(self._kind.name)
+
+    def is_too_long(self, raw: str) -> bool:
+        return self._longest is not None and len(raw) > self._longest
+
     def firsts(self, texts: Texts) -> Texts:
         """What FtM's mapping puts into the entity; an empty text counts as something there."""
         if len(self._firsts) > MOST_KNOWN:
             self._firsts = {None: None}
-        known, learn, plain = self._firsts, self._first, self._plain
-        if self._are_plain(texts):
+        known, learn = self._firsts, self._first
+        plain = self._plain_of(texts)
+        if plain is not None and self._are_plain(texts):
             return texts
         if plain is None:
             return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
         return [known[text] if text in known else text if plain(text) else learn(text) for text in texts]  # type: ignore[arg-type]
 
+    def _plain_of(self, texts: Texts) -> Callable[[str], object] | None:
+        """What tells that a text stays as it is; None if there is nothing, or a text is too long whatever it is."""
+        if self._plain is None or self._longest is None:
+            return self._plain
+        return None if max(map(len, filter(None, texts)), default=0) > self._longest else self._plain
+
     def _are_plain(self, texts: Texts) -> bool:
         """Whether all texts that are there stay as they are, told by one look at all of them."""
-        if self._plain is None:
-            return False
         there = [text for text in texts if text is not None] if None in texts else texts
         return self._is_all_plain(there)  # type: ignore[arg-type]  # those that are there
 
@@ -432,14 +558,21 @@ class _Cleaner:
         elif first == raw and self._is_simple and sanitize_text(raw) == raw:
             value = raw  # to clean it once more would change nothing either
         else:
-            second = self._second
-            loaded = second.known[first] if first in second.known else second.learn(first)
-            value = None if loaded is None else loaded[0]
+            value = self._second.cleaned(first)
         if value is not None and value != raw and (original := sanitize_text(raw)) != value:
             self._changed[raw] = original
         if len(raw) <= LONGEST_KNOWN:
             self._known[raw] = value
         return value
+
+    def _rejection(self, raw: str) -> _Rejected | None:
+        """Why nothing is stored of a value; None if it is blank."""
+        first = self._first(raw)
+        if first:
+            return _Rejected(first, self._second.reason, True)
+        # A name that is repeated from another entity was given there.
+        is_given = not self._sanitizes and sanitize_text(raw)
+        return _Rejected(raw, self.reason(raw), False) if is_given else None
 
     def _first(self, raw: str) -> str | None:
         if raw in self._firsts:
@@ -450,6 +583,8 @@ class _Cleaner:
         return first
 
     def _mapped(self, raw: str) -> str | None:
+        if self.is_too_long(raw):
+            return None
         text = sanitize_text(raw) if self._sanitizes else raw
         return None if text is None else self._kind.clean_text(text, fuzzy=self._fuzzy, format=self._format)
 
@@ -457,7 +592,7 @@ class _Cleaner:
 class _Verbatim(_Cleaner):
     """A reference to an entity of the same row: FtM does not clean it, whoever loads it does."""
 
-    def __init__(self, prop: Property, second: Cleaner) -> None:
+    def __init__(self, prop: Property, second: _Second) -> None:
         super().__init__(prop, False, None, second, False)
         self._is_simple = False
         self._plain = ID.fullmatch
@@ -474,10 +609,13 @@ class _Cleaners:
     """Cleaners of one process: the second cleaning of a type is the same for all."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, Cleaner] = {}
+        self._seconds: dict[str, _Second] = {}
+
+    def second(self, kind: PropertyType) -> _Second:
+        return self._seconds.setdefault(kind.name, _Second(kind))
 
     def of(self, prop: Property, rule: PropertyMapping | None = None, sanitizes: bool = False) -> _Cleaner:
-        second = self._seconds.setdefault(prop.type.name, Cleaner(prop.type))
+        second = self.second(prop.type)
         if rule is not None and rule.entity is not None:
             return _Verbatim(prop, second)
         fuzzy = rule is not None and rule.fuzzy
@@ -506,6 +644,9 @@ class _Lane:
     def originals(self) -> Texts | None:
         return self._cleaner.originals(self._texts)
 
+    def rejected(self, values: Texts) -> Iterator[tuple[int, _Rejected]]:
+        return self._cleaner.rejected(self._texts, values)
+
     def firsts(self) -> Texts:
         return self._cleaner.firsts(self._texts)
 
@@ -514,52 +655,79 @@ class _Source:
     """Where the values of a property come from: a column, or one text for all."""
 
     def __init__(self, rule: PropertyMapping, cleaner: _Cleaner) -> None:
-        self._rule = rule
+        self.rule = rule
         self._cleaner = cleaner
 
+    def add_to(
+        self,
+        entity: ValueEntity,
+        record: Record,
+        entities: dict[str, EntityProxy],
+        reasons: dict[tuple[str, str], str],
+    ) -> None:
+        """Add the values that a row has for an entity, as `PropertyMapping.map` does, and why others are left out."""
+        rule, cleaner = self.rule, self._cleaner
+        for value in _given(rule, [record.get(ref) for ref in rule.refs]):
+            is_added = not cleaner.is_too_long(value) and entity.unsafe_add(
+                rule.prop, value, fuzzy=rule.fuzzy, format=rule.format
+            )
+            if not is_added and sanitize_text(value):
+                reasons[rule.prop.name, value] = cleaner.reason(value)
+
     def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
-        column: Texts = [*self._rule.literals] * count if self._rule.literals else texts[self._rule.refs[0]]
+        column: Texts = [*self.rule.literals] * count if self.rule.literals else texts[self.rule.refs[0]]
         return [_Lane(self._cleaner, column)]
 
 
 class _Reference(_Source):
     """Another entity of the row."""
 
+    def add_to(
+        self,
+        entity: ValueEntity,
+        record: Record,
+        entities: dict[str, EntityProxy],
+        reasons: dict[tuple[str, str], str],
+    ) -> None:
+        assert self.rule.entity is not None
+        other = entities.get(self.rule.entity)
+        if other is not None:
+            entity.unsafe_add(self.rule.prop, other.id, cleaned=True)
+            inline_names(entity, other)
+
     def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
-        assert self._rule.entity is not None
-        return [_Lane(self._cleaner, told[self._rule.entity].ids)]
+        assert self.rule.entity is not None
+        return [_Lane(self._cleaner, told[self.rule.entity].ids)]
 
 
 class _Several(_Source):
     """Several columns and texts, joined, split or put into a template."""
 
     def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
-        rule = self._rule
+        rule = self.rule
         columns = [texts[ref] for ref in rule.refs]
         rows = zip(*columns, strict=True) if columns else [()] * count
-        values = [self._values(row) for row in rows]
+        values = [_given(rule, row) for row in rows]
         most = max(map(len, values), default=0)
-        if most > MOST_LANES:
+        if most > MOST_LANES or (rule.template is not None and any(len(text) > LONG for own in values for text in own)):
             raise Unusual
         return [
             _Lane(self._cleaner, [own[place] if place < len(own) else None for own in values]) for place in range(most)
         ]
 
-    def _values(self, row: Sequence[str | None]) -> list[str]:
-        """As `PropertyMapping` makes them."""
-        rule = self._rule
-        if rule.template is not None:
-            record = {ref: text for ref, text in zip(rule.refs, row, strict=True) if text is not None}
-            values = [_filled(rule, record).strip()]
-            if len(values[0]) > LONG:
-                raise Unusual
-        else:
-            values = [*rule.literals, *(text for text in row if text is not None)]
-        if rule.join is not None:
-            values = [rule.join.join(values)]
-        if rule.split is not None:
-            values = [part for value in values for part in value.split(rule.split)]
-        return values
+
+def _given(rule: PropertyMapping, row: Sequence[str | None]) -> list[str]:
+    """What the columns of a property give it, as `PropertyMapping` makes it."""
+    if rule.template is not None:
+        record = {ref: text for ref, text in zip(rule.refs, row, strict=True) if text is not None}
+        values = [_filled(rule, record).strip()]
+    else:
+        values = [*rule.literals, *(text for text in row if text is not None)]
+    if rule.join is not None:
+        values = [rule.join.join(values)]
+    if rule.split is not None:
+        values = [part for value in values for part in value.split(rule.split)]
+    return values
 
 
 def _source(rule: PropertyMapping, cleaners: _Cleaners) -> _Source:
@@ -578,8 +746,8 @@ def _filled(rule: PropertyMapping, record: Record) -> str:
     value = rule.template
     for mark, ref in rule.replacements.items():
         text = record.get(ref) or ""
-        if len(value) + value.count(mark) * len(text) > LONGEST_VALUE:
-            raise Invalid(rule.prop.name, f"its template grows beyond {LONGEST_VALUE} characters")
+        if len(value) + value.count(mark) * len(text) > LONGEST_TEMPLATE:
+            raise Invalid(rule.prop.name, f"its template grows beyond {LONGEST_TEMPLATE} characters")
         value = value.replace(mark, text)
     return value
 
@@ -611,6 +779,18 @@ class _Made:
         self._ids: list[bytes] = []
         self._values: Texts = []
         self._originals: Texts = []
+        self._omitted: dict[tuple[int, int, str, str], tuple[str, str]] = {}
+
+    def omit(self, place: int, first: int, schema: str, prop: str, rejected: _Rejected) -> None:
+        """Report a value that is left out of the entities whose first has this number, in the row at this place."""
+        self._omitted[place, first, prop, rejected.value] = schema, rejected.reason
+
+    def omitted(self, start: int) -> list[OmittedAt]:
+        """All that is left out, in the order of rows, of which the first has the place `start`."""
+        return [
+            OmittedAt(start + place, schema, prop, value, reason)
+            for (place, _, prop, value), (schema, reason) in sorted(self._omitted.items())
+        ]
 
     def entities_of(self, ids: Texts, schema: str) -> int:
         """Make room for entities, of which some may not be there. Returns the number of the first."""

@@ -8,6 +8,7 @@ Why that happens exactly once:
 - Two jobs on the same mapping end as if one had come after the other, as each ends what the other said.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -29,10 +30,12 @@ from app.lake import mappings
 from app.lake.datasets import Dataset
 from app.lake.mappings import Kept, Run
 from app.lake.publish import Reached
+from app.model.cancellation import checked
 from app.model.ids import now
 from app.model.job import Job, MappingOptions, MappingResult, Progress, Report
 from app.model.mapping import origin_of, tag_of
 from app.model.names import LAKEHOUSE, TagKey, TenantName
+from app.model.omissions import Omissions
 from app.model.stage import NewStage
 from app.model.statement import microseconds
 from app.model.tenant import Identity
@@ -60,6 +63,9 @@ PACKED = 8
 
 TASKS_PER_CORE = 16
 """Tasks of a core between two looks whether to go on."""
+
+BETWEEN_REPORTS = 1.0
+"""Seconds between two looks whether to go on, while a file is unpacked."""
 
 HEAD = 1 << 20
 """Bytes by which it is found out how a file is written."""
@@ -124,7 +130,7 @@ class Mappings:
             return MappingResult.model_validate(last.result)
         if last is not None and not options.force and (last.mapping, last.form) == (kept.tag, _form(options)):
             return _result(options, skipped=UNCHANGED)
-        source = self._source(dataset, options, kept)
+        source = self._source(dataset, options, kept, report)
         try:
             with self._staged(job, dataset, options, kept) as run:
                 return self._made(run, source, report)
@@ -154,7 +160,7 @@ class Mappings:
     def _tasks(self, run: _Run, source: _Source, order: list[int | None]) -> Iterator[MapRows]:
         """A task a piece, in their order; what no file holds as it is goes to a place of its own first."""
         number = 0
-        for piece in source.pieces:
+        for piece in checked(source.pieces):
             if piece.is_left_out:
                 order.append(None)
                 continue
@@ -184,7 +190,7 @@ class Mappings:
 
     # The file
 
-    def _source(self, dataset: Dataset, options: MappingOptions, kept: Kept) -> _Source:
+    def _source(self, dataset: Dataset, options: MappingOptions, kept: Kept, report: Report) -> _Source:
         path = dataset.layout.blob_data(options.content_hash)
         entry = self._store.head(path)
         if entry is None:
@@ -192,7 +198,7 @@ class Mappings:
         begin = self._store.get_range(path, 0, HEAD)
         target = min(TASK_BYTES, max(WORTH_A_TASK, entry.size // (self._kernels().cores * PACKED)))
         # A piece ends where a block does: larger ones would leave cores without a task.
-        blocks: Iterable[bytes] = self._store.stream(path, chunk_size=target)
+        blocks: Iterable[bytes] = checked(self._store.stream(path, chunk_size=target))
         is_workbook = begin.startswith(spreadsheet.ZIP)
         is_zipped = is_workbook or begin.startswith(delimited.GZIP)
         if is_workbook:
@@ -201,6 +207,7 @@ class Mappings:
         elif is_zipped:
             blocks = delimited.unzipped(blocks, self._settings.max_body_bytes)
         if is_zipped:
+            blocks = _watched(blocks, report, entry.size)
             begin, blocks = _peeked(blocks)
         encoding = options.encoding or delimited.guessed_encoding(begin)
         is_direct = delimited.is_transparent(encoding) and (b"\n" in begin or b"\r" not in begin)
@@ -213,7 +220,14 @@ class Mappings:
         form = Form(encoding, delimiter)
         pieces = delimited.pieces(_without(blocks, marked), form, target, self._settings.max_record_bytes, start=marked)
         first = next(pieces, Piece(0, b""))
+        if first.is_left_out:
+            most = self._settings.max_record_bytes
+            reason = f"the first row, which is to name the columns, has no end within {most} bytes"
+            raise SchemaViolation(f"nothing was changed: {reason}", errors=[Fault(line=1, reason=reason)])
         header, length = form.first(first.data)
+        if len(header) > delimited.MOST_COLUMNS:
+            reason = f"the first row names {len(header)} columns, at most {delimited.MOST_COLUMNS} are read"
+            raise SchemaViolation(f"nothing was changed: {reason}", errors=[Fault(line=1, reason=reason)])
         missing = [name for name in columns if name not in header]
         if len(missing) == len(columns):
             reason = f"the file has none of the columns {', '.join(missing[:10])}; it begins with {header[:10]}"
@@ -328,6 +342,7 @@ class Mappings:
             rejected=rejected,
             errors=errors,
             missing=source.missing,
+            omitted=_omitted(made),
         )
         wanted = {part.batch for part in parts}
         with self._database.write() as connection:
@@ -393,6 +408,16 @@ def _faults(made: Sequence[MappedRows | None], longest: int) -> tuple[int, list[
     return count, errors[:MOST_FAULTS]
 
 
+def _omitted(made: Sequence[MappedRows | None]) -> Omissions:
+    """The values that were left out, by the number of their row in the file; the header is the first."""
+    omitted, before = Omissions(), 1
+    for one in made:
+        if one is not None:
+            omitted.merge(one.omitted, before)
+        before += 1 if one is None else one.records
+    return omitted
+
+
 def _peeked(blocks: Iterable[bytes]) -> tuple[bytes, Iterable[bytes]]:
     """The beginning, and everything."""
     rest = iter(blocks)
@@ -400,6 +425,17 @@ def _peeked(blocks: Iterable[bytes]) -> tuple[bytes, Iterable[bytes]]:
     while len(begin) < HEAD and (block := next(rest, None)) is not None:
         begin += block
     return begin, chain([begin], rest)
+
+
+def _watched(blocks: Iterable[bytes], report: Report, size: int) -> Iterator[bytes]:
+    """The blocks; `report`, which raises when the job is to stop, is called about once a second while they come."""
+    called = time.monotonic()
+    for block in blocks:
+        if time.monotonic() - called >= BETWEEN_REPORTS:
+            report(Progress(done=0, total=size, unit="bytes"))
+            called = time.monotonic()
+        if block:
+            yield block
 
 
 def _without(blocks: Iterable[bytes], count: int) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from app.journal.intake import CHUNK_BYTES, CHUNK_ROWS, MOST_FAULTS
 from app.journal.parts import Parts
 from app.model.mapping import MappingDocument
 from app.model.names import DatasetName
+from app.model.omissions import Omissions
 from app.pipeline.delimited import Form
 from app.pipeline.mapper import AT_ONCE, Mapper
 from app.pipeline.mapping_tasks import MappedRows, MapRows
@@ -36,6 +37,7 @@ def mapped(task: MapRows, store: Store, parts: Parts) -> MappedRows:
     lines = form.rows(text)
     records = rows = entities = bad = 0
     faults: list[Fault] = []
+    omitted = Omissions()
     with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
         part = _Part(parts, task, behind)
         while block := list(islice(lines, AT_ONCE)):
@@ -47,10 +49,12 @@ def mapped(task: MapRows, store: Store, parts: Parts) -> MappedRows:
                 bad += len(found.bad)
                 faults += [one.fault.model_copy(update={"line": numbers[one.place]}) for one in found.bad]
                 del faults[MOST_FAULTS:]
+                for value in found.omitted:
+                    omitted.add(value.schema, value.prop, value.value, value.reason, numbers[value.place])
             records += len(block)
             rows += len(numbers)
         part.close(entities)
-    return MappedRows(part.id, records, rows, entities, part.written, bad, faults)
+    return MappedRows(part.id, records, rows, entities, part.written, bad, faults, omitted)
 
 
 class _Part:

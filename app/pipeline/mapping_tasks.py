@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from app.errors import Fault
 from app.model.names import DatasetName
+from app.model.omissions import Omissions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,5 @@ class MappedRows(NamedTuple):
     bad: int
     faults: list[Fault]
     """The first of them; each one's line is its record, counted from the task's first as 1."""
+    omitted: Omissions
+    """Values that were left out of the other rows, with lines that are counted likewise."""

@@ -9,8 +9,6 @@ import structlog
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext
 
-from app.model.ids import new_id
-
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY = 1.0
@@ -25,8 +23,8 @@ class NoExecutor(Exception):
 
 
 @contextmanager
-def patiently(context: SparkContext, seconds: float) -> Iterator[None]:
-    """Run one Spark job in this thread, and give it up when there has been no executor for so long.
+def patiently(context: SparkContext, seconds: float, group: str) -> Iterator[None]:
+    """Run one Spark job of this group in this thread, and give it up when there has been no executor for so long.
 
     On a cluster, a job waits for executors without an end and without a word: all cores may be another driver's, or no
     machine may be left. Given up, it goes back to where another worker finds it, which may have executors. Raises
@@ -35,7 +33,7 @@ def patiently(context: SparkContext, seconds: float) -> Iterator[None]:
     if context._jsc.isLocal():  # this process is the executor
         yield
         return
-    group, over, given_up = new_id(), Event(), Event()
+    over, given_up = Event(), Event()
 
     def watch() -> None:
         seen, told = monotonic(), False
@@ -54,7 +52,6 @@ def patiently(context: SparkContext, seconds: float) -> Iterator[None]:
             except (Py4JError, OSError, AttributeError):  # Spark is gone, as whoever waits for the job hears by itself
                 return
 
-    context.setJobGroup(group, "tarn")
     watching = Thread(target=watch, name="patience", daemon=True)
     watching.start()
     try:

@@ -13,6 +13,7 @@ from app.lake.datasets import Dataset
 from app.lake.publish import TABLES
 from app.lake.tables import folder_of
 from app.lake.vacuum import Vacuum
+from app.model.cancellation import interrupting
 from app.model.export import DELTA_INDEX, Kind, Made
 from app.model.ids import now
 from app.model.job import NotYet, PurgeOptions, PurgeResult, Report, VacuumOptions
@@ -117,7 +118,7 @@ class Purge:
 def _keys_of(store: Store, base: Base, erased: tuple[str, ...]) -> list[str]:
     """Every key under which something is stored of these entities, live or not."""
     found: set[str] = set()
-    with duckdb.connect(config={"threads": 2, "memory_limit": "256MB"}) as duck:
+    with duckdb.connect(config={"threads": 2, "memory_limit": "256MB"}) as duck, interrupting(duck.interrupt):
         store.connection.prepare(duck)
         for table in TABLES:
             files = [file for file in base.snapshot.table(table).files if _may_hold(file, erased)]

@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from app.errors import Backpressure, DatasetNotFound, Internal, QuotaExceeded, StorageFull, TarnError, Unavailable
+from app.model.cancellation import current
+from app.model.ids import new_id
 from app.pipeline.kernel import AnyTask, Kernel, Output
 from app.pipeline.patience import patiently
 
@@ -34,7 +37,8 @@ class SparkKernels:
     def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
         """One Spark job for all slots, each a partition of its own. Task numbers with what became of them.
 
-        Raises NoExecutor if it has none for as long as the worker's patience lasts.
+        Raises NoExecutor if it has none for as long as the worker's patience lasts, and Stopped if the job that this
+        thread runs is cancelled: the driver ends its job at once, and executors kill the Python processes of its tasks.
         """
         count = len(slots)
         # Where there are fewer slots than cores, those that would stand idle help to look things up in the store.
@@ -43,8 +47,21 @@ class SparkKernels:
         # nothing to optimise, and loading Spark SQL takes longer than the first flush.
         context = self._session.sparkContext
         numbers = context.parallelize(range(count), count).mapPartitions(_Slots(kernel, slots))
-        with patiently(context, self._patience):
-            collected = numbers.collect()
+        cancellation, group = current(), new_id()
+        cancellation.check()
+        # Both are the thread's own: every thread of this process has one of its own in the JVM, too.
+        context.setJobGroup(group, "tarn", interruptOnCancel=True)
+        # In one pool, jobs are done first come, first served; between pools, cores are shared.
+        context.setLocalProperty("spark.scheduler.pool", cancellation.pool)
+        try:
+            with (
+                cancellation.interrupting(lambda: context.cancelJobGroup(group)),
+                patiently(context, self._patience, group),
+            ):
+                collected = numbers.collect()
+        except Py4JJavaError:
+            cancellation.check()
+            raise
         for number, made in collected:
             yield number, _known(made) if isinstance(made, _Failure) else made
 

@@ -6,15 +6,26 @@ on processors that were busy with their own queries, kept everybody waiting for 
 
 A session has a socket, on which the parent asks and the child answers. One more socket has what is said beside those:
 that a session begins, with its socket, that a query is to be interrupted, and how many threads there are to be.
+
+Every session has a time limit. The thread that waits for an answer enforces it:
+
+1. limit      no answer by the deadline: interrupt the query, repeatedly, because an interrupt that arrives between two
+              queries of a session has no effect
+2. grace      an answer within `GRACE_SECONDS`: the query has ended, and the caller gets QueryTimeout
+3. kill       none: DuckDB looks for interrupts between chunks of rows only, and a function on long texts can take
+              minutes for one chunk. Kill the process. The caller gets QueryTimeout; other sessions of the process get
+              Unavailable, which is retryable, and the next session starts another process
 """
 
 import pickle
+import select
 import socket
 import struct
 import subprocess
 import sys
+import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -25,7 +36,7 @@ import duckdb
 import pyarrow as pa
 import structlog
 
-from app.errors import Unavailable
+from app.errors import QueryTimeout, TarnError, Unavailable
 from app.model.ids import new_id
 from app.query.standing_back import Processors, stand_back
 from app.sockets import exactly
@@ -44,7 +55,19 @@ HANDED_BYTES = 128 << 20
 """Of tables that were handed over, what is kept for whoever hands them over again."""
 
 END_SECONDS = 10
-"""How long a child that was told to end may take over it."""
+"""How long a child that was told to end may take over it, and a session to end a query."""
+
+FETCH_ROWS = 2_000
+"""Rows that are sent at once."""
+
+START_SECONDS = 60
+"""Time limit of a session until it is given another one."""
+
+GRACE_SECONDS = 2.0
+"""How long a query that is interrupted may take to end before its process is killed."""
+
+INTERRUPT_EVERY = 0.1
+"""Seconds between two interrupts of a query within that time."""
 
 
 Version = Hashable
@@ -91,6 +114,8 @@ class Child:
         self._handed = Handed(Path(config["temp_directory"]))
         try:
             send(self._control, config)
+            if not _is_readable(self._control, START_SECONDS):
+                self._process.kill()
             receive(self._control)
         except (OSError, EOFError) as error:
             self.end()
@@ -109,6 +134,12 @@ class Child:
         """Say that it does not answer any more: it takes a moment until the system says that it has ended."""
         self._is_lost = True
         return Unavailable("the process that answered the query died", retry_after=1)
+
+    def kill(self) -> None:
+        """End it at once, with every query that runs in it."""
+        self._is_lost = True
+        self._process.kill()
+        log.warning("query process killed: a query did not stop when it was interrupted", pid=self.pid)
 
     def session(self) -> "Session":
         """A connection of its own. Raises Unavailable if the child is gone."""
@@ -217,6 +248,9 @@ class Session:
         self._child = child
         self._peer = peer
         self._number = number
+        self.on_kill: Callable[[], None] | None = None
+        """Called when the process had to be killed because of this session."""
+        self.limit(START_SECONDS)
 
     def __enter__(self) -> "Session":
         return self
@@ -236,12 +270,32 @@ class Session:
         """End what it does now, from another thread."""
         self._child.interrupt(self._number)
 
+    def limit(self, seconds: float) -> None:
+        """Start the time limit anew: everything asked for from now on must be answered within so many seconds."""
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+
+    @contextmanager
+    def extended(self, seconds: float) -> Iterator[None]:
+        """Have so much time left at least, for what must be done after a query."""
+        kept = self._deadline
+        self._deadline = max(kept, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._deadline = kept
+
     def execute(self, query: str, parameters: Any = None) -> "Session":
         self.ask("execute", query, parameters)
         return self
 
     def fetchall(self) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = self.ask("fetchall")
+        # Not all in one answer: unpickling holds Python's lock from its first row to its last.
+        rows: list[tuple[Any, ...]] = []
+        while some := self.ask("fetchmany", FETCH_ROWS):
+            rows += some
+            if len(some) < FETCH_ROWS:
+                break
         return rows
 
     def fetchone(self) -> tuple[Any, ...] | None:
@@ -269,21 +323,43 @@ class Session:
         self.ask("register_filesystem", files)
 
     def ask(self, what: str, *given: Any) -> Any:
-        """Have something done. Raises what DuckDB raised, and Unavailable if the child is gone."""
+        """Have something done. Raises what DuckDB raised, QueryTimeout, and Unavailable if the child is gone."""
         return self.ask_for_bytes(what, *given)[0]
 
     def ask_for_bytes(self, what: str, *given: Any) -> tuple[Any, bytearray]:
         """The same, with the bytes that were answered."""
         if self._peer.fileno() < 0:
             raise duckdb.ConnectionException("Connection Error: the session is over")
+        if time.monotonic() >= self._deadline:
+            raise self._timeout()
         try:
             send(self._peer, (what, *given))
+            if not _is_readable(self._peer, self._deadline - time.monotonic()):
+                self._stop()
+                raise self._timeout()
             (done, answer), found = receive(self._peer)
         except (OSError, EOFError) as error:
-            raise self._child.lose() from error
+            lost = self._child.lose()
+            # Of several sessions whose time is over, one kills the process.
+            raise (self._timeout() if time.monotonic() >= self._deadline else lost) from error
         if not done:
             raise _raised(*answer)
         return answer, found
+
+    def _stop(self) -> None:
+        """End what is running: by an interrupt, or else with its process. Raises EOFError if that is gone."""
+        end = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < end:
+            self.interrupt()
+            if _is_readable(self._peer, INTERRUPT_EVERY):
+                receive(self._peer)
+                return
+        self._child.kill()
+        if self.on_kill is not None:
+            self.on_kill()
+
+    def _timeout(self) -> QueryTimeout:
+        return QueryTimeout(f"the query was stopped after {self._seconds:g} seconds", seconds=self._seconds)
 
 
 class Batches:
@@ -299,8 +375,15 @@ class Batches:
 
     def close(self) -> None:
         # What ended with an error, or with the child, has nothing to close.
-        with suppress(Unavailable, duckdb.Error, OSError):
+        with suppress(TarnError, duckdb.Error, OSError), self._session.extended(END_SECONDS):
             self._session.ask("end")
+
+
+def _is_readable(peer: socket.socket, seconds: float) -> bool:
+    """Wait until the other side has sent something, or is gone; False if the time is over before."""
+    waiting = select.poll()
+    waiting.register(peer, select.POLLIN)
+    return bool(waiting.poll(max(0.0, seconds) * 1000))
 
 
 def _raised(name: str, text: str) -> Exception:

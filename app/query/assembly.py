@@ -115,6 +115,11 @@ def ndjson(batch: pa.RecordBatch) -> pa.Buffer:
     return contents(batch.column("line"))
 
 
+def invalid_count(batch: pa.RecordBatch) -> int:
+    """How many lines of a batch are `$invalid`."""
+    return int(pc.sum(batch.column("invalid"), min_count=0).as_py())
+
+
 def _rows(source: str) -> str:
     """The rows that lines are made of, without what a line does not show: a sort pays for every byte."""
     captions = ", ".join(f"'{prop}'" for prop in caption_properties())

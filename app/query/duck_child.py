@@ -35,7 +35,7 @@ class Session:
         """Bytes that go with the answer."""
         self.answers: dict[str, Callable[..., Any]] = {
             "execute": self._execute,
-            "fetchall": duck.fetchall,
+            "fetchmany": duck.fetchmany,
             "fetchone": duck.fetchone,
             "description": lambda: [column[:1] for column in duck.description or ()],
             "register": self._register,

@@ -14,8 +14,8 @@ from typing import Any, cast
 import duckdb
 import structlog
 
-from app.errors import Unavailable
-from app.query.apart import Child
+from app.errors import QueryTimeout, Unavailable
+from app.query.apart import START_SECONDS, Child, Session
 from app.settings import Settings
 from app.storage.connection import Connection
 from app.storage.identity import Keys
@@ -72,14 +72,17 @@ class Engine:
             if self._root is None or not self._is_alive():
                 if self._root is not None:
                     self._root.close()
-                with ExitStack() as unless_ready:
+                with ExitStack() as unless_ready, _starting_in_time():
                     root = unless_ready.enter_context(closing(self._start(self._config)))
                     self._connection.prepare(root)
                     _remember(root, self._connection.scheme)
                     unless_ready.pop_all()
                 self._root = root
             elif keys != self._keys:
-                self._connection.prepare(self._root)
+                if isinstance(self._root, Session):
+                    self._root.limit(START_SECONDS)
+                with _starting_in_time():
+                    self._connection.prepare(self._root)
             self._keys = keys
             return self._root
 
@@ -132,6 +135,51 @@ class EngineApart(Engine):
         if self._child is not None:
             self._child.end()
         super().close()
+
+
+class EngineConfined(EngineApart):
+    """The same for tenants whose query had to be killed: smaller, and its process ends with its last session."""
+
+    def __init__(self, settings: Settings, connection: Connection) -> None:
+        super().__init__(settings, connection)
+        self._config["threads"] = self.threads = 1
+        self._config["memory_limit"] = _half(settings.query_memory)
+        self._config["max_temp_directory_size"] = _half(settings.query_temp_space)
+        self._sessions = 0
+
+    @contextmanager
+    def session(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self._starting:
+            self._sessions += 1
+        try:
+            with super().session() as duck:
+                yield duck
+        finally:
+            with self._starting:
+                self._sessions -= 1
+                if not self._sessions:
+                    self._stop()
+
+    def _stop(self) -> None:
+        if self._root is not None:
+            self._root.close()
+        if self._child is not None:
+            self._child.end()
+        self._root = self._child = None
+
+
+def _half(size: str) -> str:
+    """Half of a size such as `1g`, in DuckDB's words."""
+    return f"{int(size[:-1]) * (1024 if size.endswith('g') else 1) * 512}KiB"
+
+
+@contextmanager
+def _starting_in_time() -> Iterator[None]:
+    """What takes too long before a query begins is no fault of the query."""
+    try:
+        yield
+    except QueryTimeout as error:
+        raise Unavailable("the process that answers queries did not start in time", retry_after=2) from error
 
 
 def _remember(root: duckdb.DuckDBPyConnection, scheme: str) -> None:

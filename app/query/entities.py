@@ -7,16 +7,21 @@ from typing import Any, NamedTuple
 
 from followthemoney.model import Model
 
+from app.lake import invalid_sql
 from app.lake.datasets import Dataset
 from app.model.fields import FieldName, SortKey
 from app.model.query import EntityAggregate, Facet, Node
 from app.query import facets, filters
-from app.query.assembly import Row, entity_line, entity_lines, ndjson
+from app.query.assembly import Row, entity_line, entity_lines, invalid_count, ndjson
 from app.query.reader import Reading, State
 from app.query.sorting import Position, Sorting
 from app.query.views import View
+from app.query.vocabulary import disagreement
 
 REFERENCES = FieldName("type:entity")
+
+MOST_ORIGINS = 100
+"""Origins listed of an invalid entity; all of them are counted."""
 
 Place = tuple[str, str]
 """A dataset and a canonical id."""
@@ -57,14 +62,40 @@ class Neighbour(NamedTuple):
     line: Line | None
 
 
+class InvalidEntity(NamedTuple):
+    """An entity whose statements do not assemble, and which origins use which schemata."""
+
+    id: str
+    reason: str
+    schemata: list[str]
+    by_origin: list[tuple[str, list[str]]]
+    """The first `MOST_ORIGINS` origins, sorted, each with its schemata."""
+    origins: int
+    """How many origins there are."""
+
+
 def one(reading: Reading, dataset: Dataset, state: State, entity_id: str, origin: str | None) -> Found:
     """The entity that an id names, as all origins tell it or as one does. Its own id comes before a referent's."""
+    if not reading.brief:
+        return _one_of_any_size(reading, dataset, state, entity_id, origin)
     view, statements = reading.entity(dataset, state, entity_id, origin)
     if not statements:
         return Found(None, view.snapshot_id)
     found = [Row(dataset.name, *one) for one in statements]
     chosen = min({row.canonical_id for row in found}, key=lambda name: (name != entity_id, name))
     return Found(Line(*entity_line(row for row in found if row.canonical_id == chosen)), view.snapshot_id)
+
+
+def _one_of_any_size(reading: Reading, dataset: Dataset, state: State, entity_id: str, origin: str | None) -> Found:
+    """The same, put together a column at a time: its statements may be a million."""
+    view = reading.entities(dataset, state, [entity_id])
+    said = "SELECT * FROM live WHERE (?::VARCHAR IS NULL OR origin = ?)"
+    names = reading.duck.execute(f"SELECT DISTINCT canonical_id FROM ({said})", [origin, origin]).fetchall()
+    if not names:
+        return Found(None, view.snapshot_id)
+    chosen = min((name for (name,) in names), key=lambda name: (name != entity_id, name))
+    ((_, line),) = _of(reading, f"({said} AND canonical_id = ?)", [origin, origin, chosen])
+    return Found(line, view.snapshot_id)
 
 
 def page(
@@ -93,10 +124,47 @@ def page(
     return Listed(lines, following, views[0].snapshot_id if len(views) == 1 else None)
 
 
+def invalid(
+    reading: Reading, dataset: Dataset, state: State, after: str | None, limit: int
+) -> tuple[str | None, list[InvalidEntity]]:
+    """List up to `limit` entities that do not assemble, by canonical id, and the snapshot that was read."""
+    view = reading.everything(dataset, state)
+    source, parameters = ("live", []) if after is None else ("(FROM live WHERE canonical_id > ?)", [after])
+    found = reading.duck.execute(
+        f"SELECT canonical_id FROM ({invalid_sql.invalid(source)}) ORDER BY canonical_id LIMIT ?", [*parameters, limit]
+    ).fetchall()
+    ids = [canonical_id for (canonical_id,) in found]
+    if not ids:
+        return view.snapshot_id, []
+    reading.show_entities(view, ids, name="picked")
+    schemata = dict(
+        reading.duck.execute(
+            "SELECT canonical_id, list_sort(list(DISTINCT schema)) FROM picked GROUP BY canonical_id"
+        ).fetchall()
+    )
+    rows = reading.duck.execute(
+        "SELECT canonical_id, origin, list_sort(list(DISTINCT schema)), count(*) OVER (PARTITION BY canonical_id) "
+        "FROM picked GROUP BY canonical_id, origin "
+        f"QUALIFY row_number() OVER (PARTITION BY canonical_id ORDER BY origin) <= {MOST_ORIGINS} "
+        "ORDER BY canonical_id, origin"
+    ).fetchall()
+    by_origin: dict[str, list[tuple[str, list[str]]]] = {}
+    origins: dict[str, int] = {}
+    for canonical_id, origin, names, count in rows:
+        by_origin.setdefault(canonical_id, []).append((origin, names))
+        origins[canonical_id] = count
+    return view.snapshot_id, [
+        InvalidEntity(one, disagreement(schemata[one]), schemata[one], by_origin[one], origins[one]) for one in ids
+    ]
+
+
 def stream(
     reading: Reading, dataset: Dataset, state: State, where: Node | None
-) -> tuple[str | None, Iterator[tuple[bytes, int]]]:
-    """The snapshot, and every entity that matches as NDJSON, by canonical id: pieces with how many are in each."""
+) -> tuple[str | None, Iterator[tuple[bytes, int, int]]]:
+    """The snapshot, and every entity that matches as NDJSON, by canonical id.
+
+    Each piece comes with the number of its lines, and how many of them are `$invalid`.
+    """
     (view,) = show(reading, [dataset], state, where)
     source, parameters = "live", ()
     if where is not None:
@@ -104,7 +172,10 @@ def stream(
         matched = f"SELECT dataset, canonical_id FROM live GROUP BY dataset, canonical_id HAVING {condition.sql}"
         source = f"(SELECT live.* FROM live SEMI JOIN ({matched}) AS matched USING (dataset, canonical_id))"
         parameters = condition.parameters
-    pieces = ((ndjson(batch).to_pybytes(), batch.num_rows) for batch in entity_lines(reading.duck, source, parameters))
+    pieces = (
+        (ndjson(batch).to_pybytes(), batch.num_rows, invalid_count(batch))
+        for batch in entity_lines(reading.duck, source, parameters)
+    )
     return view.snapshot_id, pieces
 
 
@@ -183,8 +254,8 @@ def _by_id(reading: Reading, view: View, ids: set[str]) -> dict[str, Line]:
     return found | {name: line for name, line in lines.items() if name in ids}
 
 
-def _of(reading: Reading, table: str) -> Iterator[tuple[Place, Line]]:
-    for batch in entity_lines(reading.duck, table):
+def _of(reading: Reading, source: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Place, Line]]:
+    for batch in entity_lines(reading.duck, source, parameters):
         columns = (batch.column(name).to_pylist() for name in ("dataset", "canonical_id", "line", "invalid"))
         for dataset, name, line, invalid in zip(*columns, strict=True):
             yield (dataset, name), Line(line.encode(), invalid)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from followthemoney.types import registry
 
+from app.model import pattern
 from app.model.fields import FieldName, kinds_of
 from app.model.query import And, Comparison, Node, Not, Op, Or
 from app.model.statement import microseconds
@@ -151,19 +152,22 @@ def _among(column: str, values: list[str]) -> Condition:
     return Condition(f"{column} IN (SELECT unnest(?::VARCHAR[]))", (values,))
 
 
-def _expression(pattern: str) -> str:
-    """The regular expression of a LIKE pattern."""
-    parts = []
-    literal = False
-    for character in pattern:
-        if literal:
-            parts.append(re.escape(character))
-            literal = False
-        elif character == "\\":
-            literal = True
+def _expression(value: str) -> str:
+    """The regular expression of a LIKE pattern. Where `%` stands decides how many states it has."""
+    found = []
+    any_open = False
+    for part in pattern.parts(value):
+        if isinstance(part, str):
+            found.append(re.escape(part))
+            continue
+        singles = f".{{{part.least}}}" if part.least else ""
+        if not part.is_open:
+            found.append(singles)
         else:
-            parts.append({"%": ".*", "_": "."}.get(character) or re.escape(character))
-    return "".join(parts)
+            # Before the first loop, a number of characters has one place; after any other, it has the loop's places.
+            found.append(f".*{singles}" if any_open else f"{singles}.*")
+            any_open = True
+    return "".join(found)
 
 
 def _any(of_statement: Condition) -> Condition:

@@ -7,6 +7,10 @@ FtM's own export, types are the names of properties and schemata in upper case, 
 Every statement finds or makes what it speaks of by id, so any order is right, a second import changes nothing, and an
 entity of which others speak but which is not here is a node with nothing but its id. A property is the list of its
 values, as they are.
+
+An entity that is an edge between m sources and n targets would be m times n relationships, each with all properties: of
+a record of 19 KB, 239 MB. So there is a limit to what one entity becomes. What is beyond it is left out, counted in the
+result of the export, and named by a comment in the file.
 """
 
 import re
@@ -22,10 +26,22 @@ from followthemoney.model import Model
 from followthemoney.types import registry
 from followthemoney.util import const_case
 
+from app.model.export import OmittedEdges
+
 HEADER = b"CREATE CONSTRAINT entity_id IF NOT EXISTS FOR (n:Entity) REQUIRE n.id IS UNIQUE;\n"
 """Each statement looks for nodes by this label and their id: without an index that takes ever longer."""
 
+MOST_EDGES, MOST_EDGE_BYTES = 10_000, 16 << 20
+"""Relationships that one entity whose schema is an edge becomes at most, and the characters that they take together; it
+becomes one in any case."""
+
+CHUNK = 1 << 20
+"""Characters that are given at once, about."""
+
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+UNCOMMENTED = re.compile(r"[^A-Za-z0-9_.:-]", re.ASCII)
+"""What is not shown of an id in a comment."""
+
 ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
 """What ends a string, begins an escape, or is the end of a line to somebody."""
 
@@ -45,24 +61,49 @@ class Rules(NamedTuple):
     """The properties of a node that are relationships, and their types."""
 
 
-def statements(batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """The entities in batches of `entity_lines`, one statement a line. What is invalid has no place in a graph."""
+def statements(batches: Iterable[pa.RecordBatch], omitted: OmittedEdges | None = None) -> Iterator[bytes]:
+    """The entities in batches of `entity_lines`, one statement a line. What is invalid has no place in a graph.
+
+    Relationships beyond the limit for one entity are counted in `omitted`.
+    """
+    counted = OmittedEdges() if omitted is None else omitted
     for batch in batches:
         lines = batch.filter(pc.invert(batch.column("invalid"))).column("line")
-        made = [statement for line in lines.to_pylist() for statement in _statements(orjson.loads(line))]
+        made: list[str] = []
+        size = 0
+        for line in lines.to_pylist():
+            for statement in _statements(orjson.loads(line), counted):
+                made.append(statement)
+                size += len(statement)
+                if size >= CHUNK:
+                    yield "".join(made).encode()
+                    made, size = [], 0
         if made:
             yield "".join(made).encode()
 
 
-def _statements(entity: dict[str, Any]) -> Iterator[str]:
+def _statements(entity: dict[str, Any], omitted: OmittedEdges) -> Iterator[str]:
     rules, said = _rules(entity["schema"]), entity["properties"]
     own = _text(entity["id"])
     shown = [f"id: {own}, caption: {_text(entity['caption'])}, schema: {_text(entity['schema'])}"]
     shown += [f"{rules.shown[prop]}: {_list(values)}" for prop, values in said.items() if prop in rules.shown]
     properties = f"{{{', '.join(shown)}}}"
     if rules.edge is not None:
-        for source, target in product(*(said.get(prop, ()) for prop in rules.edge)):
-            yield f"{_ends(source, target)} MERGE (s)-[r:{rules.type} {{id: {own}}}]->(t) SET r += {properties};\n"
+        sources, targets = (said.get(prop, ()) for prop in rules.edge)
+        size = 0
+        for count, (source, target) in enumerate(product(sources, targets)):
+            statement = (
+                f"{_ends(source, target)} MERGE (s)-[r:{rules.type} {{id: {own}}}]->(t) SET r += {properties};\n"
+            )
+            if count and (count >= MOST_EDGES or size + len(statement) > MOST_EDGE_BYTES):
+                left = len(sources) * len(targets) - count
+                omitted.add(entity["id"], left)
+                # Not as a string: Neo4j replaces escapes in comments too, and the end of a line would end this one.
+                name = UNCOMMENTED.sub("?", entity["id"])
+                yield f"// {left} of {left + count} relationships of {name} are left out\n"
+                return
+            size += len(statement)
+            yield statement
         return
     yield f"MERGE (n:Entity {{id: {own}}}) SET n{rules.labels}, n += {properties};\n"
     for prop, values in said.items():

@@ -64,19 +64,25 @@ def make_all(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name: st
     )
 
 
+class NotBrief(Exception):
+    """A lookup concerns more ids or statements than this process may work on: begin it anew as a query."""
+
+
+MOST_BRIEF_IDS = 500
+MOST_BRIEF_ROWS = 10_000
+"""What a lookup in the API's own process concerns at most. It cannot be killed there, and its rows become objects."""
+
+
 def make_entities(
-    duck: duckdb.DuckDBPyConnection,
-    store: Store,
-    view: View,
-    ids: Collection[str],
-    name: str,
+    duck: duckdb.DuckDBPyConnection, store: Store, view: View, ids: Collection[str], name: str, brief: bool = False
 ) -> None:
     """Make `name` a table of the entities that these ids name: by canonical id, entity id or referent.
 
-    Of every origin: which entity an id names does not depend on whose word of it is asked for. Raises NotWhole.
+    Of every origin: which entity an id names does not depend on whose word of it is asked for. Raises NotWhole, and
+    NotBrief if it must be brief and concerns too much.
     """
     plan = Plan(store, view.dataset, view.snapshot)
-    entities = _concerned(duck, plan, view.events, frozenset(ids))
+    entities = _concerned(duck, plan, view.events, frozenset(ids), brief)
     among = sorted(entities)
     stored = _stored(plan, Query("SELECT * FROM found"), plan.happened(_where("entity_id", among), among))
     if _take(duck, Unflushed(view.events.on(entities))):
@@ -93,29 +99,49 @@ def make_entities(
 
 
 def own_statements(
-    duck: duckdb.DuckDBPyConnection, store: Store, view: View, entity_id: str, origin: str | None = None
+    duck: duckdb.DuckDBPyConnection,
+    store: Store,
+    view: View,
+    entity_id: str,
+    origin: str | None = None,
+    brief: bool = False,
 ) -> list[Statement] | None:
     """The live statements of an entity that goes by its own id alone, of every origin or at least of one.
 
     Most do, and then a look at the files and a few events folded one after the other are all there is to do. None if
     other ids come into it, or if an origin says nothing under this one: it may do so under one that others gave it.
+    Raises NotBrief if it must be brief and there are too many statements or events.
     """
     plan = Plan(store, view.dataset, view.snapshot, origin)
     events: list[Event] = []
     if view.events.may_concern(entity_id):
         if view.events.added({entity_id}, {entity_id}) - {(entity_id, entity_id)}:
             return None
-        events = [_event(row) for row in view.events.on({entity_id}).to_pylist()]
+        concerned = view.events.on({entity_id})
+        if brief and concerned.num_rows > MOST_BRIEF_ROWS:
+            raise NotBrief
+        events = [_event(row) for row in concerned.to_pylist()]
     found = _under(plan, {entity_id}, {entity_id})
     rows = []
     if found != NOTHING:
-        rows = duck.execute(f"SELECT {COLUMNS}, ord FROM ({found.sql})", found.parameters).fetchall()
+        rows = _fetched(duck, Query(f"SELECT {COLUMNS}, ord FROM ({found.sql})", found.parameters), brief)
     if any((row[0], row[1]) != (entity_id, entity_id) for row in rows):
         return None
     happened = plan.happened(_where("entity_id", [entity_id]), [entity_id])
-    marks = [] if happened is None else duck.execute(happened.sql, happened.parameters).fetchall()
+    marks = [] if happened is None else _fetched(duck, happened, brief)
     live = [*fold(_newest(rows, [Mark(*mark) for mark in marks]), events).values()]
     return live if live or origin is None else None
+
+
+def _fetched(duck: duckdb.DuckDBPyConnection, query: Query, brief: bool) -> list[tuple[Any, ...]]:
+    """The rows of a query. Raises NotBrief if they must be few and are not."""
+    if not brief:
+        return duck.execute(query.sql, query.parameters).fetchall()
+    limited = f"SELECT * FROM ({query.sql}) LIMIT {MOST_BRIEF_ROWS + 1}"
+    rows = duck.execute(limited, query.parameters).fetchall()
+    if len(rows) > MOST_BRIEF_ROWS:
+        raise NotBrief
+    return rows
 
 
 class Mark(NamedTuple):
@@ -159,7 +185,7 @@ def _event(row: dict[str, Any]) -> Event:
 
 
 def _concerned(
-    duck: duckdb.DuckDBPyConnection, plan: Plan, events: Unflushed, wanted: frozenset[str]
+    duck: duckdb.DuckDBPyConnection, plan: Plan, events: Unflushed, wanted: frozenset[str], brief: bool
 ) -> frozenset[str]:
     """The entity ids whose statements may be part of what these ids name; and the table `found` of what is stored.
 
@@ -168,7 +194,9 @@ def _concerned(
     entities = canonicals = wanted
     looked: tuple[frozenset[str], frozenset[str]] | None = None
     while (entities, canonicals) != looked:
-        pairs = _find(duck, plan, events, entities, canonicals)
+        pairs = _find(duck, plan, events, entities, canonicals, brief)
+        if brief and len(pairs) > MOST_BRIEF_IDS:
+            raise NotBrief
         if looked is None:
             canonicals = canonicals.union(canonical for _, canonical in pairs)
             looked = wanted, wanted
@@ -187,11 +215,13 @@ def _find(
     events: Unflushed,
     entities: frozenset[str],
     canonicals: frozenset[str],
+    brief: bool,
 ) -> set[tuple[str, str]]:
     """Make the table `found` of what is stored under these ids; the pairs of ids in it and in the events' adds."""
     found = _under(plan, entities, canonicals)
     duck.execute(f"CREATE OR REPLACE TEMP TABLE found AS {found.sql}", found.parameters)
-    pairs = {(row[0], row[1]) for row in _all(duck, "SELECT DISTINCT entity_id, canonical_id FROM found")}
+    enough = f" LIMIT {MOST_BRIEF_IDS + 1}" if brief else ""
+    pairs = {(row[0], row[1]) for row in _all(duck, f"SELECT DISTINCT entity_id, canonical_id FROM found{enough}")}
     return pairs | events.added(entities, canonicals)
 
 

@@ -1,6 +1,6 @@
 """One read: a connection to DuckDB, and the states of datasets that were resolved for it."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -8,13 +8,15 @@ from typing import Literal, NamedTuple
 import duckdb
 
 from app.db.engine import Database
-from app.errors import Unavailable
+from app.errors import QueryTimeout, Unavailable
 from app.lake.datasets import Dataset
 from app.lake.fold import Statement
 from app.model.ids import new_id
 from app.query import live
-from app.query.engine import Engine, EngineApart, answering
-from app.query.live import NotWhole
+from app.query.apart import Session
+from app.query.confinement import Confinement
+from app.query.engine import Engine, EngineApart, EngineConfined, answering
+from app.query.live import MOST_BRIEF_ROWS, NotBrief, NotWhole
 from app.query.running import Hold, Running
 from app.query.views import View, Views
 from app.settings import Settings
@@ -40,17 +42,32 @@ class Reader:
         self._near = Engine(settings, store.connection)
         self._near.warm_up()
         self._apart = EngineApart(settings, store.connection)
+        self._confined = EngineConfined(settings, store.connection)
+        self._confinement = Confinement()
+        self._seconds = settings.query_seconds
         self._views = Views(database, store, settings.overlay_rows)
         self._store = store
         self.running = Running()
 
-    def reading(self) -> AbstractContextManager["Reading"]:
-        """Begin a read. What it made ends with it. DuckDB's errors are ours."""
-        return self._begun(self._apart)
+    def reading(self, tenant: str = "", seconds: float | None = None) -> AbstractContextManager["Reading"]:
+        """Begin a read for a tenant, with a time limit. What it made ends with it. DuckDB's errors are ours.
+
+        A query that must be killed ends those of others that run in the same process. After one, the queries of its
+        tenant run in another process for a while.
+        """
+        return self._begun(lambda: self._engine_of(tenant), tenant, self._seconds if seconds is None else seconds)
 
     def looking(self) -> AbstractContextManager["Reading"]:
-        """The same for what is over in a moment: it costs no more than a thread's time."""
-        return self._begun(self._near)
+        """The same for what is over in a moment: it costs no more than a thread's time.
+
+        It runs in this process, which cannot be killed: for work only that stops when it is interrupted. Whoever begins
+        it sees to that.
+        """
+        return self._begun(lambda: self._near, "", self._seconds)
+
+    def is_confined(self, tenant: str) -> bool:
+        """Whether a query of this tenant had to be killed a short time ago."""
+        return tenant in self._confinement
 
     def warm_up(self) -> None:
         """Have ready what the first query would wait for; if that cannot be, it is tried again then."""
@@ -60,15 +77,23 @@ class Reader:
     def share(self, shared: bool) -> None:
         """Say whether tenants are beside each other: then queries leave a part of the processors to what is brief."""
         self._apart.share(shared)
+        self._confined.share(shared)
+
+    def _engine_of(self, tenant: str) -> Engine:
+        return self._confined if self.is_confined(tenant) else self._apart
 
     @contextmanager
-    def _begun(self, engine: Engine) -> Iterator["Reading"]:
-        watch = self._watch
+    def _begun(self, choose: Callable[[], Engine], tenant: str, seconds: float) -> Iterator["Reading"]:
+        # Chosen when the read begins: it may have waited for a slot while another of its tenant was killed.
+        engine, watch = choose(), self._watch
         with watch.timed(watch.queries, "query"), answering(), engine.session() as duck:
-            reading = Reading(duck, self._views, self._store, engine.scratch, self.running)
+            reading = Reading(duck, self._views, self._store, engine.scratch, self.running, brief=engine is self._near)
+            reading.limit(seconds)
+            if isinstance(duck, Session):
+                duck.on_kill = lambda: self._confinement.add(tenant)
             try:
                 yield reading
-            except duckdb.Error:
+            except (duckdb.Error, QueryTimeout):
                 watch.queries_failed.inc()
                 raise
             finally:
@@ -77,15 +102,24 @@ class Reader:
     def close(self) -> None:
         self._near.close()
         self._apart.close()
+        self._confined.close()
 
 
 class Reading:
     """A read under way, on one thread at a time. Another thread may interrupt it."""
 
     def __init__(
-        self, duck: duckdb.DuckDBPyConnection, views: Views, store: Store, scratch: Path, running: Running
+        self,
+        duck: duckdb.DuckDBPyConnection,
+        views: Views,
+        store: Store,
+        scratch: Path,
+        running: Running,
+        brief: bool = False,
     ) -> None:
         self.duck = duck
+        self.brief = brief
+        """Whether it is a lookup, which raises NotBrief if it concerns too much."""
         self._views = views
         self.store = store
         self._scratch = scratch
@@ -130,18 +164,25 @@ class Reading:
 
     def show_entities(self, view: View, ids: Collection[str], name: str = "live") -> None:
         """The same in a state that was resolved before. Raises NotWhole if it is good for fewer entities."""
-        live.make_entities(self.duck, self.store, view, ids, name)
+        live.make_entities(self.duck, self.store, view, ids, name, self.brief)
 
     def entity(
         self, dataset: Dataset, state: State, entity_id: str, origin: str | None = None
     ) -> tuple[View, list[Statement]]:
         """The view, and the statements of the entities that an id names; there is more than one if it was divided."""
         view = self.view(dataset, state, [entity_id])
-        found = live.own_statements(self.duck, self.store, view, entity_id, origin)
+        found = live.own_statements(self.duck, self.store, view, entity_id, origin, self.brief)
         if found is None:
             view = self.entities(dataset, state, [entity_id])
+            if self.brief and self.duck.execute("SELECT count(*) FROM live").fetchall()[0][0] > MOST_BRIEF_ROWS:
+                raise NotBrief
             found = [Statement(*row) for row in self.duck.execute(f"SELECT {live.COLUMNS} FROM live").fetchall()]  # noqa: S608
         return view, [one for one in found if origin in (None, one.origin)]
+
+    def limit(self, seconds: float) -> None:
+        """Start the time limit of what follows anew, if the read has a process of its own to enforce it."""
+        if isinstance(self.duck, Session):
+            self.duck.limit(seconds)
 
     def interrupt(self) -> None:
         """End the query that is running now, from another thread."""

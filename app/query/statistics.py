@@ -10,6 +10,7 @@ from typing import Any
 
 import duckdb
 
+from app.lake import invalid_sql
 from app.model.fields import FieldName
 from app.model.statistics import BOUNDS, Bound, Count, Statistics, groups_of
 from app.query.columns import moment
@@ -72,22 +73,18 @@ def _take_bases(duck: duckdb.DuckDBPyConnection) -> None:
 
 
 def _resolve_schemata(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> None:
-    """Give every part the schema of its entity, null if that is invalid. Few entities have to be looked at."""
-    several = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING min(schema) <> max(schema)"
-    of_several = (
-        f"SELECT canonical_id, list(DISTINCT schema) FROM counted_parts SEMI JOIN ({several}) USING (canonical_id) "
-        f"GROUP BY canonical_id"
-    )
-    mixed = [] if is_apart else duck.execute(of_several).fetchall()
-    if mixed:
+    """Give every part the schema of its entity, null if that is invalid. All of it in DuckDB, however many they are."""
+    if not is_apart:
+        several = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING min(schema) <> max(schema)"
+        masks = ", ".join(invalid_sql.columns())
         duck.execute(
-            f"UPDATE counted_parts AS part SET schema = whole.schema FROM "
-            f"(SELECT {NAMED} AS canonical_id, {NAMED} AS schema) AS whole "
-            "WHERE part.canonical_id = whole.canonical_id",
-            [
-                [canonical_id for canonical_id, _ in mixed],
-                [resolved_schema(frozenset(schemata)) for _, schemata in mixed],
-            ],
+            f"UPDATE counted_parts AS part SET schema = whole.schema FROM ("
+            f"SELECT canonical_id, masks.schema FROM ("
+            f"SELECT canonical_id, {invalid_sql.combined()} "
+            f"FROM counted_parts SEMI JOIN ({several}) USING (canonical_id) "
+            f"LEFT JOIN ({invalid_sql.masks()}) AS masks USING (schema) GROUP BY canonical_id"
+            f") LEFT JOIN ({invalid_sql.masks()}) AS masks USING ({masks})) AS whole "
+            "WHERE part.canonical_id = whole.canonical_id"
         )
     named = duck.execute("SELECT DISTINCT schema FROM counted_valid").fetchall()
     unknown = [name for (name,) in named if resolved_schema(frozenset([name])) is None]

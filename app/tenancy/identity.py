@@ -11,12 +11,15 @@ from app.db.engine import Database
 from app.errors import Unauthenticated
 from app.model.ids import now
 from app.model.names import TenantName
-from app.model.tenant import Identity
+from app.model.tenant import ADMIN, Identity
 from app.settings import Settings
 from app.tenancy import keys, limits, revision, tenants
 from app.tenancy.grants import held_by
 from app.tenancy.oidc import Issuer
 from app.tenancy.revision import Remembered
+
+SCHEMES = frozenset({"bearer", "apikey", "token"})
+"""Of the `Authorization` header, in lower case. `Token` is what yente sends."""
 
 LONGEST = 16_384
 """A header longer than this is no key and no token of ours."""
@@ -66,7 +69,8 @@ class Authenticator:
         3. identity   remembered from an earlier request of the same revision, or else read
         4. expiry     checked every time, as it comes without a change
 
-        Raises Unauthenticated, with the same words whichever part was wrong, and Unavailable.
+        Raises Unauthenticated, with the same words whichever part was wrong, and Unavailable. A valid token that names
+        an administrator is refused with words of its own, unless the settings allow it.
         """
         token = _token(header)
         is_jwt = self._is_jwt(token)
@@ -77,6 +81,7 @@ class Authenticator:
             present = revision.current(connection)
             if named is not None:
                 known = self._known.get(present, named, lambda: Known(self._identity(connection, *named)))
+                self._check_administrator(known.identity)
             else:
                 known = self._known.get(present, keys.digest(token), lambda: self._of_key(connection, token))
             known.check_expiry()
@@ -89,6 +94,20 @@ class Authenticator:
 
     def _is_jwt(self, token: str) -> bool:
         return self._issuer is not None and token.count(".") == 2
+
+    def _check_administrator(self, identity: Identity) -> None:
+        """Raise Unauthenticated for a token whose tenant administers the lake, unless the settings allow it.
+
+        The claim that names the tenant is set by the issuer, where it may be a field that users edit. It must not be
+        enough to become the administrator: neither by the name of the administrator's tenant nor by that of one which
+        was granted `admin` on `*`.
+        """
+        if not self._settings.oidc_allow_admin and (identity.tenant == ADMIN or identity.administers_lake):
+            raise Unauthenticated(
+                f"the token names the tenant {str(identity.tenant)!r}, which administers the lake, and tokens of the "
+                "OpenID Connect issuer may not do so: use an API key, or set TARN_OIDC_ALLOW_ADMIN=true on the server",
+                key=identity.key or None,
+            )
 
     def _of_key(self, connection: Connection, presented: str) -> Known:
         key = keys.verify(connection, presented)
@@ -115,11 +134,11 @@ def _token(header: str | None) -> str:
         raise _refused()
     scheme, _, token = header.partition(" ")
     token = token.strip()
-    if scheme.lower() not in ("bearer", "apikey") or not token:
+    if scheme.lower() not in SCHEMES or not token:
         raise _refused()
     return token
 
 
 def _refused(key: str | None = None) -> Unauthenticated:
-    words = "send a valid key as `Authorization: Bearer <key>` or `Authorization: ApiKey <key>`"
+    words = "send a valid key as `Authorization: Bearer <key>`, `ApiKey <key>` or `Token <key>`"
     return Unauthenticated(words, key=key)

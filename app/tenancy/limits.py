@@ -96,12 +96,28 @@ def reserve(connection: Connection, tenant: TenantName, settings: Settings, stat
         "most_bytes": NO_LIMIT if settings.quota_bytes is None else settings.quota_bytes,
     }
     if connection.execute(_RESERVE, values).rowcount != 1:
-        limits = of(connection, tenant, settings)
-        raise QuotaExceeded(
-            f"tenant {tenant!r} may keep {limits.quota_statements} statements and {limits.quota_bytes} bytes, has "
-            f"{limits.used_statements} and {limits.used_bytes}, and asked for {statements} and {size} more",
-            retry_after=60,
-        )
+        raise _exceeded(tenant, of(connection, tenant, settings), statements, size)
+
+
+def require(connection: Connection, tenant: TenantName, settings: Settings, size: int) -> bool:
+    """Whether the tenant has a quota of bytes. Raises QuotaExceeded if it has no room for this many now.
+
+    Counts nothing: it is for refusing early what `reserve` would refuse.
+    """
+    limits = of(connection, tenant, settings)
+    if limits.quota_bytes is None:
+        return False
+    if size > 0 and limits.used_bytes + size > limits.quota_bytes:
+        raise _exceeded(tenant, limits, 0, size)
+    return True
+
+
+def _exceeded(tenant: TenantName, limits: Limits, statements: int, size: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"tenant {tenant!r} may keep {limits.quota_statements} statements and {limits.quota_bytes} bytes, has "
+        f"{limits.used_statements} and {limits.used_bytes}, and asked for {statements} and {size} more",
+        retry_after=60,
+    )
 
 
 NO_LIMIT = 2**63 - 1

@@ -120,17 +120,25 @@ class SparkFlusher:
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Spark's errors in our own terms; one that is half dead is ended, to be started again."""
+        self._sessions.begin()
         try:
             yield
         except NoExecutor as error:
             # A master that was started anew does not know this driver, and gives it nothing until it comes again.
-            self._sessions.close()
+            self._sessions.discard()
             raise Unavailable(str(error), retry_after=5) from error
         except (Py4JJavaError, PySparkException) as error:
+            if self._sessions.is_stale():
+                raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
             raise Internal("the Spark job failed; the worker's log says why") from error
         except (Py4JNetworkError, Py4JError, ConnectionError, EOFError) as error:
-            self._sessions.close()
+            self._sessions.discard()
             raise Unavailable("Spark does not answer", retry_after=5) from error
+        except (AttributeError, AssertionError, TypeError) as error:
+            # What PySpark raises in one thread while another ends the session.
+            if not self._sessions.is_stale():
+                raise
+            raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
 
     def maintenance(self) -> Maintenance:
         """What keeps datasets in shape, on the same Spark. It holds leases under a name of its own: it works beside the

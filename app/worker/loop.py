@@ -1,12 +1,19 @@
 """The worker: gives signs of life, claims jobs, runs them, hands them back when it must stop.
 
-Flushes are claimed all at once and done in one round, with what is due by itself; all other jobs one at a time, beside
-the flushes, and queues of datasets and webhooks beside both: long work must not keep short work waiting.
+Flushes are claimed all at once and done in one round, with what is due by itself; all other jobs by a few threads
+beside the flushes, and queues of datasets and webhooks beside both: long work must not keep short work waiting.
+
+How the job threads share their slots:
+1. A tenant that has a job running leaves the last free slot to the others.
+2. The tenant with the fewest running jobs is next; among equals, the one that was served the longest time ago.
+3. A dataset has one running job at a time: a tenant's jobs on it run in the order in which it asked for them.
 """
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +30,7 @@ from app.journal.sweep import sweep
 from app.lake import datasets
 from app.lake.datasets import Dataset, Hold
 from app.model.backoff import delays
+from app.model.cancellation import Cancellation
 from app.model.flush import Flusher
 from app.model.ids import new_id, now
 from app.model.job import FlushResult, Job, MadeSnapshot, Maintainer, NotYet, Operation, Progress, Stopped
@@ -48,6 +56,9 @@ FORGET_AFTER = 24 * 3600
 
 TELL_EVERY = 0.2
 """Seconds between two times that a job's progress is written down: short ones would mostly wait for the disk."""
+
+CANCEL_POLL = 0.5
+"""Seconds between two looks whether a running job was cancelled, and between two interrupts of one that was."""
 
 SWEEP_EVERY = 30.0
 """Seconds between two looks for what was left behind in the journal."""
@@ -85,10 +96,17 @@ class Worker:
         self._rounds = None if flusher is None else Rounds(flusher)
         self._consumer = consumer
         self._stop = threading.Event()
+        self._stopped = 0.0
+        """When it was asked to stop."""
+        self._claiming = threading.Lock()
+        """Held while a job thread claims, so that two do not give one tenant the last slot."""
+        self._releasing = threading.Lock()
+        """Held while jobs leave a round of flushes."""
+        self._looked = time.monotonic()
         self._jobs: tuple[Job, ...] = ()
         """The flushes it works on now; replaced, never changed, since the heartbeat reads it."""
         self._other: tuple[Job, ...] = ()
-        """The job that it works on beside them."""
+        """The other jobs that run now; replaced, never changed, under `_claiming`."""
         self._moved: dict[str, tuple[int, int]] = {}
         """Of the datasets of a round, by their ids: rows that are in snapshots by now, and rows in all."""
         self._operations: dict[Operation, Callable[[Job, Hold], Done]] = {Operation.DELETE: self._delete}
@@ -99,6 +117,7 @@ class Worker:
 
     def stop(self) -> None:
         """Ask the worker to finish: the jobs it has are handed back at their next step."""
+        self._stopped = time.monotonic()
         self._stop.set()
 
     def run(self) -> None:
@@ -118,8 +137,12 @@ class Worker:
         log.info("worker stopped", worker=self.id)
 
     def _work(self) -> None:
-        others = threading.Thread(target=self._work_on_others, name="jobs")
-        others.start()
+        others = [
+            threading.Thread(target=self._work_on_others, name=f"jobs-{slot}")
+            for slot in range(self._settings.job_slots)
+        ]
+        for thread in others:
+            thread.start()
         queues = threading.Thread(target=self._work_off_queues, name="queues")
         queues.start()
         posts = threading.Thread(target=self._deliveries.run, args=[self._stop], name="webhooks")
@@ -131,16 +154,15 @@ class Worker:
                 swept = time.monotonic()
             if not self.flush():
                 self._stop.wait(self._settings.worker_poll)
-        others.join()
+        for thread in others:
+            thread.join()
         queues.join()
         posts.join()
 
     def _work_on_others(self) -> None:
-        looked = time.monotonic()
         while not self._stop.is_set():
-            if self._upkeep is not None and time.monotonic() >= looked + self._settings.upkeep_every:
+            if self._upkeep is not None and self._is_upkeep_due():
                 self._look_after(self._upkeep)
-                looked = time.monotonic()
             try:
                 worked = self.step()
             except Exception:  # without this thread nothing but flushes would be done any more
@@ -148,6 +170,14 @@ class Worker:
                 worked = False
             if not worked:
                 self._stop.wait(self._settings.worker_poll)
+
+    def _is_upkeep_due(self) -> bool:
+        """Whether this thread is the one to look for datasets that are due for maintenance."""
+        with self._claiming:
+            is_due = time.monotonic() >= self._looked + self._settings.upkeep_every
+            if is_due:
+                self._looked = time.monotonic()
+            return is_due
 
     def _work_off_queues(self) -> None:
         while self._consumer is not None and not self._stop.is_set():
@@ -161,26 +191,35 @@ class Worker:
 
     def step(self) -> bool:
         """Claim one job and run it. False if there is none, or the database does not answer."""
-        silent_after = self._settings.worker_silent_after
         try:
-            if not self._is_any_free(self._operations):
-                return False
-            with self._database.write() as connection:
-                job = jobs.claim(connection, self.id, silent_after, among=self._operations)
+            with self._claiming:
+                job = self._claim()
+                if job is None:
+                    return False
+                self._other = (*self._other, job)
         except TarnError as error:
             log.warning("cannot look for work", problem=error.slug)
             return False
-        if job is None:
-            return False
-        self._other = (job,)
         begun = time.perf_counter()
         try:
             with self._watch.span(f"job {job.operation}", job=job.id, attempt=job.attempts):
                 outcome = self._run(job)
         finally:
-            self._other = ()
+            with self._claiming:
+                self._other = tuple(each for each in self._other if each is not job)
         self._watch.jobs.labels(job.operation, outcome).observe(time.perf_counter() - begun)
         return True
+
+    def _claim(self) -> Job | None:
+        running = Counter(job.tenant for job in self._other)
+        slots = self._settings.job_slots
+        is_last = slots > 1 and len(self._other) >= slots - 1
+        without = set(running) if is_last else set()
+        if not self._is_any_free(self._operations, without):
+            return None
+        with self._database.write() as connection:
+            silent_after = self._settings.worker_silent_after
+            return jobs.claim(connection, self.id, silent_after, self._operations, running, without)
 
     def flush(self) -> bool:
         """Claim every flush that was asked for and do them in one round, with what is due by itself.
@@ -204,10 +243,10 @@ class Worker:
         finally:
             self._jobs, self._moved = (), {}
 
-    def _is_any_free(self, operations: Collection[Operation]) -> bool:
+    def _is_any_free(self, operations: Collection[Operation], without: Collection[str] = ()) -> bool:
         """Whether it is worth to claim: whoever looks twice a second must not hold SQLite's only pen each time."""
         with self._database.read() as connection:
-            return jobs.is_any_free(connection, self._settings.worker_silent_after, operations)
+            return jobs.is_any_free(connection, self._settings.worker_silent_after, operations, without)
 
     def _flush(self, rounds: Rounds) -> bool:
         due = rounds.due()[:MOST_DUE]
@@ -223,8 +262,13 @@ class Worker:
         def moved(dataset: str, done: int, total: int) -> None:
             self._moved[dataset] = done, total
 
+        def is_wanted() -> bool:
+            return self._release_cancelled() or bool(due)
+
+        cancellation = Cancellation()
         try:
-            outcomes = rounds.flush(wanted, hold, moved) if wanted else {}
+            with cancellation.active(), self._watching(cancellation, is_wanted):
+                outcomes = rounds.flush(wanted, hold, moved) if wanted else {}
         except Stopped:
             for job in self._jobs:
                 self._hand_back(job)
@@ -236,14 +280,27 @@ class Worker:
 
     def _hold_all(self) -> bool:
         """Keep the jobs of a round; whichever was cancelled or lost leaves it. False if none is left."""
-        if self._jobs:
-            with self._database.write() as connection:
-                kept = self._beat_all(connection, self._jobs)
-            gone = [job for job in self._jobs if job.id not in kept]
-            self._jobs = tuple(job for job in self._jobs if job.id in kept)
-            for job in gone:
-                self._hand_back(job)
-        return bool(self._jobs)
+        with self._releasing:
+            if self._jobs:
+                with self._database.write() as connection:
+                    kept = self._beat_all(connection, self._jobs)
+                self._keep(kept)
+            return bool(self._jobs)
+
+    def _release_cancelled(self) -> bool:
+        """Drop cancelled jobs from the round without a heartbeat: a cancelled flush need not wait for its round."""
+        with self._releasing:
+            if self._jobs:
+                with self._database.read() as connection:
+                    kept = jobs.held(connection, [job.id for job in self._jobs], self.id)
+                self._keep(kept)
+            return bool(self._jobs)
+
+    def _keep(self, kept: Collection[str]) -> None:
+        gone = [job for job in self._jobs if job.id not in kept]
+        self._jobs = tuple(job for job in self._jobs if job.id in kept)
+        for job in gone:
+            self._hand_back(job)
 
     def _settle_flush(self, job: Job, outcomes: Sequence[Outcome]) -> None:
         failed = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -278,8 +335,14 @@ class Worker:
             if self._stop.is_set() or not jobs.beat(connection, job.id, self.id, progress):
                 raise Stopped
 
+        def is_held() -> bool:
+            with self._database.read() as connection:
+                return jobs.is_held(connection, job.id, self.id)
+
+        cancellation = Cancellation(pool=threading.current_thread().name)
         try:
-            done = self._operations[job.operation](job, hold)
+            with cancellation.active(), self._watching(cancellation, is_held):
+                done = self._operations[job.operation](job, hold)
         except Stopped:
             self._hand_back(job)
             return "stopped"
@@ -288,10 +351,43 @@ class Worker:
             self._settle("goes on later", job, lambda connection: jobs.hand_back(connection, job.id, self.id, until))
             return "later"
         except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
+            if cancellation.is_set() and not self._stop.is_set():  # this is how what was interrupted ends
+                log.info("job broken off", job=job.id, error=f"{type(error).__name__}: {error}"[:500])
+                self._hand_back(job)
+                return "stopped"
             self._fail(job, error)
             return "failed"
         self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, *done))
         return "done"
+
+    @contextmanager
+    def _watching(self, cancellation: Cancellation, is_wanted: Callable[[], bool]) -> Iterator[None]:
+        """Set a cancellation once its work is not wanted any more, or the worker must stop, and interrupt the work.
+
+        A worker that must stop interrupts only what has not ended within the grace of a shutdown.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(CANCEL_POLL):
+                try:
+                    if not cancellation.is_set() and (self._stop.is_set() or not is_wanted()):
+                        cancellation.set()
+                except Exception as error:  # noqa: BLE001 - the database may be away: the work goes on until it is back
+                    log.warning(
+                        "cannot tell whether a job is cancelled", error=f"{type(error).__name__}: {error}"[:500]
+                    )
+                grace = self._settings.shutdown_grace if self._stop.is_set() else 0
+                if cancellation.is_set() and time.monotonic() >= self._stopped + grace:
+                    cancellation.interrupt()
+
+        watcher = threading.Thread(target=watch, name="cancellation", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
 
     def _hand_back(self, job: Job) -> None:
         self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))

@@ -1,8 +1,12 @@
-"""Maintenance: the jobs that keep a dataset in shape, each by the one who knows how."""
+"""Maintenance: the jobs that keep a dataset in shape, each by the one who knows how.
+
+Leases are an owner's, who may take one twice. So every thread that runs jobs has an owner of its own.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import local
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -48,7 +52,7 @@ Options = TypeVar("Options", bound=BaseModel)
 
 
 class Maintenance:
-    """Runs maintenance jobs, in a name of its own."""
+    """Runs maintenance jobs, in a name of its own for each thread."""
 
     def __init__(
         self,
@@ -61,15 +65,34 @@ class Maintenance:
         running: Running,
         watch: Watch,
     ) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._kernels = kernels
+        self._reached = reached
+        self._answering = answering
+        self._running = running
+        self._watch = watch
+        self._local = local()
+
+    def _jobs(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
+        """How this thread does each job."""
+        if not hasattr(self._local, "jobs"):
+            self._local.jobs = self._made()
+        jobs: dict[Operation, Callable[[Job, Dataset, Report], BaseModel]] = self._local.jobs
+        return jobs
+
+    def _made(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
+        settings, database, store = self._settings, self._database, self._store
+        kernels, reached, watch = self._kernels, self._reached, self._watch
         publisher = Publisher(database, store, settings, new_id(), reached, watch)
         rewriting = Rewriting(database, store, publisher, kernels, reached)
-        self._answering = answering
         vacuum = Vacuum(database, store, settings, publisher, reached)
         flush = Flush(database, store, publisher, kernels, reached, watch)
-        exports = Exports(settings, database, store, flush, kernels, running, reached)
+        exports = Exports(settings, database, store, flush, kernels, self._running, reached)
         crawl = Crawl(settings, database, store, kernels, reached)
         mappings = Mappings(settings, database, store, kernels, reached)
-        self._jobs: dict[Operation, Callable[[Job, Dataset, Report], BaseModel]] = {
+        return {
             Operation.COMPACT: _typed(CompactOptions, Compact(rewriting).run),
             Operation.OPTIMIZE: _typed(OptimizeOptions, Optimize(rewriting).run),
             Operation.VACUUM: _typed(VacuumOptions, vacuum.run),
@@ -88,14 +111,14 @@ class Maintenance:
 
     @property
     def operations(self) -> set[Operation]:
-        return set(self._jobs)
+        return set(self._jobs())
 
     def run(self, job: Job, report: Report) -> dict[str, Any]:
         """Do a job; what is told of it. Raises what `report` raises, DatasetNotFound, and whatever keeps it from it."""
         assert job.dataset is not None
         assert job.dataset_id is not None
         with self._answering():
-            done = self._jobs[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
+            done = self._jobs()[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
         return done.model_dump(mode="json")
 
 

@@ -174,7 +174,9 @@ class Consumer:
         with self._fetcher.open(wanted.uri) as source:
             path = wanted.path or _path(source.name)
             said = NewFile(path=path, origin=work.origin, meta=wanted.meta, checksum=wanted.checksum)
-            staged = self._archive.stage(work.dataset, said, holding.while_reading(source))
+            reservation = self._archive.reservation(work.dataset, work.tenant)
+            reservation.declare(source.size)
+            staged = self._archive.stage(work.dataset, said, holding.while_reading(source), reservation)
         self._archive.commit(work.dataset, work.tenant, [staged], recorded)
         self._reached("done")
         return settled[-1]

@@ -180,6 +180,10 @@ SUCCESS: dict[str, Callable[[Desk, Do], Response]] = {
     "fetch_file": lambda desk, do: do("POST", f"{D}/files/fetch", {"uri": str(desk.drop / "a.csv")}),
     "delete_file": lambda desk, do: do("DELETE", desk.file()),
     "put_file_text": lambda desk, do: do("PUT", f"{desk.file().rpartition('/')[0]}/text/ocr", content=b"text"),
+    "delete_file_text": lambda desk, do: (
+        desk.given("PUT", f"{desk.file().rpartition('/')[0]}/text/ocr", content=b"text")
+        and do("DELETE", f"{desk.file().rpartition('/')[0]}/text/ocr")
+    ),
     "add_file_entity": lambda desk, do: do("POST", f"{desk.file()}/entity"),
     "create_upload": lambda _, do: do("POST", f"{D}/uploads", {"length": 3, "path": "b"}),
     "put_upload_block": lambda desk, do: do("PUT", f"{desk.upload()}?offset=0", content=b"abc"),

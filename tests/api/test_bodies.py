@@ -59,6 +59,7 @@ def test_plain_body_over_the_limit_is_refused_while_it_streams(house: House):
 @pytest.mark.parametrize(
     ("encoding", "body"),
     [
+        ("gzip", b""),
         ("gzip", b"not gzip"),
         ("gzip", gzip.compress(b'{"name": "donations"}', mtime=0)[:-4]),
         ("gzip", gzip.compress(b'{"name": "donations"}', mtime=0) + b"trailing"),
@@ -67,7 +68,7 @@ def test_plain_body_over_the_limit_is_refused_while_it_streams(house: House):
         ("zstd", zstd(b'{"name": "donations"}')[:-3]),
     ],
     # Named here, since gzip writes the time into its header and the workers of one run must agree on names.
-    ids=["no-gzip", "cut-gzip", "trailing-gzip", "zlib", "no-zstd", "cut-zstd"],
+    ids=["empty-gzip", "no-gzip", "cut-gzip", "trailing-gzip", "zlib", "no-zstd", "cut-zstd"],
 )
 def test_broken_compression_is_refused(house: House, encoding: str, body: bytes):
     answer = house.admin("POST", "/v1/datasets", content=body, headers=JSON | {"Content-Encoding": encoding})

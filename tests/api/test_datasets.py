@@ -291,7 +291,7 @@ def test_catalog_loads_with_ftms_own_reader_and_holds_what_the_caller_may_read(h
     assert catalog.require("public_one").model.title == "PUBLIC_ONE"
 
 
-@pytest.mark.parametrize("text", [b"{", b"title: x", b"- a", b"\xff\xfe", b"name: 2030-13-45", b"[" * 200_000])
+@pytest.mark.parametrize("text", [b"{", b"title: x", b"- a", b"\xff\xfe", b"[" * 200_000])
 def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: House, text: bytes):
     house.dataset("broken")
     house.dataset("good")
@@ -306,7 +306,7 @@ def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: 
 
 
 def test_catalog_broken_by_hand_says_so(house: House):
-    house.services.store.put("config.yml", b"title: 2030-13-45")
+    house.services.store.put("config.yml", b"title: [2030")
 
     shown, changed = house.admin.get("/v1/catalog"), house.admin.patch("/v1/catalog", {"title": "x"})
 

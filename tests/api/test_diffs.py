@@ -76,7 +76,19 @@ def test_streamed_diff_is_the_diff_and_ends_with_its_snapshot(house: House, hist
     *lines, end = map(orjson.loads, answer.text.splitlines())
 
     assert lines == house.admin.get("/v1/datasets/test/snapshots/1/diff/3").json()["results"]
-    assert end == {"$end": {"snapshot": answer.headers["Tarn-Snapshot"], "count": 3}}
+    assert end == {"$end": {"snapshot": answer.headers["Tarn-Snapshot"], "count": 3, "invalid": 0}}
+
+
+def test_diff_counts_the_entities_that_it_cannot_show(house: House, history, flush):
+    vessel = {"id": "john", "schema": "Vessel", "properties": {"name": ["John"]}}
+    house.admin.post("/v1/datasets/test/entities?origin=register", [vessel])
+    flush()
+
+    answer = house.admin.get("/v1/datasets/test/snapshots/3/diff/4/stream?end=true")
+    line, end = map(orjson.loads, answer.text.splitlines())
+
+    assert line == {"op": "MOD", "id": "john", "entity": None}
+    assert (end["$end"]["count"], end["$end"]["invalid"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from app.model.ids import now
-from tests.house import House
+from tests.house import NOTHING_LEFT_OUT, House
 from tests.journal import journal
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -32,7 +32,14 @@ def test_entity_becomes_its_statements_with_ids_of_ftm(house: House):
     answer = house.admin.post(PATH, JANE, params={"origin": "crawl"})
 
     assert answer.status_code == 200
-    assert answer.json() == {"entities": 1, "statements": 3, "rejected": 0, "commit": 1, "snapshot": None, "errors": []}
+    assert answer.json() == {
+        "entities": 1,
+        "statements": 3,
+        "rejected": 0,
+        "commit": 1,
+        "snapshot": None,
+        **NOTHING_LEFT_OUT,
+    }
     events = {row["prop"]: row for row in journal.rows(house)}
     assert events["name"]["id"].hex() == "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"
     assert (events["country"]["value"], events["country"]["original_value"]) == ("de", "Germany")
@@ -176,7 +183,7 @@ def test_body_without_records_changes_nothing(house: House):
         "rejected": 0,
         "commit": None,
         "snapshot": None,
-        "errors": [],
+        **NOTHING_LEFT_OUT,
     }
     assert journal.batches(house) == []
 

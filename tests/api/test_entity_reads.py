@@ -12,6 +12,7 @@ from httpx2 import Response
 from app.api.entity_reads import MOST_DATASETS
 from app.lake.datasets import Dataset
 from app.model.snapshot import Snapshot
+from app.query.entities import MOST_ORIGINS
 from tests.house import Caller, House
 
 Flushing = Callable[[], list[Snapshot]]
@@ -151,10 +152,142 @@ def test_entity_whose_schemata_disagree_is_told_apart_everywhere_and_ends_nothin
     assert [(found["id"], found["schemata"]) for found in page["invalid"]] == [("b", ["Person", "Vessel"])]
     assert [line["id"] for line in (lines[0], lines[2])] == ["a", "c"]
     assert lines[1]["$invalid"] == page["invalid"][0]
-    assert lines[3]["$end"]["count"] == 3
+    assert (lines[3]["$end"]["count"], lines[3]["$end"]["invalid"]) == (3, 1)
 
 
-@pytest.mark.parametrize("name", ["stream", "query", "aggregate", "adjacent"])
+def test_stream_without_invalid_entities_ends_with_a_count_of_zero(house: House):
+    empty = lines_of(house.admin.get(f"{ENTITIES}/stream?end=true"))
+    add(house, entity("a", name="A"))
+    one = lines_of(house.admin.get(f"{ENTITIES}/stream?end=true"))
+
+    assert empty == [{"$end": {"snapshot": None, "count": 0, "invalid": 0}}]
+    assert one[-1] == {"$end": {"snapshot": None, "count": 1, "invalid": 0}}
+
+
+def test_invalid_entities_are_counted_by_aggregations_which_leave_nothing_out(house: House):
+    disagree(house, "b")
+    add(house, entity("a", name="A"))
+
+    counted = house.admin.post(f"{ENTITIES}/aggregate", {"metrics": ["count"]}).json()
+
+    assert counted["results"] == [{"group": {}, "metrics": {"count": 2}}]
+
+
+def test_invalid_neighbour_is_told_from_one_that_is_missing(house: House):
+    disagree(house, "b")
+    links = [entity(f"own-{asset}", "Ownership", owner="a", asset=asset) for asset in ("b", "gone")]
+    add(house, entity("a", "Company", name="A"), *links)
+
+    page = house.admin.get(f"{ENTITIES}/own-b/adjacent").json()
+    missing = house.admin.get(f"{ENTITIES}/own-gone/adjacent").json()
+
+    assert [(found["id"], found["entity"] is None) for found in page["results"]] == [("b", True), ("a", False)]
+    assert [(found["id"], found["schemata"]) for found in page["invalid"]] == [("b", ["Person", "Vessel"])]
+    assert ([found["id"] for found in missing["results"]], missing["invalid"]) == (["gone", "a"], [])
+
+
+def test_invalid_entities_are_listed_with_the_schemata_of_each_origin_and_the_reason(house: House, flush: Flushing):
+    disagree(house, "b")
+    add(house, entity("a", "Company", name="A"), origin="one")
+    add(house, entity("a", "LegalEntity", name="A"), origin="two")
+    flush()
+    disagree(house, "d")
+    add(house, entity("c", name="C"), entity("b", name="B"))
+
+    answer = house.admin.get(f"{ENTITIES}/invalid")
+
+    assert answer.json() == {
+        "results": [
+            {
+                "id": "b",
+                "reason": "No common schema: Person, Vessel",
+                "schemata": ["Person", "Vessel"],
+                "by_origin": [
+                    {"origin": "crawl", "schemata": ["Person"]},
+                    {"origin": "one", "schemata": ["Person"]},
+                    {"origin": "two", "schemata": ["Vessel"]},
+                ],
+                "origins": 3,
+            },
+            {
+                "id": "d",
+                "reason": "No common schema: Person, Vessel",
+                "schemata": ["Person", "Vessel"],
+                "by_origin": [
+                    {"origin": "one", "schemata": ["Person"]},
+                    {"origin": "two", "schemata": ["Vessel"]},
+                ],
+                "origins": 2,
+            },
+        ],
+        "next": None,
+    }
+    assert answer.headers["Tarn-Snapshot"]
+
+
+def test_invalid_entities_are_those_of_the_state_that_is_asked_for(house: House, flush: Flushing):
+    disagree(house, "b")
+    flush()
+    house.admin.delete(f"{ENTITIES}/b?origin=two")
+    disagree(house, "c")
+
+    def listed(query: str) -> list[str]:
+        return ids_of(house.admin.get(f"{ENTITIES}/invalid{query}"))
+
+    assert (listed(""), listed("?at=1"), listed("?fresh=snapshot")) == (["c"], ["b"], ["b"])
+    assert problem(house.admin.get(f"{ENTITIES}/invalid?at=1&fresh=snapshot")) == (400, "invalid-format")
+    assert problem(house.admin.get(f"{ENTITIES}/invalid?at=7")) == (404, "snapshot-not-found")
+    assert problem(house.admin.get(f"{ENTITIES}/invalid?nonsense=1")) == (422, "schema-violation")
+
+
+def test_invalid_entities_are_walked_in_pages_by_canonical_id(house: House, flush: Flushing):
+    for name in ("ü", "b", "a b", "c", "z"):
+        disagree(house, name)
+    add(house, entity("bb", name="B"))
+    flush()
+
+    pages: list[list[str]] = []
+    cursor = None
+    while cursor is not None or not pages:
+        given = {"limit": "2"} | ({"cursor": cursor} if cursor else {})
+        page = house.admin.get(f"{ENTITIES}/invalid", params=given).json()
+        pages.append([found["id"] for found in page["results"]])
+        cursor = page["next"]
+
+    assert pages == [["a b", "b"], ["c", "z"], ["ü"]]
+    first = house.admin.get(f"{ENTITIES}/invalid?limit=1").json()
+    assert problem(house.admin.get(ENTITIES, params={"cursor": first["next"]})) == (422, "schema-violation")
+    assert problem(house.admin.get(f"{ENTITIES}/invalid?limit=1001")) == (422, "schema-violation")
+
+
+def test_merged_entity_that_is_invalid_is_listed_by_its_canonical_id(house: House):
+    parts = {"p": "Person", "v": "Vessel"}
+    for name, schema in parts.items():
+        common = {"entity_id": name, "canonical_id": "merged", "schema": schema}
+        say(house, common | {"prop": "name", "value": name}, common | {"prop": "id", "value": name})
+
+    (found,) = house.admin.get(f"{ENTITIES}/invalid").json()["results"]
+
+    assert (found["id"], found["by_origin"]) == ("merged", [{"origin": "crawl", "schemata": ["Person", "Vessel"]}])
+
+
+def test_invalid_entity_of_many_origins_lists_the_first_and_counts_all(house: House):
+    statements = [
+        {"entity_id": "b", "schema": "Vessel" if number else "Person", "prop": "name", "value": "B",
+         "origin": f"o{number:03}"}
+        for number in range(MOST_ORIGINS + 5)
+    ]  # fmt: skip
+    lines = b"\n".join(map(orjson.dumps, statements))
+    sent = house.admin.post(f"{ROOT}/statements", content=lines, headers={"Content-Type": "application/x-ndjson"})
+    assert sent.status_code == 200, sent.text
+
+    (found,) = house.admin.get(f"{ENTITIES}/invalid").json()["results"]
+
+    assert [one["origin"] for one in found["by_origin"]] == [f"o{number:03}" for number in range(MOST_ORIGINS)]
+    assert found["origins"] == MOST_ORIGINS + 5
+
+
+@pytest.mark.parametrize("name", ["stream", "query", "aggregate", "adjacent", "invalid"])
 def test_entity_named_like_a_route_is_written_listed_and_deleted(house: House, name: str):
     assert house.admin.put(f"{ENTITIES}/{name}", entity(name, name="N")).status_code == 200
 

@@ -100,6 +100,19 @@ def test_file_of_the_server_is_fetched_below_an_opened_folder(house: House, drop
 
 
 @pytest.mark.usefixtures("dataset")
+def test_file_without_bytes_is_fetched(house: House, web: Scripted, drop: Path):
+    (drop / "empty.txt").touch()
+
+    for uri in (at(web, "/empty"), (drop / "empty.txt").as_uri()):
+        done = house.admin.post(FETCH, {"uri": uri})
+        assert (done.status_code, done.json()["size"], done.json()["checksum"]) == (
+            201,
+            0,
+            hashlib.sha256().hexdigest(),
+        )
+
+
+@pytest.mark.usefixtures("dataset")
 @pytest.mark.parametrize(
     ("path", "said", "status", "problem"),
     [
@@ -108,7 +121,6 @@ def test_file_of_the_server_is_fetched_below_an_opened_folder(house: House, drop
         ("/", {}, 400, "invalid-path"),
         ("/short", {}, 502, "source-failed"),
         ("/broken", {}, 502, "source-failed"),
-        ("/empty", {}, 400, "empty-body"),
         ("/large", {}, 413, "body-too-large"),
         ("/nothing", {}, 404, "file-not-found"),
     ],

@@ -1,5 +1,7 @@
 """Files over HTTP."""
 
+import asyncio
+import gzip
 import hashlib
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,9 @@ from urllib.parse import quote
 import pytest
 from sqlalchemy import text
 
+from app.archive import documents
 from app.archive.files import SMALL
+from app.model.names import FilePath
 from tests.house import ONE_DATABASE, House
 
 pytestmark = ONE_DATABASE
@@ -237,10 +241,49 @@ def test_compressed_body_is_stored_as_what_it_is(files: House):
 
 
 @pytest.mark.contract("W8")
-def test_no_body_is_no_file(files: House):
-    assert slug(files.admin.put(f"{FILES}?path=a")) == (400, "empty-body")
-    assert slug(put(files, "a", b"")) == (400, "empty-body")
-    assert stored(files) == []
+def test_file_without_bytes_is_put_however_it_is_sent(files: House):
+    first = made(files.admin.put(f"{FILES}?path=a.csv"))
+    chunked = made(files.admin.put(f"{FILES}?path=b.csv", content=iter([])))
+    zipped = made(put(files, "c.csv", gzip.compress(b""), headers={"Content-Encoding": "gzip"}))
+    form = made(files.admin.post(f"{FILES}?path=d.csv", files={"file": ("d.csv", b"")}))
+
+    assert {file["checksum"] for file in (first, chunked, zipped, form)} == {hashlib.sha256().hexdigest()}
+    assert (first["size"], first["mime_type"]) == (0, "text/csv")
+    assert len(files.admin.get(FILES).json()["results"]) == 4
+    assert slug(put(files, "e.csv", b"", f"&checksum={'0' * 64}")) == (422, "schema-violation")
+    assert slug(files.admin.post(FILES, headers={"Content-Type": "multipart/form-data; boundary=x"})) == (
+        400,
+        "empty-body",
+    )
+
+
+@pytest.mark.contract("W8")
+def test_body_of_records_that_is_not_there_is_still_refused(files: House):
+    for kind in ("entities", "statements"):
+        answer = files.admin.post(f"/v1/datasets/test/{kind}", headers={"Content-Type": "application/x-ndjson"})
+        assert slug(answer) == (400, "empty-body")
+
+
+def test_file_without_bytes_is_sent_whole_whatever_range_is_asked_for(files: House):
+    file = made(put(files, "a.txt", b"", "&entity=true"))
+
+    for asked in (None, "bytes=0-", "bytes=0-0", "bytes=-5", "bytes=5-"):
+        answer = data(files, file, headers={} if asked is None else {"Range": asked})
+        assert (answer.status_code, answer.content, answer.headers["Content-Length"]) == (200, b"", "0")
+    head = files.admin.head(f"{FILES}/{file['checksum']}/data")
+    assert (head.status_code, head.headers["Content-Length"]) == (200, "0")
+    assert head.headers["ETag"] == f'"{hashlib.sha256().hexdigest()}"'
+    assert data(files, file, headers={"If-None-Match": head.headers["ETag"]}).status_code == 304
+    document = files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()
+    assert (document["schema"], document["properties"]["fileSize"]) == ("PlainText", ["0"])
+
+
+def test_text_without_bytes_is_kept(files: House):
+    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr"
+
+    assert files.admin.put(place).json() == {"size": 0}
+    answer = files.admin.get(place, headers={"Range": "bytes=0-"})
+    assert (answer.status_code, answer.content) == (200, b"")
 
 
 @pytest.mark.parametrize("content", [b"content", LARGE])
@@ -277,6 +320,73 @@ def test_quota_of_bytes_holds(files: House):
     assert len(files.admin.get(FILES).json()["results"]) == 1
     assert tenant.delete(first.headers["Location"]).status_code == 204
     assert tenant.put(f"{FILES}?path=b", content=b"0123456").status_code == 201
+
+
+def limited(house: House, quota: int) -> Any:
+    """A tenant with a quota of bytes."""
+    tenant = house.tenant("small", test="write")
+    house.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": quota})
+    return tenant
+
+
+def used(house: House) -> int:
+    return int(house.admin.get("/v1/admin/tenants/small/limits").json()["used_bytes"])
+
+
+def test_texts_count_against_the_quota_and_are_given_back(files: House):
+    tenant = limited(files, 1000)
+    file = made(tenant.put(f"{FILES}?path=a.pdf", content=b"x" * 100))
+    place = f"{FILES}/{file['checksum']}/text"
+
+    assert tenant.put(f"{place}/ocr", content=b"x" * 800).status_code == 200
+    assert slug(tenant.put(f"{place}/other", content=b"x" * 200)) == (429, "quota-exceeded")
+    assert slug(files.admin.get(f"{place}/other")) == (404, "file-not-found")
+    assert tenant.put(f"{place}/ocr", content=b"y" * 900).status_code == 200
+    assert used(files) == 1000
+    # Another tenant's text in its place counts for that one.
+    assert files.admin.put(f"{place}/ocr", content=b"z" * 5000).status_code == 200
+    assert used(files) == 100
+    assert tenant.delete(f"{place}/ocr").status_code == 204
+    assert slug(tenant.delete(f"{place}/ocr")) == (404, "file-not-found")
+    assert slug(tenant.get(f"{place}/ocr")) == (404, "file-not-found")
+    assert slug(tenant.delete(f"{FILES}/{'0' * 64}/text/ocr")) == (404, "file-not-found")
+    assert tenant.put(f"{place}/ocr", content=b"y" * 900).status_code == 200
+    assert tenant.delete(f"{FILES}/{file['checksum']}/{file['id']}").status_code == 204
+    assert used(files) == 0
+    assert [path for path in stored(files) if path.endswith(".txt")] == []
+
+
+@pytest.mark.parametrize("kind", ["put", "post", "text"])
+def test_body_over_the_quota_leaves_nothing(files: House, kind: str):
+    tenant = limited(files, SMALL * 2)
+    checksum = made(put(files, "a.pdf"))["checksum"]
+    before = stored(files)
+
+    def sent(content: Any) -> Any:
+        if kind == "post":
+            body = content if isinstance(content, bytes) else b"".join(content)
+            return tenant.post(f"{FILES}?path=a", files={"file": ("a", body)})
+        place = f"{FILES}?path=a" if kind == "put" else f"{FILES}/{checksum}/text/ocr"
+        return tenant.put(place, content=content)
+
+    text = b"x" * len(LARGE)
+    assert slug(sent(text)) == (429, "quota-exceeded")
+    assert slug(sent(text[start : start + SMALL] for start in range(0, len(text), SMALL))) == (429, "quota-exceeded")
+    assert (stored(files), used(files)) == (before, 0)
+
+
+def test_key_is_answered_again_though_the_quota_is_used_up(files: House):
+    tenant, key = limited(files, len(LARGE) + 1), {"Idempotency-Key": "k"}
+    first = tenant.put(f"{FILES}?path=a", content=LARGE, headers=key)
+    place = f"{FILES}/{made(first)['checksum']}/text/ocr"
+    text = tenant.put(place, content=b"x", headers={"Idempotency-Key": "t"})
+    before = stored(files)
+
+    assert tenant.put(f"{FILES}?path=a", content=LARGE, headers=key).json() == first.json()
+    assert slug(tenant.put(f"{FILES}?path=a", content=LARGE[:-1], headers=key)) == (422, "idempotency-mismatch")
+    assert slug(tenant.put(f"{FILES}?path=a", content=LARGE)) == (429, "quota-exceeded")
+    assert tenant.put(place, content=b"x", headers={"Idempotency-Key": "t"}).json() == text.json() == {"size": 1}
+    assert (stored(files), used(files)) == (before, len(LARGE) + 1)
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/", "a\\b", "a\x00b", "a\nb", "", ".", "C:/a", "x" * 4097])
@@ -342,7 +452,6 @@ END = b"\r\n--x--\r\n"
         (BEGIN + LARGE, (400, "invalid-format")),
         (BEGIN + b"content", (400, "invalid-format")),
         (BEGIN + LARGE + b"\r\n--x\r\n", (400, "invalid-format")),
-        (BEGIN + END, (400, "empty-body")),
         (BEGIN + b"a" + END.replace(b"--\r\n", b"\r\n") + BEGIN[5:] + b"b" + END, (422, "schema-violation")),
         (BEGIN + b"a" + META + b"{" + END, (400, "invalid-format")),
         (BEGIN + LARGE + META + b"[1]" + END, (422, "schema-violation")),
@@ -502,7 +611,6 @@ def test_text_that_is_none_is_refused_and_the_former_stays(files: House):
 
     assert slug(files.admin.put(place, content=b"a\xff")) == (422, "schema-violation")
     assert slug(files.admin.put(place, content=b"a" * SMALL * 2 + b"\xc3")) == (422, "schema-violation")
-    assert slug(files.admin.put(place)) == (400, "empty-body")
     assert slug(files.admin.put(f"{FILES}/{'0' * 64}/text/ocr", content=b"x")) == (404, "file-not-found")
     assert files.admin.get(place).content == b"first"
 
@@ -535,6 +643,33 @@ def test_file_is_put_with_its_document_and_folders(files: House):
     assert "parent" not in root["properties"]
 
 
+def test_folders_of_a_deep_path_are_made_in_a_thread_and_not_validated_again(
+    files: House, monkeypatch: pytest.MonkeyPatch
+):
+    """Two thousand folders, each of which was validated once for every folder below it, took minutes."""
+    file = made(put(files, "a/" * 2000 + "b.txt"))
+    checked: list[str] = []
+    threads: list[bool] = []
+
+    def made_in_thread(*given: Any) -> Any:
+        monkeypatch.setattr(FilePath, "check", checked.append)
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        threads.append(True)
+        try:
+            return entities(*given)
+        finally:
+            monkeypatch.undo()
+
+    entities = documents.entities
+    monkeypatch.setattr(documents, "entities", made_in_thread)
+
+    written = files.admin.post(f"{FILES}/{file['checksum']}/{file['id']}/entity")
+
+    assert (written.status_code, written.json()["entities"]) == (200, 2001)
+    assert (threads, checked) == ([True], [])
+
+
 def test_document_of_a_file_that_is_there_is_written_on_request(files: House):
     file = made(put(files, "report.txt"))
     place = f"{FILES}/{file['checksum']}/{file['id']}/entity"
@@ -544,6 +679,14 @@ def test_document_of_a_file_that_is_there_is_written_on_request(files: House):
     assert (written["id"], written["entities"], written["rejected"]) == (file["id"], 1, 0)
     assert files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()["origin"] == ["later"]
     assert slug(files.admin.post(f"{FILES}/{file['checksum']}/{'0' * 40}/entity")) == (404, "file-not-found")
+
+
+def test_document_reports_a_name_that_ftm_does_not_take(files: House):
+    file = made(put(files, "\u200b"))
+
+    written = files.admin.post(f"{FILES}/{file['checksum']}/{file['id']}/entity").json()
+
+    assert written["omitted"]["by_property"] == {"PlainText:fileName": 1}
 
 
 def test_every_write_is_in_the_audit_log(files: House):

@@ -1,6 +1,9 @@
 """Mappings over HTTP: kept if FtM takes them, in versions, and handed to a job."""
 
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
@@ -8,7 +11,9 @@ import yaml
 from followthemoney import model
 from followthemoney.mapping.query import QueryMapping
 
+from app.api import mappings
 from app.lake.datasets import Dataset
+from app.model.mapping import MOST_FORMATS, parsed
 from app.model.names import Checksum
 from tests.house import House
 
@@ -161,9 +166,14 @@ def test_mapping_that_ftm_cannot_use_is_refused_with_its_field_and_changes_nothi
         (b'{"a": NaN}', "application/json", "invalid-format"),
         (b'{"a": "\\ud800"}', "application/json", "invalid-format"),
         (b"a: [", "application/yaml", "invalid-format"),
-        (b"a: &x [1]\nb: *x", "application/yaml", "invalid-format"),
+        (b"a: &x [1]\nb: *x", "application/yaml", "schema-violation"),
+        (b"a: &x [*x]", "application/yaml", "invalid-format"),
+        (b"a: 1" + b":59" * 300_000, "application/yaml", "invalid-format"),
+        (b"a: " + b"9" * 100_000, "application/yaml", "invalid-format"),
+        (b"[" + b"[]," * 60_000 + b"[]]", "application/yaml", "invalid-format"),
+        (b"[" + b"[]," * 60_000 + b"[]]", "application/json", "invalid-format"),
         (b"a: !!python/object/apply:os.system [id]", "application/yaml", "invalid-format"),
-        (b"a: 2020-13-45", "application/yaml", "invalid-format"),
+        (b"a: 2020-13-45", "application/yaml", "schema-violation"),
         (b"[" * 100_000, "application/yaml", "invalid-format"),
         (b"\xff\xfe\xfa", "application/yaml", "invalid-format"),
         (b'entities: {"a\\ud800": 1}', "application/yaml", "invalid-format"),
@@ -175,6 +185,69 @@ def test_mapping_that_ftm_cannot_use_is_refused_with_its_field_and_changes_nothi
 def test_body_that_is_no_mapping_is_refused(house: House, dataset: Dataset, body: bytes, kind: str, slug: str):
     assert put(house, body, kind).json()["type"] == f"/problems/{slug}"
     assert house.admin.get("/v1/datasets/test/mappings").json() == {"results": [], "next": None}
+
+
+@ONE_DATABASE
+def test_scalars_that_only_yaml_1_1_takes_for_something_else_are_texts(house: House, dataset: Dataset):
+    body = (
+        b"entities: {a: &a {schema: Person, key: no, properties: {notes: {literals: [no, 1:59, 2020-01-02]}}}, b: *a}"
+    )
+
+    answer = put(house, body, "application/yaml")
+
+    assert answer.status_code == 201, answer.text
+    entities = house.admin.get(URL).json()["queries"][0]["entities"]
+    assert entities["a"] == entities["b"]
+    assert entities["a"]["keys"] == ["no"]
+    assert entities["a"]["properties"]["notes"]["literals"] == ["no", "1:59", "2020-01-02"]
+
+
+@ONE_DATABASE
+def test_body_that_is_too_much_is_refused_with_its_line_and_value(house: House, dataset: Dataset):
+    refused = put(house, b"a: b\nc: 1" + b":59" * 300_000, "application/yaml").json()
+
+    (fault,) = refused["errors"]
+    assert fault["line"] == 2
+    assert fault["reason"] == "a scalar is 900001 characters long, at most 131072 are read"
+
+
+@ONE_DATABASE
+def test_mapping_with_more_formats_than_are_tried_is_refused(house: House, dataset: Dataset):
+    def using(most: int) -> list[dict[str, Any]]:
+        forms = [f"%Y {number}" for number in range(most)]
+        rules = [PERSON | {"properties": {"birthDate": {"column": "x", "format": form}}} for form in forms]
+        return [{"entities": {str(at): rules[at] for at in range(start, most, 10)}} for start in range(10)]
+
+    assert put(house, using(MOST_FORMATS) * 2).status_code == 201
+    refused = put(house, using(MOST_FORMATS + 1)).json()
+    assert refused["errors"][0]["reason"] == "is one more than 200 different formats"
+
+
+@ONE_DATABASE
+def test_mappings_are_parsed_a_few_at_once_and_nobody_else_waits(
+    house: House, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+):
+    entered, third, release = Semaphore(0), Event(), Event()
+    count = itertools.count(1)
+
+    def slow(body: bytes, kind: str) -> Any:
+        if next(count) > mappings.PARSED_AT_ONCE and not release.is_set():
+            third.set()
+        entered.release()
+        assert release.wait(60)
+        return parsed(body, kind)
+
+    monkeypatch.setattr(mappings, "parsed", slow)
+    with ThreadPoolExecutor(45) as pool:
+        asked = [pool.submit(put, house, ONE) for _ in range(45)]
+        try:
+            for _ in range(mappings.PARSED_AT_ONCE):
+                assert entered.acquire(timeout=60)
+            assert not third.wait(0.5)
+            assert house.admin.get("/v1/datasets/test/mappings").status_code == 200
+        finally:
+            release.set()
+        assert {one.result().status_code for one in asked} == {200, 201}
 
 
 @ONE_DATABASE

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from app.errors import InvalidFormat, SchemaViolation, Unavailable
+from app.errors import BodyTooLarge, InvalidFormat, SchemaViolation, Unavailable
+from app.journal import parsing
 from app.journal.events import SCHEMA
 from app.journal.formats.record import Source
 from app.journal.intake import Intake, Terms
@@ -70,37 +72,45 @@ def terms(records: str, media_type: str, skip: bool = False) -> Terms:
         origin=None,
         moment=1_700_000_000_000_000,
         longest=1 << 20,
-        skip=skip,
+        on_error="skip" if skip else "abort",
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def parsers() -> Iterator[Parsers]:
-    parsers = Parsers(2)
-    until_ready(parsers)
-    yield parsers
-    parsers.close()
+    with closing(Parsers(2, memory=400 << 20, wait=120)) as parsers:
+        yield parsers
 
 
-def until_ready(parsers: Parsers) -> None:
-    """Ask until a child has started: nobody else waits for one."""
-
-    def is_there() -> bool:
-        with parsers.reading(terms("entities", "application/x-ndjson")) as reading:
-            return not isinstance(reading, Intake)
-
-    wait_until(is_there)
+@pytest.fixture
+def own_parsers() -> Iterator[Parsers]:
+    """For a test that ends them."""
+    with closing(Parsers(2, wait=120)) as parsers:
+        yield parsers
 
 
-def children(parent: int | None = None) -> list[psutil.Process]:
-    return [child for child in psutil.Process(parent).children() if "app.journal.parser" in child.cmdline()]
+def fork_server(parsers: Parsers) -> psutil.Process:
+    assert parsers._server is not None
+    return psutil.Process(parsers._server.pid)
+
+
+def children_of(parsers: Parsers) -> list[psutil.Process]:
+    """The processes that parse. Those that are zombies are not reaped yet."""
+    return fork_server(parsers).children()
+
+
+def take_one(parsers: Parsers) -> psutil.Process:
+    """Have a child: the next one to be taken."""
+    with parsers.reading(terms("entities", "application/x-ndjson")) as reading:
+        read(reading, io.BytesIO(lines(1)))
+    return psutil.Process(reading._parser.pid)
 
 
 def read(reading: Reading, source: Source) -> tuple[pa.Table, int, int, int, list]:
     tables = [chunk.table(7, 3) for chunk in reading.chunks(source)]
-    faults = [(fault.line, fault.field, fault.reason) for fault in reading.rejected.faults]
+    faults = [(fault.line, fault.field, fault.reason) for fault in reading.report.errors]
     table = pa.Table.from_batches(tables, SCHEMA)
-    return table, reading.entities, reading.statements, reading.rejected.count, faults
+    return table, reading.entities, reading.statements, reading.report.rejected, faults
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,6 @@ def test_child_makes_of_a_body_what_a_thread_makes_of_it(parsers: Parsers, recor
     with parsers.reading(asked) as reading:
         found = read(reading, io.BytesIO(body))
 
-    assert not isinstance(reading, Intake)
     assert found == read(Intake(asked, Exploder()), io.BytesIO(body))
 
 
@@ -141,16 +150,15 @@ def test_what_is_wrong_is_said_as_a_thread_says_it_and_the_child_goes_on(
 ):
     asked = terms("entities", media_type)
 
+    pid = take_one(parsers).pid
+
     with pytest.raises(error) as said, parsers.reading(asked) as reading:
         read(reading, io.BytesIO(body))
     with pytest.raises(error) as expected:
         read(Intake(asked, Exploder()), io.BytesIO(body))
-    with parsers.reading(asked) as again:
-        pass
 
     assert (said.value.detail, said.value.members) == (expected.value.detail, expected.value.members)
-    assert not isinstance(again, Intake)
-    assert len(children()) == 1
+    assert take_one(parsers).pid == pid
 
 
 class Interrupted:
@@ -172,7 +180,7 @@ def test_body_that_breaks_off_leaves_a_child_that_reads_the_next(parsers: Parser
     def leave() -> None:
         raise ConnectionResetError
 
-    asked, pid = terms("entities", "application/x-ndjson"), children()[0].pid
+    asked, pid = terms("entities", "application/x-ndjson"), take_one(parsers).pid
     with pytest.raises(ConnectionResetError), parsers.reading(asked) as reading:
         read(reading, Interrupted(leave))
     with parsers.reading(asked) as given_up:
@@ -182,38 +190,116 @@ def test_body_that_breaks_off_leaves_a_child_that_reads_the_next(parsers: Parser
         found = read(reading, io.BytesIO(lines(5)))
 
     assert found[:3] == read(Intake(asked, Exploder()), io.BytesIO(lines(5)))[:3]
-    assert [child.pid for child in children()] == [pid]
+    assert take_one(parsers).pid == pid
 
 
-def test_two_bodies_at_once_have_a_child_each_and_a_third_has_a_thread(parsers: Parsers):
+def test_bodies_at_once_have_a_child_each_and_one_more_is_unavailable(
+    parsers: Parsers, monkeypatch: pytest.MonkeyPatch
+):
     asked = terms("entities", "application/x-ndjson")
-    with parsers.reading(asked) as first:
-        until_ready(parsers)
-        with parsers.reading(asked) as second, parsers.reading(asked) as third:
-            sources = [io.BytesIO(lines(20_000)) for _ in range(3)]
-            found = [read(reading, source) for reading, source in zip((first, second, third), sources, strict=True)]
+    with parsers.reading(asked) as first, parsers.reading(asked) as second:
+        monkeypatch.setattr(parsers, "_wait", 0.01)
+        with pytest.raises(Unavailable) as refused, parsers.reading(asked):
+            pass
+        found = [read(reading, io.BytesIO(lines(20_000))) for reading in (first, second)]
+        count = len(children_of(parsers))
 
-    assert found[0] == found[1] == found[2]
-    assert [isinstance(reading, Intake) for reading in (first, second, third)] == [False, False, True]
-    assert len(children()) == 2
+    assert (refused.value.status, refused.value.retryable, refused.value.retry_after) == (503, True, 2)
+    assert found[0] == found[1]
+    assert count == 2
+
+
+def test_body_waits_for_the_fork_server_no_longer_than_it_may(own_parsers: Parsers, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(own_parsers, "_wait", 0.01)
+    with pytest.raises(Unavailable, match=r"within 0\.01 seconds"), own_parsers.reading(terms("entities", "text/csv")):
+        pass
+    starting = fork_server(own_parsers).pid
+    monkeypatch.setattr(own_parsers, "_wait", 120)
+    take_one(own_parsers)
+    assert fork_server(own_parsers).pid == starting
 
 
 def test_child_killed_midway_is_unavailable_and_the_next_body_is_read(parsers: Parsers):
-    (child,) = children()
+    child = take_one(parsers)
     asked = terms("entities", "application/x-ndjson")
 
     with pytest.raises(Unavailable), parsers.reading(asked) as reading:
         read(reading, Interrupted(lambda: os.kill(child.pid, signal.SIGKILL)))
-    until_ready(parsers)
 
-    (other,) = children()
-    assert other.pid != child.pid
+    assert take_one(parsers).pid != child.pid
+
+
+def test_idle_child_that_was_killed_is_replaced(parsers: Parsers):
+    child = take_one(parsers)
+    child.kill()
+    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+    assert take_one(parsers).pid != child.pid
+
+
+def test_fork_server_that_was_killed_takes_its_children_along_and_is_replaced(parsers: Parsers):
+    child, server = take_one(parsers), fork_server(parsers)
+    server.kill()
+    psutil.wait_procs([child])
+    assert take_one(parsers).pid != child.pid
+    assert fork_server(parsers).pid != server.pid
+
+
+def test_body_that_takes_too_much_memory_is_too_large_and_the_next_one_is_read(parsers: Parsers):
+    child = take_one(parsers)
+    parsers_terms = terms("entities", "application/json").model_copy(update={"longest": 1 << 30})
+    # One entity of many small strings: forty bytes of memory, and more, for each byte of them.
+    body = b'[{"id": "a", "schema": "Person", "properties": {"name": [' + b'"a1",' * 12_000_000 + b'"b"]}}]'
+
+    with pytest.raises(BodyTooLarge) as refused, parsers.reading(parsers_terms) as reading:
+        read(reading, io.BytesIO(body))
+
+    assert refused.value.members == {"limit": 400 << 20}
+    assert str(400 << 20) in refused.value.detail
+    assert take_one(parsers).pid != child.pid
+
+
+def test_body_that_takes_too_much_time_is_refused_and_the_next_one_is_read():
+    file, row = io.BytesIO(), {"entity_id": "", "schema": "Person", "prop": "name", "value": "Jane"}
+    table = pa.table({name: pa.repeat(value, 250_000) for name, value in row.items()})
+    parquet.write_table(table.replace_schema_metadata({"padding": "x" * 10_000}), file)
+    asked = terms("statements", "application/vnd.apache.parquet", skip=True)
+
+    with closing(Parsers(2, cpu=0, wait=120)) as parsers:
+        child = take_one(parsers)
+        with (
+            pytest.raises(InvalidFormat, match="takes more than 0 seconds of CPU time"),
+            parsers.reading(asked) as reading,
+        ):
+            read(reading, io.BytesIO(file.getvalue()))
+        assert take_one(parsers).pid != child.pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
+def test_body_that_crashes_its_parser_is_refused_for_good(parsers: Parsers, number: signal.Signals):
+    child = take_one(parsers)
+    with (
+        pytest.raises(InvalidFormat, match=number.name),
+        parsers.reading(terms("entities", "application/x-ndjson")) as reading,
+    ):
+        read(reading, Interrupted(lambda: os.kill(child.pid, number)))
+
+
+def test_parent_waits_no_longer_than_it_may_for_a_child_that_does_nothing(
+    parsers: Parsers, monkeypatch: pytest.MonkeyPatch
+):
+    child = take_one(parsers)
+    monkeypatch.setattr(parsing, "WALL_PER_CPU", 0.001)
+    with (
+        pytest.raises(Unavailable, match="was not parsed within"),
+        parsers.reading(terms("entities", "application/x-ndjson")) as reading,
+    ):
+        read(reading, Interrupted(child.suspend))
+    assert child not in children_of(parsers)
 
 
 def test_child_killed_amid_a_request_leaves_nothing_and_the_next_request_is_answered(house: House):
     house.dataset("test")
-    until_ready(house.services.parsers)
-    (child,) = children()
+    child = take_one(house.services.parsers)
     body = lines(100_000)
     answers = []
     writing = threading.Thread(target=lambda: answers.append(house.admin("POST", PATH, content=body, headers=NDJSON)))
@@ -230,31 +316,47 @@ def test_child_killed_amid_a_request_leaves_nothing_and_the_next_request_is_answ
     assert house.admin.get("/v1/whoami").json()["limits"]["used_statements"] == again.json()["statements"] == 15_000
 
 
-def test_children_end_with_their_parsers_and_none_is_started_after(parsers: Parsers):
-    (child,) = children()
+def test_children_end_with_their_parsers_and_none_is_started_after(own_parsers: Parsers):
+    child, server = take_one(own_parsers), fork_server(own_parsers)
 
-    parsers.close()
+    own_parsers.close()
 
-    with parsers.reading(terms("entities", "application/x-ndjson")) as reading:
-        assert isinstance(reading, Intake)
-    assert (child.is_running(), children()) == (False, [])
+    with pytest.raises(Unavailable), own_parsers.reading(terms("entities", "application/x-ndjson")):
+        pass
+    assert psutil.wait_procs([child, server], timeout=30)[1] == []
+
+
+def test_closing_wakes_who_waits_for_a_child(own_parsers: Parsers):
+    child, raised = take_one(own_parsers), []
+
+    def body() -> None:
+        try:
+            with own_parsers.reading(terms("entities", "application/x-ndjson")) as reading:
+                read(reading, Interrupted(child.suspend))
+        except Unavailable as error:
+            raised.append(error)
+
+    reader = threading.Thread(target=body)
+    reader.start()
+    wait_until(lambda: child.status() == psutil.STATUS_STOPPED)
+    own_parsers.close()
+    reader.join(30)
+
+    assert (reader.is_alive(), len(raised)) == (False, 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_children_are_gone_after_the_server_however_it_ends(tmp_path: Path, number: int):
     with running(tmp_path, "serve") as server:
+        (process,) = (
+            child for child in psutil.Process(server.process.pid).children() if "app.journal.parser" in child.cmdline()
+        )
         client = server.client()
         client.post("/v1/datasets", json={"name": "test"}).raise_for_status()
         client.timeout = 120
-
-        def is_ready() -> bool:
-            """Whether a child has started, which nobody looks at but who has a body for it."""
-            client.post(PATH, content=lines(1000), headers=NDJSON).raise_for_status()
-            return "a parser is ready" in server.log.read_text()
-
-        wait_until(is_ready, 120)
-        (child,) = children(server.process.pid)
+        client.post(PATH, content=lines(1000), headers=NDJSON).raise_for_status()
+        (child,) = process.children()
 
         server.stop(number)
 
-        assert psutil.wait_procs([child], timeout=30) == ([child], [])
+        assert psutil.wait_procs([child, process], timeout=30)[1] == []

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from app.api.places import ALONE, BESIDE, TENANT, TURN, Places, worked_on
+from app.api.places import ALONE, BESIDE, TURN, Places, worked_on
+from app.db.shares import TENANT
 
 
 class Clock:
@@ -52,22 +53,36 @@ def played(case: Callable[[Hall], Awaitable[None]]) -> None:
     asyncio.run(play())
 
 
-def test_tenant_that_is_alone_may_have_all_places():
+def test_last_place_is_kept_for_a_tenant_without_any_however_long_another_was_alone():
     async def case(hall: Hall) -> None:
         await hall.ask(*"aaaaa")
-        assert hall.given == [*"aaaa"]
+        assert hall.given == [*"aaa"]
+        hall.clock.now = ALONE * 10
+        await hall.ask("a")
+        assert hall.given == [*"aaa"]
+        await hall.ask("b")
+        assert hall.given == [*"aaab"]
 
     played(case)
 
 
-def test_tenant_beside_another_leaves_a_place_to_the_next_however_long_it_keeps_its_own():
+def test_last_place_is_kept_for_the_next_tenant_however_many_others_want_more():
     async def case(hall: Hall) -> None:
-        await hall.ask("b")
-        await hall.release("b")
-        await hall.ask(*"aaaaa")
-        assert hall.given == [*"baaa"]
+        await hall.ask(*"aabb")
+        assert hall.given == [*"aab"]
         await hall.ask("c")
-        assert hall.given == [*"baaac"]
+        assert hall.given == [*"aabc"]
+
+    played(case)
+
+
+def test_only_place_there_is_goes_to_whoever_asks_first():
+    async def case(hall: Hall) -> None:
+        hall.places = Places(1, clock=hall.clock)
+        await hall.ask(*"ab")
+        assert hall.given == ["a"]
+        await hall.release("a")
+        assert hall.given == ["a", "b"]
 
     played(case)
 
@@ -77,22 +92,10 @@ def test_place_that_becomes_free_goes_to_who_has_the_fewest_and_not_to_who_asked
         await hall.ask(*"aaaaaaaaa")
         await hall.ask(*"bbc")
         hall.given.clear()
-        for _ in range(4):
+        for _ in range(3):
             await hall.release("a")
-        assert hall.given == [*"bcab"]
-
-    played(case)
-
-
-def test_tenant_that_nobody_was_beside_for_a_minute_may_have_all_places_again():
-    async def case(hall: Hall) -> None:
-        await hall.ask("b")
-        await hall.release("b")
-        await hall.ask(*"aaaa")
-        assert hall.given == [*"baaa"]
-        hall.clock.now = ALONE + 1
-        await hall.ask("a")
-        assert hall.given == [*"baaaa"]
+        await hall.release("c")
+        assert hall.given == [*"cab"]
 
     played(case)
 
@@ -113,7 +116,7 @@ def test_places_are_shared_while_more_than_one_tenant_was_there_within_a_minute(
 
 def test_who_gives_up_waiting_takes_no_place_and_who_gives_one_up_leaves_it():
     async def case(hall: Hall) -> None:
-        await hall.ask(*"aaaa")
+        await hall.ask(*"aaa")
         [waiting] = await hall.ask("a")
         waiting.cancel()
         [late] = await hall.ask("a")
@@ -121,7 +124,7 @@ def test_who_gives_up_waiting_takes_no_place_and_who_gives_one_up_leaves_it():
         late.cancel()  # after it was given the place, and before it heard of that
         await heard()
         await hall.ask("a")
-        assert hall.given == [*"aaaaa"]
+        assert hall.given == [*"aaaa"]
 
     played(case)
 
@@ -132,22 +135,34 @@ def test_place_that_is_not_there_now_is_not_waited_for():
         assert hall.places.acquire_now() == "b"
         TENANT.set("a")
         taken = [hall.places.acquire_now() for _ in range(4)]
-        assert taken == ["a", "a", "a", None]
+        assert taken == ["a", "a", None, None]
+        TENANT.set("c")
+        assert hall.places.acquire_now() == "c"
 
     played(case)
 
 
 def test_fewer_places_are_given_back_in_their_own_time_and_more_are_given_at_once():
     async def case(hall: Hall) -> None:
-        await hall.ask(*"aaaa")
+        await hall.ask(*"aaa")
         hall.places.most = 1
         await hall.ask("a")
-        for _ in range(3):
+        for _ in range(2):
             await hall.release("a")
-        assert len(hall.given) == 4
+        assert len(hall.given) == 3
         hall.places.most = 4
         await heard()
-        assert len(hall.given) == 5
+        assert len(hall.given) == 4
+
+    played(case)
+
+
+def test_tenant_without_a_place_finds_one_also_while_there_are_fewer_than_others_hold():
+    async def case(hall: Hall) -> None:
+        await hall.ask(*"aaa")
+        hall.places.most = 1
+        await hall.ask("b")
+        assert hall.given == [*"aaab"]
 
     played(case)
 
@@ -213,5 +228,16 @@ def test_request_that_takes_long_leaves_its_place_among_those_that_are_worked_on
         await begun.wait()
         over.set()
         await asyncio.gather(*requests)
+
+    played(case)
+
+
+def test_tenant_that_is_confined_has_one_place_at_a_time():
+    async def case(hall: Hall) -> None:
+        hall.places = Places(4, clock=hall.clock, one_at_a_time=lambda tenant: tenant == "a")
+        await hall.ask(*"aaab")
+        assert hall.given == [*"ab"]
+        await hall.release("a")
+        assert hall.given == [*"aba"]
 
     played(case)

@@ -132,7 +132,7 @@ def test_dataset_without_snapshots_names_none_and_has_none_to_read(house: House)
     assert ids_of(house.admin.get(f"{ENTITIES}?fresh=snapshot")) == []
     assert problem(house.admin.get(f"{ENTITIES}?at=latest")) == (404, "no-snapshots")
     end = lines_of(house.admin.get(f"{ENTITIES}/stream?end=true"))[-1]
-    assert end == {"$end": {"snapshot": None, "count": 1}}
+    assert end == {"$end": {"snapshot": None, "count": 1, "invalid": 0}}
 
 
 def test_read_after_a_flush_is_served_from_the_snapshot_that_holds_it(house: House, kernels: DirectKernels):

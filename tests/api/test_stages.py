@@ -10,7 +10,7 @@ from app.db.tables import journal_batches
 from app.journal.sweep import sweep
 from app.model.ids import now
 from tests.api.test_entities import JANE, NDJSON, lines, person
-from tests.house import House
+from tests.house import NOTHING_LEFT_OUT, House
 from tests.journal import journal
 
 STAGES = "/v1/datasets/test/stages"
@@ -48,7 +48,7 @@ def test_stage_is_seen_only_once_it_commits_and_then_whole(house: House):
         "rejected": 0,
         "commit": 4,
         "snapshot": None,
-        "errors": [],
+        **NOTHING_LEFT_OUT,
     }
     assert len(rows) == 30_006 == journal.head(house)["rows"]
     assert {row["origin"] for row in rows} == {"bulk"}

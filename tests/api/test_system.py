@@ -107,7 +107,7 @@ def test_openapi_tells_of_a_full_store_and_of_unreadable_documents(house: House)
 
     writing = {(method, name) for method, name in operations if method not in ("get", "head")}
     assert {place for place, op in operations.items() if "507" in op["responses"]} == writing
-    documents = {"get_catalog", "update_catalog", "get_dataset", "update_dataset", "delete_dataset"}
+    documents = {"get_catalog", "get_catalog_json", "update_catalog", "get_dataset", "update_dataset", "delete_dataset"}
     assert unreadable == documents | {"list_exports", "get_freshness", "get_mapping", "process_mapping"}
 
 

@@ -108,6 +108,25 @@ def test_block_beyond_the_end_or_without_bytes_is_refused(files: House):
 
 
 @ONE_DATABASE
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_file_without_bytes_needs_no_block_and_may_have_empty_ones(files: House, blocks: int):
+    place = begin(files, length=0)
+    for number in range(blocks):
+        key = {"Idempotency-Key": "k"} if number else {}
+        for _ in range(2):
+            assert files.admin.put(f"{place}?offset=0", headers=key).json()["missing"] == []
+    assert slug(files.admin.put(f"{place}?offset=0", content=b"x")) == (413, "body-too-large")
+
+    answer = files.admin.post(f"{place}/commit")
+
+    assert (answer.status_code, answer.json()["size"]) == (201, 0)
+    assert answer.json()["checksum"] == hashlib.sha256().hexdigest()
+    assert files.admin.get(place).json()["committed"] == []
+    assert files.admin.post(f"{place}/commit").json() == answer.json()
+    assert uploading(files) == []
+
+
+@ONE_DATABASE
 def test_wrong_checksum_is_found_at_the_commit_and_nothing_is_stored(files: House):
     place = begin(files, checksum="0" * 64)
     block(files, place, 0, len(CONTENT))
@@ -126,7 +145,7 @@ def test_wrong_checksum_is_found_at_the_commit_and_nothing_is_stored(files: Hous
         ({"path": "../a"}, (400, "invalid-path")),
         ({"path": "/a"}, (400, "invalid-path")),
         ({"path": ""}, (400, "invalid-path")),
-        ({"length": 0}, (422, "schema-violation")),
+        ({"length": -1}, (422, "schema-violation")),
         ({"length": 1 << 49}, (413, "body-too-large")),
         ({"checksum": "x"}, (422, "schema-violation")),
         ({"unknown": 1}, (422, "schema-violation")),

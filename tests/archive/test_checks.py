@@ -3,9 +3,11 @@
 import pytest
 from sqlalchemy import text
 
-from app.archive import checks
+from app.archive import checks, records
 from app.lake.findings import Findings
+from app.model.file import ArchiveFile
 from app.model.finding import FindingKind
+from app.model.names import Origin
 from app.model.tenant import ADMIN
 from tests.archive.desk import Desk, new_file, traces
 from tests.house import ONE_DATABASE
@@ -24,6 +26,7 @@ def mend(desk: Desk) -> None:
 def test_archive_that_is_whole_has_no_findings(desk: Desk):
     for number in range(5):
         desk.put(f"{number}.txt", b"%d" % (number // 2))
+    desk.put("empty.txt", b"")
     desk.delete(desk.put("deleted.txt", b"deleted"))
 
     assert found(desk) == []
@@ -81,3 +84,56 @@ def test_file_that_is_being_put_is_no_finding(desk: Desk):
     desk.archive(reached).put(desk.dataset, ADMIN, new_file("a.txt"), [b"content"])
 
     assert seen == []
+
+
+# Texts
+
+
+def put_text(desk: Desk, file: ArchiveFile, content: bytes, origin: str = "ocr") -> None:
+    staged = desk.archive().stage_text(desk.dataset, Origin(origin), [content])
+    desk.archive().put_text(desk.dataset, ADMIN, file.checksum, Origin(origin), staged, lambda _: None)
+
+
+def test_texts_that_are_not_counted_as_they_are_are_found_and_counted(desk: Desk):
+    file, used = desk.put("a.txt"), len(b"content")
+    layout = desk.dataset.layout
+    for origin in ("same", "other", "gone"):
+        put_text(desk, file, b"text", origin)
+    assert (found(desk), desk.used()) == ([], used + 12)
+    # As a version that counts no texts leaves them.
+    desk.store.put(layout.text(file.checksum, Origin("old")), b"old text")
+    desk.store.put(layout.text(file.checksum, Origin("other")), b"longer text")
+    desk.store.delete([layout.text(file.checksum, Origin("gone"))])
+    names = ("gone.txt", "old.txt", "other.txt")
+    assert sorted(found(desk)) == [(FindingKind.TEXT_MISCOUNTED, name) for name in names]
+
+    mend(desk)
+
+    assert (found(desk), desk.used()) == ([], used + len(b"text" + b"old text" + b"longer text"))
+    desk.delete(file)
+    assert (found(desk), desk.used()) == ([], 0)
+
+
+@ONE_DATABASE
+def test_texts_of_a_content_that_no_file_has_are_left_to_a_vacuum(desk: Desk):
+    file = desk.put("a.txt")
+    desk.store.put(desk.dataset.layout.text(file.checksum, Origin("old")), b"old text")
+    desk.delete(file)
+
+    mend(desk)
+
+    assert (found(desk), desk.used()) == ([], 0)
+
+
+@ONE_DATABASE
+def test_text_whose_file_is_lost_with_it_is_not_counted(desk: Desk):
+    file = desk.put("a.txt")
+    put_text(desk, file, b"text")
+    with desk.database.write() as connection:
+        records.forget(connection, desk.dataset, file)
+    desk.store.delete([entry.path for entry in desk.store.list(desk.dataset.layout.archive)])
+    assert found(desk) == [(FindingKind.TEXT_MISCOUNTED, "ocr.txt")]
+
+    mend(desk)
+
+    assert (found(desk), desk.used()) == ([], 0)

@@ -16,7 +16,6 @@ from app.db.tables import file_puts
 from app.errors import (
     BodyTooLarge,
     DatasetNotFound,
-    EmptyBody,
     FileNotFound,
     PreconditionFailed,
     QuotaExceeded,
@@ -123,11 +122,18 @@ def test_right_checksum_is_no_hindrance(desk: Desk):
 
 @ONE_DATABASE
 @pytest.mark.parametrize("chunks", [[], [b""], [b"", b""]])
-def test_no_bytes_are_no_file(desk: Desk, chunks: list[bytes]):
-    with pytest.raises(EmptyBody):
-        desk.put("a.txt", chunks)
+def test_empty_file_is_a_file(desk: Desk, chunks: list[bytes]):
+    file = desk.put("a.txt", chunks)
 
-    assert (desk.stored(), desk.files()) == ([], [])
+    assert (file.checksum, file.size, file.mime_type) == (hashlib.sha256().hexdigest(), 0, "text/plain")
+    assert desk.content(file) == b""
+    assert desk.put("a.txt", b"") == file
+    assert (desk.stored(), desk.files()) == (traces(file), [file])
+    assert (desk.used(), desk.announced()) == (0, 0)
+
+    desk.delete(file)
+
+    assert desk.files() == []
 
 
 @ONE_DATABASE

@@ -20,6 +20,7 @@ from tests.archive.test_collect import (  # noqa: F401 - run here too
 from tests.archive.test_files import (  # noqa: F401 - run here too
     test_body_that_breaks_off_leaves_nothing,
     test_delete_takes_the_record_and_leaves_the_content,
+    test_empty_file_is_a_file,
     test_file_is_stored_under_its_checksum_with_a_record_that_says_all,
     test_many_at_once_put_the_same_content_once,
     test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry,

@@ -54,6 +54,23 @@ def changed(tarn: Tarn, dataset: str, flush: Callable[[], None]) -> str:
     return dataset
 
 
+def test_entity_that_does_not_assemble_is_printed_without_content_and_counted(
+    tarn: Tarn, changed: str, flush: Callable[[], None]
+):
+    vessel = json.dumps({"id": "ann", "schema": "Vessel", "properties": {}}) + "\n"
+    tarn("entities", "load", changed, "-", "--origin", "register", stdin=vessel)
+    flush()
+
+    result = tarn("diff", changed, "2", "3")
+
+    assert json.loads(result.stdout) == {"op": "MOD", "id": "ann", "entity": None}
+    assert result.stderr == (
+        "tarn: 1 entity is printed without content because its statements do not assemble: "
+        f"`tarn entities invalid {changed}` lists them\n"
+    )
+    assert tarn("diff", changed, "1", "2").stderr == ""
+
+
 def changes(printed: str) -> list[tuple[str, str, list[str]]]:
     lines = (json.loads(line) for line in printed.splitlines())
     return sorted((line["op"], line["id"], sorted(line["entity"]["properties"]["name"])) for line in lines)

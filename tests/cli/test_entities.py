@@ -125,7 +125,61 @@ def test_entity_that_cannot_be_put_together_is_told_of_and_left_out(tarn: Tarn, 
     for order in ([], ["--sort", "id"]):
         result = tarn("entities", "query", people, "--id", "ann", "--id", "bob", *order)
         assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["bob"]
-        assert result.stderr.startswith("tarn: the entity ann is left out: ")
+        named, summary = result.stderr.splitlines()
+        assert named.startswith("tarn: the entity ann is left out: No common schema: ")
+        assert summary == (
+            "tarn: 1 entity is left out because its statements do not assemble: "
+            f"`tarn entities invalid {people}` lists them"
+        )
+
+
+def test_many_entities_that_do_not_assemble_are_named_up_to_a_limit_and_counted(tarn: Tarn, dataset: str):
+    names = [f"e{number:02}" for number in range(25)]
+    for schema in ("Person", "Vessel"):
+        some = ndjson(*({"id": name, "schema": schema, "properties": {}} for name in names))
+        tarn("entities", "load", dataset, "-", "--origin", schema.lower(), stdin=some)
+    tarn("entities", "load", dataset, "-", stdin=ndjson(person("ann")))
+
+    for order in ([], ["--sort", "id"]):
+        result = tarn("entities", "query", dataset, *order)
+        *named, summary = result.stderr.splitlines()
+        assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == ["ann"]
+        assert [line.split()[3] for line in named] == names[:10]
+        assert summary.startswith("tarn: 25 entities are left out because their ")
+    assert tarn("entities", "query", dataset, "--limit", "1").stderr == ""
+
+
+def test_entities_that_do_not_assemble_are_listed_a_line_each(tarn: Tarn, people: str):
+    strange = ndjson(*({"id": name, "schema": "Vessel", "properties": {}} for name in ("ann", "bob")))
+    assert tarn("entities", "invalid", people).stdout == ""
+    tarn("entities", "load", people, "-", "--origin", "strange", stdin=strange)
+
+    listed = [json.loads(line) for line in tarn("entities", "invalid", people).stdout.splitlines()]
+    first = tarn("entities", "invalid", people, "--limit", "1").stdout.splitlines()
+
+    assert [(one["id"], one["schemata"]) for one in listed] == [
+        ("ann", ["Person", "Vessel"]),
+        ("bob", ["Person", "Vessel"]),
+    ]
+    assert listed[0]["by_origin"] == [
+        {"origin": "crawl", "schemata": ["Person"]},
+        {"origin": "strange", "schemata": ["Vessel"]},
+    ]
+    assert [json.loads(line) for line in first] == listed[:1]
+
+
+@pytest.mark.parametrize("name", ["stream", "invalid"])
+def test_entity_named_like_a_route_is_shown_as_any_other(tarn: Tarn, people: str, name: str):
+    assert "(entity-not-found)" in tarn("entities", "get", people, name, code=1).stderr
+    tarn("entities", "load", people, "-", "--origin", "crawl", stdin=ndjson(person(name)))
+    shown = tarn.json("entities", "get", people, name)
+    misused = tarn("entities", "get", people, name, "--origin", "crawl", code=2)
+    strange = ndjson({"id": name, "schema": "Vessel", "properties": {}})
+    tarn("entities", "load", people, "-", "--origin", "strange", stdin=strange)
+
+    assert (shown["id"], shown["caption"]) == (name, name.title())
+    assert f"tarn statements query {people} --id {name} --origin crawl" in misused.stderr
+    assert "(schema-violation)" in tarn("entities", "get", people, name, code=1).stderr
 
 
 ARRAY = json.dumps([json.loads(line) for line in PEOPLE.splitlines()], indent=2)

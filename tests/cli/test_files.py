@@ -67,13 +67,23 @@ def test_wrong_checksum_and_bad_path_are_the_servers_problem(tarn: Tarn, dataset
     assert listed(tarn, dataset) == []
 
 
+def test_empty_file_is_put_and_fetched(tarn: Tarn, dataset: str, tmp_path: Path):
+    (tmp_path / "empty.csv").touch()
+
+    tarn("files", "put", dataset, str(tmp_path / "empty.csv"))
+    tarn("files", "get", dataset, "empty.csv", "-o", str(tmp_path / "fetched.csv"))
+
+    assert listed(tarn, dataset) == ["empty.csv"]
+    assert (tmp_path / "fetched.csv").read_bytes() == b""
+
+
 def test_what_is_put_before_a_failure_is_told(tarn: Tarn, dataset: str, folder: Path):
-    (folder / "a0.txt").touch()
+    (folder / "a\\0.txt").touch()
 
     failed = tarn("files", "put", dataset, str(folder), code=1)
 
     assert "1 files are put, and the others are not" in failed.stderr
-    assert "(empty-body)" in failed.stderr
+    assert "(invalid-path)" in failed.stderr
     assert listed(tarn, dataset) == ["a.txt"]
 
 

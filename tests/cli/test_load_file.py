@@ -74,3 +74,38 @@ def test_load_shows_rows_rate_and_time_left_on_a_terminal(server: Server, datase
     assert (code, "2000" in printed) == (0, True)
     assert f"loading entities into {dataset}" in seen
     assert "2,000 rows, " in seen
+
+
+UNCLEAN = JANE | {"properties": {"name": ["Jane Doe"], "country": ["Atlantis"]}, "collection_id": 7}
+
+
+def test_load_takes_values_as_they_are_and_says_which_fields_it_ignored(tarn: Tarn, dataset: str):
+    loaded = tarn("load", "--dataset", dataset, stdin=json.dumps(UNCLEAN))
+
+    assert tarn.json("entities", "get", dataset, "jane")["properties"]["country"] == ["Atlantis"]
+    assert "fields ignored: collection_id 1" in loaded.stderr
+
+
+def test_load_says_which_values_it_left_out(tarn: Tarn, dataset: str):
+    cleaned = tarn("load", "--dataset", dataset, "--values", "clean", stdin=json.dumps(UNCLEAN))
+    refused = tarn("load", "--dataset", dataset, "--values", "clean", "--strict", stdin=json.dumps(UNCLEAN), code=1)
+
+    assert "left out: line 1, Person:country: 'Atlantis' (rejected by FollowTheMoney's cleaning of country)" in (
+        cleaned.stderr
+    )
+    assert "values left out: 1 (Person:country 1)" in cleaned.stderr
+    assert "Atlantis" in refused.stderr
+
+
+def test_load_takes_what_diff_gives(tarn: Tarn, dataset: str):
+    tarn("load", "--dataset", dataset, stdin=json.dumps(JANE) + "\n" + json.dumps(JANE | {"id": "joe"}))
+    changes = [
+        {"op": "DEL", "id": "joe", "entity": JANE | {"id": "joe"}},
+        {"op": "ADD", "entity": JANE | {"id": "jim"}},
+    ]
+
+    loaded = tarn.json("load", "--dataset", dataset, stdin="\n".join(json.dumps(change) for change in changes))
+
+    assert (loaded["entities"], loaded["deleted"]) == (1, 1)
+    found = [json.loads(line)["id"] for line in tarn("entities", "query", dataset).stdout.splitlines()]
+    assert found == ["jane", "jim"]

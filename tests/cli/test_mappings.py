@@ -58,3 +58,7 @@ def test_run_is_waited_for_and_tells_what_it_did(tmp_path: Path):
         assert (job["state"], job["result"]["rows"], job["result"]["entities"]) == ("done", 2, 2)
         assert "neither" in tarn("mapping", "run", "people", HASH, "--encoding", "ascii").stdout
         assert len(tarn("entities", "query", "people").stdout.splitlines()) == 2
+        tarn("mapping", "put", "people", HASH, "-", stdin=YAML.replace("literal: no", "literal: Atlantis"))
+        told = tarn("mapping", "run", "people", HASH)
+        assert "2 values were left out: Person:country 2; the first: line 2, Person:country 'Atlantis'" in told.output
+        assert "Atlantis" not in told.stdout

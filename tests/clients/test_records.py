@@ -3,15 +3,18 @@
 import json
 import subprocess
 import sys
+from collections.abc import Generator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import duckdb
 import pytest
-from tarn_client import BrokenOff, Dataset, Lake, Problem
+from tarn_client import BrokenOff, Dataset, InvalidEntitiesWarning, Lake, Problem
 from tarn_client.records import Records
 
 from tests.clients.conftest import person
 from tests.clients.proxy import Cut, cutting
+from tests.exporting import make_exports
 from tests.server import Server
 
 PEOPLE = 30
@@ -90,6 +93,96 @@ def test_stream_that_is_cut_is_never_taken_for_the_whole(people: Dataset, server
         statements = cut_off.dataset(people.name).statements()
         with pytest.raises(BrokenOff):
             list(statements if form == "records" else statements.batches())
+
+
+@pytest.fixture
+def disagreeing(people: Dataset) -> Dataset:
+    """People, two of whom another origin takes for vessels."""
+    with people.writer("register") as writer:
+        writer.add_all({"id": f"p{number:05}", "schema": "Vessel", "properties": {}} for number in (3, 7))
+    return people
+
+
+LEFT_OUT = r"statements do not assemble: 2, the first is 'p00003' \(No common schema: Person, Vessel\)"
+
+
+@pytest.mark.parametrize("asked", [{}, {"sort": "id"}, {"where": {"field": "id", "op": "ne", "value": "x"}}])
+def test_entities_that_do_not_assemble_are_left_out_with_a_warning(disagreeing: Dataset, asked: dict):
+    entities = disagreeing.entities(**asked)
+
+    with pytest.warns(InvalidEntitiesWarning, match=LEFT_OUT) as warned:
+        found = [entity["id"] for entity in entities]
+
+    assert len(found) == PEOPLE - 2
+    assert {"p00003", "p00007"}.isdisjoint(found)
+    assert [one.filename for one in warned] == [__file__]
+    assert (entities.invalid_count, [one["id"] for one in entities.invalid]) == (2, ["p00003", "p00007"])
+
+
+def test_table_of_entities_warns_of_those_that_it_lacks(disagreeing: Dataset):
+    with pytest.warns(InvalidEntitiesWarning, match=LEFT_OUT):
+        assert disagreeing.entities().arrow().num_rows == PEOPLE - 2
+
+
+def test_reader_that_stops_early_is_warned_of_what_was_left_out_before(disagreeing: Dataset):
+    reading = iter(disagreeing.entities())
+    assert isinstance(reading, Generator)
+    before = [next(reading)["id"] for _ in range(4)]
+
+    with pytest.warns(InvalidEntitiesWarning, match="assemble: 1, the first is 'p00003'"):
+        reading.close()
+
+    assert before == ["p00000", "p00001", "p00002", "p00004"]
+
+
+def test_more_invalid_entities_than_are_kept_are_counted(disagreeing: Dataset, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tarn_client.records.MOST_INVALID", 1)
+    entities = disagreeing.entities()
+
+    with pytest.warns(InvalidEntitiesWarning):
+        list(entities)
+
+    assert (entities.invalid_count, [one["id"] for one in entities.invalid]) == (2, ["p00003"])
+
+
+def test_invalid_entities_are_read_with_the_schemata_of_each_origin(disagreeing: Dataset, people: Dataset):
+    found = list(disagreeing.invalid_entities())
+
+    assert [one["id"] for one in found] == ["p00003", "p00007"]
+    assert found[0]["by_origin"] == [
+        {"origin": "crawl", "schemata": ["Person"]},
+        {"origin": "register", "schemata": ["Vessel"]},
+    ]
+
+
+def test_export_warns_of_the_entities_that_its_file_leaves_out(
+    disagreeing: Dataset, server: Server, kernel_process: ProcessPoolExecutor, tmp_path: Path
+):
+    make_exports(server, disagreeing.name, kernel_process)
+
+    with pytest.warns(InvalidEntitiesWarning, match=r"left out of entities.ftm.json because .*: 2$") as warned:
+        written = disagreeing.export("entities", tmp_path / "entities.json")
+    disagreeing.export("statements", tmp_path / "statements.csv")
+
+    assert len(written.read_text().splitlines()) == PEOPLE - 2
+    assert [one.filename for one in warned] == [__file__]
+
+
+@pytest.mark.parametrize("name", ["stream", "invalid"])
+def test_entity_named_like_a_route_is_read_as_any_other(people: Dataset, name: str):
+    with pytest.raises(Problem) as missing:
+        people.entity(name)
+    with people.writer("crawl") as writer:
+        writer.add({"id": name, "schema": "Person", "properties": {"name": ["A"]}})
+    found = people.entity(name)
+    with people.writer("register") as writer:
+        writer.add({"id": name, "schema": "Vessel", "properties": {}})
+    with pytest.raises(Problem) as invalid:
+        people.entity(name)
+
+    assert (found["id"], found["caption"]) == (name, "A")
+    assert (missing.value.slug, missing.value.status) == ("entity-not-found", 404)
+    assert (invalid.value.slug, invalid.value.status) == ("schema-violation", 422)
 
 
 def test_package_imports_no_library_of_tables_before_it_is_used():

@@ -203,10 +203,11 @@ def test_job_tells_its_tenant_of_every_state_it_comes_to(database: Database, str
 
 def test_job_that_is_cancelled_given_up_or_let_go_tells_so_once(database: Database, stream: str):
     with database.write() as connection:
-        waiting, running, lost = (jobs.enqueue(connection, Operation.VERIFY, stream, "a", "r") for _ in range(3))
+        operations = Operation.VERIFY, Operation.VERIFY, Operation.COMPACT
+        waiting, running, lost = (jobs.enqueue(connection, each, stream, "a", "r") for each in operations)
         jobs.cancel(connection, waiting.id)
         jobs.cancel(connection, waiting.id)
-        taken = [jobs.claim(connection, "w", 30, among=[Operation.VERIFY]) for _ in range(2)]
+        taken = [jobs.claim(connection, "w", 30, among=[each]) for each in (Operation.VERIFY, Operation.COMPACT)]
         jobs.cancel(connection, running.id)
         silent = {"heartbeat": now() - timedelta(hours=1)}
         connection.execute(update(jobs_table).where(jobs_table.c.id == running.id).values(**silent))

@@ -46,8 +46,8 @@ def show(database: Database, job: Job) -> Job:
         return jobs.get(connection, job.id)
 
 
-def test_oldest_job_is_claimed_first_and_only_once(database: Database, dataset_id: str):
-    first, second = enqueue(database, dataset_id), enqueue(database, dataset_id)
+def test_oldest_job_is_claimed_first_and_only_once(database: Database):
+    first, second = enqueue(database, None), enqueue(database, None)
 
     claimed = [claim(database, worker) for worker in ("w1", "w2", "w3")]
 
@@ -56,8 +56,8 @@ def test_oldest_job_is_claimed_first_and_only_once(database: Database, dataset_i
     assert (claimed[0].state, claimed[0].attempts) == (JobState.RUNNING, 1)
 
 
-def test_of_many_workers_each_job_goes_to_one(database: Database, dataset_id: str):
-    wanted = {enqueue(database, dataset_id).id for _ in range(10)}
+def test_of_many_workers_each_job_goes_to_one(database: Database):
+    wanted = {enqueue(database, None).id for _ in range(10)}
     taken: list[str] = []
 
     def work(worker: str) -> None:

@@ -20,6 +20,13 @@ from tests.server import Server, clean_environment, running
 ADMIN_KEY = "the-clusters-administrator"
 BACKEND = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 SPARK = {"SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SPARK_SECRET = "a-secret-of-the-cluster"
+SECURED = f"""
+spark.authenticate true
+spark.authenticate.secret {SPARK_SECRET}
+spark.network.crypto.enabled true
+spark.network.crypto.authEngineVersion 2
+"""
 """Nine JVMs live for a minute each: what makes them fast later only makes them slow here."""
 PATIENCE = 600
 """Seconds after which a test fails instead of hanging."""
@@ -186,7 +193,8 @@ def _standalone(folder: Path) -> Iterator[Spark]:
 def _daemon(folder: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A process of Spark, from the wheel that pip installed, which knows nothing of Tarn's code."""
     kind, *rest = command
-    environment = clean_environment(**SPARK, SPARK_DAEMON_MEMORY="128m")
+    (folder / "spark-defaults.conf").write_text(SECURED)
+    environment = clean_environment(**SPARK, SPARK_DAEMON_MEMORY="128m", SPARK_CONF_DIR=str(folder))
     environment.pop("PYTHONPATH", None)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -211,6 +219,7 @@ def _worker(folder: Path, spark: Spark, shared: dict[str, str]) -> Iterator[Tarn
         "TARN_SPARK_MASTER": spark.url,
         "TARN_SPARK_MEMORY": "512m",
         "TARN_SPARK_CORES": "2",
+        "TARN_SPARK_SECRET": SPARK_SECRET,
         "TARN_LOG_FORMAT": "json",
         "TARN_SHUTDOWN_GRACE": "2",
         "PYSPARK_SUBMIT_ARGS": f"--conf spark.driver.port={port} pyspark-shell",

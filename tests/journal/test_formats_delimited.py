@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from app.errors import Fault, InvalidFormat
-from app.journal.formats import statement_rows
+from app.journal.formats import IgnoredColumns, statement_rows
 from app.journal.formats.csv_lines import csv_records
 from tests.journal.test_formats import CSV, LONGEST, PACK, UNHURRIED, Pieces, cut, outcome, rows
 
@@ -110,13 +110,22 @@ def test_a_record_of_too_few_or_too_many_fields_among_many_is_bad_and_the_others
     ("header", "reason"),
     [
         (b"entity_id,schema\n", "the header lacks columns: prop, value"),
-        (b"entity_id,prop,schema,value,colour,size\n", "the header has unknown columns: colour, size"),
         (b"entity_id,prop,schema,value,prop\n", "the header repeats columns: prop"),
         (b"jane,name,Person,Jane\n", "the header lacks columns: entity_id, prop, schema, value"),
     ],
 )
 def test_a_header_that_is_not_of_statements_is_refused_and_says_why(header: bytes, reason: str):
     assert stops_at(b"\n" + header) == Fault(line=2, reason=reason)
+
+
+def test_columns_that_no_statement_has_are_ignored_and_named():
+    body = b"size,entity_id,prop,schema,value,colour,size\n1,jane,name,Person,Jane,red,2\n"
+    assert rows(body, CSV) == [IgnoredColumns(("size", "colour")), (2, JANE)]
+
+
+def test_a_header_of_very_many_columns_is_refused():
+    fault = stops_at(b",".join([b"entity_id,prop,schema,value", *[b"x"] * 1000]) + b"\n")
+    assert fault.reason == "the header has 1004 columns, at most 1000 are read"
 
 
 def test_every_column_that_ftm_writes_is_known():
@@ -182,7 +191,19 @@ def test_a_pack_without_a_header_has_the_columns_of_old():
     body = b"jane,Person:name,Jane,test,eng,jane,t,,2024-01-01,2024-02-01\n"
     expected = JANE | {"canonical_id": "jane", "dataset": "test", "lang": "eng", "original_value": "jane"}
     expected |= {"first_seen": "2024-01-01", "last_seen": "2024-02-01"}
-    assert rows(body * 2, PACK) == [(1, expected), (2, expected)]
+    expected |= {"origin": None}
+    assert rows(body * 2, PACK) == [IgnoredColumns(("target",)), (1, expected), (2, expected)]
+
+
+def test_a_pack_without_a_header_may_have_origins_where_older_ones_have_targets():
+    body = b"jane,Person:name,Jane,test,,,crawl,,,\njane,Person:name,Jane,test,,,f,,,\n"
+    first, second = rows(body, PACK)
+    assert (first[1]["origin"], second[1]["origin"]) == ("crawl", None)
+
+
+def test_a_pack_without_a_header_may_have_the_columns_of_today():
+    ((_, row),) = rows(b"jane,Person:name,Jane,test,eng,,crawl,t,2024-01-01,2024-02-01,abc\n", PACK)
+    assert (row["origin"], row["external"], row["id"]) == ("crawl", True, "abc")
 
 
 @pytest.mark.parametrize("text", ["", "f", "true", "T"])
@@ -207,7 +228,7 @@ def test_a_record_of_an_old_pack_with_too_few_fields_is_bad():
     ("header", "reason"),
     [
         (b"entity_id,prop\n", "the header lacks columns: value"),
-        (b"entity_id,prop,value,colour\n", "the header has unknown columns: colour"),
+        (b"entity_id,prop,value,value\n", "the header repeats columns: value"),
     ],
 )
 def test_the_header_of_a_pack_is_held_to_the_same(header: bytes, reason: str):

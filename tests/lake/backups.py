@@ -87,7 +87,7 @@ class Elsewhere:
 def findings(scene: Scene) -> list[Finding]:
     options = VerifyOptions(repair=False)
     looked = verify(scene.database, scene.store, scene.settings, "verifier", scene.dataset, options, lambda _: None)
-    return looked.findings
+    return [finding for finding in looked.findings if not finding.kind.about_data]
 
 
 def back_up(scene: Scene, vault: Vault, reached: Reached = ignored) -> BackupManifest:

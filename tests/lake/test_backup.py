@@ -62,6 +62,7 @@ def put_file(scene: Scene, path: str, content: bytes) -> None:
 def test_backup_comes_back_as_it_was_in_an_empty_place(scene: Scene, elsewhere: Elsewhere, vault: Vault):
     scene.with_history(3)
     put_file(scene, "a/report.pdf", b"a report")
+    put_file(scene, "a/empty.txt", b"")
     made = back_up(scene, vault)
     before = save_database(scene)
     found = restore(elsewhere, vault, made)

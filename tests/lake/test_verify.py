@@ -83,6 +83,51 @@ def test_dataset_without_rows_or_snapshots_has_no_findings(lake: Lake, kernel_pr
     assert empty.verify().findings == []
 
 
+# Entities that do not assemble
+
+
+def named(scene: Scene, entity: str, schema: str, origin: str) -> dict[str, Any]:
+    return scene.fresh(entity) | {"schema": schema, "origin": origin, "canonical_id": None}
+
+
+def test_entities_that_do_not_assemble_are_one_harmless_finding_that_no_repair_removes(
+    lake: Lake, kernel_process: ProcessPoolExecutor
+):
+    kernels = DirectKernels(lake.settings, kernel_process)
+    scene = Scene.make(lake.settings, lake.database, lake.store, kernels, seed=1, name="disagreeing")
+    disagreeing = replace(lake, dataset=scene.dataset)
+    names = [f"e{number:02}" for number in range(12)]
+    scene.write(named(scene, "fits", "Person", "one"), named(scene, "fits", "LegalEntity", "two"))
+    for schema, origin in (("Vessel", "one"), ("LegalEntity", "two")):
+        scene.write(*(named(scene, name, schema, origin) for name in names))
+    (snapshot,) = scene.flush()
+
+    for repair in (False, True):
+        result = disagreeing.verify_all(repair)
+
+        (finding,) = result.findings
+        assert (finding.kind, finding.harmless, finding.repaired) == (Kind.ENTITIES_INVALID, True, False)
+        assert (finding.count, finding.ids) == (12, names[:10])
+        assert "12 entities" in finding.detail
+        assert finding.path == scene.dataset.layout.snapshot(snapshot.seq)
+        assert (result.found, result.harmless, result.repaired) == (1, 1, 0)
+
+
+def test_entity_that_assembles_again_is_no_finding(lake: Lake, kernel_process: ProcessPoolExecutor):
+    kernels = DirectKernels(lake.settings, kernel_process)
+    scene = Scene.make(lake.settings, lake.database, lake.store, kernels, seed=1, name="agreeing")
+    agreeing = replace(lake, dataset=scene.dataset)
+    wrong = named(scene, "boat", "Vessel", "two")
+    scene.write(named(scene, "boat", "Person", "one"), wrong)
+    scene.flush()
+    assert [finding.kind for finding in agreeing.verify_all().findings] == [Kind.ENTITIES_INVALID]
+
+    scene.write(wrong | {"kind": 2})
+    scene.flush()
+
+    assert agreeing.verify_all().findings == []
+
+
 # While others are at work
 
 

@@ -72,5 +72,5 @@ def test_if_match_compares_strongly_and_if_none_match_weakly(header: str, strong
 
 def test_libyaml_reads_and_writes_documents():
     """In Python a document of a megabyte takes a second, inside a transaction."""
-    assert issubclass(document.Loader, yaml.CSafeLoader)
+    assert issubclass(document.Parser, yaml.CSafeLoader)
     assert issubclass(document.Dumper, yaml.CSafeDumper)

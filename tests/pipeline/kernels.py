@@ -16,6 +16,7 @@ from app.errors import Internal, TarnError
 from app.model.buckets import buckets
 from app.pipeline.journal_slice import Journal, Slice
 from app.pipeline.kernel import AnyTask, Kernel, Output
+from app.pipeline.merge import Fold
 from app.settings import Settings
 from app.storage.connection import Connection
 
@@ -53,6 +54,21 @@ class DyingKernel(Kernel):
                 Path(self.died).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             yield made
+
+
+@dataclass(frozen=True)
+class BusyKernel(Kernel):
+    """A kernel whose compactions never end, in pure Python, while a file is there."""
+
+    busy: str = ""
+
+    def run(self, tasks: Iterable[AnyTask], scratch: str) -> Iterator[tuple[AnyTask, Output | Exception]]:
+        tasks = list(tasks)
+        if any(isinstance(task, Fold) for task in tasks) and Path(self.busy).exists():
+            Path(f"{self.busy}-{os.getpid()}").touch()
+            while True:
+                pass
+        yield from super().run(tasks, scratch)
 
 
 def child() -> ProcessPoolExecutor:

@@ -152,11 +152,26 @@ def test_folder_is_crawled_with_documents_and_folders(crawler: Crawler, drop: Pa
 
     size = sum(map(len, FILES.values()))
     counts = {"files": 4, "size": size, "skipped": 0, "failed": 0}
-    assert result == {"operation": "crawl", **counts, "first_failures": []}
+    omitted = {"count": 0, "by_property": {}, "first": []}
+    assert result == {"operation": "crawl", **counts, "first_failures": [], "omitted": omitted}
     assert crawler.contents() == FILES
     assert crawler.schemata() == DOCUMENTS
     assert {entity["origin"][0] for entity in crawler.entities()} == {"crawl"}
     assert {file["id"] for file in crawler.files()} < {entity["id"] for entity in crawler.entities()}
+
+
+@ONE_DATABASE
+def test_crawl_reports_values_that_its_documents_and_folders_lack(crawler: Crawler, drop: Path):
+    fill(drop, {"\u200b/a.txt": b"x", "\u200b/\u200b": b"y", "c.bin": b"\x00\x01"})
+
+    result = crawler(drop)
+
+    reason = "rejected by FollowTheMoney's cleaning, of the file \u200b/"
+    assert result["files"] == 3
+    assert result["omitted"]["count"] == 2
+    assert result["omitted"]["by_property"] == {"Folder:fileName": 1, "PlainText:fileName": 1}
+    assert [(one["line"], one["value"]) for one in result["omitted"]["first"]] == [(None, "\u200b")] * 2
+    assert all(one["reason"].startswith(reason) for one in result["omitted"]["first"])
 
 
 @ONE_DATABASE
@@ -243,9 +258,8 @@ def test_what_cannot_be_taken_is_told_and_the_rest_is_taken(crawler: Crawler, dr
     result = crawler(drop)
 
     missed = {failure["path"]: failure["reason"] for failure in result["first_failures"]}
-    assert count(result) == (5, 0, 9)
+    assert count(result) == (6, 0, 8)
     assert missed.keys() == {
-        "empty.txt",
         "large.bin",
         "back\\slash.txt",
         "out.txt",
@@ -255,20 +269,19 @@ def test_what_cannot_be_taken_is_told_and_the_rest_is_taken(crawler: Crawler, dr
         "pipe",
         "\ufffd.txt",
     }
-    assert missed["empty.txt"] == "the file has no bytes"
     assert "leads out of" in missed["out.txt"] + missed["up.txt"]
     assert "no regular file" in missed["pipe"]
-    assert crawler.contents() == FILES | {"within.txt": b"first"}
+    assert crawler.contents() == FILES | {"within.txt": b"first", "empty.txt": b""}
 
 
 @ONE_DATABASE
 def test_no_more_than_a_hundred_failures_are_listed(crawler: Crawler, drop: Path):
-    fill(drop, {f"{number:03d}": b"" for number in range(120)} | {"z": b"z"})
+    fill(drop, {f"{number:03d}\\": b"x" for number in range(120)} | {"z": b"z"})
 
     result = crawler(drop)
 
     assert count(result) == (1, 0, 120)
-    assert [failure["path"] for failure in result["first_failures"]] == [f"{number:03d}" for number in range(100)]
+    assert [failure["path"] for failure in result["first_failures"]] == [f"{number:03d}\\" for number in range(100)]
 
 
 @ONE_DATABASE
@@ -398,6 +411,26 @@ def test_quota_that_is_used_up_stops_the_crawl(crawler: Crawler, drop: Path):
     job = crawler.house.admin.get(place).json()
     assert (job["state"], job["problem"]["type"]) == ("queued", "/problems/quota-exceeded")
     assert (crawler.files(), crawler.entities()) == ([], [])
+
+
+@ONE_DATABASE
+def test_large_file_over_the_quota_stops_the_crawl_unless_its_content_is_skipped(crawler: Crawler, drop: Path):
+    large = bytes(2 << 20)
+    fill(drop, {"large.bin": large})
+    assert count(crawler(drop)) == (1, 0, 0)
+    crawler.house.admin.put("/v1/admin/tenants/admin/limits", {"quota_bytes": len(large)})
+    fill(drop, {"again.bin": large})
+
+    assert count(crawler(drop, existing="skip_checksum")) == (0, 2, 0)
+    fill(drop, {"other.bin": b"x" + large})
+    place = crawler.ask(drop, existing="skip_checksum")
+    crawler.worker.step()
+
+    job = crawler.house.admin.get(place).json()
+    assert (job["state"], job["problem"]["type"]) == ("queued", "/problems/quota-exceeded")
+    assert [file["path"] for file in crawler.files()] == ["large.bin"]
+    assert crawler.house.admin.get("/v1/admin/tenants/admin/limits").json()["used_bytes"] == len(large)
+    assert not list(crawler.house.services.store.list("test/uploads"))
 
 
 @ONE_DATABASE

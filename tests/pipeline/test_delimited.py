@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.errors import InvalidFormat
 from app.pipeline.delimited import Form, Piece, guessed_delimiter, is_transparent, pieces
 
 FORM = Form("utf-8", ",")
@@ -43,6 +44,31 @@ def test_quote_that_is_not_closed_costs_its_own_line(block: int):
 
     assert b"".join(piece.data for piece in made) == b"".join(good)
     assert [piece.start for piece in made if piece.is_left_out] == [len(b"".join(good[:20]))]
+
+
+def test_quotes_that_are_not_closed_end_the_file_when_there_are_many():
+    line = b'"""x,"y"w,"v\n'
+    assert list(csv.reader((line * 9).decode().splitlines(keepends=True)))[1:] == []
+
+    with pytest.raises(InvalidFormat, match=r"more than 100 quotes are not closed within 1000 bytes.* at byte 1300"):
+        cut(line * 1000, 512, target=100)
+
+
+def test_record_that_comes_in_many_blocks_is_parsed_a_few_times(monkeypatch: pytest.MonkeyPatch):
+    parsed: list[int] = []
+    whole = Form.whole
+
+    def counted(form: Form, data: bytes) -> int:
+        parsed.append(len(data))
+        return whole(form, data)
+
+    monkeypatch.setattr(Form, "whole", counted)
+    data = b'1,"' + b"x\n" * 50_000 + b'"\n2,y\n'
+
+    made = cut(data, 100, target=100, longest=200_000)
+
+    assert b"".join(piece.data for piece in made) == data
+    assert sum(parsed) < 5 * len(data)
 
 
 @pytest.mark.parametrize("block", [7, 64])

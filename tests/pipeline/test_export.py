@@ -26,9 +26,19 @@ from app.errors import Internal, TarnError
 from app.lake.datasets import Dataset
 from app.lake.publish import Publisher
 from app.lake.vacuum import Vacuum
-from app.model.export import Kind
+from app.model.export import Kind, OmittedEdges
 from app.model.ids import now
-from app.model.job import CompactOptions, ExportOptions, MakeOptions, NotYet, PurgeOptions
+from app.model.job import (
+    CompactOptions,
+    ExportOptions,
+    ExportResult,
+    MadeExport,
+    MakeOptions,
+    MakeResult,
+    NotYet,
+    PurgeOptions,
+    SkippedExport,
+)
 from app.model.statistics import Statistics
 from app.pipeline import export
 from app.pipeline.compact import Compact
@@ -111,6 +121,23 @@ def test_make_of_everything_is_what_reads_show_and_is_told_of_in_the_index(
         assert (resource["size"], resource["checksum"]) == (len(content), hashlib.sha1(content).hexdigest())
     assert (index["version"], index["entity_count"], index["thing_count"]) == (done.version, 5, 4)
     assert list(house.services.store.list(dataset.layout.export_parts)) == []
+
+
+def test_graph_of_an_edge_between_very_many_is_bounded_and_says_what_it_lacks(
+    house: House, dataset: Dataset, exporting: Exports
+):
+    ends = {"owner": [f"o{number}" for number in range(1200)], "asset": [f"a{number}" for number in range(1200)]}
+    write(house, {"id": "owns", "schema": "Ownership", "properties": ends}, person("ann"))
+
+    done = exporting.export(dataset, ExportOptions(kinds=[Kind.GRAPH, Kind.ENTITIES]), ignore)
+
+    made = {one.kind: one for one in done.made}
+    text = fetched(house, "graph.cypher").decode()
+    assert made[Kind.GRAPH].omitted_edges == OmittedEdges(count=1_430_000, entities=1, first=["owns"])
+    assert made[Kind.ENTITIES].omitted_edges is None
+    assert made[Kind.GRAPH].size < 4_000_000
+    assert text.count("MERGE (s)-[r:OWNERSHIP") == 10_000
+    assert "// 1430000 of 1440000 relationships of owns are left out" in text.splitlines()
 
 
 def test_exports_are_left_alone_while_nothing_visible_changed_and_made_again_when_something_did(
@@ -242,11 +269,98 @@ def test_deltas_one_after_the_other_lead_to_every_export(
         assert known == {entity["id"]: entity for entity in entities(house)}
     index = json.loads(fetched(house, "delta.json"))
     assert versions == sorted(versions) == list(index["versions"])
-    kept = [house.admin.get(f"/v1/datasets/test/exports/{path}").content for path in index["versions"].values()]
+    kept = [house.admin.get(url).content for url in index["versions"].values()]
     whole: dict[str, Any] = {}
     for content in kept:
         whole = applied([json.loads(line) for line in content.splitlines()], whole)
     assert whole == known
+
+
+def disagree(house: House, name: str, *schemata: str) -> None:
+    """Write an entity under a schema for each origin."""
+    for schema in schemata:
+        write(house, {"id": name, "schema": schema, "properties": {}}, origin=schema.lower())
+
+
+def left_out(result: ExportResult | MakeResult) -> dict[str, int | None]:
+    files: list[MadeExport | SkippedExport] = [*result.made, *result.skipped]
+    return {one.kind: one.invalid for one in files}
+
+
+def test_entities_that_do_not_assemble_are_counted_for_every_file_that_leaves_them_out(
+    house: House, dataset: Dataset, exporting: Exports
+):
+    write(house, person("ann"), {"id": "paper", "schema": "Pages", "properties": {"fileName": ["a.pdf"]}})
+    disagree(house, "boat", "Vessel", "LegalEntity")
+    disagree(house, "scan", "Pages", "Person")
+    disagree(house, "firm", "Company", "LegalEntity")
+
+    first = exporting.make(dataset, MakeOptions(), ignore)
+    again = exporting.make(dataset, MakeOptions(), ignore)
+
+    assert [entity["id"] for entity in entities(house)] == ["ann", "firm", "paper"]
+    assert [row["id"] for row in csv.DictReader(io.StringIO(fetched(house, "documents.csv").decode()))] == ["paper"]
+    counts = {"entities": 2, "statistics": 2, "graph": 2, "delta": 2, "documents": 1, "statements": None, "index": None}
+    assert (left_out(first), first.invalid) == (counts, 2)
+    assert (again.made, left_out(again), again.invalid) == ([], counts, 2)
+    assert json.loads(fetched(house, "statistics.json"))["invalid"] == 2
+    listed = house.admin.get("/v1/datasets/test/exports").json()["results"]
+    assert {one["kind"]: one["invalid"] for one in listed} == counts
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_export_of_one_kind_counts_what_it_leaves_out(house: House, dataset: Dataset, exporting: Exports, kind: Kind):
+    write(house, person("ann"))
+    disagree(house, "scan", "Pages", "Person")
+
+    done = exporting.export(dataset, ExportOptions(kinds=[kind]), ignore)
+
+    expected = 0 if kind in (Kind.STATEMENTS, Kind.INDEX) else 1
+    assert done.invalid == expected
+    assert left_out(done) == {kind: expected or None}
+
+
+def test_delta_counts_the_changed_entities_that_it_leaves_out(house: House, dataset: Dataset, exporting: Exports):
+    write(house, person("ann"), person("bob"))
+    disagree(house, "boat", "Vessel", "LegalEntity")
+    exporting.make(dataset, MakeOptions(), ignore)
+    write(house, person("cem"))
+    disagree(house, "ann", "Vessel")
+    disagree(house, "dab", "Vessel", "Person")
+
+    done = exporting.make(dataset, MakeOptions(), ignore)
+
+    lines = [json.loads(line) for line in fetched(house, "entities.delta.json").splitlines()]
+    assert sorted((line["op"], line["entity"]["id"]) for line in lines) == [("ADD", "cem"), ("DEL", "ann")]
+    assert (left_out(done)["delta"], left_out(done)["entities"], done.invalid) == (2, 3, 3)
+    house.admin.delete("/v1/datasets/test/entities/dab")
+    assert left_out(exporting.make(dataset, MakeOptions(), ignore))["delta"] == 0
+
+
+def test_entities_that_do_not_assemble_are_counted_over_all_parts(
+    house: House, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("app.pipeline.dividing.WORTH_A_FILE", 20)
+    for schema in ("Vessel", "Person"):
+        some = [{"id": f"e{number:03}", "schema": schema, "properties": dict[str, Any]()} for number in range(200)]
+        write(house, *some, origin=schema.lower())
+
+    done = exporting.make(dataset, MakeOptions(), ignore)
+
+    assert (left_out(done)["entities"], left_out(done)["graph"], done.invalid) == (200, 200, 200)
+
+
+def test_export_made_before_entities_were_counted_does_not_claim_to_be_whole(
+    house: House, dataset: Dataset, exporting: Exports
+):
+    disagree(house, "boat", "Vessel", "LegalEntity")
+    exporting.export(dataset, ExportOptions(kinds=[Kind.ENTITIES]), ignore)
+    with house.services.database.write() as connection:
+        connection.execute(update(exports_table).values(detail={}))
+
+    done = exporting.export(dataset, ExportOptions(kinds=[Kind.ENTITIES]), ignore)
+
+    assert (done.made, left_out(done), done.invalid) == ([], {"entities": None}, None)
 
 
 def test_delta_whose_beginning_is_given_up_begins_anew(house: House, dataset: Dataset, exporting: Exports):

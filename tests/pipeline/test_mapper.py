@@ -7,7 +7,10 @@ import re
 from typing import Any
 
 import pytest
+from followthemoney.entity import ValueEntity
 from followthemoney.mapping.csv import CSVSource
+from followthemoney.property import Property
+from followthemoney.util import sanitize_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +25,8 @@ logging.getLogger("followthemoney.mapping").setLevel(logging.ERROR)
 DATASET = DatasetName("test")
 HEADER = ["id", "name", "other", "when", "land", "text", "id "]
 Said = set[tuple[str, str, str, str, str]]
+Left = set[tuple[int, str, str, str]]
+"""Values that are left out: the row, and schema, property and value."""
 GARBLED = re.compile("[\udc80-\udcff]")
 
 TEXTS = st.one_of(
@@ -31,7 +36,8 @@ TEXTS = st.one_of(
          "\uff12\uff10\uff12\uff10", "Mr. B ESQ", "a & b", "a, b\nc", "Q42", "a\x00b", "1,5", "5%", "Müller GmbH",
          "02.01.2020", "2020", "Germany", "de", "+49 30 1234567", "0301234567", "a;b;;c",
          "{{name}}", "{{other}}", "x\u200by", "\u2028", "tab\tx", "a\nb", "  padded  ",
-         "http://example.org/A", "ann@example.org", "male", "x" * 300, "\udcff", "\u1e9b\u0323", "\u00a0nb"]
+         "http://example.org/A", "ann@example.org", "male", "x" * 300, "Atlantis", "20th century", "no address",
+         "a_b", "https://hivos.org\\/", "ESQ", "\udcff", "\u1e9b\u0323", "\u00a0nb"]
     ),
     st.text(max_size=8),
 )  # fmt: skip
@@ -89,24 +95,42 @@ def document(*given: dict[str, Any]) -> MappingDocument:
     return MappingDocument.model_validate({"queries": list(given)})
 
 
-def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int]]:
-    """What FtM makes of the rows, loaded: of a row that cannot be loaded, nothing."""
+def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int], Left]:
+    """What FtM makes of the rows, loaded: of a row that cannot be loaded, nothing. And what it leaves out."""
     written = io.StringIO()
     csv.writer(written).writerows([HEADER, *rows])
     written.seek(0)
     said: Said = set()
     bad = []
+    left: Left = set()
     for place, record in enumerate(CSVSource.read_csv(written)):
         try:
             assert not GARBLED.search("".join(rows[place]))
-            said |= loaded(mapping, record)
+            statements, omitted = loaded(mapping, record)
         except Exception:  # noqa: BLE001 - FtM's cleaning may raise nearly anything
             bad.append(place)
-    return said, bad
+        else:
+            said |= statements
+            left |= {(place, *one) for one in omitted}
+    return said, bad, left
 
 
-def loaded(mapping: MappingDocument, record: dict[str, str]) -> Said:
+class Watched(ValueEntity):
+    """An entity that remembers which values a mapping could not add to it."""
+
+    omitted: set[tuple[str, str, str]]
+
+    def unsafe_add(self, *args: Any, **options: Any) -> str | None:
+        added = super().unsafe_add(*args, **options)
+        prop, value = options.get("prop"), options.get("value")
+        if isinstance(prop, Property) and not added and sanitize_text(value):
+            self.omitted.add((self.schema.name, prop.name, str(value)))
+        return added
+
+
+def loaded(mapping: MappingDocument, record: dict[str, str]) -> tuple[Said, set[tuple[str, str, str]]]:
     said: Said = set()
+    Watched.omitted = left = set()
     for query in mapping.ftm(DATASET):
         assert isinstance(query.source, CSVSource)
         for entity in query.map(record).values() if query.source.check_filters(record) else ():
@@ -116,17 +140,30 @@ def loaded(mapping: MappingDocument, record: dict[str, str]) -> Said:
                 (told.entity_id, told.schema, prop, value, identity.hex())
                 for identity, prop, value in zip(told.ids, told.props, told.values, strict=True)
             }
-    return said
+            left |= {
+                (entity.schema.name, prop.name, value)
+                for prop, value in entity.itervalues()
+                if (text := sanitize_text(value)) and not prop.type.clean_text(text)
+            }
+    return said, left
 
 
-def found(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int]]:
+@pytest.fixture(autouse=True)
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("followthemoney.mapping.entity.ValueEntity", Watched)
+
+
+def found(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int], Left]:
     made = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows, is_doubtful=True))
     said = {
         (row["entity_id"], row["schema"], row["prop"], row["value"], row["id"].hex())
         for one in made
         for row in one.events.to_pylist()
     }
-    return said, [bad.place for one in made for bad in one.bad]
+    omitted = [value for one in made for value in one.omitted]
+    assert [value.place for value in omitted] == sorted(value.place for value in omitted)
+    assert all(value.reason for value in omitted)
+    return said, [bad.place for one in made for bad in one.bad], {tuple(value[:4]) for value in omitted}  # type: ignore[misc]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -176,7 +213,7 @@ def test_row_that_would_take_ftm_too_long_is_bad(rule: dict[str, Any], name: str
     mapping = document({"entities": {"person": PERSON | {"properties": {"notes": rule}}}})
     rows = rows_of(3, name={1: name}, other={1: "x" * 1000})
 
-    said, bad = found(mapping, rows)
+    said, bad, _ = found(mapping, rows)
 
     assert bad == [1]
     assert {entity for entity, *_ in said} == {"p0", "p2"}
@@ -203,3 +240,59 @@ def test_same_statements_of_many_rows_are_written_once_for_some_rows():
     (made,) = Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows_of(100, land=dict.fromkeys(range(100), "x")))
 
     assert (made.entities, made.events.num_rows) == (100, 2)
+
+
+LINK = {"schema": "Ownership", "key": "id", "properties": {"owner": {"entity": "person"}}}
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+def test_values_that_are_left_out_are_told_once_for_each_row_property_and_value(count: int):
+    rule = PERSON | {
+        "properties": {
+            "country": {"columns": ["land", "other"]},
+            "alias": {"column": "name", "required": True},
+            "birthDate": {"column": "when", "split": ";"},
+        }
+    }
+    mapping = document({"entities": {"person": rule, "link": LINK}})
+    odd = {"land": {1: "Atlantis"}, "other": {1: "Atlantis"}, "when": {1: "2020;; ;20th century"}}
+    # A row that is bad makes those around it go one by one.
+    rows = rows_of(count, id={0: "x" * 256, 2: "a_b"}, **odd)
+
+    omitted = [value for one in Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows) for value in one.omitted]
+
+    assert omitted == [
+        (1, "Person", "country", "Atlantis", "rejected by FollowTheMoney's cleaning of country"),
+        (1, "Person", "birthDate", "20th century", "rejected by FollowTheMoney's cleaning of date"),
+        (2, "Ownership", "owner", "a_b", "rejected by FollowTheMoney's cleaning of entity"),
+    ]
+    rows[0][0] = "p0"
+    assert found(mapping, rows) == expected(mapping, rows)
+
+
+@pytest.mark.parametrize("odd", [{}, {"id": {0: "x" * 256}}], ids=["at once", "one by one"])
+def test_value_that_is_too_long_to_be_cleaned_is_left_out_and_its_row_is_kept(odd: dict[str, dict[int, str]]):
+    properties = {"mimeType": {"column": "land"}, "alias": {"column": "name"}}
+    rule = {"schema": "Document", "id_column": "id", "properties": properties}
+    mapping = document({"entities": {"file": rule}})
+    rows = rows_of(2, land={1: '"' * 32_000}, name={1: "x" * 16_385}, **odd)
+
+    made = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows))
+
+    omitted = {(value.prop, len(value.value), value.reason) for one in made for value in one.omitted}
+    assert omitted == {
+        ("mimeType", 32_000, "is 32000 characters long, at most 250 are cleaned as mimetype"),
+        ("alias", 16_385, "is 16385 characters long, at most 16384 are cleaned as name"),
+    }
+    assert "p1" in {row["entity_id"] for one in made for row in one.events.to_pylist()}
+
+
+def test_values_beyond_what_ftm_takes_of_an_entity_are_left_out_with_the_reason():
+    rule = PERSON | {"properties": {"notes": {"columns": ["text", "other"]}}}
+    rows = rows_of(1, text={0: "x" * (20 << 20)}, other={0: "y" * (20 << 20)})
+
+    (made,) = Mapper(document({"entities": {"person": rule}}), HEADER, DATASET, "mapping:x", 7).map(rows)
+
+    (omitted,) = made.omitted
+    assert (omitted.prop, omitted.value[0]) == ("notes", "y")
+    assert "come to more than" in omitted.reason

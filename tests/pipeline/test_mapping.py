@@ -293,6 +293,9 @@ def repacked(data: bytes, **parts: bytes) -> bytes:
     return written.getvalue()
 
 
+UNCLOSED = b'"""x,"y"w,"v\n'
+"""A line that ends within a quote, whether it begins within one or not."""
+
 ENTITY = b'<!DOCTYPE a [<!ENTITY b "c">]><a/>'
 CELLS: list[list[Any]] = [
     HEADER.split(","),
@@ -330,8 +333,11 @@ def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: Mill):
         (lambda: b"PK\x03\x04nonsense", "invalid-format"),
         (lambda: workbook(CELLS)[:-100], "invalid-format"),
         (lambda: repacked(workbook(CELLS), **{"xl__workbook.xml": b"<broken"}), "invalid-format"),
-        (lambda: repacked(workbook(CELLS), **{"xl__theme__x.xml": ENTITY}), "invalid-format"),
-        (lambda: repacked(workbook(CELLS), **{"xl__x.xml": "<!DOCTYPE a><a/>".encode("utf-16")}), "invalid-format"),
+        (lambda: repacked(workbook(CELLS), **{"xl__styles.xml": ENTITY}), "invalid-format"),
+        (
+            lambda: repacked(workbook(CELLS), **{"xl__styles.xml": "<!DOCTYPE a><a/>".encode("utf-16")}),
+            "invalid-format",
+        ),
         (lambda: repacked(workbook(CELLS), **{"xl__media__bomb.png": b"\0" * 2_000_000}), "body-too-large"),
         (lambda: workbook([[""] * 16_000 + ["x"]] * 4), "body-too-large"),
         (lambda: workbook([{16_001: "x"}] * 100), "body-too-large"),
@@ -345,6 +351,29 @@ def test_workbook_that_means_harm_changes_nothing_and_says_why(mill: Mill, data:
         mill.run(job, max_body_bytes=1_000_000)
 
     assert failed.value.slug == slug
+    assert (mill.entities(), mill.left()) == ({}, (0, 0))
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"number," + b"x," * 16_384 + b"y\n1,2\n", "the first row names 16386 columns, at most 16384 are read"),
+        (b"number," + b"x" * 5000 + b"\n1,2\n", "the first row, which is to name the columns, has no end within 4096"),
+        (b"number,x\n" + UNCLOSED * 1000, "more than 100 quotes are not closed within 4096 bytes; the last is in the"),
+    ],
+    ids=["columns", "header", "quotes"],
+)
+def test_delimited_file_that_is_out_of_bounds_is_refused_with_the_value(
+    mill: Mill, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
+):
+    in_blocks(mill, monkeypatch, data, 512)
+    job = mill.job(mill.put(data))
+
+    with pytest.raises(TarnError, match=reason) as failed:
+        mill.run(job, max_record_bytes=4096 if len(data) < 30_000 else 1 << 20)
+
+    assert reason in (failed.value.detail or "")
     assert (mill.entities(), mill.left()) == ({}, (0, 0))
 
 
@@ -401,6 +430,42 @@ def test_bad_rows_are_counted_and_sampled_by_their_number_and_end_nothing(mill: 
     assert [error.line for error in result.errors[:5]] == [2, 4, 6, 7, 8]
     assert "encoding" in result.errors[3].reason
     assert "p9" in mill.entities()
+
+
+@ONE_DATABASE
+def test_values_that_are_left_out_are_counted_and_listed_by_their_row(mill: Mill, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processing, "TASK_BYTES", 2000)
+    rows = [row(number, last="x\ny") for number in range(300)]
+    for place in range(0, 300, 2):
+        rows[place][2] = "Atlantis"
+    rows[1][3] = "20th century"
+    rows[3][2] = "nowhere"
+    data = b"\r\n" + table(rows).partition(b"\n")[2]
+    data = HEADER.encode() + b"\r\n" + data + b"7," + b"x" * 5000 + b"\r\n" + b"9,last,Atlantis,,p9,a,b\r\n"
+    in_blocks(mill, monkeypatch, data)
+
+    result = mill.run(mill.job(mill.put(data)), max_record_bytes=4096)
+
+    assert (result.rows, result.rejected) == (302, 1)
+    omitted = result.omitted
+    assert omitted.count == 152
+    assert omitted.by_property == {"Company:jurisdiction": 151, "Company:incorporationDate": 1}
+    assert len(omitted.first) == 100
+    assert [(one.line, one.property, one.value) for one in omitted.first[:3]] == [
+        (3, "Company:jurisdiction", "Atlantis"),
+        (4, "Company:incorporationDate", "20th century"),
+        (5, "Company:jurisdiction", "Atlantis"),
+    ]
+    assert mill.run(mill.job(mill.put(data)), max_record_bytes=4096).omitted.count == 0, "it is skipped"
+
+
+@ONE_DATABASE
+def test_result_of_a_run_before_values_were_reported_is_still_read(mill: Mill):
+    result = mill.process(mill.put(table(ROWS))).model_dump(mode="json")
+    assert result["omitted"]["count"] == 1
+    del result["omitted"]
+
+    assert MappingResult.model_validate(result).omitted.count == 0
 
 
 @ONE_DATABASE

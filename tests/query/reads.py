@@ -142,12 +142,13 @@ class Reads:
         return list(pages(page))
 
     def entity_stream(self, state: State, where: dict[str, Any] | None = None) -> list[bytes]:
-        def taken(reading: Reading) -> list[tuple[bytes, int]]:
+        def taken(reading: Reading) -> list[tuple[bytes, int, int]]:
             return list(entities.stream(reading, self.dataset, state, node(where))[1])
 
         pieces = self.read(taken)
-        found = b"".join(piece for piece, _ in pieces).splitlines(keepends=True)
-        assert len(found) == sum(count for _, count in pieces)
+        found = b"".join(piece for piece, _, _ in pieces).splitlines(keepends=True)
+        assert len(found) == sum(count for _, count, _ in pieces)
+        assert sum(line.startswith(b'{"$invalid"') for line in found) == sum(invalid for _, _, invalid in pieces)
         return found
 
     def facets(self, state: State, by: str, where: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from followthemoney.types import registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.model.export import OmittedEdges
 from app.query import graph
 from app.query.assembly import entity_lines
 from tests.query.live_rows import Row, engine, fill
@@ -329,3 +330,47 @@ def test_invalid_entities_and_empty_datasets_leave_no_lines_and_the_header_is_on
 def test_names_that_are_not_plain_are_quoted(name: str, symbol: str) -> None:
     assert graph._symbol(name) == symbol
     assert list(tokens(symbol)) == [("name", name)]
+
+
+def edges_of(id: str, owners: int, assets: int, **more: str) -> list[Row]:
+    props = [("owner", f"o{number}") for number in range(owners)] + [
+        ("asset", f"a{number}") for number in range(assets)
+    ]
+    return [Row(id, "Ownership", prop, value) for prop, value in [*props, *more.items()]]
+
+
+def test_edge_between_very_many_becomes_a_bounded_number_of_relationships_and_the_rest_is_counted(
+    duck: duckdb.DuckDBPyConnection,
+):
+    hostile = "x\nMATCH (n) DETACH DELETE n; \\u000a//"
+    fill(duck, [*edges_of(hostile, 120, 120), *edges_of("z", 100, 100), Row("p", "Person", "name", "Jane")])
+    omitted = OmittedEdges()
+
+    text = b"".join(graph.statements(entity_lines(duck), omitted)).decode()
+
+    found = text.splitlines()
+    comments = [line for line in found if line.startswith("//")]
+    assert omitted == OmittedEdges(count=4_400, entities=1, first=[hostile])
+    assert comments == ["// 4400 of 14400 relationships of x?MATCH??n??DETACH?DELETE?n???u000a?? are left out"]
+    assert len(found) == len(comments) + 10_000 + 10_000 + 1
+
+
+def test_properties_of_an_edge_are_not_multiplied_beyond_a_bound(duck: duckdb.DuckDBPyConnection):
+    fill(duck, edges_of("x", 30, 30, summary="s" * 1_000_000))
+    omitted = OmittedEdges()
+
+    size = sum(map(len, graph.statements(entity_lines(duck), omitted)))
+
+    assert size < graph.MOST_EDGE_BYTES + 1000
+    assert (omitted.entities, omitted.first) == (1, ["x"])
+    assert omitted.count == 900 - graph.MOST_EDGE_BYTES // 1_000_000
+
+
+def test_omitted_edges_of_ranges_add_up_and_name_the_first_ten():
+    total = OmittedEdges()
+    for number in range(12):
+        part = OmittedEdges()
+        part.add(f"e{number}", 3)
+        total.merge(part)
+
+    assert (total.count, total.entities, total.first) == (36, 12, [f"e{number}" for number in range(10)])

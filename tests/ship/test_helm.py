@@ -302,12 +302,20 @@ def test_stores_to_fetch_from_are_a_reference_where_one_is_given_and_absent_else
     assert given["valueFrom"]["secretKeyRef"]["name"] == secret
 
 
+def test_secret_of_a_standalone_spark_is_a_reference_where_one_is_given_and_for_workers_only(release):
+    secret = release.values["spark"]["secret"]["existingSecret"] or None
+    given = release.environment("worker").get("TARN_SPARK_SECRET", {"valueFrom": {"secretKeyRef": {"name": None}}})
+    assert given["valueFrom"]["secretKeyRef"]["name"] == secret
+    assert "TARN_SPARK_SECRET" not in release.environment("api")
+
+
 def test_tarn_accepts_the_settings_of_every_pod(release, component, monkeypatch):
     stand_ins = {
         "TARN_DATABASE_URL": "postgresql://tarn@database/tarn",
         "TARN_STORAGE_OPTIONS": "{}",
         "TARN_FETCH_STORES": "{}",
         "TARN_ADMIN_KEY": "0123456789abcdef",
+        "TARN_SPARK_SECRET": "0123456789abcdef",
     }
     given = {name: each.get("value", stand_ins.get(name, "")) for name, each in release.environment(component).items()}
     for name in [name for name in os.environ if name.startswith(PREFIX)]:

@@ -17,6 +17,7 @@ from app.errors import Unauthenticated, Unavailable
 from app.model.tenant import Identity, NewGrant, NewTenant
 from app.settings import Settings
 from app.tenancy import grants, oidc, tenants
+from app.tenancy.bootstrap import ensure_admin
 from app.tenancy.identity import Authenticator
 from app.tenancy.oidc import Issuer
 
@@ -112,6 +113,79 @@ OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 def test_token_with_anything_wrong_is_refused(issuer: FakeIssuer, authenticator: Authenticator, changes):
     with pytest.raises(Unauthenticated, match="send a valid key"):
         _identity(authenticator, issuer.token(**changes))
+
+
+@pytest.fixture
+def deputy(authenticator: Authenticator, database: Database) -> None:
+    """A tenant that was granted what the administrator has."""
+    with database.write() as connection:
+        name = tenants.create(connection, NewTenant.model_validate({"name": "deputy"})).name
+        grants.create(connection, name, NewGrant.model_validate({"dataset": "*", "level": "admin"}))
+
+
+@pytest.mark.usefixtures("deputy")
+@pytest.mark.parametrize("name", ["admin", "deputy"])
+def test_token_that_names_an_administrator_is_refused(
+    issuer: FakeIssuer, authenticator: Authenticator, database: Database, settings: Settings, name: str
+):
+    ensure_admin(database, settings)
+
+    for _ in range(2):  # also when the identity is remembered
+        with pytest.raises(Unauthenticated, match=f"names the tenant '{name}'.*TARN_OIDC_ALLOW_ADMIN") as refused:
+            _identity(authenticator, issuer.token(tenant=name))
+        assert refused.value.key == "oidc:someone"
+    assert _identity(authenticator, issuer.token()).tenant == "alice"
+
+
+@pytest.mark.usefixtures("deputy")
+@pytest.mark.parametrize("name", ["admin", "deputy"])
+def test_token_that_names_an_administrator_is_accepted_where_a_setting_allows_it(
+    issuer: FakeIssuer, database: Database, settings: Settings, name: str
+):
+    ensure_admin(database, settings)
+    allowing = {"oidc_issuer": issuer.url, "oidc_audience": "tarn", "oidc_allow_admin": True}
+    settings = settings.model_copy(update=allowing)
+
+    identity = _identity(Authenticator(database, settings, Issuer(settings)), issuer.token(tenant=name))
+
+    assert (identity.tenant, identity.administers_lake) == (name, True)
+
+
+@pytest.mark.usefixtures("deputy")
+def test_token_is_refused_from_the_request_after_its_tenant_became_administrator(
+    issuer: FakeIssuer, authenticator: Authenticator, database: Database
+):
+    before = _identity(authenticator, issuer.token())
+    with database.write() as connection:
+        grants.create(connection, before.tenant, NewGrant.model_validate({"dataset": "*", "level": "admin"}))
+
+    with pytest.raises(Unauthenticated, match="administers the lake"):
+        _identity(authenticator, issuer.token())
+
+
+@pytest.mark.parametrize(
+    "claim", ["Admin", "ADMIN", " admin", "admin ", "admin\n", ["admin"], {"admin": True}, True, "\uff41dmin"]
+)
+def test_claim_that_resembles_the_administrators_name_is_not_taken_for_it(
+    issuer: FakeIssuer, authenticator: Authenticator, database: Database, settings: Settings, claim: object
+):
+    ensure_admin(database, settings)
+
+    with pytest.raises(Unauthenticated, match="send a valid key"):
+        _identity(authenticator, issuer.token(tenant=claim))
+
+
+def test_other_claim_names_the_tenant_where_it_is_set_and_no_administrator(
+    issuer: FakeIssuer, authenticator: Authenticator, database: Database, settings: Settings
+):
+    ensure_admin(database, settings)
+    mapped = {"oidc_issuer": issuer.url, "oidc_audience": "tarn", "oidc_tenant_claim": "nickname"}
+    settings = settings.model_copy(update=mapped)
+    mapping = Authenticator(database, settings, Issuer(settings))
+
+    assert _identity(mapping, issuer.token(tenant="admin", nickname="alice")).tenant == "alice"
+    with pytest.raises(Unauthenticated, match="administers the lake"):
+        _identity(mapping, issuer.token(tenant="alice", nickname="admin"))
 
 
 def test_unknown_key_ids_do_not_make_us_ask_every_time(issuer: FakeIssuer, authenticator: Authenticator):

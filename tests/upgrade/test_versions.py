@@ -79,6 +79,7 @@ def test_migration_that_cannot_have_its_table_stands_back_and_says_so(postgresql
     monkeypatch.setattr(migrate, "TRIES", 2)
     with postgresql_only.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '0013'"))
+        connection.execute(text("DROP TABLE file_texts"))
         connection.execute(text("DROP TABLE compatibility"))
         connection.execute(text("ALTER TABLE readers DROP COLUMN speaks"))
 

@@ -45,7 +45,6 @@ class Survey:
     files: int = 0
     size: int = 0
     texts: int = 0
-    empty: int = 0
     unrecorded: int = 0
     others: int = 0
     renamed: list[str] = field(default_factory=list)
@@ -75,8 +74,6 @@ def survey(folder: str) -> Survey:
                 seen.faults.append(f"{path} is no record of a file")
             elif content.blob is None:
                 seen.faults.append(f"{record.path} has no content: there is none with the hash {content.checksum}")
-            elif is_empty(content):
-                seen.empty += 1
             else:
                 found.add(record.path)
                 if record.renamed:
@@ -99,11 +96,6 @@ def records(content: Content) -> Iterator[Record]:
         if record is not None and record.path not in seen:
             seen.add(record.path)
             yield record
-
-
-def is_empty(content: Content) -> bool:
-    """Whether there are no bytes in it: Tarn keeps no such file."""
-    return content.blob is not None and os.path.getsize(content.blob) == 0
 
 
 def sha256(content: Content) -> str | None:

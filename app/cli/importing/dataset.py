@@ -231,7 +231,6 @@ class Import:
         for count, sentence in (
             (self._statements.roles(), "rows name a role, which Tarn has no place for: what they say is imported"),
             (survey.unrecorded, "contents of the archive have no record, and are left out"),
-            (survey.empty, "files are empty, and are left out"),
             (survey.others, "other files lie in the archive beside contents, and are left out"),
             (len(survey.renamed), f"files get another path, such as {', '.join(survey.renamed[:3])}"),
         ):

@@ -11,6 +11,7 @@ from app.cli.importing.described import checked_name
 from app.cli.importing.packs import FORMS, parts
 from app.cli.importing.stage import Part, Stage
 from app.cli.importing.target import Target
+from app.cli.loads import show_omissions
 from app.cli.output import printable
 from app.cli.progress import progress
 from app.cli.session import Session
@@ -48,13 +49,14 @@ def import_file(
         # Of statements that a file has twice, one is there; so a difference is no fault, and is told alone.
         there = target.count()
         told["there"] = {"statements": there.statements, "entities": there.entities}
-    faults = told.pop("errors", [])
+    faults, ignored = told.pop("errors", []), told.pop("ignored", {})
     if session.output.as_json:
-        session.output.json(told | {"errors": faults})
+        session.output.json(told | {"errors": faults, "ignored": ignored})
         return
     session.output.record(told)
     for fault in faults:
         typer.echo(printable(f"left out: {fault_line(fault)}"), err=True)
+    show_omissions({"count": 0, "first": []}, ignored)
 
 
 def _named_for(path: str) -> str:
@@ -103,6 +105,7 @@ def _sent(
         "rejected": stage.rejected,
         "commit": written["commit"],
         "errors": stage.faults[:100],
+        "ignored": stage.ignored,
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.cli.datasets import BASE
 from app.cli.failures import Incomplete, ProblemAnswered
-from app.cli.importing.archive import PIECE, Content, Record, contents, is_empty, records, sha256
+from app.cli.importing.archive import PIECE, Content, Record, contents, records, sha256
 from app.cli.importing.stage import patiently
 from app.cli.importing.target import Target
 from app.cli.paths import at
@@ -37,7 +37,7 @@ class Files:
         """Raises Incomplete for a damaged content, ProblemAnswered for what the server refuses."""
         for content in contents(folder):
             told = list(records(content))
-            if content.blob is None or not told or is_empty(content):
+            if content.blob is None or not told:
                 continue
             checksum = sha256(content)
             if checksum is None:

@@ -1,7 +1,5 @@
 """Files of FtM statements, cut into parts of whole records, so that a connection that breaks costs one part."""
 
-import csv
-import io
 import zlib
 from collections.abc import Iterator
 
@@ -18,9 +16,6 @@ LONGEST_RECORD = 128 << 20
 UNPACKED, SIP = 1 << 20, 1 << 10
 """Bytes that gzip may give at once; and that zstd is fed, which has no such limit: a few of its bytes can be 128 kB."""
 
-FOREIGN = frozenset({"fragment", "role"})
-"""Columns that ftm-lakehouse adds to its exports, and that are no part of a statement."""
-
 
 def parts(source: Source, kind: str) -> Iterator[Part]:
     """The records of a source of this type. Raises Misuse for what is damaged, or no such thing."""
@@ -35,8 +30,7 @@ def parts(source: Source, kind: str) -> Iterator[Part]:
             header, body = _header(source, body, kind)
         if not body:
             continue
-        whole = _without_foreign(header + body) if _is_foreign(header) else header + body
-        yield Part(whole, body.count(b"\n"), kind)
+        yield Part(header + body, body.count(b"\n"), kind)
 
 
 def _header(source: Source, body: bytes, kind: str) -> tuple[bytes, bytes]:
@@ -49,22 +43,6 @@ def _header(source: Source, body: bytes, kind: str) -> tuple[bytes, bytes]:
             f"{source.name} has no header with the columns of statements: is it a pack? Then give --format pack"
         )
     return b"", body
-
-
-def _is_foreign(header: bytes) -> bool:
-    return not FOREIGN.isdisjoint(header.decode(errors="replace").strip().replace('"', "").split(","))
-
-
-def _without_foreign(text: bytes) -> bytes:
-    """The same records without the columns that are no part of a statement."""
-    rows = csv.reader(io.StringIO(text.decode(), newline=""))
-    columns = next(rows)
-    kept = [place for place, column in enumerate(columns) if column not in FOREIGN]
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
-    writer.writerow([columns[place] for place in kept])
-    writer.writerows([row[place] for place in kept] for row in rows if row)
-    return out.getvalue().encode()
 
 
 def _cut(pieces: Iterator[bytes], quoted: bool) -> Iterator[bytes]:

@@ -47,6 +47,7 @@ class Stage:
         self._parts = 0
         self.rejected = 0
         self.faults: list[dict[str, Any]] = []
+        self.ignored: dict[str, int] = {}
         about = {"origin": origin, "message": f"import of {source}"}
         opened = patiently(lambda: client.document("POST", self._stages, about))
         self.id: str = opened["id"]
@@ -60,6 +61,8 @@ class Stage:
         written = patiently(lambda: self._client.upload(path, [part.body], headers, params)).json()
         self.rejected += written["rejected"]
         self.faults += written["errors"]
+        for name, count in written["ignored"].items():
+            self.ignored[name] = self.ignored.get(name, 0) + count
 
     def commit(self) -> dict[str, Any]:
         """Make it visible; what it holds then. Raises Expired, ProblemAnswered."""

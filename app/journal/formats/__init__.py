@@ -9,12 +9,15 @@ from typing import TypeVar
 
 from app.errors import CodecConfigured, CodecNotStreamable, UnsupportedMediaType
 from app.journal.formats import arrow, delimited, json, ndjson, statements
-from app.journal.formats.record import BadRecord, Record, Row, Source
+from app.journal.formats.record import BadRecord, IgnoredColumns, Record, Row, Source
 
 __all__ = [
+    "COLUMNAR",
     "ENTITY_TYPES",
+    "FTM_ENTITIES",
     "STATEMENT_TYPES",
     "BadRecord",
+    "IgnoredColumns",
     "Record",
     "Row",
     "Source",
@@ -22,12 +25,15 @@ __all__ = [
     "statement_rows",
 ]
 
+FTM_ENTITIES = "application/json+ftm"
+"""Entities as FtM's own tools write them: their values are clean."""
+
 T = TypeVar("T")
-Parser = Callable[[Source, int], Iterator[T | BadRecord]]
+Parser = Callable[[Source, int], Iterator[T | BadRecord | IgnoredColumns]]
 
 _ENTITIES: dict[str, Parser[Record]] = {
     "application/x-ndjson": ndjson.lines,
-    "application/json+ftm": ndjson.lines,
+    FTM_ENTITIES: ndjson.lines,
     "application/json": json.elements,
 }
 _STATEMENTS: dict[str, Parser[Row]] = {
@@ -38,6 +44,9 @@ _STATEMENTS: dict[str, Parser[Row]] = {
     "application/vnd.apache.parquet": arrow.from_parquet,
     "application/vnd.apache.arrow.stream": arrow.from_arrow,
 }
+
+COLUMNAR = frozenset({"application/vnd.apache.parquet", "application/vnd.apache.arrow.stream"})
+"""Types of which a few bytes may be very much: they are parsed in a process of their own, whatever their size."""
 
 BYTES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What says no more than that there are bytes."""
@@ -58,7 +67,7 @@ ENTITY_TYPES = tuple(_ENTITIES)
 STATEMENT_TYPES = tuple(_STATEMENTS)
 
 
-def entity_records(source: Source, media_type: str, longest: int) -> Iterator[Record | BadRecord]:
+def entity_records(source: Source, media_type: str, longest: int) -> Iterator[Record | BadRecord | IgnoredColumns]:
     """Each entity of the body as bytes that its reader is yet to parse.
 
     Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops
@@ -67,7 +76,7 @@ def entity_records(source: Source, media_type: str, longest: int) -> Iterator[Re
     return _parser(_ENTITIES, media_type)(source, longest)
 
 
-def statement_rows(source: Source, media_type: str, longest: int) -> Iterator[Row | BadRecord]:
+def statement_rows(source: Source, media_type: str, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
     """Each statement of the body as a dict; names and types of its fields are as they were sent.
 
     Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops

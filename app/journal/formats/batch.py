@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from app.journal.formats.budget import Budget
 from app.journal.formats.columns import NEEDED, check_columns, truth
 from app.journal.formats.record import BadRecord, Row, broken, too_long
 
@@ -25,10 +26,15 @@ _TIMES = ("first_seen", "last_seen")
 T = TypeVar("T")
 
 
-def check_schema(schema: pa.Schema) -> None:
-    """Raise InvalidFormat unless the columns are a statement's and of types that can hold what is theirs."""
-    check_columns(schema.names)
+def check_schema(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns that no statement has, whatever their type.
+
+    Raises InvalidFormat unless the others are a statement's and of types that can hold what is theirs.
+    """
+    ignored = check_columns(schema.names)
     for field in schema:
+        if field.name in ignored:
+            continue
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         fits = (
             is_text(kind)
@@ -38,6 +44,7 @@ def check_schema(schema: pa.Schema) -> None:
         )
         if not fits:
             raise broken(f"the column {field.name} is of the type {field.type}")
+    return ignored
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -50,29 +57,34 @@ def longest_row(batch: pa.RecordBatch) -> int:
     return sum(pc.max(_lengths(dictionary)).as_py() or 0 for dictionary in dictionaries)
 
 
-def statement_rows(batches: Iterator[pa.RecordBatch], longest: int) -> Iterator[Row | BadRecord]:
-    """Every row as a dict, numbered from 1; one over `longest` bytes is a BadRecord.
+def statement_rows(
+    batches: Iterator[pa.RecordBatch], longest: int, budget: Budget, names: list[str]
+) -> Iterator[Row | BadRecord]:
+    """Every row as a dict of these columns, numbered from 1; one over `longest` bytes is a BadRecord.
 
-    Raises InvalidFormat for a batch that does not hold together, or holds times that no datetime can.
+    Raises InvalidFormat for a batch that does not hold together, or holds times that no datetime can; BodyTooLarge if
+    all rows together have more text than the body may.
     """
     number = 1
     while (batch := reading(lambda: next(batches, None), number)) is not None:
+        batch = batch.select(names)
         reading(partial(batch.validate, full=True), number)
-        columns = [_Column(name, batch.column(name)) for name in batch.schema.names]
+        columns = [_Column(name, batch.column(name)) for name in names]
         for start in range(0, batch.num_rows, ROWS):
             end = min(start + ROWS, batch.num_rows)
-            for first, last in _portions(columns, start, end, longest):
+            sizes = [sum(row) for row in zip(*(column.lengths(start, end) for column in columns), strict=True)]
+            budget.add_text(sum(sizes))
+            for first, last in _portions(sizes, start, end, longest):
                 if first == last:
                     yield too_long(number + first, longest)
                 else:
                     values = reading(partial(_values, columns, first, last), number + first)
-                    yield from _statements(batch.schema.names, values, number + first)
+                    yield from _statements(names, values, number + first)
         number += batch.num_rows
 
 
-def _portions(columns: list["_Column"], start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
+def _portions(sizes: list[int], start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows that are small enough to be turned into dicts together; an empty one is a row that is too long."""
-    sizes = [sum(row) for row in zip(*(column.lengths(start, end) for column in columns), strict=True)]
     total = 0
     for row, size in enumerate(sizes, start):
         if size > longest or total + size > BYTES:
@@ -144,6 +156,8 @@ def reading(step: Callable[[], T], row: int) -> T:
     """What the step gives. Raises InvalidFormat if Arrow cannot read on at this row."""
     try:
         return step()
+    except MemoryError:
+        raise  # one of Arrow's is an ArrowException, too
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:  # names are text, too
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise  # the source's or the disk's own, not Arrow's word for a file that ends too early

@@ -10,21 +10,29 @@ from app.journal.formats.record import broken
 KNOWN = frozenset(CSV_COLUMNS)
 NEEDED = ("entity_id", "prop", "schema", "value")
 
+MOST_COLUMNS = 1000
+"""Columns of a table, those that are ignored included."""
+
 _TRUTH = {"": False, "f": False, "n": False, "0": False, "t": True, "y": True, "1": True}
 
 
 def check_columns(
     names: Sequence[str], line: int | None = None, *, needed: Sequence[str] = NEEDED, known: frozenset[str] = KNOWN
-) -> None:
-    """Raise InvalidFormat unless every needed column is there, and no other than the known ones, once each."""
+) -> tuple[str, ...]:
+    """The columns that no statement has, which are ignored.
+
+    Raises InvalidFormat if a needed column is missing, if a known one is there twice, or for too many columns.
+    """
+    if len(names) > MOST_COLUMNS:
+        raise broken(f"the header has {len(names)} columns, at most {MOST_COLUMNS} are read", line)
     faults = {
         "lacks": [name for name in needed if name not in names],
-        "has unknown": [name for name in names if name not in known],
-        "repeats": [name for name, times in Counter(names).items() if times > 1],
+        "repeats": [name for name, times in Counter(names).items() if times > 1 and name in known],
     }
     for fault, columns in faults.items():
         if columns:
             raise broken(f"the header {fault} columns: {', '.join(name[:64] for name in columns[:10])}", line)
+    return tuple(dict.fromkeys(name for name in names if name not in known))
 
 
 def truth(text: str) -> bool | None:

@@ -2,38 +2,46 @@
 
 import csv
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 from typing import Any
-
-from followthemoney.statement.serialize import LEGACY_PACK_COLUMNS
 
 from app.journal.formats.columns import KNOWN, NEEDED, check_columns, truth
 from app.journal.formats.csv_lines import Fields, csv_records
-from app.journal.formats.record import BadRecord, Row, Source, broken
+from app.journal.formats.record import BadRecord, IgnoredColumns, Row, Source, broken
 
 # One limit for the whole process, which followthemoney lowers when it is imported, above: ours is `longest`.
 csv.field_size_limit(sys.maxsize)
 
+PACK_COLUMNS = [
+    "entity_id", "prop", "value", "dataset", "lang", "original_value", "origin", "external", "first_seen", "last_seen",
+    "id",
+]  # fmt: skip
+"""The columns of a pack as FtM writes it today, which has them in its header."""
+
+_TARGET = frozenset({"", "t", "f"})
+"""What the seventh field of a pack without a header may say of being a target; anything else is an origin."""
 _PACK_NEEDED = ("entity_id", "prop", "value")
-_PACK_KNOWN = (KNOWN | set(LEGACY_PACK_COLUMNS)) - {"schema", "prop_type", "canonical_id"}
+_PACK_KNOWN = KNOWN - {"schema", "prop_type", "canonical_id"}
 
 
-def from_csv(source: Source, longest: int) -> Iterator[Row | BadRecord]:
+def from_csv(source: Source, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
     """A statement a record, under a header; an empty field is None unless every statement has it.
 
-    Raises InvalidFormat for a header that lacks a needed column or has an unknown one, and as `csv_records` does.
+    Raises InvalidFormat for a header that lacks a needed column or repeats one, and as `csv_records` does.
     """
     records = csv_records(source, longest)
     first = _first(records)
     if first is None:
         return
     line, columns = first
-    check_columns(columns, line)
-    yield from _rows(records, columns, _from_csv)
+    if ignored := check_columns(columns, line):
+        yield IgnoredColumns(ignored)
+    yield from _rows(records, columns, ignored, _from_csv)
 
 
-def from_pack(source: Source, longest: int) -> Iterator[Row | BadRecord]:
-    """A statement a record, under a header or, as older packs are, without one.
+def from_pack(source: Source, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
+    """A statement a record, under a header or, as older packs are, without one: then by the number of fields.
 
     A record whose `prop` is not `Schema:prop` is a BadRecord. Raises as `from_csv` does.
     """
@@ -43,11 +51,17 @@ def from_pack(source: Source, longest: int) -> Iterator[Row | BadRecord]:
         return
     line, columns = first
     if "entity_id" in columns and "prop" in columns:
-        check_columns(columns, line, needed=_PACK_NEEDED, known=_PACK_KNOWN)
+        ignored = check_columns(columns, line, needed=_PACK_NEEDED, known=_PACK_KNOWN)
     else:
-        columns = LEGACY_PACK_COLUMNS
-        yield from _rows(iter([first]), columns, _from_pack)
-    yield from _rows(records, columns, _from_pack)
+        # Ten fields, as older versions write them: the seventh says whether the entity is a target, later the origin.
+        columns = PACK_COLUMNS if len(columns) == len(PACK_COLUMNS) else PACK_COLUMNS[:-1]
+        if len(first[1]) == len(columns) and (first[1][6] or "f") in ("t", "f"):
+            yield IgnoredColumns(("target",))
+        yield from _rows(chain([first], records), columns, (), _from_old_pack)
+        return
+    if ignored:
+        yield IgnoredColumns(ignored)
+    yield from _rows(records, columns, ignored, _from_pack)
 
 
 def _from_csv(line: int, statement: dict[str, Any]) -> Row | BadRecord:
@@ -66,8 +80,13 @@ def _from_pack(line: int, statement: dict[str, Any]) -> Row | BadRecord:
     statement["prop"] = prop
     statement["canonical_id"] = statement["entity_id"]
     statement["external"] = statement.get("external") == "t"
-    statement.pop("target", None)
     return line, statement
+
+
+def _from_old_pack(line: int, statement: dict[str, Any]) -> Row | BadRecord:
+    if (statement["origin"] or "") in _TARGET:
+        statement["origin"] = None
+    return _from_pack(line, statement)
 
 
 def _first(records: Iterator[Fields | BadRecord]) -> Fields | None:
@@ -81,9 +100,10 @@ def _first(records: Iterator[Fields | BadRecord]) -> Fields | None:
 def _rows(
     records: Iterator[Fields | BadRecord],
     columns: list[str],
+    ignored: Collection[str],
     finish: Callable[[int, dict[str, Any]], Row | BadRecord],
 ) -> Iterator[Row | BadRecord]:
-    optional = [column for column in columns if column not in NEEDED]
+    optional = [column for column in columns if column not in NEEDED and column not in ignored]
     for record in records:
         if isinstance(record, BadRecord):
             yield record
@@ -96,4 +116,6 @@ def _rows(
         for column in optional:
             if not statement[column]:
                 statement[column] = None
+        for column in ignored:
+            del statement[column]
         yield finish(line, statement)

@@ -1,7 +1,7 @@
 """What a parser takes and what it yields."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from app.errors import Fault, InvalidFormat
 
@@ -33,6 +33,12 @@ class BadRecord(Exception):
         self.field = field
 
 
+class IgnoredColumns(NamedTuple):
+    """Columns of a table that no statement has. It is yielded once, before the table's rows, which do not hold them."""
+
+    names: tuple[str, ...]
+
+
 def too_long(line: int, longest: int) -> BadRecord:
     return BadRecord(line, f"longer than {longest} bytes")
 
@@ -41,6 +47,12 @@ def broken(reason: str, line: int | None = None) -> InvalidFormat:
     """The stream itself cannot be read on from here."""
     where = "" if line is None else f" at {line}"
     return InvalidFormat(f"the body cannot be read{where}: {reason}", errors=[Fault(line=line, reason=reason)])
+
+
+def require_memory(error: ValueError) -> None:
+    """Raise MemoryError if that is what orjson has to say: it has no other way to say it."""
+    if str(error).startswith("Not enough memory"):
+        raise MemoryError from None
 
 
 def text_blocks(source: Source) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import orjson
 
 from app.journal.formats import json, ndjson
-from app.journal.formats.record import BadRecord, Record, Row, Source
+from app.journal.formats.record import BadRecord, Record, Row, Source, require_memory
 
 
 def from_ndjson(source: Source, longest: int) -> Iterator[Row | BadRecord]:
@@ -27,6 +27,7 @@ def _objects(records: Iterator[Record | BadRecord]) -> Iterator[Row | BadRecord]
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError as error:
+            require_memory(error)
             yield BadRecord(line, f"not valid JSON: {error}")
             continue
         yield (line, value) if isinstance(value, dict) else BadRecord(line, "not a JSON object")

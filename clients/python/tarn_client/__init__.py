@@ -1,7 +1,7 @@
 """Read and write FollowTheMoney data in a Tarn lakehouse."""
 
 from tarn_client.dataset import Dataset
-from tarn_client.errors import BrokenOff, LakeError, Problem, Unreachable
+from tarn_client.errors import BrokenOff, InvalidEntitiesWarning, LakeError, Problem, Unreachable
 from tarn_client.lake import Lake
 from tarn_client.records import Entities, Statements
 from tarn_client.writer import Writer, Written
@@ -10,6 +10,7 @@ __all__ = [
     "BrokenOff",
     "Dataset",
     "Entities",
+    "InvalidEntitiesWarning",
     "Lake",
     "LakeError",
     "Problem",

@@ -1,18 +1,23 @@
 """A dataset: written by a writer, read as records and tables."""
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
 from tarn_client.connection import Connection
-from tarn_client.errors import Problem
+from tarn_client.errors import InvalidEntitiesWarning, Problem
+from tarn_client.pages import pages
 from tarn_client.records import Entities, Statements
-from tarn_client.writer import CHUNK_BYTES, Commit, OnError, Writer
+from tarn_client.writer import CHUNK_BYTES, Commit, HowValues, OnError, Writer
 
 Values = str | Sequence[str] | None
 Fresh = Literal["overlay", "flush", "snapshot"]
+
+ROUTE_NAMES = ("stream", "invalid")
+"""Names of routes where the id of an entity may stand: entities with these ids are read by a list."""
 
 WAIT = 30
 """Seconds that one request waits for a job: some proxies break off what is silent for longer."""
@@ -38,9 +43,10 @@ class Dataset:
         commit: Commit = "auto",
         on_error: OnError = "abort",
         chunk_bytes: int = CHUNK_BYTES,
+        values: HowValues | None = None,
     ) -> Writer:
         """A writer, to be used with `with`. See `Writer` for what each option promises."""
-        return Writer(self._connection, self._path, origin, records, atomic, commit, on_error, chunk_bytes)
+        return Writer(self._connection, self._path, origin, records, atomic, commit, on_error, chunk_bytes, values)
 
     def entities(
         self,
@@ -85,9 +91,32 @@ class Dataset:
 
     def entity(self, entity_id: str, *, at: str | int | None = None, fresh: Fresh | None = None) -> dict[str, Any]:
         """One entity, by its id, canonical id or a referent. Raises Problem if there is none."""
+        state = {"at": at, "fresh": fresh}
+        if entity_id in ROUTE_NAMES:
+            return self._named_like_a_route(entity_id, state)
         path = f"{self._path}/entities/{quote(entity_id, safe='')}"
-        found: dict[str, Any] = self._connection.read(path, {"at": at, "fresh": fresh})
+        found: dict[str, Any] = self._connection.read(path, state)
         return found
+
+    def invalid_entities(self, *, at: str | int | None = None, fresh: Fresh | None = None) -> Iterator[dict[str, Any]]:
+        """The entities whose statements do not assemble, by canonical id.
+
+        Each has `id`, `reason`, `schemata`, `by_origin` (the schemata of the first hundred origins) and `origins`.
+        """
+        for page in pages(self._connection, f"{self._path}/entities/invalid", {"at": at, "fresh": fresh}):
+            yield from page["results"]
+
+    def _named_like_a_route(self, entity_id: str, state: dict[str, Any]) -> dict[str, Any]:
+        page = self._connection.read(f"{self._path}/entities", {**state, "id": entity_id})
+        found = sorted([*page["results"], *page["invalid"]], key=lambda one: (one["id"] != entity_id, one["id"]))
+        if not found:
+            detail = f"there is no entity {entity_id!r} in {self.name!r}"
+            raise Problem({"type": "/problems/entity-not-found", "status": 404, "detail": detail})
+        if found[0] in page["invalid"]:
+            detail = f"the entity {entity_id!r} cannot be put together: {found[0]['reason']}"
+            raise Problem({"type": "/problems/schema-violation", "status": 422, "detail": detail})
+        entity: dict[str, Any] = found[0]
+        return entity
 
     def delete(self, entity_id: str, *, origin: str | None = None) -> int:
         """Delete what an origin, or every one, says of an entity; how many statements that ended."""
@@ -114,13 +143,20 @@ class Dataset:
         return self._worked("flush", {})
 
     def export(self, kind: str, to: str | Path) -> Path:
-        """Have an export made where it is stale, and fetch it; `kind` is `entities`, `statements`, and so on."""
+        """Have an export made where it is stale, and fetch it; `kind` is `entities`, `statements`, and so on.
+
+        Warns with InvalidEntitiesWarning if it leaves out entities whose statements do not assemble.
+        """
         self._worked("export", {"kinds": [kind]})
         exports = self._connection.read(f"{self._path}/exports")["results"]
-        (name,) = (export["name"] for export in exports if export["kind"] == kind)
+        (found,) = (export for export in exports if export["kind"] == kind)
+        name = found["name"]
         with self._connection.stream(f"{self._path}/exports/{name}", "*/*") as response, Path(to).open("wb") as file:
             for piece in response.iter_bytes():
                 file.write(piece)
+        if invalid := found.get("invalid"):
+            message = f"entities left out of {name} because their statements do not assemble: {invalid}"
+            warnings.warn(message, InvalidEntitiesWarning, stacklevel=2)
         return Path(to)
 
     def _worked(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,10 @@ Exception
     ├── Problem         the server refused, and says why (RFC 9457)
     ├── Unreachable     no server answered, though it was asked again for as long as patience lasts
     └── BrokenOff       an answer ended before its end: what came of it is not the whole
+
+Warning
+└── UserWarning
+    └── InvalidEntitiesWarning   entities are left out, as their statements do not assemble
 """
 
 from typing import Any
@@ -36,3 +40,7 @@ class Unreachable(LakeError):
 
 class BrokenOff(LakeError):
     """A stream ended before its end."""
+
+
+class InvalidEntitiesWarning(UserWarning):
+    """Entities are left out of what was read or exported, as their statements do not assemble."""

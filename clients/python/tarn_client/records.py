@@ -1,14 +1,15 @@
 """What is read: records one by one, or all of them as a table of one's favourite library, imported when it is used."""
 
 import json
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from tarn_client.connection import Connection
-from tarn_client.errors import BrokenOff, Problem
+from tarn_client.errors import BrokenOff, InvalidEntitiesWarning, Problem
 from tarn_client.pages import pages
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
+
+
+MOST_INVALID = 1000
+"""Invalid entities that are kept of a read; all of them are counted."""
 
 
 class Records(ABC):
@@ -67,7 +72,7 @@ class Statements(Records):
         self._params = params
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return lines(self._connection, f"{self._path}/stream", self._params, [])
+        return lines(self._connection, f"{self._path}/stream", self._params)
 
     def schema(self) -> "pyarrow.Schema":
         from tarn_client import tables
@@ -85,7 +90,10 @@ class Statements(Records):
 
 
 class Entities(Records):
-    """Entities. Those that cannot be put together are left out, and found in `invalid` after a read."""
+    """Entities. Those whose statements do not assemble are left out, with an InvalidEntitiesWarning at the end.
+
+    After a read, `invalid_count` is how many they were, and `invalid` has the first thousand: id, reason, schemata.
+    """
 
     def __init__(
         self,
@@ -105,12 +113,40 @@ class Entities(Records):
         self._sort = sort
         self._limit = limit
         self.invalid: list[dict[str, Any]] = []
+        self.invalid_count = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         self.invalid = []
-        if self._where is None and not self._sort and self._limit is None:
-            return lines(self._connection, f"{self._path}/stream", {**self._filters, **self._state}, self.invalid)
-        return self._paged()
+        self.invalid_count = 0
+        return self._read()
+
+    def _read(self) -> Iterator[dict[str, Any]]:
+        """The entities, and a warning at their end, or where their reader has enough of them."""
+        try:
+            if self._where is None and not self._sort and self._limit is None:
+                params = {**self._filters, **self._state}
+                yield from lines(self._connection, f"{self._path}/stream", params, self._leave_out)
+            else:
+                yield from self._paged()
+        except GeneratorExit:
+            self._warn()
+            raise
+        self._warn()
+
+    def _leave_out(self, report: dict[str, Any]) -> None:
+        self.invalid_count += 1
+        if len(self.invalid) < MOST_INVALID:
+            self.invalid.append(report)
+
+    def _warn(self) -> None:
+        if self.invalid_count:
+            first = self.invalid[0]
+            warnings.warn(
+                f"entities left out because their statements do not assemble: {self.invalid_count}, the first is "
+                f"{first['id']!r} ({first['reason']})",
+                InvalidEntitiesWarning,
+                stacklevel=3,
+            )
 
     def schema(self) -> "pyarrow.Schema":
         from tarn_client import tables
@@ -127,14 +163,21 @@ class Entities(Records):
         given = [*parts, *([] if self._where is None else [self._where])]
         query = {"where": {"and": given} if given else None, "sort": self._sort}
         for page in pages(self._connection, f"{self._path}/query", self._state, query, self._limit):
-            self.invalid += page["invalid"]
+            for report in page["invalid"]:
+                self._leave_out(report)
             yield from page["results"]
 
 
 def lines(
-    connection: Connection, path: str, params: Mapping[str, Any], invalid: list[dict[str, Any]]
+    connection: Connection,
+    path: str,
+    params: Mapping[str, Any],
+    leave_out: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """The records of a stream of NDJSON. Raises BrokenOff, or the Problem that it ended with."""
+    """The records of a stream of NDJSON. Raises BrokenOff, or the Problem that it ended with.
+
+    `leave_out` is told of each entity whose statements do not assemble: its id, the reason, and its schemata.
+    """
     with connection.stream(path, NDJSON, {**params, "end": True}) as response:
         for line in response.iter_lines():
             record = json.loads(line)
@@ -144,7 +187,7 @@ def lines(
             if "$error" in record:
                 raise Problem(record["$error"])
             if "$invalid" in record:
-                invalid.append(record["$invalid"])
+                leave_out(record["$invalid"])
             else:
                 yield record
     raise BrokenOff("the stream ended without its last line: what came of it is not the whole")

@@ -12,7 +12,8 @@ from tarn_client.connection import Connection
 from tarn_client.errors import LakeError, Problem
 
 Commit = Literal["auto", "wait_for", "force"]
-OnError = Literal["abort", "skip"]
+OnError = Literal["abort", "skip", "drop"]
+HowValues = Literal["clean", "as_is"]
 
 CHUNK_BYTES = 4 << 20
 """Bytes of records that a request carries, before they are compressed."""
@@ -37,6 +38,12 @@ class Written:
     commit: int | None = None
     snapshot: dict[str, Any] | None = None
     errors: list[dict[str, Any]] = field(default_factory=list)
+    omitted: dict[str, int] = field(default_factory=dict)
+    """How many values of each property were left out of records that were stored."""
+    omitted_values: list[dict[str, Any]] = field(default_factory=list)
+    """The first of them in each request, with `line`, `property`, `value` and `reason`."""
+    ignored: dict[str, int] = field(default_factory=dict)
+    """Fields that no entity or statement has, and how many records had them."""
 
 
 class Writer:
@@ -44,7 +51,8 @@ class Writer:
 
     Without `atomic`, a chunk is durable when it is sent, and stays though the block fails later. With it, all of them
     go to one stage, which is committed when the block ends well, and given up when it does not. `commit` says for what
-    the end of the block waits: that all is durable, or in a snapshot. `on_error="skip"` leaves bad records out.
+    the end of the block waits: that all is durable, or in a snapshot. `on_error="skip"` leaves bad records out,
+    `"drop"` only the property or value that cannot be stored. Entities are cleaned unless `values` is `"as_is"`.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class Writer:
         commit: Commit,
         on_error: OnError,
         chunk_bytes: int,
+        values: HowValues | None = None,
     ) -> None:
         self._connection = connection
         self._dataset = dataset
@@ -65,6 +74,7 @@ class Writer:
         self._atomic = atomic
         self._commit = commit
         self._on_error = on_error
+        self._values = values
         self._chunk_bytes = chunk_bytes
         self._compressor = zstandard.ZstdCompressor()
         self._gathered = bytearray()
@@ -109,6 +119,8 @@ class Writer:
     def _send(self, commit: Commit) -> None:
         """Send what was gathered, as one request."""
         params: dict[str, Any] = {"on_error": self._on_error}
+        if self._values is not None:
+            params["values"] = self._values
         if self._stage is None:
             params |= {"origin": self._origin, "commit": commit}
         try:
@@ -127,6 +139,11 @@ class Writer:
         done.statements += answer["statements"]
         done.rejected += answer["rejected"]
         done.errors += self._number(answer["errors"])
+        omitted = answer.get("omitted", {"by_property": {}, "first": []})
+        done.omitted_values += self._number(omitted["first"])
+        for counts, more in ((done.omitted, omitted["by_property"]), (done.ignored, answer.get("ignored", {}))):
+            for name, count in more.items():
+                counts[name] = counts.get(name, 0) + count
         done.commit, done.snapshot = answer["commit"], answer["snapshot"]
         self._sent_records += self._gathered_records
         self._gathered, self._gathered_records = bytearray(), 0

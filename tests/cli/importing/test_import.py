@@ -79,12 +79,13 @@ def test_lake_with_deletes_inline_is_served_as_it_was_held(tarn: Tarn, tmp_path:
         "publisher: {name: Newsroom, url: https://news.example/, official: false}\ncompression: zst\n"
     )
     checksum = archived(folder, b"id,name\n1,Jane\n", "a.csv", "b/a.csv", texts={"ocr": "text"}, extra={"author": "me"})
+    empty = archived(folder, b"", "empty.txt", texts={"ocr": ""})
 
     (report,) = tarn.json("import", str(tmp_path))
 
     wanted = held(name, JANE | {"last_seen": moment(30)}, JOE | {"last_seen": moment(20)}, ANN, BASE[1], mapped)
     assert served(tarn, name) == wanted
-    assert (report["state"], counted(report)["statements"], counted(report)["files"]) == ("imported", (5, 5), (2, 2))
+    assert (report["state"], counted(report)["statements"], counted(report)["files"]) == ("imported", (5, 5), (3, 3))
     assert report["warnings"] == [f"fields of {folder}/config.yml that do not fit are left out: license"]
     config = tarn.json("datasets", "show", name)
     assert (config["title"], config["publisher"]["name"], config["compression"]) == ("Donations", "Newsroom", "zstd")
@@ -92,6 +93,7 @@ def test_lake_with_deletes_inline_is_served_as_it_was_held(tarn: Tarn, tmp_path:
     assert [(file["path"], file["checksum"], file["origin"]) for file in files] == [
         ("a.csv", checksum, "archive"),
         ("b/a.csv", checksum, "archive"),
+        ("empty.txt", empty, "archive"),
     ]
     assert (files[0]["meta"]["author"], files[0]["meta"]["ftm_lakehouse"]["mimetype"]) == ("me", "text/plain")
 

@@ -76,15 +76,6 @@ def test_older_packs_have_no_header(tmp_path: Path):
         bodies(tmp_path / "a.pack", CSV)
 
 
-def test_columns_of_the_lakehouse_are_dropped(tmp_path: Path):
-    (tmp_path / "a.csv").write_bytes(as_csv([[*row, "f", "r"] for row in ROWS], [*HEADER, "fragment", "role"]))
-
-    found = bodies(tmp_path / "a.csv", CSV)
-
-    assert [row for body in found for row in read(body)[1:]] == ROWS
-    assert read(found[-1])[0] == HEADER
-
-
 def test_ndjson_is_cut_at_lines(tmp_path: Path):
     text = b"".join(b'{"value": "a \\" quote %d"}\n' % number for number in range(200))
     (tmp_path / "a.ndjson").write_bytes(text)

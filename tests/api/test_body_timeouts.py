@@ -1,0 +1,452 @@
+"""Request bodies that stop or trickle: refused in time, nothing stored, and their slots free for others."""
+
+import asyncio
+import gzip
+import select
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message
+
+from app.api import protocol
+from app.api.bodies import Bodies, Pace
+from app.api.feeding import AT_ONCE
+from app.api.ingest import HEAD, UPLOADS
+from app.api.places import Places
+from app.db.engine import Database
+from app.errors import BodyTimeout
+from app.main import assemble
+from app.settings import Settings
+from app.storage.store import Store
+from app.tenancy.bootstrap import ensure_admin
+from tests.house import ONE_DATABASE
+from tests.listening import Listening, answer_on, head, listening
+from tests.waiting import wait_until
+
+IDLE, RATE, GRACE = 30.0, 1000, 60.0
+BRIEF = 0.3
+"""Seconds of the time-outs where a test really waits for them."""
+
+DATASET = "/v1/datasets/slow"
+NDJSON = {"Content_Type": "application/x-ndjson"}
+JSON = {"Content_Type": "application/json"}
+LINE = b'{"id": "p-%d", "schema": "Person", "properties": {"name": ["Jane Doe"], "notes": ["%s"]}}\n'
+
+
+# The pace of a body, in virtual time
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """An event loop that never sleeps: when nothing is left to do, the next timer is due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        really = self._selector.select  # type: ignore[attr-defined]
+
+        def select_at_once(timeout: float | None = None) -> Any:
+            self._now += timeout or 0.0
+            return really(0)
+
+        self._selector.select = select_at_once  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._now
+
+
+class Client:
+    """Sends pieces of a body, each after so many seconds in which the server reads, and then nothing more."""
+
+    def __init__(self, pieces: list[tuple[float, bytes]], ends: bool = True) -> None:
+        self._pieces = pieces
+        self._ends = ends
+        self._sent = 0
+
+    async def receive(self) -> Message:
+        if self._sent == len(self._pieces):
+            await asyncio.Event().wait()
+        seconds, body = self._pieces[self._sent]
+        await asyncio.sleep(seconds)
+        self._sent += 1
+        more = not self._ends or self._sent < len(self._pieces)
+        return {"type": "http.request", "body": body, "more_body": more}
+
+
+Reading = Callable[[Callable[[], Awaitable[Message]]], Awaitable[int]]
+
+
+async def read_all(receive: Callable[[], Awaitable[Message]]) -> int:
+    size = 0
+    while True:
+        message = await receive()
+        size += len(message["body"])
+        if not message["more_body"]:
+            return size
+
+
+def read(client: Client, reading: Reading = read_all, pace: Pace = Pace(IDLE, RATE, GRACE)) -> tuple[int, float]:  # noqa: B008 - a value
+    """How much was read, and in how many seconds."""
+    results: list[int] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        results.append(await reading(receive))
+
+    async def send(message: Message) -> None:
+        raise AssertionError(f"nobody answers here: {message}")
+
+    loop = VirtualTime()
+    try:
+        bodies = Bodies(application, 1 << 30, pace)
+        loop.run_until_complete(bodies({"type": "http", "headers": []}, client.receive, send))
+        return results[0], loop.time()
+    finally:
+        loop.close()
+
+
+def test_body_that_stops_is_refused_after_the_idle_timeout():
+    with pytest.raises(BodyTimeout, match=r"after 5000 bytes of the body no more came for 30 seconds"):
+        read(Client([(1, b"x" * 5000)], ends=False))
+
+
+def test_body_that_never_begins_is_refused_after_the_idle_timeout():
+    with pytest.raises(BodyTimeout, match="after 0 bytes"):
+        read(Client([]))
+
+
+def test_slow_body_above_the_minimum_rate_may_take_as_long_as_it_needs():
+    hours = 5
+    pieces = [(20.0, b"x" * 20 * (RATE + 1))] * (hours * 180)
+
+    assert read(Client(pieces)) == (len(pieces) * 20 * (RATE + 1), hours * 3600)
+
+
+def test_byte_just_before_each_idle_timeout_is_below_the_minimum_rate():
+    with pytest.raises(BodyTimeout, match=r"60 seconds behind the minimum rate of 1000 bytes a second"):
+        read(Client([(IDLE - 1, b"x")] * 1000))
+
+
+def test_body_that_was_fast_at_first_may_not_trickle_later():
+    with pytest.raises(BodyTimeout, match="minimum rate"):
+        read(Client([(0, b"x" * (64 << 20)), *[(IDLE - 1, b"x")] * 1000]))
+
+
+def test_body_that_stalls_and_then_catches_up_is_read():
+    stall = [(25.0, b"x"), (25.0, b"x" * 60_000)]
+
+    assert read(Client(stall * 100)) == (60_001 * 100, 5000)
+
+
+def test_messages_without_a_byte_are_no_sign_of_a_body():
+    with pytest.raises(BodyTimeout, match="no more came"):
+        read(Client([(20, b""), (20, b"x")]))
+
+
+def test_without_a_minimum_rate_only_idle_time_counts():
+    assert read(Client([(IDLE - 1, b"x")] * 1000), pace=Pace(IDLE, 0, GRACE))[0] == 1000
+
+
+def test_time_in_which_the_server_does_not_read_is_not_the_clients():
+    async def busy(receive: Callable[[], Awaitable[Message]]) -> int:
+        size = 0
+        while True:
+            await asyncio.sleep(3600)
+            message = await receive()
+            size += len(message["body"])
+            if not message["more_body"]:
+                return size
+
+    assert read(Client([(1, b"x")] * 20), busy)[0] == 20
+
+
+def test_whoever_stops_waiting_and_waits_again_has_waited_all_the_same():
+    async def impatient(receive: Callable[[], Awaitable[Message]]) -> int:
+        for _ in range(4):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(10):
+                    await receive()
+        return 0
+
+    with pytest.raises(BodyTimeout, match="no more came"):
+        read(Client([]), impatient)
+
+
+def test_bytes_that_arrived_while_the_event_loop_was_busy_are_read_though_the_time_is_over():
+    client, arrived = Client([(0, b"x" * 10)]), asyncio.Event()
+
+    async def receive_late() -> Message:
+        await arrived.wait()
+        return await client.receive()
+
+    class Late(Client):
+        async def receive(self) -> Message:
+            # The timer of the time-out is due in the same round of the loop in which the bytes are noticed.
+            asyncio.get_running_loop().call_later(IDLE, arrived.set)
+            return await receive_late()
+
+    assert read(Late([]))[0] == 10
+
+
+def test_body_that_is_complete_is_followed_by_no_timeout():
+    async def then_listens(receive: Callable[[], Awaitable[Message]]) -> int:
+        size = await read_all(receive)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3600):
+                await receive()
+        return size
+
+    assert read(Client([(0, b"x")]), then_listens) == (1, 3600)
+
+
+# On real connections
+
+
+@pytest.fixture
+def key(settings: Settings, database: Database) -> str:
+    key = ensure_admin(database, settings)
+    assert key is not None
+    return key
+
+
+@pytest.fixture
+def brief(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
+    """A server that waits for a moment only, with a dataset."""
+    short = {"body_idle_timeout": BRIEF, "body_min_rate": 1 << 20, "body_rate_grace": 3 * BRIEF}
+    with listening(assemble(settings.model_copy(update=short), database, store)) as server:
+        with server.client(key) as client:
+            assert client.post("/v1/datasets", json={"name": "slow"}).status_code == 201
+        yield server
+
+
+def stop_halfway(server: Listening, request: bytes, body: bytes) -> tuple[int, dict[str, str], dict[str, object]]:
+    """Send a request, and of its body no more than this; what is answered before the connection is closed."""
+    with server.connect() as connection:
+        connection.sendall(request + body)
+        return answer_on(connection)
+
+
+def assert_timed_out(answer: tuple[int, dict[str, str], dict[str, object]]) -> dict[str, object]:
+    status, headers, problem = answer
+    assert (status, problem["type"], problem["retryable"]) == (408, "/problems/body-timeout", True), problem
+    assert headers["connection"] == "close"
+    return problem
+
+
+def lines(size: int) -> bytes:
+    """Entities of so many bytes, or a few more: few large ones, which are parsed in no time."""
+    notes = b"x" * min(size, 50_000)
+    return b"".join(LINE % (number, notes) for number in range(1 + size // len(notes)))
+
+
+FORM = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\nsome of the file'
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body"),
+    [
+        ("POST", "/v1/datasets", JSON, b'{"name": "hal'),
+        ("POST", f"{DATASET}/entities", NDJSON, lines(1000)),
+        ("POST", f"{DATASET}/entities", NDJSON, lines(HEAD + (HEAD >> 1))),
+        ("POST", f"{DATASET}/statements", {"Content_Type": "text/csv"}, b"canonical_id,entity_id"),
+        ("PUT", f"{DATASET}/files?path=a.txt", {}, b"some of the file"),
+        ("PUT", f"{DATASET}/files?path=a.txt", {}, b"some of the file " * (3 << 16)),
+        ("POST", f"{DATASET}/files", {"Content_Type": "multipart/form-data; boundary=b"}, FORM),
+        ("PUT", f"{DATASET}/mappings/{'a' * 64}", {"Content_Type": "application/yaml"}, b"mapping:"),
+        ("POST", f"{DATASET}/entities/query", JSON, b'{"where": '),
+    ],
+    ids=["document", "records", "many-records", "statements", "file", "large-file", "form", "mapping", "query"],
+)
+@ONE_DATABASE
+def test_body_that_stops_halfway_is_refused_and_changes_nothing(
+    brief: Listening, key: str, method: str, path: str, headers: dict[str, str], body: bytes
+):
+    with brief.client(key) as client:
+        before = state(client)
+        request = head(method, path, key, Content_Length=str(len(body) + 100), **headers)
+
+        problem = assert_timed_out(stop_halfway(brief, request, body))
+
+        assert f"after {len(body)} bytes" in str(problem["detail"])
+        assert state(client) == before
+
+
+def state(client: httpx.Client) -> list[object]:
+    """What the server has: datasets, files, mappings, and statements in the journal."""
+    paths = ["/v1/datasets", f"{DATASET}/files", f"{DATASET}/mappings", f"{DATASET}/journal"]
+    answers = [client.get(path) for path in paths]
+    assert [answer.status_code for answer in answers] == [200] * len(paths)
+    return [answer.json() for answer in answers]
+
+
+@ONE_DATABASE
+def test_upload_block_that_stops_halfway_is_refused_and_can_be_sent_again(brief: Listening, key: str):
+    block = b"0123456789" * 10
+    with brief.client(key) as client:
+        new = client.post(f"{DATASET}/uploads", json={"length": len(block), "path": "a"})
+        path = f"{DATASET}/uploads/{new.json()['id']}"
+        request = head("PUT", f"{path}?offset=0", key, Content_Length=str(len(block)))
+
+        assert_timed_out(stop_halfway(brief, request, block[:50]))
+
+        assert client.get(path).json() == new.json()
+        assert client.put(f"{path}?offset=0", content=block).is_success
+        assert client.post(f"{path}/commit").status_code == 201
+
+
+@ONE_DATABASE
+def test_compressed_body_that_stops_halfway_is_refused(brief: Listening, key: str):
+    body = gzip.compress(lines(100_000))
+    request = head("POST", f"{DATASET}/entities", key, Content_Length=str(len(body)), Content_Encoding="gzip", **NDJSON)
+
+    problem = assert_timed_out(stop_halfway(brief, request, body[: len(body) // 2]))
+
+    assert f"after {len(body) // 2} bytes" in str(problem["detail"]), "bytes count as they are sent"
+
+
+@ONE_DATABASE
+def test_client_that_was_told_to_continue_and_sends_nothing_is_refused(brief: Listening, key: str):
+    request = head("POST", f"{DATASET}/entities", key, Content_Length="100", Expect="100-continue", **NDJSON)
+
+    assert_timed_out(stop_halfway(brief, request, b""))
+
+
+@pytest.mark.parametrize("end", [b"0\r\n", b"0\r\nX-Trailer: a", b"5;name=value"])
+@ONE_DATABASE
+def test_chunked_body_without_its_last_line_is_refused(brief: Listening, key: str, end: bytes):
+    request = head("POST", f"{DATASET}/entities", key, Transfer_Encoding="chunked", **NDJSON)
+    line = LINE % (1, b"")
+
+    assert_timed_out(stop_halfway(brief, request, b"%x\r\n%s\r\n" % (len(line), line) + end))
+
+
+@pytest.mark.parametrize("before", [b"", lines(2 * HEAD)], ids=["small", "large"])
+@ONE_DATABASE
+def test_body_that_trickles_is_refused_though_it_is_never_idle(brief: Listening, key: str, before: bytes):
+    request = head("POST", f"{DATASET}/entities", key, Content_Length=str(1 << 30), **NDJSON)
+    with brief.connect() as connection:
+        connection.sendall(request + before)
+        # Until the server answers or closes, a byte every third of the idle time-out.
+        while not select.select([connection], [], [], BRIEF / 3)[0]:
+            connection.sendall(b"\n")
+
+        problem = assert_timed_out(answer_on(connection))
+
+    assert "minimum rate of 1048576 bytes a second" in str(problem["detail"])
+
+
+@ONE_DATABASE
+def test_connection_is_used_again_after_bodies_that_arrived_in_time(patient: Listening, key: str):
+    with patient.connect() as connection:
+        for number in range(3):
+            line = LINE % (number, b"")
+            request = head("POST", f"{DATASET}/entities", key, Content_Length=str(len(line)), **NDJSON)
+            connection.sendall(request + line[:10])
+            connection.sendall(line[10:])
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@ONE_DATABASE
+def test_read_with_a_body_that_never_comes_ends(brief: Listening, key: str):
+    with brief.connect() as connection:
+        connection.sendall(head("GET", f"{DATASET}/events", key, Content_Length="100"))
+
+        # The stream of events counts its client as gone.
+        answer = connection.recv(65536)
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += connection.recv(65536)
+        assert b"text/event-stream" in answer
+
+
+@ONE_DATABASE
+def test_body_of_an_answered_request_has_no_more_time_than_a_head(brief: Listening, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", BRIEF)
+    with brief.connect() as connection:
+        connection.sendall(head("POST", f"{DATASET}/entities", None, Content_Length=str(1 << 40), **NDJSON))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
+
+        # The server closes the connection, however steadily the rest of the body comes.
+        with suppress(ConnectionError):
+            while not select.select([connection], [], [], BRIEF / 10)[0]:
+                connection.sendall(b"x")
+            assert connection.recv(65536) == b""
+
+
+# Sixty uploads that stop halfway
+
+
+@pytest.fixture
+def patient(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
+    """A server that waits for longer than any test does, with a dataset that two tenants may write to."""
+    long = {"body_idle_timeout": 3600, "body_rate_grace": 3600}
+    with listening(assemble(settings.model_copy(update=long), database, store)) as server:
+        with server.client(key) as client:
+            assert client.post("/v1/datasets", json={"name": "slow"}).status_code == 201
+        yield server
+
+
+def tenant(server: Listening, admin: str, name: str) -> str:
+    """The key of a new tenant that may write to the dataset."""
+    with server.client(admin) as client:
+        assert client.post("/v1/admin/tenants", json={"name": name}).status_code == 201
+        grant = {"dataset": "slow", "level": "write"}
+        assert client.post(f"/v1/admin/tenants/{name}/grants", json=grant).status_code == 201
+        return str(client.post(f"/v1/admin/tenants/{name}/keys", json={}).json()["key"])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For every slot that was asked for, how many of its kind there are."""
+    acquire, asked = Places.acquire, []
+
+    async def counted(self: Places) -> str:
+        asked.append(self.most)
+        return await acquire(self)
+
+    monkeypatch.setattr(Places, "acquire", counted)
+    return asked
+
+
+def stalled(server: Listening, stack: ExitStack, key: str, method: str, path: str) -> list[socket.socket]:
+    """Sixty uploads of which two of four megabytes have been sent."""
+    request = head(method, path, key, Content_Length=str(4 * HEAD), **NDJSON)
+    connections = [stack.enter_context(server.connect()) for _ in range(60)]
+    for connection in connections:
+        connection.sendall(request + lines(2 * HEAD))
+    return connections
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "slots"),
+    [
+        ("POST", f"{DATASET}/entities", 200, UPLOADS),
+        ("PUT", f"{DATASET}/files?path=a", 201, AT_ONCE),
+    ],
+    ids=["entities", "files"],
+)
+def test_sixty_uploads_that_stop_halfway_leave_a_slot_to_the_next_tenant(
+    patient: Listening, key: str, method: str, path: str, status: int, slots: int, asked: list[int]
+):
+    hostile, other = tenant(patient, key, "hostile"), tenant(patient, key, "other")
+    with ExitStack() as stack, patient.client(other) as client:
+        stalled(patient, stack, hostile, method, path)
+        wait_until(lambda: asked.count(slots) == 60)
+
+        answer = client.request(method, path, content=lines(2 * HEAD), headers={"Content-Type": "application/x-ndjson"})
+
+    assert answer.status_code == status, answer.text
+
+
+def test_sixty_uploads_that_stop_halfway_are_refused_and_free_their_slots(brief: Listening, key: str):
+    hostile = tenant(brief, key, "hostile")
+    with ExitStack() as stack, brief.client(hostile) as client:
+        answers = [answer_on(each) for each in stalled(brief, stack, hostile, "POST", f"{DATASET}/entities")]
+        for answer in answers:
+            assert_timed_out(answer)
+
+        assert len(answers) > UPLOADS
+        headers = {"Content-Type": "application/x-ndjson"}
+        # A busy machine may let this one miss its time, too.
+        wait_until(lambda: client.post(f"{DATASET}/entities", content=lines(2 * HEAD), headers=headers).is_success)

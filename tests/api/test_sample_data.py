@@ -1,0 +1,37 @@
+"""Files of FtM entities that others published, loaded over HTTP: their statements are those that FtM computes.
+
+`SAMPLE_DATA` names a folder of such files (`*.ftm.json`, `*.ijson`); without it these cases are skipped.
+"""
+
+import os
+from pathlib import Path
+
+import orjson
+import pytest
+from followthemoney.dataset import Dataset
+from followthemoney.statement.entity import StatementEntity
+
+from tests.house import ONE_DATABASE, House
+
+pytestmark = ONE_DATABASE
+
+FOLDER = os.environ.get("SAMPLE_DATA")
+FILES = sorted(path for path in Path(FOLDER or ".").iterdir() if FOLDER and path.name.endswith(("ftm.json", "ijson")))
+
+
+@pytest.mark.skipif(FOLDER is None, reason="SAMPLE_DATA names no folder of FtM files")
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    ("kind", "cleaned"), [("application/json+ftm", True), ("application/x-ndjson", False)], ids=["as_is", "clean"]
+)
+def test_statement_ids_of_a_file_are_those_of_ftm(house: House, file: Path, kind: str, cleaned: bool):
+    house.dataset("sample")
+    entities = [orjson.loads(line) for line in file.read_bytes().splitlines()]
+    dataset = Dataset({"name": "sample", "title": "Sample"})
+    made = (StatementEntity(dataset, entity, cleaned=cleaned) for entity in entities)
+    wanted = {statement.id for entity in made for statement in entity.statements}
+    headers = {"Content-Type": kind}
+    answer = house.admin.post("/v1/datasets/sample/entities", content=file.read_bytes(), headers=headers).json()
+    stream = house.admin.get("/v1/datasets/sample/statements/stream").content
+    assert {orjson.loads(line)["id"] for line in stream.splitlines()} == wanted
+    assert (answer["entities"], answer["rejected"]) == (len(entities), 0)

@@ -1,0 +1,26 @@
+"""A parser whose thresholds are so low that small bodies go over each of them: `python -m tests.journal.low_parser`."""
+
+import sys
+from collections.abc import Callable
+
+from app.journal import intake, parsing
+from app.journal.formats import arrow, batch, record
+from app.journal.parser import Limits, main
+
+CHUNK_ROWS, CHUNK_BYTES, BLOCK, ROWS, BYTES, LARGEST_BATCH = 12, 1500, 64, 5, 300, 2000
+
+
+def lower(change: Callable[[object, str, int], None]) -> None:
+    """Lower the thresholds of this process."""
+    change(intake, "CHUNK_ROWS", CHUNK_ROWS)
+    change(intake, "CHUNK_BYTES", CHUNK_BYTES)
+    for module in (record, arrow, parsing):
+        change(module, "BLOCK", BLOCK)
+    for module in (batch, arrow):
+        change(module, "ROWS", ROWS)
+    change(batch, "BYTES", BYTES)
+
+
+if __name__ == "__main__":
+    lower(setattr)
+    main(Limits(*map(int, sys.argv[1:])))

@@ -1,0 +1,279 @@
+"""Every record of a body is stored or reported: in every format, around every threshold, here and in a child."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from followthemoney.statement import Statement
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.api import ingest
+from app.journal import formats
+from app.journal.events import Events
+from app.journal.formats.counting import Counted, RecordsLost
+from app.journal.intake import Intake, Report, Terms
+from app.journal.parsing import ForkServer, Parsers, Reading
+from app.model.entity import Exploder
+from app.model.names import DatasetName
+from tests.house import ONE_DATABASE, House
+from tests.journal import dense, journal, low_parser
+from tests.journal.test_formats import PACK, written
+
+NDJSON, JSON = "application/x-ndjson", "application/json"
+PARQUET, STREAM = "application/vnd.apache.parquet", "application/vnd.apache.arrow.stream"
+COLUMNS = ("entity_id", "schema", "prop", "value")
+
+Row = dict[str, Any]
+
+
+def as_lines(rows: list[Row]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def as_csv(rows: list[Row]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def as_table(rows: list[Row]) -> pa.Table:
+    return pa.Table.from_pylist(rows, pa.schema([(name, pa.string()) for name in COLUMNS]))
+
+
+def as_parquet(rows: list[Row]) -> bytes:
+    file = io.BytesIO()
+    parquet.write_table(as_table(rows), file, row_group_size=17, data_page_size=50, write_batch_size=3)
+    return file.getvalue()
+
+
+def as_arrow(rows: list[Row]) -> bytes:
+    file, table = io.BytesIO(), as_table(rows)
+    with pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table, 7)
+    return file.getvalue()
+
+
+def as_entity(row: Row) -> Row:
+    return {"id": row["entity_id"], "schema": row["schema"], "properties": {row["prop"]: [row["value"]]}}
+
+
+def as_pack(rows: list[Row]) -> bytes:
+    return written([Statement(dataset="test", **row) for row in rows], "pack")
+
+
+FORMATS: dict[tuple[str, str], Callable[[list[Row]], bytes]] = {
+    ("entities", NDJSON): lambda rows: as_lines([as_entity(row) for row in rows]),
+    ("entities", JSON): lambda rows: json.dumps([as_entity(row) for row in rows]).encode(),
+    ("statements", NDJSON): as_lines,
+    ("statements", JSON): lambda rows: json.dumps(rows).encode(),
+    ("statements", "text/csv"): as_csv,
+    ("statements", PACK): as_pack,
+    ("statements", PARQUET): as_parquet,
+    ("statements", STREAM): as_arrow,
+}
+EVERY_FORMAT = pytest.mark.parametrize(
+    ("records", "media_type"), list(FORMATS), ids=lambda part: part.rpartition(".")[2].rpartition("/")[2]
+)
+
+LENGTHS = st.integers(0, 40) | st.sampled_from(
+    [size + step for size in (low_parser.ROWS, low_parser.CHUNK_ROWS, 2 * low_parser.CHUNK_ROWS) for step in (-1, 0, 1)]
+)
+VALUES = st.sampled_from(["a", "Jane", "x" * 20, "x" * 150, "ä" * 70, "y" * 290, "z" * 700])
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> list[Row]:
+    """Rows, some of which are not valid, of sizes around the thresholds."""
+    length, value = draw(LENGTHS), draw(VALUES)
+    bad = draw(st.sets(st.integers(0, 60)))
+    return [
+        {"entity_id": "" if n in bad else f"p{n}", "schema": "Person", "prop": "name", "value": f"{value}{n}"}
+        for n in range(length)
+    ]
+
+
+@pytest.fixture(scope="module")
+def low_parsers() -> Iterator[Parsers]:
+    class LowServer(ForkServer):
+        module = "tests.journal.low_parser"
+
+    with pytest.MonkeyPatch.context() as patch, closing(Parsers(2, wait=120)) as parsers:
+        patch.setattr("app.journal.parsing.ForkServer", LowServer)
+        parsers.start()
+        yield parsers
+
+
+def terms(records: str, media_type: str) -> Terms:
+    return Terms(
+        records=records,
+        media_type=media_type,
+        dataset=DatasetName("test"),
+        origin=None,
+        moment=0,
+        longest=1 << 20,
+        on_error="skip",
+    )
+
+
+def stored(reading: Reading, body: bytes) -> tuple[list[tuple[str, str]], int, int]:
+    """Entity and value of every statement stored, but for those that are of an entity as a whole; chunks; rejected."""
+    chunks = list(reading.chunks(io.BytesIO(body)))
+    rows = [row for chunk in chunks for row in chunk.table(1).to_pylist()]
+    assert reading.rows == len(rows)
+    return (
+        [(row["entity_id"], row["value"]) for row in rows if row["prop"] != "id"],
+        len(chunks),
+        reading.report.rejected,
+    )
+
+
+@EVERY_FORMAT
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=bodies())
+def test_rows_read_are_rows_stored_and_rows_reported(
+    low_parsers: Parsers, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, rows: list[Row]
+):
+    low_parser.lower(monkeypatch.setattr)
+    body = FORMATS[records, media_type](rows)
+    valid = [(row["entity_id"], row["value"]) for row in rows if row["entity_id"]]
+
+    here = stored(Intake(terms(records, media_type), Exploder()), body)
+    with low_parsers.reading(terms(records, media_type)) as reading:
+        there = stored(reading, body)
+
+    assert here == there
+    assert (here[0], here[2]) == (valid, len(rows) - len(valid))
+
+
+@EVERY_FORMAT
+@ONE_DATABASE
+@pytest.mark.parametrize("small", [1 << 20, 0], ids=["event-loop", "parser"])
+@pytest.mark.parametrize("count", [12, 25])
+def test_request_stores_every_row_on_either_path(
+    house: House, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, small: int, count: int
+):
+    house.dataset("test")
+    monkeypatch.setattr(ingest, "SMALL", small)
+    monkeypatch.setattr(ingest, "SOON", 60.0)
+    monkeypatch.setattr("app.journal.intake.CHUNK_ROWS", 12)
+    rows = [
+        {"entity_id": f"p{n}" if n != 3 else "", "schema": "Person", "prop": "name", "value": f"Name {n}"}
+        for n in range(count)
+    ]
+
+    answer = house.admin(
+        "POST",
+        f"/v1/datasets/test/{records}?on_error=skip",
+        content=FORMATS[records, media_type](rows),
+        headers={"Content-Type": media_type},
+    )
+
+    found = sorted((row["entity_id"], row["value"]) for row in journal.rows(house) if row["prop"] != "id")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["rejected"] == 1
+    assert found == sorted((row["entity_id"], row["value"]) for row in rows if row["entity_id"])
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("staged", [False, True])
+def test_small_file_of_many_chunks_is_stored_whole(house: House, staged: bool):
+    house.dataset("test")
+    path = "/v1/datasets/test/statements"
+    if staged:
+        stage = house.admin.post("/v1/datasets/test/stages", {}).json()["id"]
+        path = f"/v1/datasets/test/stages/{stage}/statements"
+    body = dense.numbered_parquet(120_000)
+    assert len(body) < 19_025
+
+    answer = house.admin("POST", path, content=body, headers={"Content-Type": PARQUET})
+
+    assert (answer.status_code, answer.json()["statements"], answer.json()["rejected"]) == (200, 120_000, 0)
+    assert sum(batch["rows"] for batch in journal.batches(house) if not batch["is_stage"]) == 120_000
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("media_type", [PARQUET, STREAM])
+def test_columnar_body_is_never_parsed_by_the_api(house: House, monkeypatch: pytest.MonkeyPatch, media_type: str):
+    house.dataset("test")
+
+    def refuse(*_: object) -> Iterator[object]:
+        raise AssertionError("parsed in the process of the API")
+
+    monkeypatch.setitem(formats._STATEMENTS, media_type, refuse)
+    row = {"entity_id": "p", "schema": "Person", "prop": "name", "value": "Jane"}
+    answer = house.admin(
+        "POST",
+        "/v1/datasets/test/statements",
+        content=FORMATS["statements", media_type]([row]),
+        headers={"Content-Type": media_type},
+    )
+    assert (answer.status_code, answer.json()["statements"]) == (200, 1)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    "body",
+    [b"x\n" * 8000, b"{}\n" * 5000, as_lines([as_entity({**dense.JANE, "prop": "country", "value": "Germany"})])],
+    ids=["not-json", "empty", "slow-value"],
+)
+def test_small_body_that_takes_long_is_passed_to_a_parser(house: House, monkeypatch: pytest.MonkeyPatch, body: bytes):
+    house.dataset("test")
+    monkeypatch.setattr(ingest, "SOON", 0.0)
+    monkeypatch.setattr(Exploder, "explode", lambda *_: pytest.fail("parsed on the event loop"))
+    monkeypatch.setattr(Report, "reject", lambda *_: pytest.fail("parsed on the event loop"))
+
+    answer = house.admin(
+        "POST", "/v1/datasets/test/entities?on_error=skip", content=body, headers={"Content-Type": NDJSON}
+    )
+
+    assert answer.status_code == 200
+    assert answer.json()["entities"] + answer.json()["rejected"] == body.count(b"\n")
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("count", [5, 5_000], ids=["small", "large"])
+def test_body_whose_rows_do_not_add_up_is_refused_and_nothing_is_stored(
+    house: House, monkeypatch: pytest.MonkeyPatch, count: int
+):
+    house.dataset("test")
+    monkeypatch.setattr(ingest, "SMALL", 1 << 20)
+    monkeypatch.setattr(ingest, "SOON", 60.0)
+    rows = [as_entity({**dense.JANE, "entity_id": f"p{n}"}) for n in range(count)]
+    monkeypatch.setattr(Intake, "_counted", _one_more)
+
+    answer = house.admin("POST", "/v1/datasets/test/entities", content=as_lines(rows), headers={"Content-Type": NDJSON})
+
+    assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal")
+    assert journal.count(house) == 0
+
+
+def _one_more(intake: Intake, events: Events) -> Events:
+    intake.entities += events.entities
+    intake.statements += events.statements
+    intake.rows += len(events) + 1
+    return events
+
+
+def test_format_that_yields_fewer_records_than_it_says_is_a_fault():
+    def records() -> Generator[int, None, int]:
+        yield from range(3)
+        return 4
+
+    with pytest.raises(RecordsLost, match="3 records were read and 4 are in the body"):
+        list(Counted(records()))
+
+
+def test_record_that_is_neither_stored_nor_reported_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Report, "reject", lambda *_: None)
+    intake = Intake(terms("entities", NDJSON), Exploder())
+    with pytest.raises(RecordsLost, match="1 records were stored or reported and 2 were read"):
+        list(intake.chunks(io.BytesIO(as_lines([as_entity(dense.JANE), {}]))))

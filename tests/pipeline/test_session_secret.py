@@ -1,0 +1,47 @@
+"""Secrets that the operator of a Spark cluster chose. A process has one Spark at a time, so none is shared here."""
+
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from app.errors import Unavailable
+from app.pipeline.session import Sessions
+from app.settings import Settings, load_settings
+from tests.pipeline.strangers import asked_by_a_stranger, jvm_process
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def test_secret_of_an_operator_is_used_and_stands_on_no_command_line():
+    secret = "a-secret-that-an-operator-chose"
+    sessions = Sessions(load_settings(spark_master="local-cluster[1,1,512]", spark_memory="512m", spark_secret=secret))
+    sessions._end()
+    try:
+        context = sessions.current().sparkContext
+        worked = context.parallelize([1], 1).map(lambda number: number + 1).collect()
+        with pytest.raises(Py4JJavaError):
+            asked_by_a_stranger(context, int(context.getConf().get("spark.driver.port", "")))
+        process = jvm_process(context)
+        commands = [each.cmdline() for each in (process, *process.children(recursive=True))]
+        used = context.getConf().get("spark.authenticate.secret")
+    finally:
+        sessions.close()
+
+    assert (worked, used) == ([2], secret)
+    assert any("CoarseGrainedExecutorBackend" in word for command in commands for word in command)
+    assert not [command for command in commands if any(secret in word for word in command)]
+
+
+def test_standalone_master_without_a_secret_is_refused_with_what_to_set(
+    settings: Settings, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    remote = settings.model_copy(update={"spark_master": "spark://127.0.0.1:1", "spark_memory": "512m"})
+    sessions = Sessions(remote)
+    sessions._end()
+    try:
+        with pytest.raises(Unavailable, match="TARN_SPARK_SECRET"):
+            sessions.current()
+    finally:
+        sessions.close()

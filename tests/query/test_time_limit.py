@@ -1,0 +1,201 @@
+"""The time limit of queries, with a real process that is interrupted or killed."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from app.api.reading import Patience
+from app.errors import QueryTimeout, Unavailable
+from app.model.query import Op
+from app.query.apart import Session, hand_over
+from app.query.confinement import SECONDS, Confinement
+from app.query.engine import Engine, EngineApart, EngineConfined
+from app.query.filters import CALLS, _expression
+from app.query.reader import Reading
+from app.settings import Settings
+from app.storage.connection import Connection
+from tests.query.test_apart import ENDLESS
+from tests.waiting import wait_until
+
+TEXT = "".join(random.Random(1).choices("ab", k=8_000_000))
+STUBBORN = "SELECT regexp_full_match(value, '.*a' || repeat('.', 900) || 'c', 's') FROM texts"
+"""A minute or more of work on one row, in which DuckDB looks for no interrupt."""
+
+
+@pytest.fixture
+def settings(default_settings: Settings, tmp_path: Path) -> Settings:
+    return default_settings.model_copy(update={"lake_uri": str(tmp_path / "lake")})
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[EngineApart]:
+    engine = EngineApart(settings, Connection.from_settings(settings))
+    yield engine
+    engine.close()
+
+
+def stubborn(engine: EngineApart, seconds: float) -> object:
+    with engine.session() as duck:
+        assert isinstance(duck, Session)
+        hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
+        duck.limit(seconds)
+        return duck.execute(STUBBORN).fetchall()
+
+
+def answers(engine: EngineApart) -> bool:
+    with engine.session() as duck:
+        return duck.execute("SELECT 1").fetchall() == [(1,)]
+
+
+def test_query_over_its_time_is_interrupted_and_its_process_goes_on(engine: EngineApart):
+    assert answers(engine)
+    pid = engine.pid
+    with engine.session() as duck:
+        assert isinstance(duck, Session)
+        duck.limit(0.2)
+        with pytest.raises(QueryTimeout, match=r"after 0\.2 seconds") as stopped:
+            duck.execute(ENDLESS).fetchall()
+    assert stopped.value.members == {"seconds": 0.2}
+    assert answers(engine)
+    assert engine.pid == pid
+
+
+def test_query_that_ignores_the_interrupt_is_killed_and_others_can_try_again(engine: EngineApart):
+    assert answers(engine)
+    pid = engine.pid
+    assert pid is not None
+    with ThreadPoolExecutor(1) as other, engine.session() as duck:
+        assert isinstance(duck, Session)
+        busy = psutil.Process(pid).cpu_times().user + 0.2
+        bystander = other.submit(lambda: duck.execute(ENDLESS).fetchall())
+        wait_until(lambda: psutil.Process(pid).cpu_times().user > busy)
+        with pytest.raises(QueryTimeout):
+            stubborn(engine, 0.2)
+        with pytest.raises(Unavailable) as failed:
+            bystander.result()
+        assert failed.value.retryable
+    assert answers(engine)
+    assert engine.pid != pid
+
+
+def test_session_that_killed_the_process_says_so_and_one_that_was_interrupted_does_not(engine: EngineApart):
+    killers: list[str] = []
+    with engine.session() as duck:
+        assert isinstance(duck, Session)
+        duck.on_kill = lambda: killers.append("patient")
+        duck.limit(0.1)
+        with pytest.raises(QueryTimeout):
+            duck.execute(ENDLESS)
+    with engine.session() as duck:
+        assert isinstance(duck, Session)
+        duck.on_kill = lambda: killers.append("stubborn")
+        hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
+        duck.limit(0.1)
+        with pytest.raises(QueryTimeout):
+            duck.execute(STUBBORN).fetchall()
+    assert killers == ["stubborn"]
+
+
+def test_time_that_rows_wait_to_be_taken_does_not_count_where_the_limit_is_started_anew(engine: EngineApart):
+    with engine.session() as duck:
+        assert isinstance(duck, Session)
+        batches = iter(duck.execute("FROM range(10_000_000)").to_arrow_reader(2048))
+        duck.limit(0.1)
+        over = time.monotonic() + 0.2
+        wait_until(lambda: time.monotonic() > over)
+        duck.limit(60)
+        assert sum(batch.num_rows for batch in batches) > 0
+        duck.limit(0)
+        with pytest.raises(QueryTimeout):
+            duck.execute("SELECT 1")
+
+
+def test_keys_that_change_long_after_the_start_are_taken(engine: EngineApart):
+    assert answers(engine)
+    assert isinstance(engine._root, Session)
+    engine._root.limit(0)
+    engine._keys = cast("Any", "others")
+
+    assert answers(engine)
+
+
+def test_start_that_takes_too_long_is_retryable_and_no_fault_of_the_query(
+    engine: EngineApart, monkeypatch: pytest.MonkeyPatch
+):
+    assert answers(engine)
+    engine._keys = cast("Any", "others")
+    monkeypatch.setattr("app.query.engine.START_SECONDS", 0)
+
+    with pytest.raises(Unavailable):
+        answers(engine)
+
+
+def test_lookup_in_the_apis_own_process_is_interrupted(settings: Settings, tmp_path: Path):
+    engine = Engine(settings, Connection.from_settings(settings))
+    patience = Patience()
+
+    def look() -> object:
+        with engine.session() as duck:
+            patience.begin(
+                Reading(duck, cast("Any", None), cast("Any", None), tmp_path, cast("Any", None))
+            )  # it needs none
+            return duck.execute(ENDLESS).fetchall()
+
+    async def limited() -> object:
+        with patience.limited(0.2):
+            return await asyncio.to_thread(look)
+
+    with pytest.raises(QueryTimeout):
+        asyncio.run(limited())
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["%abba%c", "%a________c%", "%a_b_a_b_a_b_a_b_%c", "_" * 900 + "%c", "%a" * 400 + "%c"]
+)
+@pytest.mark.parametrize("op", [Op.LIKE, Op.ILIKE])
+def test_longest_patterns_are_matched_with_a_text_of_eight_megabytes_in_time(engine: EngineApart, op: Op, pattern: str):
+    with engine.session() as duck:
+        assert isinstance(duck, Session)
+        hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
+        duck.limit(60)
+        query = f"SELECT {CALLS[op].format('value')} FROM texts"
+        assert duck.execute(query, [_expression(pattern)]).fetchall() == [(False,)]
+
+
+def test_process_of_confined_tenants_is_smaller_and_ends_with_its_last_session(settings: Settings):
+    engine = EngineConfined(settings, Connection.from_settings(settings))
+    with engine.session() as one:
+        with engine.session() as other:
+            assert other.execute("SELECT current_setting('threads')").fetchall() == [(1,)]
+            memory = other.execute("SELECT current_setting('memory_limit')").fetchall()[0][0]
+            pid = engine.pid
+        assert one.execute("SELECT 1").fetchall() == [(1,)]
+        assert engine.pid == pid
+    assert pid is not None
+    assert engine.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert memory == "512.0 MiB"
+    assert answers(engine)
+    engine.close()
+
+
+def test_tenant_is_confined_for_ten_minutes_after_its_last_offence():
+    now = [0.0]
+    confinement = Confinement(lambda: now[0])
+    confinement.add("one")
+    now[0] = SECONDS - 1
+    confinement.add("other")
+    assert ("one" in confinement, "other" in confinement, "third" in confinement) == (True, True, False)
+    now[0] = SECONDS + 1
+    assert ("one" in confinement, "other" in confinement) == (False, True)
