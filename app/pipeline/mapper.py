@@ -569,7 +569,7 @@ class _Cleaner:
         """Why nothing is stored of a value; None if it is blank."""
         first = self._first(raw)
         if first:
-            return _Rejected(first, self._second.reason, True)
+            return _Rejected(first, self._second.reason, True) if sanitize_text(first) else None
         # A name that is repeated from another entity was given there.
         is_given = not self._sanitizes and sanitize_text(raw)
         return _Rejected(raw, self.reason(raw), False) if is_given else None

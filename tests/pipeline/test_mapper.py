@@ -219,6 +219,16 @@ def test_row_that_would_take_ftm_too_long_is_bad(rule: dict[str, Any], name: str
     assert {entity for entity, *_ in said} == {"p0", "p2"}
 
 
+@pytest.mark.parametrize("prop", ["percentage", "startDate", "namesMentioned", "role"])
+@pytest.mark.parametrize("blank", [" ", "\t", "\n"])
+def test_blank_value_is_not_reported_as_left_out(prop: str, blank: str):
+    rule = {"schema": "Ownership", "id_column": "id", "properties": {prop: {"literal": blank}}}
+    mapping, rows = document({"entities": {"link": rule}}), rows_of(3)
+
+    assert found(mapping, rows) == expected(mapping, rows)
+    assert found(mapping, rows)[2] == set()
+
+
 def test_entity_that_refers_to_itself_makes_its_row_bad():
     link = {"schema": "Ownership", "id_column": "other", "properties": {"owner": {"entity": "person"}}}
     mapping = document({"entities": {"person": PERSON, "link": link}})
