@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -64,8 +64,8 @@ def running(folder: Path, command: str = "serve", **environment: str) -> Iterato
     assert process.stdout is not None
     try:
         server = Server(process, folder, _greeting(process.stdout, log), log)
-        yield server
-        server.close()
+        with closing(server):
+            yield server
     finally:
         if process.poll() is None:
             process.terminate()

@@ -45,10 +45,10 @@ def test_worker_killed_amid_a_crawl_leaves_no_half_file_and_another_completes_it
         tarn = Tarn(server.url, server.admin_key)
         job = tarn.json("jobs", "show", place.rsplit("/", 1)[-1], "--wait", str(PATIENCE))
 
-        # What a task of the dead worker put before it ended itself is passed over by the next one.
+        # The next worker skips what a task of the dead one put before that task ended, which may be all of it.
         result = job["result"]
         assert (job["state"], result["files"] + result["skipped"], result["failed"]) == ("done", 8, 0), job
-        assert 1 <= result["files"] <= 8 - len(seen)
+        assert result["files"] <= 8 - len(seen)
         files = client.get("/v1/datasets/test/files").json()["results"]
         assert [file["path"] for file in files] == NAMES
         assert {file["size"] for file in files} == {5}
