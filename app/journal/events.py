@@ -86,9 +86,11 @@ class Events:
 
     def add_entity(self, entity: Exploded, origin: str, now: int) -> None:
         """Add all statements of an entity, of those nested in it and of its referents."""
-        for one in entity.all():
-            self.add_statements_of(one, origin, now)
-            self.add_referents_of(one, origin, now)
+        self.add_statements_of(entity, origin, now)
+        if entity.referents:
+            self.add_referents_of(entity, origin, now)
+        for child in entity.nested:
+            self.add_entity(child, origin, now)
 
     def add_statements_of(self, entity: Exploded, origin: str, now: int) -> None:
         """Add the statements of one entity alone."""

@@ -49,17 +49,6 @@ the value; no real value is near these limits. Types that are not here are clean
 
 UNCLEAN = "rejected by FollowTheMoney's cleaning of {}"
 
-LONGEST_VALUE = {
-    **dict.fromkeys(("mimetype", "country", "gender", "language", "topic"), 250),
-    **dict.fromkeys(("checksum", "date", "email", "entity", "identifier", "ip", "number", "phone"), 1000),
-    **dict.fromkeys(("name", "url"), 16_384),
-    "address": 65_536,
-}
-"""Characters of a value that is cleaned, by the name of its type. Cleaning some types takes time that grows faster than
-the value; no real value is near these limits. Types that are not here are cleaned in linear time."""
-
-UNCLEAN = "rejected by FollowTheMoney's cleaning of {}"
-
 MOST_KNOWN = 50_000
 LONGEST_KNOWN = 120
 """How many values of a type, and how long ones, are remembered with what they clean to."""
