@@ -8,7 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import crawl, exports, fairness, files, flush, ingest, maintain, mapping, plain_spark, reads, requests, soak
+from bench import authentication as requests
+from bench import crawl, exports, fairness, files, flush, ingest, mapping, reads, soak
+from bench import maintenance as maintain
+from bench import spark_sql as plain_spark
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "requests": requests.run,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import QUIET
-from bench.maintain import Store
+from bench.maintenance import Store
 from tests.server import running
 
 COUNT = int(os.environ.get("CRAWL_FILES", "10000"))

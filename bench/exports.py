@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.clients import QUIET
 from bench.data import entities
-from bench.maintain import Store
+from bench.maintenance import Store
 from bench.peer import figures
 from tests.server import running
 

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import orjson
 import psutil
+from tarn.db.engine import Database
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
+from tarn.worker.flusher import SparkFlusher
 
-from app.db.engine import Database
-from app.settings import Settings, load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
-from app.worker.flusher import SparkFlusher
 from bench.data import entities
 from bench.peer import figures
 from tests.server import Server, running
@@ -209,7 +209,10 @@ def _watched() -> Iterator[list[float]]:
             for process in psutil.Process().children(recursive=True):
                 try:
                     line = " ".join(process.cmdline())
-                    if any(ours in line for ours in ("app.cli", "app.journal.loader", "app.journal.parser")):
+                    if any(
+                        ours in line
+                        for ours in ("tarn.cli", "tarn.journal.sqlite_loader_process", "tarn.journal.parser_process")
+                    ):
                         continue
                     # Forked workers share pages with their daemon: what is their own counts.
                     total += process.memory_full_info().uss / 1e6

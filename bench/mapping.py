@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import QUIET
-from bench.maintain import Store
+from bench.maintenance import Store
 from tests.server import running
 
 ROWS = int(os.environ.get("MAPPING_ROWS", "1000000"))

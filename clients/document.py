@@ -21,7 +21,7 @@ ABOUT_DECLARED = """\
 
 def document_text() -> str:
     """The document of the code, as it is checked in."""
-    from app.api.application import openapi_document
+    from tarn.api.application import openapi_document
 
     return json.dumps(openapi_document(), indent=1, ensure_ascii=False) + "\n"
 

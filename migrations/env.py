@@ -1,8 +1,7 @@
-"""Alembic's entry: runs in the transaction of `app.db.migrate`, and nowhere else."""
+"""Alembic's entry: runs in the transaction of `tarn.db.migrate`, and nowhere else."""
 
 from alembic import context
-
-from app.db.tables import metadata
+from tarn.db.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -13,22 +13,22 @@ from shutil import copyfile
 
 import pytest
 from sqlalchemy import create_engine, text
+from tarn.access.bootstrap import ensure_admin
+from tarn.api.http.ingest import UPLOADS
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.journal.parser_pool import Parsers
+from tarn.main import assemble
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.lake_root import open_lake
+from tarn.storage.store import Store
 
-from app.api.ingest import UPLOADS
-from app.db import migrate
-from app.db.engine import Database
-from app.journal.parsing import Parsers
-from app.main import assemble
-from app.settings import Settings, load_settings
-from app.storage.connection import Connection
-from app.storage.lake import open_lake
-from app.storage.store import Store
-from app.tenancy.bootstrap import ensure_admin
-from tests.house import House
+from tests.in_process_api import House
 from tests.memory_disk import use_memory
 from tests.server import Server, running
 
-pytest_plugins = ["tests.flushing", "tests.s3"]
+pytest_plugins = ["tests.flushing", "tests.s3", "tests.scenes"]
 
 ON_SQLITE = ("tests/api/", "tests/pipeline/", "tests/faults/")
 """Packages whose cases `make test` runs on SQLite alone; `make test-all` runs them on both databases."""

@@ -2,15 +2,16 @@
 
 from concurrent.futures import ProcessPoolExecutor
 
-from app.db.engine import Database
-from app.lake.publish import Publisher
-from app.model.job import MakeOptions
-from app.pipeline.export import Exports
-from app.pipeline.flush import Flush
-from app.query.running import Running
-from app.settings import load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
+from tarn.db.engine import Database
+from tarn.lake.commit import Publisher
+from tarn.model.job import MakeOptions
+from tarn.pipeline.jobs.export import Exports
+from tarn.pipeline.jobs.flush import Flush
+from tarn.query.active_reads import Running
+from tarn.settings import load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
+
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
 from tests.server import Server

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
+from tarn.datasets.registry import Dataset, find
+from tarn.lake.commit import Publisher
+from tarn.model.names import DatasetName
+from tarn.model.snapshot import Snapshot
+from tarn.pipeline.jobs.flush import Flush
+from tarn.settings import Settings
 
-from app.lake.datasets import Dataset, find
-from app.lake.publish import Publisher
-from app.model.names import DatasetName
-from app.model.snapshot import Snapshot
-from app.pipeline.flush import Flush
-from app.settings import Settings
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import DirectKernels, child
 
 

@@ -8,10 +8,9 @@ from contextlib import contextmanager, suppress
 
 import httpx
 import uvicorn
-
-from app.api.application import create_app
-from app.api.protocol import Protocol
-from app.api.services import Services
+from tarn.api.application import create_app
+from tarn.api.http.middleware.protocol import Protocol
+from tarn.api.http.services.container import Services
 
 
 class Listening:

@@ -17,11 +17,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import botocore.session
 import pytest
+from tarn.model.ids import new_id
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
 from werkzeug.serving import make_server
-
-from app.model.ids import new_id
-from app.settings import Settings, load_settings
-from app.storage.connection import Connection
 
 VERSITYGW = Path(__file__).parent.parent / ".tools" / "bin" / "versitygw"
 ACCESS_KEY, SECRET_KEY = "tarn-test-key", "tarn-test-secret"

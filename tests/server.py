@@ -50,7 +50,7 @@ def running(folder: Path, command: str = "serve", **environment: str) -> Iterato
     log = folder / f"{command}.log"
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", command],
+            [sys.executable, "-m", "tarn.cli", command],
             cwd=folder,
             # No flush and no maintenance by itself, and so no Spark, unless a test asks for it.
             env=clean_environment(

@@ -3,8 +3,7 @@
 import re
 
 import pytest
-
-from app.errors import DocumentInvalid, SchemaViolation, SnapshotConflict, TarnError, problem_types
+from tarn.errors import DocumentInvalid, SchemaViolation, SnapshotConflict, TarnError, problem_types
 
 CONTRACT = {
     "no-snapshots": 404, "snapshot-not-found": 404, "snapshot-gone": 410, "snapshot-conflict": 409,

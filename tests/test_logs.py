@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from tarn import logs
+from tarn.settings import Settings
 
-from app import logs
-from app.settings import Settings
-from tests.house import House
+from tests.in_process_api import House
 
 
 @pytest.fixture

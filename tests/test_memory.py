@@ -4,7 +4,7 @@ from textwrap import dedent
 
 HOLDING = """
     import ctypes, psutil, time
-    from app.memory import GivingBack
+    from tarn.memory import GivingBack
 
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import pytest
-
-from app.errors import StartRefused
-from app.settings import Settings, load_settings, settings_table
+from tarn.errors import StartRefused
+from tarn.settings import Settings, load_settings, settings_table
 
 
 def test_defaults_run_on_one_machine_without_any_set_up():

@@ -2,8 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
-
-from app.model.ids import new_id
+from tarn.model.ids import new_id
 
 revision = "0003"
 down_revision = "0002"

@@ -2,8 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
-
-from app.db.tables import ByCodePoint, Moment
+from tarn.db.tables import ByCodePoint, Moment
 
 revision = "0009"
 down_revision = "0008"

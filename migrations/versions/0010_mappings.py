@@ -2,8 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
-
-from app.db.tables import Moment
+from tarn.db.tables import Moment
 
 revision = "0010"
 down_revision = "0009"

@@ -2,12 +2,12 @@
 
 import pytest
 from fastapi import APIRouter
+from tarn.api.application import ROUTERS
+from tarn.api.http import route_access as access
+from tarn.api.http.routing import GuardedRoute
+from tarn.errors import StartRefused
 
-from app.api import access
-from app.api.application import ROUTERS
-from app.api.routing import GuardedRoute
-from app.errors import StartRefused
-from tests.house import Caller, House
+from tests.in_process_api import Caller, House
 
 
 def test_lists_show_only_what_the_caller_may_read(house: House):

@@ -4,13 +4,13 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tarn.access import identity
+from tarn.access.limits import reserve
+from tarn.api.http.routing import HELD
+from tarn.db.tables import api_keys
+from tarn.model.names import TenantName
 
-from app.api.routing import HELD
-from app.db.tables import api_keys
-from app.model.names import TenantName
-from app.tenancy import identity
-from app.tenancy.limits import reserve
-from tests.house import House
+from tests.in_process_api import House
 
 
 def test_tenant_is_made_shown_changed_and_deleted(house: House):

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from httpx2 import Response
 from sqlalchemy import update
+from tarn.api.http.route_access import TABLE
+from tarn.datasets.registry import Dataset
+from tarn.db.tables import api_keys, queue
+from tarn.model.ids import now
+from tarn.settings import Settings, load_settings
 
-from app.api.access import TABLE
-from app.db.tables import api_keys, queue
-from app.lake.datasets import Dataset
-from app.model.ids import now
-from app.settings import Settings, load_settings
-from tests.house import ONE_DATABASE, Caller, House
+from tests.in_process_api import ONE_DATABASE, Caller, House
 from tests.worker.workers import make_worker
 
 pytestmark = ONE_DATABASE

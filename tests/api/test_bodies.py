@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import zstandard
+from tarn.api.http.bodies.body_middleware import DECODERS, Decoder
+from tarn.errors import InvalidFormat
 
-from app.api.bodies import DECODERS, Decoder
-from app.errors import InvalidFormat
-from tests.house import House
+from tests.in_process_api import House
 
 JSON = {"Content-Type": "application/json"}
 

@@ -11,19 +11,19 @@ from typing import Any
 import httpx
 import pytest
 from starlette.types import Message
+from tarn.access.bootstrap import ensure_admin
+from tarn.api.http.bodies.body_feed import AT_ONCE
+from tarn.api.http.bodies.body_middleware import Bodies, Pace
+from tarn.api.http.ingest import HEAD, UPLOADS
+from tarn.api.http.limits.tenant_semaphore import Places
+from tarn.api.http.middleware import protocol
+from tarn.db.engine import Database
+from tarn.errors import BodyTimeout
+from tarn.main import assemble
+from tarn.settings import Settings
+from tarn.storage.store import Store
 
-from app.api import protocol
-from app.api.bodies import Bodies, Pace
-from app.api.feeding import AT_ONCE
-from app.api.ingest import HEAD, UPLOADS
-from app.api.places import Places
-from app.db.engine import Database
-from app.errors import BodyTimeout
-from app.main import assemble
-from app.settings import Settings
-from app.storage.store import Store
-from app.tenancy.bootstrap import ensure_admin
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 from tests.listening import Listening, answer_on, head, listening
 from tests.waiting import wait_until
 

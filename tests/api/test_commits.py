@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from httpx2 import Response
 from sqlalchemy import delete
+from tarn.db.tables import journal, journal_batches
+from tarn.settings import Settings
 
-from app.db.tables import journal, journal_batches
-from app.settings import Settings
-from tests.house import Caller, House
+from tests.in_process_api import Caller, House
 from tests.journal import journal as looked_into
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of

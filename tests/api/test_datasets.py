@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 import yaml
 from followthemoney.dataset import DataCatalog, Dataset
+from tarn.model.names import DatasetName, FileName
+from tarn.storage.layout import DatasetLayout
+from tarn.worker.loop import Worker
 
-from app.model.names import DatasetName, FileName
-from app.storage.layout import DatasetLayout
-from app.worker.loop import Worker
-from tests.house import House
+from tests.in_process_api import House
 
 METADATA = {
     "title": "Donations",

@@ -4,9 +4,9 @@ from typing import Any
 
 import orjson
 import pytest
+from tarn.datasets.registry import Dataset
 
-from app.lake.datasets import Dataset
-from tests.house import House
+from tests.in_process_api import House
 
 
 def person(entity_id: str, **properties: Any) -> dict[str, Any]:

@@ -4,9 +4,9 @@ import gzip
 import json
 
 import pytest
+from tarn.model.ids import now
 
-from app.model.ids import now
-from tests.house import NOTHING_LEFT_OUT, House
+from tests.in_process_api import NOTHING_LEFT_OUT, House
 from tests.journal import journal
 
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -8,12 +8,12 @@ from typing import Any
 import orjson
 import pytest
 from httpx2 import Response
+from tarn.api.routes.entity_reads import MOST_DATASETS
+from tarn.datasets.registry import Dataset
+from tarn.model.snapshot import Snapshot
+from tarn.query.entities import MOST_ORIGINS
 
-from app.api.entity_reads import MOST_DATASETS
-from app.lake.datasets import Dataset
-from app.model.snapshot import Snapshot
-from app.query.entities import MOST_ORIGINS
-from tests.house import Caller, House
+from tests.in_process_api import Caller, House
 
 Flushing = Callable[[], list[Snapshot]]
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.model.export import Kind
+from tarn.model.job import ExportOptions, MakeOptions
 
-from app.lake.datasets import Dataset
-from app.model.export import Kind
-from app.model.job import ExportOptions, MakeOptions
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_export import exports_of, person, write
 from tests.pipeline.test_rewrite import ignore

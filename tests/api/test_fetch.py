@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tarn.settings import Settings, load_settings
 
-from app.settings import Settings, load_settings
 from tests.archive.web import Canary, Scripted, answer, listening, redirect, scripted
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 
 pytestmark = ONE_DATABASE
 

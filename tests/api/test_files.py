@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import pytest
 from sqlalchemy import text
+from tarn.archive import documents
+from tarn.archive.files import SMALL
+from tarn.model.names import FilePath
 
-from app.archive import documents
-from app.archive.files import SMALL
-from app.model.names import FilePath
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 
 pytestmark = ONE_DATABASE
 

@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import update
+from tarn.api.http.idempotency import CLAIMED
+from tarn.db.tables import idempotency
+from tarn.model.ids import now
 
-from app.api.idempotency import CLAIMED
-from app.db.tables import idempotency
-from app.model.ids import now
 from tests.api.test_entities import JANE, NDJSON, PATH, lines, person
-from tests.house import House
+from tests.in_process_api import House
 from tests.journal import journal
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from tarn.db.tables import jobs as table
+from tarn.errors import Internal
+from tarn.model.ids import now
+from tarn.model.job import Operation
 
-from app.db.tables import jobs as table
-from app.errors import Internal
-from app.model.ids import now
-from app.model.job import Operation
-from tests.house import House
+from tests.in_process_api import House
 from tests.worker.flushers import SqlFlusher
 from tests.worker.workers import make_worker, working
 

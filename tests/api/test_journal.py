@@ -4,12 +4,13 @@ import threading
 
 import pytest
 from sqlalchemy import select
+from tarn.db.tables import journal_rejected
+from tarn.journal import head as heads
+from tarn.journal import rejected
+from tarn.journal.event_buffer import SCHEMA
+from tarn.journal.rejected import Rejected
 
-from app.db.tables import journal_rejected
-from app.journal import heads, rejected
-from app.journal.events import SCHEMA
-from app.journal.rejected import Rejected
-from tests.house import House
+from tests.in_process_api import House
 from tests.journal import journal
 from tests.worker.flushers import id_of
 

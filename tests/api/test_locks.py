@@ -6,13 +6,13 @@ from datetime import timedelta
 import orjson
 import pytest
 from sqlalchemy import update
+from tarn.datasets.registry import Dataset
+from tarn.db import database_clock as clock
+from tarn.db.tables import locks
+from tarn.model import ids
+from tarn.model.names import LockName
 
-from app.db import clock
-from app.db.tables import locks
-from app.lake.datasets import Dataset
-from app.model import ids
-from app.model.names import LockName
-from tests.house import ONE_DATABASE, Caller, House
+from tests.in_process_api import ONE_DATABASE, Caller, House
 
 BASE = "/v1/datasets/test/locks"
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from tarn.worker.flusher import SparkFlusher
+from tarn.worker.loop import Worker
 
-from app.worker.flusher import SparkFlusher
-from app.worker.loop import Worker
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import DirectKernels
 from tests.worker.workers import make_worker, working
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from followthemoney import model
 from followthemoney.mapping.query import QueryMapping
+from tarn.api.routes import mappings
+from tarn.datasets.registry import Dataset
+from tarn.model.mapping import MOST_FORMATS, parsed
+from tarn.model.names import Checksum
 
-from app.api import mappings
-from app.lake.datasets import Dataset
-from app.model.mapping import MOST_FORMATS, parsed
-from app.model.names import Checksum
-from tests.house import House
+from tests.in_process_api import House
 
 HASH = Checksum("ab" * 32)
 URL = f"/v1/datasets/test/mappings/{HASH}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.house import House
+from tests.in_process_api import House
 from tests.worker.flushers import SqlFlusher, id_of
 from tests.worker.workers import make_worker, working
 

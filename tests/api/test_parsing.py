@@ -13,16 +13,16 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from tarn.errors import BodyTooLarge, InvalidFormat, SchemaViolation, Unavailable
+from tarn.journal import parser_pool as parsing
+from tarn.journal.event_buffer import SCHEMA
+from tarn.journal.event_chunks import Intake, Terms
+from tarn.journal.formats.record import Source
+from tarn.journal.parser_pool import Parsers, Reading
+from tarn.model.entity import Exploder
+from tarn.model.names import DatasetName
 
-from app.errors import BodyTooLarge, InvalidFormat, SchemaViolation, Unavailable
-from app.journal import parsing
-from app.journal.events import SCHEMA
-from app.journal.formats.record import Source
-from app.journal.intake import Intake, Terms
-from app.journal.parsing import Parsers, Reading
-from app.model.entity import Exploder
-from app.model.names import DatasetName
-from tests.house import House
+from tests.in_process_api import House
 from tests.journal import journal
 from tests.server import running
 from tests.waiting import wait_until
@@ -349,7 +349,9 @@ def test_closing_wakes_who_waits_for_a_child(own_parsers: Parsers):
 def test_children_are_gone_after_the_server_however_it_ends(tmp_path: Path, number: int):
     with running(tmp_path, "serve") as server:
         (process,) = (
-            child for child in psutil.Process(server.process.pid).children() if "app.journal.parser" in child.cmdline()
+            child
+            for child in psutil.Process(server.process.pid).children()
+            if "tarn.journal.parser_process" in child.cmdline()
         )
         client = server.client()
         client.post("/v1/datasets", json={"name": "test"}).raise_for_status()

@@ -3,9 +3,9 @@
 import time
 
 import pytest
+from tarn.errors import problem_types
 
-from app.errors import problem_types
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 
 JSON = {"accept": "application/json", "content-type": "application/json"}
 

@@ -11,9 +11,8 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
-
-from app.api import protocol
-from app.api.protocol import LARGEST_HEAD, Protocol
+from tarn.api.http.middleware import protocol
+from tarn.api.http.middleware.protocol import LARGEST_HEAD, Protocol
 
 SHORT = 0.3
 """Seconds a head may take where a test waits for the end of them."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from httpx2 import Response
+from tarn.datasets.registry import Dataset
+from tarn.query.live import MOST_BRIEF_IDS, MOST_BRIEF_ROWS
 
-from app.lake.datasets import Dataset
-from app.query.live import MOST_BRIEF_IDS, MOST_BRIEF_ROWS
 from tests.api.test_entity_reads import ENTITIES, ROOT, add, entity, ids_of, lines_of, merge, problem, say
-from tests.api.test_reading import READS, read
-from tests.house import ONE_DATABASE, Caller, House
+from tests.api.test_read_state import READS, read
+from tests.in_process_api import ONE_DATABASE, Caller, House
 
 pytestmark = ONE_DATABASE
 

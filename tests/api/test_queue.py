@@ -9,15 +9,15 @@ import orjson
 import pytest
 import uuid_utils
 from sqlalchemy import update
+from tarn.coordination import queue
+from tarn.datasets.registry import Dataset
+from tarn.db import database_clock as clock
+from tarn.db.tables import events
+from tarn.db.tables import queue as queue_table
+from tarn.model import ids
+from tarn.model.job import MOST_ATTEMPTS
 
-from app.db import clock
-from app.db.tables import events
-from app.db.tables import queue as queue_table
-from app.lake.datasets import Dataset
-from app.model import ids
-from app.model.job import MOST_ATTEMPTS
-from app.tenancy import queue
-from tests.house import ONE_DATABASE, Caller, House
+from tests.in_process_api import ONE_DATABASE, Caller, House
 
 BASE = "/v1/datasets/test/queue"
 JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}

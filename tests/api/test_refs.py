@@ -2,10 +2,10 @@
 
 import orjson
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.model.names import RefName
 
-from app.lake.datasets import Dataset
-from app.model.names import RefName
-from tests.house import House
+from tests.in_process_api import House
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import Any
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from app.api.metrics import Metrics
-from app.api.requests import LastNet, RequestScope
+from tarn.api.http.middleware.request_middleware import LastNet, RequestScope
+from tarn.api.http.services.metrics import Metrics
 
 
 def answers(route: ASGIApp, drive: Callable[[Awaitable[None]], Awaitable[Any]], metrics: Metrics) -> list[Message]:

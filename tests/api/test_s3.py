@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tarn.settings import Settings
 
-from app.settings import Settings
 from tests.api.test_diffs import (  # noqa: F401 - run here too
     history,
     test_diff_shows_entities_as_they_are_and_deleted_ones_as_they_were,

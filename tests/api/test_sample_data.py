@@ -11,7 +11,7 @@ import pytest
 from followthemoney.dataset import Dataset
 from followthemoney.statement.entity import StatementEntity
 
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 
 pytestmark = ONE_DATABASE
 

@@ -8,15 +8,15 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from tarn.api.http.streaming.row_formats import FORMS, preferred
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.errors import NotAcceptable
+from tarn.model.snapshot import Change, Column, Snapshot, Table
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
 
-from app.api.rows import FORMS, preferred
-from app.db.engine import Database
-from app.errors import NotAcceptable
-from app.lake.datasets import Dataset
-from app.model.snapshot import Change, Column, Snapshot, Table
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 from tests.lake.manifests import build, dataset_of, file, history, publish
 
 LOG = "/v1/datasets/donations/snapshots"

@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import update
+from tarn.db.tables import journal_batches
+from tarn.journal.expiry import sweep
+from tarn.model.ids import now
 
-from app.db.tables import journal_batches
-from app.journal.sweep import sweep
-from app.model.ids import now
 from tests.api.test_entities import JANE, NDJSON, lines, person
-from tests.house import NOTHING_LEFT_OUT, House
+from tests.in_process_api import NOTHING_LEFT_OUT, House
 from tests.journal import journal
 
 STAGES = "/v1/datasets/test/stages"

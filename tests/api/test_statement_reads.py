@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from followthemoney.statement.serialize import CSV_COLUMNS
 from httpx2 import Response
+from tarn.datasets.registry import Dataset
+from tarn.model.snapshot import Snapshot
+from tarn.query.statement_formats import ARROW, CSV, NDJSON, PARQUET
 
-from app.lake.datasets import Dataset
-from app.model.snapshot import Snapshot
-from app.query.forms import ARROW, CSV, NDJSON, PARQUET
 from tests.api.test_entity_reads import ENTITIES, SQL, add, entity, merge, problem, refusal
-from tests.house import House
+from tests.in_process_api import House
 
 Flushing = Callable[[], list[Snapshot]]
 

@@ -9,7 +9,7 @@ import pytest
 from followthemoney.statement.serialize import CSV, JSON, PACK, get_statement_writer
 from followthemoney.statement.statement import Statement
 
-from tests.house import NOTHING_LEFT_OUT, House
+from tests.in_process_api import NOTHING_LEFT_OUT, House
 from tests.journal import journal
 
 PATH = "/v1/datasets/test/statements"

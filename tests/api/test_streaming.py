@@ -6,11 +6,11 @@ from pathlib import Path
 
 import orjson
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.model.snapshot import Snapshot
 
-from app.lake.datasets import Dataset
-from app.model.snapshot import Snapshot
 from tests.api.test_entity_reads import ENTITIES, ROOT, add, entity, ids_of, lines_of, problem
-from tests.house import House
+from tests.in_process_api import House
 
 Flushing = Callable[[], list[Snapshot]]
 

@@ -4,14 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from tarn.api.http.route_access import TABLE
+from tarn.api.routes import system
+from tarn.db import worker_heartbeats as workers
+from tarn.db.tables import workers as table
+from tarn.errors import Unavailable, problem_types
+from tarn.model.ids import now
 
-from app.api import system
-from app.api.access import TABLE
-from app.db import workers
-from app.db.tables import workers as table
-from app.errors import Unavailable, problem_types
-from app.model.ids import now
-from tests.house import House
+from tests.in_process_api import House
 
 
 def test_alive_without_a_key(house: House):

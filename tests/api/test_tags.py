@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 
 import orjson
 import pytest
+from tarn.coordination import tags
+from tarn.datasets.registry import Dataset
+from tarn.model.names import TagKey
+from tarn.model.tag import LARGEST_VALUE
 
-from app.lake.datasets import Dataset
-from app.model.names import TagKey
-from app.model.tag import LARGEST_VALUE
-from app.tenancy import tags
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 
 BASE = "/v1/datasets/test"
 

@@ -9,15 +9,15 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from sqlalchemy import text
+from tarn.access.bootstrap import ensure_admin
+from tarn.api.http.limits import tenant_semaphore as places
+from tarn.db.connection_shares import TENANT, Shares
+from tarn.db.engine import Database
+from tarn.errors import Unavailable
+from tarn.main import assemble
+from tarn.settings import Settings
+from tarn.storage.store import Store
 
-from app.api import places
-from app.db.engine import Database
-from app.db.shares import TENANT, Shares
-from app.errors import Unavailable
-from app.main import assemble
-from app.settings import Settings
-from app.storage.store import Store
-from app.tenancy.bootstrap import ensure_admin
 from tests.listening import Listening, head, listening
 from tests.waiting import wait_until
 

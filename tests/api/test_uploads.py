@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tarn.model.upload import Span, joined, missing
 
-from app.model.upload import Span, joined, missing
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 
 FILES, UPLOADS = "/v1/datasets/test/files", "/v1/datasets/test/uploads"
 CONTENT = random.Random(2).randbytes(2_500_000)

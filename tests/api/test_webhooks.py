@@ -2,11 +2,11 @@
 
 import pytest
 from sqlalchemy import select
+from tarn.db.tables import audit, idempotency, webhook_cursors, webhooks
+from tarn.model.event import EventKind
+from tarn.settings import Settings
 
-from app.db.tables import audit, idempotency, webhook_cursors, webhooks
-from app.model.event import EventKind
-from app.settings import Settings
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 
 SECRET = "canary-of-a-webhook-secret"
 URL = "http://127.0.0.1:9/hook?token=abc"

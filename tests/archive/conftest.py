@@ -8,13 +8,13 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+from tarn.access.bootstrap import ensure_admin
+from tarn.archive.fetch import Fetcher
+from tarn.db.engine import Database
+from tarn.settings import Settings, load_settings
+from tarn.storage.store import Store
 
-from app.archive.fetch import Fetcher
-from app.db.engine import Database
-from app.settings import Settings, load_settings
-from app.storage.store import Store
-from app.tenancy.bootstrap import ensure_admin
-from tests.archive.desk import Desk
+from tests.archive.dataset_archive import Desk
 from tests.archive.web import Canary, Scripted, listening, scripted
 
 NAMES = {"files.test": ["127.0.0.1"], "canary.test": ["127.0.0.1"]}

@@ -9,14 +9,13 @@ import pytest
 from followthemoney import model
 from followthemoney.dataset import Dataset
 from followthemoney.statement import StatementEntity
-
-from app.archive import documents
-from app.archive.documents import schema_of
-from app.archive.mime import NAMES, SIGNATURES
-from app.model.entity import Exploder
-from app.model.file import ArchiveFile, file_id
-from app.model.ids import now
-from app.model.names import Checksum, DatasetName, FilePath, Origin
+from tarn.archive import documents
+from tarn.archive.documents import schema_of
+from tarn.archive.mime import NAMES, SIGNATURES
+from tarn.model.entity import Exploder
+from tarn.model.file import ArchiveFile, file_id
+from tarn.model.ids import now
+from tarn.model.names import Checksum, DatasetName, FilePath, Origin
 
 TEST = DatasetName("test")
 

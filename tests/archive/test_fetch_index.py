@@ -3,12 +3,12 @@
 from itertools import count
 
 import pytest
+from tarn.archive import web_index
+from tarn.archive.fetch import Fetcher
+from tarn.archive.sources import Failed, Found
+from tarn.archive.web_index import links_of
+from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation
 
-from app.archive import web_index
-from app.archive.fetch import Fetcher
-from app.archive.source import Failed, Found
-from app.archive.web_index import links_of
-from app.errors import BodyTooLarge, FileNotFound, SchemaViolation
 from tests.archive.web import Canary, Scripted, answer, page, redirect
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from tarn.archive import local
+from tarn.archive.fetch import Fetcher
+from tarn.archive.sources import Failed, Found
+from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed, StartRefused, TarnError
 
-from app.archive import local
-from app.archive.fetch import Fetcher
-from app.archive.source import Failed, Found
-from app.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed, StartRefused, TarnError
 from tests.archive.conftest import FetcherOf
 
 OUT = "a link leads out of the folders"

@@ -3,10 +3,10 @@
 import pickle
 
 import pytest
+from tarn.archive.fetch import Fetcher
+from tarn.archive.sources import Found
+from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, StartRefused, Unavailable
 
-from app.archive.fetch import Fetcher
-from app.archive.source import Found
-from app.errors import BodyTooLarge, FileNotFound, SchemaViolation, StartRefused, Unavailable
 from tests.archive.conftest import FetcherOf
 from tests.s3 import BUCKET, SECRET_KEY, S3Server, moto_server
 
@@ -101,7 +101,7 @@ def test_options_do_not_show(fetcher: Fetcher):
 
 
 def test_store_that_does_not_answer_is_unavailable(fetcher_of: FetcherOf, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("app.storage.connection.RETRIES", 0)
+    monkeypatch.setattr("tarn.storage.connection.RETRIES", 0)
     with moto_server() as server:
         fetcher = fetcher_of(fetch_stores={DROP: server.options})
     with pytest.raises(Unavailable):

@@ -15,14 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tarn.archive.addresses import resolve_by_system
+from tarn.archive.dns import AT_ONCE, Lookups
+from tarn.archive.fetch import Fetcher
+from tarn.archive.sources import Source
+from tarn.archive.urls import Url
+from tarn.archive.web import REDIRECTS, file_name
+from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed, TarnError
 
-from app.archive.addresses import resolve_by_system
-from app.archive.fetch import Fetcher
-from app.archive.lookups import AT_ONCE, Lookups
-from app.archive.source import Source
-from app.archive.urls import Url
-from app.archive.web import REDIRECTS, file_name
-from app.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed, TarnError
 from tests.archive.conftest import FetcherOf
 from tests.archive.web import Canary, Scripted, answer, listening, redirect, scripted
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 import orjson
 import pytest
 from sqlalchemy import update
-
-from app.archive.collect import Collector
-from app.archive.files import SMALL
-from app.archive.records import Position
-from app.db.tables import file_puts
-from app.errors import (
+from tarn.access.audit import Act
+from tarn.archive.file_index import Position
+from tarn.archive.files import SMALL
+from tarn.datasets import registry as datasets
+from tarn.db.tables import file_puts
+from tarn.errors import (
     BodyTooLarge,
     DatasetNotFound,
     FileNotFound,
@@ -23,17 +23,17 @@ from app.errors import (
     StorageFull,
     TarnError,
 )
-from app.lake import datasets
-from app.model.conditions import Conditions
-from app.model.file import ArchiveFile
-from app.model.ids import now
-from app.model.names import Checksum
-from app.model.tenant import ADMIN
-from app.storage.faults import FaultyStore
-from app.tenancy.audit import Act
-from tests.archive.desk import Desk, new_file, traces
+from tarn.integrity.archive_vacuum import Collector
+from tarn.model.file import ArchiveFile
+from tarn.model.ids import now
+from tarn.model.names import Checksum
+from tarn.model.preconditions import Conditions
+from tarn.model.tenant import ADMIN
+from tarn.storage.fault_injection import FaultyStore
+
+from tests.archive.dataset_archive import Desk, new_file, traces
 from tests.faults.scene import Killed, killed_at
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 
 LARGE = b"0123456789abcdef" * (SMALL // 8)
 """Twice what is kept in memory."""

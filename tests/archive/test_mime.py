@@ -6,8 +6,7 @@ import zipfile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from app.archive.mime import SIGNATURES, mime_type
+from tarn.archive.mime import SIGNATURES, mime_type
 
 OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
 

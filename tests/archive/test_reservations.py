@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text, update
+from tarn.archive import file_index as records
+from tarn.archive.dataset_removal import remove_files
+from tarn.archive.files import SMALL, Archive
+from tarn.archive.reservations import BlockReservation, Reservation
+from tarn.archive.uploads import Uploads
+from tarn.db.tables import file_puts
+from tarn.errors import DatasetNotFound, QuotaExceeded
+from tarn.integrity.archive_vacuum import Collector
+from tarn.model.ids import now
+from tarn.model.names import Checksum, Origin
+from tarn.model.tenant import ADMIN
+from tarn.model.upload import NewUpload
 
-from app.archive import records
-from app.archive.collect import Collector
-from app.archive.files import SMALL, Archive
-from app.archive.removal import remove_files
-from app.archive.reservations import BlockReservation, Reservation
-from app.archive.uploads import Uploads
-from app.db.tables import file_puts
-from app.errors import DatasetNotFound, QuotaExceeded
-from app.model.ids import now
-from app.model.names import Checksum, Origin
-from app.model.tenant import ADMIN
-from app.model.upload import NewUpload
-from tests.archive.desk import Desk, new_file, traces
-from tests.house import ONE_DATABASE
+from tests.archive.dataset_archive import Desk, new_file, traces
+from tests.in_process_api import ONE_DATABASE
 
 OCR = Origin("ocr")
 BLOCK = bytes(1 << 18)

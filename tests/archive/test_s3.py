@@ -5,18 +5,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tarn.archive.files import SMALL
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.settings import Settings
 
-from app.archive.files import SMALL
-from app.db import migrate
-from app.db.engine import Database
-from app.settings import Settings
-from tests.archive.desk import Desk
-from tests.archive.test_collect import (  # noqa: F401 - run here too
-    test_abandoned_upload_is_given_up_and_one_that_goes_on_is_kept,
-    test_content_is_collected_once_no_file_refers_to_it,
-    test_put_is_never_collected_while_it_is_under_way,
-    test_put_that_died_is_finished_or_leaves_nothing_after_a_vacuum,
-)
+from tests.archive.dataset_archive import Desk
 from tests.archive.test_files import (  # noqa: F401 - run here too
     test_body_that_breaks_off_leaves_nothing,
     test_delete_takes_the_record_and_leaves_the_content,
@@ -26,6 +20,12 @@ from tests.archive.test_files import (  # noqa: F401 - run here too
     test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry,
     test_same_file_again_is_the_record_that_is_there,
     test_wrong_checksum_stores_nothing,
+)
+from tests.archive.test_vacuum import (  # noqa: F401 - run here too
+    test_abandoned_upload_is_given_up_and_one_that_goes_on_is_kept,
+    test_content_is_collected_once_no_file_refers_to_it,
+    test_put_is_never_collected_while_it_is_under_way,
+    test_put_that_died_is_finished_or_leaves_nothing_after_a_vacuum,
 )
 from tests.s3 import S3Server
 

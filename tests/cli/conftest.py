@@ -7,12 +7,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tarn.cli.application import app
 from typer.testing import CliRunner, Result
 
-from app.cli.commands import app
 from tests.server import Server
 
-TARN = [sys.executable, "-m", "app.cli"]
+TARN = [sys.executable, "-m", "tarn.cli"]
 
 
 @dataclass(frozen=True)

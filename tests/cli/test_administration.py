@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import get_args
 
 import pytest
+from tarn.cli.commands.administration.grants import LevelName
+from tarn.model.tenant import Level
 
-from app.cli.grants import LevelName
-from app.model.tenant import Level
 from tests.cli.conftest import Tarn
 from tests.server import Server
 

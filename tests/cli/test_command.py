@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tarn.cli.failures import Cancelled, Misuse, ProblemAnswered, Unreachable
 
-from app.cli.failures import Cancelled, Misuse, ProblemAnswered, Unreachable
 from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment
 
@@ -116,7 +116,7 @@ def test_worker_still_takes_the_hidden_option_of_serve(server: Server, tmp_path:
 def test_shell_goes_from_tenant_to_dataset_with_the_key_in_a_variable(server: Server, name: str):
     script = """
         set -eu
-        tarn() { "$PYTHON" -m app.cli "$@"; }
+        tarn() { "$PYTHON" -m tarn.cli "$@"; }
         tarn tenants create "$NAME" > /dev/null
         tarn grants add "$NAME" "${NAME}_*" admin > /dev/null
         KEY=$(tarn keys create "$NAME" --quiet)
@@ -162,7 +162,7 @@ def test_person_at_a_terminal_is_asked_before_a_delete(
 
 def test_reader_that_stops_early_ends_the_command_without_a_traceback(server: Server):
     done = subprocess.run(
-        ["/bin/sh", "-c", '"$PYTHON" -m app.cli audit --json | head -n 1'],
+        ["/bin/sh", "-c", '"$PYTHON" -m tarn.cli audit --json | head -n 1'],
         cwd=server.folder,
         env=clean_environment(TARN_URL=server.url, PYTHON=sys.executable),
         capture_output=True,
@@ -182,7 +182,7 @@ def test_reader_that_stops_early_ends_the_command_without_a_traceback(server: Se
 )
 def test_client_loads_nothing_of_the_server(server: Server, args: list[str], too_heavy: set[str]):
     code = (
-        "import sys; from app.cli import main; sys.argv[1:] = " + repr(args) + "\n"
+        "import sys; from tarn.cli import main; sys.argv[1:] = " + repr(args) + "\n"
         "try: main()\n"
         "finally: print(*sys.modules, file=sys.stderr)"
     )
@@ -197,6 +197,6 @@ def test_client_loads_nothing_of_the_server(server: Server, args: list[str], too
 
     loaded = set(done.stderr.split())
     assert done.returncode == 0
-    assert {"app.cli.commands", "typer"} <= loaded
+    assert {"tarn.cli.application", "typer"} <= loaded
     assert loaded & too_heavy == set()
-    assert {module for module in loaded if module.startswith("app.") and not module.startswith("app.cli")} == set()
+    assert {module for module in loaded if module.startswith("tarn.") and not module.startswith("tarn.cli")} == set()

@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
+from tarn.db.engine import Database
+from tarn.lake.commit import Publisher
+from tarn.pipeline.jobs.flush import Flush
+from tarn.settings import load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.lake.publish import Publisher
-from app.pipeline.flush import Flush
-from app.settings import load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
 from tests.cli.conftest import Tarn
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels

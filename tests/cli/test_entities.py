@@ -80,7 +80,7 @@ def test_query_prints_a_line_for_each_entity_that_matches(
 
 
 def test_query_that_walks_pages_prints_what_the_stream_does(tarn: Tarn, dataset: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("app.cli.entities.PAGE", 2)
+    monkeypatch.setattr("tarn.cli.commands.datasets.entities.PAGE", 2)
     tarn("entities", "load", dataset, "-", stdin=ndjson(*(person(f"jürgen {number}") for number in range(7))))
 
     streamed = tarn("entities", "query", dataset).stdout
@@ -296,7 +296,7 @@ def start(server: Server, *args: str, **options: Any) -> subprocess.Popen[bytes]
 def test_pipe_from_one_dataset_into_another_carries_everything(server: Server, tarn: Tarn, people: str, name: str):
     tarn("datasets", "create", f"{name}_copy")
     tarn("entities", "load", people, "-", stdin=ndjson(*(person(f"p{number}") for number in range(3000))))
-    script = '"$PYTHON" -m app.cli entities query "$FROM" | "$PYTHON" -m app.cli entities load "$TO" - --json'
+    script = '"$PYTHON" -m tarn.cli entities query "$FROM" | "$PYTHON" -m tarn.cli entities load "$TO" - --json'
     environment = clean_environment(TARN_URL=server.url, PYTHON=sys.executable, FROM=people, TO=f"{name}_copy")
     done = subprocess.run(
         ["/bin/sh", "-c", script], cwd=server.folder, env=environment, capture_output=True, check=True

@@ -2,7 +2,8 @@
 
 import json
 
-from app.cli.events import parsed
+from tarn.cli.commands.coordination.events import parsed
+
 from tests.cli.conftest import Tarn
 
 URL = "https://192.0.2.1/hook"

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
+from tarn.worker.loop import Worker
 
-from app.db import migrate
-from app.db.engine import Database
-from app.settings import Settings, load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
-from app.worker.loop import Worker
 from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment, running
 from tests.waiting import wait_until

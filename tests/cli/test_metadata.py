@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import typer
-
-from app.cli.failures import Misuse
-from app.cli.metadata import read_metadata
-from app.cli.plain_yaml import parse
+from tarn.cli.commands.datasets.metadata import read_metadata
+from tarn.cli.failures import Misuse
+from tarn.cli.input.yaml_reader import parse
 
 
 def document(text: str) -> typer.FileText:

@@ -3,8 +3,7 @@
 import re
 
 import pytest
-
-from app.cli.output import Output
+from tarn.cli.output.tables import Output
 
 LONG = "x" * 300
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

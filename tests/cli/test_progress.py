@@ -11,8 +11,8 @@ import termios
 from pathlib import Path
 
 import pytest
+from tarn.cli.output.progress import describe
 
-from app.cli.progress import describe
 from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment
 

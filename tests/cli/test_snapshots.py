@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tarn.db.engine import Database
+from tarn.model.snapshot import Snapshot
+from tarn.settings import load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.model.snapshot import Snapshot
-from app.settings import load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
 from tests.cli.conftest import Tarn
 from tests.lake.manifests import build, dataset_of, publish
 from tests.server import Server

@@ -4,9 +4,8 @@ import gzip
 from pathlib import Path
 
 import pytest
-
-from app.cli.failures import Misuse
-from app.cli.sources import entity_type, opened, statement_type
+from tarn.cli.failures import Misuse
+from tarn.cli.input.files import entity_type, opened, statement_type
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from tarn.cli.failures import ProblemAnswered, Unreachable
+from tarn.cli.output.streams import limited, records
 
-from app.cli.failures import ProblemAnswered, Unreachable
-from app.cli.streams import limited, records
 from tests.cli.conftest import Tarn
 
 PROBLEM = {"type": "/problems/internal", "title": "t", "status": 500, "detail": "the stream failed halfway"}

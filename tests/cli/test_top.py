@@ -7,8 +7,8 @@ import subprocess
 from datetime import UTC, datetime
 
 import pytest
+from tarn.cli.commands.administration.top import how_far, since, summary
 
-from app.cli.top import how_far, since, summary
 from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment
 

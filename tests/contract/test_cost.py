@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.lake import delta_tables as tables
+from tarn.model.snapshot import Snapshot
+from tarn.query.reader import NOW
+from tarn.settings import Settings
 
-from app.lake import tables
-from app.lake.datasets import Dataset
-from app.model.snapshot import Snapshot
-from app.query.reader import NOW
-from app.settings import Settings
-from tests.house import House
+from tests.in_process_api import House
 from tests.s3 import Request, S3Server
 
 Flushing = Callable[[], list[Snapshot]]

@@ -4,13 +4,13 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import select
+from tarn.db import database_clock as clock
+from tarn.db.database_clock import database_time
+from tarn.db.engine import Database
+from tarn.db.tables import clock as clock_table
+from tarn.model import ids
 
-from app.db import clock
-from app.db.clock import database_time
-from app.db.engine import Database
-from app.db.tables import clock as clock_table
-from app.model import ids
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 
 LITTLE = timedelta(minutes=5)
 

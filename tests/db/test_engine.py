@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import insert, select, text
 from sqlalchemy.exc import SQLAlchemyError
-
-from app.db.engine import Database
-from app.db.tables import lake
-from app.errors import StartRefused, Unavailable
+from tarn.db.engine import Database
+from tarn.db.tables import lake
+from tarn.errors import StartRefused, Unavailable
 
 
 def test_write_that_fails_leaves_nothing(database: Database):

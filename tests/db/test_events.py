@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from sqlalchemy import insert, select, text, update
+from tarn.db import jobs
+from tarn.db import outbox as events
+from tarn.db.engine import Database
+from tarn.db.outbox import Recorded
+from tarn.db.tables import datasets, event_heads, webhook_cursors
+from tarn.db.tables import events as table
+from tarn.db.tables import jobs as jobs_table
+from tarn.model.event import EventKind
+from tarn.model.ids import new_id, now
+from tarn.model.job import JobState, Operation, Progress
+from tarn.model.names import DatasetName
 
-from app.db import events, jobs
-from app.db.engine import Database
-from app.db.events import Recorded
-from app.db.tables import datasets, event_heads, webhook_cursors
-from app.db.tables import events as table
-from app.db.tables import jobs as jobs_table
-from app.model.event import EventKind
-from app.model.ids import new_id, now
-from app.model.job import JobState, Operation, Progress
-from app.model.names import DatasetName
 from tests.waiting import wait_until
 
 PROBLEM = {"type": "t", "title": "t", "status": 503, "detail": "d", "instance": "i", "retryable": True}

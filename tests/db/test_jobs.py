@@ -6,14 +6,13 @@ from datetime import timedelta
 import pytest
 from alembic import command
 from sqlalchemy import insert, text, update
-
-from app.db import jobs, migrate
-from app.db.engine import Database
-from app.db.tables import datasets
-from app.db.tables import jobs as table
-from app.errors import JobConflict, JobNotFound, Unavailable
-from app.model.ids import new_id, now
-from app.model.job import LONG_WAIT, MOST_ATTEMPTS, DeleteResult, FlushResult, Job, JobState, Operation, Progress
+from tarn.db import jobs, migrate
+from tarn.db.engine import Database
+from tarn.db.tables import datasets
+from tarn.db.tables import jobs as table
+from tarn.errors import JobConflict, JobNotFound, Unavailable
+from tarn.model.ids import new_id, now
+from tarn.model.job import LONG_WAIT, MOST_ATTEMPTS, DeleteResult, FlushResult, Job, JobState, Operation, Progress
 
 
 @pytest.fixture

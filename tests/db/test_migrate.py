@@ -6,11 +6,10 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
-
-from app.db import migrate
-from app.db.engine import Database
-from app.db.tables import metadata
-from app.errors import StartRefused
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.db.tables import metadata
+from tarn.errors import StartRefused
 
 
 def test_migrations_make_exactly_the_tables_that_the_code_knows(database: Database):

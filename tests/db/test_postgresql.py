@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 from sqlalchemy import Connection, text
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.journal.segments import purge_done
+from tarn.model.snapshot import Snapshot
 
-from app.db.engine import Database
-from app.journal.segments import purge_done
-from app.lake.datasets import Dataset
-from app.model.snapshot import Snapshot
-from tests.house import House
+from tests.in_process_api import House
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

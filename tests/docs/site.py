@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
+from tarn.api.http.route_access import TABLE, Access
 
-from app.api.access import TABLE, Access
 from clients.document import DOCUMENT
 from tests.docs.pages import INDEX, ROOT, SITE
 

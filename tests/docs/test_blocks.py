@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from tests.conftest import copied_postgresql
-from tests.docs.claims import differences
+from tests.docs.expected_output import differences
 from tests.docs.pages import ROOT, Block, blocks, pages, ports
 from tests.docs.terminal import ADDRESS, Failed, Terminal
 from tests.s3 import VERSITYGW, free_port

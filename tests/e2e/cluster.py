@@ -227,7 +227,7 @@ def _worker(folder: Path, spark: Spark, shared: dict[str, str]) -> Iterator[Tarn
     log = folder / "log"
     with log.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "app.cli", "worker"],
+            [sys.executable, "-m", "tarn.cli", "worker"],
             cwd=folder,
             env=clean_environment(**shared, **environment),
             stdin=subprocess.DEVNULL,

@@ -14,23 +14,23 @@ import httpx
 import orjson
 import psycopg
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.model.entity import Exploder
+from tarn.model.names import DatasetName
+from tarn.model.snapshot import Change
+from tarn.model.statistics import Statistics
+from tarn.pipeline.jobs.flush import Kernels
+from tarn.query.statement_formats import CSV
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.lake.datasets import Dataset
-from app.model.entity import Exploder
-from app.model.names import DatasetName
-from app.model.snapshot import Change
-from app.model.statistics import Statistics
-from app.pipeline.flush import Kernels
-from app.query.forms import CSV
-from app.settings import Settings, load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
 from tests.conftest import copied_postgresql
 from tests.e2e.cluster import ADMIN_KEY, PATIENCE, Cluster, cluster, until
 from tests.faults.checks import check_now, history_of
 from tests.faults.scene import Scene
-from tests.house import House
+from tests.in_process_api import House
 from tests.query.model import Event, added, deleted, erased, iso, shown
 from tests.query.reads import parsed
 from tests.query.test_histories_http import NDJSON, Told
@@ -235,7 +235,7 @@ def flush_with_a_dying_executor(running: Cluster, press: Tenant, court: Tenant, 
         tenant.check()
     assert "Finished task" not in killed.log
     assert "Finished task" in other.log
-    assert (other.folder / "app.zip").exists(), "Tarn's code comes with the job"
+    assert (other.folder / "tarn.zip").exists(), "Tarn's code comes with the job"
     until(lambda: len(running.spark.executors()) == 4, "each worker has an executor on each machine")
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 from sqlalchemy import create_engine, make_url, text
+from tarn.db import migrate
+from tarn.db.engine import TASK, Database
+from tarn.journal.bulk import CONNECTIONS
+from tarn.pipeline.tasks.crawl_files import POOL as TASK_POOL
 
-from app.db import migrate
-from app.db.engine import TASK, Database
-from app.journal.bulk import CONNECTIONS
-from app.pipeline.crawl_files import POOL as TASK_POOL
 from tests.server import clean_environment, running
-from tests.ship.budget import of_all
+from tests.ship.connection_budget import of_all
 
-WORKER = Path(__file__).parents[1] / "upgrade" / "plain_worker.py"
+WORKER = Path(__file__).parents[1] / "upgrade" / "worker_without_spark.py"
 POOL = 4
 KEY = "an-administrator-of-a-budget"
 BODIES, ENTITIES = 20, 700

@@ -12,10 +12,11 @@ from uuid import uuid4
 import httpx
 import psutil
 import pytest
+from tarn.db import migrate
+from tarn.db import outbox as events
+from tarn.db.engine import Database
+from tarn.model.event import EventKind
 
-from app.db import events, migrate
-from app.db.engine import Database
-from app.model.event import EventKind
 from tests.server import Server, running
 from tests.waiting import wait_until
 

@@ -16,7 +16,7 @@ JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
 
 def tarn(server: Server, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "app.cli", *arguments],
+        [sys.executable, "-m", "tarn.cli", *arguments],
         cwd=server.folder,
         env=clean_environment(TARN_URL=server.url, TARN_KEY=server.admin_key),
         capture_output=True,

@@ -10,9 +10,9 @@ from shutil import copyfile
 
 import httpx
 
-from tests.isolation.asking import Asked, good_request, places_in
+from tests.isolation.prepared_lake import HELD, built
+from tests.isolation.route_requests import Asked, good_request, places_in
 from tests.isolation.routes import ROUTES
-from tests.isolation.world import HELD, built
 from tests.server import running
 
 CANARY = "qzlogcanaryqz"

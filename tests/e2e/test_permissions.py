@@ -39,7 +39,7 @@ def open_to_others(folder: Path) -> dict[str, str]:
 
 def tarn(folder: Path, *arguments: str, **environment: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "app.cli", *arguments],
+        [sys.executable, "-m", "tarn.cli", *arguments],
         cwd=folder,
         env=clean_environment(**environment),
         capture_output=True,

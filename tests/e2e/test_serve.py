@@ -22,7 +22,7 @@ IN_USE = os.strerror(errno.EADDRINUSE)
 
 def tarn(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "app.cli", *arguments],
+        [sys.executable, "-m", "tarn.cli", *arguments],
         cwd=folder,
         env=clean_environment(**environment),
         capture_output=True,

@@ -13,14 +13,14 @@ from pathlib import Path
 import httpx
 import pytest
 from sqlalchemy import select
+from tarn.db.engine import Database
+from tarn.db.tables import jobs, readers, workers
 
-from app.db.engine import Database
-from app.db.tables import jobs, readers, workers
 from tests.conftest import copied_postgresql
 from tests.server import clean_environment, running
 
 ROOT = Path(__file__).parents[2]
-WORKER = ROOT / "tests" / "upgrade" / "plain_worker.py"
+WORKER = ROOT / "tests" / "upgrade" / "worker_without_spark.py"
 KEY = "an-administrator-of-both"
 WRITES, TOGETHER = 8, 5
 """Requests of each writer, and the entities of each."""
@@ -62,7 +62,7 @@ class Scene:
 
     def run(self, version: str, command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "app.cli", command],
+            [sys.executable, "-m", "tarn.cli", command],
             cwd=self._place(version, command),
             env=self._environment(version),
             capture_output=True,

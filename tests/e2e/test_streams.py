@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from tarn.db.engine import Database
+from tarn.lake.commit import Publisher
+from tarn.pipeline.jobs.flush import Flush
+from tarn.settings import load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.lake.publish import Publisher
-from app.pipeline.flush import Flush
-from app.settings import load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
 from tests.server import Server, running
@@ -115,7 +115,7 @@ def unread(server: Server, path: str, request_id: str, method: str = "GET", body
 def readers(server: Server) -> list[psutil.Process]:
     """The processes that reads are answered by: the API's, and the one that queries have."""
     api = psutil.Process(server.process.pid)
-    return [api, *(child for child in api.children() if "app.query.duck_child" in child.cmdline())]
+    return [api, *(child for child in api.children() if "tarn.query.duckdb_server" in child.cmdline())]
 
 
 def cpu(server: Server) -> float:

@@ -7,17 +7,17 @@ from typing import Any
 
 from deltalake import DeltaTable
 from sqlalchemy import Connection, func, select
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import journal, journal_batches, journal_head, leases
+from tarn.db.tables import snapshots as recorded_snapshots
+from tarn.lake import snapshots
+from tarn.lake.commit import TABLES
+from tarn.lake.snapshots import Named
+from tarn.model.ids import now
+from tarn.model.snapshot import Head, Snapshot, TableName
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.db.tables import journal, journal_batches, journal_head, leases
-from app.db.tables import snapshots as recorded_snapshots
-from app.lake import snapshots
-from app.lake.datasets import Dataset
-from app.lake.publish import TABLES
-from app.lake.snapshots import Named
-from app.model.ids import now
-from app.model.snapshot import Head, Snapshot, TableName
-from app.storage.store import Store
 from tests.faults.scene import Event, Scene
 from tests.pipeline.history import Expected, Identity, rows_of, shown, stored
 

@@ -3,11 +3,11 @@
 import os
 
 import pytest
+from tarn.access.bootstrap import ensure_admin
+from tarn.db.engine import Database
+from tarn.settings import Settings
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.settings import Settings
-from app.storage.store import Store
-from app.tenancy.bootstrap import ensure_admin
 from tests.faults.scene import Scene
 from tests.pipeline.kernels import DirectKernels
 

@@ -8,12 +8,13 @@ Settings come from the environment, as for `tarn worker`.
 import signal
 import sys
 
-from app import logs
-from app.main import _opened
-from app.model.ids import new_id
-from app.settings import load_settings
-from app.worker.loop import Worker
-from app.worker.queue import Consumer
+from tarn import logs
+from tarn.main import _opened
+from tarn.model.ids import new_id
+from tarn.settings import load_settings
+from tarn.worker.loop import Worker
+from tarn.worker.queue import Consumer
+
 from tests.faults.steps import saying
 
 

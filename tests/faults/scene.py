@@ -10,19 +10,20 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, update
-
-from app.db.engine import Database
-from app.db.tables import leases
-from app.errors import Locked, TarnError
-from app.journal import batches
-from app.journal.batches import Batch, Sized
-from app.lake import datasets, snapshots
-from app.lake.datasets import Dataset
-from app.lake.publish import Publisher, Reached
-from app.lake.vacuum import Vacuum
-from app.model.dataset import NewDataset
-from app.model.ids import now
-from app.model.job import (
+from tarn.access.audit import Act
+from tarn.datasets import registry as datasets
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import leases
+from tarn.errors import Locked, TarnError
+from tarn.integrity.vacuum import Vacuum
+from tarn.journal import batches
+from tarn.journal.batches import Batch, Sized
+from tarn.lake import snapshots
+from tarn.lake.commit import Publisher, Reached
+from tarn.model.dataset import NewDataset
+from tarn.model.ids import now
+from tarn.model.job import (
     CompactOptions,
     CompactResult,
     OptimizeOptions,
@@ -33,18 +34,18 @@ from app.model.job import (
     VacuumOptions,
     VacuumResult,
 )
-from app.model.snapshot import Change, Snapshot
-from app.model.statement import statement_id
-from app.model.tenant import ADMIN
-from app.pipeline.compact import Compact
-from app.pipeline.flush import Flush, Flushed, Kernels
-from app.pipeline.optimize import Optimize
-from app.pipeline.revert import Revert
-from app.pipeline.rewrite import Rewriting
-from app.settings import Settings
-from app.storage.faults import Gate
-from app.storage.store import Store
-from app.tenancy.audit import Act
+from tarn.model.snapshot import Change, Snapshot
+from tarn.model.statement import statement_id
+from tarn.model.tenant import ADMIN
+from tarn.pipeline.jobs.compact import Compact
+from tarn.pipeline.jobs.flush import Flush, Flushed, Kernels
+from tarn.pipeline.jobs.optimize import Optimize
+from tarn.pipeline.jobs.revert import Revert
+from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.settings import Settings
+from tarn.storage.fault_injection import Gate
+from tarn.storage.store import Store
+
 from tests.pipeline.history import Expected
 from tests.pipeline.test_fold import as_events, drawn
 

@@ -1,9 +1,9 @@
 """Flush, with workers that die, stand still or meet: one commit, whoever makes it."""
 
 import pytest
+from tarn.pipeline.jobs.flush import Flushed
+from tarn.storage.fault_injection import Gate
 
-from app.pipeline.flush import Flushed
-from app.storage.faults import Gate
 from tests.faults.checks import assert_no_lease, check, check_now, history_of, waiting
 from tests.faults.scene import (
     AFTER_MANIFEST,
@@ -17,7 +17,7 @@ from tests.faults.scene import (
     outcome,
     run_together,
 )
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 
 EARLIER = pytest.mark.parametrize(
     ("database_url", "earlier"), [("sqlite", 0), ("sqlite", 1), ("postgresql", 1)], indirect=["database_url"]

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from sqlalchemy import make_url
+from tarn.access.bootstrap import ensure_admin
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.pipeline.jobs.flush import Flushed
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.fault_injection import Gate
+from tarn.storage.store import Store
 
-from app.db import migrate
-from app.db.engine import Database
-from app.pipeline.flush import Flushed
-from app.settings import Settings, load_settings
-from app.storage.connection import Connection
-from app.storage.faults import Gate
-from app.storage.store import Store
-from app.tenancy.bootstrap import ensure_admin
 from tests.faults.checks import check, check_now, history_of, waiting
 from tests.faults.processes import WORKER, WorkerProcess, started
 from tests.faults.scene import BEFORE_MANIFEST, STEPS, Scene, beside, held_at, outcome

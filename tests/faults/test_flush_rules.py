@@ -6,21 +6,23 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text, update
+from tarn.access.audit import Act
+from tarn.datasets import registry as datasets
+from tarn.db.tables import journal, journal_batches, journal_head, journal_rejected, snapshot_heads, tags
+from tarn.errors import PathExists, TarnError
+from tarn.journal import head as heads
+from tarn.journal import rejected, segments
+from tarn.lake import snapshots
+from tarn.lake.commit import Build, HeadMoved
+from tarn.lake.delta_tables import DeltaStore, Refused
+from tarn.model.ids import new_id
+from tarn.model.snapshot import Change, Head, Snapshot
+from tarn.model.tenant import ADMIN, Identity
+from tarn.pipeline.jobs.flush import Flushed
+from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.storage.fault_injection import PATIENCE, FaultyStore, Gate
+from tarn.worker.loop import Worker
 
-from app.db.tables import journal, journal_batches, journal_head, journal_rejected, snapshot_heads, tags
-from app.errors import PathExists, TarnError
-from app.journal import heads, rejected, segments
-from app.lake import datasets, snapshots
-from app.lake.publish import Build, HeadMoved
-from app.lake.tables import DeltaStore, Refused
-from app.model.ids import new_id
-from app.model.snapshot import Change, Head, Snapshot
-from app.model.tenant import ADMIN, Identity
-from app.pipeline.flush import Flushed
-from app.pipeline.kernel import AnyTask, Output
-from app.storage.faults import PATIENCE, FaultyStore, Gate
-from app.tenancy.audit import Act
-from app.worker.loop import Worker
 from tests.faults.checks import check, check_now, history_of, waiting
 from tests.faults.scene import (
     BEFORE_MANIFEST,
@@ -31,7 +33,7 @@ from tests.faults.scene import (
     killed_at,
     outcome,
 )
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels
 from tests.waiting import wait_until
 

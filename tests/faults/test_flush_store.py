@@ -8,20 +8,20 @@ from fnmatch import fnmatchcase
 
 import pytest
 from deltalake import DeltaTable
+from tarn.errors import PathExists, StorageFull, TarnError, Unavailable
+from tarn.lake import snapshots
+from tarn.model.schema_buckets import buckets
+from tarn.pipeline.jobs.flush import Flushed
+from tarn.pipeline.tasks import kernel
+from tarn.pipeline.tasks.journal_slice import Journal
+from tarn.pipeline.tasks.kernel import AnyTask, Kernel, Output
+from tarn.storage.connection import Connection
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
 
-from app.errors import PathExists, StorageFull, TarnError, Unavailable
-from app.lake import snapshots
-from app.model.buckets import buckets
-from app.pipeline import kernel
-from app.pipeline.flush import Flushed
-from app.pipeline.journal_slice import Journal
-from app.pipeline.kernel import AnyTask, Kernel, Output
-from app.storage.connection import Connection
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
 from tests.faults.checks import check, check_now, history_of, waiting
 from tests.faults.scene import Killed, Scene, beside, killed_at, outcome
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels, run_tasks
 
 CALLS = [

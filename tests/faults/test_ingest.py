@@ -12,11 +12,11 @@ from pathlib import Path
 import orjson
 import pytest
 from sqlalchemy import select, update
+from tarn.db.engine import Database
+from tarn.db.tables import journal, journal_batches
+from tarn.journal.expiry import sweep
+from tarn.settings import Settings
 
-from app.db.engine import Database
-from app.db.tables import journal, journal_batches
-from app.journal.sweep import sweep
-from app.settings import Settings
 from tests.server import Server, running
 from tests.waiting import wait_until
 
@@ -125,6 +125,6 @@ def _batches(database: Database) -> list[str]:
 def _past():
     from datetime import timedelta
 
-    from app.model.ids import now
+    from tarn.model.ids import now
 
     return now() - timedelta(hours=1)

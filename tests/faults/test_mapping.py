@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 import pytest
+from tarn.db import migrate
+from tarn.db.engine import Database
 
-from app.db import migrate
-from app.db.engine import Database
 from tests.faults.processes import WORKER, WorkerProcess, started
 from tests.server import running
 

@@ -23,24 +23,24 @@ import psycopg
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
+from tarn.access.audit import Act
+from tarn.access.bootstrap import ensure_admin
+from tarn.datasets.registry import Dataset
+from tarn.db import engine
+from tarn.db.engine import Database
+from tarn.errors import Unavailable
+from tarn.journal.batches import Batch
+from tarn.journal.event_buffer import Events
+from tarn.journal.writer import Writer
+from tarn.main import assemble
+from tarn.model.names import DatasetName, TenantName
+from tarn.model.tenant import Identity
+from tarn.settings import load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.lake_root import open_lake
+from tarn.storage.store import Store
 
-from app.db import engine
-from app.db.engine import Database
-from app.errors import Unavailable
-from app.journal.batches import Batch
-from app.journal.events import Events
-from app.journal.writer import Writer
-from app.lake.datasets import Dataset
-from app.main import assemble
-from app.model.names import DatasetName, TenantName
-from app.model.tenant import Identity
-from app.settings import load_settings
-from app.storage.connection import Connection
-from app.storage.lake import open_lake
-from app.storage.store import Store
-from app.tenancy.audit import Act
-from app.tenancy.bootstrap import ensure_admin
-from tests.house import House
+from tests.in_process_api import House
 from tests.server import Server, running
 
 OUTAGE = float(os.environ.get("OUTAGE_SECONDS", "3"))

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import uuid_utils
 from sqlalchemy import select, update
+from tarn.coordination import queue
+from tarn.datasets.registry import Dataset
+from tarn.db import database_clock as clock
+from tarn.db.tables import audit, journal_batches, queue_leases
+from tarn.db.tables import queue as queue_table
+from tarn.model import ids
+from tarn.model.ids import new_id
+from tarn.settings import Settings
+from tarn.storage.fault_injection import Gate
+from tarn.worker.queue import ACTION, Consumer
 
-from app.db import clock
-from app.db.tables import audit, journal_batches, queue_leases
-from app.db.tables import queue as queue_table
-from app.lake.datasets import Dataset
-from app.model import ids
-from app.model.ids import new_id
-from app.settings import Settings
-from app.storage.faults import Gate
-from app.tenancy import queue
-from app.worker.queue import ACTION, Consumer
 from tests.faults.processes import WorkerProcess, started
 from tests.faults.scene import beside, held_at, run_together
-from tests.house import House
+from tests.in_process_api import House
 from tests.waiting import wait_until
 
 BASE = "/v1/datasets/test/queue"

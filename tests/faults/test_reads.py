@@ -15,11 +15,11 @@ from itertools import count
 from typing import Any
 
 import orjson
+from tarn.datasets.registry import Dataset
+from tarn.lake.commit import Publisher
+from tarn.pipeline.jobs.flush import Flush
 
-from app.lake.datasets import Dataset
-from app.lake.publish import Publisher
-from app.pipeline.flush import Flush
-from tests.house import House
+from tests.in_process_api import House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from tarn.db import jobs
+from tarn.db.tables import jobs as table
+from tarn.model.job import JobState, Operation
+from tarn.model.snapshot import Change
+from tarn.storage.fault_injection import Gate
 
-from app.db import jobs
-from app.db.tables import jobs as table
-from app.model.job import JobState, Operation
-from app.model.snapshot import Change
-from app.storage.faults import Gate
 from tests.faults.checks import check, check_now, history_of
 from tests.faults.scene import Killed, Scene, beside, held_at, killed_at, patiently, run_together
 from tests.faults.test_flush_processes import worker
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 
 STEPS = (
     "built",

@@ -7,24 +7,24 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from tarn.db import reader_heartbeats as readers
+from tarn.db.tables import datasets as dataset_rows
+from tarn.errors import DatasetNotFound, SnapshotGone
+from tarn.integrity.vacuum import Vacuum
+from tarn.lake import refs, snapshots
+from tarn.model.ids import new_id
+from tarn.model.job import VacuumOptions, VacuumResult
+from tarn.model.names import RefName
+from tarn.model.snapshot import Change
+from tarn.pipeline.jobs.flush import Flushed
+from tarn.query.active_reads import Reporter
+from tarn.query.reader import Reader, State
+from tarn.storage.fault_injection import FaultyStore, Gate
 
-from app.db import readers
-from app.db.tables import datasets as dataset_rows
-from app.errors import DatasetNotFound, SnapshotGone
-from app.lake import refs, snapshots
-from app.lake.vacuum import Vacuum
-from app.model.ids import new_id
-from app.model.job import VacuumOptions, VacuumResult
-from app.model.names import RefName
-from app.model.snapshot import Change
-from app.pipeline.flush import Flushed
-from app.query.reader import Reader, State
-from app.query.running import Reporter
-from app.storage.faults import FaultyStore, Gate
 from tests.faults.checks import check, check_now, history_of
 from tests.faults.scene import Killed, Scene, beside, held_at, killed_at, outcome, patiently, run_together
-from tests.house import ONE_DATABASE
-from tests.lake.vacuums import (
+from tests.in_process_api import ONE_DATABASE
+from tests.integrity.vacuums import (
     NOW,
     assert_clean,
     data_files,

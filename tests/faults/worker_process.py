@@ -9,12 +9,13 @@ stdin ends.
 import signal
 import sys
 
-from app import logs
-from app.main import _opened
-from app.model.ids import new_id
-from app.settings import load_settings
-from app.worker.flusher import SparkFlusher
-from app.worker.loop import Worker
+from tarn import logs
+from tarn.main import _opened
+from tarn.model.ids import new_id
+from tarn.settings import load_settings
+from tarn.worker.flusher import SparkFlusher
+from tarn.worker.loop import Worker
+
 from tests.faults.steps import saying
 
 

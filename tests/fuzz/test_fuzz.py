@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import copied_postgresql
-from tests.isolation.world import LEVELS, built
+from tests.isolation.prepared_lake import LEVELS, built
 from tests.server import Server, clean_environment, running
 
 pytestmark = pytest.mark.xdist_group("fuzz")

@@ -24,11 +24,10 @@ from followthemoney.statement.serialize import get_statement_writer
 from followthemoney.statement.statement import Statement
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-
-from app.errors import TarnError
-from app.journal.intake import Terms
-from app.journal.parsing import Parsers
-from app.model.names import DatasetName
+from tarn.errors import TarnError
+from tarn.journal.event_chunks import Terms
+from tarn.journal.parser_pool import Parsers
+from tarn.model.names import DatasetName
 
 pytestmark = pytest.mark.xdist_group("fuzz")
 

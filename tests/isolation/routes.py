@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from tests.isolation.world import HOOK, MAPPED, THEIRS
+from tests.isolation.prepared_lake import HOOK, MAPPED, THEIRS
 
 
 class Need(IntEnum):

@@ -8,9 +8,9 @@ from shutil import copyfile
 
 import pytest
 
-from tests.isolation.asking import Asked, Place, betrayed, filled, good_request, places_in, with_json
+from tests.isolation.prepared_lake import HELD, LEVELS, MINE, OWN, THEIRS, Things, World, built
+from tests.isolation.route_requests import Asked, Place, betrayed, filled, good_request, places_in, with_json
 from tests.isolation.routes import IN_BODIES, IN_HEADERS, IN_QUERIES, NOT_OWNED, ROUTES, Need, Route
-from tests.isolation.world import HELD, LEVELS, MINE, OWN, THEIRS, Things, World, built
 
 pytestmark = pytest.mark.xdist_group("isolation")
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 from sqlalchemy import select
+from tarn.db.tables import journal, journal_batches, journal_head, tags
 
-from app.db.tables import journal, journal_batches, journal_head, tags
-from tests.house import House
+from tests.in_process_api import House
 
 
 def rows(house: House, state: str | None = "committed") -> list[dict[str, Any]]:

@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Callable
 
-from app.journal import intake, parsing
-from app.journal.formats import arrow, batch, record
-from app.journal.parser import Limits, main
+from tarn.journal import event_chunks as intake
+from tarn.journal import parser_pool as parsing
+from tarn.journal.formats import arrow, batch, record
+from tarn.journal.parser_process import Limits, main
 
 CHUNK_ROWS, CHUNK_BYTES, BLOCK, ROWS, BYTES, LARGEST_BATCH = 12, 1500, 64, 5, 300, 2000
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import delete, insert, select
-
-from app.db.engine import Database
-from app.db.tables import journal, journal_packs
-from app.journal.events import SCHEMA
-from app.journal.packs import packed
+from tarn.db.engine import Database
+from tarn.db.tables import journal, journal_packs
+from tarn.journal.event_buffer import SCHEMA
+from tarn.journal.packs import packed
 
 
 def pack_rows(database: Database) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from adbc_driver_sqlite import dbapi
-
-from app.journal.bulk import copied, inserted
-from app.journal.events import SCHEMA
+from tarn.journal.bulk import copied, inserted
+from tarn.journal.event_buffer import SCHEMA
 
 COMMON = {
     "batch": 7,

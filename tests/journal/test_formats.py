@@ -10,9 +10,8 @@ from followthemoney.statement import Statement
 from followthemoney.statement.serialize import write_statements
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from app.errors import InvalidFormat, UnsupportedMediaType
-from app.journal.formats import ENTITY_TYPES, STATEMENT_TYPES, BadRecord, entity_records, statement_rows
+from tarn.errors import InvalidFormat, UnsupportedMediaType
+from tarn.journal.formats import ENTITY_TYPES, STATEMENT_TYPES, BadRecord, entity_records, statement_rows
 
 LONGEST = 1 << 16
 NDJSON, JSON, CSV, PACK = "application/x-ndjson", "application/json", "text/csv", "application/x-ftm-pack"

@@ -14,10 +14,10 @@ import pytest
 from followthemoney.statement import Statement
 from hypothesis import given
 from hypothesis import strategies as st
+from tarn.errors import BodyTooLarge, Fault, InvalidFormat
+from tarn.journal.formats import IgnoredColumns, arrow, batch, statement_rows
+from tarn.journal.formats.budget import Budget
 
-from app.errors import BodyTooLarge, Fault, InvalidFormat
-from app.journal.formats import IgnoredColumns, arrow, batch, statement_rows
-from app.journal.formats.budget import Budget
 from tests.journal.test_formats import (
     LONGEST,
     STATEMENTS,

@@ -7,9 +7,9 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from tarn.errors import BodyTooLarge, InvalidFormat
+from tarn.journal.formats import arrow, budget, statement_rows
 
-from app.errors import BodyTooLarge, InvalidFormat
-from app.journal.formats import arrow, budget, statement_rows
 from tests.journal import dense
 from tests.journal.test_formats import LONGEST, rows
 from tests.journal.test_formats_arrow import BOTH, PARQUET, STREAM

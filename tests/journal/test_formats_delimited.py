@@ -7,10 +7,10 @@ import pytest
 from followthemoney.statement.serialize import CSV_COLUMNS
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tarn.errors import Fault, InvalidFormat
+from tarn.journal.formats import IgnoredColumns, statement_rows
+from tarn.journal.formats.csv_lines import csv_records
 
-from app.errors import Fault, InvalidFormat
-from app.journal.formats import IgnoredColumns, statement_rows
-from app.journal.formats.csv_lines import csv_records
 from tests.journal.test_formats import CSV, LONGEST, PACK, UNHURRIED, Pieces, cut, outcome, rows
 
 HEADER = b"entity_id,prop,schema,value\n"

@@ -7,9 +7,9 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tarn.errors import Fault, InvalidFormat
+from tarn.journal.formats import BadRecord, entity_records, statement_rows
 
-from app.errors import Fault, InvalidFormat
-from app.journal.formats import BadRecord, entity_records, statement_rows
 from tests.journal.test_formats import JSON, LONGEST, NDJSON, UNHURRIED, Pieces, cut, outcome, records, rows
 
 TOO_LONG = "longer than 20 bytes"

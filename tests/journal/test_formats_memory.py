@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from followthemoney.statement import Statement
+from tarn.journal.formats import BadRecord, entity_records, statement_rows
+from tarn.journal.formats.record import BLOCK
 
-from app.journal.formats import BadRecord, entity_records, statement_rows
-from app.journal.formats.record import BLOCK
 from tests.journal.test_formats import CSV, JSON, NDJSON, PACK, Pieces, written
 from tests.journal.test_formats_arrow import PARQUET, STREAM, table_of
 

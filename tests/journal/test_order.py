@@ -4,20 +4,20 @@ import threading
 
 import pytest
 from sqlalchemy import func, select
+from tarn.access.audit import Act
+from tarn.datasets.registry import Dataset, find
+from tarn.db.engine import Database
+from tarn.db.tables import journal_batches
+from tarn.journal import head as heads
+from tarn.journal.batches import Batch
+from tarn.journal.event_buffer import Events
+from tarn.journal.writer import Writer
+from tarn.model.entity import Exploder
+from tarn.model.names import DatasetName
+from tarn.model.tenant import ADMIN
+from tarn.settings import Settings
 
-from app.db.engine import Database
-from app.db.tables import journal_batches
-from app.journal import heads
-from app.journal.batches import Batch
-from app.journal.events import Events
-from app.journal.writer import Writer
-from app.lake.datasets import Dataset, find
-from app.model.entity import Exploder
-from app.model.names import DatasetName
-from app.model.tenant import ADMIN
-from app.settings import Settings
-from app.tenancy.audit import Act
-from tests.house import House
+from tests.in_process_api import House
 from tests.journal import journal
 
 WRITERS, EACH = 6, 25

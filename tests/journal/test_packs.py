@@ -5,17 +5,18 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, insert, select, update
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import journal, journal_batches, journal_packs
+from tarn.journal import batch_contents as contents
+from tarn.journal import batches, packs, segments
+from tarn.journal.expiry import sweep
+from tarn.journal.packs import Damaged, Pack, concerning, packed, within
+from tarn.journal.rejected import COLUMNS
+from tarn.model.ids import now
+from tarn.model.shards import shard_of
 
-from app.db.engine import Database
-from app.db.tables import journal, journal_batches, journal_packs
-from app.journal import batches, contents, packs, segments
-from app.journal.packs import Damaged, Pack, concerning, packed, within
-from app.journal.rejected import COLUMNS
-from app.journal.sweep import sweep
-from app.lake.datasets import Dataset
-from app.model.ids import now
-from app.model.shards import shard_of
-from tests.house import House
+from tests.in_process_api import House
 from tests.journal.packing import as_batch, pack_rows
 
 COUNT = 50
@@ -213,8 +214,8 @@ def test_pack_that_cannot_be_read_stops_who_reads_and_who_flushes_and_nothing_is
 
 
 def _flushed(house: House, dataset: Dataset, kernels: Any) -> Any:
-    from app.lake.publish import Publisher
-    from app.pipeline.flush import Flush
+    from tarn.lake.commit import Publisher
+    from tarn.pipeline.jobs.flush import Flush
 
     services = house.services
     publisher = Publisher(services.database, services.store, services.settings, "tester")

@@ -13,16 +13,16 @@ import pytest
 from followthemoney.statement import Statement
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tarn.api.http import ingest
+from tarn.journal import formats
+from tarn.journal.event_buffer import Events
+from tarn.journal.event_chunks import Intake, Report, Terms
+from tarn.journal.formats.counting import Counted, RecordsLost
+from tarn.journal.parser_pool import ForkServer, Parsers, Reading
+from tarn.model.entity import Exploder
+from tarn.model.names import DatasetName
 
-from app.api import ingest
-from app.journal import formats
-from app.journal.events import Events
-from app.journal.formats.counting import Counted, RecordsLost
-from app.journal.intake import Intake, Report, Terms
-from app.journal.parsing import ForkServer, Parsers, Reading
-from app.model.entity import Exploder
-from app.model.names import DatasetName
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.journal import dense, journal, low_parser
 from tests.journal.test_formats import PACK, written
 
@@ -107,7 +107,7 @@ def low_parsers() -> Iterator[Parsers]:
         module = "tests.journal.low_parser"
 
     with pytest.MonkeyPatch.context() as patch, closing(Parsers(2, wait=120)) as parsers:
-        patch.setattr("app.journal.parsing.ForkServer", LowServer)
+        patch.setattr("tarn.journal.parser_pool.ForkServer", LowServer)
         parsers.start()
         yield parsers
 
@@ -164,7 +164,7 @@ def test_request_stores_every_row_on_either_path(
     house.dataset("test")
     monkeypatch.setattr(ingest, "SMALL", small)
     monkeypatch.setattr(ingest, "SOON", 60.0)
-    monkeypatch.setattr("app.journal.intake.CHUNK_ROWS", 12)
+    monkeypatch.setattr("tarn.journal.event_chunks.CHUNK_ROWS", 12)
     rows = [
         {"entity_id": f"p{n}" if n != 3 else "", "schema": "Person", "prop": "name", "value": f"Name {n}"}
         for n in range(count)

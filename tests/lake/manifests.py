@@ -3,23 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.db.engine import Database
-from app.lake import snapshots
-from app.lake.datasets import Dataset, find
-from app.model.ids import new_id
-from app.model.names import DatasetName
-from app.model.snapshot import (
-    Change,
-    Column,
-    Components,
-    Counts,
-    File,
-    HeldBatch,
-    Snapshot,
-    Table,
-    TableName,
-)
-from app.storage.store import Store
+from tarn.datasets.registry import Dataset, find
+from tarn.db.engine import Database
+from tarn.lake import snapshots
+from tarn.model.ids import new_id
+from tarn.model.names import DatasetName
+from tarn.model.snapshot import Change, Column, Components, Counts, File, HeldBatch, Snapshot, Table, TableName
+from tarn.storage.store import Store
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 

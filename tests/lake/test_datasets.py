@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import yaml
 from sqlalchemy import Connection, select, text
+from tarn.datasets import registry as datasets
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import datasets as table
+from tarn.errors import Unavailable
+from tarn.model.dataset import DatasetConfig
+from tarn.model.ids import parse_stamp
+from tarn.model.job import Progress
+from tarn.model.names import DatasetName, FileName
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.layout import DatasetLayout
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.db.tables import datasets as table
-from app.errors import Unavailable
-from app.lake import datasets
-from app.lake.datasets import Dataset
-from app.model.dataset import DatasetConfig
-from app.model.ids import parse_stamp
-from app.model.job import Progress
-from app.model.names import DatasetName, FileName
-from app.storage.faults import FaultyStore
-from app.storage.layout import DatasetLayout
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 from tests.worker.workers import make_worker
 
 FOO = DatasetLayout(DatasetName("foo"))

@@ -1,13 +1,12 @@
 """Documents edited by hand."""
 
 import pytest
-
-from app.errors import DocumentInvalid
-from app.lake import catalog
-from app.lake.documents import read_document
-from app.model.dataset import CatalogMetadata
-from app.storage.layout import Layout
-from app.storage.store import Store
+from tarn.datasets.documents import read_document
+from tarn.errors import DocumentInvalid
+from tarn.lake import catalog
+from tarn.model.dataset import CatalogMetadata
+from tarn.storage.layout import Layout
+from tarn.storage.store import Store
 
 BROKEN = [
     b"{",

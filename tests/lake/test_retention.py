@@ -4,17 +4,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pydantic import ValidationError
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.lake import refs, retention, snapshots
+from tarn.lake.retention import PRESENT, Keep, Tail
+from tarn.model.dataset import Retention
+from tarn.model.job import VacuumOptions
+from tarn.model.names import RefName
+from tarn.model.snapshot import Snapshot
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.lake import refs, retention, snapshots
-from app.lake.datasets import Dataset
-from app.lake.retention import PRESENT, Keep, Tail
-from app.model.dataset import Retention
-from app.model.job import VacuumOptions
-from app.model.names import RefName
-from app.model.snapshot import Snapshot
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 from tests.lake.manifests import T0, dataset_of, history
 
 AT = T0 + timedelta(hours=100)

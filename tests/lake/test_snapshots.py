@@ -4,16 +4,16 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.errors import ManifestInvalid, NoSnapshots, SnapshotNotFound
+from tarn.lake import snapshots
+from tarn.lake.snapshots import Named
+from tarn.model.snapshot import Change, Head, Snapshot
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.errors import ManifestInvalid, NoSnapshots, SnapshotNotFound
-from app.lake import snapshots
-from app.lake.datasets import Dataset
-from app.lake.snapshots import Named
-from app.model.snapshot import Change, Head, Snapshot
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 from tests.lake.manifests import build, dataset_of, history, publish
 from tests.worker.workers import make_worker
 

@@ -4,15 +4,14 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-
-from app.lake import tables as delta
-from app.lake.datasets import Dataset
-from app.lake.tables import NONE, DeltaStore
-from app.model.ids import new_id
-from app.model.names import DatasetName
-from app.model.snapshot import File
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
+from tarn.datasets.registry import Dataset
+from tarn.lake import delta_tables as delta
+from tarn.lake.delta_tables import NONE, DeltaStore
+from tarn.model.ids import new_id
+from tarn.model.names import DatasetName
+from tarn.model.snapshot import File
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
 
 
 @pytest.fixture

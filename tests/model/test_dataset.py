@@ -7,9 +7,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-
-from app.model import document
-from app.model.dataset import CatalogMetadata, DatasetChange, DatasetConfig, DatasetMetadata, matches, names_tag
+from tarn.model import document
+from tarn.model.dataset import CatalogMetadata, DatasetChange, DatasetConfig, DatasetMetadata, matches, names_tag
 
 CONFIG = {"name": "donations", "id": "1", "created": datetime(2030, 1, 1, tzinfo=UTC)}
 

@@ -7,10 +7,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from app.cli.plain_yaml import parse
-from app.model import document
-from app.model.document import STORED, InvalidYaml, Limits, check_size, load
+from tarn.cli.input.yaml_reader import parse
+from tarn.model import document
+from tarn.model.document import STORED, InvalidYaml, Limits, check_size, load
 
 AMBIGUOUS = [
     "1e5", "1.0e5", "1.5e+3", "1_000", "010", "0o17", "0x1F", "1:30", "12:30:45", "1:59.5", "2020-01-01", "<<", "=",

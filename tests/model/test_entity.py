@@ -10,9 +10,8 @@ from followthemoney.statement.statement import Statement
 from followthemoney.value import string_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from app.model.entity import MOST_KNOWN, Exploder, shown
-from app.model.statement import Invalid, statement_id
+from tarn.model.entity import MOST_KNOWN, Exploder, shown
+from tarn.model.statement import Invalid, statement_id
 
 DATASET = Dataset({"name": "test", "title": "Test"})
 SCHEMATA = ["Person", "Company", "Payment", "Document", "Vessel", "Address", "Ownership", "Event"]

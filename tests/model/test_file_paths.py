@@ -8,8 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from app.model.names import FilePath
+from tarn.model.names import FilePath
 
 CONTROLS = [chr(code) for code in (*range(0x20), 0x7F, *range(0x80, 0xA0), 0x2028, 0x2029)]
 """All characters that could end a line, a text or a terminal's patience."""

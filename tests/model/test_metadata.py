@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-
-from app.model.stage import NewStage
+from tarn.model.stage import NewStage
 
 
 @pytest.mark.contract("M8")

@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from app.model.names import (
+from tarn.model.names import (
     Checksum,
     DatasetName,
     DatasetPattern,

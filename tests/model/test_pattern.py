@@ -1,8 +1,7 @@
 """Patterns of `like`: how they are read, and what they may cost."""
 
 import pytest
-
-from app.model.pattern import LONGEST_PATTERN, LONGEST_WITH_SINGLES, MOST_SINGLES, Gap, check, parts
+from tarn.model.pattern import LONGEST_PATTERN, LONGEST_WITH_SINGLES, MOST_SINGLES, Gap, check, parts
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from followthemoney.types import registry
 from pydantic import TypeAdapter, ValidationError
-
-from app.api import problems
-from app.model.fields import FieldName
-from app.model.query import (
+from tarn.api.http import problems
+from tarn.model.query import (
     OPS,
     And,
     Comparison,
@@ -26,6 +24,7 @@ from app.model.query import (
     Or,
     metric_name,
 )
+from tarn.model.query_fields import FieldName
 
 NAME: dict[str, Any] = {"field": "prop:name", "op": "eq", "value": "Ann"}
 

@@ -9,22 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from tarn.datasets.registry import Dataset
+from tarn.errors import ManifestInvalid
+from tarn.model.metadata import DEEPEST
+from tarn.model.names import DatasetName
+from tarn.model.snapshot import Change, Column, Components, Counts, File, HeldBatch, Snapshot, Table
+from tarn.model.stage import NewStage, StageCommit
 
-from app.errors import ManifestInvalid
-from app.lake.datasets import Dataset
-from app.model.metadata import DEEPEST
-from app.model.names import DatasetName
-from app.model.snapshot import (
-    Change,
-    Column,
-    Components,
-    Counts,
-    File,
-    HeldBatch,
-    Snapshot,
-    Table,
-)
-from app.model.stage import NewStage, StageCommit
 from tests.lake.manifests import build
 
 DATASET = Dataset("0190-dataset", DatasetName("donations"))

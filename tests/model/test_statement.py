@@ -1,9 +1,8 @@
 """Statements: moments at the ends of time."""
 
 import pytest
-
-from app.model.moments import FIRST_MOMENT, LAST_MOMENT
-from app.model.statement import Invalid, microseconds
+from tarn.model.statement import Invalid, microseconds
+from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
 
 
 def test_first_and_last_moment_are_read():

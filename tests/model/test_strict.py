@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-
-from app.model.dataset import Policy
-from app.model.job import CompactOptions, PurgeOptions, VacuumOptions
-from app.model.ref import NewRef
-from app.model.stage import StageCommit
-from app.model.tenant import NewGrant, NewKey, NewLimits, Strict
+from tarn.model.dataset import Policy
+from tarn.model.job import CompactOptions, PurgeOptions, VacuumOptions
+from tarn.model.ref import NewRef
+from tarn.model.stage import StageCommit
+from tarn.model.tenant import NewGrant, NewKey, NewLimits, Strict
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ Prints what became of it as JSON. One process has one Spark, so each master need
 import sys
 
 import orjson
-
-from app.db.engine import Database
-from app.pipeline import plan
-from app.settings import load_settings
-from app.storage.connection import Connection
-from app.storage.store import Store
-from app.worker.flusher import SparkFlusher
+from tarn.db.engine import Database
+from tarn.pipeline.jobs import flush_plan as plan
+from tarn.settings import load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
+from tarn.worker.flusher import SparkFlusher
 
 
 def main(database_url: str, lake: str, master: str, *dataset_ids: str) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tarn.datasets.registry import Dataset
+from tarn.lake import snapshots
+from tarn.model.snapshot import Snapshot, TableName
+from tarn.storage.store import Store
 
-from app.lake import snapshots
-from app.lake.datasets import Dataset
-from app.model.snapshot import Snapshot, TableName
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 
 Identity = tuple[bytes, str]
 

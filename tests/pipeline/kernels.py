@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from app.errors import Internal, TarnError
-from app.model.buckets import buckets
-from app.pipeline.journal_slice import Journal, Slice
-from app.pipeline.kernel import AnyTask, Kernel, Output
-from app.pipeline.merge import Fold
-from app.settings import Settings
-from app.storage.connection import Connection
+from tarn.errors import Internal, TarnError
+from tarn.model.schema_buckets import buckets
+from tarn.pipeline.tasks.journal_slice import Journal, Slice
+from tarn.pipeline.tasks.kernel import AnyTask, Kernel, Output
+from tarn.pipeline.tasks.merge_files import Fold
+from tarn.settings import Settings
+from tarn.storage.connection import Connection
 
 
 class DirectKernels:

@@ -11,21 +11,21 @@ from typing import Any
 
 import duckdb
 import pytest
+from tarn.archive.fetch import Fetcher
+from tarn.archive.sources import Failed
+from tarn.datasets.registry import Dataset
+from tarn.errors import SourceFailed
+from tarn.integrity import row_checks
+from tarn.model.cancellation import Cancellation, check, checked, current
+from tarn.model.job import Stopped
+from tarn.model.schema_buckets import buckets
+from tarn.pipeline.tasks.journal_slice import Journal
+from tarn.pipeline.tasks.kernel import Kernel
+from tarn.storage.store import CHUNK, Entry, Store
+from tarn.worker.flusher import SparkFlusher
+from tarn.worker.loop import Worker
 
-from app.archive.fetch import Fetcher
-from app.archive.source import Failed
-from app.errors import SourceFailed
-from app.lake import row_checks
-from app.lake.datasets import Dataset
-from app.model.buckets import buckets
-from app.model.cancellation import Cancellation, check, checked, current
-from app.model.job import Stopped
-from app.pipeline.journal_slice import Journal
-from app.pipeline.kernel import Kernel
-from app.storage.store import CHUNK, Entry, Store
-from app.worker.flusher import SparkFlusher
-from app.worker.loop import Worker
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_mapping import COMPANIES, HEADER, Mill
 from tests.waiting import wait_until

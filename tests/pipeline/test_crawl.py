@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
+from tarn.archive.fetch import Fetcher
+from tarn.archive.sources import Source
+from tarn.db.tables import file_puts, journal_batches
+from tarn.model.snapshot import Tally
+from tarn.pipeline.tasks import crawl_files
+from tarn.pipeline.tasks.crawl_files import fetched
+from tarn.pipeline.tasks.crawl_tasks import Fetch
+from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.settings import Settings, load_settings
+from tarn.storage.store import Store
+from tarn.worker.flusher import SparkFlusher
+from tarn.worker.loop import Worker
 
-from app.archive.fetch import Fetcher
-from app.archive.source import Source
-from app.db.tables import file_puts, journal_batches
-from app.model.snapshot import Tally
-from app.pipeline import crawl_files
-from app.pipeline.crawl_files import fetched
-from app.pipeline.crawl_tasks import Fetch
-from app.pipeline.kernel import AnyTask, Output
-from app.settings import Settings, load_settings
-from app.storage.store import Store
-from app.worker.flusher import SparkFlusher
-from app.worker.loop import Worker
 from tests.archive.web import answer, page, scripted
 from tests.faults.scene import Killed, killed_at
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.s3 import BUCKET, S3Server
 from tests.worker.workers import fall_silent, make_worker

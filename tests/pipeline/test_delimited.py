@@ -6,9 +6,8 @@ import io
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from app.errors import InvalidFormat
-from app.pipeline.delimited import Form, Piece, guessed_delimiter, is_transparent, pieces
+from tarn.errors import InvalidFormat
+from tarn.pipeline.tasks.delimited import Form, Piece, guessed_delimiter, is_transparent, pieces
 
 FORM = Form("utf-8", ",")
 TEXT = st.text(st.sampled_from('ab," \n\r\tü'), max_size=60)

@@ -4,15 +4,15 @@ import json
 from typing import Any
 
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.db import outbox as events
+from tarn.lake import snapshots
+from tarn.lake.commit import Publisher
+from tarn.model.export import Kind
+from tarn.model.job import MakeOptions
+from tarn.pipeline.jobs.flush import Flush
 
-from app.db import events
-from app.lake import snapshots
-from app.lake.datasets import Dataset
-from app.lake.publish import Publisher
-from app.model.export import Kind
-from app.model.job import MakeOptions
-from app.pipeline.flush import Flush
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_export import exports_of, person, write
 from tests.pipeline.test_rewrite import ignore

@@ -18,17 +18,16 @@ import zstandard
 from followthemoney.dataset.catalog import DataCatalog
 from followthemoney.dataset.dataset import Dataset as FtmDataset
 from sqlalchemy import delete, update
-
-from app.db.tables import export_leases
-from app.db.tables import exports as exports_table
-from app.db.tables import snapshots as history
-from app.errors import Internal, TarnError
-from app.lake.datasets import Dataset
-from app.lake.publish import Publisher
-from app.lake.vacuum import Vacuum
-from app.model.export import Kind, OmittedEdges
-from app.model.ids import now
-from app.model.job import (
+from tarn.datasets.registry import Dataset
+from tarn.db.tables import export_leases
+from tarn.db.tables import exports as exports_table
+from tarn.db.tables import snapshots as history
+from tarn.errors import Internal, TarnError
+from tarn.integrity.vacuum import Vacuum
+from tarn.lake.commit import Publisher
+from tarn.model.export import Kind, OmittedEdges
+from tarn.model.ids import now
+from tarn.model.job import (
     CompactOptions,
     ExportOptions,
     ExportResult,
@@ -39,16 +38,17 @@ from app.model.job import (
     PurgeOptions,
     SkippedExport,
 )
-from app.model.statistics import Statistics
-from app.pipeline import export
-from app.pipeline.compact import Compact
-from app.pipeline.export import Exports
-from app.pipeline.flush import Flush
-from app.pipeline.kernel import AnyTask, Output
-from app.pipeline.purge import Purge
-from app.pipeline.rewrite import Rewriting
-from app.query.running import Running
-from tests.house import ONE_DATABASE, House
+from tarn.model.statistics import Statistics
+from tarn.pipeline.jobs import export
+from tarn.pipeline.jobs.compact import Compact
+from tarn.pipeline.jobs.export import Exports
+from tarn.pipeline.jobs.flush import Flush
+from tarn.pipeline.jobs.purge import Purge
+from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.query.active_reads import Running
+
+from tests.in_process_api import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_rewrite import ignore
 
@@ -340,7 +340,7 @@ def test_delta_counts_the_changed_entities_that_it_leaves_out(house: House, data
 def test_entities_that_do_not_assemble_are_counted_over_all_parts(
     house: House, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("app.pipeline.dividing.WORTH_A_FILE", 20)
+    monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
     for schema in ("Vessel", "Person"):
         some = [{"id": f"e{number:03}", "schema": schema, "properties": dict[str, Any]()} for number in range(200)]
         write(house, *some, origin=schema.lower())
@@ -387,7 +387,7 @@ def test_compressed_exports_have_other_names_and_the_same_content(
     unpacked: Callable[[bytes], bytes],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("app.pipeline.dividing.WORTH_A_FILE", 10)
+    monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 10)
     write(house, *(person(f"p{number:02}") for number in range(40)))
     exporting.make(dataset, MakeOptions(), ignore)
     names = ("statements.csv", "entities.ftm.json", "graph.cypher", "documents.csv")
@@ -423,7 +423,7 @@ def test_dataset_without_anything_has_exports_that_are_empty_and_valid(
 def test_files_of_many_parts_are_one_in_order(
     house: House, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("app.pipeline.dividing.WORTH_A_FILE", 20)
+    monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
     write(house, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(200)))
 
     exporting.make(dataset, MakeOptions(), ignore)

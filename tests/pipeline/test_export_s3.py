@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.model.export import Kind
+from tarn.model.job import MakeOptions
+from tarn.settings import Settings
 
-from app.lake.datasets import Dataset
-from app.model.export import Kind
-from app.model.job import MakeOptions
-from app.settings import Settings
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_export import exports_of, fetched, freshness, person, write
 from tests.pipeline.test_rewrite import ignore
@@ -24,7 +24,7 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
 def test_exports_on_s3_are_what_reads_show_also_in_parts(
     house: House, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("app.pipeline.dividing.WORTH_A_FILE", 20)
+    monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
     write(house, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(100)))
     exporting = exports_of(house, kernels)
     exporting.make(dataset, MakeOptions(), ignore)

@@ -13,19 +13,19 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from sqlalchemy import select
+from tarn.datasets.registry import Dataset
+from tarn.db.tables import journal, journal_batches, tags
+from tarn.errors import Locked
+from tarn.lake.commit import TABLES, Publisher
+from tarn.lake.leases import Leases
+from tarn.lake.table_schemas import PARTITIONED
+from tarn.model.snapshot import Snapshot
+from tarn.pipeline.jobs import flush_plan as plan
+from tarn.pipeline.jobs.flush import Flush
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
 
-from app.db.tables import journal, journal_batches, tags
-from app.errors import Locked
-from app.lake.datasets import Dataset
-from app.lake.leases import Leases
-from app.lake.publish import TABLES, Publisher
-from app.lake.schemas import PARTITIONED
-from app.model.snapshot import Snapshot
-from app.pipeline import plan
-from app.pipeline.flush import Flush
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import head, rows_of, stored
 from tests.pipeline.kernels import DirectKernels
@@ -260,7 +260,7 @@ def test_lease_that_is_given_back_soon_is_waited_for(
 ):
     others = Leases(house.services.database, house.services.store, "another", seconds=60)
     lease = others.take(dataset)
-    monkeypatch.setattr("app.lake.publish.time.sleep", lambda _: others.release(lease))
+    monkeypatch.setattr("tarn.lake.commit.time.sleep", lambda _: others.release(lease))
     post(house, PERSON)
 
     (snapshot,) = flush()
@@ -274,7 +274,7 @@ def test_lease_that_is_not_given_back_is_not_waited_for_long(
     services = house.services
     Leases(services.database, services.store, "another", seconds=60).take(dataset)
     waits: list[float] = []
-    monkeypatch.setattr("app.lake.publish.time.sleep", waits.append)
+    monkeypatch.setattr("tarn.lake.commit.time.sleep", waits.append)
     post(house, PERSON)
     publisher = Publisher(services.database, services.store, services.settings, "tester")
 

@@ -6,18 +6,18 @@ from itertools import count
 from typing import Any
 
 import pytest
+from tarn.access.audit import Act
+from tarn.datasets.registry import Dataset
+from tarn.journal.batches import Batch
+from tarn.journal.event_buffer import Events
+from tarn.lake.commit import Publisher
+from tarn.lake.live.reference import Event, Statement, fold
+from tarn.model.snapshot import Snapshot
+from tarn.model.statement import StatementRow, statement_id
+from tarn.model.tenant import ADMIN
+from tarn.pipeline.jobs.flush import Flush
 
-from app.journal.batches import Batch
-from app.journal.events import Events
-from app.lake.datasets import Dataset
-from app.lake.fold import Event, Statement, fold
-from app.lake.publish import Publisher
-from app.model.snapshot import Snapshot
-from app.model.statement import StatementRow, statement_id
-from app.model.tenant import ADMIN
-from app.pipeline.flush import Flush
-from app.tenancy.audit import Act
-from tests.house import House
+from tests.in_process_api import House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import HISTORIES, Expected, head, rows_of, shown, stored
 from tests.pipeline.kernels import DirectKernels
@@ -63,7 +63,7 @@ def as_events(history: list[dict[str, Any]]) -> Events:
 
 
 def as_folded(batch: list[dict[str, Any]], commit: int) -> list[Event]:
-    """The same events as `app.lake.fold` takes them."""
+    """The same events as `tarn.lake.live.reference` takes them."""
     return [
         Event(
             ord=(commit << 32) + position,

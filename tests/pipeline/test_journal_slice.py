@@ -5,12 +5,12 @@ from concurrent.futures import ProcessPoolExecutor
 import pyarrow as pa
 import pytest
 from sqlalchemy import text
+from tarn.datasets.registry import Dataset
+from tarn.model.shards import ALL_SHARDS
+from tarn.pipeline.tasks.journal_slice import COLUMNS, SAMPLE, Journal, Slice
+from tarn.settings import Settings
 
-from app.lake.datasets import Dataset
-from app.model.shards import ALL_SHARDS
-from app.pipeline.journal_slice import COLUMNS, SAMPLE, Journal, Slice
-from app.settings import Settings
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import read_both_ways
 
 OTHERS = [

@@ -13,12 +13,11 @@ from followthemoney.property import Property
 from followthemoney.util import sanitize_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from app.model.entity import Exploder
-from app.model.mapping import MappingDocument
-from app.model.names import DatasetName
-from app.pipeline import mapper
-from app.pipeline.mapper import Mapper
+from tarn.model.entity import Exploder
+from tarn.model.mapping import MappingDocument
+from tarn.model.names import DatasetName
+from tarn.pipeline.tasks import mapper
+from tarn.pipeline.tasks.mapper import Mapper
 
 logging.getLogger("followthemoney.mapping").setLevel(logging.ERROR)
 

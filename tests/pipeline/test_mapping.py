@@ -17,16 +17,16 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import openpyxl
 import pytest
 from sqlalchemy import func, select
+from tarn.datasets.registry import Dataset
+from tarn.db.tables import journal, journal_batches, journal_packs, tags
+from tarn.errors import QuotaExceeded, TarnError, Unavailable
+from tarn.model.job import Job, MappingOptions, MappingResult, Stopped
+from tarn.model.names import Checksum
+from tarn.pipeline.jobs import mapping as processing
+from tarn.pipeline.jobs.mapping import UNCHANGED, Mappings
+from tarn.pipeline.tasks.kernel import AnyTask, Output
 
-from app.db.tables import journal, journal_batches, journal_packs, tags
-from app.errors import QuotaExceeded, TarnError, Unavailable
-from app.lake.datasets import Dataset
-from app.model.job import Job, MappingOptions, MappingResult, Stopped
-from app.model.names import Checksum
-from app.pipeline import mapping as processing
-from app.pipeline.kernel import AnyTask, Output
-from app.pipeline.mapping import UNCHANGED, Mappings
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_rewrite import ignore
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import select, text
 from sqlalchemy.event import listen
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import journal_rejected
+from tarn.model.snapshot import Snapshot
 
-from app.db.engine import Database
-from app.db.tables import journal_rejected
-from app.lake.datasets import Dataset
-from app.model.snapshot import Snapshot
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.history import head, stored
 
 

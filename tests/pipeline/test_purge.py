@@ -5,20 +5,20 @@ from collections.abc import Callable
 
 import pytest
 from sqlalchemy import select
+from tarn.datasets.registry import Dataset
+from tarn.db.tables import journal
+from tarn.errors import SnapshotGone
+from tarn.integrity.vacuum import Vacuum
+from tarn.lake import refs, snapshots
+from tarn.lake.commit import Publisher
+from tarn.model.job import PurgeOptions
+from tarn.model.names import RefName
+from tarn.model.snapshot import Change, Snapshot
+from tarn.pipeline.jobs.flush import Flush
+from tarn.pipeline.jobs.purge import Purge
+from tarn.pipeline.jobs.rewrite import Rewriting
 
-from app.db.tables import journal
-from app.errors import SnapshotGone
-from app.lake import refs, snapshots
-from app.lake.datasets import Dataset
-from app.lake.publish import Publisher
-from app.lake.vacuum import Vacuum
-from app.model.job import PurgeOptions
-from app.model.names import RefName
-from app.model.snapshot import Change, Snapshot
-from app.pipeline.flush import Flush
-from app.pipeline.purge import Purge
-from app.pipeline.rewrite import Rewriting
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.history import Expected, head, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import drawn

@@ -5,18 +5,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.errors import SnapshotNotFound
+from tarn.lake import snapshots
+from tarn.lake.commit import Publisher
+from tarn.model.job import CompactOptions, RevertOptions
+from tarn.model.snapshot import Change, Snapshot
+from tarn.pipeline.jobs.compact import Compact
+from tarn.pipeline.jobs.flush import Flush
+from tarn.pipeline.jobs.revert import Revert
+from tarn.pipeline.jobs.rewrite import Rewriting
 
-from app.errors import SnapshotNotFound
-from app.lake import snapshots
-from app.lake.datasets import Dataset
-from app.lake.publish import Publisher
-from app.model.job import CompactOptions, RevertOptions
-from app.model.snapshot import Change, Snapshot
-from app.pipeline.compact import Compact
-from app.pipeline.flush import Flush
-from app.pipeline.revert import Revert
-from app.pipeline.rewrite import Rewriting
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.history import HISTORIES, Expected, Identity, head, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import drawn

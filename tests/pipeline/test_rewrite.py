@@ -6,21 +6,21 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tarn.access.audit import Act
+from tarn.datasets.registry import Dataset
+from tarn.journal.batches import Batch
+from tarn.lake.commit import TABLES, Publisher
+from tarn.lake.table_schemas import PARTITIONED
+from tarn.model.job import CompactOptions, OptimizeOptions
+from tarn.model.ranges import EVERYTHING, Range
+from tarn.model.snapshot import Change, Column, File, Snapshot, TableName
+from tarn.model.tenant import ADMIN
+from tarn.pipeline.jobs.compact import Compact, planned, worthwhile
+from tarn.pipeline.jobs.optimize import Optimize, bins
+from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.tasks.key_ranges import loads
 
-from app.journal.batches import Batch
-from app.lake.datasets import Dataset
-from app.lake.publish import TABLES, Publisher
-from app.lake.schemas import PARTITIONED
-from app.model.job import CompactOptions, OptimizeOptions
-from app.model.ranges import EVERYTHING, Range
-from app.model.snapshot import Change, Column, File, Snapshot, TableName
-from app.model.tenant import ADMIN
-from app.pipeline.compact import Compact, planned, worthwhile
-from app.pipeline.optimize import Optimize, bins
-from app.pipeline.ranges import loads
-from app.pipeline.rewrite import Rewriting
-from app.tenancy.audit import Act
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.history import HISTORIES, Expected, head, rows_of, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import as_events, drawn
@@ -134,7 +134,7 @@ def test_dataset_without_snapshots_has_nothing_to_be_rewritten(dataset: Dataset,
 def test_large_store_is_compacted_into_runs_that_do_not_overlap(
     house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("app.pipeline.dividing.WORTH_A_FILE", 50)
+    monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 50)
     people = [
         {"id": f"p-{number:04}", "schema": "Person", "properties": {"name": [f"P {number}"]}} for number in range(400)
     ]

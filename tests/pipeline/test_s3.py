@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from tarn.datasets.registry import Dataset
+from tarn.lake.commit import TABLES
+from tarn.settings import Settings
 
-from app.lake.datasets import Dataset
-from app.lake.publish import TABLES
-from app.settings import Settings
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.test_flush import (  # noqa: F401 - run here too
     test_checksums_are_there_where_the_dataset_asks_for_them,
     test_commit_costs_a_fixed_number_of_storage_calls_and_lists_nothing,

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+from tarn.pipeline.session import Sessions, start_session
+from tarn.settings import load_settings
 
-from app.pipeline.session import Sessions, start_session
-from app.settings import load_settings
-from tests.pipeline.strangers import asked_by_a_stranger, jvm_process
+from tests.pipeline.unauthenticated_client import asked_by_a_stranger, jvm_process
 
 pytestmark = pytest.mark.xdist_group("spark")
 

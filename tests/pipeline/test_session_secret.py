@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from tarn.errors import Unavailable
+from tarn.pipeline.session import Sessions
+from tarn.settings import Settings, load_settings
 
-from app.errors import Unavailable
-from app.pipeline.session import Sessions
-from app.settings import Settings, load_settings
-from tests.pipeline.strangers import asked_by_a_stranger, jvm_process
+from tests.pipeline.unauthenticated_client import asked_by_a_stranger, jvm_process
 
 pytestmark = pytest.mark.xdist_group("spark")
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import orjson
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.errors import Internal, Unavailable
+from tarn.model.flush import Flushed
+from tarn.model.schema_buckets import buckets
+from tarn.pipeline.session import Sessions
+from tarn.pipeline.spark_runner import SparkKernels
+from tarn.pipeline.tasks.journal_slice import Journal
+from tarn.settings import Settings, load_settings
+from tarn.worker.flusher import SparkFlusher
 
-from app.errors import Internal, Unavailable
-from app.lake.datasets import Dataset
-from app.model.buckets import buckets
-from app.model.flush import Flushed
-from app.pipeline.journal_slice import Journal
-from app.pipeline.session import Sessions
-from app.pipeline.spark import SparkKernels
-from app.settings import Settings, load_settings
-from app.worker.flusher import SparkFlusher
-from tests.house import House
+from tests.in_process_api import House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import head, rows_of, shown, stored
 from tests.pipeline.kernels import DyingKernel

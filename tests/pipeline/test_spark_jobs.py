@@ -6,16 +6,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.errors import Unavailable
+from tarn.model.schema_buckets import buckets
+from tarn.pipeline.session import Sessions
+from tarn.pipeline.spark_runner import SparkKernels
+from tarn.pipeline.tasks.journal_slice import Journal
+from tarn.settings import Settings, load_settings
+from tarn.worker.flusher import SparkFlusher
 
-from app.errors import Unavailable
-from app.lake.datasets import Dataset
-from app.model.buckets import buckets
-from app.pipeline.journal_slice import Journal
-from app.pipeline.session import Sessions
-from app.pipeline.spark import SparkKernels
-from app.settings import Settings, load_settings
-from app.worker.flusher import SparkFlusher
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.pipeline.kernels import BusyKernel
 from tests.waiting import wait_until
 from tests.worker.workers import make_worker, working

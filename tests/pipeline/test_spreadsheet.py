@@ -13,10 +13,9 @@ import pytest
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 from openpyxl.xml.constants import SHARED_STRINGS
-
-from app.errors import BodyTooLarge, InvalidFormat, TarnError
-from app.pipeline import spreadsheet, workbook_parts
-from app.pipeline.spreadsheet import as_text
+from tarn.errors import BodyTooLarge, InvalidFormat, TarnError
+from tarn.pipeline.jobs import spreadsheet, workbook_parts
+from tarn.pipeline.jobs.spreadsheet import as_text
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 SHEET, STRINGS, STYLES = "xl/worksheets/sheet1.xml", "xl/sharedStrings.xml", "xl/styles.xml"

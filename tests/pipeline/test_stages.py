@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from tarn.worker.loop import Worker
 
-from app.worker.loop import Worker
-from tests.house import House
+from tests.in_process_api import House
 from tests.worker.workers import working
 
 DATASET = "/v1/datasets/test"

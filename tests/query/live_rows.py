@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import duckdb
-
-from app.model.statement import microseconds
+from tarn.model.statement import microseconds
 
 
 class Row(NamedTuple):

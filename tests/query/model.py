@@ -9,9 +9,9 @@ from typing import Any
 from followthemoney.model import Model as Ftm
 from followthemoney.types import registry
 from hypothesis import strategies as st
+from tarn.model.statement import statement_id
+from tarn.query.assembly import Row, entity_line
 
-from app.model.statement import statement_id
-from app.query.assembly import Row, entity_line
 from tests.pipeline.history import Expected
 
 Event = dict[str, Any]

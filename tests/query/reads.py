@@ -12,16 +12,17 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter
+from tarn.datasets.registry import Dataset
+from tarn.model.query import EntityAggregate, Node
+from tarn.model.query_fields import SortKey
+from tarn.query import delete_counts as counts
+from tarn.query import entities, statements
+from tarn.query.assembly import Row
+from tarn.query.reader import NOW, Reader, Reading, State
+from tarn.query.sorting import Sorting
+from tarn.query.statement_formats import ARROW, CSV, FORMS, NDJSON, PARQUET
+from tarn.query.statements import Filter
 
-from app.lake.datasets import Dataset
-from app.model.fields import SortKey
-from app.model.query import EntityAggregate, Node
-from app.query import counts, entities, statements
-from app.query.assembly import Row
-from app.query.forms import ARROW, CSV, FORMS, NDJSON, PARQUET
-from app.query.reader import NOW, Reader, Reading, State
-from app.query.sorting import Sorting
-from app.query.statements import Filter
 from tests.query.model import NAMES, ORIGINS, Matches, Model, ids_of, last_seen, shown, values
 
 Found = TypeVar("Found")

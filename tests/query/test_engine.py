@@ -6,11 +6,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tarn.query.engine import Engine
+from tarn.settings import Settings
+from tarn.storage.connection import Connection
 
-from app.query.engine import Engine
-from app.settings import Settings
-from app.storage.connection import Connection
-from tests.house import ONE_DATABASE
+from tests.in_process_api import ONE_DATABASE
 
 pytestmark = ONE_DATABASE
 

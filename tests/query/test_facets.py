@@ -7,9 +7,9 @@ import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tarn.model.query import EntityAggregate, Facet
+from tarn.query.facets import facets, shown
 
-from app.model.query import EntityAggregate, Facet
-from app.query.facets import facets, shown
 from tests.query.live_rows import Row, engine, fill, moment
 from tests.query.test_filters import by_entity, matches, rows, values_of
 

@@ -8,19 +8,19 @@ from datetime import timedelta
 from itertools import pairwise
 
 from hypothesis import HealthCheck, Phase, given, settings
+from tarn.model.ranges import EVERYTHING, Range
+from tarn.model.statistics import Statistics
+from tarn.query import diff
+from tarn.query.incremental_statistics import exchanged
+from tarn.query.reader import Reading, State
+from tarn.query.statistics import counted
 
-from app.model.ranges import EVERYTHING, Range
-from app.model.statistics import Statistics
-from app.query import diff
-from app.query.reader import Reading, State
-from app.query.recounting import exchanged
-from app.query.statistics import counted
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.history import stored
 from tests.pipeline.kernels import DirectKernels
+from tests.query.flushed_history import Story
 from tests.query.model import Step, histories, line
 from tests.query.reads import Reads
-from tests.query.story import Story
 
 # No name of a setting: an unknown one of those refuses every start.
 EXAMPLES = int(os.environ.get("HISTORIES", "6"))

@@ -4,14 +4,14 @@ from typing import Any
 
 import orjson
 from hypothesis import given
+from tarn.datasets.registry import Dataset
+from tarn.model.entity import Exploder
+from tarn.model.statement import statement_id
 
-from app.lake.datasets import Dataset
-from app.model.entity import Exploder
-from app.model.statement import statement_id
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import DirectKernels
+from tests.query.flushed_history import Story
 from tests.query.model import NAMES, Event, Model, Step, added, erased, histories, iso, shown
-from tests.query.story import Story
 from tests.query.test_histories import few
 
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -6,9 +6,8 @@ from random import Random
 import duckdb
 import pyarrow as pa
 from followthemoney.model import Model
-
-from app.lake import invalid_sql
-from app.query.vocabulary import resolved_schema
+from tarn.lake.live import invalid_sql
+from tarn.query.ftm_model import resolved_schema
 
 UNKNOWN = ["Nonsense", "Person'; --"]
 

@@ -1,17 +1,17 @@
 """The relation `live`: which files it is made from, and that no bound ever hides a row."""
 
 import pytest
+from tarn.model.snapshot import Column, Snapshot, Table
+from tarn.query.planner import Plan
+from tarn.query.reader import NOW, Reading, State
+from tarn.query.views import View
 
-from app.model.snapshot import Column, Snapshot, Table
-from app.query.planner import Plan
-from app.query.reader import NOW, Reading, State
-from app.query.views import View
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
+from tests.query.flushed_history import Story
 from tests.query.model import Event, added, deleted, erased
 from tests.query.reads import Reads
-from tests.query.story import Story
 
 pytestmark = ONE_DATABASE
 

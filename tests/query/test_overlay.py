@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from tarn.errors import Unavailable
+from tarn.journal import overlay, packs
+from tarn.query.reader import NOW, Reader
 
-from app.errors import Unavailable
-from app.journal import overlay, packs
-from app.query.reader import NOW, Reader
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.journal.packing import pack_rows
 from tests.pipeline.kernels import DirectKernels
+from tests.query.flushed_history import Story
 from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, histories
 from tests.query.reads import Reads
-from tests.query.story import Story
 from tests.query.test_histories import played
 
 NAME = ("Person", "name", "x")

@@ -14,22 +14,22 @@ import pytest
 from httpx2 import Response
 from hypothesis import HealthCheck, given
 from pydantic import SecretStr
+from tarn.datasets.registry import Dataset
+from tarn.errors import Unavailable
+from tarn.main import assemble
+from tarn.model.ids import now
+from tarn.model.snapshot import Snapshot
+from tarn.query import statements
+from tarn.query.engine import Engine, answering
+from tarn.query.reader import NOW
+from tarn.query.statement_formats import CSV
+from tarn.query.statements import Filter
+from tarn.settings import Settings
+from tarn.storage import connection as limits
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 
-from app.errors import Unavailable
-from app.lake.datasets import Dataset
-from app.main import assemble
-from app.model.ids import now
-from app.model.snapshot import Snapshot
-from app.query import statements
-from app.query.engine import Engine, answering
-from app.query.forms import CSV
-from app.query.reader import NOW
-from app.query.statements import Filter
-from app.settings import Settings
-from app.storage import connection as limits
-from app.storage.connection import Connection
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import DirectKernels
 from tests.query.model import Step, histories
 from tests.query.test_histories import check_history

@@ -8,9 +8,9 @@ import pytest
 from followthemoney.types import registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tarn.model.query_fields import SortKey
+from tarn.query.sorting import NotAPosition, Sorting
 
-from app.model.fields import SortKey
-from app.query.sorting import NotAPosition, Sorting
 from tests.query.live_rows import Row, engine, fill, moment
 
 KEYS = ["id", "canonical_id", "schema", "first_seen", "last_seen", "prop:name", "prop:amount"]

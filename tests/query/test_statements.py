@@ -5,9 +5,8 @@ from itertools import islice
 
 import duckdb
 import pytest
-
-from app.query.columns import gathered
-from app.query.statements import Place, in_order
+from tarn.query.column_text import gathered
+from tarn.query.statements import Place, in_order
 
 QUERY = "SELECT * FROM live"
 
@@ -59,7 +58,7 @@ def test_memory_that_ends_halfway_leaves_nothing_out_and_nothing_twice(small, mo
 
     with small(10) as duck:
         expected = places(duck)
-        monkeypatch.setattr("app.query.statements.gathered", failing)
+        monkeypatch.setattr("tarn.query.statements.gathered", failing)
         found = places(duck)
 
     assert found == expected

@@ -13,11 +13,11 @@ import pytest
 from followthemoney.model import Model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tarn.model.statistics import Bound, Count, Statistics
+from tarn.query.assembly import entity_lines
+from tarn.query.ftm_model import property_type
+from tarn.query.statistics import counted
 
-from app.model.statistics import Bound, Count, Statistics
-from app.query.assembly import entity_lines
-from app.query.statistics import counted
-from app.query.vocabulary import property_type
 from tests.query.live_rows import Row, engine, fill, moment
 
 FAMILIES = {

@@ -12,18 +12,18 @@ from typing import Any, cast
 import psutil
 import pyarrow as pa
 import pytest
+from tarn.api.http.reads.read_requests import Patience
+from tarn.errors import QueryTimeout, Unavailable
+from tarn.model.query import Op
+from tarn.query.duckdb_process import Session, hand_over
+from tarn.query.engine import Engine, EngineApart, EngineConfined
+from tarn.query.filters import CALLS, _expression
+from tarn.query.reader import Reading
+from tarn.query.tenant_isolation import SECONDS, Confinement
+from tarn.settings import Settings
+from tarn.storage.connection import Connection
 
-from app.api.reading import Patience
-from app.errors import QueryTimeout, Unavailable
-from app.model.query import Op
-from app.query.apart import Session, hand_over
-from app.query.confinement import SECONDS, Confinement
-from app.query.engine import Engine, EngineApart, EngineConfined
-from app.query.filters import CALLS, _expression
-from app.query.reader import Reading
-from app.settings import Settings
-from app.storage.connection import Connection
-from tests.query.test_apart import ENDLESS
+from tests.query.test_duckdb_process import ENDLESS
 from tests.waiting import wait_until
 
 TEXT = "".join(random.Random(1).choices("ab", k=8_000_000))
@@ -133,7 +133,7 @@ def test_start_that_takes_too_long_is_retryable_and_no_fault_of_the_query(
 ):
     assert answers(engine)
     engine._keys = cast("Any", "others")
-    monkeypatch.setattr("app.query.engine.START_SECONDS", 0)
+    monkeypatch.setattr("tarn.query.engine.START_SECONDS", 0)
 
     with pytest.raises(Unavailable):
         answers(engine)

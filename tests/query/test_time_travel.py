@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from tarn.query.statement_formats import FORMS
 
-from app.query.forms import FORMS
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.kernels import DirectKernels
+from tests.query.flushed_history import Story
 from tests.query.model import COMPACT, FACTS, ORIGINS, PACK, Move, Step, added, erased
-from tests.query.story import Story
 
 ENTITIES = ("a", "b", "c")
 

@@ -1,11 +1,11 @@
 """Views: states that are resolved once."""
 
 import pytest
+from tarn.datasets.registry import Dataset
+from tarn.query import views
+from tarn.query.views import Views
 
-from app.lake.datasets import Dataset
-from app.query import views
-from app.query.views import Views
-from tests.house import House
+from tests.in_process_api import House
 
 
 def test_manifests_are_kept_within_bounds_and_the_newest_always(

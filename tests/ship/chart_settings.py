@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from app.settings import PREFIX, Settings
+from tarn.settings import PREFIX, Settings
 
 SCHEMA = Path(__file__).parents[2] / "helm" / "tarn" / "values.schema.json"
 

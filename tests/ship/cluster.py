@@ -65,7 +65,7 @@ class Cluster:
         kept = {key: value for key, value in os.environ.items() if key in ("PATH", "JAVA_HOME")}
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "app.cli", *container["args"]],
+                [sys.executable, "-m", "tarn.cli", *container["args"]],
                 # A test's own functions are run there, too.
                 env=kept | {"PYTHONPATH": str(ROOT)} | environment | self.variables,
                 cwd=self.folder,

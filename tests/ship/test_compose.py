@@ -8,8 +8,8 @@ import tomllib
 
 import jsonschema
 import pytest
+from tarn.settings import PREFIX, Settings, load_settings
 
-from app.settings import PREFIX, Settings, load_settings
 from tests.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.ship.compose import SCHEMA, VARIABLE, compose
 from tests.ship.dockerfile import ROOT, final_stage

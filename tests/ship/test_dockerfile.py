@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from tarn.settings import load_settings
 
-from app.settings import load_settings
 from tests.ship.dockerfile import ROOT, Instruction, copied_from_the_tree, final_stage, image_environment, instructions
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -127,7 +127,7 @@ def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
         assert f"tarn = {PROJECT['project']['scripts']['tarn']}" in wheel.read(scripts).decode()
     modules = {str(path.relative_to(ROOT)) for top in ("app", "migrations") for path in (ROOT / top).rglob("*.py")}
     templates = {str(path.relative_to(ROOT)) for path in (ROOT / "migrations").rglob("*.mako")}
-    assert {"app/settings.py", "migrations/__init__.py"} <= modules
+    assert {"app/tarn/settings.py", "migrations/__init__.py"} <= modules
     assert modules | templates <= packed
 
 
@@ -183,7 +183,7 @@ READ_ONLY = (
 """A root file system that cannot be written to, but for two folders, seen by this command alone."""
 
 
-TARN = ("-m", "app.cli")
+TARN = ("-m", "tarn.cli")
 
 
 class Image:
@@ -256,7 +256,7 @@ def image() -> Iterator[Image]:
 
 def test_the_installed_package_tells_its_version_and_is_not_the_working_copy(image):
     assert image.run(*TARN, "--version") == (0, f"tarn {PROJECT['project']['version']}\n")
-    code, where = image.run("-c", "import app; print(app.__file__)")
+    code, where = image.run("-c", "import tarn; print(tarn.__file__)")
     assert code == 0
     assert Path(where.strip()).is_relative_to(image.python.parents[1])
 
@@ -284,5 +284,5 @@ def test_a_worker_without_a_migrated_database_says_so_in_a_sentence(image):
 
 
 def test_every_command_of_the_chart_and_of_compose_is_one_of_the_package():
-    named = set(run(sys.executable, "-m", "app.cli", "--help").stdout.split())
+    named = set(run(sys.executable, "-m", "tarn.cli", "--help").stdout.split())
     assert {"api", "worker", "migrate", "executor", "serve"} <= named

@@ -10,9 +10,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from tarn.settings import PREFIX, Settings, load_settings
 
-from app.settings import PREFIX, Settings, load_settings
-from tests.ship.budget import of_all
 from tests.ship.chart import (
     CHART,
     CLUSTER,
@@ -29,6 +28,7 @@ from tests.ship.chart import (
 )
 from tests.ship.chart import release as rendered
 from tests.ship.chart_settings import SECRET, offered
+from tests.ship.connection_budget import of_all
 from tests.ship.dockerfile import ROOT, final_stage, image_environment
 
 OPERATOR = "monitoring.coreos.com/v1"

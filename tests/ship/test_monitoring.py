@@ -5,9 +5,9 @@ import re
 
 import pytest
 import yaml
+from tarn.db import worker_heartbeats as workers
 
-from app.db import workers
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.ship.chart import CHART, CLUSTER, FULL, release
 from tests.ship.dockerfile import ROOT
 

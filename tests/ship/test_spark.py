@@ -10,12 +10,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from tarn.errors import StartRefused
+from tarn.pipeline.executor import ARGUMENTS, executor_command
+from tarn.pipeline.session import Sessions
+from tarn.settings import load_settings
+from tarn.storage.connection import Connection
 
-from app.errors import StartRefused
-from app.pipeline.executor import ARGUMENTS, executor_command
-from app.pipeline.session import Sessions
-from app.settings import load_settings
-from app.storage.connection import Connection
 from tests.s3 import moto_server
 from tests.ship.chart import CLUSTER, FULL, MINIMAL, NEWEST, Release, release
 from tests.ship.cluster import ADDRESS, cluster

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from app.db import migrate
-from app.db.engine import Database
-from app.errors import ManifestInvalid, TarnError
-from app.lake import snapshots
-from app.lake.datasets import Dataset
-from app.lake.publish import Publisher
-from app.pipeline.flush import Flush
-from app.settings import Settings, load_settings
-from app.storage.connection import Connection
-from app.storage.lake import open_lake
-from app.storage.store import Missing, Store
-from app.tenancy.bootstrap import ensure_admin
+from tarn.access.bootstrap import ensure_admin
+from tarn.datasets.registry import Dataset
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.errors import ManifestInvalid, TarnError
+from tarn.lake import snapshots
+from tarn.lake.commit import Publisher
+from tarn.pipeline.jobs.flush import Flush
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.lake_root import open_lake
+from tarn.storage.store import Missing, Store
+
 from tests.faults.checks import check, laid_over, look
 from tests.faults.scene import QUICK, Scene
 from tests.pipeline.history import shown

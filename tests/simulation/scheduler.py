@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
+from tarn.db.engine import Database
+from tarn.storage.fault_injection import PATIENCE, FaultyStore
+from tarn.storage.store import Store
 
-from app.db.engine import Database
-from app.storage.faults import PATIENCE, FaultyStore
-from app.storage.store import Store
 from tests.faults.scene import Killed
 
 MOST_STEPS = 4000

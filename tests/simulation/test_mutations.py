@@ -5,18 +5,19 @@ from contextlib import suppress
 import pytest
 from deltalake import DeltaTable
 from sqlalchemy import Connection, update
+from tarn.datasets.registry import Dataset
+from tarn.db.tables import snapshot_heads
+from tarn.db.tables import snapshots as recorded
+from tarn.db.upsert import upsert
+from tarn.errors import PathExists
+from tarn.journal import segments
+from tarn.lake import commit as publish
+from tarn.lake import snapshots
+from tarn.lake.commit import Publisher
+from tarn.lake.delta_tables import NONE
+from tarn.lake.leases import Lease
+from tarn.model.snapshot import Head, Snapshot, TableName
 
-from app.db.tables import snapshot_heads
-from app.db.tables import snapshots as recorded
-from app.db.upsert import upsert
-from app.errors import PathExists
-from app.journal import segments
-from app.lake import publish, snapshots
-from app.lake.datasets import Dataset
-from app.lake.leases import Lease
-from app.lake.publish import Publisher
-from app.lake.tables import NONE
-from app.model.snapshot import Head, Snapshot, TableName
 from tests.simulation.play import Failed, Stage
 
 MOST_SEEDS = 200

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+from tarn.settings import Settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 
-from app.settings import Settings
-from app.storage.connection import Connection
-from app.storage.store import Store
 from tests.s3 import S3Server
 
 

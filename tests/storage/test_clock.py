@@ -1,4 +1,4 @@
-from app.storage.clock import store_time
+from tarn.storage.store_clock import store_time
 
 
 def test_what_was_written_before_is_not_younger_and_nothing_is_left_behind(store):

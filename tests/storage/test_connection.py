@@ -16,19 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from tarn.errors import StartRefused
+from tarn.settings import Settings
+from tarn.storage import connection as limits
+from tarn.storage.connection import Connection
+from tarn.storage.store import Missing, Store
 
-from app.errors import StartRefused
-from app.settings import Settings
-from app.storage import connection as limits
-from app.storage.connection import Connection
-from app.storage.store import Missing, Store
 from tests.s3 import ACCESS_KEY, SECRET_KEY, S3Server, moto_server
 
 READ_IN_ANOTHER_PROCESS = """
 import pickle, sys
 import duckdb
 from deltalake import DeltaTable
-from app.storage.store import Store
+from tarn.storage.store import Store
 connection = pickle.load(sys.stdin.buffer)
 table = DeltaTable(connection.table_uri("ds/table"), storage_options=connection.delta_options())
 database = duckdb.connect()

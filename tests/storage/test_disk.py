@@ -9,11 +9,10 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
-
-from app.errors import StartRefused, StorageFull, Unavailable
-from app.settings import Settings
-from app.storage.connection import Connection
-from app.storage.store import Store
+from tarn.errors import StartRefused, StorageFull, Unavailable
+from tarn.settings import Settings
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 
 
 @pytest.fixture
@@ -166,9 +165,9 @@ def test_full_disk_is_storage_full_and_leaves_nothing(small_disk, write):
 def test_file_above_the_process_limit_is_storage_full_and_leaves_nothing(tmp_path):
     script = """
 import resource, sys
-from app.errors import StorageFull
-from app.storage.connection import Connection
-from app.storage.store import Store
+from tarn.errors import StorageFull
+from tarn.storage.connection import Connection
+from tarn.storage.store import Store
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     Store(Connection(sys.argv[1])).put_new("ds/doc", b"x" * 200_000)

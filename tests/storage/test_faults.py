@@ -2,11 +2,10 @@ import inspect
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from app.errors import Unavailable
-from app.storage import faults
-from app.storage.faults import Call, FaultyStore
-from app.storage.store import Missing, Store
+from tarn.errors import Unavailable
+from tarn.storage import fault_injection as faults
+from tarn.storage.fault_injection import Call, FaultyStore
+from tarn.storage.store import Missing, Store
 
 DOWN = Unavailable("down")
 

@@ -1,8 +1,7 @@
 from threading import Event
 
 import pytest
-
-from app.storage.handover import AHEAD, Abandoned, hand_over
+from tarn.storage.chunk_queue import AHEAD, Abandoned, hand_over
 
 
 def test_chunks_arrive_in_order_and_are_counted():

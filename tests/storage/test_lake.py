@@ -2,11 +2,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 import pytest
+from tarn.errors import PathExists, StartRefused, Unavailable, UnsupportedStore
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.lake_root import open_lake, probe_put_if_absent
+from tarn.storage.store import Store
 
-from app.errors import PathExists, StartRefused, Unavailable, UnsupportedStore
-from app.storage.faults import FaultyStore
-from app.storage.lake import open_lake, probe_put_if_absent
-from app.storage.store import Store
 from tests.s3 import moto_server
 
 

@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from app.model.export import Kind
-from app.model.names import LAKEHOUSE, Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey, TenantName
-from app.storage.layout import DatasetLayout, Layout, data_file
+from tarn.model.export import Kind
+from tarn.model.names import LAKEHOUSE, Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey, TenantName
+from tarn.storage.layout import DatasetLayout, Layout, data_file
 
 MOMENT = datetime(2025, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
 STAMP = "20250304T050607.000089Z"

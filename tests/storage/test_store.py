@@ -10,12 +10,12 @@ from subprocess import PIPE
 from threading import Barrier
 
 import pytest
+from tarn.errors import PathExists, Unavailable
+from tarn.storage import connection as limits
+from tarn.storage import store as store_module
+from tarn.storage.connection import Connection
+from tarn.storage.store import Missing, Store
 
-from app.errors import PathExists, Unavailable
-from app.storage import connection as limits
-from app.storage import store as store_module
-from app.storage.connection import Connection
-from app.storage.store import Missing, Store
 from tests.s3 import ACCESS_KEY, BUCKET, S3Server, s3_server
 
 MIB = 1 << 20
@@ -163,7 +163,7 @@ def test_put_stream_without_chunks_is_an_empty_object(store):
 def test_put_stream_of_much_takes_little_memory(connection):
     script = """
 import pickle, resource, sys
-from app.storage.store import Store
+from tarn.storage.store import Store
 store = Store(pickle.load(sys.stdin.buffer))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 store.put_stream("big", (bytes(1 << 20) for _ in range(256)))

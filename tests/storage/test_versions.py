@@ -1,15 +1,14 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-
-from app.errors import VersionNotFound
-from app.model.dataset import Version
-from app.model.export import Kind
-from app.model.ids import stamp
-from app.model.names import DatasetName, FileName
-from app.storage.faults import FaultyStore
-from app.storage.layout import DatasetLayout
-from app.storage.versions import list_versions, replace, replace_stream, replace_with, version_path
+from tarn.errors import VersionNotFound
+from tarn.model.dataset import Version
+from tarn.model.export import Kind
+from tarn.model.ids import stamp
+from tarn.model.names import DatasetName, FileName
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.layout import DatasetLayout
+from tarn.storage.versions import list_versions, replace, replace_stream, replace_with, version_path
 
 DS = DatasetLayout(DatasetName("ds"))
 ENTITIES = DS.export(Kind.ENTITIES, "entities.ftm.json")

@@ -4,10 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-import migrations
-from app.db import migrate
-from app.db.engine import Database
+from tarn import migrations
+from tarn.db import migrate
+from tarn.db.engine import Database
 
 REVISION = "9990"
 

@@ -8,16 +8,16 @@ import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import make_url, text
+from tarn.datasets.registry import Dataset
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.db.tables import metadata
+from tarn.integrity.verify import verify
+from tarn.model.job import VerifyOptions
+from tarn.model.snapshot import Snapshot
 
-from app.db import migrate
-from app.db.engine import Database
-from app.db.tables import metadata
-from app.lake.datasets import Dataset
-from app.lake.verify import verify
-from app.model.job import VerifyOptions
-from app.model.snapshot import Snapshot
 from tests.conftest import copied_postgresql
-from tests.house import House
+from tests.in_process_api import House
 from tests.upgrade.rows import Rows, fill, read
 from tests.upgrade.schema import Contraction, Described, contractions, described, reflected
 

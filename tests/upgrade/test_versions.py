@@ -8,29 +8,31 @@ from datetime import timedelta
 import orjson
 import pytest
 from sqlalchemy import insert, select, text, update
+from tarn.api.http.services.event_hub import Hub
+from tarn.datasets.registry import Dataset
+from tarn.db import jobs, migrate
+from tarn.db import outbox as events
+from tarn.db import reader_heartbeats as readers
+from tarn.db.engine import Database
+from tarn.db.format_versions import FORMS, SILENT, Form, all_speak, may_write
+from tarn.db.reader_heartbeats import Report
+from tarn.db.tables import event_heads
+from tarn.db.tables import events as events_table
+from tarn.db.tables import jobs as jobs_table
+from tarn.db.tables import readers as readers_table
+from tarn.errors import ManifestInvalid, StartRefused
+from tarn.model.ids import new_id, now
+from tarn.model.job import JobState, Operation
+from tarn.model.names import DatasetName
+from tarn.model.snapshot import Snapshot
+from tarn.query.active_reads import Reporter, Running
+from tarn.settings import Settings
+from tarn.storage.lake_root import open_lake
+from tarn.storage.layout import Layout
+from tarn.storage.store import Store
+from tarn.worker.flusher import SparkFlusher
 
-from app.api.event_hub import Hub
-from app.db import events, jobs, migrate, readers
-from app.db.engine import Database
-from app.db.forms import FORMS, SILENT, Form, all_speak, may_write
-from app.db.readers import Report
-from app.db.tables import event_heads
-from app.db.tables import events as events_table
-from app.db.tables import jobs as jobs_table
-from app.db.tables import readers as readers_table
-from app.errors import ManifestInvalid, StartRefused
-from app.lake.datasets import Dataset
-from app.model.ids import new_id, now
-from app.model.job import JobState, Operation
-from app.model.names import DatasetName
-from app.model.snapshot import Snapshot
-from app.query.running import Reporter, Running
-from app.settings import Settings
-from app.storage.lake import open_lake
-from app.storage.layout import Layout
-from app.storage.store import Store
-from app.worker.flusher import SparkFlusher
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.lake.manifests import build
 from tests.upgrade.next_version import REVISION, migrated_by_the_next_version
 from tests.worker.workers import make_worker

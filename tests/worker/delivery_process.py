@@ -2,9 +2,9 @@
 
 import sys
 
-from app.db.engine import Database
-from app.settings import load_settings
-from app.worker.deliveries import Deliveries
+from tarn.db.engine import Database
+from tarn.settings import load_settings
+from tarn.worker.deliveries import Deliveries
 
 if __name__ == "__main__":
     settings = load_settings(database_url=sys.argv[1], fetch_private_hosts=("127.0.0.1",))

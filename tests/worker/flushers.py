@@ -4,16 +4,16 @@ import threading
 from collections.abc import Callable, Sequence
 
 from sqlalchemy import select, update
+from tarn.datasets import registry as datasets
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import journal_batches, journal_head, snapshot_heads, snapshots
+from tarn.errors import TarnError
+from tarn.journal import head as heads
+from tarn.model.flush import Flushed, Moved
+from tarn.model.ids import new_id, now
 
-from app.db.engine import Database
-from app.db.tables import journal_batches, journal_head, snapshot_heads, snapshots
-from app.errors import TarnError
-from app.journal import heads
-from app.lake import datasets
-from app.lake.datasets import Dataset
-from app.model.flush import Flushed, Moved
-from app.model.ids import new_id, now
-from tests.house import House
+from tests.in_process_api import House
 
 
 class SqlFlusher:

@@ -2,13 +2,14 @@
 
 import pytest
 from sqlalchemy import Table, select, update
+from tarn.db.tables import datasets, journal, journal_batches, journal_head, journal_packs, tags
+from tarn.db.tables import jobs as jobs_table
+from tarn.journal import batch_contents as contents
+from tarn.journal import dataset_removal as removal
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
 
-from app.db.tables import datasets, journal, journal_batches, journal_head, journal_packs, tags
-from app.db.tables import jobs as jobs_table
-from app.journal import contents, removal
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
-from tests.house import House
+from tests.in_process_api import House
 from tests.journal.packing import pack_rows
 from tests.worker.workers import fall_silent, let_time_pass, make_worker, stepping
 

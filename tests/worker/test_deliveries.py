@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
+from tarn.archive.addresses import resolve_by_system
+from tarn.archive.dns import Resolve
+from tarn.db import outbox as events
+from tarn.db.tables import webhooks as table
+from tarn.model.event import EventKind
+from tarn.model.ids import now
+from tarn.settings import Settings
+from tarn.worker import deliveries
+from tarn.worker.deliveries import Deliveries
 
-from app.archive.addresses import resolve_by_system
-from app.archive.lookups import Resolve
-from app.db import events
-from app.db.tables import webhooks as table
-from app.model.event import EventKind
-from app.model.ids import now
-from app.settings import Settings
-from app.worker import deliveries
-from app.worker.deliveries import Deliveries
 from tests.archive.web import listening
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.server import clean_environment
 from tests.waiting import wait_until
 from tests.worker.receiver import SECRET, Post, Receiver, receiving

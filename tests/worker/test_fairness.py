@@ -3,20 +3,20 @@
 from datetime import timedelta
 
 from sqlalchemy import insert
+from tarn.db import jobs
+from tarn.db.engine import Database
+from tarn.db.tables import datasets, journal_batches, journal_head
+from tarn.db.tables import jobs as jobs_table
+from tarn.errors import Locked
+from tarn.model.ids import new_id, now
+from tarn.model.job import JobState, Operation
+from tarn.model.round_robin import in_rotation
+from tarn.settings import Settings
+from tarn.storage.store import Store
+from tarn.worker.flusher import SparkFlusher
+from tarn.worker.loop import MOST_DUE
 
-from app.db import jobs
-from app.db.engine import Database
-from app.db.tables import datasets, journal_batches, journal_head
-from app.db.tables import jobs as jobs_table
-from app.errors import Locked
-from app.model.ids import new_id, now
-from app.model.job import JobState, Operation
-from app.model.rotation import in_rotation
-from app.settings import Settings
-from app.storage.store import Store
-from app.worker.flusher import SparkFlusher
-from app.worker.loop import MOST_DUE
-from tests.house import House
+from tests.in_process_api import House
 from tests.worker.flushers import SqlFlusher
 from tests.worker.workers import make_worker
 

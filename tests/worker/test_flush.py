@@ -5,14 +5,14 @@ from datetime import timedelta
 import orjson
 import pytest
 from sqlalchemy import select
+from tarn.db.tables import jobs as jobs_table
+from tarn.errors import Locked, PathExists, StorageFull, Unavailable
+from tarn.model.ids import now
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
+from tarn.worker.flush_rounds import Rounds
 
-from app.db.tables import jobs as jobs_table
-from app.errors import Locked, PathExists, StorageFull, Unavailable
-from app.model.ids import now
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
-from app.worker.rounds import Rounds
-from tests.house import House
+from tests.in_process_api import House
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
 from tests.worker.workers import fall_silent, flushing, let_time_pass, make_worker, working

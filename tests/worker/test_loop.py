@@ -5,16 +5,16 @@ from datetime import timedelta
 
 import pytest
 from sqlalchemy import func, select
+from tarn.db import worker_heartbeats as workers
+from tarn.db.tables import workers as workers_table
+from tarn.errors import StorageFull, Unavailable
+from tarn.model.ids import now
+from tarn.model.job import Job
+from tarn.storage.fault_injection import FaultyStore
+from tarn.storage.store import Store
+from tarn.worker import loop
 
-from app.db import workers
-from app.db.tables import workers as workers_table
-from app.errors import StorageFull, Unavailable
-from app.model.ids import now
-from app.model.job import Job
-from app.storage.faults import FaultyStore
-from app.storage.store import Store
-from app.worker import loop
-from tests.house import House
+from tests.in_process_api import House
 from tests.worker.workers import let_time_pass, make_worker, stepping
 
 

@@ -9,18 +9,18 @@ from typing import Any
 import orjson
 import pytest
 from sqlalchemy import select, update
+from tarn.archive.fetch import Fetcher
+from tarn.coordination import queue
+from tarn.datasets.registry import Dataset
+from tarn.db.tables import queue as queue_table
+from tarn.db.tables import queue_heads
+from tarn.model.ids import new_id, now
+from tarn.model.job import MOST_ATTEMPTS
+from tarn.storage.fault_injection import Gate
+from tarn.worker.queue import AT_ONCE, Consumer
 
-from app.archive.fetch import Fetcher
-from app.db.tables import queue as queue_table
-from app.db.tables import queue_heads
-from app.lake.datasets import Dataset
-from app.model.ids import new_id, now
-from app.model.job import MOST_ATTEMPTS
-from app.storage.faults import Gate
-from app.tenancy import queue
-from app.worker.queue import AT_ONCE, Consumer
 from tests.faults.scene import Killed, beside, held_at, killed_at
-from tests.house import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, House
 from tests.waiting import wait_until
 from tests.worker.workers import make_worker, working
 

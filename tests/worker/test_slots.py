@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tarn.db import jobs
+from tarn.db.engine import Database
+from tarn.model.job import Job, Operation, Report, VerifyResult
 
-from app.db import jobs
-from app.db.engine import Database
-from app.model.job import Job, Operation, Report, VerifyResult
-from tests.house import House
+from tests.in_process_api import House
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
 from tests.worker.workers import make_worker, working

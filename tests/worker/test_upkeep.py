@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select, update
+from tarn.datasets.registry import Dataset
+from tarn.db import jobs
+from tarn.db.tables import exports, uploads
+from tarn.db.tables import jobs as jobs_table
+from tarn.db.tables import snapshots as history
+from tarn.model.ids import now
+from tarn.model.job import Operation
+from tarn.model.snapshot import Snapshot
+from tarn.worker.flusher import SparkFlusher
+from tarn.worker.loop import Worker
+from tarn.worker.maintenance_schedule import MANY_FILES, PAST, Upkeep
 
-from app.db import jobs
-from app.db.tables import exports, uploads
-from app.db.tables import jobs as jobs_table
-from app.db.tables import snapshots as history
-from app.lake.datasets import Dataset
-from app.model.ids import now
-from app.model.job import Operation
-from app.model.snapshot import Snapshot
-from app.worker.flusher import SparkFlusher
-from app.worker.loop import Worker
-from app.worker.upkeep import MANY_FILES, PAST, Upkeep
-from tests.house import House
+from tests.in_process_api import House
 from tests.pipeline.history import head, stored
 from tests.pipeline.kernels import DirectKernels
 
@@ -79,7 +79,7 @@ def test_dataset_with_many_small_files_is_packed_once_and_then_left_alone(
 def test_dataset_of_which_a_good_part_is_loose_is_compacted(
     house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep, maintainer: Worker, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("app.worker.upkeep.WORTH_A_JOB", 100)
+    monkeypatch.setattr("tarn.worker.maintenance_schedule.WORTH_A_JOB", 100)
     write(house, "many", 200)
     flush()
     inserts = upkeep.ask()

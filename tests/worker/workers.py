@@ -6,14 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import update
+from tarn.db.tables import jobs
+from tarn.model.flush import Flusher
+from tarn.model.ids import now
+from tarn.model.job import Maintainer
+from tarn.worker.loop import Worker
+from tarn.worker.queue import Consumer
 
-from app.db.tables import jobs
-from app.model.flush import Flusher
-from app.model.ids import now
-from app.model.job import Maintainer
-from app.worker.loop import Worker
-from app.worker.queue import Consumer
-from tests.house import House
+from tests.in_process_api import House
 
 
 def make_worker(

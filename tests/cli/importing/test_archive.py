@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from tarn.cli.importing.archive import contents, records, sha256, survey, usable_path
 
-from app.cli.importing.archive import contents, records, sha256, survey, usable_path
 from tests.cli.importing.lakes import archived, archived_first
 
 

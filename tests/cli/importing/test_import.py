@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import pytest
 from followthemoney import Statement
+from tarn.cli.connection import Client
+from tarn.cli.failures import ProblemAnswered, Unreachable
+from tarn.cli.importing import dataset as dataset_import
+from tarn.cli.importing import stage
+from tarn.cli.importing.layouts import Place
+from tarn.cli.importing.report import Report
+from tarn.cli.importing.tables import Statements
 
-from app.cli.client import Client
-from app.cli.failures import ProblemAnswered, Unreachable
-from app.cli.importing import dataset as dataset_import
-from app.cli.importing import stage
-from app.cli.importing.layouts import Place
-from app.cli.importing.report import Report
-from app.cli.importing.tables import Statements
 from tests.cli.conftest import TARN, Tarn
 from tests.cli.importing.lakes import (
     archived,
@@ -243,7 +243,7 @@ def _files(client: Client, name: str) -> int:
 
 def test_many_parts_arrive_as_one(tarn: Tarn, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stage, "PART_ROWS", 10)
-    monkeypatch.setattr("app.cli.importing.tables.BATCH_ROWS", 5)
+    monkeypatch.setattr("tarn.cli.importing.tables.BATCH_ROWS", 5)
     rows = [said(f"p{number}", "name", f"Person {number}") for number in range(60)]
     with_deletes_inline(tmp_path / name, [rows])
 
@@ -274,7 +274,7 @@ def test_stage_that_is_gone_when_files_are_there_is_filled_again(
 
 def test_server_that_is_away_or_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
     waited: list[float] = []
-    monkeypatch.setattr("app.cli.importing.stage.time.sleep", waited.append)
+    monkeypatch.setattr("tarn.cli.importing.stage.time.sleep", waited.append)
     busy = ProblemAnswered({"type": "/problems/backpressure", "detail": "full", "retryable": True}, after=7)
     broke = ProblemAnswered({"type": "/problems/quota-exceeded", "detail": "used up", "retryable": True}, after=7)
     answers: list[Exception | str] = [Unreachable("away"), busy, "done", broke]

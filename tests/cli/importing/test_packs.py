@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import zstandard
-
-from app.cli.failures import Misuse
-from app.cli.importing import packs
-from app.cli.importing.packs import CSV, NDJSON, PACK, parts
-from app.cli.sources import opened
+from tarn.cli.failures import Misuse
+from tarn.cli.importing import split_records as packs
+from tarn.cli.importing.split_records import CSV, NDJSON, PACK, parts
+from tarn.cli.input.files import opened
 
 HEADER = ["entity_id", "prop", "schema", "value"]
 ROWS = [["jane", "name", "Person", f'Jane "the\nfirst", {number}'] for number in range(200)]
@@ -35,8 +34,8 @@ def read(body: bytes) -> list[list[str]]:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packs, "PART_BYTES", 1000)
-    monkeypatch.setattr("app.cli.sources.PIECE", 300)
-    monkeypatch.setattr("app.cli.sources.HEAD", 300)
+    monkeypatch.setattr("tarn.cli.input.files.PIECE", 300)
+    monkeypatch.setattr("tarn.cli.input.files.HEAD", 300)
 
 
 @pytest.mark.parametrize(

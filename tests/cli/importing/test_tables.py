@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tarn.cli.failures import Misuse
+from tarn.cli.importing.layouts import Place, found
+from tarn.cli.importing.tables import Statements
 
-from app.cli.failures import Misuse
-from app.cli.importing.layouts import Place, found
-from app.cli.importing.tables import Statements
 from tests.cli.importing.lakes import deleted, moment, said, with_deletes_inline, with_translog
 
 JANE, JOE, ANN = said("jane", "name", "Jane Doe"), said("joe", "name", "Joe"), said("ann", "name", "Ann", "enrich")

@@ -1,0 +1,144 @@
+"""From an `Authorization` header to an identity."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection
+
+from tarn.access import keys, limits, revision, tenants
+from tarn.access.grants import held_by
+from tarn.access.oidc import Issuer
+from tarn.access.revision import Remembered
+from tarn.db.engine import Database
+from tarn.errors import Unauthenticated
+from tarn.model.ids import now
+from tarn.model.names import TenantName
+from tarn.model.tenant import ADMIN, Identity
+from tarn.settings import Settings
+
+SCHEMES = frozenset({"bearer", "apikey", "token"})
+"""Of the `Authorization` header, in lower case. `Token` is what yente sends."""
+
+LONGEST = 16_384
+"""A header longer than this is no key and no token of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An identity, and until when its key is valid."""
+
+    identity: Identity
+    expires: datetime | None = None
+
+    def check_expiry(self) -> None:
+        """Raise Unauthenticated once the key has expired: every time, as that comes without a change."""
+        if self.expires is not None and self.expires <= now():
+            raise _refused(self.identity.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A caller, and the view of the database in which it was seen: what is read in it fits to the identity."""
+
+    known: Known
+    connection: Connection
+    revision: str
+
+    @property
+    def identity(self) -> Identity:
+        return self.known.identity
+
+
+class Authenticator:
+    """Knows callers by API key, and by JWT when an issuer is configured."""
+
+    def __init__(self, database: Database, settings: Settings, issuer: Issuer | None) -> None:
+        self._database = database
+        self._settings = settings
+        self._issuer = issuer
+        self._known: Remembered[Known] = Remembered()
+
+    @contextmanager
+    def identified(self, header: str | None) -> Iterator[Sight]:
+        """The caller as of this moment: a revoked key or grant ends with the next request.
+
+        1. token      what the header holds; a JWT is verified before a connection is taken, as its issuer may be slow
+        2. revision   one statement
+        3. identity   remembered from an earlier request of the same revision, or else read
+        4. expiry     checked every time, as it comes without a change
+
+        Raises Unauthenticated, with the same words whichever part was wrong, and Unavailable. A valid token that names
+        an administrator is refused with words of its own, unless the settings allow it.
+        """
+        token = _token(header)
+        is_jwt = self._is_jwt(token)
+        named = self._issuer.tenant_of(token) if self._issuer is not None and is_jwt else None
+        if is_jwt and named is None:
+            raise _refused()
+        with self._database.read() as connection:
+            present = revision.current(connection)
+            if named is not None:
+                known = self._known.get(present, named, lambda: Known(self._identity(connection, *named)))
+                self._check_administrator(known.identity)
+            else:
+                known = self._known.get(present, keys.digest(token), lambda: self._of_key(connection, token))
+            known.check_expiry()
+            yield Sight(known, connection, present)
+
+    def mark(self, header: str | None) -> str | None:
+        """What a key is remembered by: not the key itself. None for a JWT, which is verified anew every time."""
+        token = _token(header)
+        return None if self._is_jwt(token) else keys.digest(token)
+
+    def _is_jwt(self, token: str) -> bool:
+        return self._issuer is not None and token.count(".") == 2
+
+    def _check_administrator(self, identity: Identity) -> None:
+        """Raise Unauthenticated for a token whose tenant administers the lake, unless the settings allow it.
+
+        The claim that names the tenant is set by the issuer, where it may be a field that users edit. It must not be
+        enough to become the administrator: neither by the name of the administrator's tenant nor by that of one which
+        was granted `admin` on `*`.
+        """
+        if not self._settings.oidc_allow_admin and (identity.tenant == ADMIN or identity.administers_lake):
+            raise Unauthenticated(
+                f"the token names the tenant {str(identity.tenant)!r}, which administers the lake, and tokens of the "
+                "OpenID Connect issuer may not do so: use an API key, or set TARN_OIDC_ALLOW_ADMIN=true on the server",
+                key=identity.key or None,
+            )
+
+    def _of_key(self, connection: Connection, presented: str) -> Known:
+        key = keys.verify(connection, presented)
+        if key is None:
+            raise _refused(keys.known_id(connection, presented))
+        return Known(self._identity(connection, key.tenant, key.id), key.expires)
+
+    def _identity(self, connection: Connection, name: TenantName, key: str) -> Identity:
+        tenant = tenants.find_row(connection, name)
+        if tenant is None or tenant.disabled:
+            raise _refused(key or None)
+        allowed = limits.in_force(tenant, self._settings)
+        return Identity(
+            tenant=name,
+            key=key,
+            grants=held_by(connection, name),
+            rate_limit=allowed.rate_limit,
+            rate_burst=allowed.rate_burst,
+        )
+
+
+def _token(header: str | None) -> str:
+    if header is None or len(header) > LONGEST:
+        raise _refused()
+    scheme, _, token = header.partition(" ")
+    token = token.strip()
+    if scheme.lower() not in SCHEMES or not token:
+        raise _refused()
+    return token
+
+
+def _refused(key: str | None = None) -> Unauthenticated:
+    words = "send a valid key as `Authorization: Bearer <key>`, `ApiKey <key>` or `Token <key>`"
+    return Unauthenticated(words, key=key)

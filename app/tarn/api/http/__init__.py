@@ -1,0 +1,1 @@
+"""Request pipeline: middleware, authentication, problems, paging, streaming, concurrency limits."""

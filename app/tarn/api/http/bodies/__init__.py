@@ -1,0 +1,1 @@
+"""Request bodies: decompressed, limited, passed to threads, and parsed as forms."""

@@ -1,0 +1,1 @@
+"""Limits that tenants share: fair semaphores, and thread pools."""

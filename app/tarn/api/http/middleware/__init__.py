@@ -1,0 +1,1 @@
+"""Middleware and the HTTP protocol: what every request passes before its route."""

@@ -1,0 +1,119 @@
+"""Every error as `application/problem+json`, at run time and in the OpenAPI document."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Union
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from tarn.errors import (
+    Fault,
+    InvalidFormat,
+    MethodNotAllowed,
+    RouteNotFound,
+    SchemaViolation,
+    TarnError,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def raises(*errors: type[TarnError]) -> Responses:
+    """What a route may answer besides success: given as `responses=`, and completed by `GuardedRoute`."""
+    return {"raises": {"errors": errors}}
+
+
+def as_responses(errors: set[type[TarnError]]) -> Responses:
+    """OpenAPI responses: one per status, typed as one of its problems."""
+    by_status: dict[int, list[type[TarnError]]] = defaultdict(list)
+    for error in sorted(errors, key=lambda error: error.slug):
+        by_status[error.status].append(error)
+    return {
+        status: {
+            "model": Union[tuple(error.model() for error in group)],  # noqa: UP007 - built from a list
+            "description": " or ".join(f"`{error.slug}`: {error.title()}" for error in group),
+        }
+        for status, group in sorted(by_status.items())
+    }
+
+
+def answer(error: TarnError, request: Request) -> Response:
+    return response_to(error, path_of(request))
+
+
+def response_to(error: TarnError, instance: str) -> Response:
+    """The one place where an error becomes a response."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = 'Bearer realm="tarn"'
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.members["allowed"])
+    if error.status in (408, 413):
+        # What is left of the body is not worth reading.
+        headers["Connection"] = "close"
+    return Response(error.problem(instance).model_dump_json(), error.status, headers, MEDIA_TYPE)
+
+
+def path_of(request: Request) -> str:
+    """The request's path as it may stand in answers, logs and SQL: quoted again, and no longer than sensible."""
+    return quote(request.scope["path"])[:500]
+
+
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Turn what FastAPI and Starlette raise into errors of ours. (What nobody foresaw ends in `LastNet`.)"""
+
+    @app.exception_handler(TarnError)
+    async def _ours(request: Request, error: TarnError) -> Response:
+        return answer(error, request)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        faults = [_fault(fault) for fault in error.errors()]
+        return answer(SchemaViolation(_summary(faults), errors=faults), request)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        return answer(_translated(error, request, routes), request)
+
+
+def _fault(fault: dict[str, Any]) -> Fault:
+    where, *path = fault["loc"]
+    parts = [str(part) for part in path]
+    field = ".".join(parts if where == "body" else [where, *parts])
+    return Fault(field=field or None, reason=fault["msg"].removeprefix("Value error, "))
+
+
+def _summary(faults: list[Fault]) -> str:
+    first = f"{faults[0].field}: {faults[0].reason}" if faults[0].field else faults[0].reason
+    return first if len(faults) == 1 else f"{first} (and {len(faults) - 1} more)"
+
+
+def _translated(error: HTTPException, request: Request, routes: Sequence[BaseRoute]) -> TarnError:
+    if isinstance(error.__cause__, TarnError):
+        return error.__cause__
+    if error.status_code == 405:
+        return MethodNotAllowed(
+            f"{request.method} is not for {path_of(request)}", allowed=_allowed(request.scope, routes)
+        )
+    if error.status_code == 415:
+        return UnsupportedMediaType(str(error.detail), supported=["application/json"])
+    if error.status_code == 404:
+        return RouteNotFound(f"there is nothing at {path_of(request)}; /docs shows what there is")
+    return InvalidFormat(str(error.detail), errors=[])
+
+
+def _allowed(scope: Scope, routes: Sequence[BaseRoute]) -> list[str]:
+    """The methods of every route at this path; Starlette tells those of the first one only."""
+    found = (route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in found for method in route.methods or ()})

@@ -1,0 +1,1 @@
+"""Reads of a dataset: their parameters, time limits and scheduling."""

@@ -1,0 +1,378 @@
+"""Which route needs which grant: one table, and the check that every request passes before anything else."""
+
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Response
+
+from tarn.access.audit import Act
+from tarn.access.identity import Known, Sight
+from tarn.access.limits import check_rate
+from tarn.api.http.limits.threads import ADMISSION, AUDIT, run_in_threadpool
+from tarn.api.http.problems import path_of
+from tarn.api.http.services.container import Services, services
+from tarn.api.http.services.identity_cache import Admission
+from tarn.datasets import registry as datasets
+from tarn.datasets.registry import Dataset
+from tarn.db.connection_shares import TENANT
+from tarn.errors import (
+    DatasetNotFound,
+    Fault,
+    Forbidden,
+    JobNotFound,
+    QueueItemNotFound,
+    RateLimited,
+    SchemaViolation,
+    StageNotFound,
+    StartRefused,
+    TarnError,
+    Unauthenticated,
+    UploadNotFound,
+)
+from tarn.model.job import Operation
+from tarn.model.names import DatasetName
+from tarn.model.tenant import Identity, Level
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+DENIALS = (
+    Unauthenticated,
+    Forbidden,
+    DatasetNotFound,
+    JobNotFound,
+    QueueItemNotFound,
+    StageNotFound,
+    UploadNotFound,
+)
+"""What may be a refusal: besides 401 and 403, not to find what others may well have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a route asks of its caller."""
+
+    identified: bool = True
+    dataset: Level | None = None
+    """The level needed on the dataset in the path."""
+    lake: bool = False
+    """Whether the caller must administer the lake."""
+
+    @property
+    def problems(self) -> set[type[TarnError]]:
+        found: set[type[TarnError]] = {Unauthenticated, RateLimited} if self.identified else set()
+        if self.dataset is not None:
+            found |= {DatasetNotFound, SchemaViolation}
+            found |= {Forbidden} if self.dataset is not Level.READ else set()
+        if self.lake:
+            found |= {Forbidden}
+        return found
+
+
+ANYBODY = Access(identified=False)
+IDENTIFIED = Access()
+LAKE_ADMIN = Access(lake=True)
+
+
+def on_dataset(level: Level) -> Access:
+    return Access(dataset=level)
+
+
+TABLE: dict[str, Access] = {
+    # system
+    "health": ANYBODY,
+    "ready": ANYBODY,
+    "metrics": ANYBODY,
+    "get_problem": ANYBODY,
+    "openapi": ANYBODY,
+    "docs": ANYBODY,
+    "whoami": IDENTIFIED,
+    # catalog and datasets
+    "get_catalog": IDENTIFIED,
+    "get_catalog_json": IDENTIFIED,
+    "update_catalog": LAKE_ADMIN,
+    "list_datasets": IDENTIFIED,
+    "create_dataset": IDENTIFIED,  # and admin on the name in the body: `Caller.require`
+    "get_dataset": on_dataset(Level.READ),
+    "update_dataset": on_dataset(Level.ADMIN),
+    "delete_dataset": on_dataset(Level.ADMIN),
+    "list_exports": on_dataset(Level.READ),
+    "get_delta_index": on_dataset(Level.READ),
+    "head_delta_index": on_dataset(Level.READ),
+    "get_export": on_dataset(Level.READ),
+    "head_export": on_dataset(Level.READ),
+    "get_export_delta": on_dataset(Level.READ),
+    "head_export_delta": on_dataset(Level.READ),
+    "get_freshness": on_dataset(Level.READ),
+    "list_versions": on_dataset(Level.READ),
+    "get_version": on_dataset(Level.READ),
+    # writing
+    "add_entities": on_dataset(Level.WRITE),
+    "put_entity": on_dataset(Level.WRITE),
+    "delete_entity": on_dataset(Level.WRITE),
+    "add_statements": on_dataset(Level.WRITE),
+    "delete_statement": on_dataset(Level.WRITE),
+    "delete_origin": on_dataset(Level.WRITE),
+    "create_stage": on_dataset(Level.WRITE),
+    "list_stages": on_dataset(Level.WRITE),
+    "get_stage": on_dataset(Level.WRITE),
+    "stage_entities": on_dataset(Level.WRITE),
+    "stage_statements": on_dataset(Level.WRITE),
+    "commit_stage": on_dataset(Level.WRITE),
+    "commit_stages": on_dataset(Level.WRITE),
+    "abort_stage": on_dataset(Level.WRITE),
+    # files
+    "put_file": on_dataset(Level.WRITE),
+    "post_file": on_dataset(Level.WRITE),
+    "fetch_file": on_dataset(Level.WRITE),
+    "list_files": on_dataset(Level.READ),
+    "list_file_records": on_dataset(Level.READ),
+    "get_file": on_dataset(Level.READ),
+    "delete_file": on_dataset(Level.WRITE),
+    "get_file_data": on_dataset(Level.READ),
+    "head_file_data": on_dataset(Level.READ),
+    "put_file_text": on_dataset(Level.WRITE),
+    "get_file_text": on_dataset(Level.READ),
+    "delete_file_text": on_dataset(Level.WRITE),
+    "add_file_entity": on_dataset(Level.WRITE),
+    "create_upload": on_dataset(Level.WRITE),
+    "get_upload": on_dataset(Level.WRITE),
+    "put_upload_block": on_dataset(Level.WRITE),
+    "commit_upload": on_dataset(Level.WRITE),
+    "delete_upload": on_dataset(Level.WRITE),
+    # mappings
+    "list_mappings": on_dataset(Level.READ),
+    "get_mapping": on_dataset(Level.READ),
+    "put_mapping": on_dataset(Level.WRITE),
+    "list_mapping_versions": on_dataset(Level.READ),
+    "get_mapping_version": on_dataset(Level.READ),
+    "process_mapping": on_dataset(Operation.MAPPING.level),
+    # reading
+    "get_entity": on_dataset(Level.READ),
+    "list_entities": on_dataset(Level.READ),
+    "stream_entities": on_dataset(Level.READ),
+    "list_invalid_entities": on_dataset(Level.READ),
+    "query_entities": on_dataset(Level.READ),
+    "aggregate_entities": on_dataset(Level.READ),
+    "list_adjacent": on_dataset(Level.READ),
+    "query_datasets": IDENTIFIED,  # of those that the caller may read
+    "aggregate_datasets": IDENTIFIED,  # of those that the caller may read
+    "list_statements": on_dataset(Level.READ),
+    "stream_statements": on_dataset(Level.READ),
+    # snapshots
+    "list_snapshots": on_dataset(Level.READ),
+    "get_snapshot": on_dataset(Level.READ),
+    "list_snapshot_files": on_dataset(Level.READ),
+    "diff_snapshots": on_dataset(Level.READ),
+    "stream_diff": on_dataset(Level.READ),
+    "list_refs": on_dataset(Level.READ),
+    "get_ref": on_dataset(Level.READ),
+    "set_ref": on_dataset(Level.MAINTAIN),
+    "delete_ref": on_dataset(Level.MAINTAIN),
+    # tags, queue and locks: those of the caller's own tenant
+    "list_tags": on_dataset(Level.READ),
+    "get_tag": on_dataset(Level.READ),
+    "set_tag": on_dataset(Level.READ),
+    "delete_tag": on_dataset(Level.READ),
+    "is_latest_tag": on_dataset(Level.READ),
+    "add_queue_item": on_dataset(Level.READ),  # and write for what the worker is to do
+    "list_queue": on_dataset(Level.READ),
+    "pop_queue_item": on_dataset(Level.READ),
+    "get_queue_item": on_dataset(Level.READ),
+    "ack_queue_item": on_dataset(Level.READ),
+    "retry_queue_item": on_dataset(Level.READ),  # and write for what the worker is to do
+    "delete_queue_item": on_dataset(Level.READ),
+    "list_locks": on_dataset(Level.READ),
+    "take_lock": on_dataset(Level.READ),
+    "release_lock": on_dataset(Level.READ),
+    # the journal
+    "get_journal": on_dataset(Level.READ),
+    "list_rejected": on_dataset(Level.MAINTAIN),
+    "retry_rejected": on_dataset(Level.MAINTAIN),
+    # operations
+    "flush_dataset": on_dataset(Operation.FLUSH.level),
+    "compact_dataset": on_dataset(Operation.COMPACT.level),
+    "optimize_dataset": on_dataset(Operation.OPTIMIZE.level),
+    "vacuum_dataset": on_dataset(Operation.VACUUM.level),
+    "verify_dataset": on_dataset(Operation.VERIFY.level),
+    "revert_dataset": on_dataset(Operation.REVERT.level),
+    "purge_dataset": on_dataset(Operation.PURGE.level),
+    "export_dataset": on_dataset(Operation.EXPORT.level),
+    "make_dataset": on_dataset(Operation.MAKE.level),
+    "crawl_dataset": on_dataset(Operation.CRAWL.level),
+    "flush_datasets": IDENTIFIED,  # of those on which the caller holds maintain
+    # jobs: those of the caller's own tenant
+    "list_jobs": IDENTIFIED,
+    "get_job": IDENTIFIED,
+    "retry_job": IDENTIFIED,  # and what the job needs: `Operation.level`
+    "cancel_job": IDENTIFIED,
+    # events
+    "follow_dataset": on_dataset(Level.READ),
+    "follow_job": IDENTIFIED,  # of the caller's own tenant
+    # administration
+    "get_worker": LAKE_ADMIN,
+    "list_tenants": LAKE_ADMIN,
+    "create_tenant": LAKE_ADMIN,
+    "get_tenant": LAKE_ADMIN,
+    "update_tenant": LAKE_ADMIN,
+    "delete_tenant": LAKE_ADMIN,
+    "list_keys": LAKE_ADMIN,
+    "create_key": LAKE_ADMIN,
+    "revoke_key": LAKE_ADMIN,
+    "list_grants": LAKE_ADMIN,
+    "create_grant": LAKE_ADMIN,
+    "delete_grant": LAKE_ADMIN,
+    "get_limits": LAKE_ADMIN,
+    "set_limits": LAKE_ADMIN,
+    "get_webhook": LAKE_ADMIN,
+    "set_webhook": LAKE_ADMIN,
+    "delete_webhook": LAKE_ADMIN,
+    "list_audit": LAKE_ADMIN,
+    "list_all_locks": LAKE_ADMIN,
+    "force_release_lock": LAKE_ADMIN,
+}
+"""By operationId. A route without an entry stops the start; so does an entry without a route."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who a request comes from, and what it is about to do."""
+
+    identity: Identity
+    act: Act
+
+    def require(self, name: DatasetName, level: Level) -> None:
+        """Raise Forbidden unless the caller holds a level on a dataset that need not exist yet."""
+        held = self.identity.level_on(name)
+        if held is None or not held.allows(level):
+            raise Forbidden(f"{level} on {name!r} is needed")
+
+
+def access_of(operation: str) -> Access:
+    """Raises StartRefused for a route that the table does not know."""
+    try:
+        return TABLE[operation]
+    except KeyError:
+        raise StartRefused(
+            f"the route {operation!r} has no entry in the access table of app/tarn/api/http/route_access.py"
+        ) from None
+
+
+def check_complete(operations: set[str]) -> None:
+    """Raise StartRefused for an entry that speaks of no route."""
+    if idle := TABLE.keys() - operations:
+        raise StartRefused(
+            f"the access table of app/tarn/api/http/route_access.py names routes that do not exist: {sorted(idle)}"
+        )
+
+
+def recording(operation: str, handle: Handler) -> Handler:
+    """A route's handler that writes every denial in it to the audit log, wherever it was raised."""
+
+    async def recorded(request: Request) -> Response:
+        request.state.act = Act(None, operation, path_of(request), request.state.request_id)
+        try:
+            return await handle(request)
+        except DENIALS as error:
+            act = request.state.act
+            TENANT.set("" if act.identity is None else act.identity.tenant)
+            run = AUDIT.run if act.identity is None else run_in_threadpool
+            await run(services(request).denials.record, act, error)
+            raise
+
+    return recorded
+
+
+async def admit(request: Request, operation: str, access: Access) -> None:
+    """Find out who calls, and let them through or refuse them.
+
+    Whom the same route let through on the same dataset under the access revision that holds now is let through again,
+    without a thread of its own: requests that arrive together share one look at the revision.
+    """
+    if not access.identified:
+        return
+    house = services(request)
+    header = request.headers.get("authorization")
+    mark = house.authenticator.mark(header)
+    question = None if mark is None else (operation, request.path_params.get("dataset"), mark)
+    admission = None if question is None else house.admissions.peek(await house.present.revision(), question)
+    if admission is None:
+        await ADMISSION.run(_look_up, request, house, operation, access, header, question)
+    else:
+        admission.known.check_expiry()
+        _meet(request, operation, admission.known)
+        check_rate(house.rate, admission.known.identity)
+        request.state.dataset = admission.dataset
+    TENANT.set(request.state.tenant)
+
+
+def _look_up(
+    request: Request, house: Services, operation: str, access: Access, header: str | None, question: Hashable | None
+) -> None:
+    """Admit a caller that is not known to be admitted.
+
+    1. identity   a valid key or token, else 401
+    2. rate       within the tenant's limit, else 429
+    3. dataset    the caller holds some level on it and it exists, else 404: the same words, and without a level it is
+                  not even looked for, so that the time it takes says nothing either
+    4. level      it is enough for this route, else 403
+    """
+    with house.authenticator.identified(header) as sight:
+        _meet(request, operation, sight.known)
+        check_rate(house.rate, sight.identity)
+        if access.lake:
+            _require_lake(sight.identity)
+        dataset = None if access.dataset is None else _dataset(request, house, sight, access.dataset)
+        request.state.dataset = dataset
+        if question is not None:
+            house.admissions.put(sight.revision, question, Admission(sight.known, dataset))
+
+
+def _meet(request: Request, operation: str, known: Known) -> None:
+    act = Act(known.identity, operation, path_of(request), request.state.request_id)
+    request.state.act = act
+    request.state.tenant = known.identity.tenant
+    request.state.caller = Caller(known.identity, act)
+
+
+def _require_lake(identity: Identity) -> None:
+    if not identity.administers_lake:
+        raise Forbidden("the lake's administrator is needed: admin on *")
+
+
+def _dataset(request: Request, house: Services, sight: Sight, needed: Level) -> Dataset:
+    try:
+        name = DatasetName(request.path_params["dataset"])
+    except ValueError as error:
+        raise SchemaViolation(str(error), errors=[Fault(field="path.dataset", reason=str(error))]) from None
+    held = sight.identity.level_on(name)
+    found = None
+    if held is not None:
+        found = house.datasets.get(sight.revision, name, lambda: datasets.find(sight.connection, name))
+    if held is None or found is None:
+        raise DatasetNotFound(f"there is no dataset {name!r}")
+    if not held.allows(needed):
+        raise Forbidden(f"{needed} on {name!r} is needed, {held} is held")
+    return found
+
+
+async def _caller(request: Request) -> Caller:
+    caller = request.state.caller
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def admitted(request: Request, name: DatasetName) -> Dataset:
+    """The dataset in the path, to which the caller was let through."""
+    found = request.state.dataset
+    assert isinstance(found, Dataset)
+    assert found.name == name
+    return found
+
+
+async def _admitted_dataset(request: Request, dataset: DatasetName) -> Dataset:
+    return admitted(request, dataset)
+
+
+CallerDep = Annotated[Caller, Depends(_caller)]
+DatasetDep = Annotated[Dataset, Depends(_admitted_dataset)]

@@ -1,0 +1,211 @@
+"""The one class of route: it admits the caller first, and only then looks at what was sent."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from inspect import iscoroutinefunction
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+
+from tarn.api.http.idempotency import HEADER, answer_once
+from tarn.api.http.limits.tenant_semaphore import worked_on
+from tarn.api.http.limits.threads import thread_place
+from tarn.api.http.problems import as_responses
+from tarn.api.http.route_access import Handler, access_of, admit, recording
+from tarn.api.http.services.container import services
+from tarn.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    EmptyBody,
+    Fault,
+    IdempotencyMismatch,
+    Internal,
+    InvalidFormat,
+    Locked,
+    NotAcceptable,
+    RateLimited,
+    SchemaViolation,
+    StorageFull,
+    TarnError,
+    Unavailable,
+    UnsupportedMediaType,
+)
+
+JSON = "application/json"
+
+LONGEST_MEDIA_TYPE = 1024
+"""Bytes of `Accept` and `Content-Type`. FastAPI parses the latter in a time that grows with the square of this."""
+
+WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+HELD = 0.5, 1.0
+"""Seconds for which a request over its tenant's rate is held before it is refused, from and to. Whoever sends them at
+full speed would be refused at full speed, at the cost of all others; and has to wait for a second in any case. Those
+that came together are not let go together: they would be back together, and others wait behind all of them."""
+
+IdParam = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
+"""An id of ours in a path; whether there is such a thing is another question."""
+
+
+class GuardedRoute(APIRoute):
+    """Checks, in this order: the caller, the query's names, what they accept, the body. Then the route runs."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        operation = endpoint.__name__
+        responses = dict(options.pop("responses", None) or {})
+        own: set[type[TarnError]] = set(responses.pop("raises", {}).get("errors", ()))
+        # A head that is too long, or no HTTP, is refused before anybody knows which route it is for.
+        common: set[type[TarnError]] = {Internal, InvalidFormat, Unavailable, SchemaViolation}
+        methods = WRITING.intersection(options.get("methods") or ())
+        if methods:
+            common |= {BodyTimeout, IdempotencyMismatch, Locked, StorageFull}
+        if methods - {"DELETE"}:
+            common |= {EmptyBody, BodyTooLarge, UnsupportedMediaType}
+        if _answers_json(options):
+            common |= {NotAcceptable}
+        problems = as_responses(own | common | access_of(operation).problems)
+        super().__init__(
+            path, endpoint, **options | {"operation_id": operation, "responses": {**responses, **problems}}
+        )
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if not iscoroutinefunction(self.endpoint):
+            handle = _on_a_thread(handle)
+        operation = self.name
+        access = access_of(operation)
+        queries = set(_query_names(self.dependant))
+        answers_json = _answers_json({"response_class": self.response_class})
+        takes_body = self.body_field is not None
+        needs_body = self.body_field is not None and self.body_field.field_info.is_required()
+        answers_once = bool(WRITING.intersection(self.methods or ())) and HEADER not in _header_names(self.dependant)
+
+        async def guarded(request: Request) -> Response:
+            request.state.template = self.path_format
+            try:
+                await admit(request, operation, access)
+            except RateLimited:
+                await asyncio.sleep(random.uniform(*HELD))  # noqa: S311 - nobody gains by knowing it
+                raise
+            _check_query(request, queries)
+            _check_lengths(request)
+            if answers_json:
+                _check_accept(request)
+            if not access.identified:
+                return await handle(request)
+            async with worked_on() as beside_others:
+                services(request).reader.share(beside_others)
+                if takes_body:
+                    await _check_body(request, needs_body)
+                if answers_once:
+                    return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
+                return await handle(request)
+
+        return recording(operation, guarded)
+
+
+def _on_a_thread(handle: Handler) -> Handler:
+    """The handler of a route that is not async, for whose thread a tenant waits its turn."""
+
+    async def handled(request: Request) -> Response:
+        async with thread_place():
+            return await handle(request)
+
+    return handled
+
+
+def router(prefix: str, tag: str) -> APIRouter:
+    return APIRouter(prefix=prefix, tags=[tag], route_class=GuardedRoute)
+
+
+def _query_names(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_names(inner)
+
+
+def _header_names(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.header_params)
+    for inner in dependant.dependencies:
+        yield from _header_names(inner)
+
+
+def _answers_json(options: dict[str, Any]) -> bool:
+    chosen = options.get("response_class")
+    return getattr(chosen, "value", chosen) in (None, JSONResponse)
+
+
+def _check_query(request: Request, known: set[str]) -> None:
+    unknown = sorted(set(request.query_params) - known)
+    if unknown:
+        reason = f"is not a parameter of this route; it takes {', '.join(sorted(known)) or 'none'}"
+        raise SchemaViolation(
+            f"{unknown[0]!r} {reason}", errors=[Fault(field=f"query.{name}", reason=reason) for name in unknown]
+        )
+
+
+def _check_lengths(request: Request) -> None:
+    for name in ("accept", "content-type"):
+        if len(request.headers.get(name, "")) > LONGEST_MEDIA_TYPE:
+            reason = f"is longer than {LONGEST_MEDIA_TYPE} bytes"
+            raise SchemaViolation(f"{name} {reason}", errors=[Fault(field=f"header.{name}", reason=reason)])
+
+
+def _check_accept(request: Request) -> None:
+    accept = request.headers.get("accept")
+    if not accept:
+        return
+    ranges = [media_type(part) for part in accept.split(",")]
+    if not any(kind in ("*/*", "application/*", JSON) and quality > 0 for kind, quality in ranges):
+        raise NotAcceptable(f"this route answers {JSON}", supported=[JSON])
+
+
+async def _check_body(request: Request, needed: bool) -> None:
+    """The body is there, is JSON by name and in fact, and has none of what JSON does not have (NaN, Infinity).
+
+    One that is not needed may be missing.
+    """
+    body = await request.body()
+    if not body and not needed:
+        return
+    if not body.strip():
+        raise EmptyBody("this route needs a JSON body")
+    kind, _ = media_type(request.headers.get("content-type", ""))
+    if kind != JSON:
+        raise UnsupportedMediaType(f"send {JSON}, not {kind or 'a body without a type'}", supported=[JSON])
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        fault = Fault(line=error.lineno, reason=f"{error.msg} at column {error.colno}")
+        raise InvalidFormat(f"the body is not valid JSON: line {fault.line}, {fault.reason}", errors=[fault]) from None
+
+
+def records_body(types: tuple[str, ...]) -> dict[str, Any]:
+    """The OpenAPI description of a body that is a stream of records in one of these forms.
+
+    JSON is described as one record, though an array of them is taken too: generators make the most of that.
+    """
+    record = {"type": "object", "additionalProperties": True}
+    forms = {JSON: record}
+    content = {kind: {"schema": forms.get(kind, {"type": "string", "format": "binary"})} for kind in types}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def media_type(text: str) -> tuple[str, float]:
+    """A media type without its parameters, and the quality a caller gives it.
+
+    Quoted parameters are not understood: none of ours has one, and Python's own parser takes quadratic time.
+    """
+    kind, *parameters = text.split(";")
+    quality = 1.0
+    for name, _, value in (parameter.partition("=") for parameter in parameters):
+        if name.strip().lower() == "q":
+            with suppress(ValueError):
+                quality = float(value)
+    return kind.strip().lower(), quality

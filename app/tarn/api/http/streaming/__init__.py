@@ -1,0 +1,1 @@
+"""Responses that are streamed: rows, files and events."""

@@ -1,0 +1,142 @@
+"""Statements, read."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Depends, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from tarn.api.http.paging import PagingDep, foreign_cursor
+from tarn.api.http.problems import Responses
+from tarn.api.http.reads.read_requests import HEADERS, AskedDep, read_answers, served
+from tarn.api.http.route_access import DatasetDep
+from tarn.api.http.routing import JSON, router
+from tarn.api.http.streaming.row_formats import preferred
+from tarn.api.http.streaming.stream_response import Chunks, EndParam, Piece, streamed
+from tarn.api.routes.entity_reads import NONE, CanonicalIds, Ids, Kinds, Origins, Schemata
+from tarn.errors import Fault, InvalidFormat, NotAcceptable, SchemaViolation
+from tarn.model.query_fields import property_names, schema_names
+from tarn.query import statements
+from tarn.query.reader import Reading
+from tarn.query.statement_formats import FORMS, NDJSON
+from tarn.query.statements import Filter, Place
+
+routes = router("/v1/datasets/{dataset}/statements", "statements")
+
+Props = Annotated[list[str], Query(max_length=100, description="Properties; repeatable.")]
+
+
+class StatementRead(BaseModel):
+    """An FtM statement."""
+
+    id: str
+    entity_id: str
+    canonical_id: str
+    prop: str
+    prop_type: str | None
+    schema_: str = Field(alias="schema")
+    value: str
+    dataset: str
+    origin: str
+    lang: str | None
+    original_value: str | None
+    external: bool
+    first_seen: datetime
+    last_seen: datetime
+
+
+class StatementPage(BaseModel):
+    """A part of a list."""
+
+    results: list[StatementRead]
+    next: str | None
+
+
+async def _filter(
+    id: Ids = NONE,
+    canonical_id: CanonicalIds = NONE,
+    schema: Schemata = NONE,
+    schemata: Kinds = NONE,
+    origin: Origins = NONE,
+    prop: Props = NONE,
+) -> Filter:
+    for name, values in (("schema", schema), ("schemata", schemata)):
+        for value in values:
+            if value not in schema_names():
+                raise _refused(name, f"{value[:100]!r} is not a schema of FollowTheMoney")
+    for name, values in (("id", id), ("canonical_id", canonical_id)):
+        if any("\x00" in value for value in values):
+            raise _refused(name, "must not have NUL characters")
+    for value in prop:
+        if value not in property_names():
+            raise _refused("prop", f"{value[:100]!r} is not a property of FollowTheMoney")
+    return Filter(id, canonical_id, schema, schemata, origin, prop)
+
+
+def _refused(name: str, reason: str) -> SchemaViolation:
+    return SchemaViolation(f"{name}: {reason}", errors=[Fault(field=f"query.{name}", reason=reason)])
+
+
+FilterDep = Annotated[Filter, Depends(_filter)]
+
+
+async def _form(request: Request) -> str:
+    return preferred(request.headers.get("accept"), tuple(FORMS))
+
+
+STREAM: Responses = {
+    200: {
+        "description": "Statements in the form that was asked for",
+        "headers": HEADERS,
+        "content": {form: {"schema": {"type": "string", "format": "binary"}} for form in FORMS},
+    }
+}
+
+
+@routes.get("/stream", response_class=Response, responses={**STREAM, **read_answers(NotAcceptable)})
+async def stream_statements(
+    asked: AskedDep,
+    dataset: DatasetDep,
+    wanted: FilterDep,
+    form: Annotated[str, Depends(_form)],
+    end: EndParam = False,
+) -> Response:
+    """Stream the statements that match, by canonical id and id: NDJSON, FtM's CSV, Parquet or Arrow."""
+    if end and form != NDJSON:
+        reason = f"is a last line of {NDJSON}, and {form} has no place for it"
+        raise InvalidFormat(f"`end` {reason}", errors=[Fault(field="query.end", reason=reason)])
+
+    def begin(reading: Reading) -> Chunks:
+        snapshot, chunks = statements.stream(reading, dataset, asked.state, wanted, form)
+        return Chunks(snapshot, (Piece(chunk, chunk.count(b"\n")) for chunk in chunks))
+
+    return await streamed(asked, [dataset], form, end, begin)
+
+
+@routes.get("", response_model=StatementPage, responses={200: {"headers": HEADERS}, **read_answers()})
+async def list_statements(asked: AskedDep, dataset: DatasetDep, wanted: FilterDep, page: PagingDep) -> Response:
+    """List statements, by canonical id and id."""
+    after = None if page.after is None else _place(page.after)
+
+    def read(reading: Reading) -> tuple[str | None, list[dict[str, Any]], Place | None]:
+        return statements.page(reading, dataset, asked.state, wanted, after, page.limit)
+
+    snapshot, rows, last = await asked.read([dataset], read)
+    cursor = page.cursor(None if last is None else _text(last))
+    return Response(orjson.dumps({"results": rows, "next": cursor}), headers=served(snapshot), media_type=JSON)
+
+
+def _text(place: Place) -> str:
+    return orjson.dumps([place.canonical_id, place.id.hex(), place.origin]).decode()
+
+
+def _place(text: str) -> Place:
+    try:
+        canonical_id, statement, origin = orjson.loads(text)
+        place = Place(canonical_id, bytes.fromhex(statement), origin)
+    except (ValueError, TypeError):
+        raise foreign_cursor() from None
+    if type(canonical_id) is not str or type(origin) is not str:
+        raise foreign_cursor()
+    return place

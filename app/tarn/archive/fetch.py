@@ -1,0 +1,154 @@
+"""The guarded fetcher: the one way by which files come from elsewhere.
+
+    http, https     public addresses, pinned for every hop          tarn.archive.web
+    file, a path    below the folders that the operator opened      tarn.archive.local
+    s3, gs, az      the stores that the operator opened             tarn.archive.stores
+
+Whatever else there is in an address is refused before anything is opened, resolved or connected to.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+from tarn.archive.addresses import Guard, resolve_by_system
+from tarn.archive.dns import Lookups, Resolve
+from tarn.archive.local import Roots
+from tarn.archive.sources import Choice, Failed, Found, Source, refused
+from tarn.archive.stores import SCHEMES, SourceStores, source_connection
+from tarn.archive.urls import PORTS, Url
+from tarn.archive.web import Clock, Web
+from tarn.archive.web_index import WebIndex
+from tarn.errors import StartRefused
+from tarn.model.file import LONGEST_URI
+from tarn.settings import Settings
+
+SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Fetcher:
+    """Opens and lists sources. Safe to share between threads and to send to other processes."""
+
+    web: Web
+    roots: Roots
+    stores: SourceStores
+
+    @classmethod
+    def from_settings(
+        cls, settings: Settings, resolve: Resolve = resolve_by_system, clock: Clock = time.monotonic
+    ) -> Self:
+        """Raises StartRefused for a place that cannot be used, or through which tenants could read the lake itself."""
+        guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.fetch_patience))
+        connections = tuple(
+            source_connection(uri, {name: value.get_secret_value() for name, value in options.items()})
+            for uri, options in settings.fetch_stores.items()
+        )
+        _keep_the_lake_out(settings)
+        limit = settings.fetch_max_bytes
+        return cls(
+            Web(guard, limit, settings.fetch_patience, settings.fetch_longest, clock),
+            Roots(settings.fetch_roots, limit),
+            SourceStores(connections, limit),
+        )
+
+    def check(self, uri: str) -> None:
+        """Raises SchemaViolation for an address that is not fetched from, whatever is there."""
+        scheme = _scheme(uri)
+        if scheme in PORTS:
+            Url.parse(uri)
+        elif scheme in SCHEMES:
+            self.stores.place(uri)
+        else:
+            self.roots.place(_path(uri, scheme))
+
+    def open(self, uri: str) -> Source:
+        """One file, to be read once from a `with`.
+
+        Raises SchemaViolation if it is not to be fetched, FileNotFound, BodyTooLarge, SourceFailed and, of a store,
+        Unavailable. Reading it may raise the last three.
+        """
+        scheme = _scheme(uri)
+        if scheme in PORTS:
+            return self.web.open(Url.parse(uri))[1]
+        if scheme in SCHEMES:
+            return self.stores.open(uri)
+        return self.roots.open(_path(uri, scheme))
+
+    def sources(
+        self, uri: str, prefix: str = "", glob: Sequence[str] = (), exclude: Sequence[str] = ()
+    ) -> Iterator[Found | Failed]:
+        """The files below a folder, a store's prefix or an index page, as far as they are wanted, and what failed.
+
+        Paths are relative to `uri`. Raises, at once, what `open` does if the place itself cannot be listed.
+        """
+        choice = Choice(prefix, tuple(glob), tuple(exclude))
+        scheme = _scheme(uri)
+        if scheme in PORTS:
+            return WebIndex(self.web, choice).files(Url.parse(uri))
+        if scheme in SCHEMES:
+            return self.stores.files(uri, choice)
+        return self.roots.files(_path(uri, scheme), choice)
+
+
+def _scheme(uri: str) -> str:
+    """The scheme of an address, empty for a path. Raises SchemaViolation for one that is not fetched."""
+    if len(uri) > LONGEST_URI:
+        raise refused(f"the address is longer than {LONGEST_URI} characters")
+    try:
+        uri.encode()
+    except UnicodeEncodeError:
+        raise refused("the address is not well formed") from None
+    found = SCHEME.match(uri)
+    scheme = found[1].lower() if found else ""
+    if scheme not in {"", "file", *PORTS, *SCHEMES}:
+        raise refused("only http, https, s3, gs, az and files of the server are fetched")
+    return scheme
+
+
+def _path(uri: str, scheme: str) -> str:
+    """The path of a `file:` URI or of a plain path. Raises SchemaViolation."""
+    if not scheme:
+        path = uri
+    else:
+        try:
+            parts = urlsplit(uri)
+            path = unquote(parts.path, errors="strict")
+        except ValueError:
+            raise refused("the address is not well formed") from None
+        if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
+            raise refused("an address of a file must look like file:///path")
+    if not path.startswith("/") or path.startswith("//"):
+        raise refused("the path of a file must be absolute")
+    return path
+
+
+def _keep_the_lake_out(settings: Settings) -> None:
+    """Raise StartRefused if what tenants may fetch from holds the lake, the database or the key, or is within them."""
+    lake = urlsplit(settings.lake_uri)
+    if lake.scheme in SCHEMES:
+        own = f"{lake.scheme}://{lake.netloc}{lake.path}".rstrip("/")
+        if any(_overlap(own, uri) for uri in settings.fetch_stores):
+            raise StartRefused("TARN_FETCH_STORES: tenants could read the lake itself; open another bucket or folder")
+    else:
+        folder = Path(unquote(lake.path) if lake.scheme else settings.lake_uri)
+        _keep_out(settings, folder, "the lake")
+    if settings.database_url.startswith("sqlite:///"):
+        _keep_out(settings, Path(settings.database_url.removeprefix("sqlite:///")), "the database")
+    _keep_out(settings, settings.admin_key_file, "the administrator's key")
+
+
+def _keep_out(settings: Settings, ours: Path, what: str) -> None:
+    place = f"/{ours.resolve()}"
+    for root in settings.fetch_roots:
+        if _overlap(place, f"/{root.resolve()}"):
+            raise StartRefused(f"TARN_FETCH_ROOTS: tenants could read {what} below {root}; open another folder")
+
+
+def _overlap(one: str, other: str) -> bool:
+    shorter, longer = sorted((f"{one.rstrip('/')}/", f"{other.rstrip('/')}/"), key=len)
+    return longer.startswith(shorter)

@@ -1,0 +1,76 @@
+"""Files in the object stores that the operator opened, each with its own options and identity."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tarn.archive.sources import Choice, Failed, Found, Source, refused
+from tarn.errors import FileNotFound, StartRefused
+from tarn.storage.connection import Connection
+from tarn.storage.s3_options import s3_options
+from tarn.storage.store import Missing, Store
+
+SCHEMES = frozenset({"s3", "gs", "az"})
+
+
+def source_connection(uri: str, options: Mapping[str, str]) -> Connection:
+    """Raises StartRefused for an option that cannot be used."""
+    try:
+        connection = Connection(uri, s3_options(options) if uri.startswith("s3:") else dict(options))
+        connection.object_store()
+    except StartRefused as error:
+        reason = str(error).removeprefix("TARN_STORAGE_OPTIONS: ")
+        raise StartRefused(f"TARN_FETCH_STORES: {uri}: {reason}") from None
+    return connection
+
+
+@dataclass(frozen=True)
+class SourceStores:
+    """The stores that are open to fetching. Safe to share between threads and to send to other processes."""
+
+    connections: tuple[Connection, ...]
+    limit: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"connections": self.connections, "limit": self.limit}
+
+    @cached_property
+    def _stores(self) -> dict[str, Store]:
+        """By address, the longest first."""
+        found = sorted(self.connections, key=lambda connection: len(connection.uri), reverse=True)
+        return {connection.uri: Store(connection) for connection in found}
+
+    def open(self, uri: str) -> Source:
+        """Raises SchemaViolation, FileNotFound, BodyTooLarge, Unavailable."""
+        store, key = self.place(uri)
+        if not key:
+            raise refused("it is a folder")
+        try:
+            entry, chunks = store.open(key)
+        except Missing:
+            raise FileNotFound("there is no such file") from None
+        return Source(uri, chunks, self.limit, name=key.rsplit("/", 1)[-1], size=entry.size)
+
+    def files(self, uri: str, choice: Choice) -> Iterator[Found | Failed]:
+        """What lies below a folder, in the order of the paths' characters. Raises SchemaViolation, Unavailable."""
+        top = uri.rstrip("/")
+        store, folder = self.place(top)
+        return self._below(store, top, folder, choice)
+
+    def _below(self, store: Store, top: str, folder: str, choice: Choice) -> Iterator[Found | Failed]:
+        for entry in store.list(folder):
+            path = entry.path[len(folder) :].lstrip("/")
+            if choice.takes(path):
+                yield Found(f"{top}/{path}", path, entry.size)
+
+    def place(self, uri: str) -> tuple[Store, str]:
+        """The store that an address is in, and the key there, which is empty for the top. Raises SchemaViolation."""
+        for top, store in self._stores.items():
+            key = uri.removeprefix(top)
+            if key == "" or (key != uri and key.startswith("/")):
+                key = key[1:]
+                if key and not {"", ".", ".."}.isdisjoint(key.split("/")):
+                    raise refused("the key has an empty segment, . or .. in it")
+                return store, key
+        raise refused("object stores are fetched from only where the operator opened them")

@@ -1,0 +1,5 @@
+"""`python -m tarn.cli`, the same as `tarn`."""
+
+from tarn.cli.application import main
+
+main()

@@ -1,0 +1,1 @@
+"""Commands of `tarn`: one package per subject, and `processes`, which run the server."""

@@ -1,0 +1,1 @@
+"""Commands about tenants, keys, grants, webhooks, audit and the server's state."""

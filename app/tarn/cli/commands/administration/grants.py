@@ -1,0 +1,48 @@
+"""Grants: what a tenant may do on which datasets."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from tarn.cli.paths import at
+from tarn.cli.session import Session, client_command
+
+app = typer.Typer(no_args_is_help=True, help="Grants: what a tenant may do on which datasets.")
+
+Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
+LevelName = Literal["read", "write", "maintain", "admin"]
+"""The levels of the model, which takes too long to import for a word in a help text."""
+
+
+@client_command(app, "list")
+def list_grants(session: Session, tenant: Tenant) -> None:
+    """List a tenant's grants."""
+    grants = session.client.each(at("/v1/admin/tenants", tenant, "grants"))
+    session.output.table(grants, "id", "dataset", "level", "created")
+
+
+@client_command(app, "add")
+def add(
+    session: Session,
+    tenant: Tenant,
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="A dataset's name, with * for any run of characters.")
+    ],
+    level: Annotated[
+        LevelName,
+        typer.Argument(metavar="LEVEL", help="read, write, maintain or admin; each holds the ones before it."),
+    ],
+) -> None:
+    """Grant a tenant a level on the datasets that a pattern matches.
+
+    Example: tarn grants add alice 'leaks_*' write
+    """
+    new = {"dataset": dataset, "level": level}
+    session.output.record(session.client.document("POST", at("/v1/admin/tenants", tenant, "grants"), new))
+
+
+@client_command(app, "remove")
+def remove(session: Session, grant_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+    """Take a grant back by its id, at once."""
+    session.client.request("DELETE", at("/v1/admin/grants", grant_id))
+    session.output.note(f"the grant {grant_id} is taken back")

@@ -1,0 +1,1 @@
+"""Commands that read and write a dataset's content and metadata."""

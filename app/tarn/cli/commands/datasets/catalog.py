@@ -1,0 +1,56 @@
+"""The catalog: what the lake says of itself, and the datasets in it."""
+
+import typer
+from typer.core import TyperGroup
+
+from tarn.cli.commands.datasets.metadata import Assignments, Description, File, Summary, Title, read_metadata
+from tarn.cli.failures import Misuse
+from tarn.cli.session import Session, client_command
+
+PATH = "/v1/catalog"
+
+
+class ShowByDefault(TyperGroup):
+    """`tarn catalog` is `tarn catalog show`, also with its options."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # Typer's context is a class of its own, and what is passed
+        asks_for_help = args[:1] == ["--help"]
+        named = bool(args) and not args[0].startswith("-")
+        return super().parse_args(ctx, args if named or asks_for_help else ["show", *args])
+
+
+app = typer.Typer(cls=ShowByDefault, help="The catalog: what the lake says of itself, and the datasets in it.")
+
+
+@client_command(app, "show")
+def show(session: Session) -> None:
+    """Show the catalog of the datasets you may read. This is what `tarn catalog` does."""
+    catalog = session.client.document("GET", PATH)
+    if session.output.as_json:
+        session.output.json(catalog)
+        return
+    datasets = catalog.pop("datasets")
+    if catalog:
+        session.output.record(catalog)
+        typer.echo()
+    session.output.table(datasets, "name", "title")
+
+
+@client_command(app, "update")
+def update(
+    session: Session,
+    title: Title = None,
+    summary: Summary = None,
+    description: Description = None,
+    file: File = None,
+    assignments: Assignments = None,
+) -> None:
+    """Change what the lake says of itself; fields left out stay as they are.
+
+    Example: tarn catalog update --title 'Our lake' --set publisher.name=Us
+    """
+    metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
+    if not metadata:
+        raise Misuse("there is nothing to change: give --title, --summary, --description, --set or --file")
+    current = session.client.document("GET", PATH) if metadata.extends else None
+    session.output.record(session.client.document("PATCH", PATH, metadata.body(current)))

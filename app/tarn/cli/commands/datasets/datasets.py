@@ -1,0 +1,126 @@
+"""Datasets: made, described, deleted."""
+
+import math
+import sys
+from typing import Annotated
+
+import typer
+
+from tarn.cli.commands.coordination.jobs import awaited, outcome
+from tarn.cli.commands.datasets.metadata import Assignments, Description, File, Summary, Title, read_metadata
+from tarn.cli.completion import dataset_names
+from tarn.cli.failures import Misuse, ProblemAnswered
+from tarn.cli.options import IfMatch, conditions
+from tarn.cli.paths import at
+from tarn.cli.session import Session, Yes, client_command
+
+BASE = "/v1/datasets"
+app = typer.Typer(no_args_is_help=True, help="Datasets: made, described, deleted.")
+
+Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name.", autocompletion=dataset_names)]
+
+
+@client_command(app, "list")
+def list_datasets(session: Session) -> None:
+    """List the datasets you may read."""
+    session.output.table(session.client.each(BASE), "name", "title", "created")
+
+
+@client_command(app, "create")
+def create(
+    session: Session,
+    name: Dataset,
+    title: Title = None,
+    summary: Summary = None,
+    description: Description = None,
+    file: File = None,
+    assignments: Assignments = None,
+) -> None:
+    """Make a dataset.
+
+    Example: tarn datasets create donations --title Donations --set publisher.name=Parliament
+    """
+    metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
+    session.output.record(session.client.document("POST", BASE, metadata.body() | {"name": name}))
+
+
+@client_command(app, "show")
+def show(
+    session: Session,
+    name: Dataset,
+    etag: Annotated[bool, typer.Option("--etag", help="Print the entity tag alone, for --if-match.")] = False,
+) -> None:
+    """Show a dataset's configuration."""
+    config, tag = session.client.tagged(at(BASE, name))
+    if etag:
+        typer.echo(tag)
+    else:
+        session.output.record(config, etag=tag)
+
+
+@client_command(app, "update")
+def update(
+    session: Session,
+    name: Dataset,
+    title: Title = None,
+    summary: Summary = None,
+    description: Description = None,
+    file: File = None,
+    assignments: Assignments = None,
+    if_match: IfMatch = None,
+) -> None:
+    """Change a dataset's configuration; fields left out stay as they are, null goes back to the default.
+
+    Example: tarn datasets update donations --set policy.retention.days=30 --set summary=null
+
+    Example: tarn datasets version donations TIMESTAMP config.yml | tarn datasets update donations --file -
+    """
+    metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
+    if not metadata:
+        raise Misuse("there is nothing to change: give --title, --summary, --description, --set or --file")
+    path, current = at(BASE, name), None
+    if metadata.extends:
+        # The API replaces a field as a whole; the tag makes sure that it is still what we extend.
+        current, tag = session.client.tagged(path)
+        if_match = if_match or tag
+    headers = conditions(if_match)
+    session.output.record(session.client.document("PATCH", path, metadata.body(current), headers=headers))
+
+
+@client_command(app, "delete")
+def delete(
+    session: Session,
+    name: Dataset,
+    yes: Yes = False,
+    wait: Annotated[bool, typer.Option(help="Wait until its files are removed and its name is free.")] = True,
+) -> None:
+    """Delete a dataset and everything in it. It is hidden at once; a job removes its files."""
+    session.confirm(f"Delete the dataset {name} and everything in it?", yes)
+    job = session.client.document("DELETE", at(BASE, name), params={"confirm": name})
+    if wait:
+        session.output.note(f"waiting for the job {job['id']}")
+        job = awaited(session.client, job["id"], math.inf)
+        if job["problem"] is not None:
+            raise ProblemAnswered(job["problem"])
+    outcome(session, job)
+
+
+@client_command(app, "versions")
+def versions(session: Session, name: Dataset) -> None:
+    """List former versions of a dataset's documents, newest first."""
+    session.output.table(session.client.each(at(BASE, name, "versions")), "timestamp", "name", "size")
+
+
+@client_command(app, "version")
+def version(
+    session: Session,
+    name: Dataset,
+    timestamp: Annotated[str, typer.Argument(metavar="TIMESTAMP", help="As `tarn datasets versions` shows it.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The document's name, such as config.yml.")],
+) -> None:
+    """Print a former version of a document, as it was.
+
+    Example: tarn datasets version donations 20300131T120000.000000Z config.yml
+    """
+    sys.stdout.flush()
+    sys.stdout.buffer.write(session.client.request("GET", at(BASE, name, "versions", timestamp, file)).content)

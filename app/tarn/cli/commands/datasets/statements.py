@@ -1,0 +1,147 @@
+"""Statements: loaded, asked for, deleted."""
+
+import os
+from typing import Annotated, Any, Literal
+
+import typer
+
+from tarn.cli.commands.datasets.datasets import BASE
+from tarn.cli.commands.datasets.entities import Dataset
+from tarn.cli.input.files import STATEMENT_TYPES, opened, statement_type
+from tarn.cli.input.upload import load as send
+from tarn.cli.options import (
+    At,
+    Commit,
+    Fresh,
+    Ids,
+    OneOrigin,
+    OnError,
+    Origin,
+    Origins,
+    Out,
+    Quiet,
+    Schema,
+    Schemata,
+    Source,
+    Values,
+)
+from tarn.cli.output.streams import NDJSON, print_bytes, print_records
+from tarn.cli.paths import at as path_of
+from tarn.cli.session import Session, client_command
+
+app = typer.Typer(no_args_is_help=True, help="Statements: loaded, asked for, deleted.")
+
+Form = Annotated[
+    Literal["ndjson", "csv", "parquet", "arrow"] | None,
+    typer.Option("--format", help="In which form; else by the name of the file, or NDJSON."),
+]
+Props = Annotated[list[str] | None, typer.Option("--prop", help="Properties; repeatable.")]
+
+
+@client_command(app, "load")
+def load(
+    session: Session,
+    dataset: Dataset,
+    file: Source,
+    form: Annotated[
+        Literal["ndjson", "csv", "pack", "parquet", "arrow"] | None,
+        typer.Option("--format", help="What it is, where neither its name nor its beginning tells."),
+    ] = None,
+    origin: Origin = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse a statement whose own id or dataset is another one.")
+    ] = False,
+    on_error: OnError = "abort",
+    values: Values = None,
+    commit: Commit = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Load statements as FtM writes them. They are durable when the command is done: all of them, or none.
+
+    Ids are computed anew under the dataset, so that statements of another one can be loaded.
+
+    Example: tarn statements load donations statements.csv.gz --origin crawl
+    """
+    params = {"origin": origin, "strict": strict, "on_error": on_error, "values": values, "commit": commit}
+    with opened(file) as source:
+        kind = STATEMENT_TYPES[form] if form else statement_type(source)
+        send(session, _path(dataset), source, kind, params, quiet)
+
+
+@client_command(app, "get")
+def get(
+    session: Session,
+    dataset: Dataset,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Entity ids, canonical ids or referents.")],
+    origin: Origins = None,
+    prop: Props = None,
+    at: At = None,
+    fresh: Fresh = None,
+    form: Form = None,
+    out: Out = "-",
+    quiet: Quiet = False,
+) -> None:
+    """Print the statements of entities: what is said of them, by whom, and when it was seen.
+
+    Example: tarn statements get donations jane --prop name
+    """
+    _print(session, dataset, {"id": ids, "origin": origin, "prop": prop, "at": at, "fresh": fresh}, form, out, quiet)
+
+
+@client_command(app, "query")
+def query(
+    session: Session,
+    dataset: Dataset,
+    id_: Ids = None,
+    canonical_id: Annotated[list[str] | None, typer.Option(help="Canonical ids; repeatable.")] = None,
+    schema: Schema = None,
+    schemata: Schemata = None,
+    origin: Origins = None,
+    prop: Props = None,
+    at: At = None,
+    fresh: Fresh = None,
+    form: Form = None,
+    out: Out = "-",
+    quiet: Quiet = False,
+) -> None:
+    """Print the statements that match; all of them if nothing is asked for.
+
+    Example: tarn statements query donations --prop name --format csv
+
+    Example: tarn statements query donations --at 12 -o statements.parquet
+    """
+    params = {
+        "id": id_,
+        "canonical_id": canonical_id,
+        "schema": schema,
+        "schemata": schemata,
+        "origin": origin,
+        "prop": prop,
+        "at": at,
+        "fresh": fresh,
+    }
+    _print(session, dataset, params, form, out, quiet)
+
+
+@client_command(app, "delete")
+def delete(
+    session: Session,
+    dataset: Dataset,
+    statement: Annotated[str, typer.Argument(metavar="ID", help="The statement's id.")],
+    origin: OneOrigin = None,
+) -> None:
+    """Delete a statement, of one origin or of every one. Snapshots that hold it stay as they are."""
+    session.output.record(session.client.document("DELETE", _path(dataset, statement), params={"origin": origin}))
+
+
+def _path(dataset: str, *below: str) -> str:
+    return path_of(BASE, dataset, "statements", *below)
+
+
+def _print(session: Session, dataset: str, params: dict[str, Any], form: str | None, out: str, quiet: bool) -> None:
+    named = STATEMENT_TYPES.get(os.path.splitext(out)[1].removeprefix(".").lower(), NDJSON)
+    kind = STATEMENT_TYPES[form] if form else named
+    if kind == NDJSON:
+        print_records(session, _path(dataset, "stream"), params, out, quiet)
+    else:
+        print_bytes(session, _path(dataset, "stream"), kind, params, out, quiet)

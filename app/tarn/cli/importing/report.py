@@ -1,0 +1,73 @@
+"""What an import found, did, and left: the source beside the target."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tarn.cli.importing.tables import Counts
+
+
+@dataclass
+class Report:
+    """One dataset's."""
+
+    folder: str
+    dataset: str
+    state: str
+    layout: str = ""
+    version: list[int] = field(default_factory=list)
+    size: int = 0
+    texts: int = 0
+    rejected: int = 0
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _source: dict[str, int] = field(default_factory=dict)
+    _target: dict[str, int] | None = None
+
+    def source(self, counts: Counts, files: int, mappings: int) -> None:
+        """What there was to be imported."""
+        self._source = _lines(counts, files, mappings)
+
+    def target(self, counts: Counts, files: int, mappings: int) -> None:
+        """What is there afterwards."""
+        self._target = _lines(counts, files, mappings)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Each thing that was counted, in the source and in the target."""
+        names = [*self._source, *(name for name in self._target or {} if name not in self._source)]
+        return [
+            {"what": name, "source": self._source.get(name, 0)}
+            | ({} if self._target is None else {"target": self._target.get(name, 0)})
+            for name in names
+        ]
+
+    def differing(self, only_missing: bool) -> list[str]:
+        """What the target has another count of; with `only_missing`, what it has less of."""
+        if self._target is None:
+            return []
+        return [
+            f"{row['what']}: {row['source']} in the source, {row['target']} in {self.dataset}"
+            for row in self.rows()
+            if (row["target"] < row["source"] if only_missing else row["target"] != row["source"])
+        ]
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "source": self.folder,
+            "dataset": self.dataset,
+            "state": self.state,
+            "layout": self.layout,
+            "version": self.version,
+            "counts": self.rows(),
+            "bytes": self.size,
+            "texts": self.texts,
+            "rejected": self.rejected,
+            "errors": self.faults[:100],
+            "warnings": self.warnings,
+        }
+
+
+def _lines(counts: Counts, files: int, mappings: int) -> dict[str, int]:
+    lines = {"statements": counts.statements, "entities": counts.entities, "files": files, "mappings": mappings}
+    for origin, (statements, entities) in sorted(counts.origins.items()):
+        lines |= {f"statements of {origin}": statements, f"entities of {origin}": entities}
+    return lines

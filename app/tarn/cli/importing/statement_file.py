@@ -1,0 +1,116 @@
+"""A file of FtM statements into a dataset, as one commit."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from tarn.cli.failures import Misuse, ProblemAnswered, fault_line
+from tarn.cli.importing.dataset_metadata import checked_name
+from tarn.cli.importing.split_records import FORMS, parts
+from tarn.cli.importing.stage import Part, Stage
+from tarn.cli.importing.target_dataset import Target
+from tarn.cli.input.files import STDIN, Source, opened, statement_type
+from tarn.cli.input.upload import show_omissions
+from tarn.cli.output.progress import progress
+from tarn.cli.output.tables import printable
+from tarn.cli.session import Session
+
+
+def import_file(
+    session: Session,
+    path: str,
+    dataset: str | None,
+    kind: str | None,
+    origin: str | None,
+    *,
+    into: bool,
+    on_error: str,
+    compare: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Send a file in parts, and make them visible at once. Raises Misuse, ProblemAnswered, Unreachable."""
+    target = Target(session.client, checked_name(dataset or _named_for(path)))
+    exists = target.exists()
+    if exists and not into:
+        target.require_empty()
+    with opened(path) as source:
+        form = kind or statement_type(source)
+        if form not in FORMS:
+            raise Misuse(f"{source.name} is neither CSV nor pack nor NDJSON: tarn statements load takes it")
+        told = (
+            _read(session, source, form, quiet)
+            if dry_run
+            else _sent(session, target, exists, source, form, origin, on_error, quiet)
+        )
+    if compare and not dry_run:
+        # Of statements that a file has twice, one is there; so a difference is no fault, and is told alone.
+        there = target.count()
+        told["there"] = {"statements": there.statements, "entities": there.entities}
+    faults, ignored = told.pop("errors", []), told.pop("ignored", {})
+    if session.output.as_json:
+        session.output.json(told | {"errors": faults, "ignored": ignored})
+        return
+    session.output.record(told)
+    for fault in faults:
+        typer.echo(printable(f"left out: {fault_line(fault)}"), err=True)
+    show_omissions({"count": 0, "first": []}, ignored)
+
+
+def _named_for(path: str) -> str:
+    if path == STDIN:
+        raise Misuse("standard input has no name that says where to: give --dataset")
+    return os.path.basename(path).partition(".")[0]
+
+
+def _read(session: Session, source: Source, form: str, quiet: bool) -> dict[str, Any]:
+    lines = sum(part.rows for part in _watched(session, source, form, "reading", quiet))
+    return {"source": source.name, "state": "planned", "format": form, "lines": lines}
+
+
+def _sent(
+    session: Session,
+    target: Target,
+    exists: bool,
+    source: Source,
+    form: str,
+    origin: str | None,
+    on_error: str,
+    quiet: bool,
+) -> dict[str, Any]:
+    if not exists:
+        target.create({})
+    stage, lines = Stage(session.client, target.name, origin, source.name, on_error), 0
+    try:
+        for part in _watched(session, source, form, "sending", quiet):
+            try:
+                stage.send(part)
+            except ProblemAnswered as problem:
+                problem.hint = f"nothing is imported; lines are counted from line {lines + 1} of the file on"
+                raise
+            lines += part.rows
+        written = stage.commit()
+    except BaseException:
+        stage.abort()
+        raise
+    return {
+        "source": source.name,
+        "dataset": target.name,
+        "state": "imported",
+        "format": form,
+        "lines": lines,
+        "statements": written["statements"],
+        "rejected": stage.rejected,
+        "commit": written["commit"],
+        "errors": stage.faults[:100],
+        "ignored": stage.ignored,
+    }
+
+
+def _watched(session: Session, source: Source, form: str, doing: str, quiet: bool) -> Iterator[Part]:
+    with progress(session.output, doing, quiet) as passed:
+        for part in parts(source, form):
+            yield part
+            passed(len(part.body), part.rows)

@@ -1,0 +1,1 @@
+"""Input files: formats, compression, YAML, and upload."""

@@ -1,0 +1,148 @@
+"""What is loaded: a file or standard input, read once in pieces, and what it is by its name or its first bytes."""
+
+import json
+import os
+import re
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from tarn.cli.failures import Misuse
+
+HEAD, PIECE = 64 << 10, 256 << 10
+STDIN = "-"
+
+ENCODINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSED = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
+TEXT = frozenset({"application/x-ndjson", "text/csv", "application/x-ftm-pack"})
+"""Types of which a line is a record, but for a header and line ends within values."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data that is read once, its beginning known already."""
+
+    name: str
+    size: int | None
+    encoding: str | None
+    head: bytes
+    _file: BinaryIO
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name that says what it is, without that of a compression; empty for standard input."""
+        return os.path.splitext(COMPRESSED.sub("", self.name))[1].lower()
+
+    def pieces(self) -> Iterator[bytes]:
+        """All of it, as it is stored. Raises Misuse if it cannot be read on."""
+        yield self.head
+        try:
+            # Whatever a pipe holds is sent on; a full piece is not waited for.
+            while piece := self._file.read1(PIECE):  # type: ignore[attr-defined]  # BinaryIO does not tell that it is buffered
+                yield piece
+        except OSError as error:
+            raise _unreadable(self.name, error) from None
+
+    def beginning(self) -> bytes:
+        """The first bytes of what it holds, decompressed. Raises Misuse if that cannot be done."""
+        try:
+            return _decompressed(self.head, self.encoding).removeprefix(b"\xef\xbb\xbf").lstrip()
+        except ValueError as error:
+            raise Misuse(f"{self.name} is not valid {self.encoding}: {error}") from None
+
+
+@contextmanager
+def opened(name: str) -> Iterator[Source]:
+    """A file or standard input. Raises Misuse if it cannot be opened."""
+    if name == STDIN:
+        yield _source("standard input", sys.stdin.buffer, None)
+        return
+    try:
+        file = open(name, "rb")  # noqa: SIM115 - closed below, whatever reading it raises
+    except OSError as error:
+        raise _unreadable(name, error) from None
+    with file:
+        about = os.fstat(file.fileno())
+        yield _source(name, file, about.st_size if stat.S_ISREG(about.st_mode) else None)
+
+
+def entity_type(source: Source) -> str:
+    """NDJSON by its name or where the first line is a whole object; JSON otherwise."""
+    if source.suffix in (".ndjson", ".jsonl"):
+        return "application/x-ndjson"
+    return _json_type(source.beginning())
+
+
+def statement_type(source: Source) -> str:
+    """What the name says, or the first bytes. Raises Misuse if neither tells."""
+    named = STATEMENT_TYPES.get(source.suffix.removeprefix("."))
+    if named is not None:
+        return named
+    begin = source.beginning()
+    if begin.startswith(b"PAR1"):
+        return STATEMENT_TYPES["parquet"]
+    if begin.startswith(b"\xff\xff\xff\xff"):
+        return STATEMENT_TYPES["arrow"]
+    if begin[:1] in (b"{", b"["):
+        return _json_type(begin)
+    if b"canonical_id" in begin.partition(b"\n")[0]:
+        return STATEMENT_TYPES["csv"]
+    raise Misuse(f"{source.name} does not tell what it holds: give --format")
+
+
+STATEMENT_TYPES = {
+    "ndjson": "application/x-ndjson",
+    "jsonl": "application/x-ndjson",
+    "csv": "text/csv",
+    "pack": "application/x-ftm-pack",
+    "parquet": "application/vnd.apache.parquet",
+    "arrow": "application/vnd.apache.arrow.stream",
+    "arrows": "application/vnd.apache.arrow.stream",
+}
+"""Media types by what `--format` and names of files call them."""
+
+
+def _source(name: str, file: BinaryIO, size: int | None) -> Source:
+    try:
+        head = file.read(HEAD)
+    except OSError as error:
+        raise _unreadable(name, error) from None
+    encoding = next((encoding for magic, encoding in ENCODINGS.items() if head.startswith(magic)), None)
+    return Source(name, size, encoding, head, file)
+
+
+def _decompressed(head: bytes, encoding: str | None) -> bytes:
+    """Raises ValueError for what is not of this encoding."""
+    if encoding == "gzip":
+        try:
+            return zlib.decompressobj(wbits=31).decompress(head, HEAD)
+        except zlib.error as error:
+            raise ValueError(str(error)) from None
+    if encoding == "zstd":
+        import zstandard
+
+        try:
+            with zstandard.ZstdDecompressor().stream_reader(head) as reader:
+                return reader.read(HEAD)
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from None
+    return head
+
+
+def _json_type(begin: bytes) -> str:
+    line, end, _ = begin.partition(b"\n")
+    if begin.startswith(b"["):
+        return "application/json"
+    try:
+        whole = not end or isinstance(json.loads(line), dict)
+    except ValueError:
+        whole = False
+    return "application/x-ndjson" if whole else "application/json"
+
+
+def _unreadable(name: str, error: OSError) -> Misuse:
+    return Misuse(f"{name} cannot be read: {error.strerror or error}")

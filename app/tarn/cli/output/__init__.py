@@ -1,0 +1,1 @@
+"""Output of results: tables, streams of records, progress and reports."""

@@ -1,0 +1,1 @@
+"""Coordination between tenants: tags, locks, queue and webhooks."""

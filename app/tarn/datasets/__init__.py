@@ -1,0 +1,1 @@
+"""Dataset registry and configuration documents."""

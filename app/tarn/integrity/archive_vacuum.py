@@ -1,0 +1,160 @@
+"""What an archive no longer needs: contents that no file refers to, puts that died, uploads that were abandoned.
+
+A content is deleted while its lock is held, after another look: whoever wants it has said so, or waits for the lock and
+puts it again. The record of a file that was put by somebody who died is the commit of it: it is recorded, not deleted.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from itertools import groupby, islice
+from typing import TypeVar
+
+import structlog
+from pydantic import ValidationError
+from sqlalchemy import select
+
+from tarn.archive import file_index as records
+from tarn.archive import texts, uploads
+from tarn.archive.file_index import Announced
+from tarn.datasets.documents import require_alive
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import uploads as uploads_table
+from tarn.model.cancellation import checked
+from tarn.model.file import ArchiveFile
+from tarn.model.ids import now
+from tarn.model.names import Checksum
+from tarn.settings import Settings
+from tarn.storage.store import Entry, Missing, Store
+from tarn.storage.store_clock import store_time
+
+log = structlog.get_logger(__name__)
+
+LOOKED_AT = 500
+"""Contents that one look at the index asks for."""
+
+AT_ONCE = 50
+"""Contents that are deleted in one transaction."""
+
+Item = TypeVar("Item")
+
+Blob = tuple[Checksum, list[Entry]]
+
+
+class Collector:
+    """Collects the garbage of archives, one dataset at a time."""
+
+    def __init__(
+        self, database: Database, store: Store, settings: Settings, reached: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._settings = settings
+        self._reached = reached
+
+    def run(self, dataset: Dataset, past: datetime, dry_run: bool = False) -> Iterator[list[Entry]]:
+        """Delete what is not needed, and was not written after a moment; what was deleted, some at a time.
+
+        1. finish   puts that were announced long ago: recorded if their record is there, or else withdrawn
+        2. uploads  that nobody has added to for long enough
+        3. blobs    to which no file refers
+
+        With `dry_run`, what would be. Run again after a crash, it goes on. Raises DatasetNotFound, Unavailable.
+        """
+        if not dry_run:
+            self._finish(dataset)
+            self._expire(dataset)
+        abandoned = store_time(self._store) - timedelta(seconds=self._settings.upload_expiry)
+        yield from self._uploads(dataset, abandoned, dry_run)
+        for some in _some(self._blobs(dataset, past), LOOKED_AT):
+            with self._database.read() as connection:
+                free = records.unreferred(connection, dataset, [checksum for checksum, _ in some])
+            for few in _some(iter([blob for blob in some if blob[0] in free]), AT_ONCE):
+                yield self._delete(dataset, few, dry_run)
+        if not dry_run:
+            for folder in (dataset.layout.uploads, dataset.layout.archive):
+                self._store.sweep_unfinished(folder, abandoned)
+            with self._database.write() as connection:
+                records.require_active(connection, dataset)
+                records.collected(connection, dataset, past)
+
+    def _finish(self, dataset: Dataset) -> None:
+        left = True
+        while left:
+            with self._database.read() as connection:
+                left = bool(dead := records.expired(connection, dataset, now()))
+            for announced in checked(dead):
+                self._finish_one(dataset, announced)
+
+    def _finish_one(self, dataset: Dataset, announced: Announced) -> None:
+        with self._database.write() as connection:
+            records.hold(self._database, connection, dataset, [announced.checksum])
+            file = self._record(dataset, announced)
+            if file is None:
+                records.withdraw(connection, [announced.id])
+            elif records.record(connection, dataset, announced.id, file):
+                records.moved(connection, dataset)
+                log.warning("a file is recorded that somebody put and died", dataset=dataset.name, file=file.id)
+
+    def _record(self, dataset: Dataset, announced: Announced) -> ArchiveFile | None:
+        try:
+            text = self._store.get(dataset.layout.file_record(announced.checksum, announced.file_id))
+            return ArchiveFile.model_validate_json(text)
+        except (Missing, ValidationError):
+            return None
+
+    def _expire(self, dataset: Dataset) -> None:
+        """Forget uploads that have expired; their objects are as old by now as those of dead puts."""
+        past = uploads_table.c.dataset_id == dataset.id, uploads_table.c.expires < now()
+        with self._database.write() as connection:
+            uploads.forget(connection, list(connection.execute(select(uploads_table.c.id).where(*past)).scalars()))
+
+    def _uploads(self, dataset: Dataset, abandoned: datetime, dry_run: bool) -> Iterator[list[Entry]]:
+        """Objects below `uploads/` that are old enough and of no upload that goes on."""
+        old = (entry for entry in checked(self._store.list(dataset.layout.uploads)) if entry.modified <= abandoned)
+        for some in _some(old, LOOKED_AT):
+            ids = {entry.path.split("/")[-2] for entry in some}
+            with self._database.read() as connection:
+                going_on = select(uploads_table.c.id).where(uploads_table.c.id.in_(ids), uploads_table.c.file.is_(None))
+                kept = set(connection.execute(going_on).scalars())
+            gone = [entry for entry in some if entry.path.split("/")[-2] not in kept]
+            if not dry_run:
+                self._store.delete([entry.path for entry in gone])
+            yield gone
+
+    def _blobs(self, dataset: Dataset, past: datetime) -> Iterator[Blob]:
+        """Everything about each content, as listed, where nothing of it was written after a moment."""
+        listing = checked(self._store.list(dataset.layout.archive))
+        for folder, listed in groupby(listing, lambda entry: entry.path.rsplit("/", 1)[0]):
+            entries = list(listed)
+            name = folder.rsplit("/", 1)[-1]
+            try:
+                checksum = Checksum(name)
+            except ValueError:
+                log.warning("the archive holds what is not ours", dataset=dataset.name, folder=folder)
+                continue
+            # A record that the index lacks is the business of a verification, which may record it.
+            has_record = any(entry.path.endswith(".json") for entry in entries)
+            if not has_record and all(entry.modified <= past for entry in entries):
+                yield checksum, entries
+
+    def _delete(self, dataset: Dataset, blobs: Sequence[Blob], dry_run: bool) -> list[Entry]:
+        """Delete contents to which still nobody refers; what was deleted."""
+        if dry_run:
+            return [entry for _, entries in blobs for entry in entries]
+        checksums = [checksum for checksum, _ in blobs]
+        with self._database.write() as connection:
+            records.hold(self._database, connection, dataset, checksums)
+            records.require_active(connection, dataset)
+            free = records.unreferred(connection, dataset, checksums)
+            gone = [entry for checksum, entries in blobs if checksum in free for entry in entries]
+            texts.forget(connection, dataset, free)
+            self._reached("collecting")
+            require_alive(connection)
+            self._store.delete([entry.path for entry in gone])
+        return gone
+
+
+def _some(items: Iterator[Item], most: int) -> Iterator[list[Item]]:
+    while some := list(islice(items, most)):
+        yield some

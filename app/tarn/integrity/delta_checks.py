@@ -1,0 +1,79 @@
+"""Delta logs, looked over: that the tables open at the versions which snapshots pin, with the files they name."""
+
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.integrity.findings import Findings, some
+from tarn.lake.commit import TABLES
+from tarn.lake.delta_tables import NONE, DeltaStore, folder_of
+from tarn.lake.recorded_history import Holder, is_kept, nobody_since
+from tarn.model.finding import FindingKind
+from tarn.model.snapshot import Snapshot, TableName
+from tarn.storage.store import Store
+
+TRIES = 2
+"""How often a table is opened before it counts as unreadable: deltalake tells a store that is away no other way."""
+
+
+class Unreadable(Exception):
+    """A table does not open at a version."""
+
+
+def sizes_at(store: Store, dataset: Dataset, table: TableName, version: int) -> dict[str, int]:
+    """The files of a table at a version, by path below its folder. Raises Unreadable."""
+    address = store.connection.table_uri(folder_of(dataset, table))
+    for _ in range(TRIES):
+        try:
+            opened = DeltaTable(address, version=version, storage_options=store.connection.delta_options())
+            actions: Any = opened.get_add_actions(flatten=True)
+        except (DeltaError, TableNotFoundError, OSError) as error:
+            # Raises if the store is away: then nothing is known of the table.
+            store.head(dataset.layout.config)
+            failure: Exception = error
+        else:
+            paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
+            return {unquote(path): size for path, size in zip(paths, sizes, strict=True)}
+    raise Unreadable(type(failure).__name__) from failure
+
+
+def check_pinned(
+    database: Database, store: Store, dataset: Dataset, pinned: Iterable[Snapshot], found: Findings
+) -> None:
+    """Open the tables as these snapshots pin them."""
+    for snapshot in pinned:
+        for table in TABLES:
+            made = snapshot.table(table)
+            path = dataset.layout.delta_log(folder_of(dataset, table), made.version)
+            try:
+                listed = sizes_at(store, dataset, table, made.version)
+            except Unreadable as error:
+                if is_kept(database, dataset, snapshot.seq):
+                    detail = f"{table} does not open at version {made.version} of snapshot {snapshot.seq}: {error}"
+                    found.add(FindingKind.DELTA_UNREADABLE, detail, path)
+                continue
+            named = {file.path: file.size for file in made.files}
+            if listed != named:
+                strange = {name for name in listed.keys() | named.keys() if listed.get(name) != named.get(name)}
+                detail = f"{table} at version {made.version} is not what snapshot {snapshot.seq} says: {some(strange)}"
+                found.add(FindingKind.DELTA_DIFFERS, detail, path)
+
+
+def check_ahead(
+    database: Database, store: Store, dataset: Dataset, holder: Holder, head: Snapshot | None, found: Findings
+) -> None:
+    """Look whether a log goes on after the head. While somebody publishes it does."""
+    ahead = []
+    for table in TABLES:
+        version = NONE if head is None else head.table(table).version
+        if DeltaStore(store).is_ahead(dataset, table, version):
+            ahead.append((table, version))
+    if ahead and nobody_since(database, dataset, holder):
+        for table, version in ahead:
+            path = dataset.layout.delta_log(folder_of(dataset, table), version + 1)
+            found.add(FindingKind.DELTA_AHEAD, f"the log of {table} goes on after the head's version {version}", path)

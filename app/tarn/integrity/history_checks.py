@@ -1,0 +1,296 @@
+"""History, looked over: what SQL records against what the manifests say, and each manifest against its parent's."""
+
+from collections.abc import Callable, Iterator
+
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.errors import ManifestInvalid
+from tarn.integrity.findings import Findings, some
+from tarn.lake import snapshots
+from tarn.lake.commit import TABLES
+from tarn.lake.recorded_history import Record, Recorded, is_kept, nobody_since
+from tarn.model.cancellation import check, checked
+from tarn.model.finding import FindingKind
+from tarn.model.snapshot import Change, Snapshot, TableName
+from tarn.storage.store import Store
+
+HELD = 4
+"""Manifests that are held at once: each may name thousands of files."""
+
+Told = Callable[[Snapshot], None]
+"""Told of every manifest that is part of history, oldest first."""
+
+
+class History:
+    """One look at a dataset's history, while others may add to it, or give the oldest of it up."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        dataset: Dataset,
+        state: Recorded,
+        found: Findings,
+        told: Told = lambda _: None,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._dataset = dataset
+        self._state = state
+        self._found = found
+        self._told = told
+        self._read: dict[int, Snapshot | ManifestInvalid | None] = {}
+
+    def check(self) -> Snapshot | None:
+        """Tell what is wrong, and return the head's manifest if it is there."""
+        state = self._state
+        self._check_head()
+        first, last = self.bounds()
+        parent: Snapshot | None = None
+        head: Snapshot | None = None
+        for seq in range(first, last + 1):
+            manifest = self._check_one(seq)
+            if manifest is not None:
+                self._check_parent(seq, first, parent, manifest)
+                if state.head is not None and seq == state.head.seq:
+                    head = manifest
+                self._told(manifest)
+            parent = manifest
+        self._check_expiry(head)
+        self._check_pins()
+        self._check_strays(first, last)
+        return head
+
+    # What SQL says by itself
+
+    def _check_head(self) -> None:
+        head, kept = self._state.head, self._state.kept
+        if head is None:
+            self._add(FindingKind.HEAD_WRONG, "no head is recorded")
+        elif head.id is None and kept:
+            self._add(FindingKind.HEAD_WRONG, f"no head is recorded, though snapshot {max(kept)} is")
+        elif kept and head.seq < max(kept):
+            self._add(FindingKind.HEAD_WRONG, f"snapshot {head.seq} is the recorded head, though {max(kept)} is newer")
+        gone = self._state.gone
+        if gone is not None and gone.rows != gone.last - gone.first + 1:
+            missing = gone.last - gone.first + 1 - gone.rows
+            self._add(FindingKind.RECORD_MISSING, f"{missing} of the snapshots that were given up are not recorded")
+
+    def _check_expiry(self, head: Snapshot | None) -> None:
+        for seq in sorted(self._state.misplaced):
+            self._add(FindingKind.EXPIRY_WRONG, f"snapshot {seq} counts as given up, though older ones are kept")
+        gone = self._state.gone
+        if head is not None and gone is not None and gone.last >= (head.retained_from or 0):
+            self._add(FindingKind.EXPIRY_WRONG, f"snapshot {gone.last} counts as given up, and no snapshot did so")
+
+    def _check_pins(self) -> None:
+        for pin in self._state.pins:
+            record = self._state.kept.get(pin.seq)
+            if record is None or record.id != pin.id:
+                self._add(
+                    FindingKind.REF_DANGLING,
+                    f"the ref {pin.name!r} is for snapshot {pin.seq}, {pin.id}, which is not kept",
+                )
+
+    # Manifests
+
+    def bounds(self) -> tuple[int, int]:
+        """The numbers that must have a record and a manifest."""
+        records, head = self._state.records, self._state.head
+        if not records and (head is None or head.id is None):
+            return 1, 0
+        last = max([*records, *([] if head is None or head.id is None else [head.seq])])
+        if self._state.gone is not None:
+            return self._state.gone.last + 1, last
+        first = min([*records, last])
+        # The first one has no parent. Where the oldest record's has one, older records are lost.
+        while first > 1 and isinstance(oldest := self.manifest(first), Snapshot) and oldest.parent is not None:
+            first -= 1
+        return first, last
+
+    def own(self, seq: int) -> Snapshot | None:
+        """The manifest with a number, if it can be read and is of this dataset."""
+        found = self.manifest(seq)
+        is_own = isinstance(found, Snapshot) and found.dataset_id == self._dataset.id and found.seq == seq
+        return found if is_own and isinstance(found, Snapshot) else None
+
+    def manifest(self, seq: int) -> Snapshot | ManifestInvalid | None:
+        check()
+        if seq not in self._read:
+            try:
+                found: Snapshot | ManifestInvalid | None = snapshots.peek(self._store, self._dataset, seq)
+            except ManifestInvalid as error:
+                found = error
+            while len(self._read) >= HELD:
+                del self._read[next(iter(self._read))]
+            self._read[seq] = found
+        return self._read[seq]
+
+    def _check_one(self, seq: int) -> Snapshot | None:
+        """The manifest with a number, if it is the one that belongs there."""
+        record, found = self._state.records.get(seq), self.manifest(seq)
+        path = self._dataset.layout.snapshot(seq)
+        if record is None:
+            self._add(FindingKind.RECORD_MISSING, f"snapshot {seq} is not recorded")
+        if isinstance(found, ManifestInvalid):
+            self._add(FindingKind.MANIFEST_INVALID, found.detail, path)
+            return None
+        if found is None:
+            if seq in self._state.kept and is_kept(self._database, self._dataset, seq):
+                self._add(FindingKind.MANIFEST_MISSING, f"the manifest of snapshot {seq} is not there", path)
+            return None
+        if found.dataset_id != self._dataset.id or found.seq != seq:
+            self._add(FindingKind.MANIFEST_FOREIGN, f"it is of another dataset or number: {found.id}", path)
+            return None
+        if record is not None and not self._agrees(record, found):
+            return None
+        head = self._state.head
+        if head is not None and head.seq == seq and (head.id, head.content, head.segment) != _said(found):
+            self._add(FindingKind.HEAD_WRONG, f"what is recorded of the head is not what snapshot {seq} says", path)
+        return found
+
+    def _agrees(self, record: Record, found: Snapshot) -> bool:
+        """Whether a manifest is the one that its record speaks of, or that it should speak of."""
+        path = self._dataset.layout.snapshot(found.seq)
+        if record.id != found.id and self.witness(found.seq) != found.id:
+            self._add(FindingKind.MANIFEST_FOREIGN, f"it is of {found.id}, and not of {record.id}", path)
+            return False
+        if (record.id, record.content, record.segment) != _said(found) or record.created != found.created:
+            self._add(FindingKind.RECORD_WRONG, f"what is recorded of snapshot {found.seq} is not what it says", path)
+        return True
+
+    def witness(self, seq: int) -> str | None:
+        """The id that a snapshot should have, in the words of who comes after it."""
+        head = self._state.head
+        if head is not None and head.seq == seq:
+            return head.id
+        after = self.manifest(seq + 1)
+        return after.parent if isinstance(after, Snapshot) else None
+
+    def _check_parent(self, seq: int, first: int, parent: Snapshot | None, manifest: Snapshot) -> None:
+        path = self._dataset.layout.snapshot(seq)
+        is_first = seq == first and self._state.gone is None
+        expected = parent.id if parent is not None else self._state.id_of(seq - 1)
+        if (expected is not None or is_first) and manifest.parent != expected:
+            self._add(FindingKind.PARENT_WRONG, f"its parent is {manifest.parent}, and should be {expected}", path)
+        elif parent is not None or is_first:
+            for kind, detail in follows(parent, manifest):
+                self._add(kind, detail, path)
+
+    def _check_strays(self, first: int, last: int) -> None:
+        """Look at manifests that are not part of history."""
+        head, gone = self._state.head, self._state.gone
+        recorded = last if last >= first else 0 if head is None else head.seq
+        expired = range(gone.first, gone.last + 1) if gone is not None else range(0)
+        after: list[int] = []
+        for seq in self._listed():
+            if seq > recorded:
+                after.append(seq)
+            elif not first <= seq <= last and seq not in expired:
+                path = self._dataset.layout.snapshot(seq)
+                self._add(FindingKind.MANIFEST_STRAY, "it is no part of history", path)
+        if after:
+            self._check_unrecorded(recorded, after)
+
+    def _listed(self) -> Iterator[int]:
+        folder = self._dataset.layout.snapshots
+        for entry in checked(self._store.list(folder)):
+            name = entry.path.removeprefix(f"{folder}/").removesuffix(".json")
+            if name.isdecimal() and entry.path == self._dataset.layout.snapshot(int(name)):
+                yield int(name)
+
+    def _check_unrecorded(self, recorded: int, after: list[int]) -> None:
+        """Look at manifests above the recorded head: those that follow it wait to be recorded; others are in the way.
+
+        While somebody publishes they are on their way, and nothing is said of them.
+        """
+        found: list[tuple[FindingKind, str, str]] = []
+        parent = None if self._state.head is None else self._state.head.id
+        expected = recorded + 1
+        for seq in after:
+            path, manifest = self._dataset.layout.snapshot(seq), self.manifest(seq)
+            if isinstance(manifest, ManifestInvalid):
+                found.append((FindingKind.MANIFEST_INVALID, manifest.detail, path))
+                continue
+            if manifest is None:
+                continue
+            own = manifest.dataset_id == self._dataset.id and manifest.seq == seq
+            if own and seq == expected and manifest.parent == parent:
+                found.append((FindingKind.SNAPSHOT_UNRECORDED, f"snapshot {seq} waits to be recorded", path))
+                parent, expected = manifest.id, seq + 1
+            else:
+                detail = f"it does not follow the recorded head, and nothing can be published as {seq}"
+                found.append((FindingKind.MANIFEST_FOREIGN, detail, path))
+        if nobody_since(self._database, self._dataset, self._state.holder):
+            for kind, detail, path in found:
+                self._add(kind, detail, path)
+
+    def _add(self, kind: FindingKind, detail: str, path: str | None = None) -> None:
+        self._found.add(kind, detail, path)
+
+
+def _said(manifest: Snapshot) -> tuple[str, int, int]:
+    return manifest.id, manifest.content, manifest.segment
+
+
+def follows(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
+    """What keeps a manifest from being right after its parent, which is None for the first one."""
+    yield from _order(parent, child)
+    yield from _counts(parent, child)
+    for table in TABLES:
+        yield from _files(parent, child, table)
+
+
+def _order(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
+    changed = any(child.table(table).added or child.table(table).removed for table in TABLES)
+    shows = child.operation not in (Change.COMPACT, Change.OPTIMIZE, Change.VACUUM)
+    before = 0 if parent is None else parent.content
+    if child.content != (child.seq if changed and shows else before):
+        yield FindingKind.ORDER_WRONG, f"its content is {child.content}"
+    if (child.retained_from or 0) > child.seq:
+        yield FindingKind.ORDER_WRONG, f"it is retained from {child.retained_from}"
+    if parent is None:
+        return
+    if child.created <= parent.created:
+        yield FindingKind.ORDER_WRONG, f"it was created {child.created}, and its parent {parent.created}"
+    if child.segment < parent.segment:
+        yield FindingKind.ORDER_WRONG, f"its segment is {child.segment}, and its parent's {parent.segment}"
+    if (child.retained_from or 0) < (parent.retained_from or 0):
+        yield FindingKind.ORDER_WRONG, f"it is retained from {child.retained_from}, its parent {parent.retained_from}"
+    for table in TABLES:
+        version, former = child.table(table).version, parent.table(table).version
+        if version < former:
+            yield FindingKind.ORDER_WRONG, f"it pins version {version} of {table}, and its parent {former}"
+
+
+def _counts(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
+    rows = child.rows
+    before = 0 if parent is None else parent.rows.live
+    if min(rows.live, rows.added, rows.seen, rows.deleted, rows.set_aside, rows.ended) < 0:
+        yield FindingKind.COUNTS_WRONG, "a count is below zero"
+    if rows.live != before + rows.added - rows.ended:
+        yield FindingKind.COUNTS_WRONG, f"{rows.live} live, after {before} + {rows.added} - {rows.ended}"
+    if child.rebuilt is not None:
+        return
+    if rows.set_aside != len(child.set_aside):
+        yield FindingKind.COUNTS_WRONG, f"{rows.set_aside} set aside, and {len(child.set_aside)} named"
+    consumed, held = rows.added + rows.seen + rows.deleted + rows.set_aside, sum(batch.rows for batch in child.batches)
+    if child.operation is Change.FLUSH and consumed != held:
+        yield FindingKind.COUNTS_WRONG, f"{consumed} events counted, and {held} in its batches"
+
+
+def _files(parent: Snapshot | None, child: Snapshot, table: TableName) -> Iterator[tuple[FindingKind, str]]:
+    made = child.table(table)
+    before = {} if parent is None else {file.path: file for file in parent.table(table).files}
+    after = {file.path: file for file in made.files}
+    added, removed = set(made.added), set(made.removed)
+    if len(after) != len(made.files) or len(added) != len(made.added) or len(removed) != len(made.removed):
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: a file is named twice"
+    if strange := after.keys() ^ ((before.keys() - removed) | added):
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: files and changes do not fit together: {some(strange)}"
+    if strange := (removed - before.keys()) | (added & before.keys()):
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: cannot be added or removed: {some(strange)}"
+    if strange := {path for path in before.keys() & after.keys() if before[path] != after[path]}:
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: its parent says otherwise of {some(strange)}"
+    if any(file.rows < 0 or file.size < 0 for file in made.files):
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: a file is smaller than nothing"

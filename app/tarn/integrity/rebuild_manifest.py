@@ -1,0 +1,201 @@
+"""A lost manifest, made again from what is known elsewhere: its record in SQL, its neighbours, and the Delta log.
+
+Nothing is guessed. The files, and what is live, are what the tables say; what nobody knows any more is empty, and the
+manifest names it (`rebuilt`). Where the rest does not tell which files it had, it stays lost.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from itertools import count
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from tarn.datasets.registry import Dataset
+from tarn.integrity.delta_checks import Unreadable, sizes_at
+from tarn.integrity.history_checks import follows
+from tarn.integrity.row_checks import Rows
+from tarn.lake import delta_tables as tables
+from tarn.lake.commit import TABLES
+from tarn.lake.delta_tables import NONE, folder_of
+from tarn.lake.recorded_history import Record
+from tarn.model.names import LAKEHOUSE
+from tarn.model.snapshot import Change, Column, Components, Counts, File, Snapshot, Table, TableName
+from tarn.storage.store import Missing, Store
+
+UNKNOWN = ("author", "message", "metadata")
+UNKNOWN_OF_FLUSH = ("batches", "set_aside", "rows.seen", "rows.deleted", "rows.set_aside")
+UNKNOWN_CHECKSUM = "files.checksum"
+
+SHORT = 64
+"""Characters up to which a bound that a Delta log holds is certainly whole, if both are shorter."""
+
+
+class Unknowable(Exception):
+    """A manifest cannot be made again from what is left."""
+
+
+class Lost(NamedTuple):
+    """A snapshot without its manifest, and the manifests before and after it that are there."""
+
+    record: Record
+    parent: Snapshot | None
+    """None: it was the first."""
+    child: Snapshot | None
+
+
+class _Entry(NamedTuple):
+    """The commit of a Delta log that a snapshot made."""
+
+    version: int
+    operation: str
+    added: dict[str, File]
+
+
+def rebuild(store: Store, rows: Rows, dataset: Dataset, lost: Lost) -> Snapshot:
+    """The manifest, as far as it is known. Raises Unknowable, and Unavailable if rows cannot be read."""
+    parent, child, record = lost.parent, lost.child, lost.record
+    entries = {table: _entry(store, dataset, table, lost) for table in TABLES}
+    operation = _operation(entries.values())
+    made = {table: _table(store, dataset, table, entries[table], lost) for table in TABLES}
+    moved = rows.change(parent, made["statements"].files, made["translog"].files)
+    first, last = _seen(made.values())
+    snapshot = Snapshot(
+        components=_components(made.values(), lost),
+        dataset=dataset.name,
+        dataset_id=dataset.id,
+        id=record.id,
+        seq=record.seq,
+        content=record.content,
+        parent=None if parent is None else parent.id,
+        created=record.created,
+        operation=operation,
+        author=LAKEHOUSE,
+        metadata={},
+        batches=(),
+        segment=record.segment,
+        retained_from=_retained(operation, lost),
+        statements=made["statements"],
+        translog=made["translog"],
+        rows=Counts(live=moved.live, added=moved.added, seen=0, deleted=0, set_aside=0, ended=moved.ended),
+        first_seen=first,
+        last_seen=last,
+        rebuilt=tuple(_unknown(operation, made.values(), lost)),
+    )
+    wrong = [*follows(parent, snapshot), *(follows(snapshot, child) if child is not None else ())]
+    if wrong:
+        raise Unknowable(f"what is left does not fit together: {wrong[0][1]}")
+    return snapshot
+
+
+def _entry(store: Store, dataset: Dataset, table: TableName, lost: Lost) -> _Entry | None:
+    """The last commit that the snapshot made on a table: a try that was lost may have made one before."""
+    found: _Entry | None = None
+    after = NONE if lost.parent is None else lost.parent.table(table).version
+    for version in count(after + 1):
+        if lost.child is not None and version > lost.child.table(table).version:
+            break
+        try:
+            text = store.get(dataset.layout.delta_log(folder_of(dataset, table), version))
+        except Missing:
+            break
+        try:
+            actions = [orjson.loads(line) for line in text.splitlines()]
+            note = next(action["commitInfo"] for action in actions if "commitInfo" in action).get("tarn", {})
+            if note.get("snapshot") == lost.record.id:
+                files = (_file(action["add"]) for action in actions if "add" in action)
+                found = _Entry(version, note["operation"], {file.path: file for file in files})
+        except (ValueError, KeyError, StopIteration, TypeError) as error:
+            raise Unknowable(f"version {version} of {table} cannot be read") from error
+    return found
+
+
+def _operation(entries: Iterable[_Entry | None]) -> Change:
+    for entry in entries:
+        if entry is not None:
+            return Change(entry.operation)
+    raise Unknowable("it changed no table, and nothing else says what it was")
+
+
+def _table(store: Store, dataset: Dataset, table: TableName, entry: _Entry | None, lost: Lost) -> Table:
+    former = None if lost.parent is None else lost.parent.table(table)
+    if entry is None:
+        if former is None:
+            raise Unknowable(f"the log of {table} does not have it")
+        return tables.after(former, former.version, (), ())
+    if former is None and lost.record.seq > 1 and entry.version > 0:
+        raise Unknowable("what came before it is not known")
+    try:
+        there = sizes_at(store, dataset, table, entry.version)
+    except Unreadable as error:
+        raise Unknowable(f"{table} does not open at version {entry.version}") from error
+    before = set() if former is None else {file.path for file in former.files}
+    # As they were told to whoever came next, which may be more than the log knows.
+    told = {} if lost.child is None else {file.path: file for file in lost.child.table(table).files}
+    added = [told.get(path, file) for path, file in entry.added.items() if path not in before]
+    if unknown := there.keys() - before - {file.path for file in added}:
+        raise Unknowable(f"{table} has files of which nothing is known: {len(unknown)}")
+    return tables.after(former, entry.version, added, sorted(before - there.keys()))
+
+
+def _file(add: dict[str, Any]) -> File:
+    """A file as its writer told the Delta log of it. Bounds that may have been cut off are left out."""
+    said = orjson.loads(add["stats"])
+    least, most, nulls = said["minValues"], said["maxValues"], said["nullCount"]
+    columns: dict[str, Column] = {}
+    for name in dict.fromkeys([*nulls, *least, *most]):
+        known: dict[str, Any] = {"nulls": nulls[name]} if name in nulls else {}
+        bounds = {"min": least.get(name), "max": most.get(name)}
+        if all(not isinstance(bound, str) or len(bound) < SHORT for bound in bounds.values()):
+            known |= {side: bound for side, bound in bounds.items() if bound is not None}
+        columns[name] = Column.model_validate(known)
+    return File(
+        path=unquote(add["path"]),
+        size=add["size"],
+        partition=add["partitionValues"],
+        rows=said["numRecords"],
+        columns=columns,
+    )
+
+
+def _added(made: Iterable[Table]) -> Iterator[File]:
+    for table in made:
+        new = set(table.added)
+        yield from (file for file in table.files if file.path in new)
+
+
+def _components(made: Iterable[Table], lost: Lost) -> Components:
+    near = lost.child or lost.parent
+    is_checked = any(file.checksum is not None for file in _added(made))
+    return Components(checksum="sha256" if is_checked else None if near is None else near.components.checksum)
+
+
+def _unknown(operation: Change, made: Iterable[Table], lost: Lost) -> Iterator[str]:
+    yield from UNKNOWN
+    if operation is Change.FLUSH:
+        yield from UNKNOWN_OF_FLUSH
+    near = lost.child or lost.parent
+    may_have_had = near is None or near.components.checksum is not None
+    if may_have_had and any(file.checksum is None for file in _added(made)):
+        yield UNKNOWN_CHECKSUM
+
+
+def _retained(operation: Change, lost: Lost) -> int | None:
+    giving_up = (Change.VACUUM, Change.PURGE)
+    if operation not in giving_up:
+        return None if lost.parent is None else lost.parent.retained_from
+    if lost.child is None or lost.child.operation in giving_up:
+        raise Unknowable("which snapshots it gave up is not known")
+    return lost.child.retained_from
+
+
+def _seen(made: Iterable[Table]) -> tuple[datetime | None, datetime | None]:
+    """The bounds that the writers saw, over all files."""
+    columns = [file.columns for table in made for file in table.files]
+    first = [column["first_seen"].min for column in columns if "first_seen" in column]
+    last = [column["last_seen"].max for column in columns if "last_seen" in column]
+    return (
+        min((datetime.fromisoformat(str(bound)) for bound in first if bound is not None), default=None),
+        max((datetime.fromisoformat(str(bound)) for bound in last if bound is not None), default=None),
+    )

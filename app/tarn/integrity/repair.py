@@ -1,0 +1,253 @@
+"""Repair: what one part of a dataset has lost, made whole from the others.
+
+| lost or wrong                        | made again from                                                    |
+|--------------------------------------|--------------------------------------------------------------------|
+| a record, or the recorded head       | the manifests, where parent and child agree on them                |
+| a manifest                           | its record, its neighbours and the Delta log (`rebuild_manifest`)  |
+| a record of expiry                   | the manifest: what is there, where nothing was given up, is kept   |
+| a snapshot that waits to be recorded | its manifest, as the next one who publishes would do it            |
+| counts of the journal's head         | its batches                                                        |
+| the configuration                    | the newest former one of the same dataset                          |
+| mirrors of what SQL decides          | SQL                                                                |
+| the index of the archive             | its records; a record that is lost is put again from the index     |
+| bytes that are counted for texts     | the texts in the archive                                           |
+
+Nothing else is: rows, data files and Delta logs are not made up. What is written over is kept below `versions/`.
+"""
+
+from collections.abc import Callable, Set
+
+import orjson
+import structlog
+from sqlalchemy import insert, select, update
+
+from tarn.coordination import layout_mirrors as mirrors
+from tarn.datasets import registry as datasets
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import journal_head, snapshot_heads, snapshots
+from tarn.db.upsert import upsert
+from tarn.integrity import archive_checks, document_checks, journal_checks, row_checks
+from tarn.integrity.findings import Findings
+from tarn.integrity.history_checks import History
+from tarn.integrity.rebuild_manifest import Lost, Unknowable, rebuild
+from tarn.integrity.row_checks import Rows
+from tarn.lake import refs
+from tarn.lake.commit import Publisher
+from tarn.lake.leases import Lease, Leases
+from tarn.lake.recorded_history import Record, Recorded, is_kept, recorded
+from tarn.model.finding import FindingKind
+from tarn.model.ids import now
+from tarn.model.job import Report
+from tarn.model.names import RefName
+from tarn.model.snapshot import Snapshot
+from tarn.settings import Settings
+from tarn.storage import versions
+from tarn.storage.store import Store
+
+log = structlog.get_logger(__name__)
+
+CONFIG = {FindingKind.CONFIG_MISSING, FindingKind.CONFIG_INVALID, FindingKind.CONFIG_FOREIGN}
+RECORDS = {FindingKind.RECORD_MISSING, FindingKind.RECORD_WRONG, FindingKind.HEAD_WRONG, FindingKind.EXPIRY_WRONG}
+FILES = {FindingKind.FILE_UNRECORDED, FindingKind.FILE_RECORD_MISSING, FindingKind.TEXT_MISCOUNTED}
+MANIFESTS = {FindingKind.MANIFEST_MISSING, FindingKind.MANIFEST_INVALID, FindingKind.MANIFEST_FOREIGN}
+
+
+def repair(
+    database: Database,
+    store: Store,
+    settings: Settings,
+    owner: str,
+    dataset: Dataset,
+    kinds: Set[FindingKind],
+    report: Report,
+) -> None:
+    """Repair what can be, of these kinds. Every step looks again before it writes.
+
+    Raises Locked while another holder works on the dataset, and LockLost if one took over.
+    """
+    if kinds & CONFIG and datasets.restore(database, store, dataset):
+        log.warning("a configuration is put back", dataset=dataset.name)
+    if kinds & (RECORDS | MANIFESTS):
+        leases = Leases(database, store, owner, settings.lease_seconds)
+        lease = leases.take(dataset)
+        try:
+            _Mending(database, store, settings, lease, lambda: leases.renew(lease), report).run()
+        finally:
+            leases.release(lease)
+    if FindingKind.SNAPSHOT_UNRECORDED in kinds:
+        Publisher(database, store, settings, owner).recover(dataset)
+    if FindingKind.JOURNAL_MISCOUNTED in kinds:
+        recount(database, dataset)
+    if kinds & FILES:
+        archive_checks.mend(database, store, dataset, report)
+    if FindingKind.HINT_WRONG in kinds:
+        _show(database, store, dataset)
+
+
+class _Mending:
+    """The repair of a history, under its lease."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        settings: Settings,
+        lease: Lease,
+        renew: Callable[[], None],
+        report: Report,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._settings = settings
+        self._dataset = lease.dataset
+        self._renew = renew
+        self._report = report
+
+    def run(self) -> None:
+        self._mend_records()
+        self._mend_head()
+        self._mend_expiry()
+        self._mend_manifests()
+
+    def _look(self) -> tuple[Recorded, History]:
+        self._report(None)
+        self._renew()
+        with self._database.read() as connection:
+            state = recorded(connection, self._dataset)
+        return state, History(self._database, self._store, self._dataset, state, Findings())
+
+    # SQL
+
+    def _mend_records(self) -> None:
+        """Record what manifests say of themselves, where those around them bear them out."""
+        state, history = self._look()
+        first, last = history.bounds()
+        before = state.id_of(first - 1)
+        for seq in range(first, last + 1):
+            manifest, record = history.own(seq), state.records.get(seq)
+            if manifest is not None and record != _record(manifest):
+                is_its = record is not None and record.id == manifest.id
+                if is_its or (history.witness(seq) == manifest.id and manifest.parent == before):
+                    self._record(manifest)
+                    before = manifest.id
+                    continue
+            before = None if record is None else record.id
+
+    def _record(self, manifest: Snapshot) -> None:
+        values = _record(manifest)._asdict()
+        key = {"dataset_id": self._dataset.id, "seq": values.pop("seq")}
+        with self._database.write() as connection:
+            connection.execute(
+                upsert(connection, snapshots)
+                .values(**key, **values)
+                .on_conflict_do_update(index_elements=["dataset_id", "seq"], set_=values)
+            )
+        log.warning("a snapshot is recorded again", dataset=self._dataset.name, seq=manifest.seq)
+
+    def _mend_head(self) -> None:
+        """Make the newest recorded snapshot the head, if its manifest is there."""
+        state, history = self._look()
+        head, newest = state.head, max(state.kept, default=None)
+        if newest is None or (head is not None and head.seq > newest):
+            return
+        manifest = history.own(newest)
+        if manifest is None or state.kept[newest] != _record(manifest):
+            return
+        values = {"seq": newest, "snapshot": manifest.id, "content": manifest.content, "segment": manifest.segment}
+        with self._database.write() as connection:
+            if head is None:
+                connection.execute(insert(snapshot_heads).values(dataset_id=self._dataset.id, **values))
+            else:
+                own = (snapshot_heads.c.dataset_id == self._dataset.id, snapshot_heads.c.seq == head.seq)
+                connection.execute(update(snapshot_heads).where(*own).values(**values))
+
+    def _mend_expiry(self) -> None:
+        """Keep what is there, and what no snapshot has given up."""
+        state, history = self._look()
+        head = None if state.head is None else history.own(state.head.seq)
+        if head is None:
+            return
+        wrong = [seq for seq in state.misplaced if history.own(seq) is not None]
+        if state.gone is not None:
+            since = max(head.retained_from or state.gone.first, state.gone.first)
+            wrong += [seq for seq in range(since, state.gone.last + 1) if history.own(seq) is not None]
+        if not wrong:
+            return
+        with self._database.write() as connection:
+            connection.execute(
+                update(snapshots)
+                .where(snapshots.c.dataset_id == self._dataset.id, snapshots.c.seq.in_(wrong))
+                .values(expired=None)
+            )
+
+    # Manifests
+
+    def _mend_manifests(self) -> None:
+        """Make lost manifests again, the oldest first, so that each has its parent's to stand on."""
+        state, history = self._look()
+        first, last = history.bounds()
+        with row_checks.opened(self._store, self._settings) as duck:
+            rows = Rows(duck, self._store, self._dataset)
+            parent: Snapshot | None = None
+            for seq in range(first, last + 1):
+                manifest, record = history.own(seq), state.kept.get(seq)
+                if manifest is not None and (record is None or manifest.id in (record.id, history.witness(seq))):
+                    parent = manifest
+                    continue
+                is_first = seq == first and state.gone is None
+                if record is None or (parent is None and not is_first):
+                    parent = None
+                    continue
+                after = history.own(seq + 1)
+                child = after if after is not None and after.parent == record.id else None
+                parent = self._rebuild(rows, Lost(record, parent, child))
+
+    def _rebuild(self, rows: Rows, lost: Lost) -> Snapshot | None:
+        path = self._dataset.layout.snapshot(lost.record.seq)
+        try:
+            made = rebuild(self._store, rows, self._dataset, lost)
+        except Unknowable as why:
+            log.warning("a manifest stays lost", dataset=self._dataset.name, seq=lost.record.seq, why=str(why))
+            return None
+        self._report(None)
+        self._renew()
+        if not is_kept(self._database, self._dataset, lost.record.seq):
+            return None
+        if self._store.head(path) is None:
+            self._store.put_new(path, made.to_json())
+        else:
+            versions.replace(self._store, path, self._dataset.layout.versions, made.to_json(), now(), self._renew)
+        log.warning("a manifest is made again", dataset=self._dataset.name, seq=lost.record.seq, unknown=made.rebuilt)
+        return made
+
+
+def _record(manifest: Snapshot) -> Record:
+    return Record(manifest.seq, manifest.id, manifest.content, manifest.segment, manifest.created)
+
+
+def recount(database: Database, dataset: Dataset) -> None:
+    """Count again what waits in the journal, while nobody can add to it."""
+    own = journal_head.c.dataset_id == dataset.id
+    with database.write() as connection:
+        connection.execute(select(journal_head.c.dataset_id).where(own).with_for_update())
+        rows, size, oldest = journal_checks.waiting(connection, dataset)
+        connection.execute(update(journal_head).where(own).values(rows=rows, size=size, oldest=oldest))
+
+
+def _show(database: Database, store: Store, dataset: Dataset) -> None:
+    """Show head, refs, tags, locks and queue items as SQL has them."""
+    with database.read() as connection:
+        state = recorded(connection, dataset)
+    if state.head is not None and state.head.id is not None:
+        hint = {"seq": state.head.seq, "id": state.head.id}
+        store.put_hint(dataset.layout.snapshot_head, orjson.dumps(hint))
+    for path, _ in document_checks.wrong_refs(database, store, dataset):
+        name = path.removeprefix(f"{dataset.layout.refs}/").removesuffix(".json")
+        if any(pin.name == name for pin in state.pins):
+            with database.read() as connection:
+                ref = refs.get(connection, dataset, RefName(name))
+            refs.show(store, dataset, ref.name, ref)
+        else:
+            store.delete([path])
+    mirrors.mend(database, store, dataset)

@@ -1,0 +1,141 @@
+"""Verify: whether a dataset is what it says it is. An fsck, while ingest, flush and vacuum go on.
+
+What SQL says is taken in one moment, and manifests and files never change. So what is found against them is true, but
+for two things that others may be doing meanwhile, and for which it looks a second time: a vacuum gives up the oldest
+snapshots and takes their files; whoever holds the lease puts logs and a manifest ahead of the head, and then the head
+after them.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.integrity import (
+    archive_checks,
+    delta_checks,
+    document_checks,
+    file_checks,
+    journal_checks,
+    repair,
+    row_checks,
+)
+from tarn.integrity.file_checks import NamedFiles
+from tarn.integrity.findings import MOST, Findings
+from tarn.integrity.history_checks import History
+from tarn.integrity.row_checks import Rows
+from tarn.lake.recorded_history import Recorded, recorded
+from tarn.model.finding import Finding, FindingKind
+from tarn.model.job import Report, VerifyOptions, VerifyResult
+from tarn.model.snapshot import Snapshot
+from tarn.settings import Settings
+from tarn.storage.store import Store
+
+
+class Looked(NamedTuple):
+    """What was looked at, and what was found."""
+
+    snapshots: int
+    files: int
+    size: int
+    found: Findings
+
+
+def verify(
+    database: Database,
+    store: Store,
+    settings: Settings,
+    owner: str,
+    dataset: Dataset,
+    options: VerifyOptions,
+    report: Report,
+) -> VerifyResult:
+    """Look a dataset over; repair what can be repaired from the rest, if that is asked for, and look again.
+
+    Problems are findings, not errors. Raises DatasetNotFound for one that is being deleted, Unavailable while storage
+    or database are away, and Locked if somebody else works on what is to be repaired.
+    """
+    looked = _look(database, store, settings, dataset, report)
+    repaired: list[Finding] = []
+    if options.repair and looked.found.found:
+        kinds = {finding.kind for finding in looked.found.first}
+        repair.repair(database, store, settings, owner, dataset, kinds, report)
+        before, looked = looked.found.first, _look(database, store, settings, dataset, report)
+        repaired = [
+            finding.model_copy(update={"repaired": True})
+            for finding in before
+            if not finding.kind.about_data and not _is_in(finding, looked)
+        ]
+    return VerifyResult(
+        operation="verify",
+        snapshots=looked.snapshots,
+        files=looked.files,
+        size=looked.size,
+        findings=[*looked.found.first, *repaired][:MOST],
+        found=looked.found.found + len(repaired),
+        harmless=looked.found.harmless + sum(finding.harmless for finding in repaired),
+        repaired=len(repaired),
+    )
+
+
+def _is_in(finding: Finding, looked: Looked) -> bool:
+    """Whether it is found again, of the same file or, without one, in the same words."""
+    return any(
+        (finding.kind, finding.path or finding.detail) == (other.kind, other.path or other.detail)
+        for other in looked.found.first
+    )
+
+
+def _look(database: Database, store: Store, settings: Settings, dataset: Dataset, report: Report) -> Looked:
+    found = Findings()
+    report(None)
+    with database.read() as connection:
+        state = recorded(connection, dataset)
+        last_commit = journal_checks.check(connection, dataset, state.head, found)
+    document_checks.check_config(store, dataset, found)
+    seen = _Seen(dataset, state)
+    head = History(database, store, dataset, state, found, seen.add).check()
+    if last_commit is not None and seen.last_commit > last_commit:
+        detail = f"a snapshot holds the commit {seen.last_commit}, and {last_commit} was the last one given out"
+        found.add(FindingKind.COMMIT_NUMBERS, detail)
+    broken = file_checks.check(database, store, dataset, seen.named, found, report)
+    report(None)
+    delta_checks.check_pinned(database, store, dataset, seen.pinned(), found)
+    if (0 if seen.newest is None else seen.newest.seq) == max(state.records, default=0):
+        delta_checks.check_ahead(database, store, dataset, state.holder, seen.newest, found)
+    if head is not None:
+        with row_checks.opened(store, settings) as duck:
+            rows = Rows(duck, store, dataset)
+            if rows.check_files(database, head, broken, found, report):
+                report(None)
+                rows.check_fold(database, head, found)
+    archive_checks.check(database, store, dataset, found, report)
+    document_checks.check_hints(database, store, dataset, state, found)
+    return Looked(seen.snapshots, len(seen.named.files), seen.named.size, found)
+
+
+class _Seen:
+    """What the manifests of a history name, gathered while they pass by: not all of them are held at once."""
+
+    def __init__(self, dataset: Dataset, state: Recorded) -> None:
+        self.named = NamedFiles(dataset)
+        self.snapshots = 0
+        self.last_commit = 0
+        self._pinned = {pin.seq for pin in state.pins}
+        self._oldest: Snapshot | None = None
+        self.newest: Snapshot | None = None
+        self._between: list[Snapshot] = []
+
+    def add(self, snapshot: Snapshot) -> None:
+        self.named.add(snapshot)
+        self.snapshots += 1
+        self.last_commit = max([self.last_commit, *(batch.commit for batch in snapshot.batches)])
+        self._oldest = self._oldest or snapshot
+        self.newest = snapshot
+        if snapshot.seq in self._pinned:
+            self._between.append(snapshot)
+
+    def pinned(self) -> Iterator[Snapshot]:
+        """The snapshots whose tables are opened: the oldest, the newest, and those that refs name."""
+        chosen = {one.seq: one for one in (self._oldest, *self._between, self.newest) if one is not None}
+        return iter(chosen.values())

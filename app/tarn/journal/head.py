@@ -1,0 +1,159 @@
+"""The head of a dataset's journal: one row that gives out commit numbers and says which segment is open.
+
+A batch takes its number by updating that row in the transaction that makes it visible. So numbers rise in the order in
+which batches become visible, and a batch is in the segment that was open then: rotation updates the same row.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, Connection, bindparam, case, exists, func, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tarn.datasets.registry import ACTIVE, Dataset
+from tarn.db.tables import Moment, datasets, journal_head, tags
+from tarn.errors import Backpressure, DatasetNotFound
+from tarn.journal.event_buffer import Chunk
+from tarn.model.ids import now
+from tarn.model.names import LAKEHOUSE
+from tarn.settings import Settings
+
+LAST_UPDATED = "journal/last_updated"
+RETRY_SECONDS = 10
+
+
+class Taken(NamedTuple):
+    """Commit numbers from `first` on, and the segment they are in."""
+
+    first: int
+    segment: int
+
+
+class More(NamedTuple):
+    """What is added to the journal: rows, and the characters of their values."""
+
+    rows: int
+    size: int
+
+    @classmethod
+    def of(cls, added: Iterable[Chunk]) -> "More":
+        counted = [(len(events), events.size) for events in added]
+        return cls(sum(rows for rows, _ in counted), sum(size for _, size in counted))
+
+
+def take(
+    connection: Connection, dataset: Dataset, batches: int, more: More, moment: datetime, within: Settings | None = None
+) -> Taken:
+    """Take the next commit numbers, as the last but the stamping in the transaction that uses them.
+
+    Moves `journal/last_updated` in the same transaction. Raises DatasetNotFound if the dataset is being deleted, and
+    Backpressure where settings are given and as much waits as they allow.
+    """
+    row = connection.execute(
+        _TAKE,
+        {
+            "dataset": dataset.id,
+            "batches": batches,
+            "more": more.rows,
+            "larger": more.size,
+            "moment": moment,
+            "most": NO_LIMIT if within is None else within.journal_max_rows,
+            "horizon": LONG_AGO if within is None else _horizon(within),
+        },
+    ).first()
+    if row is None:
+        if within is not None:
+            check_pressure(connection, dataset, within)
+        raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
+    # Not the caller's moment: it may have waited for the row, while a flush said that until then all was flushed.
+    touch(connection, dataset.id, LAST_UPDATED, now())
+    return Taken(row.commit - batches + 1, row.segment)
+
+
+def rotate(connection: Connection, dataset_id: str) -> int:
+    """Close the open segment and return its number; what commits from now on is in the next one."""
+    opened: int = connection.execute(
+        update(journal_head)
+        .where(journal_head.c.dataset_id == dataset_id)
+        .values(segment=journal_head.c.segment + 1)
+        .returning(journal_head.c.segment)
+    ).scalar_one()
+    return opened - 1
+
+
+def take_place(connection: Connection, dataset: Dataset) -> int:
+    """Close the open segment and take a commit number for what is not of the journal: every commit before it is in a
+    closed segment, and every later one has a greater number."""
+    number: int | None = connection.execute(
+        update(journal_head)
+        .where(journal_head.c.dataset_id == dataset.id)
+        .values(commit=journal_head.c.commit + 1, segment=journal_head.c.segment + 1)
+        .returning(journal_head.c.commit)
+    ).scalar()
+    if number is None:
+        raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
+    return number
+
+
+def check_pressure(connection: Connection, dataset: Dataset, settings: Settings) -> None:
+    """Raise Backpressure if more waits to be flushed, or has waited longer, than is healthy."""
+    head = connection.execute(select(journal_head).where(journal_head.c.dataset_id == dataset.id)).first()
+    if head is None:
+        raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
+    if head.rows >= settings.journal_max_rows or (head.oldest is not None and head.oldest < _horizon(settings)):
+        raise Backpressure(
+            f"{head.rows} statements of {dataset.name!r} wait to be flushed, the oldest since {head.oldest}",
+            retry_after=RETRY_SECONDS,
+        )
+
+
+def touch(connection: Connection, dataset_id: str, key: str, moment: datetime) -> None:
+    """Move one of the core's own tags; it never goes back."""
+    connection.execute(
+        _TOUCH[connection.dialect.name], {"dataset_id": dataset_id, "tenant": LAKEHOUSE, "key": key, "at": moment}
+    )
+
+
+def _horizon(settings: Settings) -> datetime:
+    return now() - timedelta(seconds=settings.journal_max_age)
+
+
+# Every batch runs these, so they are made once.
+
+NO_LIMIT, LONG_AGO = 2**63 - 1, datetime(1, 1, 2, tzinfo=UTC)
+
+_TAKE = (
+    update(journal_head)
+    .where(
+        journal_head.c.dataset_id == bindparam("dataset"),
+        exists().where(datasets.c.id == journal_head.c.dataset_id, datasets.c.state == ACTIVE),
+        journal_head.c.rows < bindparam("most"),
+        or_(journal_head.c.oldest.is_(None), journal_head.c.oldest >= bindparam("horizon")),
+    )
+    .values(
+        commit=journal_head.c.commit + bindparam("batches"),
+        rows=journal_head.c.rows + bindparam("more"),
+        size=journal_head.c.size + bindparam("larger"),
+        # A commit without rows waits for nobody: no flush would ever take its moment away again.
+        oldest=case(
+            (
+                bindparam("more", type_=BigInteger) > 0,
+                func.coalesce(journal_head.c.oldest, bindparam("moment", type_=Moment)),
+            ),
+            else_=journal_head.c.oldest,
+        ),
+    )
+    .returning(journal_head.c.commit, journal_head.c.segment)
+)
+
+
+def _touching(insert: postgresql.Insert | sqlite.Insert) -> postgresql.Insert | sqlite.Insert:
+    return insert.on_conflict_do_update(
+        index_elements=["dataset_id", "tenant", "key"],
+        set_={"at": insert.excluded.at},
+        where=tags.c.at < insert.excluded.at,
+    )
+
+
+_TOUCH = {"postgresql": _touching(postgresql.insert(tags)), "sqlite": _touching(sqlite.insert(tags))}

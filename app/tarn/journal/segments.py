@@ -1,0 +1,222 @@
+"""Segments: closed slices of a dataset's journal, each of which becomes one snapshot."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy.orm import aliased
+
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import journal_batches, journal_head, snapshot_heads
+from tarn.errors import DatasetNotFound
+from tarn.journal import batch_contents as contents
+from tarn.journal import head as heads
+from tarn.journal.batch_contents import PURGE_ROWS
+from tarn.journal.batches import COMMITTED, DONE
+from tarn.model.ids import now
+from tarn.model.snapshot import HeldBatch
+
+LAST_FLUSHED = "journal/last_flushed"
+LAST_MOVED = "statements/last_updated"
+
+AT_ONCE = 500
+"""Ids in one statement."""
+
+
+class Segment(NamedTuple):
+    """A closed segment that no snapshot holds yet, with what was committed in it."""
+
+    number: int
+    after: int
+    """The segment that the head has; those between are empty."""
+    batches: tuple[HeldBatch, ...]
+    stage: HeldBatch | None
+    """The batches are one stage, and nothing else: whose it is, and what was said of it."""
+    size: int = 0
+    """Characters of its values."""
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+
+def close(connection: Connection, dataset: Dataset) -> None:
+    """Close the open segment if anything was committed in it, so that it can be flushed."""
+    open_one = select(journal_head.c.segment).where(journal_head.c.dataset_id == dataset.id).scalar_subquery()
+    filled = connection.execute(
+        select(journal_batches.c.id).where(*_committed(dataset), journal_batches.c.segment == open_one).limit(1)
+    ).first()
+    if filled is not None:
+        heads.rotate(connection, dataset.id)
+
+
+def last_closed(connection: Connection, dataset: Dataset) -> int:
+    """The number of the newest closed segment. Raises DatasetNotFound."""
+    number: int | None = connection.execute(
+        select(journal_head.c.segment).where(journal_head.c.dataset_id == dataset.id)
+    ).scalar()
+    if number is None:
+        raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
+    return number - 1
+
+
+def oldest(connection: Connection, dataset: Dataset) -> Segment | None:
+    """The first closed segment that is not done and has rows. Those before it must be done first."""
+    number: int | None = connection.execute(
+        select(func.min(journal_batches.c.segment))
+        .join(journal_head, journal_head.c.dataset_id == journal_batches.c.dataset_id)
+        .join(snapshot_heads, snapshot_heads.c.dataset_id == journal_batches.c.dataset_id)
+        .where(
+            *_committed(dataset),
+            journal_batches.c.segment < journal_head.c.segment,
+            journal_batches.c.segment > snapshot_heads.c.segment,
+            journal_batches.c.rows > 0,
+            ~journal_batches.c.is_stage,
+        )
+    ).scalar()
+    if number is None:
+        return None
+    after: int = connection.execute(
+        select(snapshot_heads.c.segment).where(snapshot_heads.c.dataset_id == dataset.id)
+    ).scalar_one()
+    stage = aliased(journal_batches, name="stage")
+    rows = connection.execute(
+        select(journal_batches, stage.c.message.label("said"), stage.c.metadata.label("told"))
+        .outerjoin(stage, stage.c.id == journal_batches.c.stage)
+        .where(
+            *_committed(dataset),
+            journal_batches.c.segment > after,
+            journal_batches.c.segment <= number,
+            ~journal_batches.c.is_stage,
+        )
+        .order_by(journal_batches.c.commit)
+    )
+    found = [(row.stage, _held(row), row.size) for row in rows]
+    batches = tuple(batch for _, batch, _ in found)
+    of_one = len({stage for stage, _, _ in found}) == 1 and found[0][0] is not None
+    return Segment(number, after, batches, batches[0] if of_one else None, sum(size for _, _, size in found))
+
+
+def mark_done(connection: Connection, dataset: Dataset, segment: int, uids: Sequence[str], moved: bool) -> None:
+    """Say that a snapshot holds these batches, in the transaction that records it, and move the tags.
+
+    `journal/last_flushed` claims no more than is true: with everything flushed it is this moment, which no write can be
+    older than that commits later, as it waits for the head's row; else it is just before the oldest batch that is left.
+    """
+    # A write that has its number and has not committed yet holds the row: without waiting for it, it would not be seen
+    # below, and nobody would know that it waits.
+    connection.execute(
+        select(journal_head.c.dataset_id).where(journal_head.c.dataset_id == dataset.id).with_for_update()
+    )
+    moment = now()
+    done = {"rows": 0, "size": 0}
+    for some in _cut(uids):
+        ended = connection.execute(
+            update(journal_batches)
+            .where(*_committed(dataset), journal_batches.c.uid.in_(some))
+            .values(state=DONE)
+            .returning(journal_batches.c.rows, journal_batches.c.size)
+        )
+        for row in ended:
+            done["rows"] += row.rows
+            done["size"] += row.size
+    # Stages have no rows of their own: they are over when what was sent to them is.
+    connection.execute(
+        update(journal_batches)
+        .where(*_committed(dataset), journal_batches.c.is_stage, journal_batches.c.segment <= segment)
+        .values(state=DONE)
+    )
+    left: datetime | None = connection.execute(
+        select(func.min(journal_batches.c.created, type_=journal_batches.c.created.type)).where(
+            *_committed(dataset), journal_batches.c.rows > 0
+        )
+    ).scalar()
+    connection.execute(
+        update(journal_head)
+        .where(journal_head.c.dataset_id == dataset.id)
+        .values(rows=journal_head.c.rows - done["rows"], size=journal_head.c.size - done["size"], oldest=left)
+    )
+    heads.touch(
+        connection, dataset.id, LAST_FLUSHED, moment if left is None else min(moment, left - timedelta(microseconds=1))
+    )
+    if moved:
+        heads.touch(connection, dataset.id, LAST_MOVED, moment)
+
+
+def purge_done(database: Database, dataset: Dataset | None = None, most: int | None = None) -> None:
+    """Delete the rows of batches that a snapshot holds, in short transactions, and then the batches.
+
+    Of one dataset or of all; with `most`, only as long as that few rows were deleted. Stages stay until they expire:
+    their clients may still ask what became of them.
+    """
+    where = [journal_batches.c.state == DONE, ~journal_batches.c.is_stage]
+    if dataset is not None:
+        where.append(journal_batches.c.dataset_id == dataset.id)
+    if most is not None:
+        where.append(journal_batches.c.rows <= most)
+    purged = 0
+    while most is None or purged < most:
+        with database.read() as connection:
+            done = connection.execute(
+                select(journal_batches.c.id, journal_batches.c.rows)
+                .where(*where)
+                .order_by(journal_batches.c.id)
+                .limit(AT_ONCE)
+            ).all()
+        if not done:
+            return
+        for row in done:
+            if row.rows > PURGE_ROWS:
+                _purge_large(database, row.id)
+        for some in _of_few_rows(done):
+            with database.write() as connection:
+                contents.delete_all(connection, some)
+                connection.execute(delete(journal_batches).where(journal_batches.c.id.in_(some)))
+        purged += sum(row.rows for row in done)
+
+
+def _purge_large(database: Database, batch_id: int) -> None:
+    gone = False
+    while not gone:
+        with database.write() as connection:
+            gone = not contents.delete_some(connection, batch_id)
+            if gone:
+                connection.execute(delete(journal_batches).where(journal_batches.c.id == batch_id))
+
+
+def _of_few_rows(done: Iterable[Any]) -> Iterable[list[int]]:
+    """Small batches, together up to a number of rows."""
+    some: list[int] = []
+    rows = 0
+    for row in done:
+        if row.rows > PURGE_ROWS:
+            continue
+        if some and rows + row.rows > PURGE_ROWS:
+            yield some
+            some, rows = [], 0
+        some.append(row.id)
+        rows += row.rows
+    if some:
+        yield some
+
+
+def _committed(dataset: Dataset) -> tuple[Any, ...]:
+    return journal_batches.c.dataset_id == dataset.id, journal_batches.c.state == COMMITTED
+
+
+def _held(row: Row[Any]) -> HeldBatch:
+    return HeldBatch(
+        id=row.uid,
+        tenant=row.tenant,
+        commit=row.commit,
+        message=row.said if row.message is None else row.message,
+        metadata=row.metadata or row.told or {},
+        entities=row.entities,
+        rows=row.rows,
+    )
+
+
+def _cut(uids: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (uids[start : start + AT_ONCE] for start in range(0, len(uids), AT_ONCE))

@@ -1,0 +1,61 @@
+"""SQL that finds entities whose statements do not assemble: none of their schemata is a kind of all the others.
+
+Every schema has a mask: one bit for itself and one for each schema that it is a kind of. The masks of an entity's
+schemata, combined by OR, are the mask of a schema if and only if the entity has that schema and it is a kind of all its
+others. So one pass with a few integers for each entity decides it, and DuckDB can spill that. Like
+`tarn.query.ftm_model.resolved_schema`, it ignores schemata that FollowTheMoney does not know; an entity that has no
+other schema does not assemble.
+"""
+
+# ruff: noqa: S608 - put together from names of FollowTheMoney's model and from SQL of ours
+
+from functools import cache
+
+from followthemoney.model import Model
+
+WORD_BITS = 64
+
+
+@cache
+def masks() -> str:
+    """A query for the mask of every schema: columns `schema`, `mask_0`, `mask_1` and so on."""
+    named = ", ".join(["schema", *columns()])
+    rows = ", ".join(f"('{name}', {', '.join(_literals(mask))})" for name, mask in _masks().items())
+    return f"SELECT * FROM (VALUES {rows}) AS masks({named})"
+
+
+def combined() -> str:
+    """The masks of an entity's schemata, combined: aggregates of the columns of `masks`, under the same names."""
+    return ", ".join(f"coalesce(bit_or({column}), 0) AS {column}" for column in columns())
+
+
+def invalid(source: str, key: str = "dataset, canonical_id") -> str:
+    """A query for the keys of entities that do not assemble.
+
+    `source` is a relation or a query in parentheses, with the columns of `key` and `schema`.
+    """
+    own = ", ".join(f"coalesce(bit_or({column}), 0)" for column in columns())
+    known = ", ".join(f"({', '.join(_literals(mask))})" for mask in _masks().values())
+    return (
+        f"SELECT {key} FROM {source} LEFT JOIN ({masks()}) AS masks USING (schema) "
+        f"GROUP BY {key} HAVING ({own}) NOT IN ({known})"
+    )
+
+
+@cache
+def _masks() -> dict[str, int]:
+    schemata = Model.instance().schemata
+    bits = {name: 1 << place for place, name in enumerate(sorted(schemata))}
+    return {name: sum(bits[other] for other in schemata[name].names) for name in bits}
+
+
+@cache
+def columns() -> list[str]:
+    """The columns that hold a mask, the lowest bits first."""
+    words = -(-len(_masks()) // WORD_BITS)
+    return [f"mask_{word}" for word in range(words)]
+
+
+def _literals(mask: int) -> list[str]:
+    """The words of a mask, the lowest first."""
+    return [f"{mask >> (word * WORD_BITS) & ((1 << WORD_BITS) - 1)}::UBIGINT" for word, _ in enumerate(columns())]

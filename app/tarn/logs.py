@@ -1,0 +1,56 @@
+"""Structured logs: one event a line, with the request it belongs to."""
+
+import logging
+import sys
+
+import orjson
+import structlog
+from structlog.typing import Processor
+
+from tarn.settings import Settings
+
+OTHERS = logging.WARNING
+"""The least level at which libraries are heard: below it they tell of URLs and headers, and of what is in them."""
+
+CHATTY = ("alembic", "py4j", "uvicorn")
+"""Libraries that set a level of their own."""
+
+
+def _json(event: object, **_: object) -> str:
+    return orjson.dumps(event, default=str).decode()
+
+
+def configure(settings: Settings) -> None:
+    """Send everything, our own events and those of libraries, through one renderer to standard error."""
+    people = sys.stderr.isatty() if settings.log_format == "auto" else settings.log_format == "console"
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendering: list[Processor] = (
+        # The default formatter shows the locals of every frame, and with them headers and keys.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        if people
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
+    )
+    # Our own events go straight to the stream, a line for every request: the detour through `logging` costs more than
+    # the event. What libraries log comes by `logging` and is rendered alike.
+    structlog.configure(
+        processors=[*shared, *rendering],
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, settings.log_level.upper())),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(max(OTHERS, logging.getLevelNamesMapping()[settings.log_level.upper()]))
+    for chatty in CHATTY:
+        logging.getLogger(chatty).setLevel(OTHERS)

@@ -1,0 +1,215 @@
+"""Statements: their ids, their place, and what makes a row one."""
+
+import hashlib
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from followthemoney.model import Model
+from followthemoney.statement.util import BASE_ID, NON_LANG_TYPE_NAMES
+
+from tarn.model.names import Origin
+from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
+
+LONGEST_ID = 255
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""What no id may hold: it would hide in a log or end a line in an export."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Invalid(ValueError):
+    """A record that is not valid: which field, and why."""
+
+    def __init__(self, field: str | None, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field
+        self.reason = reason
+
+
+def statement_id(
+    dataset: str, entity_id: str, prop: str, value: str, external: bool = False, lang: str | None = None
+) -> bytes:
+    """FtM's own key of a statement (`Statement.make_key`), as its twenty bytes."""
+    key = f"{dataset}.{entity_id}.{prop}.{value}"
+    if lang is not None:
+        key = f"{key}@{lang}"
+    if external:
+        key = f"{key}.ext"
+    return hashlib.sha1(key.encode(), usedforsecurity=False).digest()
+
+
+def checked_id(value: Any, field: str) -> str:
+    """An entity id, verbatim. Raises Invalid."""
+    if value is None:
+        raise Invalid(field, "is missing")
+    if type(value) is not str:
+        raise Invalid(field, f"must be a string, not {_kind(value)}")
+    if not value:
+        raise Invalid(field, "must not be empty")
+    if len(value) > LONGEST_ID:
+        raise Invalid(field, f"is {len(value)} characters long, at most {LONGEST_ID} are allowed")
+    if CONTROL.search(value):
+        raise Invalid(field, "must not have control characters")
+    return value
+
+
+def microseconds(value: Any, field: str) -> int:
+    """A point in time, ISO 8601 or a datetime, as microseconds since 1970; without an offset it is UTC."""
+    try:
+        moment = datetime.fromisoformat(value) if type(value) is str else value
+    except ValueError:
+        raise Invalid(field, "must be an ISO 8601 date or time") from None
+    if not isinstance(moment, datetime):
+        raise Invalid(field, f"must be an ISO 8601 date or time, not {_kind(value)}")
+    delta = (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment) - EPOCH
+    found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if not FIRST_MOMENT <= found <= LAST_MOMENT:
+        raise Invalid(field, "must be in the years 1 to 9999, in UTC")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRow:
+    """A statement as it was sent, checked, with the id it has in the dataset it goes to."""
+
+    id: bytes
+    entity_id: str
+    canonical_id: str | None
+    schema: str
+    prop: str
+    value: str
+    lang: str | None
+    original_value: str | None
+    external: bool
+    origin: str
+    first_seen: int
+    last_seen: int
+
+
+FIELDS = frozenset(
+    {"id", "entity_id", "canonical_id", "prop", "prop_type", "schema", "value", "dataset", "lang", "original_value",
+     "external", "first_seen", "last_seen", "origin"}
+)  # fmt: skip
+
+
+class StatementReader:
+    """Checks statement rows against FtM's model and computes their ids under one dataset."""
+
+    def __init__(self, dataset: str, origin: Origin | None, default_origin: Origin, now: int, strict: bool) -> None:
+        self._dataset = dataset
+        self._origin = origin
+        self._default_origin = default_origin
+        self._now = now
+        self._strict = strict
+        self._types: dict[tuple[str, str], str] = {}
+        self._origins: dict[str, Origin] = {}
+        self.ignored: Collection[str] = ()
+        """Fields of the row read last that no statement has."""
+
+    def read(self, row: dict[str, Any]) -> StatementRow:
+        """The statement in a row. Its own `id` and `dataset` are never trusted. Raises Invalid."""
+        self.ignored = () if FIELDS.issuperset(row) else row.keys() - FIELDS
+        entity_id = checked_id(row.get("entity_id"), "entity_id")
+        canonical = row.get("canonical_id")
+        canonical_id = None if canonical is None or canonical == entity_id else checked_id(canonical, "canonical_id")
+        schema, prop = _text(row, "schema"), _text(row, "prop")
+        value = _text(row, "value")
+        kind = self._type(schema, prop)
+        lang, original = _optional_text(row, "lang"), _optional_text(row, "original_value")
+        external = row.get("external") or False
+        if type(external) is not bool:
+            raise Invalid("external", f"must be true or false, not {_kind(external)}")
+        if lang is not None and kind in NON_LANG_TYPE_NAMES:
+            lang = None
+        first, last = row.get("first_seen"), row.get("last_seen")
+        first_seen = self._now if first is None else microseconds(first, "first_seen")
+        last_seen = (
+            max(first_seen, self._now if first is None else first_seen)
+            if last is None
+            else microseconds(last, "last_seen")
+        )
+        statement = StatementRow(
+            id=statement_id(self._dataset, entity_id, prop, value, external, lang),
+            entity_id=entity_id,
+            canonical_id=canonical_id,
+            schema=schema,
+            prop=prop,
+            value=value,
+            lang=lang,
+            original_value=None if original == value else original,
+            external=external,
+            origin=self._origin_of(row),
+            first_seen=first_seen,
+            last_seen=last_seen,
+        )
+        if self._strict:
+            self._check_claims(row, statement)
+        return statement
+
+    def _type(self, schema: str, prop: str) -> str:
+        """The property's type. Raises Invalid for a schema or a property that FtM does not know."""
+        try:
+            return self._types[schema, prop]
+        except KeyError:
+            self._types[schema, prop] = found = _prop_type(schema, prop)
+            return found
+
+    def _origin_of(self, row: dict[str, Any]) -> str:
+        if self._origin is not None:
+            return self._origin
+        given = _optional_text(row, "origin")
+        if given is None:
+            return self._default_origin
+        if given not in self._origins:
+            try:
+                self._origins[given] = Origin(given)
+            except ValueError as error:
+                raise Invalid("origin", str(error)) from None
+        return given
+
+    def _check_claims(self, row: dict[str, Any], statement: StatementRow) -> None:
+        if (claimed := row.get("dataset")) is not None and claimed != self._dataset:
+            raise Invalid("dataset", f"is {claimed!r}, not {self._dataset!r}")
+        if (claimed := row.get("id")) is not None and claimed != statement.id.hex():
+            raise Invalid("id", f"is {claimed!r}, and the statement's id here is {statement.id.hex()}")
+
+
+def _prop_type(schema: str, prop: str) -> str:
+    found = Model.instance().get(schema)
+    if found is None:
+        raise Invalid("schema", f"{schema!r} is not a schema of FollowTheMoney")
+    if prop == BASE_ID:
+        return BASE_ID
+    known = found.get(prop)
+    if known is None:
+        raise Invalid("prop", f"{prop!r} is not a property of {schema}")
+    if known.stub:
+        raise Invalid("prop", f"{prop!r} is the other side of a reference and cannot be set")
+    return known.type.name
+
+
+def _text(row: dict[str, Any], field: str) -> str:
+    text = _optional_text(row, field)
+    if text is None:
+        raise Invalid(field, "is missing")
+    return text
+
+
+def _optional_text(row: dict[str, Any], field: str) -> str | None:
+    value = row.get(field)
+    if value is None or value == "":
+        return None
+    if type(value) is not str:
+        raise Invalid(field, f"must be a string, not {_kind(value)}")
+    if "\x00" in value:
+        raise Invalid(field, "must not have NUL characters")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number"}.get(
+        type(value), type(value).__name__
+    )

@@ -1,0 +1,1 @@
+"""Tasks of the pipeline, on the executors' side: light to import."""

@@ -1,0 +1,227 @@
+"""Data files: sorted rows into Parquet, with statistics as the writer saw them."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
+from threading import BoundedSemaphore
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tarn.model.ids import new_id
+from tarn.model.snapshot import Column, File
+from tarn.storage.layout import data_file
+from tarn.storage.store import Store
+
+ROW_GROUP = 16_384
+"""Rows of a group: what is read for one entity, more or less."""
+
+LARGEST_GROUP = 16 << 20
+"""Bytes of a group, about: long texts are in groups of fewer rows."""
+
+LONGEST_BOUND = 64
+"""Characters of a bound that are kept."""
+
+PIECE = 8 << 20
+
+PUTS_AT_ONCE = 4
+
+LARGEST_WAITING = 16 << 20
+"""Bytes of a file that may be held while it is put and the next ones are made."""
+
+
+class Puts:
+    """Puts files beside the work that makes them, some at once. Whoever has more than twice as many waits."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(PUTS_AT_ONCE)
+        self._room = BoundedSemaphore(2 * PUTS_AT_ONCE)
+
+    def __enter__(self) -> "Puts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def begin(self, put: Callable[[], File]) -> Future[File]:
+        self._room.acquire()
+        begun = self._pool.submit(put)
+        begun.add_done_callback(lambda _: self._room.release())
+        return begun
+
+
+class Writer:
+    """Writes the rows of one table of one task. Rows come sorted, one partition after the other."""
+
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        schema: pa.Schema,
+        partition: str,
+        pruning: tuple[str, ...],
+        target: int,
+        checksum: bool,
+        puts: Puts,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._partition = partition
+        self._schema = pa.schema([field for field in schema if field.name != partition])
+        self._pruning = tuple(name for name in pruning if name in self._schema.names)
+        self._target = target
+        self._checksum = checksum
+        self._puts = puts
+        self._under_way: list[Future[File]] = []
+
+    def files(self) -> list[File]:
+        """What was written, in order; on return it is durable."""
+        return [put.result() for put in self._under_way]
+
+    def write(self, value: str, rows: Iterable[pa.RecordBatch]) -> None:
+        """Write the rows of one partition, into as many files as they need."""
+        partition = self.begin(value)
+        for batch in rows:
+            partition.add(batch)
+        partition.end()
+
+    def begin(self, value: str) -> "Partition":
+        return Partition(lambda: _Open(self._schema, self._pruning), self._target, lambda file: self._put(value, file))
+
+    def _put(self, value: str, file: "_Open") -> None:
+        """Put a file under a name of its own, while the next one is being made unless it is large."""
+        data, rows, columns = file.close()
+        put = self._puts.begin(lambda: self._stored(value, data, rows, columns))
+        self._under_way.append(put)
+        if len(data) > LARGEST_WAITING:
+            wait([put])
+
+    def _stored(self, value: str, data: pa.Buffer, rows: int, columns: dict[str, Column]) -> File:
+        path = data_file(self._partition, value, new_id())
+        digest = hashlib.sha256() if self._checksum else None
+
+        def pieces() -> Iterator[bytes]:
+            for start in range(0, len(data), PIECE):
+                piece = data.slice(start, min(PIECE, len(data) - start)).to_pybytes()
+                if digest is not None:
+                    digest.update(piece)
+                yield piece
+
+        whole = f"{self._folder}/{path}"
+        if len(data) <= PIECE:
+            self._store.put_new(whole, b"".join(pieces()))
+        else:
+            self._store.put_stream(whole, pieces())
+        return File(
+            path=path,
+            size=len(data),
+            partition={self._partition: value},
+            rows=rows,
+            columns=columns,
+            checksum=None if digest is None else digest.hexdigest(),
+        )
+
+
+class Partition:
+    """One partition that is being written, a file at a time."""
+
+    def __init__(self, make: "Callable[[], _Open]", target: int, put: "Callable[[_Open], None]") -> None:
+        self._make = make
+        self._target = target
+        self._put = put
+        self._file: _Open | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        parts = -(-batch.nbytes // LARGEST_GROUP)
+        rows = -(-batch.num_rows // max(1, parts))
+        for start in range(0, batch.num_rows, max(1, rows)):
+            if self._file is None:
+                self._file = self._make()
+            self._file.add(batch.slice(start, rows))
+            if self._file.size >= self._target:
+                self.end()
+
+    def end(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self._put(file)
+
+
+class _Open:
+    """A file that is being written, in memory: it is no larger than the target and one row group."""
+
+    def __init__(self, schema: pa.Schema, pruning: tuple[str, ...]) -> None:
+        self._schema = schema
+        self._pruning = pruning
+        self._sink = pa.BufferOutputStream()
+        strings = [field.name for field in schema if field.type == pa.string() and field.name != "value"]
+        self._collected: list[pq.FileMetaData] = []
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=strings,
+            write_statistics=[name for name in (*pruning, "id", "prop", "schema") if name in schema.names],
+            metadata_collector=self._collected,
+        )
+        self._rows = 0
+
+    @property
+    def size(self) -> int:
+        return int(self._sink.tell())
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Write one row group. It is in the sink when this returns, so that `size` is true."""
+        self._writer.write_batch(_as(batch, self._schema), row_group_size=ROW_GROUP)
+        self._rows += batch.num_rows
+
+    def close(self) -> tuple[pa.Buffer, int, dict[str, Column]]:
+        self._writer.close()
+        (metadata,) = self._collected
+        return self._sink.getvalue(), self._rows, dict(_columns(metadata, self._schema, self._pruning))
+
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Columns in the file's own types; moments come as microseconds."""
+    columns = []
+    for field in schema:
+        column = batch.column(field.name)
+        if pa.types.is_timestamp(field.type) and pa.types.is_int64(column.type):
+            column = column.view(field.type)
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _columns(metadata: pq.FileMetaData, schema: pa.Schema, pruning: tuple[str, ...]) -> Iterator[tuple[str, Column]]:
+    """Bounds and nulls of the pruning columns over all row groups; those that the writer did not report are absent."""
+    for name in pruning:
+        place = schema.get_field_index(name)
+        parts = [metadata.row_group(group).column(place).statistics for group in range(metadata.num_row_groups)]
+        if any(part is None for part in parts):
+            continue
+        bounded = [part for part in parts if part.has_min_max]
+        nulls = sum(part.null_count for part in parts) if all(part.has_null_count for part in parts) else None
+        known = {} if nulls is None else {"nulls": nulls}
+        # A group without bounds has no values, or some that were too long to be kept: then nothing is known.
+        if bounded and all(part.has_min_max or not part.num_values for part in parts):
+            known |= _bounds(min(part.min for part in bounded), max(part.max for part in bounded))
+        yield name, Column.model_validate(known)
+
+
+def _bounds(least: Any, most: Any) -> dict[str, Any]:
+    if isinstance(least, datetime):
+        return {"min": _iso(least), "max": _iso(most)}
+    if not isinstance(least, str) or len(most) <= LONGEST_BOUND >= len(least):
+        return {"min": least, "max": most}
+    # The greatest character there is may itself stand where the value is cut off.
+    above = most if len(most) <= LONGEST_BOUND else max(most, most[:LONGEST_BOUND] + "\U0010ffff")
+    return {"min": least[:LONGEST_BOUND], "max": above, "truncated": True}
+
+
+def _iso(moment: datetime) -> str:
+    utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    # Not by strftime, which writes the years before 1000 with fewer than four digits.
+    return utc.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

@@ -1,0 +1,173 @@
+"""From live statements to FtM entity JSON, the same as followthemoney's `StatementEntity` says.
+
+An entity is all rows of one (dataset, canonical id). Its JSON is a function of its rows alone: properties and their
+values are sorted, and where FtM depends on the order of statements, the order is fixed here. There are two ways to the
+same bytes: `entity_lines` for any number of entities, and `entity_line` for one whose rows are at hand.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from followthemoney.statement.util import BASE_ID
+
+from tarn.query.captions import Said, chosen_caption, invalid_line
+from tarn.query.column_text import changes, column, contents, gathered, moment
+from tarn.query.entity_lines import assembled
+from tarn.query.ftm_model import (
+    NO_CAPTION,
+    caption_properties,
+    caption_rank,
+    holds_names,
+    resolved_schema,
+    schema_label,
+)
+from tarn.query.long_values import sorted_aside
+
+log = structlog.get_logger(__name__)
+
+BATCH_ROWS = 65_536
+
+ENTITY = "canonical_id, dataset"
+SORTED = ("canonical_id", "dataset", "prop", "value")
+
+
+class Row(NamedTuple):
+    """A live statement, its columns as in `live`."""
+
+    dataset: str
+    canonical_id: str
+    entity_id: str
+    id: bytes
+    schema: str
+    prop: str
+    value: str
+    lang: str | None
+    original_value: str | None
+    external: bool
+    origin: str
+    first_seen: int
+    last_seen: int
+
+
+def entity_line(rows: Iterable[Row]) -> tuple[bytes, bool]:
+    """One entity's line from all its rows, in any order, and whether it is `$invalid`."""
+    found = list(rows)
+    schemata = frozenset(row.schema for row in found)
+    canonical_id = found[0].canonical_id
+    schema = resolved_schema(schemata)
+    if schema is None:
+        return invalid_line(canonical_id, schemata), True
+    facts = [row for row in found if row.prop != BASE_ID]
+    properties: dict[str, set[str]] = {}
+    for row in facts:
+        properties.setdefault(row.prop, set()).add(row.value)
+    seen = facts or found
+    changed = max((row.first_seen for row in found if row.prop == BASE_ID), default=None)
+    entity = {
+        "id": canonical_id,
+        "caption": _caption(schema, facts),
+        "schema": schema,
+        "properties": {prop: sorted(values) for prop, values in sorted(properties.items())},
+        "datasets": [found[0].dataset],
+        "referents": sorted({row.entity_id for row in found} - {canonical_id}),
+        "origin": sorted({row.origin for row in found}),
+        "first_seen": moment(min(row.first_seen for row in seen)),
+        "last_seen": moment(max(row.last_seen for row in seen)),
+        "last_change": None if changed is None else moment(changed),
+    }
+    return orjson.dumps(entity, option=orjson.OPT_APPEND_NEWLINE), False
+
+
+def entity_lines(
+    duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: Any = (), batch_rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Every entity of a relation with the columns of `live`, as batches of LINES sorted by canonical id and dataset.
+
+    `source` is SQL of our own, a name or a query in parentheses, that the parameters belong to. In bounded memory:
+    DuckDB sorts the rows, which spills, where aggregates of lists would fail, and here are the rows of one batch or of
+    one entity, whichever is more. If the sort needs more than DuckDB's limit, the relation is read a second time, and
+    must be the same then.
+    """
+    rows = _rows(source)
+    last: tuple[str, str] | None = None
+    try:
+        for whole in _whole_entities(gathered(duck, f"{rows} ORDER BY {ENTITY}, prop, value", parameters, batch_rows)):
+            lines = assembled(whole)
+            last = (lines["canonical_id"][-1].as_py(), lines["dataset"][-1].as_py())
+            yield lines
+        return
+    except duckdb.OutOfMemoryException as error:
+        log.info("values are set aside to sort their rows", cause=str(error).partition("\n")[0])
+    # Whatever was sent stays sent: entities come in order, and the second attempt begins after the last one.
+    left = (_after(last, found) for found in gathered(duck, rows, parameters, batch_rows))
+    for whole in _whole_entities(sorted_aside(duck, left, ENTITY, batch_rows)):
+        yield assembled(whole.sort_by([(name, "ascending") for name in SORTED]))
+
+
+def ndjson(batch: pa.RecordBatch) -> pa.Buffer:
+    """The lines of a batch as they are sent, without a copy."""
+    return contents(batch.column("line"))
+
+
+def invalid_count(batch: pa.RecordBatch) -> int:
+    """How many lines of a batch are `$invalid`."""
+    return int(pc.sum(batch.column("invalid"), min_count=0).as_py())
+
+
+def _rows(source: str) -> str:
+    """The rows that lines are made of, without what a line does not show: a sort pays for every byte."""
+    captions = ", ".join(f"'{prop}'" for prop in caption_properties())
+    return f"""
+        SELECT canonical_id, dataset, prop, value, nullif(entity_id, canonical_id) AS referent, schema, origin,
+               first_seen, last_seen, CASE WHEN prop IN ({captions}) THEN id END AS id, lang
+        FROM {source}"""  # noqa: S608 (a relation and FtM's property names, nothing from outside)
+
+
+def _whole_entities(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Rows sorted by entity, in tables that end where an entity does."""
+    held: list[pa.Table] = []
+    for table in tables:
+        if held and not _continues(held[-1], table):
+            yield pa.concat_tables(held)
+            held = []
+        # Rows up to the last change of entity are complete; those after it may go on in the next table.
+        if start := _last_start(table):
+            yield pa.concat_tables([*held, table.slice(0, start)])
+            held = []
+        held.append(table.slice(start))
+    if held:
+        yield pa.concat_tables(held)
+
+
+def _after(last: tuple[str, str] | None, rows: pa.Table) -> pa.Table:
+    """The rows of entities that come after one."""
+    if last is None:
+        return rows
+    canonical, dataset = column(rows, "canonical_id"), column(rows, "dataset")
+    same = pc.and_(pc.equal(canonical, last[0]), pc.greater(dataset, last[1]))
+    return rows.filter(pc.or_(pc.greater(canonical, last[0]), same))
+
+
+def _last_start(table: pa.Table) -> int:
+    """The row at which the last entity of a table begins."""
+    first = changes(column(table, "canonical_id")) | changes(column(table, "dataset"))
+    return int(np.flatnonzero(first)[-1])
+
+
+def _continues(table: pa.Table, following: pa.Table) -> bool:
+    """Whether the last row of one table and the first of the next are of one entity."""
+    return all(table[name][-1] == following[name][0] for name in ("canonical_id", "dataset"))
+
+
+def _caption(schema: str, facts: Sequence[Row]) -> str:
+    prop = min((row.prop for row in facts), key=lambda name: caption_rank(schema, name), default=BASE_ID)
+    if caption_rank(schema, prop) == NO_CAPTION:
+        return schema_label(schema)
+    said = [Said(row.id, row.value, row.lang) for row in facts if row.prop == prop]
+    return chosen_caption(said, holds_names(schema, prop))

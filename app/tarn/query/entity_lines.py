@@ -1,0 +1,229 @@
+"""From sorted rows to the lines of their entities, a column at a time.
+
+The columns are cut where the entity changes; min, max and sets are taken over each cut. Every distinct value is a
+piece of text, with what opens its property and its entity before it; laid end to end the pieces are the lines, so that
+nothing is copied or looped over for the sake of a line. Python looks at single entities only where FtM has to choose:
+several names, several schemata, several ids.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from followthemoney.statement.util import BASE_ID
+
+from tarn.query.captions import Said, chosen_caption, invalid_line
+from tarn.query.column_text import EMPTY, TEXT, Flags, Numbers, changes, codes, column, joined, moments, quoted
+from tarn.query.ftm_model import NO_CAPTION, caption_rank, holds_names, resolved_schema, schema_label
+
+LINES = pa.schema([("dataset", TEXT), ("canonical_id", TEXT), ("line", TEXT), ("invalid", pa.bool_())])
+"""A row an entity. `line` ends with a newline, so that the column's data is NDJSON as it is."""
+
+
+def assembled(rows: pa.Table) -> pa.RecordBatch:
+    """The lines of whole entities, from their sorted rows."""
+    return _Cut(rows).lines()
+
+
+class _Cut:
+    """Sorted rows, and where in them entities begin. What has one value a row is indexed by row, the rest by entity."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows = rows
+        self.canonical, self.datasets = column(rows, "canonical_id"), column(rows, "dataset")
+        first = changes(self.canonical) | changes(self.datasets)
+        self.starts = np.flatnonzero(first)
+        self.ends = np.append(self.starts[1:], len(first))
+        self.entity = np.cumsum(first) - 1
+        """The entity of each row."""
+        self.props, self.prop_names = codes(column(rows, "prop"))
+        self.schemata, self.schema_names = codes(column(rows, "schema"))
+        self.origins, self.origin_names = codes(column(rows, "origin"))
+        self.is_base = np.array([name == BASE_ID for name in self.prop_names])[self.props]
+        self.opens_prop = first | np.append(True, self.props[1:] != self.props[:-1])
+        self.values = column(rows, "value")
+
+    def lines(self) -> pa.RecordBatch:
+        schema = self._schema()
+        invalid = schema < 0
+        shown = (self.opens_prop | changes(self.values)) & ~self.is_base & ~invalid[self.entity]
+        bare = np.add.reduceat(shown, self.starts, dtype=np.int64) == 0
+        # An entity without a property to show still has a piece, an empty one, to hold its line.
+        pieces = np.flatnonzero(shown | _at(self.starts[bare], len(shown)))
+        entity = self.entity[pieces]
+        opens = np.append(True, entity[1:] != entity[:-1])
+        closes = np.append(opens[1:], True)
+        values = quoted(self.values.take(pa.array(pieces)))
+        heads, tails = self._heads(schema, pieces, values), self._tails(bare)
+        if invalid.any():
+            heads, tails = self._with_invalid(invalid, heads, tails)
+        text = joined(
+            _where(opens, heads, entity),
+            self._openings(pieces, opens, bare[entity]),
+            _blank(values, bare[entity]),
+            _where(closes, tails, entity),
+        )
+        # A line is the pieces from one opening to the next: only the offsets are new.
+        offsets = np.frombuffer(text.buffers()[1], dtype=np.int64)[: len(text) + 1]
+        cuts = np.append(offsets[:-1][opens], offsets[-1])
+        lines = pa.LargeStringArray.from_buffers(len(self.starts), pa.py_buffer(cuts), text.buffers()[2])
+        first = pa.array(self.starts)
+        return pa.record_batch(
+            [self.datasets.take(first), self.canonical.take(first), lines, pa.array(invalid)], schema=LINES
+        )
+
+    def _schema(self) -> Numbers:
+        """The schema of each entity as its code, -1 where there is none."""
+        alone = np.array([_code(frozenset([name]), self.schema_names) for name in self.schema_names])
+        found = alone[self.schemata[self.starts]]
+        for place in self._mixed(self.schemata):
+            names = frozenset(self._names(place, self.schemata, self.schema_names))
+            found[place] = _code(names, self.schema_names)
+        return found
+
+    def _heads(self, schema: Numbers, pieces: Numbers, values: pa.Array) -> pa.Array:
+        names = pa.array([orjson.dumps(name).decode() for name in self.schema_names], TEXT).take(
+            pa.array(np.maximum(schema, 0))
+        )
+        ids = quoted(self.canonical.take(pa.array(self.starts)))
+        captions = self._captions(schema, pieces, values)
+        return joined('{"id":', ids, ',"caption":', captions, ',"schema":', names, ',"properties":{')
+
+    def _captions(self, schema: Numbers, pieces: Numbers, values: pa.Array) -> pa.Array:
+        """The caption of each entity, as JSON; `values` are those of the pieces, as JSON."""
+        ranks = np.array([[caption_rank(name, prop) for prop in self.prop_names] for name in self.schema_names])
+        rank = ranks[schema[self.entity], self.props]
+        best = np.minimum.reduceat(rank, self.starts)
+        candidate = (rank == best[self.entity]) & (rank < NO_CAPTION)
+        places = np.flatnonzero(candidate[pieces])
+        entity = self.entity[pieces[places]]
+        count = np.bincount(entity, minlength=len(self.starts))
+        chosen = np.zeros(len(self.starts), dtype=np.int64)
+        chosen[entity[::-1]] = places[::-1]
+        labels = [orjson.dumps(schema_label(name)).decode() for name in self.schema_names]
+        unnamed = count == 0
+        chosen[unnamed] = len(values) + np.maximum(schema, 0)[unnamed]
+        several = np.flatnonzero((count > 1) & (schema >= 0))
+        chosen[several] = len(values) + len(labels) + np.arange(len(several))
+        picked = self._picked(schema, several, candidate)
+        return pa.concat_arrays([values, pa.array(labels, TEXT), pa.array(picked, TEXT)]).take(pa.array(chosen))
+
+    def _picked(self, schema: Numbers, several: Numbers, candidate: Flags) -> list[str]:
+        """The captions, as JSON, of entities that have several values to choose from."""
+        rows = np.flatnonzero(candidate & _at(several, len(self.starts))[self.entity])
+        told = self.rows.select(["id", "value", "lang"]).take(pa.array(rows))
+        said = [Said(*row) for row in zip(*(told.column(name).to_pylist() for name in Said._fields), strict=True)]
+        bounds = [*np.searchsorted(self.entity[rows], several).tolist(), len(rows)]
+        named = [[holds_names(name, prop) for prop in self.prop_names] for name in self.schema_names]
+        schemata, props = schema[several].tolist(), self.props[rows[bounds[:-1]]].tolist()
+        return [
+            orjson.dumps(chosen_caption(said[start:end], named[code][prop])).decode()
+            for (start, end), code, prop in zip(pairwise(bounds), schemata, props, strict=True)
+        ]
+
+    def _openings(self, pieces: Numbers, opens: Flags, bare: Flags) -> pa.Array:
+        """What is before each value: nothing, a comma, or the name of its property."""
+        names = [orjson.dumps(name).decode() for name in self.prop_names]
+        texts = pa.array([f"{name}:[" for name in names] + [f"],{name}:[" for name in names] + [",", ""], TEXT)
+        props, count = self.props[pieces], len(names)
+        place = np.where(opens, props, np.where(self.opens_prop[pieces], props + count, 2 * count))
+        return texts.take(pa.array(np.where(bare, 2 * count + 1, place)))
+
+    def _tails(self, bare: Flags) -> pa.Array:
+        starts = self.starts
+        first, last = column(self.rows, "first_seen").to_numpy(), column(self.rows, "last_seen").to_numpy()
+        # BASE says when an entity changed, the other rows when it was seen, unless there are none.
+        seen = ~self.is_base | (np.add.reduceat(~self.is_base, starts, dtype=np.int64) == 0)[self.entity]
+        latest, earliest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        first_seen = np.minimum.reduceat(np.where(seen, first, latest), starts)
+        last_seen = np.maximum.reduceat(np.where(seen, last, earliest), starts)
+        last_change = np.maximum.reduceat(np.where(self.is_base, first, earliest), starts)
+        unchanged = last_change == earliest
+        change = joined('"', moments(np.where(unchanged, 0, last_change)), '"')
+        return joined(
+            pa.array(["]", ""], TEXT).take(pa.array(bare.astype(np.int64))),
+            '},"datasets":[',
+            self._dataset_names(),
+            '],"referents":',
+            self._referents(),
+            ',"origin":',
+            self._origins(),
+            ',"first_seen":"',
+            moments(first_seen),
+            '","last_seen":"',
+            moments(last_seen),
+            '","last_change":',
+            pc.if_else(pa.array(unchanged), pa.scalar("null", TEXT), change),
+            "}\n",
+        )
+
+    def _dataset_names(self) -> pa.Array:
+        place, names = codes(self.datasets.take(pa.array(self.starts)))
+        return quoted(pa.array(names, TEXT)).take(pa.array(place))
+
+    def _origins(self) -> pa.Array:
+        return self._lists(self.origins, self._mixed(self.origins), self.origin_names)
+
+    def _referents(self) -> pa.Array:
+        referents = column(self.rows, "referent")
+        others = np.flatnonzero(referents.is_valid().to_numpy(zero_copy_only=False))
+        texts, place = ["[]"], np.zeros(len(self.starts), dtype=np.int64)
+        ids = referents.take(pa.array(others)).to_pylist()
+        found: dict[int, set[str]] = {}
+        for entity, referent in zip(self.entity[others].tolist(), ids, strict=True):
+            found.setdefault(entity, set()).add(referent)
+        for entity, referring in found.items():
+            place[entity] = len(texts)
+            texts.append(orjson.dumps(sorted(referring)).decode())
+        return pa.array(texts, TEXT).take(pa.array(place))
+
+    def _with_invalid(self, invalid: Flags, heads: pa.Array, tails: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """The reports of invalid entities in the place of their heads, and nothing after them."""
+        places = np.flatnonzero(invalid)
+        ids = self.canonical.take(pa.array(self.starts[places])).to_pylist()
+        reports = [
+            invalid_line(canonical_id, self._names(place, self.schemata, self.schema_names)).decode()
+            for place, canonical_id in zip(places.tolist(), ids, strict=True)
+        ]
+        mask = pa.array(invalid)
+        return pc.replace_with_mask(heads, mask, pa.array(reports, TEXT)), pc.if_else(mask, EMPTY, tails)
+
+    def _mixed(self, values: Numbers) -> Numbers:
+        """The entities whose rows do not all have the same code."""
+        return np.flatnonzero(np.minimum.reduceat(values, self.starts) != np.maximum.reduceat(values, self.starts))
+
+    def _names(self, place: int, values: Numbers, names: Sequence[str]) -> set[str]:
+        return {names[code] for code in values[self.starts[place] : self.ends[place]].tolist()}
+
+    def _lists(self, values: Numbers, mixed: Numbers, names: Sequence[str]) -> pa.Array:
+        """The distinct names of each entity's rows, sorted, as JSON."""
+        texts = {orjson.dumps([name]).decode(): place for place, name in enumerate(names)}
+        found = values[self.starts].copy()
+        for place in mixed:
+            text = orjson.dumps(sorted(self._names(place, values, names))).decode()
+            found[place] = texts.setdefault(text, len(texts))
+        return pa.array(list(texts), TEXT).take(pa.array(found))
+
+
+def _code(schemata: frozenset[str], names: list[str]) -> int:
+    resolved = resolved_schema(schemata)
+    return -1 if resolved is None else names.index(resolved)
+
+
+def _at(places: Numbers, length: int) -> Flags:
+    flags = np.zeros(length, dtype=np.bool_)
+    flags[places] = True
+    return flags
+
+
+def _where(flags: Flags, texts: pa.Array, entity: Numbers) -> pa.Array:
+    """The text of the entity of each piece where the flag is set, nothing elsewhere."""
+    extended = pa.concat_arrays([texts, pa.array([""], TEXT)])
+    return extended.take(pa.array(np.where(flags, entity, len(texts))))
+
+
+def _blank(values: pa.Array, flags: Flags) -> pa.Array:
+    return pc.if_else(pa.array(flags), EMPTY, values) if flags.any() else values

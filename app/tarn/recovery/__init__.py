@@ -1,0 +1,1 @@
+"""Back up, restore and reconcile a lake and its database."""

@@ -1,0 +1,109 @@
+"""The lake's root: whose it is, and whether the store under it keeps the promise that commits rest on."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+import orjson
+
+from tarn.errors import PathExists, StartRefused, UnsupportedStore
+from tarn.model.ids import new_id, now
+from tarn.storage.layout import Layout
+from tarn.storage.store import Missing, Store
+
+MAGIC = "tarn-lake"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Lake:
+    """What `lake.json` says: which lake this is and since when."""
+
+    id: str
+    created: datetime
+
+
+def open_lake(store: Store) -> Lake:
+    """The lake at the store's root, made if the root is empty; of many that make it at once, one wins.
+
+    1. read     a `lake.json` that is there must be ours, in the version we write
+    2. empty    without one, anything at the root belongs to somebody else: nothing is written. Tarn writes
+                `lake.json` before all else, so what another process of ours made meanwhile has one beside it
+    3. probe    the store must keep put-if-absent
+    4. make     put-if-absent, and whoever loses reads the winner's
+
+    Raises StartRefused, or UnsupportedStore from the probe.
+    """
+    lake = _read(store)
+    if lake is None and (found := _first_object(store)):
+        lake = _read(store)
+        if lake is None:
+            raise StartRefused(
+                f"the lake's root holds {found} and no {Layout.lake}: "
+                "give Tarn an empty place, or the root of a lake it made"
+            )
+    probe_put_if_absent(store)
+    return lake or _make(store)
+
+
+def probe_put_if_absent(store: Store) -> None:
+    """Write a key of our own twice. Raises UnsupportedStore unless the second write is refused and changes nothing."""
+    path = Layout().probe(new_id())
+    try:
+        store.put_new(path, b"first")
+        with suppress(PathExists):
+            store.put_new(path, b"second")
+            raise UnsupportedStore(
+                "the object store overwrites a key that it was asked only to create (If-None-Match: *), and commits "
+                "rest on that: use a store that supports conditional writes"
+            )
+        if store.get(path) != b"first":
+            raise UnsupportedStore("the object store refused to overwrite a key and overwrote it all the same")
+    finally:
+        store.delete([path])
+
+
+def _read(store: Store) -> Lake | None:
+    try:
+        text = store.get(Layout.lake)
+    except Missing:
+        return None
+    try:
+        document = orjson.loads(text)
+        magic, version = document["magic"], document["version"]
+    except (ValueError, TypeError, KeyError):
+        raise StartRefused(
+            f"{Layout.lake} at the lake's root is not readable as Tarn's own: expected {MAGIC}"
+        ) from None
+    if magic != MAGIC:
+        raise StartRefused(f"{Layout.lake} at the lake's root has the magic {magic!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        newer = type(version) is int and version > VERSION
+        raise StartRefused(
+            f"the lake has format version {version!r}, and this release reads and writes version {VERSION}"
+            + (": run the newer version of Tarn that made it so" if newer else "")
+        )
+    try:
+        return Lake(id=str(document["id"]), created=datetime.fromisoformat(document["created"]))
+    except (ValueError, TypeError, KeyError):
+        raise StartRefused(f"{Layout.lake} at the lake's root lacks a readable id and time of creation") from None
+
+
+def _first_object(store: Store) -> str | None:
+    """Anything at the root but the probes of processes that died over them."""
+    return next((entry.path for entry in store.list("") if not entry.path.startswith(f"{Layout.probes}/")), None)
+
+
+def _make(store: Store) -> Lake:
+    lake = Lake(id=new_id(), created=now())
+    document = {"magic": MAGIC, "version": VERSION, "id": lake.id, "created": lake.created.isoformat()}
+    try:
+        store.put_new(Layout.lake, orjson.dumps(document, option=orjson.OPT_INDENT_2))
+    except PathExists:
+        winner = _read(store)
+        if winner is None:
+            raise StartRefused(
+                f"{Layout.lake} was made and removed while this process started: start it again"
+            ) from None
+        return winner
+    return lake

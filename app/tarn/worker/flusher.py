@@ -1,0 +1,169 @@
+"""The flusher: what is due, and a Spark session to do it with, started when it is first needed and again if it died."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import structlog
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from sqlalchemy import Select, or_, select
+
+from tarn.datasets.registry import ACTIVE, Dataset
+from tarn.db.database_clock import database_time
+from tarn.db.engine import Database
+from tarn.db.tables import datasets, journal_batches, journal_head, leases
+from tarn.errors import Internal, TarnError, Unavailable
+from tarn.journal.batches import COMMITTED
+from tarn.lake.commit import Publisher, Reached
+from tarn.model.flush import Flushed, Moved
+from tarn.model.ids import now
+from tarn.model.names import DatasetName
+from tarn.model.round_robin import in_rotation
+from tarn.model.schema_buckets import buckets
+from tarn.model.statement import EPOCH
+from tarn.pipeline.executor_timeout import NoExecutor
+from tarn.pipeline.jobs.flush import Flush, Kernels
+from tarn.pipeline.session import Sessions
+from tarn.pipeline.spark_runner import SparkKernels
+from tarn.pipeline.tasks.journal_slice import Journal
+from tarn.pipeline.tasks.kernel import Kernel
+from tarn.query.active_reads import Running
+from tarn.settings import Settings
+from tarn.storage.store import Store
+from tarn.telemetry import Watch
+from tarn.worker.maintenance import Maintenance
+
+log = structlog.get_logger(__name__)
+
+
+class SparkFlusher:
+    """Flushes datasets on Spark, in one worker's name."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: Store,
+        owner: str,
+        reached: Reached = lambda _: None,
+        kernels: Callable[[], Kernels] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._watch = watch or Watch()
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._publisher = Publisher(database, store, settings, owner, reached, self._watch)
+        self._sessions = Sessions(settings)
+        self._kernel = Kernel(Journal.at(settings.database_url), store.connection, buckets(), settings.kernel_memory)
+        self._reached = reached
+        self.running = Running()
+        """What exports read, for whoever deletes files."""
+        self._kernels = kernels or self._on_spark
+        self._flush = Flush(database, store, self._publisher, self._kernels, reached, self._watch)
+
+    def due(self) -> list[str]:
+        """Datasets of which enough waits, or has waited long enough: the tenants whose writes wait take turns."""
+        settings = self._settings
+        waiting = journal_head.c.oldest < now() - timedelta(seconds=settings.flush_age)
+        full = or_(journal_head.c.rows >= settings.flush_rows, journal_head.c.size >= settings.flush_bytes, waiting)
+        committed = journal_batches.c.dataset_id == journal_head.c.dataset_id, journal_batches.c.state == COMMITTED
+        first = select(journal_batches.c.tenant).where(*committed).order_by(journal_batches.c.commit).limit(1)
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(first.scalar_subquery().label("tenant"), journal_head.c.dataset_id)
+                .join(datasets, datasets.c.id == journal_head.c.dataset_id)
+                .where(datasets.c.state == ACTIVE, journal_head.c.rows > 0, full)
+                .order_by(journal_head.c.oldest)
+            )
+            return in_rotation((row.tenant, row.dataset_id) for row in rows)
+
+    def recover(self) -> None:
+        """Finish what dead holders left: datasets whose lease ran out and was never given back."""
+        with self._database.read() as connection:
+            left = connection.execute(
+                _named()
+                .join(leases, leases.c.dataset_id == datasets.c.id)
+                .where(leases.c.expires > EPOCH, leases.c.expires < database_time(connection))
+            ).all()
+        for row in left:
+            try:
+                self._publisher.recover(Dataset(row.id, DatasetName(row.name)))
+            except TarnError as error:
+                log.warning("a dataset could not be recovered yet", dataset=row.name, problem=error.slug)
+
+    def flush(
+        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: Moved = lambda *_: None
+    ) -> Mapping[str, Sequence[Flushed] | TarnError]:
+        """Flush these datasets, in one Spark job a round. Those that are gone are flushed already.
+
+        Raises Unavailable if Spark cannot be reached, and Internal if its job failed.
+        """
+        with self._database.read() as connection:
+            rows = connection.execute(_named().where(datasets.c.id.in_(dataset_ids))).all()
+        wanted = [Dataset(row.id, DatasetName(row.name)) for row in rows]
+        with self._watch.timed(self._watch.rounds, "flush", datasets=len(wanted)), self.answering():
+            done = self._flush.run(wanted, hold, moved)
+        return {
+            dataset.id: done[dataset.id].error
+            or [
+                Flushed(dataset.name, snapshot.seq, snapshot.id, snapshot.rows.added)
+                for snapshot in done[dataset.id].snapshots
+            ]
+            for dataset in wanted
+        }
+
+    def tidy(self) -> None:
+        self._flush.tidy()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Spark's errors in our own terms; one that is half dead is ended, to be started again."""
+        self._sessions.begin()
+        try:
+            yield
+        except NoExecutor as error:
+            # A master that was started anew does not know this driver, and gives it nothing until it comes again.
+            self._sessions.discard()
+            raise Unavailable(str(error), retry_after=5) from error
+        except (Py4JJavaError, PySparkException) as error:
+            if self._sessions.is_stale():
+                raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
+            raise Internal("the Spark job failed; the worker's log says why") from error
+        except (Py4JNetworkError, Py4JError, ConnectionError, EOFError) as error:
+            self._sessions.discard()
+            raise Unavailable("Spark does not answer", retry_after=5) from error
+        except (AttributeError, AssertionError, TypeError) as error:
+            # What PySpark raises in one thread while another ends the session.
+            if not self._sessions.is_stale():
+                raise
+            raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
+
+    def maintenance(self) -> Maintenance:
+        """What keeps datasets in shape, on the same Spark. It holds leases under a name of its own: it works beside the
+        flushes, and not in their stead."""
+        return Maintenance(
+            self._settings,
+            self._database,
+            self._store,
+            self._kernels,
+            self._reached,
+            self.answering,
+            self.running,
+            self._watch,
+        )
+
+    def cancel(self) -> None:
+        """Break off what runs on Spark."""
+        self._sessions.cancel()
+
+    def close(self) -> None:
+        self._sessions.close()
+
+    def _on_spark(self) -> SparkKernels:
+        return SparkKernels(self._sessions.current(), self._kernel, self._settings.spark_patience)
+
+
+def _named() -> Select[tuple[str, str]]:
+    return select(datasets.c.id, datasets.c.name).where(datasets.c.state == ACTIVE)

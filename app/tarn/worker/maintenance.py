@@ -1,0 +1,135 @@
+"""Maintenance: the jobs that keep a dataset in shape, each by the one who knows how.
+
+Leases are an owner's, who may take one twice. So every thread that runs jobs has an owner of its own.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from threading import local
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.errors import Unavailable
+from tarn.integrity.vacuum import Vacuum
+from tarn.integrity.verify import verify
+from tarn.lake.commit import Publisher, Reached
+from tarn.model.ids import new_id
+from tarn.model.job import (
+    CompactOptions,
+    CrawlOptions,
+    ExportOptions,
+    Job,
+    MakeOptions,
+    MappingOptions,
+    Operation,
+    OptimizeOptions,
+    PurgeOptions,
+    Report,
+    RevertOptions,
+    VacuumOptions,
+    VerifyOptions,
+)
+from tarn.model.names import TenantName
+from tarn.pipeline.jobs.compact import Compact
+from tarn.pipeline.jobs.crawl import Crawl
+from tarn.pipeline.jobs.export import Exports
+from tarn.pipeline.jobs.flush import Flush, Kernels
+from tarn.pipeline.jobs.mapping import Mappings
+from tarn.pipeline.jobs.optimize import Optimize
+from tarn.pipeline.jobs.purge import Purge
+from tarn.pipeline.jobs.revert import Revert
+from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.query.active_reads import Running
+from tarn.settings import Settings
+from tarn.storage.store import Store
+from tarn.telemetry import Watch
+
+Options = TypeVar("Options", bound=BaseModel)
+
+
+class Maintenance:
+    """Runs maintenance jobs, in a name of its own for each thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: Store,
+        kernels: Callable[[], Kernels],
+        reached: Reached,
+        answering: Callable[[], AbstractContextManager[None]],
+        running: Running,
+        watch: Watch,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._kernels = kernels
+        self._reached = reached
+        self._answering = answering
+        self._running = running
+        self._watch = watch
+        self._local = local()
+
+    def _jobs(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
+        """How this thread does each job."""
+        if not hasattr(self._local, "jobs"):
+            self._local.jobs = self._made()
+        jobs: dict[Operation, Callable[[Job, Dataset, Report], BaseModel]] = self._local.jobs
+        return jobs
+
+    def _made(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
+        settings, database, store = self._settings, self._database, self._store
+        kernels, reached, watch = self._kernels, self._reached, self._watch
+        publisher = Publisher(database, store, settings, new_id(), reached, watch)
+        rewriting = Rewriting(database, store, publisher, kernels, reached)
+        vacuum = Vacuum(database, store, settings, publisher, reached)
+        flush = Flush(database, store, publisher, kernels, reached, watch)
+        exports = Exports(settings, database, store, flush, kernels, self._running, reached)
+        crawl = Crawl(settings, database, store, kernels, reached)
+        mappings = Mappings(settings, database, store, kernels, reached)
+        return {
+            Operation.COMPACT: _typed(CompactOptions, Compact(rewriting).run),
+            Operation.OPTIMIZE: _typed(OptimizeOptions, Optimize(rewriting).run),
+            Operation.VACUUM: _typed(VacuumOptions, vacuum.run),
+            Operation.VERIFY: _typed(VerifyOptions, partial(verify, database, store, settings, new_id())),
+            Operation.PURGE: _typed(PurgeOptions, Purge(database, rewriting, flush, vacuum).run),
+            Operation.REVERT: _typed(RevertOptions, Revert(database, rewriting, flush).run),
+            Operation.EXPORT: _typed(ExportOptions, exports.export),
+            Operation.MAKE: _typed(MakeOptions, exports.make),
+            Operation.CRAWL: lambda job, dataset, report: crawl.run(
+                dataset, _read(CrawlOptions, job), report, TenantName(job.tenant), job.id
+            ),
+            Operation.MAPPING: lambda job, dataset, report: mappings.run(
+                job, dataset, _read(MappingOptions, job), report
+            ),
+        }
+
+    @property
+    def operations(self) -> set[Operation]:
+        return set(self._jobs())
+
+    def run(self, job: Job, report: Report) -> dict[str, Any]:
+        """Do a job; what is told of it. Raises what `report` raises, DatasetNotFound, and whatever keeps it from it."""
+        assert job.dataset is not None
+        assert job.dataset_id is not None
+        with self._answering():
+            done = self._jobs()[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
+        return done.model_dump(mode="json")
+
+
+def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[..., BaseModel]:
+    return lambda job, dataset, report: run(dataset, _read(options, job), report)
+
+
+def _read(options: type[Options], job: Job) -> Options:
+    """A job's options. Raises Unavailable for some that an API of a newer version has let through: its workers know."""
+    try:
+        return options.model_validate(job.arguments)
+    except ValidationError as error:
+        first = ".".join(map(str, error.errors(include_url=False, include_input=False)[0]["loc"]))
+        raise Unavailable(f"this worker does not know what {first!r} of the job means", retry_after=5) from None

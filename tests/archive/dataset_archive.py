@@ -1,0 +1,86 @@
+"""A dataset's archive in this process: files are put, looked for and deleted, and every trace of them is counted."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+from tarn.access.audit import Act
+from tarn.archive import file_index as records
+from tarn.archive.files import Archive, Reached
+from tarn.datasets import registry as datasets
+from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
+from tarn.db.tables import file_puts, tags, tenants
+from tarn.model.dataset import NewDataset
+from tarn.model.file import ArchiveFile, NewFile
+from tarn.model.names import LAKEHOUSE
+from tarn.model.tenant import ADMIN
+from tarn.settings import Settings
+from tarn.storage.store import Store
+
+ACT = Act(None, "put_file", "test", "r")
+
+
+@dataclass
+class Desk:
+    """One dataset, and its archive."""
+
+    settings: Settings
+    database: Database
+    store: Store
+    dataset: Dataset
+
+    @classmethod
+    def make(cls, settings: Settings, database: Database, store: Store, name: str = "test") -> "Desk":
+        config, _ = datasets.create(database, store, NewDataset.model_validate({"name": name}), ACT)
+        return cls(settings, database, store, Dataset(config.id, config.name))
+
+    def archive(self, reached: Reached = lambda _: None, store: Store | None = None, **changes: Any) -> Archive:
+        settings = self.settings.model_copy(update=changes)
+        return Archive(self.database, store or self.store, settings, reached)
+
+    def put(self, path: str, content: bytes | Iterable[bytes] = b"content", **said: Any) -> ArchiveFile:
+        chunks = [content] if isinstance(content, bytes) else content
+        return self.archive().put(self.dataset, ADMIN, new_file(path, **said), chunks)
+
+    def delete(self, file: ArchiveFile) -> None:
+        self.archive().delete(self.dataset, file.checksum, file.id, lambda _: None)
+
+    # Looking
+
+    def files(self, **asked: Any) -> list[ArchiveFile]:
+        with self.database.read() as connection:
+            return records.page(connection, self.dataset, 1000, **asked)
+
+    def content(self, file: ArchiveFile) -> bytes:
+        return b"".join(self.archive().open(self.dataset, file.checksum))
+
+    def stored(self) -> list[str]:
+        """What lies in the archive, by the last two parts of its path, and in `uploads`."""
+        found = [entry.path for entry in self.store.list(self.dataset.layout.archive)]
+        found += [entry.path for entry in self.store.list(self.dataset.layout.uploads)]
+        return sorted("/".join(path.split("/")[-2:]) for path in found)
+
+    def announced(self) -> int:
+        with self.database.read() as connection:
+            return connection.execute(select(func.count()).select_from(file_puts)).scalar_one()
+
+    def used(self) -> int:
+        with self.database.read() as connection:
+            return connection.execute(select(tenants.c.used_bytes).where(tenants.c.name == ADMIN)).scalar_one()
+
+    def tag(self) -> Any:
+        with self.database.read() as connection:
+            own = tags.c.tenant == LAKEHOUSE, tags.c.key == records.LAST_UPDATED
+            return connection.execute(select(tags.c.at).where(*own)).scalar()
+
+
+def new_file(path: str, **said: Any) -> NewFile:
+    return NewFile.model_validate({"path": path, **said})
+
+
+def traces(*files: ArchiveFile) -> list[str]:
+    """What lies in the archive of these files, and nothing else, when nobody is at work."""
+    blobs = {f"{file.checksum}/data" for file in files}
+    return sorted(blobs | {f"{file.checksum}/{file.id}.json" for file in files})

@@ -1,0 +1,509 @@
+"""Verify: nothing in a healthy lake, and every one of a set of hand-made corruptions."""
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tarn.datasets import registry as datasets
+from tarn.db import migrate
+from tarn.db.engine import Database
+from tarn.errors import Locked
+from tarn.integrity.findings import Findings
+from tarn.integrity.vacuum import Vacuum
+from tarn.integrity.verify import verify
+from tarn.lake import refs
+from tarn.lake.commit import TABLES, Publisher
+from tarn.lake.leases import Leases
+from tarn.model.finding import FindingKind as Kind
+from tarn.model.job import CompactOptions, OptimizeOptions, Progress, Stopped, VacuumOptions, VerifyOptions
+from tarn.model.names import RefName
+from tarn.model.snapshot import Snapshot
+from tarn.model.tenant import ADMIN
+from tarn.pipeline.jobs.compact import Compact
+from tarn.pipeline.jobs.optimize import Optimize
+from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.settings import Settings, load_settings
+from tarn.storage.connection import Connection
+from tarn.storage.fault_injection import FaultyStore, Gate
+from tarn.storage.lake_root import open_lake
+from tarn.storage.store import Store
+
+from tests.faults.scene import QUICK, STEPS, Killed, Scene, beside, held_at, killed_at
+from tests.integrity import corruptions as make
+from tests.integrity.corruptions import OWN, Corrupt, edit_manifest, sql
+from tests.integrity.lakes import Lake, copied, give_up, pack, rich
+from tests.pipeline.kernels import DirectKernels
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolExecutor) -> Lake:
+    folder = tmp_path_factory.mktemp("template")
+    settings = load_settings(database_url=f"sqlite:///{folder}/tarn.db", lake_uri=str(folder / "lake"))
+    database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
+    migrate.upgrade(database)
+    open_lake(store)
+    made = rich(settings, database, store, DirectKernels(settings, kernel_process))
+    database.close()
+    return made
+
+
+@pytest.fixture
+def lake(template: Lake, tmp_path: Path) -> Iterator[Lake]:
+    """A lake of the test's own, with a rich history."""
+    with copied(template, tmp_path) as lake:
+        yield lake
+
+
+def test_healthy_lake_has_no_findings(settings: Settings, database: Database, store: Store, kernels: DirectKernels):
+    lake = rich(settings, database, store, kernels)
+
+    result = lake.verify()
+
+    assert result.findings == []
+    assert (result.found, result.harmless, result.repaired) == (0, 0, 0)
+    assert result.snapshots == lake.head().seq - 2
+    assert result.files > 0
+
+
+def test_dataset_without_rows_or_snapshots_has_no_findings(lake: Lake, kernel_process: ProcessPoolExecutor):
+    kernels = DirectKernels(lake.settings, kernel_process)
+    scene = Scene.make(lake.settings, lake.database, lake.store, kernels, seed=1, name="empty")
+    empty = replace(lake, dataset=scene.dataset)
+    assert empty.verify().findings == []
+    scene.write(scene.fresh("bad"))
+    empty.sql("UPDATE journal SET schema = 'Nobody' WHERE entity_id = 'bad'")
+
+    (snapshot,) = scene.flush()
+
+    assert (snapshot.rows.set_aside, snapshot.rows.live, snapshot.statements.files) == (1, 0, ())
+    assert empty.verify().findings == []
+
+
+# Entities that do not assemble
+
+
+def named(scene: Scene, entity: str, schema: str, origin: str) -> dict[str, Any]:
+    return scene.fresh(entity) | {"schema": schema, "origin": origin, "canonical_id": None}
+
+
+def test_entities_that_do_not_assemble_are_one_harmless_finding_that_no_repair_removes(
+    lake: Lake, kernel_process: ProcessPoolExecutor
+):
+    kernels = DirectKernels(lake.settings, kernel_process)
+    scene = Scene.make(lake.settings, lake.database, lake.store, kernels, seed=1, name="disagreeing")
+    disagreeing = replace(lake, dataset=scene.dataset)
+    names = [f"e{number:02}" for number in range(12)]
+    scene.write(named(scene, "fits", "Person", "one"), named(scene, "fits", "LegalEntity", "two"))
+    for schema, origin in (("Vessel", "one"), ("LegalEntity", "two")):
+        scene.write(*(named(scene, name, schema, origin) for name in names))
+    (snapshot,) = scene.flush()
+
+    for repair in (False, True):
+        result = disagreeing.verify_all(repair)
+
+        (finding,) = result.findings
+        assert (finding.kind, finding.harmless, finding.repaired) == (Kind.ENTITIES_INVALID, True, False)
+        assert (finding.count, finding.ids) == (12, names[:10])
+        assert "12 entities" in finding.detail
+        assert finding.path == scene.dataset.layout.snapshot(snapshot.seq)
+        assert (result.found, result.harmless, result.repaired) == (1, 1, 0)
+
+
+def test_entity_that_assembles_again_is_no_finding(lake: Lake, kernel_process: ProcessPoolExecutor):
+    kernels = DirectKernels(lake.settings, kernel_process)
+    scene = Scene.make(lake.settings, lake.database, lake.store, kernels, seed=1, name="agreeing")
+    agreeing = replace(lake, dataset=scene.dataset)
+    wrong = named(scene, "boat", "Vessel", "two")
+    scene.write(named(scene, "boat", "Person", "one"), wrong)
+    scene.flush()
+    assert [finding.kind for finding in agreeing.verify_all().findings] == [Kind.ENTITIES_INVALID]
+
+    scene.write(wrong | {"kind": 2})
+    scene.flush()
+
+    assert agreeing.verify_all().findings == []
+
+
+# While others are at work
+
+
+@pytest.fixture
+def scene(lake: Lake, kernel_process: ProcessPoolExecutor) -> Scene:
+    """Those who write to the lake, and flush it."""
+    settings = lake.settings.model_copy(update=QUICK)
+    kernels = DirectKernels(lake.settings, kernel_process)
+    return Scene(settings, lake.database, lake.store, kernels, lake.dataset, Random(1))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_flush_that_is_under_way_is_no_finding(lake: Lake, scene: Scene, step: str):
+    gate = Gate()
+    with beside(scene.worker("held", held_at(step, gate))) as flushed, ExitStack() as held:
+        held.callback(gate.release)
+        gate.wait_arrived()
+
+        assert lake.verify().findings == []
+
+    assert flushed().error is None
+    assert lake.verify().findings == []
+
+
+@pytest.mark.parametrize(
+    ("step", "kinds"),
+    [
+        ("built", set()),
+        ("leveled", set()),
+        ("statements committed", {Kind.DELTA_AHEAD}),
+        ("manifest put", {Kind.DELTA_AHEAD, Kind.SNAPSHOT_UNRECORDED}),
+        ("recorded", set()),
+    ],
+)
+def test_flush_that_died_leaves_what_is_harmless_and_gone_after_the_next(
+    lake: Lake, scene: Scene, step: str, kinds: set[Kind]
+):
+    with pytest.raises(Killed):
+        scene.worker("dying", killed_at(step))()
+    scene.expire_leases()
+
+    result = lake.verify()
+
+    assert {finding.kind for finding in result.findings} == kinds
+    assert result.found == result.harmless
+    scene.write(scene.fresh("the next"))
+    scene.flush()
+    assert lake.verify().findings == []
+
+
+@pytest.mark.parametrize(
+    ("method", "glob"),
+    [
+        ("get", "*/snapshots/000000000003.json"),
+        ("get", "*/snapshots/000000000008.json"),
+        ("list", "*/entities/statements"),
+        ("stream", "*/entities/translog/*"),
+        ("get_range", "*/entities/translog/*"),
+        ("head", "*/_delta_log/*"),
+    ],
+)
+def test_vacuum_that_takes_everything_meanwhile_is_no_finding(lake: Lake, scene: Scene, method: str, glob: str):
+    slow = FaultyStore(lake.store)
+    gate = slow.block(method, glob)
+    with beside(replace(lake, store=slow).verify) as verified, ExitStack() as held:
+        held.callback(gate.release)
+        gate.wait_arrived()
+        take_everything(lake, scene.publisher())
+
+    assert verified().findings == []
+    assert lake.verify().findings == []
+
+
+def take_everything(lake: Lake, publisher: Publisher) -> None:
+    """Give up every snapshot but the newest, and delete what only they name."""
+    with lake.database.write() as connection:
+        refs.remove(connection, lake.dataset, RefName("july"))
+    refs.show(lake.store, lake.dataset, RefName("july"), None)
+    former = [lake.manifest(seq) for seq in range(3, 12)]
+    kept = pack(lake, publisher)
+    give_up(lake, publisher, below=kept.seq)
+    named = {lake.path(table, file) for table in TABLES for file in kept.table(table).files}
+    old = {lake.path(table, file) for one in former for table in TABLES for file in one.table(table).files}
+    assert old - named
+    lake.store.delete(old - named)
+
+
+def test_compacted_and_packed_lake_has_no_findings(lake: Lake, scene: Scene):
+    services = lake.database, lake.store, scene.publisher(), lambda: scene.kernels
+    compact, optimize = Compact(Rewriting(*services)), Optimize(Rewriting(*services))
+    assert optimize.run(lake.dataset, OptimizeOptions(), lambda _: None).snapshot is not None
+    assert lake.verify().findings == []
+    scene.flush()
+    assert compact.run(lake.dataset, CompactOptions(force=True), lambda _: None).snapshot is not None
+    assert lake.verify().findings == []
+    for number in range(3):
+        scene.write(*scene.some(), *scene.some(), scene.fresh(f"more {number}"))
+        scene.flush()
+        compact.run(lake.dataset, CompactOptions(), lambda _: None)
+
+        assert lake.verify().findings == []
+
+
+def test_vacuumed_lake_has_no_findings(lake: Lake, scene: Scene):
+    everything = VacuumOptions(retention_hours=0, override_floor=True)
+    for number in range(12):
+        scene.write(*scene.some(), scene.fresh(f"more {number}"))
+        scene.flush()
+    with lake.database.write() as connection:
+        refs.put(connection, lake.dataset, RefName("july"), "20", ADMIN)
+
+    done = Vacuum(lake.database, lake.store, lake.settings, scene.publisher()).run(
+        lake.dataset, everything, lambda _: None
+    )
+
+    assert (done.retained_from, done.expired) == (20, 17)
+    assert lake.verify().findings == []
+
+
+# Corruptions
+
+REPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
+    # Manifests
+    "manifest-of-a-stage-lost": (make.delete_manifest(5), {Kind.MANIFEST_MISSING}),
+    "manifest-with-set-aside-lost": (make.delete_manifest(6), {Kind.MANIFEST_MISSING}),
+    "manifest-of-packing-lost": (make.delete_manifest(7), {Kind.MANIFEST_MISSING}),
+    "manifest-of-the-head-lost": (make.delete_manifest(11), {Kind.MANIFEST_MISSING}),
+    "manifest-cut-off": (make.cut_manifest, {Kind.MANIFEST_INVALID}),
+    "manifest-without-metadata": (edit_manifest(8, "metadata", to=None), {Kind.MANIFEST_INVALID}),
+    "manifest-of-another-dataset": (edit_manifest(8, "dataset_id", to="another"), {Kind.MANIFEST_FOREIGN}),
+    "manifest-of-another-snapshot": (edit_manifest(8, "id", to="another"), {Kind.MANIFEST_FOREIGN}),
+    # SQL
+    "head-behind": (make.put_head_back, {Kind.HEAD_WRONG}),
+    "head-lost": (sql(f"DELETE FROM snapshot_heads {OWN}"), {Kind.HEAD_WRONG}),
+    "head-of-another-id": (sql(f"UPDATE snapshot_heads SET snapshot = 'x' {OWN}"), {Kind.HEAD_WRONG}),
+    "database-of-the-day-before": (
+        make.put_history_back,
+        {Kind.SNAPSHOT_UNRECORDED, Kind.DELTA_AHEAD, Kind.HINT_WRONG},
+    ),
+    "record-lost": (sql(f"DELETE FROM snapshots {OWN} AND seq = 6"), {Kind.RECORD_MISSING}),
+    "records-lost": (sql(f"DELETE FROM snapshots {OWN} AND seq IN (3, 6, 7)"), {Kind.RECORD_MISSING}),
+    "record-of-another-id": (sql(f"UPDATE snapshots SET id = 'x' {OWN} AND seq = 6"), {Kind.RECORD_WRONG}),
+    "record-of-another-segment": (sql(f"UPDATE snapshots SET segment = 99 {OWN} AND seq = 6"), {Kind.RECORD_WRONG}),
+    "given-up-amid-those-kept": (
+        sql(f"UPDATE snapshots SET expired = created {OWN} AND seq = 6"),
+        {Kind.EXPIRY_WRONG},
+    ),
+    "given-up-by-nobody": (sql(f"UPDATE snapshots SET expired = created {OWN} AND seq = 3"), {Kind.EXPIRY_WRONG}),
+    # The journal
+    "journal-miscounted": (sql(f"UPDATE journal_head SET rows = rows + 1 {OWN}"), {Kind.JOURNAL_MISCOUNTED}),
+    "nobody-waits": (sql(f"UPDATE journal_head SET oldest = NULL {OWN}"), {Kind.JOURNAL_MISCOUNTED}),
+    # Documents
+    "config-lost": (make.delete_document(make.config), {Kind.CONFIG_MISSING}),
+    "config-broken": (make.write_document(make.config, b"{"), {Kind.CONFIG_INVALID}),
+    "config-of-another-dataset": (
+        make.write_document(make.config, b"name: test\nid: another\ncreated: 2020-01-01T00:00:00Z\n"),
+        {Kind.CONFIG_FOREIGN},
+    ),
+    "head-hint-cut-off": (make.write_document(make.head_hint, b"{"), {Kind.HINT_WRONG}),
+    "head-hint-at-nothing": (make.write_document(make.head_hint, b'{"seq": 5, "id": "x"}'), {Kind.HINT_WRONG}),
+    "ref-not-shown": (make.delete_document(make.ref_mirror), {Kind.HINT_WRONG}),
+    "ref-of-another-snapshot": (
+        make.write_document(make.ref_mirror, b'{"seq": 5, "snapshot": "x"}'),
+        {Kind.HINT_WRONG},
+    ),
+}
+
+LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
+    # Data files
+    "file-deleted": (make.delete_file, {Kind.FILE_MISSING}),
+    "file-of-history-deleted": (make.delete_file_of_history, {Kind.FILE_MISSING}),
+    "file-truncated": (make.truncate_file, {Kind.FILE_SIZE}),
+    "file-with-flipped-bytes": (make.flip_bytes, {Kind.FILE_CHECKSUM}),
+    "file-with-a-broken-page": (make.break_page, {Kind.FILE_UNREADABLE}),
+    "file-with-a-broken-footer": (make.break_footer, {Kind.FILE_UNREADABLE}),
+    "files-swapped": (make.swap_files, {Kind.FILE_SIZE}),
+    "file-with-fewer-rows": (make.remove_rows_in_silence, {Kind.FILE_ROWS}),
+    "file-without-a-column": (make.drop_column, {Kind.FILE_SCHEMA}),
+    "rows-unsorted": (make.reverse_rows, {Kind.ROWS_UNSORTED}),
+    "bounds-too-narrow": (make.narrow_bounds, {Kind.BOUNDS_WRONG}),
+    "statement-lost": (make.lose_statement, {Kind.LIVE_WRONG, Kind.MARK_DANGLING}),
+    "statement-twice": (make.say_twice, {Kind.LIVE_WRONG}),
+    "mark-of-nothing": (make.mark_nothing, {Kind.MARK_DANGLING}),
+    # Manifests
+    "manifest-of-a-vacuum-lost": (make.delete_manifest(9), {Kind.MANIFEST_MISSING}),
+    "manifest-of-the-oldest-lost": (make.delete_manifest(3), {Kind.MANIFEST_MISSING}),
+    "parent-wrong": (edit_manifest(8, "parent", to="another"), {Kind.PARENT_WRONG}),
+    "live-miscounted": (edit_manifest(8, "rows", "live", to=1000), {Kind.COUNTS_WRONG}),
+    "live-of-the-head-miscounted": (
+        edit_manifest(11, "rows", "live", to=1000),
+        {Kind.COUNTS_WRONG, Kind.LIVE_WRONG},
+    ),
+    "events-miscounted": (edit_manifest(8, "rows", "seen", to=1000), {Kind.COUNTS_WRONG}),
+    "set-aside-forgotten": (edit_manifest(6, "set_aside", to=[]), {Kind.COUNTS_WRONG}),
+    "file-not-listed": (make.forget_file(8), {Kind.FILE_LIST_WRONG}),
+    "file-of-the-head-not-listed": (
+        make.forget_file(11),
+        {Kind.FILE_LIST_WRONG, Kind.DELTA_DIFFERS, Kind.LIVE_WRONG, Kind.MARK_DANGLING},
+    ),
+    "size-misstated": (make.misstate_size, {Kind.FILE_SIZE, Kind.DELTA_DIFFERS}),
+    "size-misstated-in-history": (make.misstate_size_in_history, {Kind.FILE_LIST_WRONG}),
+    "content-wrong": (edit_manifest(7, "content", to=7), {Kind.ORDER_WRONG, Kind.RECORD_WRONG}),
+    "created-before-its-parent": (
+        edit_manifest(8, "created", to="2020-01-01T00:00:00Z"),
+        {Kind.ORDER_WRONG, Kind.RECORD_WRONG},
+    ),
+    "tail-going-back": (edit_manifest(10, "retained_from", to=1), {Kind.ORDER_WRONG}),
+    "stray-manifest": (make.put_stray, {Kind.MANIFEST_STRAY}),
+    "next-number-taken": (make.block_the_next, {Kind.MANIFEST_FOREIGN}),
+    # SQL
+    "ref-to-nowhere": (sql(f"UPDATE refs SET snapshot = 'x' {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
+    "ref-to-what-was-given-up": (sql(f"UPDATE refs SET seq = 1 {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
+    # Delta logs
+    "log-entry-deleted": (make.delete_log_entry, {Kind.DELTA_UNREADABLE}),
+    "commit-at-a-pinned-version": (make.commit_at_pinned_version, {Kind.DELTA_DIFFERS}),
+    "commit-after-the-head": (make.commit_after_the_head, {Kind.DELTA_AHEAD}),
+    # The journal
+    "batch-in-a-segment-that-is-done": (
+        sql(f"UPDATE journal_batches SET segment = 1 {OWN} AND state = 'committed' AND NOT is_stage"),
+        {Kind.SEGMENT_PASSED},
+    ),
+    "batch-in-a-segment-to-come": (
+        sql(f"UPDATE journal_batches SET segment = 99 {OWN} AND state = 'committed' AND NOT is_stage"),
+        {Kind.SEGMENT_WRONG},
+    ),
+    "segment-open-that-is-done": (sql(f"UPDATE journal_head SET segment = 1 {OWN}"), {Kind.SEGMENT_WRONG}),
+    "journal-rows-lost": (
+        sql(
+            "DELETE FROM journal WHERE position = 0 AND batch IN "
+            f"(SELECT id FROM journal_batches {OWN} AND state = 'committed')"
+        ),
+        {Kind.JOURNAL_ROWS},
+    ),
+    "journal-pack-lost": (make.lose_pack, {Kind.JOURNAL_ROWS}),
+    "journal-pack-damaged": (make.damage_pack, {Kind.JOURNAL_ROWS}),
+    "commit-number-twice": (make.repeat_commit, {Kind.COMMIT_NUMBERS}),
+    "commit-numbers-going-back": (sql(f'UPDATE journal_head SET "commit" = 1 {OWN}'), {Kind.COMMIT_NUMBERS}),
+}
+
+ALL = REPAIRABLE | LASTING
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_corruption_is_found_as_what_it_is(lake: Lake, name: str):
+    corrupt, kinds = ALL[name]
+
+    corrupt(lake)
+
+    assert lake.kinds() == kinds
+
+
+@pytest.mark.parametrize("name", REPAIRABLE)
+def test_what_can_be_repaired_is_and_reads_as_before(lake: Lake, name: str):
+    corrupt, _ = REPAIRABLE[name]
+    live = lake.live()
+    corrupt(lake)
+
+    result = lake.verify(repair=True)
+
+    assert result.repaired == result.found > 0
+    assert all(finding.repaired for finding in result.findings)
+    assert lake.verify().findings == []
+    assert lake.live() == live
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_what_cannot_be_repaired_is_told_and_left_alone(lake: Lake, name: str):
+    corrupt, kinds = LASTING[name]
+    corrupt(lake)
+
+    lake.verify(repair=True)
+
+    assert kinds - {Kind.RECORD_WRONG, Kind.HINT_WRONG} <= lake.kinds()
+
+
+@pytest.mark.parametrize("seq", [4, 5, 6, 7, 8, 10, 11])
+def test_rebuilt_manifest_says_what_the_lost_one_said_and_names_what_nobody_knows(lake: Lake, seq: int):
+    lost = lake.manifest(seq)
+    make.delete_manifest(seq)(lake)
+
+    lake.verify(repair=True)
+
+    made = lake.manifest(seq)
+    assert made.rebuilt is not None
+    assert made.rebuilt[:3] == ("author", "message", "metadata")
+    assert (made.message, made.metadata, made.batches, made.set_aside) == (None, {}, (), ())
+    # Of the newest files no other manifest has the checksums, and Delta's log does not have them.
+    assert known(made, checksums=seq < 11) == known(lost, checksums=seq < 11)
+    assert ("files.checksum" in made.rebuilt) == (seq == 11)
+
+
+def known(snapshot: Snapshot, checksums: bool) -> dict[str, Any]:
+    """What a manifest says of what can be known from elsewhere."""
+    lost = {"rebuilt", "author", "message", "metadata", "batches", "set_aside"}
+    said = snapshot.model_dump(exclude=lost)
+    said["rows"] = {name: said["rows"][name] for name in ("live", "added", "ended")}
+    for table in () if checksums else TABLES:
+        for file in said[table]["files"]:
+            file.pop("checksum")
+    return said
+
+
+def test_broken_manifest_that_is_made_again_is_kept_aside(lake: Lake):
+    make.cut_manifest(lake)
+    broken = lake.at(lake.dataset.layout.snapshot(8)).read_bytes()
+
+    lake.verify(repair=True)
+
+    (kept,) = lake.at(lake.dataset.layout.versions.folder).rglob("000000000008.json")
+    assert kept.read_bytes() == broken
+
+
+def test_config_that_is_lost_comes_back_as_it_was_before_its_last_change(lake: Lake):
+    lake.at(lake.dataset.layout.config).unlink()
+
+    lake.verify(repair=True)
+
+    config, _ = datasets.read(lake.store, lake.dataset)
+    assert (config.title, config.checksum) == ("First", "sha256")
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_sql_is_repaired_on_postgresql_too(
+    settings: Settings, database: Database, store: Store, kernels: DirectKernels
+):
+    lake = rich(settings, database, store, kernels)
+    for name in ON_POSTGRESQL:
+        corrupt, kinds = REPAIRABLE[name]
+        corrupt(lake)
+        assert lake.kinds() == kinds, name
+
+        lake.verify(repair=True)
+
+        assert lake.verify().findings == [], name
+
+
+ON_POSTGRESQL = (
+    "head-behind",
+    "head-lost",
+    "database-of-the-day-before",
+    "records-lost",
+    "record-of-another-id",
+    "given-up-amid-those-kept",
+    "given-up-by-nobody",
+    "journal-miscounted",
+    "nobody-waits",
+)
+
+
+def test_repair_waits_for_whoever_works_on_the_dataset(lake: Lake):
+    make.delete_manifest(5)(lake)
+    lease = Leases(lake.database, lake.store, "another", 60).take(lake.dataset)
+
+    with pytest.raises(Locked):
+        lake.verify(repair=True)
+
+    Leases(lake.database, lake.store, "another", 60).release(lease)
+    assert lake.verify(repair=True).repaired == 1
+
+
+def test_verify_ends_when_its_job_is_no_longer_its_own(lake: Lake):
+    told = iter([None, None])
+
+    def report(_: Progress | None) -> None:
+        if next(told, Stopped) is Stopped:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        verify(lake.database, lake.store, lake.settings, "verifier", lake.dataset, VerifyOptions(), report)
+
+
+def test_findings_are_all_counted_and_the_first_thousand_told():
+    found = Findings()
+
+    for number in range(1500):
+        found.add(Kind.HINT_WRONG if number % 3 == 0 else Kind.FILE_MISSING, f"number {number}")
+
+    assert (len(found.first), found.found, found.harmless) == (1000, 1500, 500)

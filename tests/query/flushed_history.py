@@ -1,0 +1,108 @@
+"""A dataset with a history: written and flushed step by step, with what each of its snapshots should show."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from tarn.access.audit import Act
+from tarn.datasets.registry import Dataset
+from tarn.journal.batches import Batch
+from tarn.lake import snapshots
+from tarn.lake.commit import Publisher
+from tarn.model.job import CompactOptions, CompactResult, OptimizeOptions, OptimizeResult, Progress
+from tarn.model.snapshot import Snapshot
+from tarn.model.tenant import ADMIN
+from tarn.pipeline.jobs.compact import Compact as Compaction
+from tarn.pipeline.jobs.flush import Flush as Flushing
+from tarn.pipeline.jobs.flush import Kernels
+from tarn.pipeline.jobs.optimize import Optimize
+from tarn.pipeline.jobs.rewrite import Rewriting
+
+from tests.in_process_api import House
+from tests.lake.manifests import dataset_of
+from tests.pipeline.history import Expected
+from tests.pipeline.test_fold import as_events
+from tests.query.model import Compact, Event, Flush, Model, Move, Pack, Step, moved, under
+
+FORCED = CompactOptions(force=True)
+
+_numbers = count()
+
+
+@dataclass
+class Story:
+    """What happens to one dataset."""
+
+    house: House
+    kernels: Kernels
+    dataset: Dataset
+    expected: Expected = field(default_factory=Expected)
+    past: list[tuple[Snapshot, Model]] = field(default_factory=list)
+    """Every snapshot, and what it should show."""
+
+    @classmethod
+    def begin(cls, house: House, kernels: Kernels) -> "Story":
+        name = f"test{next(_numbers)}"
+        house.dataset(name)
+        return cls(house, kernels, dataset_of(house.services.database, name))
+
+    @property
+    def model(self) -> Model:
+        """What is to be seen now."""
+        return Model.of(self.dataset.name, self.expected)
+
+    @property
+    def head(self) -> Model:
+        """What is to be seen without what is unflushed."""
+        return self.past[-1][1] if self.past else Model()
+
+    def play(self, steps: list[Step]) -> Iterator[Step]:
+        """Let steps happen, and stop after each."""
+        for step in steps:
+            match step:
+                case Flush():
+                    self.flush()
+                case Compact():
+                    self.rewrite(lambda rewriting: Compaction(rewriting).run(self.dataset, FORCED, _ignored))
+                case Pack():
+                    self.rewrite(lambda rewriting: Optimize(rewriting).run(self.dataset, OptimizeOptions(), _ignored))
+                case Move(entity, canonical, moment):
+                    own = [row for row in self.model.rows if row.entity_id == entity]
+                    self.commit(*moved(own, canonical, moment))
+                case _:
+                    self.commit(*step)
+            yield step
+
+    def commit(self, *events: Event) -> None:
+        """Write a batch."""
+        batch = self.expect(events)
+        act = Act(None, "add_statements", self.dataset.name, "r")
+        self.house.services.writer.submit(Batch(self.dataset, ADMIN, act), as_events(batch)).result(30)
+
+    def expect(self, events: Iterable[Event]) -> list[Event]:
+        """Let a batch happen in the model; the events with the ids that they have in this dataset."""
+        batch = [under(self.dataset.name, event) for event in events]
+        self.expected.commit(batch)
+        return batch
+
+    def flush(self) -> list[Snapshot]:
+        """Move what was written into a snapshot, if there is anything."""
+        services = self.house.services
+        publisher = Publisher(services.database, services.store, services.settings, "tester")
+        flushing = Flushing(services.database, services.store, publisher, lambda: self.kernels)
+        done = flushing.run([self.dataset], lambda: None)[self.dataset.id]
+        assert done.error is None, done.error
+        self.past += [(snapshot, self.model) for snapshot in done.snapshots]
+        return done.snapshots
+
+    def rewrite(self, act: Callable[[Rewriting], CompactResult | OptimizeResult]) -> None:
+        """Put the head's rows into other files; what the snapshot shows is what the head did."""
+        services = self.house.services
+        publisher = Publisher(services.database, services.store, services.settings, "tester")
+        made = act(Rewriting(services.database, services.store, publisher, lambda: self.kernels)).snapshot
+        if made is not None:
+            self.past.append((snapshots.read(services.store, self.dataset, made.seq), self.head))
+
+
+def _ignored(_: Progress | None) -> None:
+    """Nobody asks how far it is."""

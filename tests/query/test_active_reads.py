@@ -1,0 +1,118 @@
+"""Reads under way, and the reports on them."""
+
+from collections.abc import Callable
+
+import pytest
+from tarn.datasets.registry import Dataset
+from tarn.db import reader_heartbeats as readers
+from tarn.db.engine import Database
+from tarn.db.reader_heartbeats import Report
+from tarn.errors import SnapshotNotFound
+from tarn.lake.active_readers import UNKNOWN, oldest_running, oldest_told
+from tarn.model.snapshot import Snapshot
+from tarn.query.active_reads import Reporter, Running
+from tarn.query.reader import Reader, State
+from tarn.settings import Settings
+
+from tests.in_process_api import House
+
+Flushing = Callable[[], list[Snapshot]]
+
+TEST = Dataset("d", "test")  # type: ignore[arg-type]  # nobody looks for its folder
+
+
+def told(database: Database) -> list[Report]:
+    with database.read() as connection:
+        return list(readers.told(connection).values())
+
+
+def tell(database: Database, reader: str, beat: int, **oldest: int) -> None:
+    with database.write() as connection:
+        readers.tell(connection, reader, Report(beat, oldest))
+
+
+def test_read_is_unknown_until_it_is_resolved_and_then_the_oldest_counts():
+    running = Running()
+    first, second, other = running.begin("a"), running.begin("a"), running.begin("b")
+    begun = running.oldest()
+    first.seq, second.seq = 7, 5
+
+    resolved = running.oldest()
+    running.end(second)
+    running.end(other)
+
+    assert begun == {"a": UNKNOWN, "b": UNKNOWN}
+    assert resolved == {"a": 5, "b": UNKNOWN}
+    assert running.oldest() == {"a": 7}
+
+
+def test_reader_notes_what_it_reads_until_the_read_ends(house: House, dataset: Dataset, flush: Flushing):
+    for name in ("a", "b"):
+        house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
+        flush()
+    reader: Reader = house.services.reader
+
+    with reader.reading() as reading:
+        before = reader.running.oldest()
+        reading.view(dataset, State())
+        head = reader.running.oldest()
+        reading.view(dataset, State(at="1"))
+        both = reader.running.oldest()
+    after = reader.running.oldest()
+    with pytest.raises(SnapshotNotFound), reader.reading() as reading:
+        reading.view(dataset, State(at="9"))
+
+    assert (before, head, both, after) == ({}, {dataset.id: 2}, {dataset.id: 1}, {})
+    assert reader.running.oldest() == {}
+
+
+def test_process_reports_before_it_serves_and_is_gone_when_it_stops(
+    house: House, database: Database, settings: Settings
+):
+    assert [report.oldest for report in told(database)] == [{}]
+    running = Running()
+    with Reporter(database, running, 1000) as reporter:
+        running.begin("d").seq = 3
+        reporter.report()
+        assert Report(2, {"d": 3}) in told(database)
+        assert oldest_told(database, TEST) == 3
+    left = told(database)
+    running.end(next(iter(running._holds)))
+    with Reporter(database, running, 1000):
+        pass
+
+    assert Report(2, {"d": 3}) in left, "threads may still read"
+    assert len(told(database)) == len(left)
+
+
+@pytest.mark.parametrize(
+    ("beats", "waits"),
+    [
+        ([3], True),  # what it says may have been collected before the question
+        ([3, 4], False),
+        ([4], False),
+    ],
+)
+def test_one_report_after_the_question_is_not_enough_and_two_are(
+    database: Database, settings: Settings, beats: list[int], waits: bool
+):
+    tell(database, "one", 2, d=8)
+    coming = iter(beats)
+
+    def meanwhile(_: object) -> None:
+        if (beat := next(coming, None)) is not None:
+            tell(database, "one", beat, d=5)
+
+    quick = settings.model_copy(update={"reader_heartbeat": 0.004, "reader_silent_after": 0.05 if waits else 30})
+
+    found = oldest_running(database, quick, TEST, meanwhile)
+
+    assert found == (None if waits else 5)
+    assert len(told(database)) == (0 if waits else 1), "who is silent for too long is forgotten"
+
+
+def test_without_processes_nobody_is_waited_for(database: Database, settings: Settings):
+    def never(_: object) -> None:
+        raise AssertionError
+
+    assert oldest_running(database, settings, TEST, never) is None

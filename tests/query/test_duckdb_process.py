@@ -1,0 +1,245 @@
+"""DuckDB in a process of its own: the same answers and errors, one that stands back, and another if it dies."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import duckdb
+import psutil
+import pyarrow as pa
+import pytest
+from tarn.errors import Unavailable
+from tarn.query.duckdb_process import HANDED_BYTES, Handed, hand_over
+from tarn.query.engine import Engine, EngineApart
+from tarn.query.low_priority import LOWER
+from tarn.settings import Settings
+from tarn.storage.connection import Connection
+
+from tests.waiting import wait_until as until
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says where a process may run")
+MANY = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is one processor, and no part of it")
+
+ENDLESS = "SELECT count(*) FROM range(10_000_000_000) AS t(i) WHERE hash(i) % 7 = 8"
+
+
+@pytest.fixture
+def settings(default_settings: Settings, tmp_path: Path) -> Settings:
+    return default_settings.model_copy(update={"lake_uri": str(tmp_path / "lake")})
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[EngineApart]:
+    engine = EngineApart(settings, Connection.from_settings(settings))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def near(settings: Settings) -> Iterator[Engine]:
+    engine = Engine(settings, Connection.from_settings(settings))
+    yield engine
+    engine.close()
+
+
+def threads(pid: int | None) -> list[int]:
+    return [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("query", "parameters"),
+    [
+        ("SELECT 1, 'a', 1.5, NULL, true, 'bytes'::BLOB", None),
+        ("SELECT ?, ?, ?", ["ä\x00b", None, [1, 2]]),
+        ("SELECT $name", {"name": "by name"}),
+        ("SELECT make_timestamp(0), DATE '2020-01-01', 12.50::DECIMAL(4, 2), {'a': [1]}", None),
+        ("SELECT i FROM range(5000) AS t(i)", None),
+        ("SELECT 1 WHERE false", None),
+    ],
+)
+def test_rows_are_those_that_duckdb_gives_in_this_process(engine: EngineApart, near: Engine, query, parameters):
+    with engine.session() as apart, near.session() as here:
+        assert apart.execute(query, parameters).fetchall() == here.execute(query, parameters).fetchall()
+        assert apart.execute(query, parameters).fetchone() == here.execute(query, parameters).fetchone()
+        names = [column[0] for column in here.execute(query, parameters).description]
+        assert [column[0] for column in apart.execute(query, parameters).description] == names
+
+
+@pytest.mark.parametrize(
+    "query", ["SELEC 1", "SELECT * FROM nowhere", "SELECT error('no')", "FROM read_parquet('none')"]
+)
+def test_errors_are_duckdbs_own(engine: EngineApart, near: Engine, query: str):
+    with engine.session() as apart, near.session() as here:
+        with pytest.raises(duckdb.Error) as usual:
+            here.execute(query)
+        with pytest.raises(type(usual.value)) as found:
+            apart.execute(query)
+        assert str(found.value) == str(usual.value)
+        assert apart.execute("SELECT 1").fetchall() == [(1,)]
+
+
+def test_rows_come_as_arrow_without_end_and_in_order(engine: EngineApart):
+    with engine.session() as duck:
+        rows = duck.execute("SELECT i, repeat('x', 100) AS text FROM range(100_000) AS t(i) ORDER BY i")
+        table = pa.Table.from_batches(rows.to_arrow_reader(2048))
+        assert table.column("i").to_pylist() == list(range(100_000))
+        # Given up in the middle, it is free for the next.
+        batches = duck.execute("FROM range(10_000_000)").to_arrow_reader(2048)
+        assert next(iter(batches)).num_rows == 2048
+        batches.close()
+        assert duck.execute("SELECT 1").fetchall() == [(1,)]
+        assert list(duck.execute("SELECT 1 AS i WHERE false").to_arrow_reader(2048)) == []
+
+
+def test_error_amid_rows_is_raised_amid_rows(engine: EngineApart):
+    with engine.session() as duck:
+        failing = "SELECT CASE WHEN i < 1000000 THEN i ELSE error('no more') END AS i FROM range(2000000) AS t(i)"
+        with pytest.raises((OSError, duckdb.Error), match="no more"):
+            list(duck.execute(failing).to_arrow_reader(2048))
+
+
+def test_sessions_have_tables_of_their_own(engine: EngineApart):
+    with engine.session() as one, engine.session() as other:
+        one.execute("CREATE TEMP TABLE mine AS SELECT 1 AS i")
+        with pytest.raises(duckdb.CatalogException):
+            other.execute("FROM mine")
+        assert one.execute("FROM mine").fetchall() == [(1,)]
+
+
+def test_query_is_interrupted_from_another_thread_and_the_session_goes_on(engine: EngineApart):
+    with engine.session() as duck, ThreadPoolExecutor(1) as other:
+        running = other.submit(lambda: duck.execute(ENDLESS).fetchall())
+
+        def over() -> bool:
+            duck.interrupt()
+            return running.done()
+
+        until(over)
+        with pytest.raises(duckdb.InterruptException):
+            running.result()
+
+        def answered() -> bool:
+            with suppress(duckdb.InterruptException):  # the last word may come late
+                return duck.execute("SELECT 1").fetchall() == [(1,)]
+            return False
+
+        until(answered)
+
+
+def test_whoever_waits_for_a_process_that_is_killed_is_told_and_the_next_has_another(engine: EngineApart):
+    with ThreadPoolExecutor(1) as other:
+
+        def ask() -> object:
+            with engine.session() as duck:
+                return duck.execute(ENDLESS).fetchall()
+
+        engine.warm_up()
+        killed = engine.pid
+        assert killed is not None
+        busy = psutil.Process(killed).cpu_times().user + 0.2
+        running = other.submit(ask)
+        until(lambda: psutil.Process(killed).cpu_times().user > busy)
+        os.kill(killed, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            running.result()
+    with engine.session() as duck:
+        assert duck.execute("SELECT 1").fetchall() == [(1,)]
+    assert engine.pid != killed
+
+
+def test_rows_that_are_let_go_of_after_their_session_harm_nobody(engine: EngineApart):
+    with engine.session() as duck:
+        late = duck.execute("FROM range(10_000_000)").to_arrow_reader(2048)
+        assert next(iter(late)).num_rows == 2048
+    pid = engine.pid
+    late.close()
+    with pytest.raises(duckdb.ConnectionException):
+        duck.execute("SELECT 1")
+    with engine.session() as duck:
+        assert duck.execute("SELECT 1").fetchall() == [(1,)]
+    assert engine.pid == pid
+
+
+def test_table_that_there_is_no_room_for_is_said_and_leaves_nothing(tmp_path: Path):
+    handed = Handed(tmp_path / "nowhere")
+    with pytest.raises(Unavailable), handed.file(pa.table({"i": [1]}), "one"):
+        pass
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_process_ends_with_its_engine(settings: Settings):
+    engine = EngineApart(settings, Connection.from_settings(settings))
+    engine.warm_up()
+    pid = engine.pid
+    assert pid is not None
+    engine.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@LINUX
+def test_every_thread_of_it_stands_back(engine: EngineApart):
+    with engine.session() as duck:
+        duck.execute("SELECT count(DISTINCT i) FROM range(100_000) AS t(i)").fetchall()
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        found = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads(engine.pid)}
+        assert found == {usual + LOWER}
+
+
+@LINUX
+@MANY
+def test_it_keeps_to_its_part_with_as_many_threads_while_processors_are_shared(engine: EngineApart):
+    everywhere = os.sched_getaffinity(0)
+    with engine.session() as duck:
+
+        def places() -> list[set[int]]:
+            return [os.sched_getaffinity(thread) for thread in threads(engine.pid)]
+
+        def workers() -> int:
+            return duck.execute("SELECT current_setting('threads')").fetchall()[0][0]
+
+        usual = workers()
+        engine.share(True)
+        assert all(0 < len(part) <= len(everywhere) / 2 for part in places())
+        until(lambda: workers() <= len(everywhere) // 2)
+        with engine.session() as later:
+            assert later.execute("SELECT 1").fetchall() == [(1,)]
+            assert all(part < everywhere for part in places())
+        engine.share(False)
+        assert all(part == everywhere for part in places())
+        until(lambda: workers() == usual)
+
+
+@LINUX
+@MANY
+def test_process_that_begins_while_processors_are_shared_keeps_to_its_part_from_the_start(engine: EngineApart):
+    engine.share(True)
+    engine.warm_up()
+    assert all(os.sched_getaffinity(thread) < os.sched_getaffinity(0) for thread in threads(engine.pid))
+
+
+def test_table_that_is_handed_over_is_read_by_its_name(engine: EngineApart, near: Engine):
+    for version in (None, ("a", 1)):
+        for other in (engine, near):
+            with other.session() as duck:
+                hand_over(duck, "incoming", pa.table({"i": [1, 2, None], "t": ["ä", None, "c"]}), version)
+                assert duck.execute("FROM incoming").fetchall() == [(1, "ä"), (2, None), (None, "c")]
+
+
+def test_table_of_a_version_is_written_once_and_forgotten_when_there_are_too_many(tmp_path: Path):
+    handed = Handed(tmp_path)
+    large = pa.table({"i": pa.array(range(HANDED_BYTES // 8 // 2 + 1), pa.int64())})
+    with handed.file(large, "one") as first, handed.file(large, "one") as again:
+        assert first.samefile(again)
+    with handed.file(large, "two"):
+        assert len(list(tmp_path.glob("*.arrow"))) == 1
+    with handed.file(large, None) as own:
+        assert own.exists()
+    assert not own.exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    handed.forget()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,111 @@
+"""Databases and lakes saved at moments of their own, and put together somewhere else."""
+
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tarn.db import dump, migrate
+from tarn.db.engine import Database
+from tarn.db.tables import lake
+from tarn.db.upsert import upsert
+from tarn.integrity.verify import verify
+from tarn.model.finding import Finding
+from tarn.model.job import VerifyOptions
+from tarn.model.recovery import BackupManifest, Reconciled, Reconciliation
+from tarn.query.active_reads import holding
+from tarn.recovery.backup import Backup
+from tarn.recovery.reconcile import Reconcile
+from tarn.recovery.restore import Restore
+from tarn.settings import Settings
+from tarn.storage.backup_store import Vault
+from tarn.storage.connection import Connection
+from tarn.storage.lake_root import open_lake
+from tarn.storage.store import Store
+
+from tests.faults.scene import QUICK, Scene
+from tests.pipeline.kernels import DirectKernels
+
+Saved = list[list[bytes]]
+"""A database at one moment, as any tool that saves databases has it."""
+
+Reached = Callable[[str], None]
+
+
+def ignored(_: str) -> None:
+    """Nobody stops here."""
+
+
+def save_database(scene: Scene) -> Saved:
+    with scene.database.read() as connection:
+        return [[*dump.lines(connection, table)] for table in dump.dumped()]
+
+
+def save_lake(scene: Scene, folder: Path) -> Path:
+    shutil.copytree(scene.settings.lake_uri, folder)
+    return folder
+
+
+@dataclass
+class Elsewhere:
+    """Somewhere to restore to: an empty database, and no lake yet."""
+
+    settings: Settings
+    database: Database
+    pool: ProcessPoolExecutor
+
+    @property
+    def store(self) -> Store:
+        return Store(Connection.from_settings(self.settings))
+
+    def put(self, saved: Saved, lake: Path) -> None:
+        """Put a saved database and a saved lake here, each as it is."""
+        shutil.copytree(lake, self.settings.lake_uri, dirs_exist_ok=True)
+        with self.database.write() as connection:
+            revision = migrate.revision(connection)
+            assert revision is not None
+            dump.prepare(connection, revision)
+            for lines in saved:
+                dump.load(connection, lines)
+            dump.loaded(connection)
+
+    def reconcile(self, apply: bool = True, reached: Reached = ignored) -> Reconciliation:
+        return Reconcile(self.database, self.store, self.settings, reached).run(apply)
+
+    def scene(self, scene: Scene, told: Iterable[int]) -> Scene:
+        """The same dataset here, of which these commits are expected."""
+        return replace(
+            scene,
+            settings=self.settings.model_copy(update=QUICK),
+            database=self.database,
+            store=self.store,
+            kernels=DirectKernels(self.settings, self.pool),
+            told={commit: scene.told[commit] for commit in told},
+        )
+
+
+def findings(scene: Scene) -> list[Finding]:
+    options = VerifyOptions(repair=False)
+    looked = verify(scene.database, scene.store, scene.settings, "verifier", scene.dataset, options, lambda _: None)
+    return [finding for finding in looked.findings if not finding.kind.about_data]
+
+
+def back_up(scene: Scene, vault: Vault, reached: Reached = ignored) -> BackupManifest:
+    with scene.database.write() as connection:
+        # As every process does that starts.
+        connection.execute(upsert(connection, lake).values(id=open_lake(scene.store).id).on_conflict_do_nothing())
+    with holding(scene.database, scene.settings.reader_heartbeat) as pin:
+        return Backup(scene.database, scene.store, vault, open_lake(scene.store).id, pin, reached).run()
+
+
+def restore(elsewhere: Elsewhere, vault: Vault, made: BackupManifest, reached: Reached = ignored) -> Reconciliation:
+    told: list[Reconciliation] = []
+    running = Restore(elsewhere.database, elsewhere.store, vault, made.id, reached)
+    running.run(lambda: told.append(elsewhere.reconcile()))
+    return told[0]
+
+
+def only(found: Reconciliation) -> Reconciled:
+    (one,) = found.datasets
+    return one

@@ -1,0 +1,378 @@
+"""Backup and restore: what comes back is one moment's state, whatever went on meanwhile and whatever died."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from sqlalchemy import text
+from tarn import logs
+from tarn.archive.files import Archive
+from tarn.cli.application import app
+from tarn.db import dump, migrate
+from tarn.db.engine import Database
+from tarn.db.tables import webhooks
+from tarn.errors import StartRefused
+from tarn.model.file import NewFile
+from tarn.model.ids import now
+from tarn.model.names import FilePath
+from tarn.model.recovery import Losses
+from tarn.model.tenant import ADMIN
+from tarn.recovery.backup import Backup
+from tarn.settings import Settings
+from tarn.storage.backup_store import Damaged, Vault
+from tarn.storage.connection import Connection
+from tarn.storage.lake_root import open_lake
+from tarn.storage.store import Store
+from typer.testing import CliRunner
+
+from tests.faults.checks import check
+from tests.faults.scene import Killed, Scene, killed_at
+from tests.in_process_api import ONE_DATABASE
+from tests.integrity.vacuums import head_of, replace_files, vacuum
+from tests.recovery.backups import Elsewhere, back_up, findings, restore, save_database
+from tests.s3 import S3Server
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Vault:
+    return Vault(Store(Connection(str(tmp_path / "backups"))))
+
+
+def at(step: str, act: Callable[[], object]) -> Callable[[str], None]:
+    """Do something at a step, the first time it is reached."""
+    first = iter([act])
+
+    def reached(name: str) -> None:
+        if name == step:
+            next(first, lambda: None)()
+
+    return reached
+
+
+def put_file(scene: Scene, path: str, content: bytes) -> None:
+    archive = Archive(scene.database, scene.store, scene.settings)
+    new = NewFile(path=FilePath(path))
+    archive.put(scene.dataset, ADMIN, new, iter([content]))
+
+
+def test_backup_comes_back_as_it_was_in_an_empty_place(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+    scene.with_history(3)
+    put_file(scene, "a/report.pdf", b"a report")
+    put_file(scene, "a/empty.txt", b"")
+    made = back_up(scene, vault)
+    before = save_database(scene)
+    found = restore(elsewhere, vault, made)
+
+    assert (found.datasets, made.lacking) == ([], [])
+    here = elsewhere.scene(scene, scene.told)
+    tables = [table for table in dump.dumped() if table.name not in ("leases", "access_revision", "tags")]
+    same = {table.name for table in tables}
+    assert [lines for lines in save_database(here) if orjson.loads(lines[0])["table"] in same] == [
+        lines for lines in before if orjson.loads(lines[0])["table"] in same
+    ]
+    assert head_of(here) == head_of(scene)
+    assert findings(here) == []
+    check(here)
+
+
+@ONE_DATABASE
+def test_backup_of_sqlite_is_restored_to_postgresql_and_numbers_go_on(
+    scene: Scene, vault: Vault, elsewhere_postgresql: Elsewhere
+):
+    scene.with_history(1)
+
+    restore(elsewhere_postgresql, vault, back_up(scene, vault))
+
+    check(elsewhere_postgresql.scene(scene, scene.told))
+
+
+@ONE_DATABASE
+def test_backup_beside_writes_flushes_and_a_vacuum_has_one_moments_state(
+    scene: Scene, elsewhere: Elsewhere, vault: Vault
+):
+    scene.with_history(2)
+    replace_files(scene)
+    told = set(scene.told)
+
+    def go_on() -> None:
+        scene.write(scene.fresh("while it is copied"))
+        scene.flush()
+        vacuum(scene, keep_from=head_of(scene).seq)
+        put_file(scene, "later.txt", b"put while it is copied")
+
+    made = back_up(scene, vault, at("dumped", go_on))
+    found = restore(elsewhere, vault, made)
+
+    assert (found.datasets, made.lacking) == ([], [])
+    assert list(elsewhere.store.list(scene.dataset.layout.archive)) == []
+    here = elsewhere.scene(scene, told)
+    check(here)
+    assert findings(here) == []
+    check(scene)
+
+
+@ONE_DATABASE
+def test_second_backup_copies_only_what_is_new_and_old_ones_can_be_given_up(
+    scene: Scene, elsewhere: Elsewhere, vault: Vault
+):
+    scene.with_history(2)
+    first = back_up(scene, vault)
+    scene.flush()
+    told = set(scene.told)
+    second = back_up(scene, vault)
+
+    assert first.copied == first.objects
+    assert 0 < second.copied < first.objects / 2
+    backup = Backup(scene.database, scene.store, vault, second.lake, lambda _: None)
+    assert backup.keep(1) > 0
+    assert vault.finished() == [second.id]
+    assert backup.keep(1) == 0
+    restore(elsewhere, vault, second)
+    check(elsewhere.scene(scene, told))
+
+
+@ONE_DATABASE
+def test_content_that_is_deleted_while_it_is_copied_makes_the_backup_begin_again(
+    scene: Scene, elsewhere: Elsewhere, vault: Vault
+):
+    scene.with_history(1)
+    put_file(scene, "gone.txt", b"soon gone")
+
+    def delete() -> None:
+        with scene.database.write() as connection:
+            connection.execute(text("DELETE FROM files"))
+        scene.store.delete([entry.path for entry in scene.store.list(scene.dataset.layout.archive)])
+
+    made = back_up(scene, vault, at("dumped", delete))
+    found = restore(elsewhere, vault, made)
+
+    assert (made.lacking, found.datasets) == ([], [])
+    assert vault.finished() == [made.id]
+
+
+@ONE_DATABASE
+def test_what_the_lake_itself_lacks_is_noted_and_told_when_it_is_restored(
+    scene: Scene, elsewhere: Elsewhere, vault: Vault
+):
+    scene.with_history(2)
+    put_file(scene, "gone.txt", b"gone")
+    blob = next(entry.path for entry in scene.store.list(scene.dataset.layout.archive) if entry.path.endswith("/data"))
+    scene.store.delete([blob])
+
+    made = back_up(scene, vault)
+    (found,) = restore(elsewhere, vault, made).datasets
+
+    assert [one.path for one in made.lacking] == [blob]
+    assert [file.path for file in found.lost.files] == ["gone.txt"]
+    assert found.lost.model_copy(update={"files": []}) == Losses()
+    assert found.findings == []
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("step", ["dumped", "copied"])
+def test_backup_that_died_is_none_and_the_next_one_goes_on(scene: Scene, elsewhere: Elsewhere, vault: Vault, step: str):
+    scene.with_history(1)
+    with pytest.raises(Killed):
+        back_up(scene, vault, killed_at(step))
+    assert vault.finished() == []
+
+    made = back_up(scene, vault)
+
+    assert (made.copied == made.objects) == (step == "dumped")
+    restore(elsewhere, vault, made)
+    check(elsewhere.scene(scene, scene.told))
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("step", ["some copied", "copied", "loaded", "opened"])
+def test_restore_that_died_goes_on_and_until_then_nobody_starts_there(
+    scene: Scene, elsewhere: Elsewhere, vault: Vault, step: str
+):
+    scene.with_history(1)
+    made = back_up(scene, vault)
+    with pytest.raises(Killed):
+        restore(elsewhere, vault, made, killed_at(step))
+    if step != "opened":
+        with pytest.raises(StartRefused, match=r"and no lake\.json"):
+            open_lake(elsewhere.store)
+
+    restore(elsewhere, vault, made)
+
+    assert open_lake(elsewhere.store).id == made.lake
+    check(elsewhere.scene(scene, scene.told))
+
+
+@ONE_DATABASE
+def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+    scene.with_history(1)
+    made = back_up(scene, vault)
+    folder = vault.store.connection.folder
+    assert folder is not None
+    table = folder / f"backups/{made.id}/tables/journal.ndjson.zst"
+    whole = table.read_bytes()
+    held = next(held for held in vault.index(made) if held.path.endswith(".parquet"))
+
+    table.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    with pytest.raises(Damaged, match=r"tables/journal\.ndjson\.zst (is not what was written|cannot be unpacked)"):
+        restore(elsewhere, vault, made)
+    table.unlink()
+    with pytest.raises(Damaged, match=r"the backup lacks backups/.*/tables/journal\.ndjson\.zst"):
+        restore(elsewhere, vault, made)
+    table.write_bytes(whole)
+    (folder / held.object).unlink()
+    with pytest.raises(
+        Damaged, match=f"the backup lacks 1 of its {made.objects} objects.*; the first is {held.object}"
+    ):
+        restore(elsewhere, vault, made)
+    with pytest.raises(Damaged, match=f"has no backup 'yesterday'; there are {made.id}"):
+        vault.read("yesterday")
+
+    assert list(elsewhere.store.list("")) == []
+
+
+@ONE_DATABASE
+def test_places_that_hold_something_are_refused(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+    made = back_up(scene, vault)
+
+    elsewhere.store.put("mine.txt", b"mine")
+    with pytest.raises(StartRefused, match=r"is not empty: it holds mine\.txt"):
+        restore(elsewhere, vault, made)
+    elsewhere.store.delete(["mine.txt"])
+    with elsewhere.database.write() as connection:
+        connection.execute(text("INSERT INTO lake VALUES ('another')"))
+    with pytest.raises(StartRefused, match="the database is not empty: its table 'lake' has rows"):
+        restore(elsewhere, vault, made)
+    with pytest.raises(StartRefused, match="is a lake: keep backups elsewhere"):
+        Vault(scene.store)
+
+
+@ONE_DATABASE
+def test_backup_of_a_revision_that_this_version_does_not_know_is_refused(
+    scene: Scene, elsewhere: Elsewhere, vault: Vault
+):
+    made = back_up(scene, vault)
+    path = f"backups/{made.id}/backup.json"
+    vault.store.put(path, orjson.dumps(made.model_copy(update={"revision": "9999"}).model_dump(mode="json")))
+
+    with pytest.raises(StartRefused, match=r"of revision 9999, made by Tarn .*, which this version does not know"):
+        restore(elsewhere, vault, made)
+
+
+def test_older_backup_is_loaded_at_its_own_revision_and_migrated(tmp_path: Path):
+    old = Database(f"sqlite:///{tmp_path}/old.db")
+    with old.write() as connection:
+        migrate.upgrade_in(connection, "0011")
+        columns = {"table": "lake", "columns": {"id": "text"}}
+        dump.load(connection, [orjson.dumps(columns), orjson.dumps(["of then"])])
+        assert dump.occupied(connection) == "its table 'lake' has rows"
+    old.close()
+    new = Database(f"sqlite:///{tmp_path}/new.db")
+    migrate.upgrade(new)
+
+    with new.write() as connection:
+        assert dump.occupied(connection) is None
+        dump.prepare(connection, "0011")
+        assert migrate.revision(connection) == "0011"
+        dump.load(connection, [orjson.dumps(columns), orjson.dumps(["of then"])])
+        migrate.upgrade_in(connection, "head")
+
+    migrate.require_current(new)
+    with new.read() as connection:
+        assert connection.execute(text("SELECT id FROM lake")).scalar() == "of then"
+        assert connection.execute(webhooks.select()).all() == []
+    new.close()
+
+
+@ONE_DATABASE
+def test_json_null_and_no_value_and_bytes_come_back_as_they_were(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+    scene.write(scene.fresh("poison"))
+    with scene.database.write() as connection:
+        connection.execute(text("UPDATE journal SET value = CAST(x'ff00' AS BLOB) WHERE entity_id = 'poison'"))
+        for name, progress in (("a", None), ("b", "null"), ("c", '{"done": 1}')):
+            values = {"name": name, "progress": progress, "at": f"{now():%Y-%m-%d %H:%M:%S.%f}"}
+            connection.execute(
+                text(
+                    "INSERT INTO jobs (id, operation, arguments, tenant, request, state, created, attempts, progress) "
+                    "VALUES (:name, 'flush', '[]', 'x', 'r', 'done', :at, 1, :progress)"
+                ),
+                values,
+            )
+
+    restore(elsewhere, vault, back_up(scene, vault))
+
+    with elsewhere.database.read() as connection:
+        found = connection.execute(text("SELECT progress FROM jobs ORDER BY id")).scalars().all()
+        assert connection.execute(text("SELECT hex(value) FROM journal")).scalar() == "FF00"
+    assert [None if one is None else orjson.loads(one) for one in found] == [None, None, {"done": 1}]
+    assert found[:2] == [None, "null"]
+
+
+def tarn(settings: Settings, *arguments: str, **more: str) -> tuple[int, str]:
+    """The command, in a process of its own: how it exits, and what it says."""
+    options = {name: value.get_secret_value() for name, value in settings.storage_options.items()}
+    given = {"TARN_DATABASE_URL": settings.database_url, "TARN_LAKE_URI": settings.lake_uri}
+    if options:
+        given["TARN_STORAGE_OPTIONS"] = orjson.dumps(options).decode()
+    done = subprocess.run(
+        [sys.executable, "-m", "tarn.cli", *arguments],
+        env=os.environ | given | more,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@ONE_DATABASE
+def test_command_backs_up_to_s3_and_restores_from_there(
+    s3: S3Server, scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    """From a disk to a bucket, and from there to another lake in it, with options of its own for backups."""
+    scene.with_history(1)
+    place = s3.settings().lake_uri
+
+    code, said = tarn(
+        scene.settings, "backup", place, "--keep", "1", TARN_BACKUP_OPTIONS=orjson.dumps(s3.options).decode()
+    )
+    assert code == 0, said
+    there = s3.settings(database_url=f"sqlite:///{tmp_path}/there.db")
+    code, said = tarn(there, "restore", place, "--json")
+
+    assert code == 0, said
+    assert orjson.loads(said[said.index("{") :])["datasets"] == []
+    elsewhere.settings, elsewhere.database = there, Database(there.database_url)
+    check(elsewhere.scene(scene, scene.told))
+    elsewhere.database.close()
+
+
+@ONE_DATABASE
+def test_command_keeps_what_it_writes_from_others_and_says_what_is_lost(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # Where this process's logs go is pytest's business.
+    monkeypatch.setattr(logs, "configure", lambda _: None)
+    monkeypatch.setenv("TARN_DATABASE_URL", scene.settings.database_url)
+    monkeypatch.setenv("TARN_LAKE_URI", scene.settings.lake_uri)
+    scene.with_history(1)
+    place = tmp_path / "backups"
+    command = CliRunner()
+
+    refused = command.invoke(app, ["backup", f"{scene.settings.lake_uri}/backups"])
+    assert (refused.exit_code, "are within each other" in refused.output) == (2, True)
+    made = command.invoke(app, ["backup", str(place)])
+    assert made.exit_code == 0, made.output
+    assert {found.stat().st_mode & 0o077 for found in place.rglob("*")} == {0}
+    listed = command.invoke(app, ["backup", str(place), "--list", "--json"])
+    assert [one["id"] for one in orjson.loads(listed.stdout)] == [path.name for path in (place / "backups").iterdir()]
+    scene.flush()
+    scene.store.delete([scene.dataset.layout.snapshot(2)])
+    told = command.invoke(app, ["reconcile"])
+
+    assert told.exit_code == 1, told.output
+    assert "test: database ahead, head 2 becomes 1\n" in told.output
+    assert "  lost: commits 2 to 3\n" in told.output
+    assert told.output.endswith("nothing was changed: run it with --apply to do this\n")

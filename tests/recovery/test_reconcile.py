@@ -1,0 +1,304 @@
+"""A database and a lake of different moments, made one: nothing twice, and what is lost is exactly what is told."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from tarn.errors import StartRefused
+from tarn.journal import segments
+from tarn.lake import refs
+from tarn.model.names import RefName
+from tarn.model.recovery import Losses, Reconciled
+from tarn.model.tenant import ADMIN
+from tarn.query.active_reads import holding
+from tarn.recovery.reconcile import require_silence
+
+from tests.faults.checks import check, check_now, history_of
+from tests.faults.scene import Killed, Scene, killed_at
+from tests.in_process_api import ONE_DATABASE
+from tests.integrity.vacuums import head_of, replace_files, vacuum
+from tests.recovery.backups import Elsewhere, findings, only, save_database, save_lake
+
+
+def flushes(scene: Scene, count: int, name: str) -> list[int]:
+    """Some snapshots, each with a statement of its own; their commits."""
+    made = []
+    for number in range(count):
+        made.append(scene.write(scene.fresh(f"{name} {number}"), *scene.some()))
+        scene.flush()
+    return made
+
+
+def lost(one: Reconciled) -> set[int]:
+    return {number for commits in one.lost.commits for number in range(commits.first, commits.last + 1)}
+
+
+def test_same_moment_needs_nothing(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
+    flushes(scene, 2, "before")
+    scene.write()
+    elsewhere.put(save_database(scene), save_lake(scene, tmp_path / "saved"))
+
+    assert elsewhere.reconcile(apply=False).datasets == []
+    assert elsewhere.reconcile().datasets == []
+
+    check(elsewhere.scene(scene, scene.told))
+
+
+def test_lake_that_is_ahead_is_recorded_and_nothing_is_flushed_twice(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    flushes(scene, 2, "before")
+    scene.write()
+    saved = save_database(scene)
+    flushes(scene, 3, "after")
+    waiting = scene.write()
+    elsewhere.put(saved, save_lake(scene, tmp_path / "saved"))
+
+    dry = only(elsewhere.reconcile(apply=False))
+    done = only(elsewhere.reconcile())
+
+    assert (dry.found, dry.recorded, dry.lost) == ("lake ahead", [3, 4, 5], Losses())
+    assert (done.found, done.recorded, done.lost, done.findings) == ("lake ahead", [3, 4, 5], Losses(), [])
+    here = elsewhere.scene(scene, scene.told.keys() - {waiting})
+    assert head_of(here).id == head_of(scene).id
+    check(here)
+    assert findings(here) == []
+
+
+def test_database_that_is_ahead_goes_back_and_tells_exactly_what_is_lost(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    flushes(scene, 2, "before")
+    lake = save_lake(scene, tmp_path / "saved")
+    gone = flushes(scene, 3, "after")
+    segments.purge_done(scene.database)
+    scene.write()
+    elsewhere.put(save_database(scene), lake)
+    lost_ids = [one.id for one in history_of(scene)][2:]
+
+    dry = only(elsewhere.reconcile(apply=False))
+    done = only(elsewhere.reconcile())
+
+    for told in (dry, done):
+        assert (told.found, told.head_before, told.head) == ("database ahead", 5, 2)
+        assert [one.id for one in told.lost.snapshots] == lost_ids
+        assert lost(told) == set(gone)
+    assert done.findings == []
+    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+    assert [one.operation for one in history_of(here)] == ["flush"] * 2 + ["revert"] * 4
+    check(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_batches_whose_rows_are_still_there_are_flushed_again_and_not_lost(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    flushes(scene, 1, "before")
+    lake = save_lake(scene, tmp_path / "saved")
+    scene.write(scene.fresh("after"))
+    with pytest.raises(Killed):
+        scene.worker("dies", killed_at("released"))()
+    elsewhere.put(save_database(scene), lake)
+
+    done = only(elsewhere.reconcile())
+
+    assert [batch.commit for batch in done.again] == [2]
+    assert (done.lost.commits, done.lost.batches) == ([], [])
+    check(elsewhere.scene(scene, scene.told))
+
+
+@ONE_DATABASE
+def test_forgotten_writer_of_a_lost_snapshot_loses_and_nobody_is_in_its_way(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    flushes(scene, 2, "before")
+    lake = save_lake(scene, tmp_path / "saved")
+    gone = flushes(scene, 2, "after")
+    segments.purge_done(scene.database)
+    strays = {path: scene.store.get(path) for path in (scene.dataset.layout.snapshot(seq) for seq in (3, 4))}
+    elsewhere.put(save_database(scene), lake)
+    elsewhere.reconcile()
+    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+
+    for path, manifest in strays.items():
+        assert here.store.get(path) != manifest
+    assert head_of(here).seq == 5
+    check(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize("step", ["noted", "went back", "sealed", "files fitted"])
+def test_reconciliation_that_died_goes_on_and_tells_again_what_is_lost(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path, step: str
+):
+    flushes(scene, 1, "before")
+    lake = save_lake(scene, tmp_path / "saved")
+    gone = flushes(scene, 2, "after")
+    segments.purge_done(scene.database)
+    elsewhere.put(save_database(scene), lake)
+
+    with pytest.raises(Killed):
+        elsewhere.reconcile(reached=killed_at(step))
+    again = elsewhere.reconcile()
+
+    if step != "files fitted":
+        assert lost(only(again)) == set(gone)
+        assert len(only(again).lost.snapshots) == 2
+    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+    assert head_of(here).seq == 4
+    check(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_manifest_whose_files_did_not_come_along_is_put_aside(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
+    """A bucket copied while a flush went on may have the manifest without the files."""
+    flushes(scene, 1, "before")
+    saved = save_database(scene)
+    gone = flushes(scene, 1, "after")
+    lake = save_lake(scene, tmp_path / "saved")
+    added = head_of(scene).statements.added[0]
+    (lake / scene.dataset.layout.statements / added).unlink()
+    elsewhere.put(saved, lake)
+
+    done = only(elsewhere.reconcile())
+
+    assert [one.seq for one in done.lost.snapshots] == [2]
+    assert [batch.commit for batch in done.lost.batches] == gone
+    assert done.aside == [scene.dataset.layout.snapshot(2)]
+    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+    assert head_of(here).seq == 3
+    check(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_history_that_a_lost_vacuum_gave_up_is_kept_again(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
+    flushes(scene, 2, "before")
+    replace_files(scene)
+    lake = save_lake(scene, tmp_path / "saved")
+    vacuum(scene, keep_from=3)
+    elsewhere.put(save_database(scene), lake)
+
+    done = only(elsewhere.reconcile())
+
+    assert [one.seq for one in done.lost.snapshots] == [4]
+    here = elsewhere.scene(scene, scene.told)
+    assert [one.seq for one in history_of(here)] == [1, 2, 3, 4, 5]
+    check_now(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_history_that_the_lake_gave_up_is_given_up_and_refs_into_it_are_told(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    flushes(scene, 2, "before")
+    replace_files(scene)
+    with scene.database.write() as connection:
+        refs.put(connection, scene.dataset, RefName("then"), "1", ADMIN)
+    saved = save_database(scene)
+    with scene.database.write() as connection:
+        connection.execute(text("DELETE FROM refs"))
+    vacuum(scene, keep_from=3)
+    elsewhere.put(saved, save_lake(scene, tmp_path / "saved"))
+
+    done = only(elsewhere.reconcile())
+
+    assert done.lost.refs == ["then"]
+    here = elsewhere.scene(scene, scene.told)
+    assert history_of(here)[0].seq == 3
+    check_now(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_dataset_that_only_the_lake_has_is_recorded_with_its_history(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    saved = save_database(scene)
+    later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
+    flushes(later, 2, "later")
+    replace_files(later)
+    vacuum(later, keep_from=3)
+    elsewhere.put(saved, save_lake(scene, tmp_path / "saved"))
+
+    done = only(elsewhere.reconcile())
+
+    assert (done.dataset, done.found, done.recorded, done.lost) == ("later", "only in the lake", [3, 4], Losses())
+    here = elsewhere.scene(later, later.told)
+    check(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_dataset_that_the_lake_does_not_have_keeps_what_waits_in_the_journal(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    lake = save_lake(scene, tmp_path / "saved")
+    later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
+    gone = flushes(later, 2, "later")
+    segments.purge_done(scene.database)
+    later.write(later.fresh("waits"))
+    elsewhere.put(save_database(scene), lake)
+
+    done = only(elsewhere.reconcile())
+
+    assert (done.head, done.lost.configuration, lost(done)) == (None, True, set(gone))
+    here = elsewhere.scene(later, later.told.keys() - set(gone))
+    check_now(here)
+    (made,) = here.flush()
+    assert made.seq == 4
+    check_now(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_dataset_that_was_deleted_in_the_database_does_not_come_back(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
+    flushes(later, 1, "later")
+    lake = save_lake(scene, tmp_path / "saved")
+    with scene.database.write() as connection:
+        connection.execute(text("UPDATE datasets SET state = 'deleted' WHERE name = 'later'"))
+    elsewhere.put(save_database(scene), lake)
+
+    done = only(elsewhere.reconcile())
+
+    assert (done.dataset, done.found) == ("later", "deleted")
+    assert list(elsewhere.store.list("later")) == []
+
+
+@ONE_DATABASE
+def test_dataset_made_again_in_the_lake_takes_the_place_of_the_one_that_had_its_name(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
+    flushes(scene, 1, "before")
+    scene.write(scene.fresh("waits"))
+    saved = save_database(scene)
+    for entry in [*scene.store.list("test")]:
+        scene.store.delete([entry.path])
+    with scene.database.write() as connection:
+        connection.execute(text("UPDATE datasets SET state = 'deleted'"))
+    again = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 3)
+    flushes(again, 1, "again")
+    elsewhere.put(saved, save_lake(scene, tmp_path / "saved"))
+
+    done = only(elsewhere.reconcile())
+
+    assert (done.found, done.id, done.lost.everything) == ("only in the lake", again.dataset.id, True)
+    assert [batch.commit for batch in done.lost.batches] == [2]
+    here = elsewhere.scene(again, again.told)
+    check_now(here)
+    assert findings(here) == []
+
+
+@ONE_DATABASE
+def test_reconciliation_is_refused_while_somebody_gives_signs_of_life(scene: Scene):
+    require_silence(scene.database, scene.settings)
+    with holding(scene.database, 1.0), pytest.raises(StartRefused, match="gave a sign of life 0 s ago: stop it"):
+        require_silence(scene.database, scene.settings)
+    require_silence(scene.database, scene.settings)
