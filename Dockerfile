@@ -19,6 +19,7 @@ WORKDIR /src
 
 # Dependencies first, on a package that is still empty, so that a change of code does not fetch them again.
 COPY LICENSE README.md constraints.txt pyproject.toml ./
+COPY app/tarn/__init__.py ./app/tarn/
 RUN pip install --no-cache-dir --constraint constraints.txt '.[otel]'
 
 COPY app ./app

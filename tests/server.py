@@ -45,12 +45,12 @@ class Server:
 
 
 @contextmanager
-def running(folder: Path, command: str = "serve", **environment: str) -> Iterator[Server]:
+def running(folder: Path, command: str = "serve", package: str = "tarn", **environment: str) -> Iterator[Server]:
     """A server with `./data` in this folder, ready to be asked. Fails with what it said if it does not start."""
     log = folder / f"{command}.log"
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tarn.cli", command],
+            [sys.executable, "-m", f"{package}.cli", command],
             cwd=folder,
             # No flush and no maintenance by itself, and so no Spark, unless a test asks for it.
             env=clean_environment(

@@ -76,7 +76,7 @@ def watched(server: str, name: str) -> Iterator[dict[str, int]]:
 @contextmanager
 def working(folder: Path, **settings: str) -> Iterator[None]:
     with (folder / "worker.log").open("ab") as log:
-        worker = subprocess.Popen([sys.executable, str(WORKER)], env=clean_environment(**settings), stderr=log)
+        worker = subprocess.Popen([sys.executable, str(WORKER), "tarn"], env=clean_environment(**settings), stderr=log)
     try:
         yield
     finally:

@@ -50,7 +50,8 @@ class Scene:
 
     def __init__(self, folder: Path, url: str, previous: Path) -> None:
         self.folder = folder
-        self.code = {"old": previous, "new": ROOT}
+        self.code = {"old": previous, "new": ROOT / "app"}
+        self.package = {"old": "app", "new": "tarn"}
         self.settings = {
             "TARN_DATABASE_URL": url,
             "TARN_LAKE_URI": str(folder / "lake"),
@@ -62,7 +63,7 @@ class Scene:
 
     def run(self, version: str, command: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "tarn.cli", command],
+            [sys.executable, "-m", f"{self.package[version]}.cli", command],
             cwd=self._place(version, command),
             env=self._environment(version),
             capture_output=True,
@@ -74,7 +75,7 @@ class Scene:
     @contextmanager
     def api(self, version: str) -> Iterator[httpx.Client]:
         environment = self.settings | {"PYTHONPATH": str(self.code[version])}
-        with running(self._place(version, "api"), "api", **environment) as server:
+        with running(self._place(version, "api"), "api", self.package[version], **environment) as server:
             client = server.client(KEY)
             client.timeout = httpx.Timeout(180)
             try:
@@ -87,7 +88,10 @@ class Scene:
         place = self._place(version, "worker")
         with (place / "log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, str(WORKER)], cwd=place, env=self._environment(version), stderr=log
+                [sys.executable, str(WORKER), self.package[version]],
+                cwd=place,
+                env=self._environment(version),
+                stderr=log,
             )
         try:
             yield process

@@ -81,7 +81,10 @@ def test_spark_runs_under_the_python_that_the_package_is_installed_in():
 def test_the_build_context_holds_what_is_copied_and_nothing_else():
     copied = {source for each in copied_from_the_tree() for source in each.parts[:-1]}
     lines = (ROOT / ".dockerignore").read_text().splitlines()
-    assert {line.removeprefix("!") for line in lines if line.startswith("!")} == copied
+    included = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert included == {
+        source for source in copied if not any(Path(source).is_relative_to(each) for each in copied - {source})
+    }
     assert "*" in lines
     assert [source for source in copied if not (ROOT / source).exists()] == []
 
@@ -98,16 +101,21 @@ def missing_build_requirements() -> list[str]:
     return [each for each in PROJECT["build-system"]["requires"] if not met(Requirement(each))]
 
 
+def copy(step: Instruction, source: Path) -> None:
+    """Copy what a COPY step names into a folder that stands for the image's."""
+    for name in step.parts[:-1]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, symlinks=True, dirs_exist_ok=True)
+        else:
+            shutil.copy(ROOT / name, source / name)
+
+
 @pytest.mark.skipif(bool(missing_build_requirements()), reason=f"not installed here: {missing_build_requirements()}")
 def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     wheels: list[Path] = []
-
-    def copy(step: Instruction) -> None:
-        for name in step.parts[:-1]:
-            copier = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copier(ROOT / name, source / name)
 
     def install(step: Instruction) -> None:
         target = tmp_path / f"step-{len(wheels)}"
@@ -118,17 +126,22 @@ def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
 
     copies, installs = copied_from_the_tree(), [each for each in instructions() if each.text.startswith("pip install")]
     for step in (each for each in instructions() if each in copies or each in installs):
-        (copy if step in copies else install)(step)
+        copy(step, source) if step in copies else install(step)
 
     assert len(wheels) == 2
     with zipfile.ZipFile(wheels[-1]) as wheel:
         packed = set(wheel.namelist())
         scripts = next(name for name in packed if name.endswith("entry_points.txt"))
         assert f"tarn = {PROJECT['project']['scripts']['tarn']}" in wheel.read(scripts).decode()
-    modules = {str(path.relative_to(ROOT)) for top in ("app", "migrations") for path in (ROOT / top).rglob("*.py")}
-    templates = {str(path.relative_to(ROOT)) for path in (ROOT / "migrations").rglob("*.mako")}
-    assert {"app/tarn/settings.py", "migrations/__init__.py"} <= modules
-    assert modules | templates <= packed
+    modules = {str(path.relative_to(ROOT / "app")) for path in (ROOT / "app" / "tarn").rglob("*.py")}
+    migrations = {
+        f"tarn/{path.relative_to(ROOT)}"
+        for pattern in ("*.py", "*.mako")
+        for path in (ROOT / "migrations").rglob(pattern)
+    }
+    assert {"tarn/settings.py", "tarn/migrations/__init__.py"} <= modules | migrations
+    assert modules | migrations <= packed
+    assert {name.partition("/")[0] for name in packed if ".dist-info/" not in name} == {"tarn"}
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -235,9 +248,7 @@ def image() -> Iterator[Image]:
         source = folder / "source"
         source.mkdir()
         for step in copied_from_the_tree():
-            for part in step.parts[:-1]:
-                copier = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-                copier(ROOT / part, source / part)
+            copy(step, source)
         offline = ("--no-index", "--no-deps", "--no-build-isolation")
         built = run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, source)
         assert built.returncode == 0, built.stdout + built.stderr
