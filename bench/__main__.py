@@ -26,7 +26,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "crawl": crawl.run,
     "mapping": mapping.run,
     "soak": soak.run,
-    "compacting": soak.run_compacting,
+    "compacting": soak.run_compaction,
     "plain_spark": plain_spark.run,
 }
 

@@ -35,7 +35,7 @@ class Requests:
             one = key.fileobj
             assert isinstance(one, socket.socket)
             self._held[one] += one.recv(1 << 20)
-            if _is_whole(self._held[one]):
+            if _is_complete(self._held[one]):
                 self.answered += 1
                 self.times.append(time.perf_counter() - self._begun[one])
                 self._ask(one)
@@ -56,7 +56,7 @@ class Requests:
         self._ready.close()
 
 
-def in_turn(server: Server, paths: Iterable[str]) -> list[float]:
+def request_sequentially(server: Server, paths: Iterable[str]) -> list[float]:
     """The seconds that each of these paths took one client."""
     wanted = [*paths]
     with Requests(server.url, server.admin_key, 1, iter([*wanted, "/healthz"])) as client:
@@ -65,7 +65,7 @@ def in_turn(server: Server, paths: Iterable[str]) -> list[float]:
         return client.times
 
 
-def _is_whole(answer: bytes) -> bool:
+def _is_complete(answer: bytes) -> bool:
     head, found, body = answer.partition(b"\r\n\r\n")
     if not found:
         return False

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import QUIET
-from bench.maintenance import Store
+from bench.maintenance import BenchDataset
 from tests.server import running
 
 COUNT = int(os.environ.get("CRAWL_FILES", "10000"))
 LEAST, MOST = 200, 8_000
 """Bytes of a file."""
 FOLDERS = 100
-WARM = 200
-WANTED = 500.0
+WARM_UP_FILES = 200
+TARGET_RATE = 500.0
 """Files a second."""
 
 
@@ -25,11 +25,11 @@ def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         source, home = Path(name) / "source", Path(name) / "home"
         home.mkdir()
-        _fill(source / "warm", WARM)
+        _fill(source / "warm", WARM_UP_FILES)
         _fill(source / "many", COUNT)
         with running(home, "serve", **QUIET, TARN_FETCH_ROOTS=str(source)) as server:
-            Store(server, "warm").operate("crawl", uri=str(source / "warm"))
-            store = Store(server, "many")
+            BenchDataset(server, "warm").operate("crawl", uri=str(source / "warm"))
+            store = BenchDataset(server, "many")
             seconds, done = store.operate("crawl", uri=str(source / "many"))
             assert (done["files"], done["failed"]) == (COUNT, 0), done
             results["files/s"] = COUNT / seconds
@@ -39,7 +39,7 @@ def run() -> dict[str, Any]:
             seconds, done = store.operate("crawl", uri=str(source / "many"), existing="skip_checksum")
             assert done["skipped"] == COUNT, done
             results["known files/s, by checksum"] = COUNT / seconds
-    results["met"] = results["files/s"] >= WANTED
+    results["met"] = results["files/s"] >= TARGET_RATE
     return results
 
 

@@ -27,7 +27,7 @@ from bench.clients import QUIET
 from tests.server import Server, running
 
 ROUNDS, SECONDS = 5, 3.0
-MOST = 2.0
+MAX_P99_RATIO = 2.0
 """How many times its p99 alone a tenant's p99 may be beside another that is at full speed."""
 PEOPLE, BODY = 20_000, 5_000
 
@@ -71,12 +71,12 @@ def run() -> dict[str, Any]:
         _load(server, keys["a"], PEOPLE)
         _measured(server, keys["b"], SECONDS)
         for name, load in LOADS.items():
-            results |= {f"{name}: {measure}": value for measure, value in _compared(server, keys, load).items()}
-    results["met"] = all(results[f"{name}: p99 beside / alone"] < MOST for name in LOADS)
+            results |= {f"{name}: {measure}": value for measure, value in _compare(server, keys, load).items()}
+    results["met"] = all(results[f"{name}: p99 beside / alone"] < MAX_P99_RATIO for name in LOADS)
     return results
 
 
-def _compared(server: Server, keys: dict[str, str], load: Load) -> dict[str, Any]:
+def _compare(server: Server, keys: dict[str, str], load: Load) -> dict[str, Any]:
     limits = {"rate_limit": load.rate, "rate_burst": max(1, int(load.rate))}
     server.client().put("/v1/admin/tenants/a/limits", json=limits).raise_for_status()
     alone: list[list[float]] = []
@@ -151,7 +151,7 @@ def _pressing(server: Server, key: str, load: Load) -> Iterator[dict[str, int]]:
     """A load while the context is open, from a process of its own; then the answers that it had, by status."""
     spawned = multiprocessing.get_context("fork")
     over, told = spawned.Event(), spawned.SimpleQueue()
-    child = spawned.Process(target=_press, args=(server.url, key, load, over, told))
+    child = spawned.Process(target=_send_load, args=(server.url, key, load, over, told))
     child.start()
     found: dict[str, int] = {}
     try:
@@ -162,7 +162,7 @@ def _pressing(server: Server, key: str, load: Load) -> Iterator[dict[str, int]]:
         child.join()
 
 
-def _press(url: str, key: str, load: Load, over: Event, told: Any) -> None:
+def _send_load(url: str, key: str, load: Load, over: Event, told: Any) -> None:
     os.nice(10)  # it stands for another machine
     host, port = url.removeprefix("http://").split(":")
     requests = load.request()
@@ -187,7 +187,7 @@ def _press(url: str, key: str, load: Load, over: Event, told: Any) -> None:
             for selected, _ in ready.select(0.1):
                 one = selected.fileobj  # type: ignore[assignment]  # only sockets are registered
                 answers[one] += one.recv(1 << 16)
-                if _is_whole(answers[one]):
+                if _is_complete(answers[one]):
                     statuses[answers[one].split(b" ", 2)[1].decode()] += 1
                     send(one)
         for one in answers:
@@ -195,6 +195,6 @@ def _press(url: str, key: str, load: Load, over: Event, told: Any) -> None:
     told.put(dict(statuses))
 
 
-def _is_whole(answer: bytes) -> bool:
+def _is_complete(answer: bytes) -> bool:
     head, found, body = answer.partition(b"\r\n\r\n")
     return bool(found) and len(body) >= int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import orjson
 
-from bench.clients import QUIET, in_turn
+from bench.clients import QUIET, request_sequentially
 from bench.data import entities
 from bench.peer import figures
 from tests.server import Server, running
@@ -27,11 +27,11 @@ TOUCHED, A_THIRD = 100, 1 / 3
 """One entity of so many, and the share of the peer's settling that a compaction after it may take; without the peer, of
 a full one of ours, which is much less."""
 FLUSHES, OF_STATEMENTS = int(os.environ.get("MAINTAIN_FLUSHES", "200")), 50
-NO_WORSE = 1.5
+MAX_SLOWDOWN = 1.5
 """How many times as long reads may take as on a freshly compacted store."""
 GETS = 500
 CONNECTIONS = 4
-UPKEEP_EVERY = 2.0
+MAINTENANCE_INTERVAL = 2.0
 
 
 def run() -> dict[str, Any]:
@@ -43,12 +43,12 @@ def run() -> dict[str, Any]:
         lines = path.read_bytes().splitlines()
         home = Path(name) / "home"
         home.mkdir()
-        with running(home, "serve", **QUIET, TARN_UPKEEP_EVERY=str(UPKEEP_EVERY)) as server:
-            results |= _size(Store(server, "same"), lines)
-            store = Store(server, "full")
+        with running(home, "serve", **QUIET, TARN_UPKEEP_EVERY=str(MAINTENANCE_INTERVAL)) as server:
+            results |= _size(BenchDataset(server, "same"), lines)
+            store = BenchDataset(server, "full")
             results |= _full(store, lines)
-            results |= _touched(store, lines, results["full compaction s"])
-            results |= _kept_in_shape(Store(server, "daily"), lines)
+            results |= _partial(store, lines, results["full compaction s"])
+            results |= _maintained(BenchDataset(server, "daily"), lines)
     if peer is not None:
         results["peer settle s"] = peer["seconds"]["settle"]
         results["full compaction / the peer's settle"] = results["full compaction s"] / results["peer settle s"]
@@ -62,13 +62,13 @@ def run() -> dict[str, Any]:
         and results.get("MB / the peer's", 1.0) <= 1.0
         and results[f"after 1 % of neighbours / {against}"] <= A_THIRD
         and results[f"after 1 % scattered / {against}"] <= A_THIRD
-        and results["get kept in shape / compacted"] <= NO_WORSE
-        and results["stream compacted / kept in shape"] <= NO_WORSE
+        and results["get kept in shape / compacted"] <= MAX_SLOWDOWN
+        and results["stream compacted / kept in shape"] <= MAX_SLOWDOWN
     )
     return results
 
 
-class Store:
+class BenchDataset:
     """A dataset that is maintained only when it is asked for, and what can be asked of it."""
 
     def __init__(self, server: Server, name: str) -> None:
@@ -123,7 +123,7 @@ class Store:
     def settle(self) -> None:
         """Wait until the worker has looked twice and found nothing to do."""
         quiet = 0.0
-        while quiet < 3 * UPKEEP_EVERY:
+        while quiet < 3 * MAINTENANCE_INTERVAL:
             time.sleep(0.5)
             jobs = self._client.get("/v1/admin/worker").raise_for_status().json()["jobs"]
             quiet = 0.0 if any(one["state"] in ("queued", "running") for one in jobs) else quiet + 0.5
@@ -131,7 +131,10 @@ class Store:
     def get_p50(self, ids: Sequence[str]) -> float:
         """Milliseconds for one entity."""
         wanted = itertools.islice(itertools.cycle(ids[:: max(1, len(ids) // GETS)]), GETS + 50)
-        return statistics.median(in_turn(self.server, (f"{self.path}/entities/{one}" for one in wanted))[50:]) * 1000
+        return (
+            statistics.median(request_sequentially(self.server, (f"{self.path}/entities/{one}" for one in wanted))[50:])
+            * 1000
+        )
 
     def stream_rate(self) -> float:
         """Entities/s, all of them, the best of three times."""
@@ -150,7 +153,7 @@ class Store:
         return found
 
 
-def _size(store: Store, lines: list[bytes]) -> dict[str, Any]:
+def _size(store: BenchDataset, lines: list[bytes]) -> dict[str, Any]:
     """Megabytes of the same data as the peer's, compacted. It warms Spark up for what is timed."""
     store.add(lines)
     store.operate("flush")
@@ -160,7 +163,7 @@ def _size(store: Store, lines: list[bytes]) -> dict[str, Any]:
     return {"MB": sum(sizes.values()), **{f"MB of {table}": size for table, size in sizes.items()}}
 
 
-def _full(store: Store, lines: list[bytes]) -> dict[str, Any]:
+def _full(store: BenchDataset, lines: list[bytes]) -> dict[str, Any]:
     store.add(lines)
     store.operate("flush")
     store.add(lines[::SEEN_AGAIN])
@@ -170,7 +173,7 @@ def _full(store: Store, lines: list[bytes]) -> dict[str, Any]:
     return {"full compaction s": seconds, "full compaction rows": made["rows"]}
 
 
-def _touched(store: Store, lines: list[bytes], full: float) -> dict[str, Any]:
+def _partial(store: BenchDataset, lines: list[bytes], full: float) -> dict[str, Any]:
     """Compactions that nobody forces, on a compacted store of which one entity in a hundred says something new."""
     ranked = sorted(lines, key=_id)
     few, middle = len(lines) // TOUCHED, len(lines) // 2
@@ -189,7 +192,7 @@ def _touched(store: Store, lines: list[bytes], full: float) -> dict[str, Any]:
     return results
 
 
-def _kept_in_shape(store: Store, lines: list[bytes]) -> dict[str, Any]:
+def _maintained(store: BenchDataset, lines: list[bytes]) -> dict[str, Any]:
     """Reads after many small flushes with automatic maintenance, beside those after a forced compaction.
 
     Each flush brings what is known, what is new, and the end of an entity that the one before brought.

@@ -29,7 +29,7 @@ from rich.table import Table
 from tests.server import Server, running
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "900"))
-COMPACTING_SECONDS = float(os.environ.get("COMPACTING_SECONDS", "300"))
+COMPACTION_SECONDS = float(os.environ.get("COMPACTING_SECONDS", "300"))
 SAMPLE_EVERY = 10.0
 WRITERS, READERS = 4, 4
 ENTITIES, AT_REST = 1_500, 3_000
@@ -44,10 +44,10 @@ MOVE_REF_EVERY, VACUUM_EVERY = 7.0, 40.0
 REF = "checked"
 SETTINGS = {"TARN_FLUSH_AGE": "1", "TARN_UPKEEP_EVERY": "2", "TARN_READER_HEARTBEAT": "0.5"}
 POLICY = {"retention": {"count": 5, "days": 0}}
-UPKEEP = ("compact", "optimize", "vacuum")
+MAINTENANCE = ("compact", "optimize", "vacuum")
 
-MOST_FILES = 200
-LONGEST_OPENING = 1.0
+MAX_FILES = 200
+MAX_OPENING_SECONDS = 1.0
 """Seconds for both Delta tables."""
 MOST_GROWTH, SLACK = 1.3, 50.0
 """What the memory of the last third may be of the middle third's, and megabytes besides."""
@@ -74,15 +74,15 @@ def run() -> dict[str, Any]:
     _print(soaked.samples)
     results = soaked.results()
     results["memory is flat"] = soaked.is_flat()
-    results["maintained unasked"] = all(soaked.unasked[operation] for operation in UPKEEP)
+    results["maintained unasked"] = all(soaked.unasked[operation] for operation in MAINTENANCE)
     results["met"] = soaked.is_sound() and results["memory is flat"] and results["maintained unasked"]
     return results
 
 
-def run_compacting() -> dict[str, Any]:
+def run_compaction() -> dict[str, Any]:
     """Flush and compact everything, one after the other without a pause, beside all the rest."""
     with tempfile.TemporaryDirectory() as folder:
-        soaked = soak(Path(folder), COMPACTING_SECONDS, SAMPLE_EVERY, VACUUM_EVERY, (_flush, _compact))
+        soaked = soak(Path(folder), COMPACTION_SECONDS, SAMPLE_EVERY, VACUUM_EVERY, (_flush, _compact))
     return soaked.results() | {"met": soaked.is_sound() and len(soaked.times.get("compact_all", ())) > 0}
 
 
@@ -101,7 +101,7 @@ class Sample(NamedTuple):
 
 
 @dataclass
-class Soaked:
+class SoakResult:
     """What came of a soak."""
 
     times: dict[str, list[float]]
@@ -125,8 +125,8 @@ class Soaked:
             and not self.failed
             and not self.errors
             and self.verified["found"] == 0
-            and max(sample.files for sample in self.samples) < MOST_FILES
-            and max(sample.opening for sample in self.samples) < LONGEST_OPENING
+            and max(sample.files for sample in self.samples) < MAX_FILES
+            and max(sample.opening for sample in self.samples) < MAX_OPENING_SECONDS
         )
 
     def is_flat(self) -> bool:
@@ -152,7 +152,7 @@ class Soaked:
             "logged errors": self.errors[:5],
             "jobs that failed": [(job["operation"], job["problem"]) for job in self.failed],
             "found by verify": self.verified["findings"][:20],
-            **{f"{operation} unasked": self.unasked[operation] for operation in UPKEEP},
+            **{f"{operation} unasked": self.unasked[operation] for operation in MAINTENANCE},
             "most files of a head": max(sample.files for sample in samples),
             "most files on the disk": max(sample.on_disk for sample in samples),
             "most snapshots": max(sample.snapshots for sample in samples),
@@ -166,14 +166,14 @@ class Soaked:
 
 def soak(
     folder: Path, seconds: float, sample_every: float, vacuum_every: float, constantly: Sequence[Act] = ()
-) -> Soaked:
+) -> SoakResult:
     """Write, read and maintain for so long, or until something is wrong; then compare."""
     with running(folder, "serve", **SETTINGS) as server:
         client = server.client()
         client.timeout = httpx.Timeout(300)
         client.post("/v1/datasets", json={"name": DATASET, "policy": POLICY}).raise_for_status()
-        play = Play(server)
-        owners = [Owner(number) for number in range(WRITERS)]
+        play = Shared(server)
+        owners = [Writer(number) for number in range(WRITERS)]
         for owner in owners:
             owner.begin(client)
         # This starts Spark.
@@ -195,7 +195,7 @@ def soak(
         verified = _done(client, "verify")
         jobs = [*_jobs(client)]
     truth = {name: known for owner in owners for name, known in owner.truth()}
-    return Soaked(
+    return SoakResult(
         times=play.times,
         faults=play.faults,
         samples=samples,
@@ -208,7 +208,7 @@ def soak(
     )
 
 
-class Play:
+class Shared:
     """What all who take part share. The first fault ends it: what led to it is still there to be looked at."""
 
     def __init__(self, server: Server) -> None:
@@ -255,7 +255,7 @@ class Play:
             self._digests.pop(snapshot, None)
 
 
-class Owner:
+class Writer:
     """A writer whose entities nobody else writes, and so knows what is true of them after each answer."""
 
     def __init__(self, number: int) -> None:
@@ -275,7 +275,7 @@ class Owner:
 
     def truth(self) -> Iterator[tuple[str, Properties]]:
         """Every entity as a reader must see it."""
-        return ((name, _united(said)) for name, said in {**self._at_rest, **self._known}.items())
+        return ((name, _union(said)) for name, said in {**self._at_rest, **self._known}.items())
 
     def write(self, client: httpx.Client) -> str:
         """Write something, and see that the next read has it."""
@@ -286,7 +286,7 @@ class Owner:
             answer = client.get(f"{PATH}/entities/{name}")
             _check(answer.status_code == (200 if name in self._known else 404), act, name, answer)
             if name in self._known:
-                seen, known = _sets(answer.json()["properties"]), _united(self._known[name])
+                seen, known = _sets(answer.json()["properties"]), _union(self._known[name])
                 _check(seen == known, f"{act.__name__}: {known} is read as", name, answer)
         return act.__name__.strip("_")
 
@@ -338,7 +338,7 @@ class Owner:
             return None
         name = self._draw.choice([*self._known])
         prop = self._draw.choice(PROPS)
-        value = self._draw.choice([*sorted(_united(self._known[name]).get(prop, ())), "nothing"])
+        value = self._draw.choice([*sorted(_union(self._known[name]).get(prop, ())), "nothing"])
         statement = Statement.make_key(DATASET, name, prop, value, external=False)
         answer = client.delete(f"{PATH}/statements/{statement}")
         saying = [own for own in self._known[name].values() if value in own.get(prop, ())]
@@ -352,7 +352,7 @@ class Owner:
 class Reader:
     """Reads what others write, and knows only what must hold whatever they do."""
 
-    def __init__(self, number: int, play: Play) -> None:
+    def __init__(self, number: int, play: Shared) -> None:
         self._draw = random.Random(-1 - number)
         self._play = play
         self._ids = [name for owner in range(WRITERS) for name in _ids(owner)]
@@ -368,7 +368,7 @@ class Reader:
         answer = client.get(f"{PATH}/entities/{name}")
         _check(answer.status_code in (200, 404), "read", name, answer)
         if answer.status_code == 200:
-            _check(_is_whole(answer.json()) and answer.json()["id"] == name, "read", name, answer)
+            _check(_is_valid(answer.json()) and answer.json()["id"] == name, "read", name, answer)
 
     def _page(self, client: httpx.Client) -> None:
         """Two pages that follow on each other, though the state may change between them."""
@@ -462,11 +462,11 @@ def _entities(client: httpx.Client) -> list[dict[str, Any]]:
 def _check_listed(found: list[dict[str, Any]]) -> None:
     names = [entity["id"] for entity in found]
     assert names == sorted(set(names)), "a list is not in order, or has an entity twice"
-    broken = [entity for entity in found if not _is_whole(entity)]
+    broken = [entity for entity in found if not _is_valid(entity)]
     assert not broken, broken
 
 
-def _is_whole(entity: dict[str, Any]) -> bool:
+def _is_valid(entity: dict[str, Any]) -> bool:
     """Whether it says nothing that nobody said, and nothing twice."""
     return entity["schema"] == "Person" and all(
         len(values) == len(set(values)) and set(values) <= POSSIBLE[prop]
@@ -491,7 +491,7 @@ def _person(name: str, said: Properties) -> dict[str, Any]:
     return {"id": name, "schema": "Person", "properties": {prop: sorted(values) for prop, values in said.items()}}
 
 
-def _united(said: dict[str, Properties]) -> Properties:
+def _union(said: dict[str, Properties]) -> Properties:
     """What all origins say together."""
     found: Properties = {}
     for own in said.values():

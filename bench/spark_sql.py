@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 from tarn.model.schema_buckets import buckets
 from tarn.model.shards import ALL_SHARDS
-from tarn.pipeline.tasks.journal_slice import Journal, Slice
+from tarn.pipeline.tasks.journal_slice import Journal, JournalSlice
 
 from bench.data import entities
-from bench.flush import COUNT, House, _house
+from bench.flush import COUNT, Bench, _house
 
 KEY = ("bucket", "canonical_id", "id")
 
@@ -31,13 +31,13 @@ def run() -> dict[str, Any]:
         house.load("warm", path)
         house.flush("warm")
         statements = house.load("events", path)
-        events = _exported(house, Path(name))
+        events = _export_events(house, Path(name))
         kernels = []
         for number in range(3):
             house.load(f"again{number}", path)
             kernels.append(house.flush(f"again{number}"))
         session = house.flusher._sessions.current()
-        plain = [_plain(session, events, Path(name) / f"plain{number}") for number in range(4)][1:]
+        plain = [_run_spark_sql(session, events, Path(name) / f"plain{number}") for number in range(4)][1:]
     return {
         "kernels statements/s": statements / min(kernels),
         "plain Spark SQL statements/s": statements / min(plain),
@@ -45,7 +45,7 @@ def run() -> dict[str, Any]:
     }
 
 
-def _exported(house: House, folder: Path) -> Path:
+def _export_events(house: Bench, folder: Path) -> Path:
     """The dataset's events as Parquet, as the kernel would read them: in a process of its own, as it does."""
     target = folder / "events.parquet"
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -54,12 +54,12 @@ def _exported(house: House, folder: Path) -> Path:
 
 
 def export(database_url: str, dataset_id: str, target: Path) -> None:
-    everything = Slice(dataset_id, 0, 1 << 40, ALL_SHARDS)
+    everything = JournalSlice(dataset_id, 0, 1 << 40, ALL_SHARDS)
     with Journal.at(database_url).opened() as opened, opened.events(everything) as reader:
         pq.write_table(reader.read_all(), target)
 
 
-def _plain(session: SparkSession, events: Path, target: Path) -> float:
+def _run_spark_sql(session: SparkSession, events: Path, target: Path) -> float:
     begun = time.perf_counter()
     families = session.createDataFrame(list(buckets().items()), "schema string, bucket string")
     newest = Window.partitionBy("id", "origin")
@@ -75,13 +75,13 @@ def _plain(session: SparkSession, events: Path, target: Path) -> float:
         .drop("place", "kind")
         .persist()
     )
-    _written(folded, target / "statements", "origin")
+    _write(folded, target / "statements", "origin")
     log = folded.select(*KEY, "entity_id", "origin", "first_seen", "last_seen", "ord", f.lit("insert").alias("kind"))
-    _written(log, target / "translog", "kind")
+    _write(log, target / "translog", "kind")
     folded.unpersist()
     return time.perf_counter() - begun
 
 
-def _written(rows: DataFrame, target: Path, partition: str) -> None:
+def _write(rows: DataFrame, target: Path, partition: str) -> None:
     ordered = rows.sortWithinPartitions(partition, *KEY)
     ordered.write.partitionBy(partition).option("compression", "zstd").parquet(str(target))

@@ -46,14 +46,14 @@ class Surface:
 
 def surface(document: Json) -> Surface:
     """The surface of a document."""
-    found = _Found(document.get("components", {}).get("schemas", {}))
+    found = _Collector(document.get("components", {}).get("schemas", {}))
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             found.operation(f"{method.upper()} {path}", operation)
     return Surface(frozenset(found.promises), frozenset(found.demands))
 
 
-class _Found:
+class _Collector:
     """The lines found so far, and the schemata that were looked at on either side."""
 
     def __init__(self, schemata: dict[str, Json]) -> None:

@@ -17,14 +17,14 @@ from tarn.access.bootstrap import ensure_admin
 from tarn.api.http.ingest import UPLOADS
 from tarn.db import migrate
 from tarn.db.engine import Database
-from tarn.journal.parser_pool import Parsers
-from tarn.main import assemble
+from tarn.journal.parser_pool import ParserPool
+from tarn.main import build_services
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.memory_disk import use_memory
 from tests.server import Server, running
 
@@ -33,7 +33,7 @@ pytest_plugins = ["tests.flushing", "tests.s3", "tests.scenes"]
 ON_SQLITE = ("tests/api/", "tests/pipeline/", "tests/faults/")
 """Packages whose cases `make test` runs on SQLite alone; `make test-all` runs them on both databases."""
 
-MOST_NAMED = 32
+LONGEST_ID_PARAMETER = 32
 """Bytes of a parameter that a case may be named by."""
 
 # Spark's executors must run under the driver's Python, also where make did not say so.
@@ -44,7 +44,7 @@ use_memory()
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name no case by the bytes of a file: archives have the time in them, and processes must agree on its name."""
-    return argname if isinstance(val, bytes) and len(val) > MOST_NAMED else None
+    return argname if isinstance(val, bytes) and len(val) > LONGEST_ID_PARAMETER else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -87,7 +87,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         _execute(url, f"ALTER SYSTEM SET {setting} = off")
     _execute(url, "SELECT pg_reload_conf()")
     _execute(url, "CREATE DATABASE migrated")
-    template = Database(_named(url, "migrated"))
+    template = Database(_url_of(url, "migrated"))
     migrate.upgrade(template)
     template.close()
     yield url
@@ -144,18 +144,20 @@ def store(settings: Settings) -> Store:
 
 
 @pytest.fixture(scope="session")
-def shared_parsers() -> Iterator[Parsers]:
+def shared_parsers() -> Iterator[ParserPool]:
     """The parsers of all houses: they are started once, by the first that needs one."""
-    with closing(Parsers(UPLOADS)) as parsers:
+    with closing(ParserPool(UPLOADS)) as parsers:
         yield parsers
 
 
 @pytest.fixture
-def house(settings: Settings, database: Database, store: Store, shared_parsers: Parsers) -> Iterator[House]:
+def house(settings: Settings, database: Database, store: Store, shared_parsers: ParserPool) -> Iterator[InProcessApi]:
     """The API in this process, with its administrator."""
     key = ensure_admin(database, settings)
     assert key is not None
-    with House(replace(assemble(settings, database, store), parsers=shared_parsers), key, owns_parsers=False) as house:
+    with InProcessApi(
+        replace(build_services(settings, database, store), parsers=shared_parsers), key, owns_parsers=False
+    ) as house:
         yield house
 
 
@@ -172,7 +174,7 @@ def copied_postgresql(server: str, template: str = "migrated") -> Iterator[str]:
     name = f"test_{secrets.token_hex(6)}"
     # By files, which costs half of what writing them to the log first does, as long as nothing is synced.
     _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
-    yield _named(server, name)
+    yield _url_of(server, name)
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
@@ -188,5 +190,5 @@ def _execute(url: str, statement: str) -> None:
     engine.dispose()
 
 
-def _named(url: str, database: str) -> str:
+def _url_of(url: str, database: str) -> str:
     return url.replace("/postgres?", f"/{database}?")

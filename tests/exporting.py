@@ -3,11 +3,11 @@
 from concurrent.futures import ProcessPoolExecutor
 
 from tarn.db.engine import Database
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.model.job import MakeOptions
 from tarn.pipeline.jobs.export import Exports
 from tarn.pipeline.jobs.flush import Flush
-from tarn.query.active_reads import Running
+from tarn.query.active_reads import ActiveReads
 from tarn.settings import load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.store import Store
@@ -24,8 +24,8 @@ def make_exports(server: Server, dataset: str, kernel_process: ProcessPoolExecut
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
     try:
         kernels = DirectKernels(settings, kernel_process)
-        flush = Flush(database, store, Publisher(database, store, settings, "tester"), lambda: kernels)
-        exports = Exports(settings, database, store, flush, lambda: kernels, Running())
+        flush = Flush(database, store, SnapshotPublisher(database, store, settings, "tester"), lambda: kernels)
+        exports = Exports(settings, database, store, flush, lambda: kernels, ActiveReads())
         exports.make(dataset_of(database, dataset), MakeOptions(), lambda _: None)
     finally:
         database.close()

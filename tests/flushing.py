@@ -5,13 +5,13 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 from tarn.datasets.registry import Dataset, find
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.model.names import DatasetName
 from tarn.model.snapshot import Snapshot
 from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import Settings
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels, child
 
 
@@ -27,7 +27,7 @@ def kernels(settings: Settings, kernel_process: ProcessPoolExecutor) -> DirectKe
 
 
 @pytest.fixture
-def dataset(house: House) -> Dataset:
+def dataset(house: InProcessApi) -> Dataset:
     house.dataset("test")
     with house.services.database.read() as connection:
         found = find(connection, DatasetName("test"))
@@ -36,10 +36,10 @@ def dataset(house: House) -> Dataset:
 
 
 @pytest.fixture
-def flush(house: House, dataset: Dataset, kernels: DirectKernels) -> Callable[[], list[Snapshot]]:
+def flush(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> Callable[[], list[Snapshot]]:
     """Flush the dataset, and get the snapshots that this makes."""
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flushing = Flush(services.database, services.store, publisher, lambda: kernels)
 
     def run() -> list[Snapshot]:

@@ -54,7 +54,7 @@ class Caller:
         return self("DELETE", path, **options)
 
 
-class House:
+class InProcessApi:
     """The application around real services, with its administrator and anybody else a test invites."""
 
     def __init__(self, services: Services, admin_key: str, owns_parsers: bool = True) -> None:
@@ -64,7 +64,7 @@ class House:
         self.admin = Caller(self._client, admin_key)
         self.nobody = Caller(self._client, None)
 
-    def __enter__(self) -> "House":
+    def __enter__(self) -> "InProcessApi":
         self._client.__enter__()
         return self
 
@@ -78,10 +78,10 @@ class House:
         self.services.reader.close()
         self.services.denials.close()
 
-    def with_settings(self, **changes: Any) -> "House":
+    def with_settings(self, **changes: Any) -> "InProcessApi":
         """The same house, run with other settings."""
         settings = self.services.settings.model_copy(update=changes)
-        return House(replace(self.services, settings=settings), str(self.admin.key), self._owns_parsers)
+        return InProcessApi(replace(self.services, settings=settings), str(self.admin.key), self._owns_parsers)
 
     def with_key(self, key: str) -> Caller:
         return Caller(self._client, key)

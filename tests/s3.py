@@ -156,7 +156,7 @@ def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Serv
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     noted: list[Request] = []
-    application = _noting(wrap(DomainDispatcherApplication(create_backend_app)), noted)
+    application = _recording(wrap(DomainDispatcherApplication(create_backend_app)), noted)
     server = make_server("127.0.0.1", 0, application, threaded=True)
     thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
     thread.start()
@@ -181,7 +181,7 @@ def _logged(line: str) -> Request:
     return _request(METHODS.get(operation[1], operation[1]), found[1], int(found[2]))
 
 
-def _noting(application: Any, noted: list[Request]) -> Any:
+def _recording(application: Any, noted: list[Request]) -> Any:
     """The WSGI application, which notes what it is asked before it answers."""
 
     def noting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:

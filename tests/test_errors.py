@@ -17,7 +17,7 @@ CONTRACT = {
     "lock-lost": 409, "idempotency-mismatch": 422, "quota-exceeded": 429, "rate-limited": 429, "backpressure": 429,
     "body-too-large": 413, "unauthenticated": 401, "forbidden": 403, "storage-full": 507, "unavailable": 503,
 }  # fmt: skip
-OUR_OWN = {
+ADDITIONAL = {
     "already-exists", "body-timeout", "document-invalid", "internal", "job-conflict", "lock-not-found",
     "method-not-allowed", "not-acceptable", "problem-not-found", "query-timeout", "queue-item-conflict",
     "queue-item-failed", "range-not-satisfiable", "route-not-found", "source-failed", "unsupported-media-type",
@@ -28,8 +28,8 @@ OUR_OWN = {
 def test_list_is_the_contracts_and_what_http_itself_needs():
     found = {slug: kind.status for slug, kind in problem_types().items()}
 
-    assert {slug: status for slug, status in found.items() if slug not in OUR_OWN} == CONTRACT
-    assert found.keys() >= OUR_OWN
+    assert {slug: status for slug, status in found.items() if slug not in ADDITIONAL} == CONTRACT
+    assert found.keys() >= ADDITIONAL
 
 
 def test_what_may_help_when_tried_again_is_io_conflicts_and_limits():

@@ -8,7 +8,7 @@ import structlog
 from tarn import logs
 from tarn.settings import Settings
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
 @pytest.fixture
@@ -24,7 +24,11 @@ def _restored() -> Iterator[None]:
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_unexpected_error_is_logged_without_the_callers_key(
-    house: House, settings: Settings, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    house: InProcessApi,
+    settings: Settings,
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     def explode(*_: object) -> None:
         raise RuntimeError("something broke")

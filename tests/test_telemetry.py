@@ -14,16 +14,16 @@ from tarn.api.http.services.metrics import Metrics
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import exports
 from tarn.errors import PathExists, SnapshotConflict, StartRefused
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.model.ids import now
 from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import load_settings
 from tarn.storage.fault_injection import FaultyStore
-from tarn.telemetry import Watch, watching
+from tarn.telemetry import Telemetry, build_telemetry
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 
 JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
@@ -38,19 +38,19 @@ def told(text: str) -> dict[str, float]:
     }
 
 
-def scraped(house: House) -> dict[str, float]:
+def scrape(house: InProcessApi) -> dict[str, float]:
     return told(house.nobody.get("/metrics").text)
 
 
-def of(watch: Watch, name: str, **labels: str) -> float:
+def of(watch: Telemetry, name: str, **labels: str) -> float:
     return watch.registry.get_sample_value(name, labels) or 0.0
 
 
-def test_a_write_shows_in_the_size_of_batches_and_in_the_journals_depth_and_age(house: House):
+def test_a_write_shows_in_the_size_of_batches_and_in_the_journals_depth_and_age(house: InProcessApi):
     house.dataset("test")
-    before = scraped(house)
+    before = scrape(house)
     assert house.admin.post("/v1/datasets/test/entities", [JANE]).status_code == 200
-    after = scraped(house)
+    after = scrape(house)
 
     assert (before["tarn_batch_statements_count"], after["tarn_batch_statements_count"]) == (0, 1)
     assert after["tarn_batch_statements_sum"] == after["tarn_journal_rows"] == 2
@@ -62,37 +62,39 @@ def test_a_write_shows_in_the_size_of_batches_and_in_the_journals_depth_and_age(
 
 
 @ONE_DATABASE
-def test_a_large_body_is_one_batch_of_all_its_statements(house: House):
+def test_a_large_body_is_one_batch_of_all_its_statements(house: InProcessApi):
     house.dataset("test")
     many = "\n".join(f'{{"id": "{n}", "schema": "Person", "properties": {{"name": ["N{n}"]}}}}' for n in range(3000))
     house.admin("POST", "/v1/datasets/test/entities", {"Content-Type": "application/x-ndjson"}, content=many)
-    after = scraped(house)
+    after = scrape(house)
     assert (after["tarn_batch_statements_count"], after["tarn_batch_statements_sum"]) == (1, 6000)
 
 
 @ONE_DATABASE
-def test_a_repeated_request_is_no_second_batch(house: House):
+def test_a_repeated_request_is_no_second_batch(house: InProcessApi):
     house.dataset("test")
     for _ in range(2):
         house.admin.post("/v1/datasets/test/entities", [JANE], headers={"Idempotency-Key": "once"})
-    assert scraped(house)["tarn_batch_statements_count"] == 1
+    assert scrape(house)["tarn_batch_statements_count"] == 1
 
 
 @ONE_DATABASE
-def test_a_read_shows_in_the_time_of_queries(house: House):
+def test_a_read_shows_in_the_time_of_queries(house: InProcessApi):
     house.dataset("test")
     house.admin.post("/v1/datasets/test/entities", [JANE])
-    before = scraped(house)["tarn_query_seconds_count"]
+    before = scrape(house)["tarn_query_seconds_count"]
     assert house.admin.get("/v1/datasets/test/entities/jane").status_code == 200
-    after = scraped(house)
+    after = scrape(house)
     assert after["tarn_query_seconds_count"] > before
     assert after["tarn_query_seconds_sum"] > 0
     assert after["tarn_queries_failed_total"] == 0
 
 
 @ONE_DATABASE
-def test_a_flush_shows_in_its_lag_and_size_and_as_a_snapshot(house: House, dataset: Dataset, kernels: DirectKernels):
-    services, watch = house.services, Watch()
+def test_a_flush_shows_in_its_lag_and_size_and_as_a_snapshot(
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
+):
+    services, watch = house.services, Telemetry()
     house.admin.post("/v1/datasets/test/entities", [JANE])
     flusher = SparkFlusher(
         services.settings, services.database, services.store, "tester", kernels=lambda: kernels, watch=watch
@@ -107,19 +109,19 @@ def test_a_flush_shows_in_its_lag_and_size_and_as_a_snapshot(house: House, datas
     assert of(watch, "tarn_snapshots_total", operation="flush") == 1
     assert of(watch, "tarn_publish_seconds_count", operation="flush") == 1
     assert of(watch, "tarn_commit_retries_total", why="Refused") == 0
-    assert scraped(house)["tarn_journal_rows"] == 0
+    assert scrape(house)["tarn_journal_rows"] == 0
 
 
 @ONE_DATABASE
 def test_every_try_to_publish_that_is_lost_is_counted_with_its_reason(
-    house: House, dataset: Dataset, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
 ):
-    services, watch = house.services, Watch()
+    services, watch = house.services, Telemetry()
     settings = services.settings.model_copy(update={"commit_retries": 2})
     house.admin.post("/v1/datasets/test/entities", [JANE])
     faulty = FaultyStore(services.store)
     faulty.fail("put_new", "*/snapshots/*", PathExists("exists"), every=True)
-    publisher = Publisher(services.database, faulty, settings, "tester", watch=watch)
+    publisher = SnapshotPublisher(services.database, faulty, settings, "tester", watch=watch)
     done = Flush(services.database, faulty, publisher, lambda: kernels, watch=watch).run([dataset], lambda: None)
 
     assert isinstance(done[dataset.id].error, SnapshotConflict)
@@ -128,9 +130,11 @@ def test_every_try_to_publish_that_is_lost_is_counted_with_its_reason(
     assert of(watch, "tarn_flush_lag_seconds_count") == 0
 
 
-def test_an_export_is_stale_from_when_its_dataset_moves_on(house: House, dataset: Dataset, kernels: DirectKernels):
+def test_an_export_is_stale_from_when_its_dataset_moves_on(
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
+):
     services = house.services
-    watch = Watch()
+    watch = Telemetry()
     flusher = SparkFlusher(
         services.settings, services.database, services.store, "tester", kernels=lambda: kernels, watch=watch
     )
@@ -138,12 +142,12 @@ def test_an_export_is_stale_from_when_its_dataset_moves_on(house: House, dataset
     house.admin.post("/v1/datasets/test/entities", [JANE])
     assert house.admin.post("/v1/datasets/test/operations/export", {"kinds": ["statistics"]}).status_code == 202
     assert worker.step()
-    fresh = scraped(house)["tarn_export_stale_seconds statistics"]
+    fresh = scrape(house)["tarn_export_stale_seconds statistics"]
     with services.database.write() as connection:
         connection.execute(update(exports).values(made=now() - timedelta(days=3)))
     house.admin.post("/v1/datasets/test/entities", [JANE | {"id": "john"}])
     flusher.flush([dataset.id], lambda: None)
-    stale = scraped(house)
+    stale = scrape(house)
 
     assert fresh == 0
     assert stale["tarn_export_stale_seconds statistics"] > 2 * 86_400
@@ -172,7 +176,7 @@ def test_tenants_are_told_apart_up_to_as_many_as_are_allowed():
 
 
 @ONE_DATABASE
-def test_no_tenant_is_named_unless_it_is_asked_for(house: House):
+def test_no_tenant_is_named_unless_it_is_asked_for(house: InProcessApi):
     house.admin.get("/v1/whoami")
     text = house.nobody.get("/metrics").text
     assert "tenant=" not in text
@@ -180,7 +184,7 @@ def test_no_tenant_is_named_unless_it_is_asked_for(house: House):
 
 
 def test_counting_from_many_threads_loses_nothing():
-    watch = Watch()
+    watch = Telemetry()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: watch.batches.observe(1), range(2000)))
     assert of(watch, "tarn_batch_statements_count") == 2000
@@ -189,8 +193,8 @@ def test_counting_from_many_threads_loses_nothing():
 # Traces
 
 
-def test_without_an_endpoint_a_span_is_nothing_and_no_middleware_is_added(house: House):
-    watch = watching(load_settings(), "api")
+def test_without_an_endpoint_a_span_is_nothing_and_no_middleware_is_added(house: InProcessApi):
+    watch = build_telemetry(load_settings(), "api")
     assert isinstance(watch.span("query"), nullcontext)
     added = repr(create_app(house.services).user_middleware)
     assert ("RequestScope" in added, "TraceScope" in added) == (True, False)
@@ -204,4 +208,4 @@ def test_opentelemetrys_own_code_is_not_even_loaded_unless_traces_are_sent():
 def test_an_endpoint_without_the_extra_refuses_the_start_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(StartRefused, match=r"tarn\[otel\]"):
-        watching(load_settings(traces_endpoint="http://127.0.0.1:9/v1/traces"), "api")
+        build_telemetry(load_settings(traces_endpoint="http://127.0.0.1:9/v1/traces"), "api")

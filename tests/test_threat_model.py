@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+TEST_REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
-def promises() -> list[str]:
+def guarantees() -> list[str]:
     """The rows of the table of promises, without its head."""
     section = (ROOT / "docs" / "threat-model.md").read_text().split("## Promises\n")[1].split("\n## ")[0]
     return [line for line in section.splitlines() if line.startswith("|")][2:]
@@ -20,11 +20,11 @@ def names_in(path: Path) -> set[str]:
 
 
 def test_every_promise_names_a_test():
-    assert len(promises()) > 20
-    assert [row for row in promises() if not NAMED.search(row)] == []
+    assert len(guarantees()) > 20
+    assert [row for row in guarantees() if not TEST_REFERENCE.search(row)] == []
 
 
 def test_every_test_that_is_named_exists():
-    named = [found for row in promises() for found in NAMED.findall(row)]
+    named = [found for row in guarantees() for found in TEST_REFERENCE.findall(row)]
 
     assert [f"{path}::{name}" for path, name in named if name not in names_in(ROOT / path)] == []

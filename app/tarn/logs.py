@@ -9,10 +9,10 @@ from structlog.typing import Processor
 
 from tarn.settings import Settings
 
-OTHERS = logging.WARNING
+LIBRARY_LEVEL = logging.WARNING
 """The least level at which libraries are heard: below it they tell of URLs and headers, and of what is in them."""
 
-CHATTY = ("alembic", "py4j", "uvicorn")
+LIBRARIES_WITH_LEVEL = ("alembic", "py4j", "uvicorn")
 """Libraries that set a level of their own."""
 
 
@@ -51,6 +51,6 @@ def configure(settings: Settings) -> None:
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(max(OTHERS, logging.getLevelNamesMapping()[settings.log_level.upper()]))
-    for chatty in CHATTY:
-        logging.getLogger(chatty).setLevel(OTHERS)
+    root.setLevel(max(LIBRARY_LEVEL, logging.getLevelNamesMapping()[settings.log_level.upper()]))
+    for chatty in LIBRARIES_WITH_LEVEL:
+        logging.getLogger(chatty).setLevel(LIBRARY_LEVEL)

@@ -21,14 +21,14 @@ from tarn import logs
 from tarn.access.audit import Denials
 from tarn.access.bootstrap import ensure_admin
 from tarn.access.identity import Authenticator
-from tarn.access.limits import Rate
+from tarn.access.limits import RateLimiter
 from tarn.access.oidc import configured_issuer
 from tarn.api.application import create_app
 from tarn.api.http.ingest import UPLOADS
 from tarn.api.http.middleware.protocol import Protocol
 from tarn.api.http.services.container import Services
 from tarn.api.http.services.event_hub import Hub
-from tarn.api.http.services.identity_cache import Present
+from tarn.api.http.services.identity_cache import RevisionReader
 from tarn.api.http.services.metrics import Metrics
 from tarn.archive.fetch import Fetcher
 from tarn.archive.files import Archive
@@ -36,25 +36,25 @@ from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.db.tables import lake as lake_table
 from tarn.errors import StartRefused
-from tarn.journal.parser_pool import Parsers
+from tarn.journal.parser_pool import ParserPool
 from tarn.journal.writer import Writer
 from tarn.model.entity import Exploder, warm_up
 from tarn.model.ids import new_id
 from tarn.model.recovery import BackupManifest, Reconciliation
-from tarn.query.active_reads import Reporter, holding
+from tarn.query.active_reads import ActiveReadReporter, holding
 from tarn.query.reader import Reader
 from tarn.recovery.backup import Backup
-from tarn.recovery.reconcile import Reconcile, require_silence
+from tarn.recovery.reconcile import Reconcile, require_no_heartbeats
 from tarn.recovery.restore import Restore
 from tarn.settings import Settings
-from tarn.storage.backup_store import Vault
+from tarn.storage.backup_store import BackupStore
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
-from tarn.telemetry import watching
+from tarn.telemetry import build_telemetry
 from tarn.worker.loop import Worker
 from tarn.worker.queue import Consumer
-from tarn.worker.worker_process import Child, when_parent_dies
+from tarn.worker.worker_process import WorkerProcess, when_parent_dies
 
 log = structlog.get_logger(__name__)
 
@@ -83,7 +83,7 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
     from tarn.worker.flusher import SparkFlusher
 
     logs.configure(settings)
-    watch = watching(settings, "worker")
+    watch = build_telemetry(settings, "worker")
     with _opened(settings, "tarn-worker") as (database, store):
         flusher = SparkFlusher(settings, database, store, owner=new_id(), watch=watch)
         consumer = Consumer(settings, database, store, owner=new_id())
@@ -102,7 +102,7 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
             signal.signal(number, stop)
         if until_stdin_closes:
             when_parent_dies(stop)
-        with Reporter(database, flusher.running, settings.reader_heartbeat):
+        with ActiveReadReporter(database, flusher.running, settings.reader_heartbeat):
             worker.run()
 
 
@@ -133,7 +133,7 @@ def run_backup(settings: Settings, place: str, keep: int | None) -> BackupManife
 
 def list_backups(settings: Settings, place: str) -> list[BackupManifest]:
     """The backups at a place, oldest first. Raises StartRefused."""
-    vault = Vault(Store(Connection.to_backups(settings, place)))
+    vault = BackupStore(Store(Connection.to_backups(settings, place)))
     return [vault.read(backup) for backup in vault.finished()]
 
 
@@ -155,7 +155,7 @@ def run_restore(settings: Settings, place: str, at: str | None) -> tuple[BackupM
         reconcile = Reconcile(database, store, settings)
 
         def fit() -> None:
-            require_silence(database, settings)
+            require_no_heartbeats(database, settings)
             told.append(reconcile.run(apply=True))
 
         return restore.run(fit), told[0]
@@ -170,7 +170,7 @@ def run_reconcile(settings: Settings, apply: bool) -> Reconciliation:
     """
     logs.configure(settings)
     with _opened(settings) as (database, store):
-        require_silence(database, settings)
+        require_no_heartbeats(database, settings)
         return Reconcile(database, store, settings).run(apply)
 
 
@@ -184,11 +184,11 @@ def _to_oneself() -> Iterator[None]:
         os.umask(former)
 
 
-def _vault(settings: Settings, place: str, store: Store) -> Vault:
+def _vault(settings: Settings, place: str, store: Store) -> BackupStore:
     connection = Connection.to_backups(settings, place)
     if connection.overlaps(store.connection):
         raise StartRefused(f"{place} and the lake at {store.connection.uri} are within each other: keep them apart")
-    return Vault(Store(connection))
+    return BackupStore(Store(connection))
 
 
 def run_executor() -> None:
@@ -199,23 +199,23 @@ def run_executor() -> None:
     os.execvp(command[0], command)  # noqa: S606 - our own command, and no shell
 
 
-def assemble(settings: Settings, database: Database, store: Store) -> Services:
+def build_services(settings: Settings, database: Database, store: Store) -> Services:
     """What the API's routes work with. Raises StartRefused for places that cannot be fetched from, or traced to."""
     stopping = Event()
-    watch = watching(settings, "api")
+    watch = build_telemetry(settings, "api")
     return Services(
         settings=settings,
         database=database,
         store=store,
         authenticator=Authenticator(database, settings, configured_issuer(settings)),
-        rate=Rate(),
+        rate=RateLimiter(),
         denials=Denials(database),
         watch=watch,
         metrics=Metrics(database, watch, settings.metrics_tenants),
         writer=Writer(database, settings, watch),
-        parsers=Parsers(UPLOADS, settings.parser_memory_bytes),
+        parsers=ParserPool(UPLOADS, settings.parser_memory_bytes),
         exploder=Exploder(),
-        present=Present(database),
+        present=RevisionReader(database),
         reader=Reader(settings, database, store, watch),
         archive=Archive(database, store, settings),
         fetcher=Fetcher.from_settings(settings),
@@ -253,7 +253,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
     with ExitStack() as sockets, _opened(settings, "tarn-api") as (database, store):
         listening = [sockets.enter_context(listener) for listener in _listeners(settings)]
         _announce(ensure_admin(database, settings), settings)
-        services = assemble(settings, database, store)
+        services = build_services(settings, database, store)
         services.parsers.start()
         _collect_seldom()
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -276,7 +276,7 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             closing(services.parsers),
             closing(services.hub),
             closing(services.denials),
-            Child() if with_worker else nullcontext(),
+            WorkerProcess() if with_worker else nullcontext(),
         ):
             # Nobody waits for this: most of it is another process's start.
             Thread(target=services.reader.warm_up, daemon=True).start()

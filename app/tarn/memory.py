@@ -19,7 +19,7 @@ def give_back() -> None:
         trim(0)
 
 
-class GivingBack:
+class PeriodicTrim:
     """Gives back what is free, again and again, until the block ends."""
 
     def __init__(self, every: float = EVERY) -> None:
@@ -27,7 +27,7 @@ class GivingBack:
         self._stop = Event()
         self._thread = Thread(target=self._run, name="gives back memory", daemon=True)
 
-    def __enter__(self) -> "GivingBack":
+    def __enter__(self) -> "PeriodicTrim":
         self._thread.start()
         return self
 

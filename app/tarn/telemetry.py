@@ -24,7 +24,7 @@ LAGS = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600)
 SERVICE = "tarn"
 
 
-class Watch:
+class Telemetry:
     """Counters and spans of one process. Safe to share between threads.
 
     Labels are from closed lists: never a dataset's name, nor anything else that callers send.
@@ -106,9 +106,9 @@ class Watch:
         return self._tracer
 
 
-def watching(settings: "Settings", role: str) -> Watch:
+def build_telemetry(settings: "Settings", role: str) -> Telemetry:
     """The watch of a process, with spans if there is somewhere to send them. Raises StartRefused."""
-    return Watch(None if settings.traces_endpoint is None else _tracer(settings.traces_endpoint, role))
+    return Telemetry(None if settings.traces_endpoint is None else _tracer(settings.traces_endpoint, role))
 
 
 def _tracer(endpoint: str, role: str) -> "Tracer":

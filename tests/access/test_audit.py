@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import insert
 from tarn.access import audit
-from tarn.access.audit import ANY, WHILE, Act, Denials
+from tarn.access.audit import ANY, RECORD_SECONDS, AuditedAction, Denials
 from tarn.db import tables
 from tarn.db.engine import Database
 from tarn.errors import DatasetNotFound, Forbidden, Unauthenticated
@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-def written(database: Database) -> list[AuditEntry]:
+def records(database: Database) -> list[AuditEntry]:
     with database.read() as connection:
         return audit.page(connection, ANY, None, 1000)[::-1]
 
@@ -33,24 +33,24 @@ def test_flood_of_denials_is_one_record_that_counts_them(database: Database):
     denials = Denials(database)
 
     for number in range(200):
-        denials.record(Act(None, "whoami", "/v1/whoami", f"r{number}"), Unauthenticated("no"))
+        denials.record(AuditedAction(None, "whoami", "/v1/whoami", f"r{number}"), Unauthenticated("no"))
     denials.close()
 
-    [entry] = written(database)
+    [entry] = records(database)
     assert (entry.request, entry.detail) == ("r0", {"problem": "unauthenticated", "detail": "no", "count": 200})
 
 
 def test_denials_of_other_keys_routes_and_reasons_are_records_of_their_own(database: Database):
     denials = Denials(database)
 
-    denials.record(Act(None, "whoami", "/v1/whoami", "r"), Unauthenticated("no", key="k1"))
-    denials.record(Act(None, "whoami", "/v1/whoami", "r"), Unauthenticated("no", key="k2"))
-    denials.record(Act(ALICE, "get_dataset", "/v1/datasets/a", "r"), DatasetNotFound("no"))
-    denials.record(Act(ALICE, "put_entity", "/v1/datasets/a", "r"), DatasetNotFound("no"))
-    denials.record(Act(ALICE, "put_entity", "/v1/datasets/b", "r"), Forbidden("no"))
+    denials.record(AuditedAction(None, "whoami", "/v1/whoami", "r"), Unauthenticated("no", key="k1"))
+    denials.record(AuditedAction(None, "whoami", "/v1/whoami", "r"), Unauthenticated("no", key="k2"))
+    denials.record(AuditedAction(ALICE, "get_dataset", "/v1/datasets/a", "r"), DatasetNotFound("no"))
+    denials.record(AuditedAction(ALICE, "put_entity", "/v1/datasets/a", "r"), DatasetNotFound("no"))
+    denials.record(AuditedAction(ALICE, "put_entity", "/v1/datasets/b", "r"), Forbidden("no"))
     denials.close()
 
-    assert [(entry.tenant, entry.key, entry.action, entry.detail["count"]) for entry in written(database)] == [
+    assert [(entry.tenant, entry.key, entry.action, entry.detail["count"]) for entry in records(database)] == [
         (None, "k1", "whoami", 1),
         (None, "k2", "whoami", 1),
         ("alice", "k1", "get_dataset", 1),
@@ -62,14 +62,14 @@ def test_denials_of_other_keys_routes_and_reasons_are_records_of_their_own(datab
 def test_denial_after_the_minute_is_a_new_record_and_the_old_one_keeps_its_count(database: Database):
     clock = Clock()
     denials = Denials(database, clock)
-    act = Act(ALICE, "get_dataset", "/v1/datasets/a", "r")
+    act = AuditedAction(ALICE, "get_dataset", "/v1/datasets/a", "r")
 
-    for moment in (0, 1, WHILE - 1, WHILE, WHILE + 1):
+    for moment in (0, 1, RECORD_SECONDS - 1, RECORD_SECONDS, RECORD_SECONDS + 1):
         clock.now = moment
         denials.record(act, DatasetNotFound("no"))
     denials.close()
 
-    assert [entry.detail["count"] for entry in written(database)] == [3, 2]
+    assert [entry.detail["count"] for entry in records(database)] == [3, 2]
 
 
 @pytest.mark.parametrize("most", [2, 5000])
@@ -84,5 +84,5 @@ def test_records_older_than_they_are_kept_go_and_the_others_stay(database: Datab
     gone = audit.trim(database, moment - timedelta(days=5, minutes=1))
 
     assert gone == 4
-    left = written(database)
+    left = records(database)
     assert (len(left), left[0].id) == (2, old[-1])

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from tarn.access import limits, tenants
-from tarn.access.limits import Rate
+from tarn.access.limits import RateLimiter
 from tarn.db.engine import Database
 from tarn.errors import QuotaExceeded
 from tarn.model.tenant import NewLimits, NewTenant
@@ -21,7 +21,7 @@ class Clock:
 
 def test_bucket_gives_its_burst_at_once_and_then_its_rate():
     clock = Clock()
-    rate = Rate(clock)
+    rate = RateLimiter(clock)
 
     at_once = [rate.wait("a", rate=2, burst=3) for _ in range(4)]
     clock.now = 0.5
@@ -33,7 +33,7 @@ def test_bucket_gives_its_burst_at_once_and_then_its_rate():
 
 def test_bucket_never_holds_more_than_its_burst():
     clock = Clock()
-    rate = Rate(clock)
+    rate = RateLimiter(clock)
     rate.wait("a", rate=2, burst=3)
     clock.now = 1000
 

@@ -242,8 +242,8 @@ def test_old_keys_stay_in_use_while_new_ones_cannot_be_had(
 ):
     _identity(authenticator, issuer.token())
     issuer.status = 500
-    monkeypatch.setattr(oidc, "KEEP", 0.0)
-    monkeypatch.setattr(oidc, "LEAST", 0.0)
+    monkeypatch.setattr(oidc, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(oidc, "MIN_FETCH_INTERVAL", 0.0)
 
     tenants = {_identity(authenticator, issuer.token()).tenant for _ in range(3)}
     with pytest.raises(Unavailable):

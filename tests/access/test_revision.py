@@ -6,25 +6,25 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event
 from tarn.access import revision
-from tarn.access.revision import Remembered
+from tarn.access.revision import RevisionCache
 from tarn.db.engine import Database
-from tarn.main import assemble
+from tarn.main import build_services
 from tarn.settings import Settings
 from tarn.storage.store import Store
 
-from tests.in_process_api import Caller, House
+from tests.in_process_api import Caller, InProcessApi
 
 
 @pytest.fixture
-def other(house: House, settings: Settings, store: Store) -> Iterator[House]:
+def other(house: InProcessApi, settings: Settings, store: Store) -> Iterator[InProcessApi]:
     """Another API process on the same database, in which the administrator makes its changes."""
     database = Database(settings.database_url)
-    with House(assemble(settings, database, store), str(house.admin.key)) as other:
+    with InProcessApi(build_services(settings, database, store), str(house.admin.key)) as other:
         yield other
     database.close()
 
 
-def test_caller_and_dataset_that_are_known_cost_one_statement(house: House):
+def test_caller_and_dataset_that_are_known_cost_one_statement(house: InProcessApi):
     house.dataset("donations")
     alice = house.tenant("alice", donations="read")
     alice.get("/v1/datasets/donations")
@@ -66,7 +66,7 @@ def _limit(admin: Caller, _: Caller) -> None:
     [(_revoke, 401), (_ungrant, 404), (_disable, 401), (_remove, 401), (_delete_dataset, 404)],
 )
 def test_what_is_taken_away_in_one_process_ends_with_the_next_request_in_another(
-    house: House, other: House, change: Callable[[Caller, Caller], None], status: int
+    house: InProcessApi, other: InProcessApi, change: Callable[[Caller, Caller], None], status: int
 ):
     house.dataset("donations")
     alice = house.tenant("alice", donations="read")
@@ -77,7 +77,9 @@ def test_what_is_taken_away_in_one_process_ends_with_the_next_request_in_another
     assert (before, alice.get("/v1/datasets/donations").status_code) == ([200, 200], status)
 
 
-def test_what_is_given_in_one_process_is_there_with_the_next_request_in_another(house: House, other: House):
+def test_what_is_given_in_one_process_is_there_with_the_next_request_in_another(
+    house: InProcessApi, other: InProcessApi
+):
     alice = house.tenant("alice", donations="read")
     before = [alice.get("/v1/datasets/donations").status_code for _ in range(2)]
 
@@ -90,7 +92,7 @@ def test_what_is_given_in_one_process_is_there_with_the_next_request_in_another(
     assert (before, made, forbidden, granted) == ([404, 404], 200, 403, 200)
 
 
-def test_limit_set_in_one_process_holds_in_another(house: House, other: House):
+def test_limit_set_in_one_process_holds_in_another(house: InProcessApi, other: InProcessApi):
     alice = house.tenant("alice")
     before = [alice.get("/v1/whoami").status_code for _ in range(2)]
 
@@ -99,7 +101,7 @@ def test_limit_set_in_one_process_holds_in_another(house: House, other: House):
     assert (before, [alice.get("/v1/whoami").status_code for _ in range(2)]) == ([200, 200], [200, 429])
 
 
-def test_dataset_made_again_is_another_one(house: House):
+def test_dataset_made_again_is_another_one(house: InProcessApi):
     house.dataset("donations")
     house.admin.get("/v1/datasets/donations")
     with house.services.database.write() as connection:
@@ -123,7 +125,7 @@ def test_transaction_that_is_rolled_back_ends_nothing(database: Database):
 
 
 def test_answers_are_read_once_for_each_revision_and_the_oldest_are_forgotten():
-    remembered: Remembered[str] = Remembered(most=2)
+    remembered: RevisionCache[str] = RevisionCache(most=2)
     reads: list[str] = []
 
     def ask(present: str, question: str) -> None:
@@ -136,7 +138,7 @@ def test_answers_are_read_once_for_each_revision_and_the_oldest_are_forgotten():
 
 
 def test_refusal_is_not_remembered():
-    remembered: Remembered[str] = Remembered()
+    remembered: RevisionCache[str] = RevisionCache()
 
     def refuse() -> str:
         raise LookupError

@@ -7,10 +7,10 @@ from tarn.api.http import route_access as access
 from tarn.api.http.routing import GuardedRoute
 from tarn.errors import StartRefused
 
-from tests.in_process_api import Caller, House
+from tests.in_process_api import Caller, InProcessApi
 
 
-def test_lists_show_only_what_the_caller_may_read(house: House):
+def test_lists_show_only_what_the_caller_may_read(house: InProcessApi):
     house.dataset("ours")
     house.dataset("theirs")
     bob = house.tenant("bob", ours="read")
@@ -19,7 +19,7 @@ def test_lists_show_only_what_the_caller_may_read(house: House):
     assert [dataset["name"] for dataset in bob.get("/v1/catalog").json()["datasets"]] == ["ours"]
 
 
-def test_creating_needs_admin_on_a_pattern_that_matches(house: House):
+def test_creating_needs_admin_on_a_pattern_that_matches(house: InProcessApi):
     alice = house.tenant("alice", **{"press_*": "admin", "any": "maintain"})
 
     allowed = alice.post("/v1/datasets", {"name": "press_leaks"})
@@ -28,7 +28,7 @@ def test_creating_needs_admin_on_a_pattern_that_matches(house: House):
     assert (allowed.status_code, refused.status_code) == (201, 403)
 
 
-def test_creating_over_a_dataset_of_others_says_forbidden_not_that_it_exists(house: House):
+def test_creating_over_a_dataset_of_others_says_forbidden_not_that_it_exists(house: InProcessApi):
     house.dataset("donations")
     bob = house.tenant("bob", others="admin")
 
@@ -55,7 +55,7 @@ def test_creating_over_a_dataset_of_others_says_forbidden_not_that_it_exists(hou
         "Bearer " + "x" * 20_000,
     ],
 )
-def test_no_or_bad_key_is_401_in_the_same_words(house: House, header: str | bytes | None):
+def test_no_or_bad_key_is_401_in_the_same_words(house: InProcessApi, header: str | bytes | None):
     answer = house.nobody.get("/v1/whoami", headers={} if header is None else {"Authorization": header})
 
     assert answer.status_code == 401
@@ -64,20 +64,20 @@ def test_no_or_bad_key_is_401_in_the_same_words(house: House, header: str | byte
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "ApiKey", "apikey", "Token", "token"])
-def test_every_scheme_is_understood(house: House, scheme: str):
+def test_every_scheme_is_understood(house: InProcessApi, scheme: str):
     answer = house.nobody.get("/v1/whoami", headers={"Authorization": f"{scheme} {house.admin.key}"})
 
     assert answer.json()["tenant"] == "admin"
 
 
-def test_key_of_another_tenants_id_with_a_wrong_secret_is_refused(house: House):
+def test_key_of_another_tenants_id_with_a_wrong_secret_is_refused(house: InProcessApi):
     key = str(house.tenant("alice").key)
     forged = key[:-4] + "AAAA"
 
     assert house.with_key(forged).get("/v1/whoami").status_code == 401
 
 
-def test_caller_is_refused_before_the_body_is_looked_at(house: House):
+def test_caller_is_refused_before_the_body_is_looked_at(house: InProcessApi):
     house.dataset("donations")
     bob: Caller = house.tenant("bob")
 

@@ -5,12 +5,12 @@ import threading
 
 import pytest
 from tarn.access import revision
-from tarn.api.http.services.identity_cache import Present
+from tarn.api.http.services.identity_cache import RevisionReader
 from tarn.db.engine import Database
 from tarn.errors import Unavailable
 
 
-class Slow(Present):
+class PausedReader(RevisionReader):
     """Readings that are counted once they have looked, and then wait to be let go."""
 
     def __init__(self, database: Database) -> None:
@@ -25,16 +25,16 @@ class Slow(Present):
         return found
 
 
-async def begun(slow: Slow, readings: int) -> None:
+async def wait_for_reads(slow: PausedReader, readings: int) -> None:
     while slow.begun < readings:
         await asyncio.sleep(0)
 
 
 def test_questions_asked_during_a_reading_share_the_next_one_and_see_what_changed_before_them(database: Database):
     async def ask() -> tuple[str, list[str]]:
-        slow = Slow(database)
+        slow = PausedReader(database)
         first = asyncio.ensure_future(slow.revision())
-        await begun(slow, 1)
+        await wait_for_reads(slow, 1)
         with database.write() as connection:
             revision.bump(connection)
         rest = [asyncio.ensure_future(slow.revision()) for _ in range(50)]
@@ -51,9 +51,9 @@ def test_questions_asked_during_a_reading_share_the_next_one_and_see_what_change
 
 def test_one_that_leaves_does_not_take_the_reading_from_the_others(database: Database):
     async def ask() -> str:
-        slow = Slow(database)
+        slow = PausedReader(database)
         leaving, staying = asyncio.ensure_future(slow.revision()), asyncio.ensure_future(slow.revision())
-        await begun(slow, 1)
+        await wait_for_reads(slow, 1)
         leaving.cancel()
         slow.go.release()
         return await staying
@@ -63,7 +63,7 @@ def test_one_that_leaves_does_not_take_the_reading_from_the_others(database: Dat
 
 
 def test_a_database_that_does_not_answer_is_told_to_everybody_and_asked_again_next_time(database: Database):
-    class Failing(Slow):
+    class Failing(PausedReader):
         def _current(self) -> str:
             super()._current()
             if self.begun == 1:
@@ -83,7 +83,7 @@ def test_a_database_that_does_not_answer_is_told_to_everybody_and_asked_again_ne
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_question_after_a_reading_begins_another(database: Database, times: int):
     async def ask() -> int:
-        slow = Slow(database)
+        slow = PausedReader(database)
         for _ in range(times):
             slow.go.release()
             await slow.revision()

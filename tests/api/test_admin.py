@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tarn.access import identity
 from tarn.access.limits import reserve
-from tarn.api.http.routing import HELD
+from tarn.api.http.routing import REFUSAL_DELAY
 from tarn.db.tables import api_keys
 from tarn.model.names import TenantName
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
-def test_tenant_is_made_shown_changed_and_deleted(house: House):
+def test_tenant_is_made_shown_changed_and_deleted(house: InProcessApi):
     made = house.admin.post("/v1/admin/tenants", {"name": "alice", "title": "Alice's search"})
     changed = house.admin.patch("/v1/admin/tenants/alice", {"title": "Other"})
     listed = house.admin.get("/v1/admin/tenants").json()["results"]
@@ -27,14 +27,14 @@ def test_tenant_is_made_shown_changed_and_deleted(house: House):
 
 
 @pytest.mark.parametrize("name", ["lakehouse", "Alice", "a b", "../x", "a/b", "x" * 65, "", "-a", "a\x00"])
-def test_bad_tenant_name_is_refused(house: House, name: str):
+def test_bad_tenant_name_is_refused(house: InProcessApi, name: str):
     answer = house.admin.post("/v1/admin/tenants", {"name": name})
 
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "name"
 
 
-def test_name_of_a_deleted_tenant_is_not_given_out_again(house: House):
+def test_name_of_a_deleted_tenant_is_not_given_out_again(house: InProcessApi):
     key = house.tenant("alice", any="read").key
     house.admin.delete("/v1/admin/tenants/alice")
 
@@ -45,7 +45,7 @@ def test_name_of_a_deleted_tenant_is_not_given_out_again(house: House):
     assert house.with_key(str(key)).get("/v1/whoami").status_code == 401
 
 
-def test_secret_is_shown_once_and_stored_nowhere(house: House):
+def test_secret_is_shown_once_and_stored_nowhere(house: InProcessApi):
     house.admin.post("/v1/admin/tenants", {"name": "alice"})
     created = house.admin.post("/v1/admin/tenants/alice/keys", {"label": "laptop"}).json()
 
@@ -60,7 +60,7 @@ def test_secret_is_shown_once_and_stored_nowhere(house: House):
     assert secret not in repr(rows)
 
 
-def test_revoked_key_is_refused_with_the_next_request(house: House):
+def test_revoked_key_is_refused_with_the_next_request(house: InProcessApi):
     alice = house.tenant("alice")
     whoami = alice.get("/v1/whoami").json()
 
@@ -72,7 +72,7 @@ def test_revoked_key_is_refused_with_the_next_request(house: House):
     assert house.admin.delete(f"/v1/admin/keys/{whoami['key']}").json() == revoked.json()
 
 
-def test_expired_key_is_refused(house: House):
+def test_expired_key_is_refused(house: InProcessApi):
     house.admin.post("/v1/admin/tenants", {"name": "alice"})
     expires = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
 
@@ -81,7 +81,7 @@ def test_expired_key_is_refused(house: House):
     assert house.with_key(key).get("/v1/whoami").status_code == 401
 
 
-def test_key_that_is_remembered_ends_with_its_time(house: House, monkeypatch: pytest.MonkeyPatch):
+def test_key_that_is_remembered_ends_with_its_time(house: InProcessApi, monkeypatch: pytest.MonkeyPatch):
     house.admin.post("/v1/admin/tenants", {"name": "alice"})
     expires = datetime.now(UTC) + timedelta(hours=1)
     key = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires.isoformat()}).json()["key"]
@@ -97,7 +97,7 @@ def test_key_that_is_remembered_ends_with_its_time(house: House, monkeypatch: py
     "expires",
     ["9999-12-31T23:59:59-01:00", "0001-01-01T00:00:00+01:00", "9999-06-01T00:00:00Z", "2030-01-01T00:00:00"],
 )
-def test_expiry_that_not_every_clock_can_show_is_refused(house: House, expires: str):
+def test_expiry_that_not_every_clock_can_show_is_refused(house: InProcessApi, expires: str):
     house.admin.post("/v1/admin/tenants", {"name": "alice"})
 
     answer = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires})
@@ -106,7 +106,7 @@ def test_expiry_that_not_every_clock_can_show_is_refused(house: House, expires: 
     assert answer.json()["errors"][0]["field"] == "expires"
 
 
-def test_expiry_is_kept_in_utc(house: House):
+def test_expiry_is_kept_in_utc(house: InProcessApi):
     house.admin.post("/v1/admin/tenants", {"name": "alice"})
 
     made = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": "9998-12-31T23:59:59-01:00"}).json()
@@ -114,7 +114,7 @@ def test_expiry_is_kept_in_utc(house: House):
     assert made["expires"] == "9999-01-01T00:59:59Z"
 
 
-def test_disabled_tenant_is_refused_until_it_is_enabled(house: House):
+def test_disabled_tenant_is_refused_until_it_is_enabled(house: InProcessApi):
     alice = house.tenant("alice")
 
     house.admin.patch("/v1/admin/tenants/alice", {"disabled": True})
@@ -124,7 +124,7 @@ def test_disabled_tenant_is_refused_until_it_is_enabled(house: House):
     assert (refused, alice.get("/v1/whoami").status_code) == (401, 200)
 
 
-def test_administrator_cannot_lock_everybody_out(house: House):
+def test_administrator_cannot_lock_everybody_out(house: InProcessApi):
     grant = house.admin.get("/v1/admin/tenants/admin/grants").json()["results"][0]
 
     answers = [
@@ -138,7 +138,7 @@ def test_administrator_cannot_lock_everybody_out(house: House):
     assert house.admin.get("/v1/whoami").status_code == 200
 
 
-def test_grant_opens_and_its_removal_closes(house: House):
+def test_grant_opens_and_its_removal_closes(house: InProcessApi):
     house.dataset("donations")
     alice = house.tenant("alice")
     closed = alice.get("/v1/datasets/donations").status_code
@@ -161,14 +161,14 @@ def test_grant_opens_and_its_removal_closes(house: House):
         {"dataset": "*", "level": "read", "until": "tomorrow"},
     ],
 )
-def test_bad_grant_is_refused(house: House, grant):
+def test_bad_grant_is_refused(house: InProcessApi, grant):
     house.admin.post("/v1/admin/tenants", {"name": "alice"})
 
     assert house.admin.post("/v1/admin/tenants/alice/grants", grant).status_code == 422
     assert house.admin.get("/v1/admin/tenants/alice/grants").json()["results"] == []
 
 
-def test_same_grant_twice_conflicts(house: House):
+def test_same_grant_twice_conflicts(house: InProcessApi):
     house.tenant("alice", donations="read")
 
     again = house.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "donations", "level": "read"})
@@ -176,7 +176,7 @@ def test_same_grant_twice_conflicts(house: House):
     assert again.status_code == 409
 
 
-def test_limits_are_the_servers_until_the_tenant_has_its_own(house: House):
+def test_limits_are_the_servers_until_the_tenant_has_its_own(house: InProcessApi):
     alice = house.tenant("alice")
     before = alice.get("/v1/whoami").json()["limits"]
 
@@ -198,7 +198,7 @@ def test_limits_are_the_servers_until_the_tenant_has_its_own(house: House):
         {"quota_bytes": 2**63},
     ],
 )
-def test_limit_that_cannot_be_kept_is_refused(house: House, limits):
+def test_limit_that_cannot_be_kept_is_refused(house: InProcessApi, limits):
     house.tenant("alice")
 
     answer = house.admin.put("/v1/admin/tenants/alice/limits", limits)
@@ -208,21 +208,21 @@ def test_limit_that_cannot_be_kept_is_refused(house: House, limits):
 
 
 @pytest.mark.parametrize("limits", [{"rate_burst": 2**31 - 1}, {"rate_limit": 0}, {"rate_limit": 0.001}])
-def test_utmost_limits_are_taken(house: House, limits):
+def test_utmost_limits_are_taken(house: InProcessApi, limits):
     alice = house.tenant("alice")
 
     assert house.admin.put("/v1/admin/tenants/alice/limits", limits).status_code == 200
     assert alice.get("/v1/whoami").status_code == 200
 
 
-def test_administrator_cannot_limit_itself_out(house: House):
+def test_administrator_cannot_limit_itself_out(house: InProcessApi):
     shown = house.admin.put("/v1/admin/tenants/admin/limits", {"rate_limit": 0.001, "rate_burst": 1}).json()
 
     assert {house.admin.get("/v1/whoami").status_code for _ in range(5)} == {200}
     assert shown["rate_limit"] == 0
 
 
-def test_used_quota_is_shown_as_it_is_now(house: House):
+def test_used_quota_is_shown_as_it_is_now(house: InProcessApi):
     alice = house.tenant("alice")
     before = alice.get("/v1/whoami").json()["limits"]["used_statements"]
 
@@ -232,7 +232,7 @@ def test_used_quota_is_shown_as_it_is_now(house: House):
     assert (before, alice.get("/v1/whoami").json()["limits"]["used_statements"]) == (0, 7)
 
 
-def test_tenant_over_its_rate_waits_and_others_do_not(house: House):
+def test_tenant_over_its_rate_waits_and_others_do_not(house: InProcessApi):
     alice, bob = house.tenant("alice"), house.tenant("bob")
     house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 3})
 
@@ -245,7 +245,7 @@ def test_tenant_over_its_rate_waits_and_others_do_not(house: House):
     assert bob.get("/v1/whoami").status_code == 200
 
 
-def test_request_over_the_rate_is_held_before_it_is_refused(house: House):
+def test_request_over_the_rate_is_held_before_it_is_refused(house: InProcessApi):
     alice = house.tenant("alice")
     house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 1})
     alice.get("/v1/whoami")
@@ -254,10 +254,10 @@ def test_request_over_the_rate_is_held_before_it_is_refused(house: House):
     refused = alice.get("/v1/whoami")
 
     assert refused.status_code == 429
-    assert time.monotonic() - begun >= HELD[0]
+    assert time.monotonic() - begun >= REFUSAL_DELAY[0]
 
 
-def test_every_write_and_every_denial_is_in_the_audit_log(house: House):
+def test_every_write_and_every_denial_is_in_the_audit_log(house: InProcessApi):
     house.dataset("donations")
     alice = house.tenant("alice", donations="read")
     alice.patch("/v1/datasets/donations", {"title": "mine"}, headers={"X-Request-ID": "sneaky-1"})
@@ -280,7 +280,7 @@ def test_every_write_and_every_denial_is_in_the_audit_log(house: House):
     assert [entry["request"] for entry in entries if entry["action"] == "update_dataset"][1] == "sneaky-1"
 
 
-def test_denial_inside_a_route_is_in_the_audit_log(house: House):
+def test_denial_inside_a_route_is_in_the_audit_log(house: InProcessApi):
     house.dataset("donations")
     alice, bob = house.tenant("alice", donations="admin"), house.tenant("bob", donations="write")
     job = alice.delete("/v1/datasets/donations?confirm=donations").json()["id"]
@@ -312,7 +312,7 @@ def test_denial_inside_a_route_is_in_the_audit_log(house: House):
     }
 
 
-def test_audit_log_is_paged_and_filtered_by_tenant(house: House):
+def test_audit_log_is_paged_and_filtered_by_tenant(house: InProcessApi):
     house.tenant("alice")
     house.tenant("bob").get("/v1/admin/tenants")
 
@@ -325,7 +325,7 @@ def test_audit_log_is_paged_and_filtered_by_tenant(house: House):
     assert [(entry["tenant"], entry["outcome"]) for entry in of_bob] == [("bob", "denied")]
 
 
-def test_write_that_fails_leaves_no_audit_entry(house: House):
+def test_write_that_fails_leaves_no_audit_entry(house: InProcessApi):
     house.dataset("donations")
     before = house.admin.get("/v1/admin/audit").json()
 
@@ -335,6 +335,6 @@ def test_write_that_fails_leaves_no_audit_entry(house: House):
     assert house.admin.get("/v1/admin/audit").json() == before
 
 
-def _grant(house: House) -> str:
+def _grant(house: InProcessApi) -> str:
     grant: str = house.admin.get("/v1/admin/tenants/alice/grants").json()["results"][0]["id"]
     return grant

@@ -10,7 +10,7 @@ import zstandard
 from tarn.api.http.bodies.body_middleware import DECODERS, Decoder
 from tarn.errors import InvalidFormat
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 JSON = {"Content-Type": "application/json"}
 
@@ -20,7 +20,7 @@ def zstd(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd), ("GZIP", gzip.compress)])
-def test_compressed_body_is_understood(house: House, encoding: str, compress):
+def test_compressed_body_is_understood(house: InProcessApi, encoding: str, compress):
     body = compress(b'{"name": "donations"}')
 
     answer = house.admin("POST", "/v1/datasets", content=body, headers=JSON | {"Content-Encoding": encoding})
@@ -29,7 +29,7 @@ def test_compressed_body_is_understood(house: House, encoding: str, compress):
 
 
 @pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("zstd", zstd)])
-def test_bomb_is_cut_off_and_memory_stays_flat(house: House, encoding: str, compress):
+def test_bomb_is_cut_off_and_memory_stays_flat(house: InProcessApi, encoding: str, compress):
     bomb = compress(b" " * (256 << 20))
     house.nobody.get("/healthz")
 
@@ -44,13 +44,13 @@ def test_bomb_is_cut_off_and_memory_stays_flat(house: House, encoding: str, comp
     assert peak < 48 << 20
 
 
-def test_plain_body_over_the_limit_is_refused_by_its_declared_length(house: House):
+def test_plain_body_over_the_limit_is_refused_by_its_declared_length(house: InProcessApi):
     answer = house.admin("POST", "/v1/datasets", content=b" " * (2 << 20), headers=JSON)
 
     assert answer.status_code == 413
 
 
-def test_plain_body_over_the_limit_is_refused_while_it_streams(house: House):
+def test_plain_body_over_the_limit_is_refused_while_it_streams(house: InProcessApi):
     answer = house.admin("POST", "/v1/datasets", content=(b" " * 65536 for _ in range(32)), headers=JSON)
 
     assert answer.status_code == 413
@@ -70,7 +70,7 @@ def test_plain_body_over_the_limit_is_refused_while_it_streams(house: House):
     # Named here, since gzip writes the time into its header and the workers of one run must agree on names.
     ids=["empty-gzip", "no-gzip", "cut-gzip", "trailing-gzip", "zlib", "no-zstd", "cut-zstd"],
 )
-def test_broken_compression_is_refused(house: House, encoding: str, body: bytes):
+def test_broken_compression_is_refused(house: InProcessApi, encoding: str, body: bytes):
     answer = house.admin("POST", "/v1/datasets", content=body, headers=JSON | {"Content-Encoding": encoding})
 
     assert (answer.status_code, answer.json()["type"]) == (400, "/problems/invalid-format")
@@ -78,7 +78,7 @@ def test_broken_compression_is_refused(house: House, encoding: str, body: bytes)
 
 
 @pytest.mark.parametrize("encoding", ["br", "gzip, gzip", "deflate"])
-def test_unknown_encoding_is_refused(house: House, encoding: str):
+def test_unknown_encoding_is_refused(house: InProcessApi, encoding: str):
     answer = house.admin("POST", "/v1/datasets", content=b"x", headers=JSON | {"Content-Encoding": encoding})
 
     assert answer.status_code == 415
@@ -140,7 +140,7 @@ def test_members_of_a_zstd_stream_share_one_decompressor(monkeypatch: pytest.Mon
     assert len(made) == 1
 
 
-def test_compressed_bytes_count_against_the_limit(house: House):
+def test_compressed_bytes_count_against_the_limit(house: InProcessApi):
     # The name of a gzip member may be as long as it likes, and decompresses to nothing.
     endless = b"\x1f\x8b\x08\x08" + b"\0" * 4 + b"\0\xff" + b"n" * (2 << 20)
     pieces = (endless[start : start + 65536] for start in range(0, len(endless), 65536))

@@ -13,13 +13,13 @@ import pytest
 from starlette.types import Message
 from tarn.access.bootstrap import ensure_admin
 from tarn.api.http.bodies.body_feed import AT_ONCE
-from tarn.api.http.bodies.body_middleware import Bodies, Pace
+from tarn.api.http.bodies.body_middleware import BodyMiddleware, Pace
 from tarn.api.http.ingest import HEAD, UPLOADS
-from tarn.api.http.limits.tenant_semaphore import Places
+from tarn.api.http.limits.tenant_semaphore import FairSemaphore
 from tarn.api.http.middleware import protocol
 from tarn.db.engine import Database
 from tarn.errors import BodyTimeout
-from tarn.main import assemble
+from tarn.main import build_services
 from tarn.settings import Settings
 from tarn.storage.store import Store
 
@@ -100,7 +100,7 @@ def read(client: Client, reading: Reading = read_all, pace: Pace = Pace(IDLE, RA
 
     loop = VirtualTime()
     try:
-        bodies = Bodies(application, 1 << 30, pace)
+        bodies = BodyMiddleware(application, 1 << 30, pace)
         loop.run_until_complete(bodies({"type": "http", "headers": []}, client.receive, send))
         return results[0], loop.time()
     finally:
@@ -215,7 +215,7 @@ def key(settings: Settings, database: Database) -> str:
 def brief(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
     """A server that waits for a moment only, with a dataset."""
     short = {"body_idle_timeout": BRIEF, "body_min_rate": 1 << 20, "body_rate_grace": 3 * BRIEF}
-    with listening(assemble(settings.model_copy(update=short), database, store)) as server:
+    with listening(build_services(settings.model_copy(update=short), database, store)) as server:
         with server.client(key) as client:
             assert client.post("/v1/datasets", json={"name": "slow"}).status_code == 201
         yield server
@@ -381,7 +381,7 @@ def test_body_of_an_answered_request_has_no_more_time_than_a_head(brief: Listeni
 def patient(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
     """A server that waits for longer than any test does, with a dataset that two tenants may write to."""
     long = {"body_idle_timeout": 3600, "body_rate_grace": 3600}
-    with listening(assemble(settings.model_copy(update=long), database, store)) as server:
+    with listening(build_services(settings.model_copy(update=long), database, store)) as server:
         with server.client(key) as client:
             assert client.post("/v1/datasets", json={"name": "slow"}).status_code == 201
         yield server
@@ -399,17 +399,17 @@ def tenant(server: Listening, admin: str, name: str) -> str:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For every slot that was asked for, how many of its kind there are."""
-    acquire, asked = Places.acquire, []
+    acquire, asked = FairSemaphore.acquire, []
 
-    async def counted(self: Places) -> str:
+    async def counted(self: FairSemaphore) -> str:
         asked.append(self.most)
         return await acquire(self)
 
-    monkeypatch.setattr(Places, "acquire", counted)
+    monkeypatch.setattr(FairSemaphore, "acquire", counted)
     return asked
 
 
-def stalled(server: Listening, stack: ExitStack, key: str, method: str, path: str) -> list[socket.socket]:
+def open_stalled_uploads(server: Listening, stack: ExitStack, key: str, method: str, path: str) -> list[socket.socket]:
     """Sixty uploads of which two of four megabytes have been sent."""
     request = head(method, path, key, Content_Length=str(4 * HEAD), **NDJSON)
     connections = [stack.enter_context(server.connect()) for _ in range(60)]
@@ -431,7 +431,7 @@ def test_sixty_uploads_that_stop_halfway_leave_a_slot_to_the_next_tenant(
 ):
     hostile, other = tenant(patient, key, "hostile"), tenant(patient, key, "other")
     with ExitStack() as stack, patient.client(other) as client:
-        stalled(patient, stack, hostile, method, path)
+        open_stalled_uploads(patient, stack, hostile, method, path)
         wait_until(lambda: asked.count(slots) == 60)
 
         answer = client.request(method, path, content=lines(2 * HEAD), headers={"Content-Type": "application/x-ndjson"})
@@ -442,7 +442,9 @@ def test_sixty_uploads_that_stop_halfway_leave_a_slot_to_the_next_tenant(
 def test_sixty_uploads_that_stop_halfway_are_refused_and_free_their_slots(brief: Listening, key: str):
     hostile = tenant(brief, key, "hostile")
     with ExitStack() as stack, brief.client(hostile) as client:
-        answers = [answer_on(each) for each in stalled(brief, stack, hostile, "POST", f"{DATASET}/entities")]
+        answers = [
+            answer_on(each) for each in open_stalled_uploads(brief, stack, hostile, "POST", f"{DATASET}/entities")
+        ]
         for answer in answers:
             assert_timed_out(answer)
 

@@ -9,7 +9,7 @@ from sqlalchemy import delete
 from tarn.db.tables import journal, journal_batches
 from tarn.settings import Settings
 
-from tests.in_process_api import Caller, House
+from tests.in_process_api import Caller, InProcessApi
 from tests.journal import journal as looked_into
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
@@ -22,19 +22,19 @@ STATEMENT = {"entity_id": "jane", "schema": "Person", "prop": "name", "value": "
 Write = Callable[[Caller, str], Response]
 
 
-def _of_stage(caller: Caller, query: str) -> Response:
+def _commit_stage(caller: Caller, query: str) -> Response:
     stage = caller.post(f"{DATASET}/stages", {}).json()["id"]
     caller.post(f"{DATASET}/stages/{stage}/entities", ENTITY)
     return caller.post(f"{DATASET}/stages/{stage}/commit{query}")
 
 
-def _of_stages(caller: Caller, query: str) -> Response:
+def _commit_stages(caller: Caller, query: str) -> Response:
     stage = caller.post(f"{DATASET}/stages", {}).json()["id"]
     caller.post(f"{DATASET}/stages/{stage}/entities", ENTITY)
     return caller.post(f"{DATASET}/stages/commit{query}", {"stages": [stage]})
 
 
-def _of_statement(caller: Caller, query: str) -> Response:
+def _delete_statement(caller: Caller, query: str) -> Response:
     caller.post(f"{DATASET}/statements", STATEMENT, params={"origin": "o"})
     return caller.delete(f"{DATASET}/statements/d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd{query}")
 
@@ -44,10 +44,10 @@ WRITES: dict[str, Write] = {
     "put": lambda caller, query: caller.put(f"{DATASET}/entities/jane{query}", ENTITY),
     "delete": lambda caller, query: caller.delete(f"{DATASET}/entities/jane{query}"),
     "statements": lambda caller, query: caller.post(f"{DATASET}/statements{query}", STATEMENT),
-    "statement": _of_statement,
+    "statement": _delete_statement,
     "origin": lambda caller, query: caller.delete(f"{DATASET}/origins/crawl{query}"),
-    "stage": _of_stage,
-    "stages": _of_stages,
+    "stage": _commit_stage,
+    "stages": _commit_stages,
 }
 
 
@@ -57,23 +57,23 @@ def settings(settings: Settings) -> Settings:
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("test")
 
 
 @pytest.fixture
-def flusher(house: House) -> SqlFlusher:
+def flusher(house: InProcessApi) -> SqlFlusher:
     return SqlFlusher(house.services.database)
 
 
-def head(house: House) -> dict:
+def head(house: InProcessApi) -> dict:
     journal_depth = house.admin.get(f"{DATASET}/journal").json()
     return {"rows": journal_depth["rows"]}
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
 def test_write_that_forces_a_flush_is_answered_with_the_snapshot_that_holds_it(
-    house: House, flusher: SqlFlusher, write: Write
+    house: InProcessApi, flusher: SqlFlusher, write: Write
 ):
     with working(make_worker(house, flusher)):
         answer = write(house.admin, "?commit=force")
@@ -87,7 +87,7 @@ def test_write_that_forces_a_flush_is_answered_with_the_snapshot_that_holds_it(
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_write_is_answered_at_once_by_default_and_asks_for_no_flush(house: House, write: Write):
+def test_write_is_answered_at_once_by_default_and_asks_for_no_flush(house: InProcessApi, write: Write):
     answers = [write(house.admin, ""), write(house.admin, "?commit=auto")]
 
     assert [answer.status_code for answer in answers] == [200, 200]
@@ -96,7 +96,7 @@ def test_write_is_answered_at_once_by_default_and_asks_for_no_flush(house: House
 
 
 def test_write_that_waits_asks_for_no_flush_and_gets_the_first_snapshot_that_holds_it(
-    house: House, flusher: SqlFlusher
+    house: InProcessApi, flusher: SqlFlusher
 ):
     answers: list[Response] = []
     writing = threading.Thread(target=lambda: answers.append(WRITES["entities"](house.admin, "?commit=wait_for")))
@@ -113,7 +113,7 @@ def test_write_that_waits_asks_for_no_flush_and_gets_the_first_snapshot_that_hol
 
 @pytest.mark.parametrize("commit", ["wait_for", "force"])
 @pytest.mark.parametrize("write", [WRITES["entities"], WRITES["delete"], WRITES["stage"]])
-def test_write_whose_wait_runs_out_is_202_and_durable(house: House, commit: str, write: Write):
+def test_write_whose_wait_runs_out_is_202_and_durable(house: InProcessApi, commit: str, write: Write):
     answer = write(house.with_settings(commit_wait=0.05).admin, f"?commit={commit}")
 
     assert (answer.status_code, answer.json()["snapshot"], answer.json()["commit"]) == (202, None, 1)
@@ -121,7 +121,7 @@ def test_write_whose_wait_runs_out_is_202_and_durable(house: House, commit: str,
 
 
 @pytest.mark.parametrize("commit", ["wait_for", "force"])
-def test_write_of_nothing_has_nothing_to_wait_for(house: House, commit: str):
+def test_write_of_nothing_has_nothing_to_wait_for(house: InProcessApi, commit: str):
     nothing = house.admin.post(f"{DATASET}/entities?commit={commit}", [])
     stage = house.admin.post(f"{DATASET}/stages", {}).json()["id"]
     empty = house.admin.post(f"{DATASET}/stages/{stage}/commit?commit={commit}")
@@ -131,7 +131,7 @@ def test_write_of_nothing_has_nothing_to_wait_for(house: House, commit: str):
     assert house.admin.get("/v1/jobs").json()["results"] == []
 
 
-def test_replayed_write_waits_as_well(house: House, flusher: SqlFlusher):
+def test_replayed_write_waits_as_well(house: InProcessApi, flusher: SqlFlusher):
     key = {"Idempotency-Key": "k"}
     path = f"{DATASET}/entities?commit=force"
     first = house.with_settings(commit_wait=0).admin.post(path, ENTITY, headers=key)
@@ -145,7 +145,7 @@ def test_replayed_write_waits_as_well(house: House, flusher: SqlFlusher):
     assert len(looked_into.batches(house)) == 1
 
 
-def test_replayed_write_whose_batch_is_purged_gets_the_head(house: House, flusher: SqlFlusher):
+def test_replayed_write_whose_batch_is_purged_gets_the_head(house: InProcessApi, flusher: SqlFlusher):
     key = {"Idempotency-Key": "k"}
     with working(make_worker(house, flusher)):
         first = house.admin.post(f"{DATASET}/entities?commit=force", ENTITY, headers=key)
@@ -158,7 +158,9 @@ def test_replayed_write_whose_batch_is_purged_gets_the_head(house: House, flushe
     assert (again.status_code, again.json()) == (200, first.json())
 
 
-def test_flush_that_was_forced_and_cannot_be_done_is_not_waited_for_to_the_end(house: House, flusher: SqlFlusher):
+def test_flush_that_was_forced_and_cannot_be_done_is_not_waited_for_to_the_end(
+    house: InProcessApi, flusher: SqlFlusher
+):
     flusher.failing[id_of(house, "test")] = RuntimeError("broken")
 
     with working(make_worker(house, flusher)):
@@ -168,7 +170,7 @@ def test_flush_that_was_forced_and_cannot_be_done_is_not_waited_for_to_the_end(h
     assert (answer.status_code, answer.json()["snapshot"], job["state"]) == (202, None, "failed")
 
 
-def test_nobody_is_kept_waiting_when_the_server_stops(house: House):
+def test_nobody_is_kept_waiting_when_the_server_stops(house: InProcessApi):
     house.services.stopping.set()
 
     answer = WRITES["entities"](house.admin, "?commit=wait_for")
@@ -176,7 +178,7 @@ def test_nobody_is_kept_waiting_when_the_server_stops(house: House):
     assert answer.status_code == 202
 
 
-def test_stage_is_not_told_how_to_commit_what_is_sent_to_it(house: House):
+def test_stage_is_not_told_how_to_commit_what_is_sent_to_it(house: InProcessApi):
     stage = house.admin.post(f"{DATASET}/stages", {}).json()["id"]
 
     answer = house.admin.post(f"{DATASET}/stages/{stage}/entities?commit=force", ENTITY)
@@ -185,7 +187,7 @@ def test_stage_is_not_told_how_to_commit_what_is_sent_to_it(house: House):
     assert answer.json()["errors"][0]["field"] == "query.commit"
 
 
-def test_flush_that_a_writer_forces_is_a_job_of_its_own_tenant(house: House, flusher: SqlFlusher):
+def test_flush_that_a_writer_forces_is_a_job_of_its_own_tenant(house: InProcessApi, flusher: SqlFlusher):
     alice = house.tenant("alice", test="write")
 
     with working(make_worker(house, flusher)):

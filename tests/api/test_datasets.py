@@ -10,7 +10,7 @@ from tarn.model.names import DatasetName, FileName
 from tarn.storage.layout import DatasetLayout
 from tarn.worker.loop import Worker
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 METADATA = {
     "title": "Donations",
@@ -24,7 +24,7 @@ METADATA = {
 }
 
 
-def test_created_dataset_is_shown_as_it_was_sent(house: House):
+def test_created_dataset_is_shown_as_it_was_sent(house: InProcessApi):
     created = house.admin.post("/v1/datasets", {"name": "donations", **METADATA})
 
     shown = house.admin.get("/v1/datasets/donations")
@@ -37,7 +37,7 @@ def test_created_dataset_is_shown_as_it_was_sent(house: House):
     assert shown.json()["policy"]["exports"] == 15
 
 
-def test_created_dataset_has_its_documents_in_the_layout(house: House):
+def test_created_dataset_has_its_documents_in_the_layout(house: InProcessApi):
     house.dataset("donations", **METADATA)
 
     layout = DatasetLayout(DatasetName("donations"))
@@ -73,7 +73,7 @@ def test_created_dataset_has_its_documents_in_the_layout(house: House):
         ("undefined", "reserved"),
     ],
 )
-def test_bad_name_is_refused_with_its_reason_and_nothing_is_made(house: House, name: str, reason: str):
+def test_bad_name_is_refused_with_its_reason_and_nothing_is_made(house: InProcessApi, name: str, reason: str):
     before = list(house.services.store.list(""))
 
     answer = house.admin.post("/v1/datasets", {"name": name})
@@ -102,7 +102,7 @@ def test_bad_name_is_refused_with_its_reason_and_nothing_is_made(house: House, n
         ({"publisher": {"name": "a\r\nb"}}, "publisher.name"),
     ],
 )
-def test_bad_metadata_is_refused_by_field_on_create_and_on_change(house: House, change, field: str):
+def test_bad_metadata_is_refused_by_field_on_create_and_on_change(house: InProcessApi, change, field: str):
     house.dataset("good", title="Good")
     tag = house.admin.get("/v1/datasets/good").headers["ETag"]
 
@@ -116,14 +116,14 @@ def test_bad_metadata_is_refused_by_field_on_create_and_on_change(house: House, 
     assert house.admin.get("/v1/datasets/bad").status_code == 404
 
 
-def test_rules_of_ftms_own_model_hold(house: House):
+def test_rules_of_ftms_own_model_hold(house: InProcessApi):
     answer = house.admin.post("/v1/datasets", {"name": "old", "deprecated": True})
 
     assert answer.status_code == 422
     assert "coverage must have an end date" in answer.json()["errors"][0]["reason"]
 
 
-def test_name_that_is_taken_conflicts(house: House):
+def test_name_that_is_taken_conflicts(house: InProcessApi):
     house.dataset("donations", title="First")
 
     again = house.admin.post("/v1/datasets", {"name": "donations", "title": "Second"})
@@ -133,7 +133,7 @@ def test_name_that_is_taken_conflicts(house: House):
     assert house.admin.get("/v1/datasets/donations").json()["title"] == "First"
 
 
-def test_of_many_who_create_one_name_one_succeeds(house: House):
+def test_of_many_who_create_one_name_one_succeeds(house: InProcessApi):
     statuses: list[int] = []
 
     def create() -> None:
@@ -148,7 +148,7 @@ def test_of_many_who_create_one_name_one_succeeds(house: House):
     assert sorted(statuses) == [201] + [409] * 7
 
 
-def test_change_there_and_back_ends_where_it_began_and_keeps_each_version(house: House):
+def test_change_there_and_back_ends_where_it_began_and_keeps_each_version(house: InProcessApi):
     house.dataset("donations", title="A")
     first = house.admin.get("/v1/datasets/donations")
 
@@ -166,7 +166,7 @@ def test_change_there_and_back_ends_where_it_began_and_keeps_each_version(house:
     assert [yaml.safe_load(text)["title"] for text in texts] == ["B", "A"]
 
 
-def test_fields_left_out_of_a_change_stay_and_null_goes_back_to_the_default(house: House):
+def test_fields_left_out_of_a_change_stay_and_null_goes_back_to_the_default(house: InProcessApi):
     house.dataset("donations", title="Donations", summary="Who gave", url="https://example.org/")
 
     changed = house.admin.patch("/v1/datasets/donations", {"summary": None}).json()
@@ -174,7 +174,7 @@ def test_fields_left_out_of_a_change_stay_and_null_goes_back_to_the_default(hous
     assert (changed["title"], changed["summary"], changed["url"]) == ("Donations", None, "https://example.org/")
 
 
-def test_null_goes_back_to_the_default_of_a_field_that_is_never_null(house: House):
+def test_null_goes_back_to_the_default_of_a_field_that_is_never_null(house: InProcessApi):
     default = house.dataset("donations")
     fields = ("tags", "children", "deprecated", "target_file_bytes", "policy")
     other = {"tags": ["x"], "children": ["x"], "deprecated": False, "target_file_bytes": 1 << 20, "policy": {}}
@@ -185,18 +185,18 @@ def test_null_goes_back_to_the_default_of_a_field_that_is_never_null(house: Hous
     assert (changed.status_code, changed.json()) == (200, default)
 
 
-def test_null_is_no_value_of_a_new_dataset_where_it_means_nothing(house: House):
+def test_null_is_no_value_of_a_new_dataset_where_it_means_nothing(house: InProcessApi):
     assert house.admin.post("/v1/datasets", {"name": "donations", "tags": None}).status_code == 422
 
 
-def test_text_is_given_back_as_it_was_sent(house: House):
+def test_text_is_given_back_as_it_was_sent(house: InProcessApi):
     text = " two\u2028lines,\n\ta tab, \ufeff and Ünïcode: #1 "
     house.dataset("donations", description=text)
 
     assert house.admin.get("/v1/datasets/donations").json()["description"] == text
 
 
-def test_answer_can_be_sent_back_as_a_change(house: House):
+def test_answer_can_be_sent_back_as_a_change(house: InProcessApi):
     shown = house.dataset("donations", **METADATA)
     body = {field: value for field, value in shown.items() if field not in ("name", "id", "created")}
 
@@ -206,7 +206,7 @@ def test_answer_can_be_sent_back_as_a_change(house: House):
     assert answer.json() == shown
 
 
-def test_change_on_a_stale_tag_fails_and_changes_nothing(house: House):
+def test_change_on_a_stale_tag_fails_and_changes_nothing(house: InProcessApi):
     tag = house.admin.post("/v1/datasets", {"name": "donations"}).headers["ETag"]
     house.admin.patch("/v1/datasets/donations", {"title": "B"}, headers={"If-Match": tag})
 
@@ -217,7 +217,7 @@ def test_change_on_a_stale_tag_fails_and_changes_nothing(house: House):
     assert house.admin.get("/v1/datasets/donations").json()["title"] == "B"
 
 
-def test_change_on_a_weak_tag_fails_for_it_promises_too_little(house: House):
+def test_change_on_a_weak_tag_fails_for_it_promises_too_little(house: InProcessApi):
     tag = house.admin.post("/v1/datasets", {"name": "donations"}).headers["ETag"]
 
     weak = house.admin.patch("/v1/datasets/donations", {"title": "B"}, headers={"If-Match": f"W/{tag}"})
@@ -226,7 +226,7 @@ def test_change_on_a_weak_tag_fails_for_it_promises_too_little(house: House):
     assert (weak.status_code, shown.status_code) == (412, 304)
 
 
-def test_concurrent_changes_of_different_fields_all_hold(house: House):
+def test_concurrent_changes_of_different_fields_all_hold(house: InProcessApi):
     house.dataset("donations")
     fields = ["title", "summary", "description", "category", "deprecation"][:4]
 
@@ -242,14 +242,14 @@ def test_concurrent_changes_of_different_fields_all_hold(house: House):
     assert {field: shown[field] for field in fields} == {field: field for field in fields}
 
 
-def test_document_the_caller_has_is_not_sent_again(house: House):
+def test_document_the_caller_has_is_not_sent_again(house: InProcessApi):
     tag = house.admin.post("/v1/datasets", {"name": "donations"}).headers["ETag"]
 
     assert house.admin.get("/v1/datasets/donations", headers={"If-None-Match": tag}).status_code == 304
     assert house.admin.get("/v1/datasets/donations", headers={"If-None-Match": '"other"'}).status_code == 200
 
 
-def test_delete_needs_the_name_once_more(house: House):
+def test_delete_needs_the_name_once_more(house: InProcessApi):
     house.dataset("donations")
 
     missing = house.admin.delete("/v1/datasets/donations")
@@ -259,7 +259,7 @@ def test_delete_needs_the_name_once_more(house: House):
     assert house.admin.get("/v1/datasets/donations").status_code == 200
 
 
-def test_deleted_dataset_is_gone_at_once_and_its_name_is_free_once_the_job_is_done(house: House):
+def test_deleted_dataset_is_gone_at_once_and_its_name_is_free_once_the_job_is_done(house: InProcessApi):
     first = house.dataset("donations", **METADATA)
 
     accepted = house.admin.delete("/v1/datasets/donations", params={"confirm": "donations"})
@@ -277,7 +277,7 @@ def test_deleted_dataset_is_gone_at_once_and_its_name_is_free_once_the_job_is_do
     assert again["title"] is None
 
 
-def test_catalog_loads_with_ftms_own_reader_and_holds_what_the_caller_may_read(house: House):
+def test_catalog_loads_with_ftms_own_reader_and_holds_what_the_caller_may_read(house: InProcessApi):
     for name in ("public_one", "public_two", "secret"):
         house.dataset(name, title=name.upper(), **{k: v for k, v in METADATA.items() if k != "title"})
     reader = house.tenant("reader", **{"public_*": "read"})
@@ -292,7 +292,7 @@ def test_catalog_loads_with_ftms_own_reader_and_holds_what_the_caller_may_read(h
 
 
 @pytest.mark.parametrize("text", [b"{", b"title: x", b"- a", b"\xff\xfe", b"[" * 200_000])
-def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: House, text: bytes):
+def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: InProcessApi, text: bytes):
     house.dataset("broken")
     house.dataset("good")
     house.services.store.put(DatasetLayout(DatasetName("broken")).config, text)
@@ -305,7 +305,7 @@ def test_document_broken_by_hand_answers_for_itself_and_not_for_the_list(house: 
     assert house.admin.delete("/v1/datasets/broken?confirm=broken").status_code == 202
 
 
-def test_catalog_broken_by_hand_says_so(house: House):
+def test_catalog_broken_by_hand_says_so(house: InProcessApi):
     house.services.store.put("config.yml", b"title: [2030")
 
     shown, changed = house.admin.get("/v1/catalog"), house.admin.patch("/v1/catalog", {"title": "x"})
@@ -313,7 +313,7 @@ def test_catalog_broken_by_hand_says_so(house: House):
     assert [answer.json()["type"] for answer in (shown, changed)] == ["/problems/document-invalid"] * 2
 
 
-def test_versions_of_one_moment_are_all_on_some_page(house: House):
+def test_versions_of_one_moment_are_all_on_some_page(house: InProcessApi):
     house.dataset("donations")
     layout = DatasetLayout(DatasetName("donations"))
     names = ["index.json", "config.yml", "entities.ftm.json"]
@@ -330,7 +330,7 @@ def test_versions_of_one_moment_are_all_on_some_page(house: House):
     assert (found, cursor) == (sorted(names, reverse=True), None)
 
 
-def test_list_is_paged_by_name_and_ends(house: House):
+def test_list_is_paged_by_name_and_ends(house: InProcessApi):
     for name in ("c", "a", "b", "e", "d"):
         house.dataset(name)
 

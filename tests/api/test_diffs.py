@@ -6,7 +6,7 @@ import orjson
 import pytest
 from tarn.datasets.registry import Dataset
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
 def person(entity_id: str, **properties: Any) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def person(entity_id: str, **properties: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def history(house: House, dataset: Dataset, flush) -> None:
+def history(house: InProcessApi, dataset: Dataset, flush) -> None:
     """1: jane, john, jim. 2: nothing that shows. 3: joan new, john otherwise, jim gone, jane as she was."""
     path = "/v1/datasets/test/entities"
     house.admin.post(path, [person("jane", name="Jane"), person("john", name="John"), person("jim", name="Jim")])
@@ -27,25 +27,25 @@ def history(house: House, dataset: Dataset, flush) -> None:
     flush()
 
 
-def ops(house: House, path: str) -> list[tuple[str, str]]:
+def ops(house: InProcessApi, path: str) -> list[tuple[str, str]]:
     answer = house.admin.get(f"/v1/datasets/test/snapshots/{path}")
     assert answer.status_code == 200, answer.text
     return [(found["op"], found["id"]) for found in answer.json()["results"]]
 
 
-def test_diff_tells_added_deleted_and_modified_entities(house: House, history):
+def test_diff_tells_added_deleted_and_modified_entities(house: InProcessApi, history):
     assert ops(house, "1/diff/3") == [("ADD", "joan"), ("DEL", "jim"), ("MOD", "john")]
 
 
-def test_diff_the_other_way_round_is_the_opposite(house: House, history):
+def test_diff_the_other_way_round_is_the_opposite(house: InProcessApi, history):
     assert ops(house, "3/diff/1") == [("ADD", "jim"), ("DEL", "joan"), ("MOD", "john")]
 
 
-def test_diff_of_a_snapshot_with_itself_is_empty(house: House, history):
+def test_diff_of_a_snapshot_with_itself_is_empty(house: InProcessApi, history):
     assert ops(house, "2/diff/2") == []
 
 
-def test_diff_shows_entities_as_they_are_and_deleted_ones_as_they_were(house: House, history):
+def test_diff_shows_entities_as_they_are_and_deleted_ones_as_they_were(house: InProcessApi, history):
     results = house.admin.get("/v1/datasets/test/snapshots/1/diff/3").json()["results"]
 
     for found in results:
@@ -53,14 +53,14 @@ def test_diff_shows_entities_as_they_are_and_deleted_ones_as_they_were(house: Ho
         assert found["entity"] == house.admin.get(f"/v1/datasets/test/entities/{found['id']}?at={at}").json()
 
 
-def test_entity_that_was_only_seen_again_is_modified_as_its_last_seen_is_shown(house: House, history, flush):
+def test_entity_that_was_only_seen_again_is_modified_as_its_last_seen_is_shown(house: InProcessApi, history, flush):
     house.admin.post("/v1/datasets/test/entities", person("jane", name="Jane"))
     flush()
 
     assert ops(house, "3/diff/4") == [("MOD", "jane")]
 
 
-def test_diff_in_pages_is_the_diff(house: House, history):
+def test_diff_in_pages_is_the_diff(house: InProcessApi, history):
     path, found, cursor = "/v1/datasets/test/snapshots/1/diff/3", [], ""
     while cursor is not None:
         page = house.admin.get(path, params={"limit": 1, **({"cursor": cursor} if cursor else {})}).json()
@@ -71,7 +71,7 @@ def test_diff_in_pages_is_the_diff(house: House, history):
     assert len(found) == 3
 
 
-def test_streamed_diff_is_the_diff_and_ends_with_its_snapshot(house: House, history):
+def test_streamed_diff_is_the_diff_and_ends_with_its_snapshot(house: InProcessApi, history):
     answer = house.admin.get("/v1/datasets/test/snapshots/1/diff/latest/stream?end=true")
     *lines, end = map(orjson.loads, answer.text.splitlines())
 
@@ -79,7 +79,7 @@ def test_streamed_diff_is_the_diff_and_ends_with_its_snapshot(house: House, hist
     assert end == {"$end": {"snapshot": answer.headers["Tarn-Snapshot"], "count": 3, "invalid": 0}}
 
 
-def test_diff_counts_the_entities_that_it_cannot_show(house: House, history, flush):
+def test_diff_counts_the_entities_that_it_cannot_show(house: InProcessApi, history, flush):
     vessel = {"id": "john", "schema": "Vessel", "properties": {"name": ["John"]}}
     house.admin.post("/v1/datasets/test/entities?origin=register", [vessel])
     flush()
@@ -102,13 +102,13 @@ def test_diff_counts_the_entities_that_it_cannot_show(house: House, history, flu
         ("1/diff/nowhere", "ref-not-found"),
     ],
 )
-def test_bad_diff_is_refused(house: House, history, path: str, slug: str):
+def test_bad_diff_is_refused(house: InProcessApi, history, path: str, slug: str):
     answer = house.admin.get(f"/v1/datasets/test/snapshots/{path}")
 
     assert answer.json()["type"] == f"/problems/{slug}"
 
 
-def test_diff_of_a_dataset_without_snapshots_says_so(house: House, dataset: Dataset):
+def test_diff_of_a_dataset_without_snapshots_says_so(house: InProcessApi, dataset: Dataset):
     answer = house.admin.get("/v1/datasets/test/snapshots/latest/diff/latest")
 
     assert answer.json()["type"] == "/problems/no-snapshots"

@@ -6,7 +6,7 @@ import json
 import pytest
 from tarn.model.ids import now
 
-from tests.in_process_api import NOTHING_LEFT_OUT, House
+from tests.in_process_api import NOTHING_LEFT_OUT, InProcessApi
 from tests.journal import journal
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -24,11 +24,11 @@ def person(number: int, **properties) -> dict:
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("test")
 
 
-def test_entity_becomes_its_statements_with_ids_of_ftm(house: House):
+def test_entity_becomes_its_statements_with_ids_of_ftm(house: InProcessApi):
     answer = house.admin.post(PATH, JANE, params={"origin": "crawl"})
 
     assert answer.status_code == 200
@@ -61,7 +61,7 @@ def test_entity_becomes_its_statements_with_ids_of_ftm(house: House):
         (gzip.compress(lines(person(1), person(2)), mtime=0), NDJSON | {"Content-Encoding": "gzip"}),
     ],
 )
-def test_every_form_of_the_same_entities_is_the_same(house: House, body: bytes, headers: dict):
+def test_every_form_of_the_same_entities_is_the_same(house: InProcessApi, body: bytes, headers: dict):
     answer = house.admin("POST", PATH, content=body, headers=headers)
 
     assert (answer.json()["entities"], answer.json()["statements"]) == (2, 4)
@@ -69,7 +69,7 @@ def test_every_form_of_the_same_entities_is_the_same(house: House, body: bytes, 
     assert {row["origin"] for row in journal.rows(house)} == {"default"}
 
 
-def test_large_body_goes_in_by_chunks_and_is_one_batch(house: House):
+def test_large_body_goes_in_by_chunks_and_is_one_batch(house: InProcessApi):
     body = lines(*(person(number) for number in range(15_000)))
 
     answer = house.admin("POST", PATH, content=body, headers=NDJSON)
@@ -95,7 +95,9 @@ def test_large_body_goes_in_by_chunks_and_is_one_batch(house: House):
         (b'"just a string"', None, "must be a JSON object"),
     ],
 )
-def test_bad_record_is_named_and_nothing_of_its_body_stays(house: House, count: int, bad: bytes, field, reason: str):
+def test_bad_record_is_named_and_nothing_of_its_body_stays(
+    house: InProcessApi, count: int, bad: bytes, field, reason: str
+):
     good = lines(*(person(number) for number in range(count)))
 
     answer = house.admin("POST", PATH, content=good + bad + b"\n" + good, headers=NDJSON)
@@ -109,7 +111,7 @@ def test_bad_record_is_named_and_nothing_of_its_body_stays(house: House, count: 
     assert house.admin.get("/v1/whoami").json()["limits"]["used_statements"] == 0
 
 
-def test_skip_keeps_exactly_the_good_records_and_tells_of_the_first_hundred_bad(house: House):
+def test_skip_keeps_exactly_the_good_records_and_tells_of_the_first_hundred_bad(house: InProcessApi):
     body = b"".join(lines(person(number)) + b"broken\n" for number in range(150))
 
     answer = house.admin("POST", PATH, content=body, headers=NDJSON, params={"on_error": "skip"}).json()
@@ -120,7 +122,7 @@ def test_skip_keeps_exactly_the_good_records_and_tells_of_the_first_hundred_bad(
 
 
 @pytest.mark.parametrize("on_error", ["abort", "skip"])
-def test_truncated_gzip_leaves_nothing(house: House, on_error: str):
+def test_truncated_gzip_leaves_nothing(house: InProcessApi, on_error: str):
     body = gzip.compress(lines(*(person(number) for number in range(30_000))))[:-100]
 
     answer = house.admin(
@@ -132,7 +134,7 @@ def test_truncated_gzip_leaves_nothing(house: House, on_error: str):
 
 
 @pytest.mark.parametrize("origin", ["../../evil", "a'b", "a b", "", "x" * 129, "a/b", "a\x00"])
-def test_bad_origin_is_refused(house: House, origin: str):
+def test_bad_origin_is_refused(house: InProcessApi, origin: str):
     answer = house.admin.post(PATH, JANE, params={"origin": origin})
 
     assert answer.status_code == 422
@@ -147,7 +149,7 @@ def test_bad_origin_is_refused(house: House, origin: str):
     (b"x", "text/csv", "unsupported-media-type"),
     (b'[{"id": "a"', "application/json", "invalid-format"),
 ])  # fmt: skip
-def test_body_that_is_none_of_ours_is_refused(house: House, body: bytes, kind: str, slug: str):
+def test_body_that_is_none_of_ours_is_refused(house: InProcessApi, body: bytes, kind: str, slug: str):
     answer = house.admin("POST", PATH, content=body, headers={"Content-Type": kind})
 
     assert answer.json()["type"] == f"/problems/{slug}"
@@ -163,7 +165,7 @@ def test_body_that_is_none_of_ours_is_refused(house: House, body: bytes, kind: s
     (b"", "application/x-ndjson", 400, "empty-body"),
 ])  # fmt: skip
 def test_body_that_is_no_stream_of_records_is_refused_with_the_reason(
-    house: House, records: str, body: bytes, kind: str, status: int, slug: str
+    house: InProcessApi, records: str, body: bytes, kind: str, status: int, slug: str
 ):
     stage = house.admin.post("/v1/datasets/test/stages", {"origin": "crawl"}).json()["id"]
     path = f"/v1/datasets/test/{records.format(stage=stage)}"
@@ -174,7 +176,7 @@ def test_body_that_is_no_stream_of_records_is_refused_with_the_reason(
     assert journal.count(house) == 0
 
 
-def test_body_without_records_changes_nothing(house: House):
+def test_body_without_records_changes_nothing(house: InProcessApi):
     answer = house.admin.post(PATH, [])
 
     assert answer.json() == {
@@ -188,9 +190,9 @@ def test_body_without_records_changes_nothing(house: House):
     assert journal.batches(house) == []
 
 
-def test_body_over_the_limit_leaves_nothing(house: House):
+def test_body_over_the_limit_leaves_nothing(house: InProcessApi):
     settings = house.services.settings.model_copy(update={"max_body_bytes": 3 << 20})
-    small = House(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
+    small = InProcessApi(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
 
     answer = small.admin("POST", PATH, content=lines(*(person(n) for n in range(60_000))), headers=NDJSON)
 
@@ -198,7 +200,7 @@ def test_body_over_the_limit_leaves_nothing(house: House):
     assert journal.count(house) == 0
 
 
-def test_put_is_an_erase_and_adds_in_one_batch(house: House):
+def test_put_is_an_erase_and_adds_in_one_batch(house: InProcessApi):
     house.admin.post(PATH, JANE, params={"origin": "crawl"})
 
     answer = house.admin.put(f"{PATH}/jane", JANE | {"properties": {"name": ["J. Doe"]}}, params={"origin": "crawl"})
@@ -209,7 +211,7 @@ def test_put_is_an_erase_and_adds_in_one_batch(house: House):
     assert house.admin.delete(f"{PATH}/jane").json()["tombstones"] == 2
 
 
-def test_put_takes_its_id_from_the_path_and_no_other(house: House):
+def test_put_takes_its_id_from_the_path_and_no_other(house: InProcessApi):
     body = {"schema": "Person", "properties": {"name": "Jane"}}
 
     assert house.admin.put(f"{PATH}/jane", body).status_code == 200
@@ -219,7 +221,7 @@ def test_put_takes_its_id_from_the_path_and_no_other(house: House):
     assert {row["entity_id"] for row in journal.rows(house)} == {"jane"}
 
 
-def test_delete_counts_what_was_live_and_is_no_error_for_what_is_not_there(house: House):
+def test_delete_counts_what_was_live_and_is_no_error_for_what_is_not_there(house: InProcessApi):
     house.admin.post(PATH, JANE, params={"origin": "a"})
     house.admin.post(PATH, JANE, params={"origin": "b"})
     house.admin.post(PATH, JANE, params={"origin": "b"})
@@ -235,7 +237,7 @@ def test_delete_counts_what_was_live_and_is_no_error_for_what_is_not_there(house
     assert counts == [0, 3, 0, 3, 0]
 
 
-def test_revived_after_a_delete(house: House):
+def test_revived_after_a_delete(house: InProcessApi):
     house.admin.post(PATH, JANE)
     house.admin.delete(f"{PATH}/jane")
     house.admin.post(PATH, JANE)
@@ -243,14 +245,14 @@ def test_revived_after_a_delete(house: House):
     assert house.admin.delete(f"{PATH}/jane").json()["tombstones"] == 3
 
 
-def test_only_the_newest_base_statement_lives(house: House):
+def test_only_the_newest_base_statement_lives(house: InProcessApi):
     house.admin.post(PATH, JANE)
     house.admin.post(PATH, JANE | {"properties": {"name": ["Other"]}})
 
     assert house.admin.delete(f"{PATH}/jane").json()["tombstones"] == 4
 
 
-def test_tag_moves_with_the_data_and_not_without(house: House):
+def test_tag_moves_with_the_data_and_not_without(house: InProcessApi):
     before = now()
     house.admin.post(PATH, JANE)
     first = journal.tag(house, "journal/last_updated")
@@ -261,7 +263,7 @@ def test_tag_moves_with_the_data_and_not_without(house: House):
     assert before < first == still < journal.tag(house, "journal/last_updated")
 
 
-def test_reader_may_not_write_and_strangers_see_nothing(house: House):
+def test_reader_may_not_write_and_strangers_see_nothing(house: InProcessApi):
     reader, stranger = house.tenant("reader", test="read"), house.tenant("stranger")
 
     assert reader.post(PATH, JANE).status_code == 403
@@ -269,7 +271,7 @@ def test_reader_may_not_write_and_strangers_see_nothing(house: House):
     assert journal.count(house) == 0
 
 
-def test_quota_is_held_for_small_and_large_bodies_and_given_back(house: House):
+def test_quota_is_held_for_small_and_large_bodies_and_given_back(house: InProcessApi):
     alice = house.tenant("alice", test="write")
     house.admin.put("/v1/admin/tenants/alice/limits", {"quota_statements": 45_000})
     large = lines(*(person(number) for number in range(30_000)))
@@ -287,7 +289,7 @@ def test_quota_is_held_for_small_and_large_bodies_and_given_back(house: House):
     assert len(journal.rows(house)) == 45_000
 
 
-def test_full_journal_makes_writers_wait(house: House):
+def test_full_journal_makes_writers_wait(house: InProcessApi):
     settings = house.services.settings.model_copy(update={"journal_max_rows": 3})
     house.services.writer._settings = settings
     house.admin.post(PATH, JANE)
@@ -301,7 +303,7 @@ def test_full_journal_makes_writers_wait(house: House):
     assert journal.count(house) == 3
 
 
-def test_write_is_in_the_audit_log_with_its_size(house: House):
+def test_write_is_in_the_audit_log_with_its_size(house: InProcessApi):
     house.admin.post(PATH, JANE, params={"origin": "crawl"})
 
     newest = house.admin.get("/v1/admin/audit").json()["results"][0]

@@ -11,9 +11,9 @@ from httpx2 import Response
 from tarn.api.routes.entity_reads import MOST_DATASETS
 from tarn.datasets.registry import Dataset
 from tarn.model.snapshot import Snapshot
-from tarn.query.entities import MOST_ORIGINS
+from tarn.query.entities import MAX_ORIGINS
 
-from tests.in_process_api import Caller, House
+from tests.in_process_api import Caller, InProcessApi
 
 Flushing = Callable[[], list[Snapshot]]
 
@@ -31,12 +31,12 @@ def entity(id: str, schema: str = "Person", **properties: Any) -> dict[str, Any]
     return {"id": id, "schema": schema, "properties": lists}
 
 
-def add(house: House, *entities: dict[str, Any], origin: str = "crawl", dataset: str = "test") -> None:
+def add(house: InProcessApi, *entities: dict[str, Any], origin: str = "crawl", dataset: str = "test") -> None:
     answer = house.admin.post(f"/v1/datasets/{dataset}/entities?origin={origin}", list(entities))
     assert answer.status_code == 200, answer.text
 
 
-def say(house: House, *statements: dict[str, Any], origin: str = "crawl") -> None:
+def add_statements(house: InProcessApi, *statements: dict[str, Any], origin: str = "crawl") -> None:
     """Write statements, which unlike entities can have a canonical id of their own."""
     lines = b"\n".join(map(orjson.dumps, statements))
     answer = house.admin.post(
@@ -45,7 +45,7 @@ def say(house: House, *statements: dict[str, Any], origin: str = "crawl") -> Non
     assert answer.status_code == 200, answer.text
 
 
-def merge(house: House, canonical_id: str, *ids: str) -> None:
+def merge(house: InProcessApi, canonical_id: str, *ids: str) -> None:
     """Say of people that they are one, called Jane."""
     for one in ids:
         statement = {
@@ -55,10 +55,10 @@ def merge(house: House, canonical_id: str, *ids: str) -> None:
             "prop": "name",
             "value": "Jane",
         }
-        say(house, statement, statement | {"prop": "id", "value": one})
+        add_statements(house, statement, statement | {"prop": "id", "value": one})
 
 
-def disagree(house: House, id: str) -> None:
+def make_invalid(house: InProcessApi, id: str) -> None:
     """Say of an entity that it is two things which have nothing in common."""
     add(house, entity(id, "Person", name="Who"), origin="one")
     add(house, entity(id, "Vessel", name="What"), origin="two")
@@ -74,7 +74,7 @@ def lines_of(answer: Response) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in answer.content.splitlines()]
 
 
-def query(house: House, where: Any = None, **rest: Any) -> Response:
+def query(house: InProcessApi, where: Any = None, **rest: Any) -> Response:
     return house.admin.post(f"{ENTITIES}/query", {"where": where, **rest})
 
 
@@ -82,7 +82,7 @@ def problem(answer: Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["type"].removeprefix("/problems/")
 
 
-def fault(answer: Response) -> tuple[int, str | None, str]:
+def single_error(answer: Response) -> tuple[int, str | None, str]:
     (found,) = answer.json()["errors"]
     return answer.status_code, found["field"], found["reason"]
 
@@ -91,7 +91,7 @@ def fault(answer: Response) -> tuple[int, str | None, str]:
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["unflushed", "flushed"])
-def test_entity_is_found_by_canonical_id_entity_id_and_referent(house: House, flush: Flushing, flushed: bool):
+def test_entity_is_found_by_canonical_id_entity_id_and_referent(house: InProcessApi, flush: Flushing, flushed: bool):
     add(house, entity("jane", name="Jane Doe", country="de"))
     merge(house, "Q1", "a", "b")
     snapshots = flush() if flushed else []
@@ -111,7 +111,7 @@ def test_entity_is_found_by_canonical_id_entity_id_and_referent(house: House, fl
     assert plain.headers.get("Tarn-Snapshot") == (snapshots[0].id if flushed else None)
 
 
-def test_entity_as_one_origin_tells_it_has_nothing_of_the_others(house: House, flush: Flushing):
+def test_entity_as_one_origin_tells_it_has_nothing_of_the_others(house: InProcessApi, flush: Flushing):
     add(house, entity("jane", name="Jane"), origin="crawl")
     flush()
     add(house, entity("jane", name="Janet"), origin="wiki")
@@ -125,7 +125,7 @@ def test_entity_as_one_origin_tells_it_has_nothing_of_the_others(house: House, f
     assert problem(house.admin.get(f"{ENTITIES}/jane?origin=other")) == (404, "entity-not-found")
 
 
-def test_entity_that_is_not_there_or_is_deleted_is_not_found(house: House, flush: Flushing):
+def test_entity_that_is_not_there_or_is_deleted_is_not_found(house: InProcessApi, flush: Flushing):
     add(house, entity("jane", name="Jane"), entity("john", name="John"))
     flush()
     house.admin.delete(f"{ENTITIES}/jane")
@@ -136,8 +136,8 @@ def test_entity_that_is_not_there_or_is_deleted_is_not_found(house: House, flush
     assert ids_of(house.admin.get(ENTITIES)) == ["john"]
 
 
-def test_entity_whose_schemata_disagree_is_told_apart_everywhere_and_ends_nothing(house: House, flush: Flushing):
-    disagree(house, "b")
+def test_entity_whose_schemata_disagree_is_told_apart_everywhere_and_ends_nothing(house: InProcessApi, flush: Flushing):
+    make_invalid(house, "b")
     flush()
     add(house, entity("a", name="A"), entity("c", name="C"))
 
@@ -155,7 +155,7 @@ def test_entity_whose_schemata_disagree_is_told_apart_everywhere_and_ends_nothin
     assert (lines[3]["$end"]["count"], lines[3]["$end"]["invalid"]) == (3, 1)
 
 
-def test_stream_without_invalid_entities_ends_with_a_count_of_zero(house: House):
+def test_stream_without_invalid_entities_ends_with_a_count_of_zero(house: InProcessApi):
     empty = lines_of(house.admin.get(f"{ENTITIES}/stream?end=true"))
     add(house, entity("a", name="A"))
     one = lines_of(house.admin.get(f"{ENTITIES}/stream?end=true"))
@@ -164,8 +164,8 @@ def test_stream_without_invalid_entities_ends_with_a_count_of_zero(house: House)
     assert one[-1] == {"$end": {"snapshot": None, "count": 1, "invalid": 0}}
 
 
-def test_invalid_entities_are_counted_by_aggregations_which_leave_nothing_out(house: House):
-    disagree(house, "b")
+def test_invalid_entities_are_counted_by_aggregations_which_leave_nothing_out(house: InProcessApi):
+    make_invalid(house, "b")
     add(house, entity("a", name="A"))
 
     counted = house.admin.post(f"{ENTITIES}/aggregate", {"metrics": ["count"]}).json()
@@ -173,8 +173,8 @@ def test_invalid_entities_are_counted_by_aggregations_which_leave_nothing_out(ho
     assert counted["results"] == [{"group": {}, "metrics": {"count": 2}}]
 
 
-def test_invalid_neighbour_is_told_from_one_that_is_missing(house: House):
-    disagree(house, "b")
+def test_invalid_neighbour_is_told_from_one_that_is_missing(house: InProcessApi):
+    make_invalid(house, "b")
     links = [entity(f"own-{asset}", "Ownership", owner="a", asset=asset) for asset in ("b", "gone")]
     add(house, entity("a", "Company", name="A"), *links)
 
@@ -186,12 +186,14 @@ def test_invalid_neighbour_is_told_from_one_that_is_missing(house: House):
     assert ([found["id"] for found in missing["results"]], missing["invalid"]) == (["gone", "a"], [])
 
 
-def test_invalid_entities_are_listed_with_the_schemata_of_each_origin_and_the_reason(house: House, flush: Flushing):
-    disagree(house, "b")
+def test_invalid_entities_are_listed_with_the_schemata_of_each_origin_and_the_reason(
+    house: InProcessApi, flush: Flushing
+):
+    make_invalid(house, "b")
     add(house, entity("a", "Company", name="A"), origin="one")
     add(house, entity("a", "LegalEntity", name="A"), origin="two")
     flush()
-    disagree(house, "d")
+    make_invalid(house, "d")
     add(house, entity("c", name="C"), entity("b", name="B"))
 
     answer = house.admin.get(f"{ENTITIES}/invalid")
@@ -225,11 +227,11 @@ def test_invalid_entities_are_listed_with_the_schemata_of_each_origin_and_the_re
     assert answer.headers["Tarn-Snapshot"]
 
 
-def test_invalid_entities_are_those_of_the_state_that_is_asked_for(house: House, flush: Flushing):
-    disagree(house, "b")
+def test_invalid_entities_are_those_of_the_state_that_is_asked_for(house: InProcessApi, flush: Flushing):
+    make_invalid(house, "b")
     flush()
     house.admin.delete(f"{ENTITIES}/b?origin=two")
-    disagree(house, "c")
+    make_invalid(house, "c")
 
     def listed(query: str) -> list[str]:
         return ids_of(house.admin.get(f"{ENTITIES}/invalid{query}"))
@@ -240,9 +242,9 @@ def test_invalid_entities_are_those_of_the_state_that_is_asked_for(house: House,
     assert problem(house.admin.get(f"{ENTITIES}/invalid?nonsense=1")) == (422, "schema-violation")
 
 
-def test_invalid_entities_are_walked_in_pages_by_canonical_id(house: House, flush: Flushing):
+def test_invalid_entities_are_walked_in_pages_by_canonical_id(house: InProcessApi, flush: Flushing):
     for name in ("ü", "b", "a b", "c", "z"):
-        disagree(house, name)
+        make_invalid(house, name)
     add(house, entity("bb", name="B"))
     flush()
 
@@ -260,22 +262,22 @@ def test_invalid_entities_are_walked_in_pages_by_canonical_id(house: House, flus
     assert problem(house.admin.get(f"{ENTITIES}/invalid?limit=1001")) == (422, "schema-violation")
 
 
-def test_merged_entity_that_is_invalid_is_listed_by_its_canonical_id(house: House):
+def test_merged_entity_that_is_invalid_is_listed_by_its_canonical_id(house: InProcessApi):
     parts = {"p": "Person", "v": "Vessel"}
     for name, schema in parts.items():
         common = {"entity_id": name, "canonical_id": "merged", "schema": schema}
-        say(house, common | {"prop": "name", "value": name}, common | {"prop": "id", "value": name})
+        add_statements(house, common | {"prop": "name", "value": name}, common | {"prop": "id", "value": name})
 
     (found,) = house.admin.get(f"{ENTITIES}/invalid").json()["results"]
 
     assert (found["id"], found["by_origin"]) == ("merged", [{"origin": "crawl", "schemata": ["Person", "Vessel"]}])
 
 
-def test_invalid_entity_of_many_origins_lists_the_first_and_counts_all(house: House):
+def test_invalid_entity_of_many_origins_lists_the_first_and_counts_all(house: InProcessApi):
     statements = [
         {"entity_id": "b", "schema": "Vessel" if number else "Person", "prop": "name", "value": "B",
          "origin": f"o{number:03}"}
-        for number in range(MOST_ORIGINS + 5)
+        for number in range(MAX_ORIGINS + 5)
     ]  # fmt: skip
     lines = b"\n".join(map(orjson.dumps, statements))
     sent = house.admin.post(f"{ROOT}/statements", content=lines, headers={"Content-Type": "application/x-ndjson"})
@@ -283,12 +285,12 @@ def test_invalid_entity_of_many_origins_lists_the_first_and_counts_all(house: Ho
 
     (found,) = house.admin.get(f"{ENTITIES}/invalid").json()["results"]
 
-    assert [one["origin"] for one in found["by_origin"]] == [f"o{number:03}" for number in range(MOST_ORIGINS)]
-    assert found["origins"] == MOST_ORIGINS + 5
+    assert [one["origin"] for one in found["by_origin"]] == [f"o{number:03}" for number in range(MAX_ORIGINS)]
+    assert found["origins"] == MAX_ORIGINS + 5
 
 
 @pytest.mark.parametrize("name", ["stream", "query", "aggregate", "adjacent", "invalid"])
-def test_entity_named_like_a_route_is_written_listed_and_deleted(house: House, name: str):
+def test_entity_named_like_a_route_is_written_listed_and_deleted(house: InProcessApi, name: str):
     assert house.admin.put(f"{ENTITIES}/{name}", entity(name, name="N")).status_code == 200
 
     assert ids_of(house.admin.get(ENTITIES, params={"id": name})) == [name]
@@ -297,7 +299,7 @@ def test_entity_named_like_a_route_is_written_listed_and_deleted(house: House, n
     assert house.admin.delete(f"{ENTITIES}/{name}").json()["tombstones"] == 2
 
 
-def test_entity_named_like_a_route_of_another_method_is_shown(house: House):
+def test_entity_named_like_a_route_of_another_method_is_shown(house: InProcessApi):
     add(house, entity("query", name="Q"), entity("aggregate", name="A"))
 
     assert [house.admin.get(f"{ENTITIES}/{name}").json()["id"] for name in ("query", "aggregate")] == [
@@ -306,7 +308,7 @@ def test_entity_named_like_a_route_of_another_method_is_shown(house: House):
     ]
 
 
-AWKWARD = {
+SPECIAL_IDS = {
     "percent": ("50%", "50%25"),
     "quotes": ("'; DROP TABLE live; --\"", "%27%3B%20DROP%20TABLE%20live%3B%20--%22"),
     "unicode": ("Ünï-кот-😀", "%C3%9Cn%C3%AF-%D0%BA%D0%BE%D1%82-%F0%9F%98%80"),
@@ -319,12 +321,14 @@ AWKWARD = {
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["unflushed", "flushed"])
-def test_awkward_ids_are_found_in_the_path_in_parameters_and_in_queries(house: House, flush: Flushing, flushed: bool):
-    add(house, entity("other", name="O"), *(entity(name, name="N") for name, _ in AWKWARD.values()))
+def test_awkward_ids_are_found_in_the_path_in_parameters_and_in_queries(
+    house: InProcessApi, flush: Flushing, flushed: bool
+):
+    add(house, entity("other", name="O"), *(entity(name, name="N") for name, _ in SPECIAL_IDS.values()))
     if flushed:
         flush()
 
-    for name, path in AWKWARD.values():
+    for name, path in SPECIAL_IDS.values():
         assert house.admin.get(f"{ENTITIES}/{path}").json()["id"] == name
         assert house.admin.get(f"{ENTITIES}/{path}/adjacent").json()["results"] == []
         assert ids_of(house.admin.get(ENTITIES, params={"id": name})) == [name]
@@ -335,7 +339,7 @@ def test_awkward_ids_are_found_in_the_path_in_parameters_and_in_queries(house: H
     assert ids_of(house.admin.get(ENTITIES)) == ["other"]
 
 
-def test_id_with_a_slash_is_in_no_path_and_found_by_parameter(house: House):
+def test_id_with_a_slash_is_in_no_path_and_found_by_parameter(house: InProcessApi):
     add(house, entity("a/b", name="N"))
 
     assert problem(house.admin.get(f"{ENTITIES}/a%2Fb")) == (404, "route-not-found")
@@ -343,7 +347,7 @@ def test_id_with_a_slash_is_in_no_path_and_found_by_parameter(house: House):
 
 
 @pytest.mark.parametrize("overlay", [0, 1000], ids=["asked", "kept"])
-def test_id_that_no_entity_can_have_is_refused_or_not_found(house: House, overlay: int):
+def test_id_that_no_entity_can_have_is_refused_or_not_found(house: InProcessApi, overlay: int):
     add(house, entity("jane", name="Jane"))
     paths = ["%00", "a%00b", "%0A", "a" * 256, "%ED%A0%80"]
 
@@ -357,7 +361,7 @@ def test_id_that_no_entity_can_have_is_refused_or_not_found(house: House, overla
 
 
 @pytest.fixture
-def some(house: House, flush: Flushing) -> None:
+def some(house: InProcessApi, flush: Flushing) -> None:
     """People and a company, half of them flushed, by two origins; `q` is two of them."""
     add(house, entity("ada", name="Ada", birthDate="1815"), entity("acme", "Company", name="Acme", country="de"))
     merge(house, "q", "q1")
@@ -390,7 +394,7 @@ FILTERED = {
 
 
 @pytest.mark.usefixtures("some")
-def test_list_and_stream_show_what_every_filter_given_lets_through(house: House):
+def test_list_and_stream_show_what_every_filter_given_lets_through(house: InProcessApi):
     listed = {filters: house.admin.get(f"{ENTITIES}?{filters}") for filters in FILTERED}
     streamed = {filters: lines_of(house.admin.get(f"{ENTITIES}/stream?{filters}")) for filters in FILTERED}
 
@@ -414,7 +418,7 @@ SORTED = {
 
 @pytest.mark.usefixtures("some")
 @pytest.mark.parametrize("limit", [1, 3, 100])
-def test_sorted_list_is_the_same_in_pages_and_as_a_query(house: House, limit: int):
+def test_sorted_list_is_the_same_in_pages_and_as_a_query(house: InProcessApi, limit: int):
     def queried(sort: tuple[str, ...]) -> list[str]:
         found: list[str] = []
         cursor = None
@@ -424,7 +428,7 @@ def test_sorted_list_is_the_same_in_pages_and_as_a_query(house: House, limit: in
             cursor = page["next"]
         return found
 
-    assert {sort: walked(house.admin, sort=list(sort), limit=limit) for sort in SORTED} == SORTED
+    assert {sort: all_ids(house.admin, sort=list(sort), limit=limit) for sort in SORTED} == SORTED
     assert {sort: queried(sort) for sort in SORTED} == SORTED
 
 
@@ -440,11 +444,11 @@ def pages(caller: Caller, **parameters: Any) -> Iterator[list[str]]:
         cursor = {"cursor": page["next"]}
 
 
-def walked(caller: Caller, **parameters: Any) -> list[str]:
+def all_ids(caller: Caller, **parameters: Any) -> list[str]:
     return [name for page in pages(caller, **parameters) for name in page]
 
 
-def test_walk_through_a_list_meets_what_stays_exactly_once_while_data_moves(house: House, flush: Flushing):
+def test_walk_through_a_list_meets_what_stays_exactly_once_while_data_moves(house: InProcessApi, flush: Flushing):
     dice = random.Random(6)
     stays = [f"stay-{number:03d}" for number in range(250)]
     leaves = [f"leave-{number:03d}" for number in range(40)]
@@ -499,12 +503,12 @@ MATCHED: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.usefixtures("some")
-def test_query_shows_what_matches_its_condition(house: House):
+def test_query_shows_what_matches_its_condition(house: InProcessApi):
     assert [(where, ids_of(query(house, where))) for where, _ in MATCHED] == MATCHED
 
 
 @pytest.mark.usefixtures("some")
-def test_aggregate_counts_and_measures_what_matches(house: House):
+def test_aggregate_counts_and_measures_what_matches(house: InProcessApi):
     asked = {
         "where": {"field": "schemata", "op": "eq", "value": "LegalEntity"},
         "group_by": ["schema"],
@@ -530,7 +534,7 @@ def test_aggregate_counts_and_measures_what_matches(house: House):
 
 
 @pytest.fixture
-def several(house: House) -> Caller:
+def several(house: InProcessApi) -> Caller:
     """Somebody who may read three datasets of four."""
     for name in ("leaks_a", "leaks_b", "secret"):
         house.dataset(name)
@@ -553,7 +557,7 @@ def test_query_over_datasets_sees_those_the_caller_may_read_and_no_others(severa
     assert found("secret") == found("nothing", "none_*") == []
 
 
-def test_aggregate_over_datasets_counts_what_the_caller_may_read(house: House, several: Caller):
+def test_aggregate_over_datasets_counts_what_the_caller_may_read(house: InProcessApi, several: Caller):
     asked = {"datasets": ["*"], "metrics": ["count"]}
 
     assert several.post("/v1/entities/aggregate", asked).json()["results"][0]["metrics"] == {"count": 5}
@@ -579,14 +583,14 @@ def test_query_over_datasets_is_the_same_in_pages(several: Caller):
     ]
 
 
-def test_query_over_more_datasets_than_one_may_cover_says_so(house: House):
+def test_query_over_more_datasets_than_one_may_cover_says_so(house: InProcessApi):
     for number in range(MOST_DATASETS):
         house.dataset(f"many_{number}")
 
     answer = house.admin.post("/v1/entities/query", {"datasets": ["*"]})
     fits = house.admin.post("/v1/entities/query", {"datasets": ["many_*"]})
 
-    assert fault(answer) == (422, "datasets", f"match more than {MOST_DATASETS} datasets")
+    assert single_error(answer) == (422, "datasets", f"match more than {MOST_DATASETS} datasets")
     assert fits.json() == {"results": [], "invalid": [], "next": None}
 
 
@@ -594,7 +598,7 @@ def test_query_over_more_datasets_than_one_may_cover_says_so(house: House):
 
 
 @pytest.fixture
-def owned(house: House, flush: Flushing) -> None:
+def owned(house: InProcessApi, flush: Flushing) -> None:
     """A company that a person owns, directed by somebody who is not there."""
     add(
         house,
@@ -606,7 +610,7 @@ def owned(house: House, flush: Flushing) -> None:
     add(house, entity("directing", "Directorship", director="nobody", organization="acme"))
 
 
-def beside(house: House, name: str, **parameters: Any) -> list[tuple[str, bool, str, str | None]]:
+def adjacent(house: InProcessApi, name: str, **parameters: Any) -> list[tuple[str, bool, str, str | None]]:
     found: list[tuple[str, bool, str, str | None]] = []
     cursor: dict[str, str] = {}
     while True:
@@ -623,40 +627,40 @@ def beside(house: House, name: str, **parameters: Any) -> list[tuple[str, bool, 
 
 @pytest.mark.usefixtures("owned")
 @pytest.mark.parametrize("limit", [1, 100])
-def test_adjacent_entities_are_told_with_the_property_that_leads_there(house: House, limit: int):
-    assert beside(house, "acme", limit=limit) == [
+def test_adjacent_entities_are_told_with_the_property_that_leads_there(house: InProcessApi, limit: int):
+    assert adjacent(house, "acme", limit=limit) == [
         ("directorshipOrganization", False, "directing", "directing"),
         ("ownershipAsset", False, "owning", "owning"),
     ]
-    assert beside(house, "owning", limit=limit) == [("asset", True, "acme", "acme"), ("owner", True, "jane", "jane")]
-    assert beside(house, "directing", limit=limit) == [
+    assert adjacent(house, "owning", limit=limit) == [("asset", True, "acme", "acme"), ("owner", True, "jane", "jane")]
+    assert adjacent(house, "directing", limit=limit) == [
         ("director", True, "nobody", None),
         ("organization", True, "acme", "acme"),
     ]
 
 
 @pytest.mark.usefixtures("owned")
-def test_adjacent_entities_of_a_merged_one_are_those_of_all_its_parts(house: House):
+def test_adjacent_entities_of_a_merged_one_are_those_of_all_its_parts(house: InProcessApi):
     merge(house, "Q1", "jane")
     add(house, entity("owning2", "Ownership", owner="Q1", asset="acme"))
 
     expected = [("ownershipOwner", False, "owning", "owning"), ("ownershipOwner", False, "owning2", "owning2")]
-    assert beside(house, "Q1") == beside(house, "jane") == expected
-    assert ("owner", True, "jane", "Q1") in beside(house, "owning")
+    assert adjacent(house, "Q1") == adjacent(house, "jane") == expected
+    assert ("owner", True, "jane", "Q1") in adjacent(house, "owning")
 
 
-def test_reference_without_a_name_for_its_other_side_keeps_its_own(house: House):
+def test_reference_without_a_name_for_its_other_side_keeps_its_own(house: InProcessApi):
     add(house, entity("a", riskSource="b"), entity("b", riskSource="a"))
 
     for limit in (1, 100):
-        assert beside(house, "a", limit=limit) == [("riskSource", False, "b", "b"), ("riskSource", True, "b", "b")]
+        assert adjacent(house, "a", limit=limit) == [("riskSource", False, "b", "b"), ("riskSource", True, "b", "b")]
 
 
-def test_neighbour_that_cannot_be_put_together_is_there_without_its_entity(house: House):
-    disagree(house, "odd")
+def test_neighbour_that_cannot_be_put_together_is_there_without_its_entity(house: InProcessApi):
+    make_invalid(house, "odd")
     add(house, entity("owning", "Ownership", owner="odd"))
 
-    assert beside(house, "owning") == [("owner", True, "odd", None)]
+    assert adjacent(house, "owning") == [("owner", True, "odd", None)]
     assert problem(house.admin.get(f"{ENTITIES}/odd/adjacent")) == (422, "schema-violation")
 
 
@@ -664,7 +668,7 @@ def test_neighbour_that_cannot_be_put_together_is_there_without_its_entity(house
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["unflushed", "flushed"])
-def test_delete_counts_what_it_ends_wherever_that_is(house: House, flush: Flushing, flushed: bool):
+def test_delete_counts_what_it_ends_wherever_that_is(house: InProcessApi, flush: Flushing, flushed: bool):
     add(house, entity("jane", name="Jane", country="de"), origin="crawl")
     add(house, entity("jane", name="Janet"), origin="wiki")
     add(house, entity("john", name="John"), origin="wiki")
@@ -688,7 +692,7 @@ def test_delete_counts_what_it_ends_wherever_that_is(house: House, flush: Flushi
     assert ids_of(house.admin.get(ENTITIES)) == []
 
 
-def test_put_replaces_what_its_origin_said_and_that_was_flushed(house: House, flush: Flushing):
+def test_put_replaces_what_its_origin_said_and_that_was_flushed(house: InProcessApi, flush: Flushing):
     add(house, entity("jane", name="Jane", country="de"), origin="crawl")
     add(house, entity("jane", name="Janet"), origin="wiki")
     flush()
@@ -738,7 +742,7 @@ def refusal(answer: Response) -> tuple[int, list[str]]:
     return answer.status_code, [found["field"] for found in answer.json().get("errors", ())]
 
 
-def test_query_that_makes_no_sense_is_refused_with_its_place(house: House):
+def test_query_that_makes_no_sense_is_refused_with_its_place(house: InProcessApi):
     def asked(path: str, **more: Any) -> dict[str, tuple[int, list[str]]]:
         return {name: refusal(house.admin.post(path, {**body, **more})) for name, (body, _) in REFUSED.items()}
 
@@ -748,7 +752,7 @@ def test_query_that_makes_no_sense_is_refused_with_its_place(house: House):
 
 
 @pytest.mark.parametrize(("opening", "closing"), [('{"not":', "}"), ('{"and":[', "]}"), ("[", "]"), ('{"a":', "}")])
-def test_nodes_of_any_depth_are_refused_and_break_nothing(house: House, opening: str, closing: str):
+def test_nodes_of_any_depth_are_refused_and_break_nothing(house: InProcessApi, opening: str, closing: str):
     comparison = orjson.dumps(EQ).decode()
 
     def asked(route: str, depth: int) -> int:
@@ -762,7 +766,7 @@ def test_nodes_of_any_depth_are_refused_and_break_nothing(house: House, opening:
 
 
 @pytest.mark.parametrize("text", [b'"\\ud800"', b'"\\udc00\\ud800"', b"NaN", b"1e999", b"\0", b"{", b'"\xff"'])
-def test_body_that_is_no_json_or_no_text_is_refused(house: House, text: bytes):
+def test_body_that_is_no_json_or_no_text_is_refused(house: InProcessApi, text: bytes):
     body = b'{"where":{"field":"id","op":"eq","value":' + text + b"}}"
 
     answer = house.admin.post(f"{ENTITIES}/query", content=body, headers={"Content-Type": "application/json"})
@@ -780,12 +784,12 @@ def test_body_that_is_no_json_or_no_text_is_refused(house: House, text: bytes):
     ],
 )
 def test_query_of_another_kind_is_refused(
-    house: House, headers: dict[str, str], body: bytes, expected: tuple[int, str]
+    house: InProcessApi, headers: dict[str, str], body: bytes, expected: tuple[int, str]
 ):
     assert problem(house.admin.post(f"{ENTITIES}/query", content=body, headers=headers)) == expected
 
 
-def test_entities_stream_as_lines_and_as_nothing_else(house: House):
+def test_entities_stream_as_lines_and_as_nothing_else(house: InProcessApi):
     add(house, entity("jane", name="Jane"))
 
     assert problem(house.admin.get(f"{ENTITIES}/stream", headers={"Accept": "text/csv"})) == (406, "not-acceptable")
@@ -798,7 +802,7 @@ SQL = ["'", "'; DROP TABLE live; --", '" OR 1=1 --', "$1", "?", "%", "_", "{}", 
 
 
 @pytest.mark.parametrize("text", SQL)
-def test_sql_in_any_string_is_a_string(house: House, text: str):
+def test_sql_in_any_string_is_a_string(house: InProcessApi, text: str):
     add(house, entity("jane", name="Jane"), entity(text, name=["Odd", text, f"x{text}"]))
 
     for op in ("eq", "startswith", "contains", "endswith"):
@@ -813,7 +817,7 @@ def test_sql_in_any_string_is_a_string(house: House, text: str):
     assert sorted(group["group"]["prop:name"] for group in grouped) == sorted(["Odd", text, f"x{text}"])
 
 
-SENSELESS = {
+INVALID_PARAMETERS = {
     "limit=0": "query.limit",
     "limit=1001": "query.limit",
     "limit=-1": "query.limit",
@@ -834,7 +838,7 @@ SENSELESS = {
 }
 
 
-def test_parameter_that_makes_no_sense_is_refused_with_its_name(house: House):
-    found = {parameters: refusal(house.admin.get(f"{ENTITIES}?{parameters}")) for parameters in SENSELESS}
+def test_parameter_that_makes_no_sense_is_refused_with_its_name(house: InProcessApi):
+    found = {parameters: refusal(house.admin.get(f"{ENTITIES}?{parameters}")) for parameters in INVALID_PARAMETERS}
 
-    assert found == {parameters: (422, [field]) for parameters, field in SENSELESS.items()}
+    assert found == {parameters: (422, [field]) for parameters, field in INVALID_PARAMETERS.items()}

@@ -9,7 +9,7 @@ from tarn.datasets.registry import Dataset
 from tarn.model.export import Kind
 from tarn.model.job import ExportOptions, MakeOptions
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_export import exports_of, person, write
 from tests.pipeline.test_rewrite import ignore
@@ -19,13 +19,13 @@ FILE = f"{PATH}/exports/entities.ftm.json"
 
 
 @pytest.fixture
-def content(house: House, dataset: Dataset, kernels: DirectKernels) -> bytes:
+def content(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> bytes:
     write(house, person("ann"), person("bob"))
     exports_of(house, kernels).make(dataset, MakeOptions(), ignore)
     return house.services.store.get("test/entities.ftm.json")
 
 
-def test_export_is_sent_whole_with_what_tells_it_apart(house: House, content: bytes):
+def test_export_is_sent_whole_with_what_tells_it_apart(house: InProcessApi, content: bytes):
     answer = house.admin.get(FILE)
     head = house.admin.head(FILE)
 
@@ -47,7 +47,7 @@ def test_export_is_sent_whole_with_what_tells_it_apart(house: House, content: by
         ("bytes=-99999999", lambda content: content),
     ],
 )
-def test_range_gets_that_part(house: House, content: bytes, asked: str, part: Callable[[bytes], bytes]):
+def test_range_gets_that_part(house: InProcessApi, content: bytes, asked: str, part: Callable[[bytes], bytes]):
     answer = house.admin.get(FILE, headers={"Range": asked})
 
     wanted = part(content)
@@ -60,20 +60,20 @@ def test_range_gets_that_part(house: House, content: bytes, asked: str, part: Ca
 @pytest.mark.parametrize(
     "asked", ["bytes=0-1,4-5", "lines=1-2", "bytes=9-3", "bytes=-", "bytes=a-b", f"bytes={'9' * 5000}-"]
 )
-def test_range_that_is_not_understood_gets_everything(house: House, content: bytes, asked: str):
+def test_range_that_is_not_understood_gets_everything(house: InProcessApi, content: bytes, asked: str):
     answer = house.admin.get(FILE, headers={"Range": asked})
 
     assert (answer.status_code, answer.content) == (200, content)
 
 
 @pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=-0"])
-def test_range_beyond_the_end_is_refused_with_the_size(house: House, content: bytes, asked: str):
+def test_range_beyond_the_end_is_refused_with_the_size(house: InProcessApi, content: bytes, asked: str):
     answer = house.admin.get(FILE, headers={"Range": asked})
 
     assert (answer.status_code, answer.json()["size"]) == (416, len(content))
 
 
-def test_who_has_it_already_is_told_so(house: House, content: bytes):
+def test_who_has_it_already_is_told_so(house: InProcessApi, content: bytes):
     first = house.admin.get(FILE)
     tag, moment = first.headers["ETag"], first.headers["Last-Modified"]
 
@@ -85,7 +85,7 @@ def test_who_has_it_already_is_told_so(house: House, content: bytes):
     assert house.admin.get(FILE, headers={"Range": "bytes=0-3", "If-Range": '"other"'}).content == content
 
 
-def test_export_that_was_never_made_is_missing_and_those_that_were_are_named(house: House, dataset: Dataset):
+def test_export_that_was_never_made_is_missing_and_those_that_were_are_named(house: InProcessApi, dataset: Dataset):
     for name in ("entities.ftm.json", "delta.json", "statements.csv.gz", "anything"):
         answer = house.admin.get(f"{PATH}/exports/{name}")
         assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (404, "export-missing"), name
@@ -94,7 +94,7 @@ def test_export_that_was_never_made_is_missing_and_those_that_were_are_named(hou
 
 
 @pytest.mark.parametrize("kinds", [["nonsense"], [], "entities", [1]])
-def test_unknown_kind_is_refused_and_the_kinds_are_named(house: House, dataset: Dataset, kinds: object):
+def test_unknown_kind_is_refused_and_the_kinds_are_named(house: InProcessApi, dataset: Dataset, kinds: object):
     answer = house.admin.post(f"{PATH}/operations/export", {"kinds": kinds})
 
     assert answer.status_code == 422
@@ -102,7 +102,7 @@ def test_unknown_kind_is_refused_and_the_kinds_are_named(house: House, dataset: 
     assert house.admin.get("/v1/jobs").json()["results"] == []
 
 
-def test_list_and_freshness_tell_of_what_each_was_made(house: House, dataset: Dataset, content: bytes):
+def test_list_and_freshness_tell_of_what_each_was_made(house: InProcessApi, dataset: Dataset, content: bytes):
     listed = house.admin.get(f"{PATH}/exports").json()["results"]
     report = house.admin.get(f"{PATH}/freshness").json()
     head = house.admin.get(f"{PATH}/snapshots/latest").json()
@@ -118,7 +118,7 @@ def test_list_and_freshness_tell_of_what_each_was_made(house: House, dataset: Da
 
 
 def test_former_export_is_a_version_that_can_be_fetched_and_one_that_never_was_is_not_found(
-    house: House, dataset: Dataset, kernels: DirectKernels, content: bytes
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, content: bytes
 ):
     write(house, person("cem"))
     exports_of(house, kernels).make(dataset, MakeOptions(), ignore)
@@ -131,12 +131,12 @@ def test_former_export_is_a_version_that_can_be_fetched_and_one_that_never_was_i
     assert (never.status_code, never.json()["type"].rsplit("/", 1)[-1]) == (404, "version-not-found")
 
 
-def catalog_entry(house: House, path: str = "/v1/catalog") -> dict[str, Any]:
+def catalog_entry(house: InProcessApi, path: str = "/v1/catalog") -> dict[str, Any]:
     (entry,) = house.admin.get(path).json()["datasets"]
     return dict(entry)
 
 
-def test_catalog_names_what_a_loader_needs_with_absolute_addresses(house: House, content: bytes):
+def test_catalog_names_what_a_loader_needs_with_absolute_addresses(house: InProcessApi, content: bytes):
     entry = catalog_entry(house)
 
     base = f"http://testserver{PATH}/exports"
@@ -154,10 +154,10 @@ def test_catalog_names_what_a_loader_needs_with_absolute_addresses(house: House,
 
 @pytest.mark.parametrize("url", ["https://lake.example.org/tarn", "https://lake.example.org/tarn/"])
 def test_addresses_are_below_the_public_url_wherever_they_stand(
-    house: House, dataset: Dataset, kernels: DirectKernels, url: str
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, url: str
 ):
     settings = house.services.settings.model_copy(update={"public_url": url})
-    public = House(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
+    public = InProcessApi(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
     write(public, person("ann"))
     exports_of(public, kernels).make(dataset, MakeOptions(), ignore)
 
@@ -180,7 +180,7 @@ def test_addresses_are_below_the_public_url_wherever_they_stand(
     assert [one["delta_url"] for one in listed] == [entry["delta_url"]]
 
 
-def test_documents_in_the_lake_have_no_address_where_none_is_set(house: House, content: bytes):
+def test_documents_in_the_lake_have_no_address_where_none_is_set(house: InProcessApi, content: bytes):
     index = json.loads(house.services.store.get("test/index.json"))
     deltas = json.loads(house.services.store.get("test/exports/delta.json"))
 
@@ -190,7 +190,9 @@ def test_documents_in_the_lake_have_no_address_where_none_is_set(house: House, c
     assert deltas["versions"] == {index["version"]: f"delta/{index['version']}.json"}
 
 
-def test_dataset_that_no_loader_can_read_names_no_resource(house: House, dataset: Dataset, kernels: DirectKernels):
+def test_dataset_that_no_loader_can_read_names_no_resource(
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
+):
     never = catalog_entry(house)
     write(house, person("ann"))
     assert house.admin.patch(PATH, {"compression": "gzip"}).status_code == 200
@@ -203,7 +205,7 @@ def test_dataset_that_no_loader_can_read_names_no_resource(house: House, dataset
 
 
 def test_dataset_with_children_and_entities_of_its_own_is_to_be_loaded(
-    house: House, dataset: Dataset, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
 ):
     assert house.admin.patch(PATH, {"children": ["other"]}).status_code == 200
     exports_of(house, kernels).make(dataset, MakeOptions(), ignore)
@@ -215,7 +217,7 @@ def test_dataset_with_children_and_entities_of_its_own_is_to_be_loaded(
     assert catalog_entry(house)["load"] is True
 
 
-def test_index_of_deltas_is_known_by_its_tag_and_has_a_head(house: House, content: bytes):
+def test_index_of_deltas_is_known_by_its_tag_and_has_a_head(house: InProcessApi, content: bytes):
     path = f"{PATH}/exports/delta.json"
     whole = house.admin.get(path)
     head = house.admin.head(path)
@@ -229,7 +231,7 @@ def test_index_of_deltas_is_known_by_its_tag_and_has_a_head(house: House, conten
 
 
 def test_whatever_is_exported_when_a_loader_that_follows_versions_has_what_was_exported(
-    house: House, dataset: Dataset, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
 ):
     """Runs of entities alone, of deltas alone and of both, between adds, changes and deletes; loaders that look at each
     step, and at every second and third one, as yente does it."""
@@ -266,7 +268,7 @@ def test_whatever_is_exported_when_a_loader_that_follows_versions_has_what_was_e
 class Loader:
     """What yente does with a catalog: `DatasetUpdater` of its version 5.5, on a dictionary instead of an index."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: InProcessApi) -> None:
         self._house = house
         self._version: str | None = None
         self.entities: dict[str, Any] = {}

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tarn.api.http.limits.tenant_semaphore import ALONE, BESIDE, TURN, Places, worked_on
+from tarn.api.http.limits.tenant_semaphore import ACTIVE_SECONDS, BESIDE, YIELD_SECONDS, FairSemaphore, worked_on
 from tarn.db.connection_shares import TENANT
 
 
@@ -15,38 +15,38 @@ class Clock:
         return self.now
 
 
-async def heard() -> None:
+async def settle() -> None:
     """Everybody who asked has asked, and everybody who was given a place knows."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
-class Hall:
+class Slots:
     """Four places, and who was given one, in order."""
 
     def __init__(self, most: int = 4) -> None:
         self.clock = Clock()
-        self.places = Places(most, clock=self.clock)
+        self.places = FairSemaphore(most, clock=self.clock)
         self.given: list[str] = []
 
     async def ask(self, *tenants: str) -> list[asyncio.Task[None]]:
         """Let these ask for a place, one after the other; each keeps what it is given."""
         asked = [asyncio.create_task(self._ask(tenant)) for tenant in tenants]
-        await heard()
+        await settle()
         return asked
 
     async def release(self, tenant: str) -> None:
         self.places.release(tenant)
-        await heard()
+        await settle()
 
     async def _ask(self, tenant: str) -> None:
         TENANT.set(tenant)
         self.given.append(await self.places.acquire())
 
 
-def played(case: Callable[[Hall], Awaitable[None]]) -> None:
+def run_case(case: Callable[[Slots], Awaitable[None]]) -> None:
     async def play() -> None:
-        await case(Hall())
+        await case(Slots())
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
 
@@ -54,41 +54,41 @@ def played(case: Callable[[Hall], Awaitable[None]]) -> None:
 
 
 def test_last_place_is_kept_for_a_tenant_without_any_however_long_another_was_alone():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         await hall.ask(*"aaaaa")
         assert hall.given == [*"aaa"]
-        hall.clock.now = ALONE * 10
+        hall.clock.now = ACTIVE_SECONDS * 10
         await hall.ask("a")
         assert hall.given == [*"aaa"]
         await hall.ask("b")
         assert hall.given == [*"aaab"]
 
-    played(case)
+    run_case(case)
 
 
 def test_last_place_is_kept_for_the_next_tenant_however_many_others_want_more():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         await hall.ask(*"aabb")
         assert hall.given == [*"aab"]
         await hall.ask("c")
         assert hall.given == [*"aabc"]
 
-    played(case)
+    run_case(case)
 
 
 def test_only_place_there_is_goes_to_whoever_asks_first():
-    async def case(hall: Hall) -> None:
-        hall.places = Places(1, clock=hall.clock)
+    async def case(hall: Slots) -> None:
+        hall.places = FairSemaphore(1, clock=hall.clock)
         await hall.ask(*"ab")
         assert hall.given == ["a"]
         await hall.release("a")
         assert hall.given == ["a", "b"]
 
-    played(case)
+    run_case(case)
 
 
 def test_place_that_becomes_free_goes_to_who_has_the_fewest_and_not_to_who_asked_first():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         await hall.ask(*"aaaaaaaaa")
         await hall.ask(*"bbc")
         hall.given.clear()
@@ -97,40 +97,40 @@ def test_place_that_becomes_free_goes_to_who_has_the_fewest_and_not_to_who_asked
         await hall.release("c")
         assert hall.given == [*"cab"]
 
-    played(case)
+    run_case(case)
 
 
 def test_places_are_shared_while_more_than_one_tenant_was_there_within_a_minute():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         assert not hall.places.are_shared
         await hall.ask(*"aa")
         assert not hall.places.are_shared
         await hall.ask("b")
         assert hall.places.are_shared
-        hall.clock.now = ALONE + 1
+        hall.clock.now = ACTIVE_SECONDS + 1
         await hall.ask("a")
         assert not hall.places.are_shared
 
-    played(case)
+    run_case(case)
 
 
 def test_who_gives_up_waiting_takes_no_place_and_who_gives_one_up_leaves_it():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         await hall.ask(*"aaa")
         [waiting] = await hall.ask("a")
         waiting.cancel()
         [late] = await hall.ask("a")
         hall.places.release("a")
         late.cancel()  # after it was given the place, and before it heard of that
-        await heard()
+        await settle()
         await hall.ask("a")
         assert hall.given == [*"aaaa"]
 
-    played(case)
+    run_case(case)
 
 
 def test_place_that_is_not_there_now_is_not_waited_for():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         TENANT.set("b")
         assert hall.places.acquire_now() == "b"
         TENANT.set("a")
@@ -139,11 +139,11 @@ def test_place_that_is_not_there_now_is_not_waited_for():
         TENANT.set("c")
         assert hall.places.acquire_now() == "c"
 
-    played(case)
+    run_case(case)
 
 
 def test_fewer_places_are_given_back_in_their_own_time_and_more_are_given_at_once():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         await hall.ask(*"aaa")
         hall.places.most = 1
         await hall.ask("a")
@@ -151,25 +151,25 @@ def test_fewer_places_are_given_back_in_their_own_time_and_more_are_given_at_onc
             await hall.release("a")
         assert len(hall.given) == 3
         hall.places.most = 4
-        await heard()
+        await settle()
         assert len(hall.given) == 4
 
-    played(case)
+    run_case(case)
 
 
 def test_tenant_without_a_place_finds_one_also_while_there_are_fewer_than_others_hold():
-    async def case(hall: Hall) -> None:
+    async def case(hall: Slots) -> None:
         await hall.ask(*"aaa")
         hall.places.most = 1
         await hall.ask("b")
         assert hall.given == [*"aaab"]
 
-    played(case)
+    run_case(case)
 
 
 def test_tenant_beside_another_may_have_as_many_as_is_said():
-    async def case(hall: Hall) -> None:
-        hall.places = Places(100, beside=2, clock=hall.clock)
+    async def case(hall: Slots) -> None:
+        hall.places = FairSemaphore(100, beside=2, clock=hall.clock)
         await hall.ask(*"aaaaa")
         await hall.ask(*"bbb")
         assert hall.given == [*"aaaaabb"]
@@ -178,12 +178,12 @@ def test_tenant_beside_another_may_have_as_many_as_is_said():
         await hall.ask(*"aa")
         assert hall.given == [*"aaaaabba"]
 
-    played(case)
+    run_case(case)
 
 
 def test_tenant_with_more_to_do_does_not_have_two_turns_in_a_row_beside_another():
-    async def case(hall: Hall) -> None:
-        hall.places = Places(100, beside=1, clock=hall.clock)
+    async def case(hall: Slots) -> None:
+        hall.places = FairSemaphore(100, beside=1, clock=hall.clock)
         await hall.ask(*"baaa")
         assert hall.given == [*"ba"]
         await hall.release("a")
@@ -194,24 +194,24 @@ def test_tenant_with_more_to_do_does_not_have_two_turns_in_a_row_beside_another(
         await hall.ask("b")
         assert hall.given == [*"baab"]
 
-    played(case)
+    run_case(case)
 
 
 def test_turn_of_another_that_takes_long_is_not_waited_for():
-    async def case(hall: Hall) -> None:
-        hall.places = Places(100, beside=1, clock=hall.clock)
+    async def case(hall: Slots) -> None:
+        hall.places = FairSemaphore(100, beside=1, clock=hall.clock)
         await hall.ask(*"baa")
         await hall.release("a")
         assert hall.given == [*"ba"]
-        hall.clock.now += TURN
-        await asyncio.sleep(2 * TURN)
+        hall.clock.now += YIELD_SECONDS
+        await asyncio.sleep(2 * YIELD_SECONDS)
         assert hall.given == [*"baa"]
 
-    played(case)
+    run_case(case)
 
 
 def test_request_that_takes_long_leaves_its_place_among_those_that_are_worked_on():
-    async def case(_: Hall) -> None:
+    async def case(_: Slots) -> None:
         over, begun = asyncio.Event(), asyncio.Event()
 
         async def request(tenant: str, begins: Callable[[], None]) -> None:
@@ -223,21 +223,21 @@ def test_request_that_takes_long_leaves_its_place_among_those_that_are_worked_on
         requests = [asyncio.create_task(request("b", lambda: None))]
         requests += [asyncio.create_task(request("a", lambda: None)) for _ in range(BESIDE)]
         requests.append(asyncio.create_task(request("a", begun.set)))
-        await heard()
+        await settle()
         assert not begun.is_set()
         await begun.wait()
         over.set()
         await asyncio.gather(*requests)
 
-    played(case)
+    run_case(case)
 
 
 def test_tenant_that_is_confined_has_one_place_at_a_time():
-    async def case(hall: Hall) -> None:
-        hall.places = Places(4, clock=hall.clock, one_at_a_time=lambda tenant: tenant == "a")
+    async def case(hall: Slots) -> None:
+        hall.places = FairSemaphore(4, clock=hall.clock, one_at_a_time=lambda tenant: tenant == "a")
         await hall.ask(*"aaab")
         assert hall.given == [*"ab"]
         await hall.release("a")
         assert hall.given == [*"aba"]
 
-    played(case)
+    run_case(case)

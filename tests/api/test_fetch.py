@@ -12,13 +12,13 @@ import pytest
 from tarn.settings import Settings, load_settings
 
 from tests.archive.web import Canary, Scripted, answer, listening, redirect, scripted
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 pytestmark = ONE_DATABASE
 
 FETCH = "/v1/datasets/test/files/fetch"
 CONTENT = b"%PDF-1.4 \xff"
-OPENED = "127.0.0.2"
+ALLOWED_HOST = "127.0.0.2"
 """Another loopback address than the canary's, which is not opened."""
 
 
@@ -37,14 +37,14 @@ def settings(database_url: str, tmp_path: Path, drop: Path) -> Settings:
         lake_uri=str(tmp_path / "lake"),
         admin_key_file=tmp_path / "admin.key",
         fetch_roots=(drop,),
-        fetch_private_hosts=(OPENED,),
+        fetch_private_hosts=(ALLOWED_HOST,),
         fetch_max_bytes=1 << 20,
     )
 
 
 @pytest.fixture
 def web() -> Iterator[Scripted]:
-    with scripted(OPENED) as server:
+    with scripted(ALLOWED_HOST) as server:
         server.scripts = {
             "/a/report.pdf": answer(CONTENT),
             "/": answer(CONTENT),
@@ -69,13 +69,13 @@ def stored(tmp_path: Path) -> list[Path]:
     return [place for name in ("archive", "uploads") for place in (lake / name).rglob("*") if place.is_file()]
 
 
-def at(web: Scripted, path: str) -> str:
-    return f"http://{OPENED}:{web.port}{path}"
+def url_of(web: Scripted, path: str) -> str:
+    return f"http://{ALLOWED_HOST}:{web.port}{path}"
 
 
 @pytest.mark.usefixtures("dataset")
-def test_file_is_fetched_from_the_web_under_the_name_that_it_has_there(house: House, web: Scripted):
-    done = house.admin.post(f"{FETCH}?origin=web", {"uri": at(web, "/a/report.pdf"), "meta": {"a": 1}})
+def test_file_is_fetched_from_the_web_under_the_name_that_it_has_there(house: InProcessApi, web: Scripted):
+    done = house.admin.post(f"{FETCH}?origin=web", {"uri": url_of(web, "/a/report.pdf"), "meta": {"a": 1}})
 
     file = done.json()
     assert (done.status_code, done.headers["Location"]) == (
@@ -88,7 +88,7 @@ def test_file_is_fetched_from_the_web_under_the_name_that_it_has_there(house: Ho
 
 
 @pytest.mark.usefixtures("dataset")
-def test_file_of_the_server_is_fetched_below_an_opened_folder(house: House, drop: Path):
+def test_file_of_the_server_is_fetched_below_an_opened_folder(house: InProcessApi, drop: Path):
     checksum = hashlib.sha256(CONTENT).hexdigest()
     body = {"uri": (drop / "報告.pdf").as_uri(), "path": "in/報告.pdf", "checksum": checksum}
 
@@ -100,10 +100,10 @@ def test_file_of_the_server_is_fetched_below_an_opened_folder(house: House, drop
 
 
 @pytest.mark.usefixtures("dataset")
-def test_file_without_bytes_is_fetched(house: House, web: Scripted, drop: Path):
+def test_file_without_bytes_is_fetched(house: InProcessApi, web: Scripted, drop: Path):
     (drop / "empty.txt").touch()
 
-    for uri in (at(web, "/empty"), (drop / "empty.txt").as_uri()):
+    for uri in (url_of(web, "/empty"), (drop / "empty.txt").as_uri()):
         done = house.admin.post(FETCH, {"uri": uri})
         assert (done.status_code, done.json()["size"], done.json()["checksum"]) == (
             201,
@@ -126,9 +126,9 @@ def test_file_without_bytes_is_fetched(house: House, web: Scripted, drop: Path):
     ],
 )
 def test_fetch_that_fails_stores_nothing(
-    house: House, web: Scripted, tmp_path: Path, path: str, said: dict[str, Any], status: int, problem: str
+    house: InProcessApi, web: Scripted, tmp_path: Path, path: str, said: dict[str, Any], status: int, problem: str
 ):
-    done = house.admin.post(FETCH, {"uri": at(web, path), **said})
+    done = house.admin.post(FETCH, {"uri": url_of(web, path), **said})
 
     assert (done.status_code, done.json()["type"]) == (status, f"/problems/{problem}")
     assert house.admin.get("/v1/datasets/test/files").json()["results"] == []
@@ -153,7 +153,7 @@ def test_fetch_that_fails_stores_nothing(
         "http://169.254.169.254/latest/meta-data/",
     ],
 )
-def test_forbidden_address_is_refused_and_nobody_is_connected_to(house: House, tmp_path: Path, uri: str):
+def test_forbidden_address_is_refused_and_nobody_is_connected_to(house: InProcessApi, tmp_path: Path, uri: str):
     with canary() as watching:
         done = house.admin.post(FETCH, {"uri": uri.format(port=watching.port)})
 
@@ -162,30 +162,30 @@ def test_forbidden_address_is_refused_and_nobody_is_connected_to(house: House, t
 
 
 @pytest.mark.usefixtures("dataset")
-def test_redirect_into_a_forbidden_address_is_not_followed(house: House, web: Scripted):
+def test_redirect_into_a_forbidden_address_is_not_followed(house: InProcessApi, web: Scripted):
     with canary() as watching:
         web.scripts["/moved"] = redirect(f"http://127.0.0.1:{watching.port}/")
-        assert house.admin.post(FETCH, {"uri": at(web, "/moved")}).status_code == 422
+        assert house.admin.post(FETCH, {"uri": url_of(web, "/moved")}).status_code == 422
 
 
 @pytest.mark.usefixtures("dataset")
-def test_fetch_under_a_key_is_made_once(house: House, web: Scripted):
-    headers, body = {"Idempotency-Key": "once"}, {"uri": at(web, "/a/report.pdf")}
+def test_fetch_under_a_key_is_made_once(house: InProcessApi, web: Scripted):
+    headers, body = {"Idempotency-Key": "once"}, {"uri": url_of(web, "/a/report.pdf")}
 
     first = house.admin.post(FETCH, body, headers=headers)
     again = house.admin.post(FETCH, body, headers=headers)
 
     assert (first.status_code, again.status_code, first.json()) == (201, 201, again.json())
     assert len(web.requests) == 1
-    assert house.admin.post(FETCH, {"uri": at(web, "/")}, headers=headers).status_code == 422
+    assert house.admin.post(FETCH, {"uri": url_of(web, "/")}, headers=headers).status_code == 422
 
 
 @pytest.mark.usefixtures("dataset")
-def test_fetch_whose_conditions_fail_at_a_path_that_is_said_connects_to_nobody(house: House, web: Scripted):
-    body, first = {"uri": at(web, "/a/report.pdf"), "path": "a.pdf"}, {"If-None-Match": "*"}
+def test_fetch_whose_conditions_fail_at_a_path_that_is_said_connects_to_nobody(house: InProcessApi, web: Scripted):
+    body, first = {"uri": url_of(web, "/a/report.pdf"), "path": "a.pdf"}, {"If-None-Match": "*"}
     done = house.admin.post(FETCH, body, headers=first)
 
-    late = house.admin.post(FETCH, body | {"uri": at(web, "/large")}, headers=first)
+    late = house.admin.post(FETCH, body | {"uri": url_of(web, "/large")}, headers=first)
     wrong = house.admin.post(FETCH, body, headers={"If-Match": '"x"'})
 
     assert (done.status_code, len(web.requests)) == (201, 1)
@@ -196,14 +196,14 @@ def test_fetch_whose_conditions_fail_at_a_path_that_is_said_connects_to_nobody(h
 
 @pytest.mark.usefixtures("dataset")
 def test_of_fetches_that_must_be_the_first_at_the_path_that_their_source_names_one_is(
-    house: House, web: Scripted, tmp_path: Path
+    house: InProcessApi, web: Scripted, tmp_path: Path
 ):
     web.scripts["/b/report.pdf"] = answer(b"other")
     ready = threading.Barrier(2)
 
     def fetch(path: str) -> Any:
         ready.wait(30)
-        return house.admin.post(FETCH, {"uri": at(web, path)}, headers={"If-None-Match": "*"})
+        return house.admin.post(FETCH, {"uri": url_of(web, path)}, headers={"If-None-Match": "*"})
 
     with ThreadPoolExecutor(2) as pool:
         told = [*pool.map(fetch, ["/a/report.pdf", "/b/report.pdf"])]
@@ -215,11 +215,11 @@ def test_of_fetches_that_must_be_the_first_at_the_path_that_their_source_names_o
 
 
 @pytest.mark.usefixtures("dataset")
-def test_fetch_needs_write_and_connects_to_nobody_for_others(house: House, web: Scripted):
+def test_fetch_needs_write_and_connects_to_nobody_for_others(house: InProcessApi, web: Scripted):
     reader = house.tenant("reader", test="read")
     stranger = house.tenant("stranger", other="admin")
 
-    assert reader.post(FETCH, {"uri": at(web, "/a/report.pdf")}).status_code == 403
-    assert stranger.post(FETCH, {"uri": at(web, "/a/report.pdf")}).status_code == 404
-    assert house.nobody.post(FETCH, {"uri": at(web, "/a/report.pdf")}).status_code == 401
+    assert reader.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 403
+    assert stranger.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 404
+    assert house.nobody.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 401
     assert web.requests == []

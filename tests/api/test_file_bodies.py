@@ -13,7 +13,7 @@ from tests.server import Server
 from tests.waiting import wait_until
 
 QUOTA = 3 << 20
-PIECE = bytes(64 << 10)
+CHUNK = bytes(64 << 10)
 IN_FLIGHT = 24 << 20
 """What may be on its way when a body is refused: blocks between two threads, and the buffers of two sockets."""
 
@@ -85,9 +85,9 @@ def flood(line: socket.socket, most: int) -> int:
             except BlockingIOError:
                 pass
             line.settimeout(60)
-            line.sendall(b"%x\r\n" % len(PIECE) + PIECE + b"\r\n")
+            line.sendall(b"%x\r\n" % len(CHUNK) + CHUNK + b"\r\n")
             line.setblocking(False)
-            sent += len(PIECE)
+            sent += len(CHUNK)
     except ConnectionError:
         pass  # it was cut off, and has the answer before that
     line.settimeout(60)
@@ -140,7 +140,7 @@ def test_body_of_unknown_length_is_cut_off_at_the_quota_and_leaves_nothing(tenan
 
 def test_reservation_of_a_client_that_goes_away_is_given_back(tenant: Tenant):
     with tenant.sending("PUT", f"{tenant.files}?path=a", f"Content-Length: {QUOTA}") as line:
-        line.sendall(PIECE * 32)
+        line.sendall(CHUNK * 32)
     with tenant.sending("PUT", f"{tenant.files}?path=a", f"Content-Length: {QUOTA}"):
         pass
 
@@ -150,11 +150,11 @@ def test_reservation_of_a_client_that_goes_away_is_given_back(tenant: Tenant):
 
 def test_bodies_of_one_tenant_at_once_have_room_for_one(tenant: Tenant):
     with tenant.sending("PUT", f"{tenant.files}?path=a", f"Content-Length: {QUOTA}") as first:
-        first.sendall(PIECE)
+        first.sendall(CHUNK)
         wait_until(lambda: tenant.used == QUOTA)
         with tenant.sending("PUT", f"{tenant.files}?path=b", f"Content-Length: {QUOTA}") as second:
             assert answer(second) == (429, "quota-exceeded")
-        first.sendall(bytes(QUOTA - len(PIECE)))
+        first.sendall(bytes(QUOTA - len(CHUNK)))
         assert answer(first)[0] == 201
 
     assert tenant.used == QUOTA

@@ -14,7 +14,7 @@ from tarn.archive import documents
 from tarn.archive.files import SMALL
 from tarn.model.names import FilePath
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 pytestmark = ONE_DATABASE
 
@@ -23,25 +23,27 @@ LARGE = random.Random(1).randbytes(SMALL * 3)
 
 
 @pytest.fixture
-def files(house: House) -> House:
+def files(house: InProcessApi) -> InProcessApi:
     house.dataset("test")
     return house
 
 
-def put(house: House, path: str, content: bytes = b"content", query: str = "", **options: Any) -> Any:
+def put(house: InProcessApi, path: str, content: bytes = b"content", query: str = "", **options: Any) -> Any:
     return house.admin.put(f"{FILES}?path={quote(path)}{query}", content=content, **options)
 
 
-def posted(house: House, content: bytes = b"content", query: str = "", meta: str = "{}", **options: Any) -> Any:
+def post_form(
+    house: InProcessApi, content: bytes = b"content", query: str = "", meta: str = "{}", **options: Any
+) -> Any:
     return house.admin.post(f"{FILES}{query}", files={"file": ("a", content)}, data={"meta": meta}, **options)
 
 
-def made(answer: Any) -> Any:
+def created(answer: Any) -> Any:
     assert answer.status_code == 201, answer.text
     return answer.json()
 
 
-def data(house: House, file: Any, **options: Any) -> Any:
+def data(house: InProcessApi, file: Any, **options: Any) -> Any:
     return house.admin.get(f"{FILES}/{file['checksum']}/data", **options)
 
 
@@ -49,20 +51,20 @@ def slug(answer: Any) -> tuple[int, str]:
     return answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]
 
 
-def stored(house: House) -> list[str]:
+def stored(house: InProcessApi) -> list[str]:
     return [entry.path for folder in ("archive", "uploads") for entry in house.services.store.list(f"test/{folder}")]
 
 
 # Conditions
 
 
-def tags(house: House, file: Any) -> tuple[str, str]:
+def tags(house: InProcessApi, file: Any) -> tuple[str, str]:
     """The entity tags of a file: its content's, and its record's."""
     shown = house.admin.get(f"{FILES}/{file['checksum']}/{file['id']}")
     return f'"{file["checksum"]}"', shown.headers["ETag"]
 
 
-def test_put_that_must_be_the_first_at_its_path_is_so_once(files: House):
+def test_put_that_must_be_the_first_at_its_path_is_so_once(files: InProcessApi):
     first = put(files, "a", headers={"If-None-Match": "*"})
     same = put(files, "a", headers={"If-None-Match": "*"})
     other = put(files, "a", LARGE, headers={"If-None-Match": "*"})
@@ -76,9 +78,9 @@ def test_put_that_must_be_the_first_at_its_path_is_so_once(files: House):
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_put_holds_its_conditions_against_every_file_at_the_path(files: House):
-    content, record = tags(files, made(put(files, "a")))
-    other, _ = tags(files, made(put(files, "a", b"other")))
+def test_put_holds_its_conditions_against_every_file_at_the_path(files: InProcessApi):
+    content, record = tags(files, created(put(files, "a")))
+    other, _ = tags(files, created(put(files, "a", b"other")))
 
     def answered(**headers: str) -> int:
         return put(files, "a", headers={name.replace("_", "-"): value for name, value in headers.items()}).status_code
@@ -96,21 +98,21 @@ def test_put_holds_its_conditions_against_every_file_at_the_path(files: House):
     assert answered(If_Match='"' + "x" * 1000 + '"') == 422
 
 
-def test_record_that_was_changed_meanwhile_is_not_changed_again(files: House):
-    file = made(put(files, "a", query="&meta={}"))
+def test_record_that_was_changed_meanwhile_is_not_changed_again(files: InProcessApi):
+    file = created(put(files, "a", query="&meta={}"))
     _, record = tags(files, file)
 
     changed = put(files, "a", query='&meta={"by":1}', headers={"If-Match": record})
     late = put(files, "a", query='&meta={"by":2}', headers={"If-Match": record})
 
-    assert made(changed)["meta"] == {"by": 1}
+    assert created(changed)["meta"] == {"by": 1}
     assert slug(late) == (412, "precondition-failed")
     place = changed.headers["Location"]
     assert files.admin.get(place, headers={"If-None-Match": record}).json()["meta"] == {"by": 1}
     assert files.admin.get(place, headers={"If-None-Match": tags(files, file)[1]}).status_code == 304
 
 
-def test_put_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: House):
+def test_put_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: InProcessApi):
     headers = {"Idempotency-Key": "k", "If-None-Match": "*"}
 
     answers = [put(files, "a", LARGE, headers=headers) for _ in range(2)]
@@ -120,38 +122,38 @@ def test_put_with_a_key_is_answered_again_though_its_condition_no_longer_holds(f
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_form_holds_its_conditions_against_the_files_at_the_path_that_it_names(files: House):
-    first = posted(files, headers={"If-None-Match": "*"})
+def test_form_holds_its_conditions_against_the_files_at_the_path_that_it_names(files: InProcessApi):
+    first = post_form(files, headers={"If-None-Match": "*"})
     content, record = tags(files, first.json())
 
-    same = posted(files, headers={"If-None-Match": "*"})
-    other = posted(files, LARGE, headers={"If-None-Match": "*"})
-    elsewhere = posted(files, query="?path=b", headers={"If-Match": "*"})
-    changed = posted(files, meta='{"by": 1}', headers={"If-Match": record})
-    late = posted(files, meta='{"by": 2}', headers={"If-Match": record})
+    same = post_form(files, headers={"If-None-Match": "*"})
+    other = post_form(files, LARGE, headers={"If-None-Match": "*"})
+    elsewhere = post_form(files, query="?path=b", headers={"If-Match": "*"})
+    changed = post_form(files, meta='{"by": 1}', headers={"If-Match": record})
+    late = post_form(files, meta='{"by": 2}', headers={"If-Match": record})
 
     assert (first.status_code, first.headers["ETag"]) == (201, content)
     assert slug(same) == slug(other) == slug(elsewhere) == slug(late) == (412, "precondition-failed")
-    assert made(changed)["meta"] == {"by": 1}
+    assert created(changed)["meta"] == {"by": 1}
     assert files.admin.get(FILES).json()["results"] == [changed.json()]
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_form_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: House):
+def test_form_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: InProcessApi):
     headers = {"Idempotency-Key": "k", "If-None-Match": "*"}
 
-    answers = [posted(files, LARGE, headers=headers) for _ in range(2)]
+    answers = [post_form(files, LARGE, headers=headers) for _ in range(2)]
 
     assert [answer.status_code for answer in answers] == [201, 201]
-    assert slug(posted(files, LARGE, headers=headers | {"Idempotency-Key": "l"})) == (412, "precondition-failed")
+    assert slug(post_form(files, LARGE, headers=headers | {"Idempotency-Key": "l"})) == (412, "precondition-failed")
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_of_forms_that_must_be_the_first_at_their_path_one_is(files: House):
+def test_of_forms_that_must_be_the_first_at_their_path_one_is(files: InProcessApi):
     contents = [LARGE[: SMALL + 1], LARGE, b"small", b"tiny"]
 
     with ThreadPoolExecutor(len(contents)) as pool:
-        told = [*pool.map(lambda content: posted(files, content, headers={"If-None-Match": "*"}), contents)]
+        told = [*pool.map(lambda content: post_form(files, content, headers={"If-None-Match": "*"}), contents)]
 
     assert sorted(answer.status_code for answer in told) == [201, 412, 412, 412]
     (winner,) = [answer.json() for answer in told if answer.status_code == 201]
@@ -159,7 +161,7 @@ def test_of_forms_that_must_be_the_first_at_their_path_one_is(files: House):
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_delete_holds_its_conditions_against_the_file(files: House):
+def test_delete_holds_its_conditions_against_the_file(files: InProcessApi):
     answer = put(files, "a")
     place, (content, record) = answer.headers["Location"], tags(files, answer.json())
 
@@ -179,12 +181,12 @@ def test_delete_holds_its_conditions_against_the_file(files: House):
 # What is said of a file
 
 
-def test_what_is_said_of_a_file_in_the_query_is_kept_and_stays_where_nothing_is_said(files: House):
+def test_what_is_said_of_a_file_in_the_query_is_kept_and_stays_where_nothing_is_said(files: InProcessApi):
     said = quote('{"Seite": [1, null], "Straße": "文"}')
 
-    file = made(put(files, "a", query=f"&meta={said}"))
-    again = made(put(files, "a"))
-    other = made(put(files, "a", query="&meta={}"))
+    file = created(put(files, "a", query=f"&meta={said}"))
+    again = created(put(files, "a"))
+    other = created(put(files, "a", query="&meta={}"))
 
     assert file["meta"] == again["meta"] == {"Seite": [1, None], "Straße": "文"}
     assert other["meta"] == {}
@@ -204,7 +206,7 @@ def test_what_is_said_of_a_file_in_the_query_is_kept_and_stays_where_nothing_is_
     ],
 )
 def test_what_must_not_be_said_of_a_file_is_refused_before_anything_is_stored(
-    files: House, meta: str, problem: tuple[int, str]
+    files: InProcessApi, meta: str, problem: tuple[int, str]
 ):
     answer = put(files, "a", query=f"&meta={quote(meta, safe='%')}")
 
@@ -217,10 +219,10 @@ def test_what_must_not_be_said_of_a_file_is_refused_before_anything_is_stored(
 
 
 @pytest.mark.parametrize("content", [b"%PDF-1.7 small", LARGE])
-def test_file_that_is_put_can_be_listed_shown_and_fetched(files: House, content: bytes):
+def test_file_that_is_put_can_be_listed_shown_and_fetched(files: InProcessApi, content: bytes):
     answer = put(files, "Bücher/文書 1.pdf", content, "&origin=crawl")
 
-    file = made(answer)
+    file = created(answer)
     assert file["checksum"] == hashlib.sha256(content).hexdigest()
     assert (file["path"], file["name"], file["size"]) == ("Bücher/文書 1.pdf", "文書 1.pdf", len(content))
     assert (file["origin"], file["meta"], file["tenant"]) == ("crawl", {}, "admin")
@@ -232,20 +234,20 @@ def test_file_that_is_put_can_be_listed_shown_and_fetched(files: House, content:
     assert "archive/last_updated" in files.admin.get("/v1/datasets/test/freshness").json()["tags"]
 
 
-def test_compressed_body_is_stored_as_what_it_is(files: House):
+def test_compressed_body_is_stored_as_what_it_is(files: InProcessApi):
     import gzip
 
-    file = made(put(files, "a.txt", gzip.compress(b"content"), headers={"Content-Encoding": "gzip"}))
+    file = created(put(files, "a.txt", gzip.compress(b"content"), headers={"Content-Encoding": "gzip"}))
 
     assert data(files, file).content == b"content"
 
 
 @pytest.mark.contract("W8")
-def test_file_without_bytes_is_put_however_it_is_sent(files: House):
-    first = made(files.admin.put(f"{FILES}?path=a.csv"))
-    chunked = made(files.admin.put(f"{FILES}?path=b.csv", content=iter([])))
-    zipped = made(put(files, "c.csv", gzip.compress(b""), headers={"Content-Encoding": "gzip"}))
-    form = made(files.admin.post(f"{FILES}?path=d.csv", files={"file": ("d.csv", b"")}))
+def test_file_without_bytes_is_put_however_it_is_sent(files: InProcessApi):
+    first = created(files.admin.put(f"{FILES}?path=a.csv"))
+    chunked = created(files.admin.put(f"{FILES}?path=b.csv", content=iter([])))
+    zipped = created(put(files, "c.csv", gzip.compress(b""), headers={"Content-Encoding": "gzip"}))
+    form = created(files.admin.post(f"{FILES}?path=d.csv", files={"file": ("d.csv", b"")}))
 
     assert {file["checksum"] for file in (first, chunked, zipped, form)} == {hashlib.sha256().hexdigest()}
     assert (first["size"], first["mime_type"]) == (0, "text/csv")
@@ -258,14 +260,14 @@ def test_file_without_bytes_is_put_however_it_is_sent(files: House):
 
 
 @pytest.mark.contract("W8")
-def test_body_of_records_that_is_not_there_is_still_refused(files: House):
+def test_body_of_records_that_is_not_there_is_still_refused(files: InProcessApi):
     for kind in ("entities", "statements"):
         answer = files.admin.post(f"/v1/datasets/test/{kind}", headers={"Content-Type": "application/x-ndjson"})
         assert slug(answer) == (400, "empty-body")
 
 
-def test_file_without_bytes_is_sent_whole_whatever_range_is_asked_for(files: House):
-    file = made(put(files, "a.txt", b"", "&entity=true"))
+def test_file_without_bytes_is_sent_whole_whatever_range_is_asked_for(files: InProcessApi):
+    file = created(put(files, "a.txt", b"", "&entity=true"))
 
     for asked in (None, "bytes=0-", "bytes=0-0", "bytes=-5", "bytes=5-"):
         answer = data(files, file, headers={} if asked is None else {"Range": asked})
@@ -278,8 +280,8 @@ def test_file_without_bytes_is_sent_whole_whatever_range_is_asked_for(files: Hou
     assert (document["schema"], document["properties"]["fileSize"]) == ("PlainText", ["0"])
 
 
-def test_text_without_bytes_is_kept(files: House):
-    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr"
+def test_text_without_bytes_is_kept(files: InProcessApi):
+    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
 
     assert files.admin.put(place).json() == {"size": 0}
     answer = files.admin.get(place, headers={"Range": "bytes=0-"})
@@ -287,7 +289,7 @@ def test_text_without_bytes_is_kept(files: House):
 
 
 @pytest.mark.parametrize("content", [b"content", LARGE])
-def test_wrong_checksum_is_refused_and_nothing_is_stored(files: House, content: bytes):
+def test_wrong_checksum_is_refused_and_nothing_is_stored(files: InProcessApi, content: bytes):
     answer = put(files, "a", content, f"&checksum={'0' * 64}")
 
     assert slug(answer) == (422, "schema-violation")
@@ -295,11 +297,11 @@ def test_wrong_checksum_is_refused_and_nothing_is_stored(files: House, content: 
     assert stored(files) == []
 
 
-def test_right_checksum_is_taken(files: House):
-    assert made(put(files, "a", LARGE, f"&checksum={hashlib.sha256(LARGE).hexdigest()}"))["size"] == len(LARGE)
+def test_right_checksum_is_taken(files: InProcessApi):
+    assert created(put(files, "a", LARGE, f"&checksum={hashlib.sha256(LARGE).hexdigest()}"))["size"] == len(LARGE)
 
 
-def test_file_over_the_limit_is_refused(files: House):
+def test_file_over_the_limit_is_refused(files: InProcessApi):
     with files.with_settings(max_file_bytes=SMALL * 2) as small:
         declared = small.admin.put(f"{FILES}?path=a", content=LARGE)
         undeclared = small.admin.put(f"{FILES}?path=a", content=(LARGE[start:] for start in (0, 1)))
@@ -308,7 +310,7 @@ def test_file_over_the_limit_is_refused(files: House):
     assert stored(files) == []
 
 
-def test_quota_of_bytes_holds(files: House):
+def test_quota_of_bytes_holds(files: InProcessApi):
     tenant = files.tenant("small", test="write")
     files.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": 10})
 
@@ -322,20 +324,20 @@ def test_quota_of_bytes_holds(files: House):
     assert tenant.put(f"{FILES}?path=b", content=b"0123456").status_code == 201
 
 
-def limited(house: House, quota: int) -> Any:
+def limited(house: InProcessApi, quota: int) -> Any:
     """A tenant with a quota of bytes."""
     tenant = house.tenant("small", test="write")
     house.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": quota})
     return tenant
 
 
-def used(house: House) -> int:
+def used(house: InProcessApi) -> int:
     return int(house.admin.get("/v1/admin/tenants/small/limits").json()["used_bytes"])
 
 
-def test_texts_count_against_the_quota_and_are_given_back(files: House):
+def test_texts_count_against_the_quota_and_are_given_back(files: InProcessApi):
     tenant = limited(files, 1000)
-    file = made(tenant.put(f"{FILES}?path=a.pdf", content=b"x" * 100))
+    file = created(tenant.put(f"{FILES}?path=a.pdf", content=b"x" * 100))
     place = f"{FILES}/{file['checksum']}/text"
 
     assert tenant.put(f"{place}/ocr", content=b"x" * 800).status_code == 200
@@ -357,9 +359,9 @@ def test_texts_count_against_the_quota_and_are_given_back(files: House):
 
 
 @pytest.mark.parametrize("kind", ["put", "post", "text"])
-def test_body_over_the_quota_leaves_nothing(files: House, kind: str):
+def test_body_over_the_quota_leaves_nothing(files: InProcessApi, kind: str):
     tenant = limited(files, SMALL * 2)
-    checksum = made(put(files, "a.pdf"))["checksum"]
+    checksum = created(put(files, "a.pdf"))["checksum"]
     before = stored(files)
 
     def sent(content: Any) -> Any:
@@ -375,10 +377,10 @@ def test_body_over_the_quota_leaves_nothing(files: House, kind: str):
     assert (stored(files), used(files)) == (before, 0)
 
 
-def test_key_is_answered_again_though_the_quota_is_used_up(files: House):
+def test_key_is_answered_again_though_the_quota_is_used_up(files: InProcessApi):
     tenant, key = limited(files, len(LARGE) + 1), {"Idempotency-Key": "k"}
     first = tenant.put(f"{FILES}?path=a", content=LARGE, headers=key)
-    place = f"{FILES}/{made(first)['checksum']}/text/ocr"
+    place = f"{FILES}/{created(first)['checksum']}/text/ocr"
     text = tenant.put(place, content=b"x", headers={"Idempotency-Key": "t"})
     before = stored(files)
 
@@ -390,7 +392,7 @@ def test_key_is_answered_again_though_the_quota_is_used_up(files: House):
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/", "a\\b", "a\x00b", "a\nb", "", ".", "C:/a", "x" * 4097])
-def test_path_that_must_not_be_is_refused_before_anything_is_stored(files: House, path: str):
+def test_path_that_must_not_be_is_refused_before_anything_is_stored(files: InProcessApi, path: str):
     answer = put(files, path)
 
     assert answer.status_code in (400, 422)
@@ -398,12 +400,12 @@ def test_path_that_must_not_be_is_refused_before_anything_is_stored(files: House
     assert stored(files) == []
 
 
-def test_path_that_is_not_utf8_is_refused(files: House):
+def test_path_that_is_not_utf8_is_refused(files: InProcessApi):
     assert slug(files.admin.put(f"{FILES}?path=a%ff", content=b"x")) == (400, "invalid-path")
-    assert made(files.admin.put(f"{FILES}?path=a%ef%bf%bd", content=b"x"))["path"] == "a\ufffd"
+    assert created(files.admin.put(f"{FILES}?path=a%ef%bf%bd", content=b"x"))["path"] == "a\ufffd"
 
 
-def test_same_key_puts_once_and_refuses_another_content(files: House):
+def test_same_key_puts_once_and_refuses_another_content(files: InProcessApi):
     key = {"Idempotency-Key": "k1"}
 
     first = put(files, "a", LARGE, headers=key)
@@ -419,22 +421,22 @@ def test_same_key_puts_once_and_refuses_another_content(files: House):
 # Forms
 
 
-def test_form_puts_the_file_with_what_is_said_of_it(files: House):
+def test_form_puts_the_file_with_what_is_said_of_it(files: InProcessApi):
     form = {"file": ("Übersicht.csv", LARGE, "text/csv")}
 
-    file = made(files.admin.post(f"{FILES}?path=b%2Fc.bin", files=form, data={"meta": '{"page": [1, null]}'}))
-    other = made(files.admin.post(FILES, files={"file": ("Übersicht.csv", b"a,b\n")}))
+    file = created(files.admin.post(f"{FILES}?path=b%2Fc.bin", files=form, data={"meta": '{"page": [1, null]}'}))
+    other = created(files.admin.post(FILES, files={"file": ("Übersicht.csv", b"a,b\n")}))
 
     assert (file["path"], file["meta"], file["size"]) == ("b/c.bin", {"page": [1, None]}, len(LARGE))
     assert data(files, file).content == LARGE
     assert (other["path"], other["mime_type"], other["meta"]) == ("Übersicht.csv", "text/csv", {})
 
 
-def test_form_may_have_its_fields_after_the_file(files: House):
+def test_form_may_have_its_fields_after_the_file(files: InProcessApi):
     body = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + LARGE
     body += b'\r\n--x\r\ncontent-disposition: form-data; name="meta"\r\n\r\n{"a": 1}\r\n--x--\r\n'
 
-    file = made(files.admin.post(FILES, content=body, headers={"Content-Type": "multipart/form-data; boundary=x"}))
+    file = created(files.admin.post(FILES, content=body, headers={"Content-Type": "multipart/form-data; boundary=x"}))
 
     assert (file["meta"], file["size"]) == ({"a": 1}, len(LARGE))
 
@@ -464,7 +466,9 @@ END = b"\r\n--x--\r\n"
         (BEGIN.replace(b"\r\n\r\n", b"\r\nx: " + b"y" * 99_999 + b"\r\n\r\n") + b"a" + END, (400, "invalid-format")),
     ],
 )
-def test_form_that_is_not_right_is_refused_and_nothing_is_stored(files: House, body: bytes, problem: tuple[int, str]):
+def test_form_that_is_not_right_is_refused_and_nothing_is_stored(
+    files: InProcessApi, body: bytes, problem: tuple[int, str]
+):
     answer = files.admin.post(FILES, content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
 
     assert slug(answer) == problem
@@ -479,15 +483,15 @@ def test_form_that_is_not_right_is_refused_and_nothing_is_stored(files: House, b
         (f"multipart/form-data; boundary={'x' * 500}", (400, "invalid-format")),
     ],
 )
-def test_body_that_is_no_form_is_refused(files: House, kind: str, problem: tuple[int, str]):
+def test_body_that_is_no_form_is_refused(files: InProcessApi, kind: str, problem: tuple[int, str]):
     assert slug(files.admin.post(FILES, content=b"{}", headers={"Content-Type": kind})) == problem
 
 
 # Fetching
 
 
-def test_part_of_a_file_is_sent_as_asked_for(files: House):
-    file = made(put(files, "a.txt", b"0123456789"))
+def test_part_of_a_file_is_sent_as_asked_for(files: InProcessApi):
+    file = created(put(files, "a.txt", b"0123456789"))
 
     def asked(what: str) -> tuple[int, bytes, str | None]:
         answer = data(files, file, headers={"Range": what})
@@ -500,8 +504,8 @@ def test_part_of_a_file_is_sent_as_asked_for(files: House):
     assert asked("bytes=10-")[0] == 416
 
 
-def test_entity_tag_of_a_file_is_its_checksum(files: House):
-    file = made(put(files, "a.txt"))
+def test_entity_tag_of_a_file_is_its_checksum(files: InProcessApi):
+    file = created(put(files, "a.txt"))
     tag = f'"{file["checksum"]}"'
 
     head = files.admin.head(f"{FILES}/{file['checksum']}/data")
@@ -523,8 +527,8 @@ def test_entity_tag_of_a_file_is_its_checksum(files: House):
         ("\u202egpj.exe", "attachment; filename=\"_gpj.exe\"; filename*=UTF-8''%E2%80%AEgpj.exe"),
     ],
 )
-def test_hostile_names_stay_inside_their_header(files: House, name: str, header: str):
-    file = made(put(files, f"x/{name}"))
+def test_hostile_names_stay_inside_their_header(files: InProcessApi, name: str, header: str):
+    file = created(put(files, f"x/{name}"))
 
     answer = data(files, file)
 
@@ -532,26 +536,26 @@ def test_hostile_names_stay_inside_their_header(files: House, name: str, header:
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_markup_is_sent_for_keeping_and_never_for_showing(files: House):
-    file = made(put(files, "a.html", b"<html><script>alert(1)</script>"))
+def test_markup_is_sent_for_keeping_and_never_for_showing(files: InProcessApi):
+    file = created(put(files, "a.html", b"<html><script>alert(1)</script>"))
 
     assert data(files, file).headers["Content-Disposition"] == 'attachment; filename="a.html"'
 
 
 @pytest.mark.parametrize("path", [f"/{'0' * 64}", f"/{'0' * 64}/data", f"/{'0' * 64}/{'0' * 40}"])
-def test_what_is_not_there_is_not_found(files: House, path: str):
+def test_what_is_not_there_is_not_found(files: InProcessApi, path: str):
     assert slug(files.admin.get(FILES + path)) == (404, "file-not-found")
 
 
 @pytest.mark.parametrize("path", ["/x", "/../config.yml", f"/{'0' * 64}/..%2f..%2fdata", f"/{'A' * 64}"])
-def test_what_is_no_checksum_reaches_no_file(files: House, path: str):
+def test_what_is_no_checksum_reaches_no_file(files: InProcessApi, path: str):
     assert files.admin.get(FILES + path).status_code in (404, 422)
 
 
 # Listing
 
 
-def test_files_are_listed_by_page_prefix_and_path(files: House):
+def test_files_are_listed_by_page_prefix_and_path(files: InProcessApi):
     for path in ("a/1", "a/2", "a/я", "b%/1", "b/1"):
         put(files, path)
 
@@ -571,14 +575,14 @@ def test_files_are_listed_by_page_prefix_and_path(files: House):
     assert listed("&path=a") == []
 
 
-def test_prefix_or_cursor_that_cannot_be_is_refused(files: House):
+def test_prefix_or_cursor_that_cannot_be_is_refused(files: InProcessApi):
     assert slug(files.admin.get(f"{FILES}?prefix=..%2F")) == (400, "invalid-path")
     assert slug(files.admin.get(f"{FILES}?prefix=a%00")) == (400, "invalid-path")
     assert slug(files.admin.get(f"{FILES}?cursor=xyz")) == (422, "schema-violation")
 
 
-def test_deleted_file_is_gone_and_its_content_stays_while_another_has_it(files: House):
-    one, other = made(put(files, "a")), made(put(files, "b"))
+def test_deleted_file_is_gone_and_its_content_stays_while_another_has_it(files: InProcessApi):
+    one, other = created(put(files, "a")), created(put(files, "b"))
 
     assert files.admin.delete(f"{FILES}/{one['checksum']}/{one['id']}").status_code == 204
 
@@ -593,8 +597,8 @@ def test_deleted_file_is_gone_and_its_content_stays_while_another_has_it(files: 
 
 
 @pytest.mark.parametrize("content", ["Текст".encode(), "Ü".encode() * SMALL])
-def test_text_of_an_origin_is_kept_and_replaced(files: House, content: bytes):
-    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr:v1"
+def test_text_of_an_origin_is_kept_and_replaced(files: InProcessApi, content: bytes):
+    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr:v1"
 
     assert files.admin.put(place, content=b"first").json() == {"size": 5}
     assert files.admin.put(place, content=content).json() == {"size": len(content)}
@@ -605,8 +609,8 @@ def test_text_of_an_origin_is_kept_and_replaced(files: House, content: bytes):
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_text_that_is_none_is_refused_and_the_former_stays(files: House):
-    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr"
+def test_text_that_is_none_is_refused_and_the_former_stays(files: InProcessApi):
+    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
     files.admin.put(place, content=b"first")
 
     assert slug(files.admin.put(place, content=b"a\xff")) == (422, "schema-violation")
@@ -615,8 +619,8 @@ def test_text_that_is_none_is_refused_and_the_former_stays(files: House):
     assert files.admin.get(place).content == b"first"
 
 
-def test_same_key_keeps_a_text_once(files: House):
-    place = f"{FILES}/{made(put(files, 'a.pdf'))['checksum']}/text/ocr"
+def test_same_key_keeps_a_text_once(files: InProcessApi):
+    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
     key = {"Idempotency-Key": "k"}
 
     assert files.admin.put(place, content=b"first", headers=key).status_code == 200
@@ -630,8 +634,8 @@ def test_same_key_keeps_a_text_once(files: House):
 # Entities
 
 
-def test_file_is_put_with_its_document_and_folders(files: House):
-    file = made(put(files, "a/b/report.pdf", b"%PDF-1.4", "&entity=true&origin=crawl"))
+def test_file_is_put_with_its_document_and_folders(files: InProcessApi):
+    file = created(put(files, "a/b/report.pdf", b"%PDF-1.4", "&entity=true&origin=crawl"))
 
     document = files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()
     folder = files.admin.get(f"/v1/datasets/test/entities/{document['properties']['parent'][0]}").json()
@@ -644,10 +648,10 @@ def test_file_is_put_with_its_document_and_folders(files: House):
 
 
 def test_folders_of_a_deep_path_are_made_in_a_thread_and_not_validated_again(
-    files: House, monkeypatch: pytest.MonkeyPatch
+    files: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ):
     """Two thousand folders, each of which was validated once for every folder below it, took minutes."""
-    file = made(put(files, "a/" * 2000 + "b.txt"))
+    file = created(put(files, "a/" * 2000 + "b.txt"))
     checked: list[str] = []
     threads: list[bool] = []
 
@@ -670,8 +674,8 @@ def test_folders_of_a_deep_path_are_made_in_a_thread_and_not_validated_again(
     assert (threads, checked) == ([True], [])
 
 
-def test_document_of_a_file_that_is_there_is_written_on_request(files: House):
-    file = made(put(files, "report.txt"))
+def test_document_of_a_file_that_is_there_is_written_on_request(files: InProcessApi):
+    file = created(put(files, "report.txt"))
     place = f"{FILES}/{file['checksum']}/{file['id']}/entity"
 
     written = files.admin.post(f"{place}?origin=later").json()
@@ -681,16 +685,16 @@ def test_document_of_a_file_that_is_there_is_written_on_request(files: House):
     assert slug(files.admin.post(f"{FILES}/{file['checksum']}/{'0' * 40}/entity")) == (404, "file-not-found")
 
 
-def test_document_reports_a_name_that_ftm_does_not_take(files: House):
-    file = made(put(files, "\u200b"))
+def test_document_reports_a_name_that_ftm_does_not_take(files: InProcessApi):
+    file = created(put(files, "\u200b"))
 
     written = files.admin.post(f"{FILES}/{file['checksum']}/{file['id']}/entity").json()
 
     assert written["omitted"]["by_property"] == {"PlainText:fileName": 1}
 
 
-def test_every_write_is_in_the_audit_log(files: House):
-    file = made(put(files, "a"))
+def test_every_write_is_in_the_audit_log(files: InProcessApi):
+    file = created(put(files, "a"))
     files.admin.put(f"{FILES}/{file['checksum']}/text/ocr", content=b"x")
     files.admin.delete(f"{FILES}/{file['checksum']}/{file['id']}")
 

@@ -10,16 +10,16 @@ from tarn.db.tables import idempotency
 from tarn.model.ids import now
 
 from tests.api.test_entities import JANE, NDJSON, PATH, lines, person
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.journal import journal
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("test")
 
 
-def test_same_request_again_gets_the_first_answer_and_has_no_effect(house: House):
+def test_same_request_again_gets_the_first_answer_and_has_no_effect(house: InProcessApi):
     key = {"Idempotency-Key": "k-1"}
 
     first = house.admin.post(PATH, JANE, headers=key)
@@ -34,7 +34,7 @@ def test_same_request_again_gets_the_first_answer_and_has_no_effect(house: House
     {"json": person(2)},
     {"json": JANE, "params": {"origin": "other"}},
 ])  # fmt: skip
-def test_another_request_with_the_key_is_refused(house: House, change):
+def test_another_request_with_the_key_is_refused(house: InProcessApi, change):
     key = {"Idempotency-Key": "k-1"}
     house.admin.post(PATH, JANE, headers=key)
 
@@ -44,7 +44,7 @@ def test_another_request_with_the_key_is_refused(house: House, change):
     assert len(journal.rows(house)) == 3
 
 
-def test_key_is_its_tenants_own(house: House):
+def test_key_is_its_tenants_own(house: InProcessApi):
     alice = house.tenant("alice", test="write")
     key = {"Idempotency-Key": "k-1"}
 
@@ -54,14 +54,14 @@ def test_key_is_its_tenants_own(house: House):
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "with space", "ünï"])
-def test_bad_key_is_refused(house: House, key: str):
+def test_bad_key_is_refused(house: InProcessApi, key: str):
     answer = house.admin.post(PATH, JANE, headers={"Idempotency-Key": key.encode()})
 
     assert answer.status_code == 422
     assert journal.count(house) == 0
 
 
-def test_refused_request_does_not_use_its_key_up(house: House):
+def test_refused_request_does_not_use_its_key_up(house: InProcessApi):
     key = {"Idempotency-Key": "k-1"}
 
     refused = house.admin.post(PATH, {"id": "x", "schema": "Banana"}, headers=key)
@@ -70,7 +70,7 @@ def test_refused_request_does_not_use_its_key_up(house: House):
 
 
 @pytest.mark.parametrize("size", [1, 15_000])
-def test_key_sent_twenty_times_in_parallel_has_one_effect(house: House, size: int):
+def test_key_sent_twenty_times_in_parallel_has_one_effect(house: InProcessApi, size: int):
     body = lines(*(person(number) for number in range(size)))
     answers: list[tuple[int, str]] = []
 
@@ -96,7 +96,7 @@ def test_key_sent_twenty_times_in_parallel_has_one_effect(house: House, size: in
     ("DELETE", f"{PATH}/jane", None),
     ("DELETE", "/v1/datasets/test/origins/default", None),
 ])  # fmt: skip
-def test_changes_and_deletes_are_replayed_too(house: House, method: str, path: str, body):
+def test_changes_and_deletes_are_replayed_too(house: InProcessApi, method: str, path: str, body):
     house.admin.post(PATH, JANE)
     key = {"Idempotency-Key": "k-1"}
 
@@ -108,7 +108,7 @@ def test_changes_and_deletes_are_replayed_too(house: House, method: str, path: s
     assert (again.json(), journal.count(house)) == (first.json(), rows)
 
 
-def test_other_routes_answer_once_too(house: House):
+def test_other_routes_answer_once_too(house: InProcessApi):
     key = {"Idempotency-Key": "k-2"}
 
     first = house.admin.post("/v1/datasets", {"name": "once"}, headers=key)
@@ -121,7 +121,7 @@ def test_other_routes_answer_once_too(house: House):
     assert house.admin.post("/v1/datasets", {"name": "once"}).status_code == 409
 
 
-def test_route_that_refused_leaves_its_key_free(house: House):
+def test_route_that_refused_leaves_its_key_free(house: InProcessApi):
     key = {"Idempotency-Key": "k-3"}
 
     refused = house.admin.post("/v1/admin/tenants", {"name": "admin"}, headers=key)
@@ -130,7 +130,7 @@ def test_route_that_refused_leaves_its_key_free(house: House):
     assert house.admin.post("/v1/admin/tenants", {"name": "alice"}, headers=key).status_code == 201
 
 
-def test_secret_is_kept_under_no_key(house: House):
+def test_secret_is_kept_under_no_key(house: InProcessApi):
     house.tenant("alice")
 
     answer = house.admin.post("/v1/admin/tenants/alice/keys", {}, headers={"Idempotency-Key": "k-4"})
@@ -138,7 +138,7 @@ def test_secret_is_kept_under_no_key(house: House):
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "header.Idempotency-Key")
 
 
-def test_request_whose_twin_is_under_way_is_told_so_and_a_dead_twin_is_forgotten(house: House):
+def test_request_whose_twin_is_under_way_is_told_so_and_a_dead_twin_is_forgotten(house: InProcessApi):
     key = {"Idempotency-Key": "k-5"}
     house.admin.post("/v1/datasets", {"name": "twin"}, headers=key)
     with house.services.database.write() as connection:

@@ -9,7 +9,7 @@ from tarn.errors import Internal
 from tarn.model.ids import now
 from tarn.model.job import Operation
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.worker.flushers import SqlFlusher
 from tests.worker.workers import make_worker, working
 
@@ -18,17 +18,17 @@ FAILED = {"state": "failed", "problem": Internal("broken").problem("/v1/jobs/1")
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("ours")
 
 
-def put(house: House, **values: Any) -> None:
+def set_columns(house: InProcessApi, **values: Any) -> None:
     """Make every job be like this."""
     with house.services.database.write() as connection:
         connection.execute(update(table).values(finished=now(), **values))
 
 
-def test_job_that_waits_is_cancelled_at_once(house: House):
+def test_job_that_waits_is_cancelled_at_once(house: InProcessApi):
     job = house.admin.post(FLUSH).json()["id"]
 
     answer = house.admin.delete(f"/v1/jobs/{job}")
@@ -38,7 +38,7 @@ def test_job_that_waits_is_cancelled_at_once(house: House):
     assert house.admin.get(f"/v1/jobs/{job}").json() == answer.json()
 
 
-def test_job_that_is_over_stays_as_it_is_when_it_is_cancelled(house: House):
+def test_job_that_is_over_stays_as_it_is_when_it_is_cancelled(house: InProcessApi):
     with working(make_worker(house, SqlFlusher(house.services.database))):
         done = house.admin.post(f"{FLUSH}?wait=20").json()
 
@@ -47,7 +47,7 @@ def test_job_that_is_over_stays_as_it_is_when_it_is_cancelled(house: House):
     assert (answer.status_code, answer.json()) == (200, done)
 
 
-def test_delete_of_a_dataset_cannot_be_cancelled(house: House):
+def test_delete_of_a_dataset_cannot_be_cancelled(house: InProcessApi):
     job = house.admin.delete("/v1/datasets/ours?confirm=ours").json()["id"]
 
     answer = house.admin.delete(f"/v1/jobs/{job}")
@@ -56,12 +56,12 @@ def test_delete_of_a_dataset_cannot_be_cancelled(house: House):
     assert answer.json()["state"] == "queued"
 
 
-def test_job_that_failed_is_tried_again_and_waited_for(house: House):
+def test_job_that_failed_is_tried_again_and_waited_for(house: InProcessApi):
     job = house.admin.post(FLUSH).json()["id"]
-    put(house, **FAILED, attempts=20)
+    set_columns(house, **FAILED, attempts=20)
 
     queued = house.admin.post(f"/v1/jobs/{job}/retry")
-    put(house, **FAILED)
+    set_columns(house, **FAILED)
     with working(make_worker(house, SqlFlusher(house.services.database))):
         done = house.admin.post(f"/v1/jobs/{job}/retry?wait=20")
 
@@ -71,7 +71,7 @@ def test_job_that_failed_is_tried_again_and_waited_for(house: House):
     assert (done.status_code, done.json()["state"], done.json()["problem"]) == (200, "done", None)
 
 
-def test_job_that_waits_is_not_tried_again(house: House):
+def test_job_that_waits_is_not_tried_again(house: InProcessApi):
     job = house.admin.post(FLUSH).json()["id"]
 
     answer = house.admin.post(f"/v1/jobs/{job}/retry")
@@ -79,7 +79,7 @@ def test_job_that_waits_is_not_tried_again(house: House):
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/job-conflict")
 
 
-def test_job_of_others_is_open_to_the_administrator(house: House):
+def test_job_of_others_is_open_to_the_administrator(house: InProcessApi):
     job = house.tenant("alice", ours="maintain").post(FLUSH).json()["id"]
 
     answers = [house.admin.delete(f"/v1/jobs/{job}"), house.admin.post(f"/v1/jobs/{job}/retry")]
@@ -88,7 +88,7 @@ def test_job_of_others_is_open_to_the_administrator(house: House):
 
 
 @pytest.mark.parametrize("path", [FLUSH, "/v1/operations/flush"])
-def test_job_is_tried_again_only_while_its_tenant_may_do_what_it_does(house: House, path: str):
+def test_job_is_tried_again_only_while_its_tenant_may_do_what_it_does(house: InProcessApi, path: str):
     alice = house.tenant("alice", ours="maintain")
     job = alice.post(path).json()["id"]
     alice.delete(f"/v1/jobs/{job}")
@@ -101,7 +101,7 @@ def test_job_is_tried_again_only_while_its_tenant_may_do_what_it_does(house: Hou
     assert alice.get(f"/v1/jobs/{job}").json()["state"] == "cancelled"
 
 
-def test_cancelling_and_trying_again_are_in_the_audit_log(house: House):
+def test_cancelling_and_trying_again_are_in_the_audit_log(house: InProcessApi):
     job = house.admin.post(FLUSH).json()["id"]
     house.admin.delete(f"/v1/jobs/{job}")
     house.admin.post(f"/v1/jobs/{job}/retry")
@@ -114,7 +114,7 @@ def test_cancelling_and_trying_again_are_in_the_audit_log(house: House):
     }
 
 
-def test_results_are_told_apart_by_operation_in_the_openapi_document(house: House):
+def test_results_are_told_apart_by_operation_in_the_openapi_document(house: InProcessApi):
     schemas = house.nobody.get("/openapi.json").json()["components"]["schemas"]
 
     [union, null] = schemas["Job"]["properties"]["result"]["anyOf"]

@@ -10,7 +10,7 @@ from tarn.journal import rejected
 from tarn.journal.event_buffer import SCHEMA
 from tarn.journal.rejected import Rejected
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.journal import journal
 from tests.worker.flushers import id_of
 
@@ -20,7 +20,7 @@ ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("test")
 
 
@@ -30,11 +30,11 @@ def event(row: dict) -> dict:
     return plain | {"id": None if row["id"] is None else row["id"].hex()}
 
 
-def set_aside(house: House, count: int | None = None) -> list[dict]:
+def reject_events(house: InProcessApi, count: int | None = None) -> list[dict]:
     """Set aside what the journal holds, or as much of it, as a flush would; returns the events."""
     rows = journal.rows(house)[:count]
     with house.services.database.write() as connection:
-        rejected.set_aside(
+        rejected.store_rejected(
             connection,
             id_of(house, "test"),
             [
@@ -45,12 +45,12 @@ def set_aside(house: House, count: int | None = None) -> list[dict]:
     return [event(row) for row in rows]
 
 
-def kept(house: House) -> int:
+def count_rejected(house: InProcessApi) -> int:
     with house.services.database.read() as connection:
         return len(connection.execute(select(journal_rejected.c.id)).all())
 
 
-def test_empty_journal_has_an_open_segment_and_nothing_in_it(house: House):
+def test_empty_journal_has_an_open_segment_and_nothing_in_it(house: InProcessApi):
     assert house.admin.get(PATH).json() == {
         "segment": 1,
         "commit": 0,
@@ -60,7 +60,7 @@ def test_empty_journal_has_an_open_segment_and_nothing_in_it(house: House):
     }
 
 
-def test_what_waits_is_told_by_segment(house: House):
+def test_what_waits_is_told_by_segment(house: InProcessApi):
     house.admin.post(ENTITIES, ENTITY)
     house.admin.put(f"{ENTITIES}/jane", ENTITY)
     with house.services.database.write() as connection:
@@ -79,7 +79,7 @@ def test_what_waits_is_told_by_segment(house: House):
     assert after["oldest"] is not None
 
 
-def test_journal_needs_read_and_what_was_set_aside_maintain(house: House):
+def test_journal_needs_read_and_what_was_set_aside_maintain(house: InProcessApi):
     reader, writer = house.tenant("reader", test="read"), house.tenant("writer", test="write")
 
     statuses = [reader.get(PATH), writer.get(f"{PATH}/rejected"), writer.post(f"{PATH}/rejected/retry")]
@@ -87,9 +87,9 @@ def test_journal_needs_read_and_what_was_set_aside_maintain(house: House):
     assert [answer.status_code for answer in statuses] == [200, 403, 403]
 
 
-def test_events_set_aside_are_listed_page_by_page_as_they_were(house: House):
+def test_events_set_aside_are_listed_page_by_page_as_they_were(house: InProcessApi):
     house.admin.post(ENTITIES, ENTITY)
-    events = set_aside(house)
+    events = reject_events(house)
 
     first = house.admin.get(f"{PATH}/rejected?limit=1").json()
     second = house.admin.get(f"{PATH}/rejected?limit=1&cursor={first['next']}").json()
@@ -104,18 +104,18 @@ def test_events_set_aside_are_listed_page_by_page_as_they_were(house: House):
     assert second["next"] is None
 
 
-def test_events_set_aside_twice_are_kept_once(house: House):
+def test_events_set_aside_twice_are_kept_once(house: InProcessApi):
     house.admin.post(ENTITIES, ENTITY)
 
-    set_aside(house)
-    set_aside(house)
+    reject_events(house)
+    reject_events(house)
 
-    assert kept(house) == 2
+    assert count_rejected(house) == 2
 
 
-def test_retried_events_are_a_new_batch_of_the_caller_and_no_longer_set_aside(house: House):
+def test_retried_events_are_a_new_batch_of_the_caller_and_no_longer_set_aside(house: InProcessApi):
     house.admin.put(f"{ENTITIES}/jane", ENTITY)
-    events = set_aside(house)
+    events = reject_events(house)
     alice = house.tenant("alice", test="maintain")
 
     answer = alice.post(f"{PATH}/rejected/retry")
@@ -132,13 +132,13 @@ def test_retried_events_are_a_new_batch_of_the_caller_and_no_longer_set_aside(ho
         "committed",
     )
     assert journal.head(house)["rows"] == 6
-    assert kept(house) == 0
+    assert count_rejected(house) == 0
     assert alice.get("/v1/whoami").json()["limits"]["used_statements"] == 0
 
 
-def test_event_that_concerns_every_entity_is_retried_too(house: House):
+def test_event_that_concerns_every_entity_is_retried_too(house: InProcessApi):
     house.admin.delete("/v1/datasets/test/origins/crawl")
-    events = set_aside(house)
+    events = reject_events(house)
 
     house.admin.post(f"{PATH}/rejected/retry")
 
@@ -146,9 +146,9 @@ def test_event_that_concerns_every_entity_is_retried_too(house: House):
     assert (rows[1]["shard_key"], rows[1]["id"], event(rows[1])) == (None, None, events[0])
 
 
-def test_only_the_events_that_are_named_are_retried(house: House):
+def test_only_the_events_that_are_named_are_retried(house: InProcessApi):
     house.admin.post(ENTITIES, ENTITY)
-    set_aside(house)
+    reject_events(house)
     wanted, other = (each["id"] for each in house.admin.get(f"{PATH}/rejected").json()["results"])
 
     answer = house.admin.post(f"{PATH}/rejected/retry", {"ids": [wanted, "nothing"]})
@@ -160,9 +160,9 @@ def test_only_the_events_that_are_named_are_retried(house: House):
     assert journal.head(house)["commit"] == 2
 
 
-def test_of_many_who_retry_the_same_events_each_event_goes_to_one(house: House):
+def test_of_many_who_retry_the_same_events_each_event_goes_to_one(house: InProcessApi):
     house.admin.post(ENTITIES, ENTITY)
-    set_aside(house)
+    reject_events(house)
     start = threading.Barrier(4)
     answers: list[dict] = []
 
@@ -181,31 +181,31 @@ def test_of_many_who_retry_the_same_events_each_event_goes_to_one(house: House):
 
 
 @pytest.mark.parametrize("body", [{"ids": []}, {"ids": ["a\x00"]}, {"ids": "x"}, {"all": True}, {"ids": ["a"] * 1001}])
-def test_retry_of_what_cannot_be_is_refused(house: House, body: dict):
+def test_retry_of_what_cannot_be_is_refused(house: InProcessApi, body: dict):
     house.admin.post(ENTITIES, ENTITY)
-    set_aside(house)
+    reject_events(house)
 
     assert house.admin.post(f"{PATH}/rejected/retry", body).status_code == 422
-    assert kept(house) == 2
+    assert count_rejected(house) == 2
 
 
-def test_events_of_another_dataset_are_neither_listed_nor_retried(house: House):
+def test_events_of_another_dataset_are_neither_listed_nor_retried(house: InProcessApi):
     house.admin.post(ENTITIES, ENTITY)
-    set_aside(house)
+    reject_events(house)
     ids = [each["id"] for each in house.admin.get(f"{PATH}/rejected").json()["results"]]
     house.dataset("other")
 
     listed = house.admin.get("/v1/datasets/other/journal/rejected").json()["results"]
     retried = house.admin.post("/v1/datasets/other/journal/rejected/retry", {"ids": ids}).json()["retried"]
 
-    assert (listed, retried, kept(house)) == ([], 0, 2)
+    assert (listed, retried, count_rejected(house)) == ([], 0, 2)
 
 
-def test_retry_into_a_full_journal_is_backpressure_and_keeps_the_events_aside(house: House):
+def test_retry_into_a_full_journal_is_backpressure_and_keeps_the_events_aside(house: InProcessApi):
     house.admin.post(ENTITIES, ENTITY)
-    set_aside(house)
+    reject_events(house)
 
     answer = house.with_settings(journal_max_rows=1).admin.post(f"{PATH}/rejected/retry")
 
     assert (answer.status_code, answer.json()["type"]) == (429, "/problems/backpressure")
-    assert kept(house) == 2
+    assert count_rejected(house) == 2

@@ -12,7 +12,7 @@ from tarn.db.tables import locks
 from tarn.model import ids
 from tarn.model.names import LockName
 
-from tests.in_process_api import ONE_DATABASE, Caller, House
+from tests.in_process_api import ONE_DATABASE, Caller, InProcessApi
 
 BASE = "/v1/datasets/test/locks"
 
@@ -21,7 +21,7 @@ def take(caller: Caller, name: str = "nightly", **body):
     return caller.put(f"{BASE}/{name}", {"ttl": 60} | body)
 
 
-def let_time_pass(house: House, seconds: float) -> None:
+def advance_time(house: InProcessApi, seconds: float) -> None:
     """So much time passes for every lock."""
     with house.services.database.write() as connection:
         for row in connection.execute(locks.select()).all():
@@ -29,7 +29,7 @@ def let_time_pass(house: House, seconds: float) -> None:
             connection.execute(update(locks).where(locks.c.id == row.id).values(expires=earlier))
 
 
-def test_lock_is_held_by_one_until_it_is_given_back_and_its_fence_rises(house: House, dataset: Dataset):
+def test_lock_is_held_by_one_until_it_is_given_back_and_its_fence_rises(house: InProcessApi, dataset: Dataset):
     first = take(house.admin, holder="worker one").json()
     refused = take(house.admin, holder="worker two")
 
@@ -43,9 +43,9 @@ def test_lock_is_held_by_one_until_it_is_given_back_and_its_fence_rises(house: H
     assert second["token"] != first["token"]
 
 
-def test_lock_that_expired_goes_to_another_and_its_former_holder_finds_out(house: House, dataset: Dataset):
+def test_lock_that_expired_goes_to_another_and_its_former_holder_finds_out(house: InProcessApi, dataset: Dataset):
     first = take(house.admin).json()
-    let_time_pass(house, 61)
+    advance_time(house, 61)
     second = take(house.admin).json()
 
     assert second["fence"] == 2
@@ -57,11 +57,11 @@ def test_lock_that_expired_goes_to_another_and_its_former_holder_finds_out(house
     assert take(house.admin, token=second["token"]).json()["fence"] == 2
 
 
-def test_refreshed_lock_is_held_on(house: House, dataset: Dataset):
+def test_refreshed_lock_is_held_on(house: InProcessApi, dataset: Dataset):
     held = take(house.admin).json()
-    let_time_pass(house, 50)
+    advance_time(house, 50)
     again = take(house.admin, token=held["token"], ttl=100).json()
-    let_time_pass(house, 50)
+    advance_time(house, 50)
 
     assert again["expires"] > held["expires"]
     assert again["fence"] == 1
@@ -69,18 +69,20 @@ def test_refreshed_lock_is_held_on(house: House, dataset: Dataset):
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_lock_is_neither_lost_nor_kept_for_a_clock_that_jumps(house: House, dataset: Dataset, monkeypatch, hours: int):
+def test_lock_is_neither_lost_nor_kept_for_a_clock_that_jumps(
+    house: InProcessApi, dataset: Dataset, monkeypatch, hours: int
+):
     held = take(house.admin, ttl=600).json()
     real = ids.now
     monkeypatch.setattr(clock, "now", lambda: real() + timedelta(hours=hours))
 
     assert take(house.admin).status_code == 409
     assert take(house.admin, token=held["token"], ttl=600).status_code == 200
-    let_time_pass(house, 601)
+    advance_time(house, 601)
     assert take(house.admin).json()["fence"] == 2
 
 
-def test_of_many_that_ask_at_once_one_gets_the_lock(house: House, dataset: Dataset):
+def test_of_many_that_ask_at_once_one_gets_the_lock(house: InProcessApi, dataset: Dataset):
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: take(house.admin).status_code, range(8)))
 
@@ -88,7 +90,7 @@ def test_of_many_that_ask_at_once_one_gets_the_lock(house: House, dataset: Datas
 
 
 @ONE_DATABASE
-def test_locks_of_another_tenant_are_other_locks(house: House, dataset: Dataset):
+def test_locks_of_another_tenant_are_other_locks(house: InProcessApi, dataset: Dataset):
     other, stranger = house.tenant("other", test="read"), house.tenant("stranger")
     mine = take(house.admin).json()
 
@@ -100,7 +102,7 @@ def test_locks_of_another_tenant_are_other_locks(house: House, dataset: Dataset)
 
 
 @ONE_DATABASE
-def test_lock_is_mirrored_without_its_token(house: House, dataset: Dataset):
+def test_lock_is_mirrored_without_its_token(house: InProcessApi, dataset: Dataset):
     path = dataset.layout.named_lock("admin", LockName("nightly"))
     held = take(house.admin, holder="me").json()
 
@@ -111,7 +113,7 @@ def test_lock_is_mirrored_without_its_token(house: House, dataset: Dataset):
     assert house.services.store.head(path) is None
 
 
-def test_administrator_takes_a_lock_away_and_it_is_in_the_audit_log(house: House, dataset: Dataset):
+def test_administrator_takes_a_lock_away_and_it_is_in_the_audit_log(house: InProcessApi, dataset: Dataset):
     other = house.tenant("other", test="read")
     held = take(other).json()
     (seen,) = house.admin.get("/v1/admin/locks").json()["results"]
@@ -133,14 +135,14 @@ def test_administrator_takes_a_lock_away_and_it_is_in_the_audit_log(house: House
 @pytest.mark.parametrize(
     "body", [{"ttl": 0}, {"ttl": -1}, {"ttl": 86_401}, {}, {"ttl": 1, "token": ""}, {"ttl": 1, "x": 1}]
 )
-def test_lock_that_cannot_be_is_refused(house: House, dataset: Dataset, body):
+def test_lock_that_cannot_be_is_refused(house: InProcessApi, dataset: Dataset, body):
     assert house.admin.put(f"{BASE}/nightly", body).status_code == 422
     assert house.admin.put(f"{BASE}/..%2Fx", {"ttl": 1}).status_code in (404, 422)
     assert house.admin.get(BASE).json()["results"] == []
 
 
 @ONE_DATABASE
-def test_same_request_under_an_idempotency_key_gets_the_same_lock(house: House, dataset: Dataset):
+def test_same_request_under_an_idempotency_key_gets_the_same_lock(house: InProcessApi, dataset: Dataset):
     first = house.admin.put(f"{BASE}/nightly", {"ttl": 60}, headers={"Idempotency-Key": "k"})
     again = house.admin.put(f"{BASE}/nightly", {"ttl": 60}, headers={"Idempotency-Key": "k"})
 

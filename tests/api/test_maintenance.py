@@ -6,13 +6,13 @@ import pytest
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.worker.workers import make_worker, working
 
 BASE = "/v1/datasets/ours/operations"
 PURGE = {"entity_ids": ["jane"], "confirm": True}
-WHOLE: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "compact": {"force": True},
     "optimize": {},
     "vacuum": {"retention_hours": 48, "dry_run": True},
@@ -23,26 +23,26 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("ours")
 
 
 @pytest.fixture
-def worker(house: House, kernels: DirectKernels) -> Worker:
+def worker(house: InProcessApi, kernels: DirectKernels) -> Worker:
     """A worker that flushes and maintains without Spark."""
     services = house.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
     return make_worker(house, flusher, flusher.maintenance())
 
 
-@pytest.mark.parametrize("operation", WHOLE)
+@pytest.mark.parametrize("operation", OPTIONS)
 @pytest.mark.parametrize("level", [None, "read", "write", "maintain", "admin"])
 def test_maintenance_needs_maintain_and_what_erases_for_good_needs_admin(
-    house: House, operation: str, level: str | None
+    house: InProcessApi, operation: str, level: str | None
 ):
     alice = house.tenant("alice", **({"ours": level} if level else {}))
 
-    answer = alice.post(f"{BASE}/{operation}", WHOLE[operation])
+    answer = alice.post(f"{BASE}/{operation}", OPTIONS[operation])
 
     enough = level == "admin" or (level == "maintain" and operation != "purge")
     assert answer.status_code == (404 if level is None else 202 if enough else 403)
@@ -69,7 +69,7 @@ def test_maintenance_needs_maintain_and_what_erases_for_good_needs_admin(
     ],
 )
 def test_body_that_asks_for_what_there_is_not_is_refused_and_makes_no_job(
-    house: House, operation: str, body: dict[str, Any], status: int
+    house: InProcessApi, operation: str, body: dict[str, Any], status: int
 ):
     answer = house.admin.post(f"{BASE}/{operation}", body)
 
@@ -78,7 +78,7 @@ def test_body_that_asks_for_what_there_is_not_is_refused_and_makes_no_job(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_every_operation_is_done_and_tells_what_it_did(house: House, worker: Worker):
+def test_every_operation_is_done_and_tells_what_it_did(house: InProcessApi, worker: Worker):
     people = [{"id": name, "schema": "Person", "properties": {"name": [name]}} for name in ("jane", "john")]
     done: dict[str, dict[str, Any]] = {}
     with working(worker):
@@ -86,7 +86,7 @@ def test_every_operation_is_done_and_tells_what_it_did(house: House, worker: Wor
             house.admin.post("/v1/datasets/ours/entities", [person])
             house.admin.post(f"{BASE}/flush?wait=60")
         for operation in ("optimize", "compact", "verify", "vacuum", "revert", "purge"):
-            answer = house.admin.post(f"{BASE}/{operation}?wait=60", WHOLE[operation])
+            answer = house.admin.post(f"{BASE}/{operation}?wait=60", OPTIONS[operation])
             assert (answer.status_code, answer.json()["state"]) == (200, "done"), answer.text
             done[operation] = answer.json()["result"]
         shown = [each["id"] for each in house.admin.get("/v1/datasets/ours/entities").json()["results"]]
@@ -105,7 +105,7 @@ def test_every_operation_is_done_and_tells_what_it_did(house: House, worker: Wor
     assert "jane" not in str(actions)
 
 
-def test_revert_to_what_is_not_there_fails_with_its_problem(house: House, worker: Worker):
+def test_revert_to_what_is_not_there_fails_with_its_problem(house: InProcessApi, worker: Worker):
     with working(worker):
         job = house.admin.post(f"{BASE}/revert?wait=60", {"to": "7"}).json()
 

@@ -15,17 +15,17 @@ from tarn.datasets.registry import Dataset
 from tarn.model.mapping import MOST_FORMATS, parsed
 from tarn.model.names import Checksum
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 HASH = Checksum("ab" * 32)
 URL = f"/v1/datasets/test/mappings/{HASH}"
 PERSON: dict[str, Any] = {"schema": "Person", "key": "id", "properties": {"name": {"column": "name"}}}
-ONE: dict[str, Any] = {"csv_url": "http://127.0.0.1:9/data.csv", "entities": {"person": PERSON}}
+MAPPING: dict[str, Any] = {"csv_url": "http://127.0.0.1:9/data.csv", "entities": {"person": PERSON}}
 
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
-def put(house: House, mapping: Any, kind: str = "application/json", **headers: str) -> Any:
+def put(house: InProcessApi, mapping: Any, kind: str = "application/json", **headers: str) -> Any:
     body = mapping if isinstance(mapping, bytes) else json.dumps(mapping).encode()
     return house.admin("PUT", URL, headers={"Content-Type": kind, **headers}, content=body)
 
@@ -34,9 +34,9 @@ def with_property(**rule: Any) -> dict[str, Any]:
     return {"entities": {"person": PERSON | {"properties": {"name": rule}}}}
 
 
-def test_mapping_is_kept_in_versions_and_shown_as_it_counts(house: House, dataset: Dataset):
-    first = put(house, ONE)
-    second = put(house, ONE | {"filters": {"land": ["de", "fr"]}})
+def test_mapping_is_kept_in_versions_and_shown_as_it_counts(house: InProcessApi, dataset: Dataset):
+    first = put(house, MAPPING)
+    second = put(house, MAPPING | {"filters": {"land": ["de", "fr"]}})
 
     assert (first.status_code, second.status_code) == (201, 200)
     shown = house.admin.get(URL)
@@ -55,9 +55,9 @@ def test_mapping_is_kept_in_versions_and_shown_as_it_counts(house: House, datase
 
 
 @ONE_DATABASE
-def test_mapping_that_says_the_same_makes_no_version(house: House, dataset: Dataset):
-    put(house, ONE)
-    again = put(house, yaml.safe_dump({"other": {"queries": [ONE]}}).encode(), "text/yaml")
+def test_mapping_that_says_the_same_makes_no_version(house: InProcessApi, dataset: Dataset):
+    put(house, MAPPING)
+    again = put(house, yaml.safe_dump({"other": {"queries": [MAPPING]}}).encode(), "text/yaml")
 
     assert again.status_code == 200
     assert house.admin.get(f"{URL}/versions").json()["results"] == []
@@ -65,11 +65,19 @@ def test_mapping_that_says_the_same_makes_no_version(house: House, dataset: Data
 
 @ONE_DATABASE
 @pytest.mark.parametrize(
-    "form", [ONE, [ONE], {"query": ONE}, {"queries": [ONE]}, {"any": {"query": ONE}}, {"any": {"queries": [ONE]}}]
+    "form",
+    [
+        MAPPING,
+        [MAPPING],
+        {"query": MAPPING},
+        {"queries": [MAPPING]},
+        {"any": {"query": MAPPING}},
+        {"any": {"queries": [MAPPING]}},
+    ],
 )
 @pytest.mark.parametrize("kind", ["application/json", "application/yaml", "text/x-yaml"])
 def test_mapping_in_every_form_of_ftm_is_the_same_and_is_kept_as_ftm_takes_it(
-    house: House, dataset: Dataset, form: Any, kind: str
+    house: InProcessApi, dataset: Dataset, form: Any, kind: str
 ):
     body = json.dumps(form) if kind == "application/json" else yaml.safe_dump(form)
 
@@ -82,10 +90,10 @@ def test_mapping_in_every_form_of_ftm_is_the_same_and_is_kept_as_ftm_takes_it(
     assert QueryMapping(model, query | {"csv_url": "/dev/null"}).entities[0].name == "person"
 
 
-def test_mapping_is_replaced_only_on_the_condition_that_is_named(house: House, dataset: Dataset):
-    other = ONE | {"filters": {"a": "b"}}
-    assert put(house, ONE, **{"If-Match": "*"}).status_code == 412
-    tag = put(house, ONE, **{"If-None-Match": "*"}).headers["ETag"]
+def test_mapping_is_replaced_only_on_the_condition_that_is_named(house: InProcessApi, dataset: Dataset):
+    other = MAPPING | {"filters": {"a": "b"}}
+    assert put(house, MAPPING, **{"If-Match": "*"}).status_code == 412
+    tag = put(house, MAPPING, **{"If-None-Match": "*"}).headers["ETag"]
 
     for refused in (put(house, other, **{"If-None-Match": "*"}), put(house, other, **{"If-Match": '"else"'})):
         assert refused.status_code == 412
@@ -134,10 +142,10 @@ BAD = {
         {"entities": {"a": PERSON | {"properties": {"phone": {"column": "x", "format": "nowhere"}}}}},
         "queries.0.entities.a.properties.phone.format",
     ),
-    "filter by a number": (ONE | {"filters": {"year": 2020}}, "queries.0.filters.year.0"),
-    "database": (ONE | {"database": "sqlite:////etc/passwd", "table": "x"}, "queries.0"),
-    "include": (ONE | {"include": "/etc/passwd"}, "queries.0.include"),
-    "second query": ([ONE, {"entities": {"a": PERSON | {"schema": "Parson"}}}], "queries.1.entities.a.schema"),
+    "filter by a number": (MAPPING | {"filters": {"year": 2020}}, "queries.0.filters.year.0"),
+    "database": (MAPPING | {"database": "sqlite:////etc/passwd", "table": "x"}, "queries.0"),
+    "include": (MAPPING | {"include": "/etc/passwd"}, "queries.0.include"),
+    "second query": ([MAPPING, {"entities": {"a": PERSON | {"schema": "Parson"}}}], "queries.1.entities.a.schema"),
 }  # fmt: skip
 
 
@@ -145,7 +153,7 @@ BAD = {
 @pytest.mark.filterwarnings("ignore:Mapping uses a deprecated")
 @pytest.mark.parametrize("name", BAD)
 def test_mapping_that_ftm_cannot_use_is_refused_with_its_field_and_changes_nothing(
-    house: House, dataset: Dataset, name: str
+    house: InProcessApi, dataset: Dataset, name: str
 ):
     mapping, field = BAD[name]
 
@@ -182,13 +190,13 @@ def test_mapping_that_ftm_cannot_use_is_refused_with_its_field_and_changes_nothi
         (b"x" * (2 << 20), "application/yaml", "body-too-large"),
     ],
 )
-def test_body_that_is_no_mapping_is_refused(house: House, dataset: Dataset, body: bytes, kind: str, slug: str):
+def test_body_that_is_no_mapping_is_refused(house: InProcessApi, dataset: Dataset, body: bytes, kind: str, slug: str):
     assert put(house, body, kind).json()["type"] == f"/problems/{slug}"
     assert house.admin.get("/v1/datasets/test/mappings").json() == {"results": [], "next": None}
 
 
 @ONE_DATABASE
-def test_scalars_that_only_yaml_1_1_takes_for_something_else_are_texts(house: House, dataset: Dataset):
+def test_scalars_that_only_yaml_1_1_takes_for_something_else_are_texts(house: InProcessApi, dataset: Dataset):
     body = (
         b"entities: {a: &a {schema: Person, key: no, properties: {notes: {literals: [no, 1:59, 2020-01-02]}}}, b: *a}"
     )
@@ -203,7 +211,7 @@ def test_scalars_that_only_yaml_1_1_takes_for_something_else_are_texts(house: Ho
 
 
 @ONE_DATABASE
-def test_body_that_is_too_much_is_refused_with_its_line_and_value(house: House, dataset: Dataset):
+def test_body_that_is_too_much_is_refused_with_its_line_and_value(house: InProcessApi, dataset: Dataset):
     refused = put(house, b"a: b\nc: 1" + b":59" * 300_000, "application/yaml").json()
 
     (fault,) = refused["errors"]
@@ -212,7 +220,7 @@ def test_body_that_is_too_much_is_refused_with_its_line_and_value(house: House, 
 
 
 @ONE_DATABASE
-def test_mapping_with_more_formats_than_are_tried_is_refused(house: House, dataset: Dataset):
+def test_mapping_with_more_formats_than_are_tried_is_refused(house: InProcessApi, dataset: Dataset):
     def using(most: int) -> list[dict[str, Any]]:
         forms = [f"%Y {number}" for number in range(most)]
         rules = [PERSON | {"properties": {"birthDate": {"column": "x", "format": form}}} for form in forms]
@@ -225,7 +233,7 @@ def test_mapping_with_more_formats_than_are_tried_is_refused(house: House, datas
 
 @ONE_DATABASE
 def test_mappings_are_parsed_a_few_at_once_and_nobody_else_waits(
-    house: House, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ):
     entered, third, release = Semaphore(0), Event(), Event()
     count = itertools.count(1)
@@ -239,7 +247,7 @@ def test_mappings_are_parsed_a_few_at_once_and_nobody_else_waits(
 
     monkeypatch.setattr(mappings, "parsed", slow)
     with ThreadPoolExecutor(45) as pool:
-        asked = [pool.submit(put, house, ONE) for _ in range(45)]
+        asked = [pool.submit(put, house, MAPPING) for _ in range(45)]
         try:
             for _ in range(mappings.PARSED_AT_ONCE):
                 assert entered.acquire(timeout=60)
@@ -252,8 +260,8 @@ def test_mappings_are_parsed_a_few_at_once_and_nobody_else_waits(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("name", ["AB" * 32, "ab" * 31, "..", "ab%2F" * 8])
-def test_hash_that_is_none_is_refused(house: House, dataset: Dataset, name: str):
-    answer = house.admin.put(f"/v1/datasets/test/mappings/{name}", ONE)
+def test_hash_that_is_none_is_refused(house: InProcessApi, dataset: Dataset, name: str):
+    answer = house.admin.put(f"/v1/datasets/test/mappings/{name}", MAPPING)
     assert answer.json()["type"] in (
         "/problems/schema-violation",
         "/problems/route-not-found",
@@ -261,9 +269,9 @@ def test_hash_that_is_none_is_refused(house: House, dataset: Dataset, name: str)
     )
 
 
-def test_process_hands_the_mapping_to_a_job_if_there_is_one_and_a_file(house: House, dataset: Dataset):
+def test_process_hands_the_mapping_to_a_job_if_there_is_one_and_a_file(house: InProcessApi, dataset: Dataset):
     assert house.admin.post(f"{URL}/process").json()["type"] == "/problems/mapping-not-found"
-    put(house, ONE)
+    put(house, MAPPING)
     assert house.admin.post(f"{URL}/process").json()["type"] == "/problems/file-not-found"
     house.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
 
@@ -282,18 +290,18 @@ def test_process_hands_the_mapping_to_a_job_if_there_is_one_and_a_file(house: Ho
     [{"encoding": "klingon"}, {"encoding": "rot13"}, {"encoding": "unicode_escape"}, {"encoding": "a\x00"},
      {"delimiter": ""}, {"delimiter": ",,"}, {"delimiter": '"'}, {"delimiter": "\n"}, {"force": "maybe"}, {"url": "x"}],
 )  # fmt: skip
-def test_process_refuses_options_that_are_none(house: House, dataset: Dataset, options: dict[str, Any]):
-    put(house, ONE)
+def test_process_refuses_options_that_are_none(house: InProcessApi, dataset: Dataset, options: dict[str, Any]):
+    put(house, MAPPING)
     house.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
 
     assert house.admin.post(f"{URL}/process", options).json()["type"] == "/problems/schema-violation"
 
 
 @ONE_DATABASE
-def test_mappings_are_listed_a_page_at_a_time(house: House, dataset: Dataset):
+def test_mappings_are_listed_a_page_at_a_time(house: InProcessApi, dataset: Dataset):
     hashes = [f"{number:064x}" for number in range(3)]
     for one in hashes:
-        assert house.admin.put(f"/v1/datasets/test/mappings/{one}", ONE).status_code == 201
+        assert house.admin.put(f"/v1/datasets/test/mappings/{one}", MAPPING).status_code == 201
 
     first = house.admin.get("/v1/datasets/test/mappings?limit=2").json()
     second = house.admin.get(f"/v1/datasets/test/mappings?limit=2&cursor={first['next']}").json()

@@ -9,7 +9,7 @@ from followthemoney.dataset import Dataset
 from followthemoney.statement.entity import StatementEntity
 from tarn.model.entity import Exploder
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 pytestmark = ONE_DATABASE
 
@@ -33,7 +33,7 @@ LEFT_OUT = {"Person:birthDate": 2, "Person:country": 1, "Person:phone": 1, "Pers
 
 
 @pytest.fixture(autouse=True)
-def _dataset(house: House) -> None:
+def _dataset(house: InProcessApi) -> None:
     house.dataset("test")
 
 
@@ -41,26 +41,26 @@ def lines(*records: Any) -> bytes:
     return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
-def send(house: House, *records: Any, kind: str = NDJSON, path: str = ENTITIES, **params: Any) -> Any:
+def send(house: InProcessApi, *records: Any, kind: str = NDJSON, path: str = ENTITIES, **params: Any) -> Any:
     return house.admin.post(path, content=lines(*records), headers={"Content-Type": kind}, params=params)
 
 
-def stored(house: House) -> list[dict[str, Any]]:
+def stored(house: InProcessApi) -> list[dict[str, Any]]:
     text = house.admin.get(f"{STATEMENTS}/stream").text
     return [json.loads(line) for line in text.splitlines()]
 
 
-def ids(house: House) -> set[str]:
+def ids(house: InProcessApi) -> set[str]:
     return {row["id"] for row in stored(house)}
 
 
-def of_ftm(entities: Iterable[dict[str, Any]], cleaned: bool) -> set[str]:
+def ftm_ids(entities: Iterable[dict[str, Any]], cleaned: bool) -> set[str]:
     dataset = Dataset({"name": "test", "title": "Test"})
     made = (StatementEntity(dataset, entity, cleaned=cleaned) for entity in entities)
     return {str(statement.id) for entity in made for statement in entity.statements}
 
 
-def test_values_that_cleaning_rejects_are_left_out_and_listed(house: House):
+def test_values_that_cleaning_rejects_are_left_out_and_listed(house: InProcessApi):
     answer = send(house, {"id": "bob", "schema": "Person"}, UNCLEAN).json()
     assert answer["omitted"]["count"] == 5
     assert answer["omitted"]["by_property"] == LEFT_OUT
@@ -72,27 +72,27 @@ def test_values_that_cleaning_rejects_are_left_out_and_listed(house: House):
         if value not in ("Jane Doe", "de")
     }
     assert first[0]["reason"] == "rejected by FollowTheMoney's cleaning of url"
-    assert ids(house) == of_ftm([{"id": "bob", "schema": "Person"}, UNCLEAN], cleaned=False)
+    assert ids(house) == ftm_ids([{"id": "bob", "schema": "Person"}, UNCLEAN], cleaned=False)
 
 
 @pytest.mark.parametrize(("kind", "params"), [(FTM, {}), (NDJSON, {"values": "as_is"})])
-def test_values_taken_as_they_are_have_the_ids_of_ftm(house: House, kind: str, params: dict[str, str]):
+def test_values_taken_as_they_are_have_the_ids_of_ftm(house: InProcessApi, kind: str, params: dict[str, str]):
     answer = send(house, UNCLEAN, kind=kind, **params).json()
     assert (answer["statements"], answer["omitted"]["count"]) == (8, 0)
-    assert ids(house) == of_ftm([UNCLEAN], cleaned=True)
+    assert ids(house) == ftm_ids([UNCLEAN], cleaned=True)
 
 
-def test_ftm_files_are_cleaned_where_that_is_asked_for(house: House):
+def test_ftm_files_are_cleaned_where_that_is_asked_for(house: InProcessApi):
     assert send(house, UNCLEAN, kind=FTM, values="clean").json()["omitted"]["by_property"] == LEFT_OUT
 
 
-def test_blank_values_say_nothing_and_are_not_listed(house: House):
+def test_blank_values_say_nothing_and_are_not_listed(house: InProcessApi):
     answer = send(house, {"id": "jane", "schema": "Person", "properties": {"name": ["", " ", None]}}).json()
     assert (answer["omitted"]["count"], answer["statements"]) == (0, 1)
 
 
 @pytest.mark.parametrize("on_error", ["abort", "skip", "drop"])
-def test_strict_refuses_a_value_that_would_be_left_out(house: House, on_error: str):
+def test_strict_refuses_a_value_that_would_be_left_out(house: InProcessApi, on_error: str):
     answer = send(house, UNCLEAN, strict=True, on_error=on_error)
     assert answer.status_code == 422
     (fault,) = answer.json()["errors"]
@@ -101,7 +101,7 @@ def test_strict_refuses_a_value_that_would_be_left_out(house: House, on_error: s
     assert stored(house) == []
 
 
-def test_put_reports_what_it_left_out_and_strict_refuses_it(house: House):
+def test_put_reports_what_it_left_out_and_strict_refuses_it(house: InProcessApi):
     answer = house.admin.put(f"{ENTITIES}/jane", UNCLEAN | {"collection_id": 5}).json()
     assert answer["omitted"]["by_property"] == LEFT_OUT
     assert answer["ignored"] == {"collection_id": 1}
@@ -109,7 +109,7 @@ def test_put_reports_what_it_left_out_and_strict_refuses_it(house: House):
     assert house.admin.put(f"{ENTITIES}/jane", UNCLEAN, params={"values": "as_is"}).json()["statements"] == 8
 
 
-def test_only_the_first_hundred_are_listed_and_all_are_counted(house: House):
+def test_only_the_first_hundred_are_listed_and_all_are_counted(house: InProcessApi):
     entities = [{"id": f"p{n}", "schema": "Person", "properties": {"country": [f"Atlantis {n}"]}} for n in range(150)]
     omitted = send(house, *entities).json()["omitted"]
     assert (omitted["count"], omitted["by_property"], len(omitted["first"])) == (150, {"Person:country": 150}, 100)
@@ -118,7 +118,7 @@ def test_only_the_first_hundred_are_listed_and_all_are_counted(house: House):
     }  # fmt: skip
 
 
-def test_cleaned_statements_lose_what_cleaning_rejects_and_say_so(house: House):
+def test_cleaned_statements_lose_what_cleaning_rejects_and_say_so(house: InProcessApi):
     row = {"entity_id": "jane", "prop": "country", "schema": "Person"}
     rows = [row | {"value": "Germany"}, row | {"value": "Atlantis"}]
     answer = send(house, *rows, path=STATEMENTS, values="clean").json()
@@ -127,7 +127,7 @@ def test_cleaned_statements_lose_what_cleaning_rejects_and_say_so(house: House):
     assert send(house, *rows, path=STATEMENTS, values="clean", strict=True).status_code == 422
 
 
-def test_statements_are_taken_as_they_are(house: House):
+def test_statements_are_taken_as_they_are(house: InProcessApi):
     row = {"entity_id": "jane", "prop": "country", "schema": "Person", "value": "Atlantis"}
     assert send(house, row, path=STATEMENTS).json()["statements"] == 1
 
@@ -143,7 +143,7 @@ ODD = {
 }
 
 
-def test_drop_keeps_the_rest_of_an_entity(house: House):
+def test_drop_keeps_the_rest_of_an_entity(house: InProcessApi):
     answer = send(house, ODD, on_error="drop").json()
     assert (answer["entities"], answer["rejected"], answer["statements"]) == (1, 0, 2)
     assert answer["omitted"]["by_property"] == {
@@ -154,7 +154,7 @@ def test_drop_keeps_the_rest_of_an_entity(house: House):
     assert reasons["jane"] == "an entity cannot refer to itself"
 
 
-def test_skip_leaves_the_entity_out_and_abort_refuses_all(house: House):
+def test_skip_leaves_the_entity_out_and_abort_refuses_all(house: InProcessApi):
     bob = {"id": "bob", "schema": "Person", "properties": {"name": ["Bob"]}}
     skipped = send(house, ODD, bob, on_error="skip").json()
     assert (skipped["entities"], skipped["rejected"]) == (1, 1)
@@ -162,7 +162,7 @@ def test_skip_leaves_the_entity_out_and_abort_refuses_all(house: House):
     assert (refused.status_code, refused.json()["errors"][0]["line"]) == (422, 2)
 
 
-def test_drop_leaves_out_a_record_of_which_nothing_can_be_kept(house: House):
+def test_drop_leaves_out_a_record_of_which_nothing_can_be_kept(house: InProcessApi):
     answer = send(house, {"id": "x", "schema": "Banana"}, {"schema": "Person"}, on_error="drop").json()
     assert (answer["entities"], answer["rejected"]) == (0, 2)
     assert [fault["field"] for fault in answer["errors"]] == ["schema", "id"]
@@ -172,7 +172,9 @@ def test_drop_leaves_out_a_record_of_which_nothing_can_be_kept(house: House):
     ("name", "value", "most"),
     [("country", "x" * 300, 250), ("phone", "5" * 2000, 1000), ("name", "x" * 20_000, 16_384)],
 )
-def test_a_value_too_long_to_be_cleaned_is_refused_with_its_limit(house: House, name: str, value: str, most: int):
+def test_a_value_too_long_to_be_cleaned_is_refused_with_its_limit(
+    house: InProcessApi, name: str, value: str, most: int
+):
     entity = {"id": "jane", "schema": "Person", "properties": {name: [value]}}
     refused = send(house, entity)
     assert refused.status_code == 422
@@ -181,19 +183,19 @@ def test_a_value_too_long_to_be_cleaned_is_refused_with_its_limit(house: House, 
     assert send(house, entity, values="as_is").json()["statements"] == 2
 
 
-def test_a_value_that_a_library_fails_on_is_rejected(house: House):
+def test_a_value_that_a_library_fails_on_is_rejected(house: InProcessApi):
     # Parentheses are parsed by recursion, which Python ends.
     entity = {"id": "d", "schema": "Document", "properties": {"mimeType": ["(" * 250]}}
     assert send(house, entity).json()["omitted"]["count"] == 1
 
 
-def test_fields_that_no_entity_has_are_ignored_and_counted(house: House):
+def test_fields_that_no_entity_has_are_ignored_and_counted(house: InProcessApi):
     jane = {"id": "jane", "schema": "Person", "collection_id": 7, "links": {}}
     answer = send(house, jane, jane | {"id": "bob"}, {"id": "x", "schema": "Person"}).json()
     assert (answer["entities"], answer["ignored"]) == (3, {"collection_id": 2, "links": 2})
 
 
-def test_fields_that_no_statement_has_are_ignored_and_counted(house: House):
+def test_fields_that_no_statement_has_are_ignored_and_counted(house: InProcessApi):
     row = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane", "target": True}
     assert send(house, row, row | {"value": "J"}, path=STATEMENTS).json()["ignored"] == {"target": 2}
     body = b"entity_id,prop,schema,value,target,colour\njane,name,Person,J,t,red\n"
@@ -202,7 +204,7 @@ def test_fields_that_no_statement_has_are_ignored_and_counted(house: House):
 
 
 @pytest.mark.parametrize("on_error", ["abort", "skip", "drop"])
-def test_put_of_what_cannot_be_stored_leaves_the_entity_as_it_was(house: House, on_error: str):
+def test_put_of_what_cannot_be_stored_leaves_the_entity_as_it_was(house: InProcessApi, on_error: str):
     house.admin.put(f"{ENTITIES}/jane", {"schema": "Person", "properties": {"name": ["Jane"]}})
     refused = house.admin.put(f"{ENTITIES}/jane", {"schema": "Banana"}, params={"on_error": on_error})
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "schema")
@@ -210,13 +212,15 @@ def test_put_of_what_cannot_be_stored_leaves_the_entity_as_it_was(house: House, 
 
 
 @pytest.mark.parametrize("body", [b"[{}]", b"5", b'{"schema": "Person"} {"schema": "Person"}', b'{"schema": "Person"'])
-def test_put_of_anything_but_one_entity_is_refused(house: House, body: bytes):
+def test_put_of_anything_but_one_entity_is_refused(house: InProcessApi, body: bytes):
     answer = house.admin.put(f"{ENTITIES}/jane", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 422)
     assert names(house) == {}
 
 
-def test_put_of_a_large_entity_is_parsed_in_a_child_and_says_the_same(house: House, monkeypatch: pytest.MonkeyPatch):
+def test_put_of_a_large_entity_is_parsed_in_a_child_and_says_the_same(
+    house: InProcessApi, monkeypatch: pytest.MonkeyPatch
+):
     entity = {"schema": "Person", "properties": {"name": [f"Jane {n}" for n in range(20_000)], "country": ["Atlantis"]}}
     monkeypatch.setattr(Exploder, "explode", lambda *_: pytest.fail("parsed in the API"))
     answer = house.admin.put(f"{ENTITIES}/jane", entity).json()
@@ -226,7 +230,7 @@ def test_put_of_a_large_entity_is_parsed_in_a_child_and_says_the_same(house: Hou
 # Nested entities
 
 
-def test_nested_entities_become_entities_of_their_own(house: House):
+def test_nested_entities_become_entities_of_their_own(house: InProcessApi):
     company = {"id": "acme", "schema": "Company", "properties": {"name": ["Acme"]}}
     address = {"id": "addr", "schema": "Address", "properties": {"full": ["1 Road"]}}
     owned = {"id": "own", "schema": "Ownership", "properties": {"asset": [company], "percentage": ["50"]}}
@@ -247,17 +251,17 @@ def test_nested_entities_become_entities_of_their_own(house: House):
         company,
         address,
     ]
-    assert ids(house) == of_ftm(flat, cleaned=False)
+    assert ids(house) == ftm_ids(flat, cleaned=False)
 
 
-def test_a_reference_given_as_an_object_with_an_id_alone_is_a_reference(house: House):
+def test_a_reference_given_as_an_object_with_an_id_alone_is_a_reference(house: InProcessApi):
     person = {"id": "jane", "schema": "Person", "properties": {"addressEntity": [{"id": "addr"}]}}
     answer = send(house, person).json()
     assert (answer["entities"], answer["nested"]) == (1, 0)
-    assert ids(house) == of_ftm([person | {"properties": {"addressEntity": ["addr"]}}], cleaned=False)
+    assert ids(house) == ftm_ids([person | {"properties": {"addressEntity": ["addr"]}}], cleaned=False)
 
 
-def test_a_bad_nested_entity_is_named_and_deep_nesting_is_refused(house: House):
+def test_a_bad_nested_entity_is_named_and_deep_nesting_is_refused(house: InProcessApi):
     bad = {"id": "jane", "schema": "Person", "properties": {"addressEntity": [{"id": "a", "schema": "Banana"}]}}
     assert send(house, bad).json()["errors"][0]["field"] == "properties.addressEntity.schema"
     deep: dict[str, Any] = {"id": "p0", "schema": "Person"}
@@ -272,14 +276,14 @@ def test_a_bad_nested_entity_is_named_and_deep_nesting_is_refused(house: House):
 MERGED = {"id": "NK-1", "schema": "Person", "properties": {"name": ["Jane"]}, "referents": ["a", "b", "NK-1"]}
 
 
-def test_every_referent_of_a_merged_entity_finds_it(house: House):
+def test_every_referent_of_a_merged_entity_finds_it(house: InProcessApi):
     assert send(house, MERGED).json()["statements"] == 4
     for name in ("NK-1", "a", "b"):
         found = house.admin.get(f"{ENTITIES}/{name}").json()
         assert (found["id"], found["referents"], found["properties"]) == ("NK-1", ["a", "b"], {"name": ["Jane"]})
 
 
-def test_what_is_exported_of_a_merged_entity_loads_as_the_same_entity(house: House):
+def test_what_is_exported_of_a_merged_entity_loads_as_the_same_entity(house: InProcessApi):
     send(house, MERGED)
     line = json.loads(house.admin.get(f"{ENTITIES}/stream").text)
     house.dataset("other")
@@ -290,7 +294,7 @@ def test_what_is_exported_of_a_merged_entity_loads_as_the_same_entity(house: Hou
     }
 
 
-def test_referents_end_with_their_entity(house: House):
+def test_referents_end_with_their_entity(house: InProcessApi):
     send(house, MERGED)
     assert house.admin.delete(f"{ENTITIES}/NK-1").json()["tombstones"] == 4
     assert stored(house) == []
@@ -298,7 +302,7 @@ def test_referents_end_with_their_entity(house: House):
 
 
 @pytest.mark.parametrize("referents", ["a", [5], [""], ["x"] * 10_001])
-def test_referents_that_are_no_ids_are_refused(house: House, referents: Any):
+def test_referents_that_are_no_ids_are_refused(house: InProcessApi, referents: Any):
     answer = send(house, MERGED | {"referents": referents})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "referents")
 
@@ -310,13 +314,13 @@ def change(op: str, entity: str, /, **properties: Any) -> dict[str, Any]:
     return {"op": op, "entity": {"id": entity, "schema": "Person", "properties": properties}}
 
 
-def names(house: House) -> dict[str, list[str]]:
+def names(house: InProcessApi) -> dict[str, list[str]]:
     found = [json.loads(line) for line in house.admin.get(f"{ENTITIES}/stream").text.splitlines()]
     return {one["id"]: one["properties"].get("name", []) for one in found}
 
 
 @pytest.mark.parametrize("padding", [0, 3000], ids=["small", "large"])
-def test_changes_are_upserts_and_deletes(house: House, padding: int):
+def test_changes_are_upserts_and_deletes(house: InProcessApi, padding: int):
     send(house, *(change("ADD", name, name=[name])["entity"] for name in ("a", "b", "c")))
     padded = [change("ADD", f"p{number}", name=["x"]) for number in range(padding)]
     body = [
@@ -332,14 +336,14 @@ def test_changes_are_upserts_and_deletes(house: House, padding: int):
     }  # fmt: skip
 
 
-def test_changes_of_tarn_itself_load(house: House):
+def test_changes_of_tarn_itself_load(house: InProcessApi):
     send(house, MERGED, change("ADD", "b2", name=["x"])["entity"])
     answer = send(house, {"op": "DEL", "id": "b2", "entity": None}, {"op": "MOD", "id": "NK-1", "entity": MERGED})
     assert (answer.json()["deleted"], names(house)) == (1, {"NK-1": ["Jane"]})
 
 
 @pytest.mark.parametrize("padding", [0, 3000], ids=["small", "large"])
-def test_an_entity_merged_into_another_is_its_referent_in_either_order(house: House, padding: int):
+def test_an_entity_merged_into_another_is_its_referent_in_either_order(house: InProcessApi, padding: int):
     send(house, *(change("ADD", name, name=[name])["entity"] for name in ("a", "b")))
     padded = [change("ADD", f"p{number}", name=["x"]) for number in range(padding)]
     merged = {"op": "ADD", "entity": MERGED}
@@ -362,7 +366,7 @@ def test_an_entity_merged_into_another_is_its_referent_in_either_order(house: Ho
         ({"op": "ADD", "entity": {"id": "a", "schema": "Banana"}}, "entity.schema"),
     ],
 )
-def test_a_bad_change_is_named_and_nothing_changes(house: House, line: dict[str, Any], field: str):
+def test_a_bad_change_is_named_and_nothing_changes(house: InProcessApi, line: dict[str, Any], field: str):
     send(house, MERGED)
     answer = send(house, {"op": "DEL", "entity": {"id": "NK-1"}}, line)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.worker.flushers import SqlFlusher, id_of
 from tests.worker.workers import make_worker, working
 
@@ -12,11 +12,11 @@ ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("ours")
 
 
-def test_flush_answers_a_job_and_where_to_look(house: House):
+def test_flush_answers_a_job_and_where_to_look(house: InProcessApi):
     answer = house.admin.post(FLUSH)
 
     job = answer.json()
@@ -26,7 +26,7 @@ def test_flush_answers_a_job_and_where_to_look(house: House):
     assert house.admin.get(answer.headers["Location"]).json() == job
 
 
-def test_flush_that_is_waited_for_answers_when_it_is_over_with_its_snapshot(house: House):
+def test_flush_that_is_waited_for_answers_when_it_is_over_with_its_snapshot(house: InProcessApi):
     house.admin.post("/v1/datasets/ours/entities", ENTITY)
 
     with working(make_worker(house, SqlFlusher(house.services.database))):
@@ -40,7 +40,7 @@ def test_flush_that_is_waited_for_answers_when_it_is_over_with_its_snapshot(hous
 
 
 @pytest.mark.parametrize(("level", "status"), [(None, 404), ("read", 403), ("write", 403), ("maintain", 202)])
-def test_flush_of_a_dataset_needs_maintain(house: House, level: str | None, status: int):
+def test_flush_of_a_dataset_needs_maintain(house: InProcessApi, level: str | None, status: int):
     alice = house.tenant("alice", **({"ours": level} if level else {}))
 
     assert alice.post(FLUSH).status_code == status
@@ -60,21 +60,23 @@ def test_flush_of_a_dataset_needs_maintain(house: House, level: str | None, stat
         (b"{}", {"Content-Type": "text/plain"}, 415),
     ],
 )
-def test_flush_takes_no_body_or_an_empty_object(house: House, path: str, body: bytes, headers: dict, status: int):
+def test_flush_takes_no_body_or_an_empty_object(
+    house: InProcessApi, path: str, body: bytes, headers: dict, status: int
+):
     answer = house.admin("POST", path, headers, content=body)
 
     assert answer.status_code == status
     assert len(house.admin.get("/v1/jobs").json()["results"]) == (1 if status == 202 else 0)
 
 
-def test_unknown_field_of_a_flush_is_named(house: House):
+def test_unknown_field_of_a_flush_is_named(house: InProcessApi):
     answer = house.admin.post(FLUSH, {"force": True}).json()
 
     assert answer["type"] == "/problems/schema-violation"
     assert answer["errors"][0]["field"] == "force"
 
 
-def test_flush_of_everything_is_of_what_the_caller_may_maintain_when_it_asks(house: House):
+def test_flush_of_everything_is_of_what_the_caller_may_maintain_when_it_asks(house: InProcessApi):
     house.dataset("theirs")
     house.dataset("read_only")
     alice = house.tenant("alice", ours="maintain", read_only="write")
@@ -88,7 +90,7 @@ def test_flush_of_everything_is_of_what_the_caller_may_maintain_when_it_asks(hou
     assert job["arguments"] == {"dataset_ids": [id_of(house, "ours")]}
 
 
-def test_flush_of_everything_by_a_caller_who_maintains_nothing_does_nothing(house: House):
+def test_flush_of_everything_by_a_caller_who_maintains_nothing_does_nothing(house: InProcessApi):
     bob = house.tenant("bob", ours="write")
     flusher = SqlFlusher(house.services.database)
 
@@ -98,7 +100,7 @@ def test_flush_of_everything_by_a_caller_who_maintains_nothing_does_nothing(hous
     assert (job["state"], job["result"]["snapshots"], flusher.rounds) == ("done", [], [])
 
 
-def test_flush_under_the_same_idempotency_key_is_one_job(house: House):
+def test_flush_under_the_same_idempotency_key_is_one_job(house: InProcessApi):
     first, again = (house.admin.post(FLUSH, headers={"Idempotency-Key": "k"}) for _ in range(2))
 
     assert first.json() == again.json()
@@ -106,7 +108,7 @@ def test_flush_under_the_same_idempotency_key_is_one_job(house: House):
     assert len(house.admin.get("/v1/jobs").json()["results"]) == 1
 
 
-def test_flush_is_in_the_audit_log_with_its_job(house: House):
+def test_flush_is_in_the_audit_log_with_its_job(house: InProcessApi):
     job = house.admin.post(FLUSH).json()["id"]
 
     entries = house.admin.get("/v1/admin/audit").json()["results"]

@@ -16,13 +16,13 @@ import pytest
 from tarn.errors import BodyTooLarge, InvalidFormat, SchemaViolation, Unavailable
 from tarn.journal import parser_pool as parsing
 from tarn.journal.event_buffer import SCHEMA
-from tarn.journal.event_chunks import Intake, Terms
-from tarn.journal.formats.record import Source
-from tarn.journal.parser_pool import Parsers, Reading
+from tarn.journal.event_chunks import BodyReader, ReadOptions
+from tarn.journal.formats.record import ByteSource
+from tarn.journal.parser_pool import BodyParser, ParserPool
 from tarn.model.entity import Exploder
 from tarn.model.names import DatasetName
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.journal import journal
 from tests.server import running
 from tests.waiting import wait_until
@@ -64,8 +64,8 @@ def as_arrow(rows: list[dict]) -> bytes:
     return file.getvalue()
 
 
-def terms(records: str, media_type: str, skip: bool = False) -> Terms:
-    return Terms(
+def read_options(records: str, media_type: str, skip: bool = False) -> ReadOptions:
+    return ReadOptions(
         records=records,
         media_type=media_type,
         dataset=DatasetName("test"),
@@ -77,36 +77,36 @@ def terms(records: str, media_type: str, skip: bool = False) -> Terms:
 
 
 @pytest.fixture(scope="module")
-def parsers() -> Iterator[Parsers]:
-    with closing(Parsers(2, memory=400 << 20, wait=120)) as parsers:
+def parsers() -> Iterator[ParserPool]:
+    with closing(ParserPool(2, memory=400 << 20, wait=120)) as parsers:
         yield parsers
 
 
 @pytest.fixture
-def own_parsers() -> Iterator[Parsers]:
+def own_parsers() -> Iterator[ParserPool]:
     """For a test that ends them."""
-    with closing(Parsers(2, wait=120)) as parsers:
+    with closing(ParserPool(2, wait=120)) as parsers:
         yield parsers
 
 
-def fork_server(parsers: Parsers) -> psutil.Process:
+def fork_server(parsers: ParserPool) -> psutil.Process:
     assert parsers._server is not None
     return psutil.Process(parsers._server.pid)
 
 
-def children_of(parsers: Parsers) -> list[psutil.Process]:
+def children_of(parsers: ParserPool) -> list[psutil.Process]:
     """The processes that parse. Those that are zombies are not reaped yet."""
     return fork_server(parsers).children()
 
 
-def take_one(parsers: Parsers) -> psutil.Process:
+def next_child(parsers: ParserPool) -> psutil.Process:
     """Have a child: the next one to be taken."""
-    with parsers.reading(terms("entities", "application/x-ndjson")) as reading:
+    with parsers.reading(read_options("entities", "application/x-ndjson")) as reading:
         read(reading, io.BytesIO(lines(1)))
     return psutil.Process(reading._parser.pid)
 
 
-def read(reading: Reading, source: Source) -> tuple[pa.Table, int, int, int, list]:
+def read(reading: BodyParser, source: ByteSource) -> tuple[pa.Table, int, int, int, list]:
     tables = [chunk.table(7, 3) for chunk in reading.chunks(source)]
     faults = [(fault.line, fault.field, fault.reason) for fault in reading.report.errors]
     table = pa.Table.from_batches(tables, SCHEMA)
@@ -128,13 +128,15 @@ def read(reading: Reading, source: Source) -> tuple[pa.Table, int, int, int, lis
     ],
     ids=["ndjson", "nothing", "json", "faults", "statements", "array", "csv", "parquet", "arrow"],
 )
-def test_child_makes_of_a_body_what_a_thread_makes_of_it(parsers: Parsers, records: str, media_type: str, body: bytes):
-    asked = terms(records, media_type, skip=True)
+def test_child_makes_of_a_body_what_a_thread_makes_of_it(
+    parsers: ParserPool, records: str, media_type: str, body: bytes
+):
+    asked = read_options(records, media_type, skip=True)
 
     with parsers.reading(asked) as reading:
         found = read(reading, io.BytesIO(body))
 
-    assert found == read(Intake(asked, Exploder()), io.BytesIO(body))
+    assert found == read(BodyReader(asked, Exploder()), io.BytesIO(body))
 
 
 @pytest.mark.parametrize(
@@ -146,19 +148,19 @@ def test_child_makes_of_a_body_what_a_thread_makes_of_it(parsers: Parsers, recor
     ids=["record", "form"],
 )
 def test_what_is_wrong_is_said_as_a_thread_says_it_and_the_child_goes_on(
-    parsers: Parsers, media_type: str, body: bytes, error: type[SchemaViolation | InvalidFormat]
+    parsers: ParserPool, media_type: str, body: bytes, error: type[SchemaViolation | InvalidFormat]
 ):
-    asked = terms("entities", media_type)
+    asked = read_options("entities", media_type)
 
-    pid = take_one(parsers).pid
+    pid = next_child(parsers).pid
 
     with pytest.raises(error) as said, parsers.reading(asked) as reading:
         read(reading, io.BytesIO(body))
     with pytest.raises(error) as expected:
-        read(Intake(asked, Exploder()), io.BytesIO(body))
+        read(BodyReader(asked, Exploder()), io.BytesIO(body))
 
     assert (said.value.detail, said.value.members) == (expected.value.detail, expected.value.members)
-    assert take_one(parsers).pid == pid
+    assert next_child(parsers).pid == pid
 
 
 class Interrupted:
@@ -176,11 +178,11 @@ class Interrupted:
         return next(self._halves, b"")
 
 
-def test_body_that_breaks_off_leaves_a_child_that_reads_the_next(parsers: Parsers):
+def test_body_that_breaks_off_leaves_a_child_that_reads_the_next(parsers: ParserPool):
     def leave() -> None:
         raise ConnectionResetError
 
-    asked, pid = terms("entities", "application/x-ndjson"), take_one(parsers).pid
+    asked, pid = read_options("entities", "application/x-ndjson"), next_child(parsers).pid
     with pytest.raises(ConnectionResetError), parsers.reading(asked) as reading:
         read(reading, Interrupted(leave))
     with parsers.reading(asked) as given_up:
@@ -189,14 +191,14 @@ def test_body_that_breaks_off_leaves_a_child_that_reads_the_next(parsers: Parser
     with parsers.reading(asked) as reading:
         found = read(reading, io.BytesIO(lines(5)))
 
-    assert found[:3] == read(Intake(asked, Exploder()), io.BytesIO(lines(5)))[:3]
-    assert take_one(parsers).pid == pid
+    assert found[:3] == read(BodyReader(asked, Exploder()), io.BytesIO(lines(5)))[:3]
+    assert next_child(parsers).pid == pid
 
 
 def test_bodies_at_once_have_a_child_each_and_one_more_is_unavailable(
-    parsers: Parsers, monkeypatch: pytest.MonkeyPatch
+    parsers: ParserPool, monkeypatch: pytest.MonkeyPatch
 ):
-    asked = terms("entities", "application/x-ndjson")
+    asked = read_options("entities", "application/x-ndjson")
     with parsers.reading(asked) as first, parsers.reading(asked) as second:
         monkeypatch.setattr(parsers, "_wait", 0.01)
         with pytest.raises(Unavailable) as refused, parsers.reading(asked):
@@ -209,44 +211,47 @@ def test_bodies_at_once_have_a_child_each_and_one_more_is_unavailable(
     assert count == 2
 
 
-def test_body_waits_for_the_fork_server_no_longer_than_it_may(own_parsers: Parsers, monkeypatch: pytest.MonkeyPatch):
+def test_body_waits_for_the_fork_server_no_longer_than_it_may(own_parsers: ParserPool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(own_parsers, "_wait", 0.01)
-    with pytest.raises(Unavailable, match=r"within 0\.01 seconds"), own_parsers.reading(terms("entities", "text/csv")):
+    with (
+        pytest.raises(Unavailable, match=r"within 0\.01 seconds"),
+        own_parsers.reading(read_options("entities", "text/csv")),
+    ):
         pass
     starting = fork_server(own_parsers).pid
     monkeypatch.setattr(own_parsers, "_wait", 120)
-    take_one(own_parsers)
+    next_child(own_parsers)
     assert fork_server(own_parsers).pid == starting
 
 
-def test_child_killed_midway_is_unavailable_and_the_next_body_is_read(parsers: Parsers):
-    child = take_one(parsers)
-    asked = terms("entities", "application/x-ndjson")
+def test_child_killed_midway_is_unavailable_and_the_next_body_is_read(parsers: ParserPool):
+    child = next_child(parsers)
+    asked = read_options("entities", "application/x-ndjson")
 
     with pytest.raises(Unavailable), parsers.reading(asked) as reading:
         read(reading, Interrupted(lambda: os.kill(child.pid, signal.SIGKILL)))
 
-    assert take_one(parsers).pid != child.pid
+    assert next_child(parsers).pid != child.pid
 
 
-def test_idle_child_that_was_killed_is_replaced(parsers: Parsers):
-    child = take_one(parsers)
+def test_idle_child_that_was_killed_is_replaced(parsers: ParserPool):
+    child = next_child(parsers)
     child.kill()
     wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)
-    assert take_one(parsers).pid != child.pid
+    assert next_child(parsers).pid != child.pid
 
 
-def test_fork_server_that_was_killed_takes_its_children_along_and_is_replaced(parsers: Parsers):
-    child, server = take_one(parsers), fork_server(parsers)
+def test_fork_server_that_was_killed_takes_its_children_along_and_is_replaced(parsers: ParserPool):
+    child, server = next_child(parsers), fork_server(parsers)
     server.kill()
     psutil.wait_procs([child])
-    assert take_one(parsers).pid != child.pid
+    assert next_child(parsers).pid != child.pid
     assert fork_server(parsers).pid != server.pid
 
 
-def test_body_that_takes_too_much_memory_is_too_large_and_the_next_one_is_read(parsers: Parsers):
-    child = take_one(parsers)
-    parsers_terms = terms("entities", "application/json").model_copy(update={"longest": 1 << 30})
+def test_body_that_takes_too_much_memory_is_too_large_and_the_next_one_is_read(parsers: ParserPool):
+    child = next_child(parsers)
+    parsers_terms = read_options("entities", "application/json").model_copy(update={"longest": 1 << 30})
     # One entity of many small strings: forty bytes of memory, and more, for each byte of them.
     body = b'[{"id": "a", "schema": "Person", "properties": {"name": [' + b'"a1",' * 12_000_000 + b'"b"]}}]'
 
@@ -255,51 +260,51 @@ def test_body_that_takes_too_much_memory_is_too_large_and_the_next_one_is_read(p
 
     assert refused.value.members == {"limit": 400 << 20}
     assert str(400 << 20) in refused.value.detail
-    assert take_one(parsers).pid != child.pid
+    assert next_child(parsers).pid != child.pid
 
 
 def test_body_that_takes_too_much_time_is_refused_and_the_next_one_is_read():
     file, row = io.BytesIO(), {"entity_id": "", "schema": "Person", "prop": "name", "value": "Jane"}
     table = pa.table({name: pa.repeat(value, 250_000) for name, value in row.items()})
     parquet.write_table(table.replace_schema_metadata({"padding": "x" * 10_000}), file)
-    asked = terms("statements", "application/vnd.apache.parquet", skip=True)
+    asked = read_options("statements", "application/vnd.apache.parquet", skip=True)
 
-    with closing(Parsers(2, cpu=0, wait=120)) as parsers:
-        child = take_one(parsers)
+    with closing(ParserPool(2, cpu=0, wait=120)) as parsers:
+        child = next_child(parsers)
         with (
             pytest.raises(InvalidFormat, match="takes more than 0 seconds of CPU time"),
             parsers.reading(asked) as reading,
         ):
             read(reading, io.BytesIO(file.getvalue()))
-        assert take_one(parsers).pid != child.pid
+        assert next_child(parsers).pid != child.pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
-def test_body_that_crashes_its_parser_is_refused_for_good(parsers: Parsers, number: signal.Signals):
-    child = take_one(parsers)
+def test_body_that_crashes_its_parser_is_refused_for_good(parsers: ParserPool, number: signal.Signals):
+    child = next_child(parsers)
     with (
         pytest.raises(InvalidFormat, match=number.name),
-        parsers.reading(terms("entities", "application/x-ndjson")) as reading,
+        parsers.reading(read_options("entities", "application/x-ndjson")) as reading,
     ):
         read(reading, Interrupted(lambda: os.kill(child.pid, number)))
 
 
 def test_parent_waits_no_longer_than_it_may_for_a_child_that_does_nothing(
-    parsers: Parsers, monkeypatch: pytest.MonkeyPatch
+    parsers: ParserPool, monkeypatch: pytest.MonkeyPatch
 ):
-    child = take_one(parsers)
+    child = next_child(parsers)
     monkeypatch.setattr(parsing, "WALL_PER_CPU", 0.001)
     with (
         pytest.raises(Unavailable, match="was not parsed within"),
-        parsers.reading(terms("entities", "application/x-ndjson")) as reading,
+        parsers.reading(read_options("entities", "application/x-ndjson")) as reading,
     ):
         read(reading, Interrupted(child.suspend))
     assert child not in children_of(parsers)
 
 
-def test_child_killed_amid_a_request_leaves_nothing_and_the_next_request_is_answered(house: House):
+def test_child_killed_amid_a_request_leaves_nothing_and_the_next_request_is_answered(house: InProcessApi):
     house.dataset("test")
-    child = take_one(house.services.parsers)
+    child = next_child(house.services.parsers)
     body = lines(100_000)
     answers = []
     writing = threading.Thread(target=lambda: answers.append(house.admin("POST", PATH, content=body, headers=NDJSON)))
@@ -316,22 +321,22 @@ def test_child_killed_amid_a_request_leaves_nothing_and_the_next_request_is_answ
     assert house.admin.get("/v1/whoami").json()["limits"]["used_statements"] == again.json()["statements"] == 15_000
 
 
-def test_children_end_with_their_parsers_and_none_is_started_after(own_parsers: Parsers):
-    child, server = take_one(own_parsers), fork_server(own_parsers)
+def test_children_end_with_their_parsers_and_none_is_started_after(own_parsers: ParserPool):
+    child, server = next_child(own_parsers), fork_server(own_parsers)
 
     own_parsers.close()
 
-    with pytest.raises(Unavailable), own_parsers.reading(terms("entities", "application/x-ndjson")):
+    with pytest.raises(Unavailable), own_parsers.reading(read_options("entities", "application/x-ndjson")):
         pass
     assert psutil.wait_procs([child, server], timeout=30)[1] == []
 
 
-def test_closing_wakes_who_waits_for_a_child(own_parsers: Parsers):
-    child, raised = take_one(own_parsers), []
+def test_closing_wakes_who_waits_for_a_child(own_parsers: ParserPool):
+    child, raised = next_child(own_parsers), []
 
     def body() -> None:
         try:
-            with own_parsers.reading(terms("entities", "application/x-ndjson")) as reading:
+            with own_parsers.reading(read_options("entities", "application/x-ndjson")) as reading:
                 read(reading, Interrupted(child.suspend))
         except Unavailable as error:
             raised.append(error)

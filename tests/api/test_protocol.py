@@ -44,7 +44,7 @@ def connection() -> Iterator[socket.socket]:
     thread.join()
 
 
-def everything(connection: socket.socket) -> bytes:
+def receive_all(connection: socket.socket) -> bytes:
     """What comes until the server closes the connection."""
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
@@ -63,7 +63,7 @@ def assert_refused(answer: bytes) -> dict:
 def test_head_over_the_limit_is_refused_before_it_ends(connection: socket.socket, start: bytes):
     connection.sendall(start.ljust(LARGEST_HEAD + 1, b"a"))
 
-    assert str(LARGEST_HEAD) in assert_refused(everything(connection))["detail"]
+    assert str(LARGEST_HEAD) in assert_refused(receive_all(connection))["detail"]
 
 
 def test_trailers_over_the_limit_are_refused_before_they_end(connection: socket.socket):
@@ -72,13 +72,13 @@ def test_trailers_over_the_limit_are_refused_before_they_end(connection: socket.
 
     connection.sendall(b"0\r\nX-A: ".ljust(LARGEST_HEAD + 1, b"a"))
 
-    assert str(LARGEST_HEAD) in assert_refused(everything(connection))["detail"]
+    assert str(LARGEST_HEAD) in assert_refused(receive_all(connection))["detail"]
 
 
 def test_head_of_many_small_headers_over_the_limit_is_refused(connection: socket.socket):
     connection.sendall((START + b"a: b\r\n" * LARGEST_HEAD)[: LARGEST_HEAD + 1])
 
-    assert_refused(everything(connection))
+    assert_refused(receive_all(connection))
 
 
 def test_head_below_the_limit_is_served(connection: socket.socket):
@@ -86,7 +86,7 @@ def test_head_below_the_limit_is_served(connection: socket.socket):
 
     connection.sendall((START + b"X-A: ").ljust(LARGEST_HEAD - len(end), b"a") + end)
 
-    assert everything(connection).startswith(b"HTTP/1.1 200 ")
+    assert receive_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_many_requests_on_one_connection_are_not_one_head(connection: socket.socket):
@@ -119,7 +119,7 @@ def test_connection_without_a_whole_head_is_closed_in_time(sent: bytes, monkeypa
 
     connection.sendall(sent)
 
-    assert everything(connection) == b""
+    assert receive_all(connection) == b""
 
 
 def test_second_head_has_its_time_as_well(monkeypatch, request):
@@ -130,7 +130,7 @@ def test_second_head_has_its_time_as_well(monkeypatch, request):
 
     connection.sendall(b"\r\n")
 
-    assert everything(connection) == b""
+    assert receive_all(connection) == b""
 
 
 def test_request_may_take_longer_than_its_head(monkeypatch, request):
@@ -149,10 +149,10 @@ def test_request_may_take_longer_than_its_head(monkeypatch, request):
 def test_what_is_no_request_is_refused_in_a_problem(connection: socket.socket, sent: bytes):
     connection.sendall(sent)
 
-    assert_refused(everything(connection))
+    assert_refused(receive_all(connection))
 
 
 def test_refusal_is_never_taken_for_the_answer_to_the_request_before(connection: socket.socket):
     connection.sendall(START.replace(b"/ ", b"/slow ") + b"\r\n" + b"SHOUT / HTTP/1.1\r\n\r\n")
 
-    assert everything(connection) == b""
+    assert receive_all(connection) == b""

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from httpx2 import Response
 from tarn.datasets.registry import Dataset
-from tarn.query.live import MOST_BRIEF_IDS, MOST_BRIEF_ROWS
+from tarn.query.live import MAX_LOOKUP_IDS, MAX_LOOKUP_ROWS
 
-from tests.api.test_entity_reads import ENTITIES, ROOT, add, entity, ids_of, lines_of, merge, problem, say
+from tests.api.test_entity_reads import ENTITIES, ROOT, add, add_statements, entity, ids_of, lines_of, merge, problem
 from tests.api.test_read_state import READS, read
-from tests.in_process_api import ONE_DATABASE, Caller, House
+from tests.in_process_api import ONE_DATABASE, Caller, InProcessApi
 
 pytestmark = ONE_DATABASE
 
@@ -38,7 +38,7 @@ def attack(caller: Caller) -> Response:
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name not in ("get", "stream", "statement stream")])
-def test_every_query_over_its_time_is_answered_with_the_limit(house: House, name: str):
+def test_every_query_over_its_time_is_answered_with_the_limit(house: InProcessApi, name: str):
     add(house, entity("jane", name="Jane"))
 
     with house.with_settings(query_seconds=INSTANT) as hurried:
@@ -50,7 +50,9 @@ def test_every_query_over_its_time_is_answered_with_the_limit(house: House, name
 
 
 @pytest.mark.parametrize("name", ["stream", "statement stream"])
-def test_stream_whose_query_takes_too_long_for_its_first_rows_is_answered_with_the_limit(house: House, name: str):
+def test_stream_whose_query_takes_too_long_for_its_first_rows_is_answered_with_the_limit(
+    house: InProcessApi, name: str
+):
     add(house, entity("jane", name="Jane"))
 
     with house.with_settings(stream_seconds=INSTANT) as hurried:
@@ -59,7 +61,7 @@ def test_stream_whose_query_takes_too_long_for_its_first_rows_is_answered_with_t
     assert problem(answer) == (504, "query-timeout")
 
 
-def test_stream_has_its_own_limit_and_not_that_of_queries(house: House):
+def test_stream_has_its_own_limit_and_not_that_of_queries(house: InProcessApi):
     add(house, entity("jane", name="Jane"))
 
     with house.with_settings(query_seconds=INSTANT) as hurried:
@@ -67,7 +69,7 @@ def test_stream_has_its_own_limit_and_not_that_of_queries(house: House):
 
 
 @pytest.mark.parametrize("path", [f"{ROOT}/origins/crawl", f"{ROOT}/statements/{'0' * 40}"])
-def test_delete_whose_count_takes_too_long_deletes_nothing(house: House, path: str):
+def test_delete_whose_count_takes_too_long_deletes_nothing(house: InProcessApi, path: str):
     add(house, entity("jane", name="Jane"))
 
     with house.with_settings(query_seconds=INSTANT) as hurried:
@@ -77,7 +79,7 @@ def test_delete_whose_count_takes_too_long_deletes_nothing(house: House, path: s
         assert len(lines_of(read(hurried.admin, "stream"))) == 1
 
 
-def test_query_that_must_be_killed_affects_other_tenants_once(house: House):
+def test_query_that_must_be_killed_affects_other_tenants_once(house: InProcessApi):
     mallory, alice = house.tenant("mallory", any="read"), house.tenant("alice", any="read")
     house.dataset("small")
     add(house, entity("jane", name="Jane"), dataset="small")
@@ -107,7 +109,7 @@ def test_query_that_must_be_killed_affects_other_tenants_once(house: House):
 
 
 @pytest.mark.parametrize("value", [f"%a{'_' * 900}", f"%{'a' * 100}_"])
-def test_pattern_that_costs_too_much_is_refused_with_its_place(house: House, value: str):
+def test_pattern_that_costs_too_much_is_refused_with_its_place(house: InProcessApi, value: str):
     where = {"and": [{"field": "prop:bodyText", "op": "ilike", "value": value}]}
 
     answer = house.admin.post(f"{ENTITIES}/query", {"where": where})
@@ -118,8 +120,8 @@ def test_pattern_that_costs_too_much_is_refused_with_its_place(house: House, val
     assert "allowed" in fault["reason"]
 
 
-def test_entity_of_more_statements_than_a_lookup_may_have_is_shown_and_counted(house: House):
-    add(house, entity("jane", name=[f"Jane {number}" for number in range(MOST_BRIEF_ROWS)]))
+def test_entity_of_more_statements_than_a_lookup_may_have_is_shown_and_counted(house: InProcessApi):
+    add(house, entity("jane", name=[f"Jane {number}" for number in range(MAX_LOOKUP_ROWS)]))
     add(house, entity("jane", alias="J"), origin="other")
 
     shown = house.admin.get(f"{ENTITIES}/jane")
@@ -128,17 +130,17 @@ def test_entity_of_more_statements_than_a_lookup_may_have_is_shown_and_counted(h
     deleted = house.admin.delete(f"{ENTITIES}/jane?origin=crawl").json()
 
     assert shown.json() == listed
-    assert len(listed["properties"]["name"]) == MOST_BRIEF_ROWS
+    assert len(listed["properties"]["name"]) == MAX_LOOKUP_ROWS
     assert by_other["properties"] == {"alias": ["J"]}
     assert by_other["origin"] == ["other"]
-    assert deleted["tombstones"] == MOST_BRIEF_ROWS + 1
+    assert deleted["tombstones"] == MAX_LOOKUP_ROWS + 1
     assert house.admin.get(f"{ENTITIES}/john").status_code == 404
 
 
-def test_entity_of_more_ids_than_a_lookup_may_have_is_shown(house: House):
-    ids = [f"one-{number}" for number in range(MOST_BRIEF_IDS + 1)]
+def test_entity_of_more_ids_than_a_lookup_may_have_is_shown(house: InProcessApi):
+    ids = [f"one-{number}" for number in range(MAX_LOOKUP_IDS + 1)]
     statement = {"canonical_id": "jane", "schema": "Person", "prop": "name", "value": "Jane"}
-    say(house, *(statement | {"entity_id": one} for one in ids))
+    add_statements(house, *(statement | {"entity_id": one} for one in ids))
     merge(house, "joan", "few-1", "few-2")
 
     for name in ("jane", ids[7]):

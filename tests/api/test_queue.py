@@ -17,7 +17,7 @@ from tarn.db.tables import queue as queue_table
 from tarn.model import ids
 from tarn.model.job import MOST_ATTEMPTS
 
-from tests.in_process_api import ONE_DATABASE, Caller, House
+from tests.in_process_api import ONE_DATABASE, Caller, InProcessApi
 
 BASE = "/v1/datasets/test/queue"
 JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}
@@ -25,12 +25,12 @@ UPSERT = {"action": "UPSERT", "resource": "entity", "payload": JANE}
 
 
 @pytest.fixture
-def alice(house: House, dataset: Dataset) -> Caller:
+def alice(house: InProcessApi, dataset: Dataset) -> Caller:
     return house.tenant("alice", test="write")
 
 
 @pytest.fixture
-def bob(house: House, dataset: Dataset) -> Caller:
+def bob(house: InProcessApi, dataset: Dataset) -> Caller:
     return house.tenant("bob", test="read")
 
 
@@ -54,7 +54,7 @@ def listed(caller: Caller, query: str = "") -> list[str]:
     return [item["id"] for item in caller.get(f"{BASE}{query}").json()["results"]]
 
 
-def let_time_pass(house: House, **columns: float) -> None:
+def advance_time(house: InProcessApi, **columns: float) -> None:
     """So many seconds pass for a column of every item."""
     with house.services.database.write() as connection:
         for row in connection.execute(queue_table.select()).all():
@@ -67,7 +67,7 @@ def let_time_pass(house: House, **columns: float) -> None:
                 connection.execute(update(queue_table).where(queue_table.c.id == row.id).values(**earlier))
 
 
-def test_item_is_accepted_shown_and_mirrored(house: House, dataset: Dataset, alice: Caller):
+def test_item_is_accepted_shown_and_mirrored(house: InProcessApi, dataset: Dataset, alice: Caller):
     answer = alice.post(BASE, UPSERT)
     item = answer.json()
 
@@ -82,7 +82,7 @@ def test_item_is_accepted_shown_and_mirrored(house: House, dataset: Dataset, ali
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_ids_rise_in_the_order_of_acceptance_though_the_clock_jumps(
-    house: House, dataset: Dataset, alice: Caller, monkeypatch, hours: int
+    house: InProcessApi, dataset: Dataset, alice: Caller, monkeypatch, hours: int
 ):
     before = [add(alice)["id"] for _ in range(3)]
     shift = hours * 3600 * 10**9
@@ -120,7 +120,7 @@ def test_ids_rise_in_the_order_of_acceptance_though_the_clock_jumps(
         ({"more": 1}, "more"),
     ],
 )
-def test_item_that_nobody_could_do_is_refused_with_its_field(house: House, alice: Caller, changes, field: str):
+def test_item_that_nobody_could_do_is_refused_with_its_field(house: InProcessApi, alice: Caller, changes, field: str):
     house.tenant("stranger")
     answer = alice.post(BASE, UPSERT | changes)
 
@@ -128,7 +128,7 @@ def test_item_that_nobody_could_do_is_refused_with_its_field(house: House, alice
     assert listed(alice) == []
 
 
-def test_reader_may_ask_tenants_and_not_the_worker(house: House, alice: Caller, bob: Caller):
+def test_reader_may_ask_tenants_and_not_the_worker(house: InProcessApi, alice: Caller, bob: Caller):
     refused = bob.post(BASE, UPSERT)
 
     assert (refused.status_code, refused.json()["type"]) == (403, "/problems/forbidden")
@@ -136,7 +136,7 @@ def test_reader_may_ask_tenants_and_not_the_worker(house: House, alice: Caller, 
 
 
 @ONE_DATABASE
-def test_same_request_under_an_idempotency_key_is_one_item(house: House, alice: Caller):
+def test_same_request_under_an_idempotency_key_is_one_item(house: InProcessApi, alice: Caller):
     key = {"Idempotency-Key": "once"}
     with ThreadPoolExecutor(4) as pool:
         answers = [answer.json() for answer in pool.map(lambda _: alice.post(BASE, UPSERT, headers=key), range(4))]
@@ -147,7 +147,7 @@ def test_same_request_under_an_idempotency_key_is_one_item(house: House, alice: 
 
 
 @ONE_DATABASE
-def test_tenant_that_asks_for_too_much_at_once_must_wait(house: House, dataset: Dataset, alice: Caller):
+def test_tenant_that_asks_for_too_much_at_once_must_wait(house: InProcessApi, dataset: Dataset, alice: Caller):
     small = house.with_settings(queue_max_items=2)
     caller = small.with_key(str(alice.key))
     add(caller)
@@ -161,7 +161,7 @@ def test_tenant_that_asks_for_too_much_at_once_must_wait(house: House, dataset: 
 # Items for tenants
 
 
-def test_item_for_a_tenant_is_taken_acknowledged_and_done(house: House, alice: Caller, bob: Caller):
+def test_item_for_a_tenant_is_taken_acknowledged_and_done(house: InProcessApi, alice: Caller, bob: Caller):
     sent = [add(alice, to="bob", payload={"number": number}) for number in range(2)]
     add(alice)
     first, second = pop(bob), pop(bob, lease=5)
@@ -178,11 +178,11 @@ def test_item_for_a_tenant_is_taken_acknowledged_and_done(house: House, alice: C
     assert "token" not in alice.get(f"{BASE}/{first['id']}").text
 
 
-def test_item_whose_lease_lapsed_comes_back_and_is_done_once(house: House, alice: Caller, bob: Caller):
+def test_item_whose_lease_lapsed_comes_back_and_is_done_once(house: InProcessApi, alice: Caller, bob: Caller):
     add(alice, to="bob")
     first = pop(bob, lease=60)
     assert first is not None
-    let_time_pass(house, leased_until=61)
+    advance_time(house, leased_until=61)
     second = pop(bob)
     assert second is not None
 
@@ -192,18 +192,20 @@ def test_item_whose_lease_lapsed_comes_back_and_is_done_once(house: House, alice
     assert pop(bob) is None
 
 
-def test_item_whose_lease_lapsed_may_be_acknowledged_while_nobody_else_has_it(house: House, alice: Caller, bob: Caller):
+def test_item_whose_lease_lapsed_may_be_acknowledged_while_nobody_else_has_it(
+    house: InProcessApi, alice: Caller, bob: Caller
+):
     add(alice, to="bob")
     taken = pop(bob)
     assert taken is not None
-    let_time_pass(house, leased_until=61)
+    advance_time(house, leased_until=61)
 
     assert ack(bob, taken).json()["state"] == "done"
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_lease_of_an_item_holds_though_the_clock_jumps(
-    house: House, alice: Caller, bob: Caller, monkeypatch, hours: int
+    house: InProcessApi, alice: Caller, bob: Caller, monkeypatch, hours: int
 ):
     add(alice, to="bob")
     taken = pop(bob, lease=600)
@@ -212,14 +214,14 @@ def test_lease_of_an_item_holds_though_the_clock_jumps(
     monkeypatch.setattr(clock, "now", lambda: real() + timedelta(hours=hours))
 
     assert pop(bob) is None
-    let_time_pass(house, leased_until=601)
+    advance_time(house, leased_until=601)
     again = pop(bob)
     assert again is not None
     assert again["id"] == taken["id"]
 
 
 def test_item_that_could_not_be_done_waits_longer_each_time_and_dies_with_its_problem(
-    house: House, alice: Caller, bob: Caller
+    house: InProcessApi, alice: Caller, bob: Caller
 ):
     add(alice, to="bob")
     waits = []
@@ -229,7 +231,7 @@ def test_item_that_could_not_be_done_waits_longer_each_time_and_dies_with_its_pr
         said = ack(bob, taken, error="the archive is closed").json()
         assert pop(bob) is None
         waits.append(said["not_before"])
-        let_time_pass(house, not_before=400)
+        advance_time(house, not_before=400)
 
     assert (said["state"], said["problem"]["type"]) == ("dead", "/problems/queue-item-failed")
     assert said["problem"]["detail"] == "the archive is closed"
@@ -239,11 +241,11 @@ def test_item_that_could_not_be_done_waits_longer_each_time_and_dies_with_its_pr
     assert ack(bob, taken).json()["type"] == "/problems/lock-lost"
 
 
-def test_item_that_is_taken_and_never_acknowledged_dies(house: House, alice: Caller, bob: Caller):
+def test_item_that_is_taken_and_never_acknowledged_dies(house: InProcessApi, alice: Caller, bob: Caller):
     item = add(alice, to="bob")
     for _ in range(MOST_ATTEMPTS):
         assert pop(bob) is not None
-        let_time_pass(house, leased_until=61)
+        advance_time(house, leased_until=61)
 
     assert pop(bob) is None
     assert alice.get(f"{BASE}/{item['id']}").json()["state"] == "dead"
@@ -253,7 +255,7 @@ def test_item_that_is_taken_and_never_acknowledged_dies(house: House, alice: Cal
 
 
 @ONE_DATABASE
-def test_only_a_dead_item_is_retried(house: House, alice: Caller):
+def test_only_a_dead_item_is_retried(house: InProcessApi, alice: Caller):
     item = add(alice)
 
     answer = alice.post(f"{BASE}/{item['id']}/retry")
@@ -262,7 +264,9 @@ def test_only_a_dead_item_is_retried(house: House, alice: Caller):
     )  # fmt: skip
 
 
-def test_item_is_deleted_by_its_sender_and_never_done(house: House, dataset: Dataset, alice: Caller, bob: Caller):
+def test_item_is_deleted_by_its_sender_and_never_done(
+    house: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller
+):
     item = add(alice, to="bob")
     taken = pop(bob)
     assert taken is not None
@@ -273,7 +277,7 @@ def test_item_is_deleted_by_its_sender_and_never_done(house: House, dataset: Dat
     assert house.services.store.head(dataset.layout.queue_item("alice", item["id"])) is None
 
 
-def test_of_many_that_pop_at_once_each_gets_another_item(house: House, alice: Caller, bob: Caller):
+def test_of_many_that_pop_at_once_each_gets_another_item(house: InProcessApi, alice: Caller, bob: Caller):
     sent = [add(alice, to="bob")["id"] for _ in range(6)]
     with ThreadPoolExecutor(8) as pool:
         taken = [item for item in pool.map(lambda _: pop(bob), range(8)) if item is not None]
@@ -284,7 +288,7 @@ def test_of_many_that_pop_at_once_each_gets_another_item(house: House, alice: Ca
 # Who sees what
 
 
-def test_items_of_others_do_not_exist(house: House, dataset: Dataset, alice: Caller, bob: Caller):
+def test_items_of_others_do_not_exist(house: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller):
     stranger = house.tenant("stranger", other="admin")
     item = add(alice)
     path = f"{BASE}/{item['id']}"
@@ -303,7 +307,7 @@ def test_items_of_others_do_not_exist(house: House, dataset: Dataset, alice: Cal
     assert stranger.get(f"/v1/datasets/other/queue/{item['id']}").status_code == 404
 
 
-def test_tenant_follows_the_shared_items_of_another(house: House, alice: Caller, bob: Caller):
+def test_tenant_follows_the_shared_items_of_another(house: InProcessApi, alice: Caller, bob: Caller):
     first = add(alice, shared=True)["id"]
     add(alice)
     addressed = add(alice, to="bob")["id"]
@@ -318,7 +322,7 @@ def test_tenant_follows_the_shared_items_of_another(house: House, alice: Caller,
 
 
 @ONE_DATABASE
-def test_list_is_paged_in_order(house: House, alice: Caller):
+def test_list_is_paged_in_order(house: InProcessApi, alice: Caller):
     sent = [add(alice)["id"] for _ in range(5)]
     page = alice.get(f"{BASE}?limit=2&after={sent[0]}").json()
     rest = alice.get(f"{BASE}?limit=3&after={sent[0]}&cursor={page['next']}").json()
@@ -331,7 +335,7 @@ def test_list_is_paged_in_order(house: House, alice: Caller):
     ("sent", "audience"), [({"to": "bob"}, ["alice", "bob"]), ({}, ["alice"]), ({"shared": True}, None)]
 )
 def test_what_becomes_of_an_item_is_told_to_those_who_may_read_it(
-    house: House, dataset: Dataset, alice: Caller, bob: Caller, sent: dict, audience: list[str] | None
+    house: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller, sent: dict, audience: list[str] | None
 ):
     item = add(alice, **sent)
 

@@ -15,7 +15,7 @@ from tarn.model.snapshot import Snapshot
 from tarn.worker.flusher import SparkFlusher
 
 from tests.api.test_entity_reads import ENTITIES, ROOT, add, entity, ids_of, lines_of, problem, refusal
-from tests.in_process_api import Caller, House
+from tests.in_process_api import Caller, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.worker.workers import make_worker, working
 
@@ -44,7 +44,7 @@ def read(caller: Caller, name: str, query: str = "") -> Response:
 
 
 @pytest.fixture
-def history(house: House, flush: Flushing) -> list[Snapshot]:
+def history(house: InProcessApi, flush: Flushing) -> list[Snapshot]:
     """Jane in the first snapshot, her name and John in the second; she is gone from the journal, and Joe is in it."""
     add(house, entity("jane", "Person"))
     (first,) = flush()
@@ -55,7 +55,7 @@ def history(house: House, flush: Flushing) -> list[Snapshot]:
     return [first, second]
 
 
-def test_state_is_named_by_number_id_latest_moment_and_ref(house: House, history: list[Snapshot]):
+def test_state_is_named_by_number_id_latest_moment_and_ref(house: InProcessApi, history: list[Snapshot]):
     first, second = history
     house.admin.put(f"{ROOT}/refs/release", {"snapshot": "1"})
     then = first.created.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -67,7 +67,7 @@ def test_state_is_named_by_number_id_latest_moment_and_ref(house: House, history
     assert shown == [(first.id, ["jane"])] * 4 + [(second.id, ["jane", "john"])] * 4
 
 
-def test_present_is_the_head_and_the_journal_or_the_head_alone(house: House, history: list[Snapshot]):
+def test_present_is_the_head_and_the_journal_or_the_head_alone(house: InProcessApi, history: list[Snapshot]):
     answers = {fresh: house.admin.get(f"{ENTITIES}?{fresh}") for fresh in ("", "fresh=overlay", "fresh=snapshot")}
 
     assert [ids_of(answer) for answer in answers.values()] == [["joe", "john"], ["joe", "john"], ["jane", "john"]]
@@ -75,7 +75,7 @@ def test_present_is_the_head_and_the_journal_or_the_head_alone(house: House, his
 
 
 @pytest.mark.usefixtures("history")
-def test_every_read_of_a_state_of_the_past_answers_the_same_whatever_comes_after(house: House, flush: Flushing):
+def test_every_read_of_a_state_of_the_past_answers_the_same_whatever_comes_after(house: InProcessApi, flush: Flushing):
     before = {name: read(house.admin, name, "at=2").content for name in READS}
     add(house, entity("jane", name="Janet"))
     flush()
@@ -88,7 +88,7 @@ def test_every_read_of_a_state_of_the_past_answers_the_same_whatever_comes_after
 
 @pytest.mark.parametrize("name", READS)
 def test_every_read_names_its_snapshot_and_refuses_what_is_no_state(
-    house: House, database, history: list[Snapshot], name: str
+    house: InProcessApi, database, history: list[Snapshot], name: str
 ):
     served = read(house.admin, name, "fresh=snapshot")
     both = read(house.admin, name, "at=1&fresh=snapshot")
@@ -107,7 +107,7 @@ def test_every_read_names_its_snapshot_and_refuses_what_is_no_state(
     assert problem(gone) == (410, "snapshot-gone")
 
 
-MOMENTS = [
+UNUSUAL_NAMES = [
     "0001-01-01T00:00:00%2B14:00",
     "9999-12-31T23:59:59-14:00",
     "2024-W01-1",
@@ -119,13 +119,15 @@ MOMENTS = [
 
 
 @pytest.mark.usefixtures("history")
-def test_state_with_an_awkward_name_is_found_or_not(house: House):
-    found = {problem(answer) for at in MOMENTS if (answer := house.admin.get(f"{ENTITIES}?at={at}")).status_code != 200}
+def test_state_with_an_awkward_name_is_found_or_not(house: InProcessApi):
+    found = {
+        problem(answer) for at in UNUSUAL_NAMES if (answer := house.admin.get(f"{ENTITIES}?at={at}")).status_code != 200
+    }
 
     assert found <= {(404, "snapshot-not-found"), (404, "ref-not-found")}
 
 
-def test_dataset_without_snapshots_names_none_and_has_none_to_read(house: House):
+def test_dataset_without_snapshots_names_none_and_has_none_to_read(house: InProcessApi):
     add(house, entity("jane", name="Jane"))
 
     assert "Tarn-Snapshot" not in house.admin.get(ENTITIES).headers
@@ -135,7 +137,7 @@ def test_dataset_without_snapshots_names_none_and_has_none_to_read(house: House)
     assert end == {"$end": {"snapshot": None, "count": 1, "invalid": 0}}
 
 
-def test_read_after_a_flush_is_served_from_the_snapshot_that_holds_it(house: House, kernels: DirectKernels):
+def test_read_after_a_flush_is_served_from_the_snapshot_that_holds_it(house: InProcessApi, kernels: DirectKernels):
     services = house.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
     reader = house.tenant("reader", test="read")
@@ -149,7 +151,7 @@ def test_read_after_a_flush_is_served_from_the_snapshot_that_holds_it(house: Hou
     assert [entry["id"] for entry in log] == [first.headers["Tarn-Snapshot"]] == [again.headers["Tarn-Snapshot"]]
 
 
-def test_read_after_a_flush_that_does_not_come_is_told_to_try_again(house: House):
+def test_read_after_a_flush_that_does_not_come_is_told_to_try_again(house: InProcessApi):
     add(house, entity("jane", name="Jane"))
     with house.with_settings(commit_wait=0.0) as impatient:
         answer = impatient.admin.get(f"{ENTITIES}?fresh=flush")
@@ -175,7 +177,7 @@ def forged(cursor: str, position: Any) -> str:
 
 
 @pytest.fixture
-def cursor(house: House) -> str:
+def cursor(house: InProcessApi) -> str:
     add(house, entity("a", name="A"), entity("b", name="B"))
     return cursor_of(house.admin.get(f"{ENTITIES}?limit=1"))
 
@@ -183,7 +185,7 @@ def cursor(house: House) -> str:
 FOREIGN = (422, ["query.cursor"])
 
 
-def test_cursor_of_another_list_tenant_or_dataset_is_refused(house: House, cursor: str):
+def test_cursor_of_another_list_tenant_or_dataset_is_refused(house: InProcessApi, cursor: str):
     house.dataset("other")
     somebody = house.tenant("somebody", any="read")
 
@@ -204,7 +206,7 @@ def test_cursor_of_another_list_tenant_or_dataset_is_refused(house: House, curso
 
 
 @pytest.mark.usefixtures("cursor")
-def test_cursor_of_a_query_is_good_for_that_query_alone(house: House):
+def test_cursor_of_a_query_is_good_for_that_query_alone(house: InProcessApi):
     asked: dict[str, Any] = {"where": {"field": "prop:name", "op": "gte", "value": "A"}, "limit": 1}
     own = cursor_of(house.admin.post(f"{ENTITIES}/query", asked))
     changed = asked | {"where": asked["where"] | {"value": "B"}}
@@ -221,7 +223,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
-def test_cursor_that_was_cut_or_made_by_hand_is_refused(house: House, cursor: str):
+def test_cursor_that_was_cut_or_made_by_hand_is_refused(house: InProcessApi, cursor: str):
     made = [forged(cursor, position) for position in BROKEN]
     cut = [cursor[:length] for length in range(1, len(cursor))] + [cursor + "A", "é", "%00", "a" * 10_000]
 
@@ -239,7 +241,7 @@ def test_cursor_that_was_cut_or_made_by_hand_is_refused(house: House, cursor: st
     ],
 )
 @pytest.mark.usefixtures("cursor")
-def test_position_of_the_wrong_type_is_refused(house: House, sort: str, good: Any, bad: list[Any]):
+def test_position_of_the_wrong_type_is_refused(house: InProcessApi, sort: str, good: Any, bad: list[Any]):
     own = cursor_of(house.admin.get(f"{ENTITIES}?sort={sort}&limit=1"))
 
     def read_from(*position: Any) -> Response:
@@ -253,7 +255,7 @@ def test_position_of_the_wrong_type_is_refused(house: House, sort: str, good: An
 
 
 @pytest.mark.usefixtures("cursor")
-def test_place_of_a_statement_or_a_neighbour_of_the_wrong_type_is_refused(house: House):
+def test_place_of_a_statement_or_a_neighbour_of_the_wrong_type_is_refused(house: InProcessApi):
     add(house, entity("own", "Ownership", owner="a", asset="b"))
     statements = cursor_of(house.admin.get(f"{ROOT}/statements?limit=1"))
     beside = cursor_of(house.admin.get(f"{ENTITIES}/own/adjacent?limit=1"))
@@ -292,7 +294,7 @@ def test_place_of_a_statement_or_a_neighbour_of_the_wrong_type_is_refused(house:
 
 
 @pytest.mark.parametrize("name", READS)
-def test_stranger_gets_the_answer_of_a_dataset_that_is_not_there(house: House, name: str):
+def test_stranger_gets_the_answer_of_a_dataset_that_is_not_there(house: InProcessApi, name: str):
     add(house, entity("jane", name="Jane"))
     house.dataset("other")
     stranger = house.tenant("stranger", other="admin")
@@ -307,7 +309,7 @@ def test_stranger_gets_the_answer_of_a_dataset_that_is_not_there(house: House, n
     assert problem(house.nobody(method, path, json=body)) == (401, "unauthenticated")
 
 
-def test_reader_reads_everything_and_writes_nothing(house: House):
+def test_reader_reads_everything_and_writes_nothing(house: InProcessApi):
     add(house, entity("jane", name="Jane"))
     reader = house.tenant("reader", test="read")
 

@@ -5,11 +5,11 @@ import pytest
 from tarn.datasets.registry import Dataset
 from tarn.model.names import RefName
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
 @pytest.fixture
-def two(house: House, dataset: Dataset, flush) -> list[str]:
+def two(house: InProcessApi, dataset: Dataset, flush) -> list[str]:
     """The ids of two snapshots."""
     ids = []
     for name in ("Jane", "John"):
@@ -18,7 +18,7 @@ def two(house: House, dataset: Dataset, flush) -> list[str]:
     return ids
 
 
-def test_ref_stands_for_a_snapshot_wherever_one_is_named(house: House, dataset: Dataset, two: list[str]):
+def test_ref_stands_for_a_snapshot_wherever_one_is_named(house: InProcessApi, dataset: Dataset, two: list[str]):
     made = house.admin.put("/v1/datasets/test/refs/release-1", {"snapshot": "1"})
 
     assert made.status_code == 200
@@ -28,7 +28,7 @@ def test_ref_stands_for_a_snapshot_wherever_one_is_named(house: House, dataset: 
     assert read.headers["Tarn-Snapshot"] == two[0]
 
 
-def test_ref_is_moved_listed_shown_and_deleted(house: House, dataset: Dataset, two: list[str]):
+def test_ref_is_moved_listed_shown_and_deleted(house: InProcessApi, dataset: Dataset, two: list[str]):
     for name, snapshot in (("b", two[0]), ("a", "latest"), ("b", "2")):
         assert house.admin.put(f"/v1/datasets/test/refs/{name}", {"snapshot": snapshot}).status_code == 200
 
@@ -40,7 +40,7 @@ def test_ref_is_moved_listed_shown_and_deleted(house: House, dataset: Dataset, t
         assert gone.json()["type"] == "/problems/ref-not-found"
 
 
-def test_ref_is_mirrored_in_the_layout_and_leaves_it(house: House, dataset: Dataset, two: list[str]):
+def test_ref_is_mirrored_in_the_layout_and_leaves_it(house: InProcessApi, dataset: Dataset, two: list[str]):
     path = dataset.layout.ref(RefName("keep"))
     house.admin.put("/v1/datasets/test/refs/keep", {"snapshot": "1"})
 
@@ -61,7 +61,9 @@ def test_ref_is_mirrored_in_the_layout_and_leaves_it(house: House, dataset: Data
         ("good", "other", "ref-not-found"),
     ],
 )
-def test_bad_ref_is_refused_and_sets_nothing(house: House, dataset: Dataset, two: list[str], name, snapshot, slug):
+def test_bad_ref_is_refused_and_sets_nothing(
+    house: InProcessApi, dataset: Dataset, two: list[str], name, snapshot, slug
+):
     answer = house.admin.put(f"/v1/datasets/test/refs/{name}", {"snapshot": snapshot})
 
     assert answer.json()["type"] == f"/problems/{slug}"

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from tarn.api.http.middleware.request_middleware import LastNet, RequestScope
+from tarn.api.http.middleware.request_middleware import ExceptionMiddleware, RequestMiddleware
 from tarn.api.http.services.metrics import Metrics
 
 
@@ -24,7 +24,7 @@ def answers(route: ASGIApp, drive: Callable[[Awaitable[None]], Awaitable[Any]], 
 
     async def run() -> None:
         scope = {"type": "http", "method": "POST", "path": "/é", "headers": []}
-        await drive(RequestScope(LastNet(route), metrics)(scope, receive, send))
+        await drive(RequestMiddleware(ExceptionMiddleware(route), metrics)(scope, receive, send))
 
     asyncio.run(run())
     return sent

@@ -11,7 +11,7 @@ import pytest
 from followthemoney.dataset import Dataset
 from followthemoney.statement.entity import StatementEntity
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 pytestmark = ONE_DATABASE
 
@@ -24,7 +24,7 @@ FILES = sorted(path for path in Path(FOLDER or ".").iterdir() if FOLDER and path
 @pytest.mark.parametrize(
     ("kind", "cleaned"), [("application/json+ftm", True), ("application/x-ndjson", False)], ids=["as_is", "clean"]
 )
-def test_statement_ids_of_a_file_are_those_of_ftm(house: House, file: Path, kind: str, cleaned: bool):
+def test_statement_ids_of_a_file_are_those_of_ftm(house: InProcessApi, file: Path, kind: str, cleaned: bool):
     house.dataset("sample")
     entities = [orjson.loads(line) for line in file.read_bytes().splitlines()]
     dataset = Dataset({"name": "sample", "title": "Sample"})

@@ -16,7 +16,7 @@ from tarn.model.snapshot import Change, Column, Snapshot, Table
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import build, dataset_of, file, history, publish
 
 LOG = "/v1/datasets/donations/snapshots"
@@ -29,18 +29,18 @@ def store(store: Store) -> FaultyStore:
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House, database: Database) -> Dataset:
+def dataset(house: InProcessApi, database: Database) -> Dataset:
     house.dataset("donations")
     return dataset_of(database, "donations")
 
 
-def problem(house: House, path: str) -> tuple[int, str]:
+def problem(house: InProcessApi, path: str) -> tuple[int, str]:
     answer = house.admin.get(path)
     return answer.status_code, answer.json()["type"].removeprefix("/problems/")
 
 
 @pytest.mark.contract("H8")
-def test_dataset_without_snapshots_lists_none_and_has_no_latest(house: House):
+def test_dataset_without_snapshots_lists_none_and_has_no_latest(house: InProcessApi):
     assert house.admin.get(LOG).json() == {"results": [], "next": None}
     assert problem(house, f"{LOG}/latest") == (404, "no-snapshots")
     assert problem(house, f"{LOG}/latest/files") == (404, "no-snapshots")
@@ -48,20 +48,22 @@ def test_dataset_without_snapshots_lists_none_and_has_no_latest(house: House):
 
 @pytest.mark.contract("H8")
 @pytest.mark.parametrize("name", ["3", "0", "01890000-0000-7000-8000-000000000000", "9" * 36])
-def test_unknown_snapshot_is_not_found(house: House, database: Database, store: Store, dataset: Dataset, name: str):
+def test_unknown_snapshot_is_not_found(
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset, name: str
+):
     history(database, store, dataset, 2)
 
     assert problem(house, f"{LOG}/{name}") == (404, "snapshot-not-found")
     assert problem(house, f"{LOG}/{name}/files") == (404, "snapshot-not-found")
 
 
-def test_name_that_no_snapshot_can_have_is_refused(house: House):
+def test_name_that_no_snapshot_can_have_is_refused(house: InProcessApi):
     assert problem(house, f"{LOG}/a%2Eb") == (422, "schema-violation")
 
 
 @pytest.mark.contract("M1")
 def test_manifest_is_answered_as_it_is_stored_by_id_by_number_and_as_latest(
-    house: House, database: Database, store: Store, dataset: Dataset
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     made = history(database, store, dataset, 2)
     stored = store.get(dataset.layout.snapshot(2))
@@ -75,7 +77,7 @@ def test_manifest_is_answered_as_it_is_stored_by_id_by_number_and_as_latest(
 
 
 def test_log_shows_newest_first_what_manifests_say_without_their_lists(
-    house: House, database: Database, store: Store, dataset: Dataset
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     first = publish(database, store, dataset, build(dataset, message="first load", metadata={"source": {"n": None}}))
     second = publish(database, store, dataset, build(dataset, first, operation=Change.COMPACT))
@@ -95,7 +97,7 @@ def test_log_shows_newest_first_what_manifests_say_without_their_lists(
 
 @pytest.mark.contract("M13")
 def test_content_stays_in_the_log_while_compactions_move_the_head(
-    house: House, database: Database, store: Store, dataset: Dataset
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     (flushed,) = history(database, store, dataset, 1)
     compacted = publish(database, store, dataset, build(dataset, flushed, operation=Change.COMPACT))
@@ -106,7 +108,7 @@ def test_content_stays_in_the_log_while_compactions_move_the_head(
 
 @pytest.mark.contract("M11")
 def test_invalid_manifest_stands_in_its_place_in_the_log_and_answers_with_its_field(
-    house: House, database: Database, store: Store, dataset: Dataset
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     made = history(database, store, dataset, 4)
     broken = orjson.loads(made[1].to_json())
@@ -128,7 +130,9 @@ def test_invalid_manifest_stands_in_its_place_in_the_log_and_answers_with_its_fi
 
 
 @pytest.mark.contract("H2")
-def test_stray_is_not_in_the_log_and_not_to_be_had(house: House, database: Database, store: Store, dataset: Dataset):
+def test_stray_is_not_in_the_log_and_not_to_be_had(
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+):
     made = history(database, store, dataset, 2)
     stray = build(dataset, made[0])
     store.put(dataset.layout.snapshot(2), stray.to_json())
@@ -145,7 +149,7 @@ def test_stray_is_not_in_the_log_and_not_to_be_had(house: House, database: Datab
 
 @pytest.mark.contract("X5")
 def test_log_is_paged_and_a_page_reads_only_its_own_manifests(
-    house: House, database: Database, store: FaultyStore, dataset: Dataset
+    house: InProcessApi, database: Database, store: FaultyStore, dataset: Dataset
 ):
     history(database, store, dataset, 5)
     pages, cursor, read = [], "", []
@@ -163,7 +167,7 @@ def test_log_is_paged_and_a_page_reads_only_its_own_manifests(
 @pytest.mark.contract("X2", "X5")
 @pytest.mark.parametrize("length", [1, 12])
 def test_one_snapshot_costs_one_storage_call_whatever_the_length_of_history(
-    house: House, database: Database, store: FaultyStore, dataset: Dataset, length: int
+    house: InProcessApi, database: Database, store: FaultyStore, dataset: Dataset, length: int
 ):
     made = history(database, store, dataset, length)
     store.calls.clear()
@@ -177,7 +181,7 @@ def test_one_snapshot_costs_one_storage_call_whatever_the_length_of_history(
 
 
 def test_snapshot_made_while_the_log_is_paged_through_neither_hides_nor_repeats_one(
-    house: House, database: Database, store: Store, dataset: Dataset
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     made = history(database, store, dataset, 3)
     first = house.admin.get(f"{LOG}?limit=1").json()
@@ -188,7 +192,9 @@ def test_snapshot_made_while_the_log_is_paged_through_neither_hides_nor_repeats_
     assert [entry["seq"] for entry in (*first["results"], *rest["results"])] == [3, 2, 1]
 
 
-def test_cursor_that_was_tampered_with_is_refused(house: House, database: Database, store: Store, dataset: Dataset):
+def test_cursor_that_was_tampered_with_is_refused(
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+):
     history(database, store, dataset, 2)
     cursor = house.admin.get(f"{LOG}?limit=1").json()["next"]
     made_for, _ = orjson.loads(_decoded(cursor))
@@ -209,7 +215,7 @@ def _encoded(position: list[str]) -> str:
 
 @pytest.mark.parametrize("path", ["", "/latest", "/latest/files"])
 def test_reading_needs_the_read_level_and_no_more(
-    house: House, database: Database, store: Store, dataset: Dataset, path: str
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset, path: str
 ):
     history(database, store, dataset, 1)
 
@@ -228,7 +234,7 @@ def rows_of(content: bytes, form: str) -> list[dict]:
 
 @pytest.mark.parametrize("form", [NDJSON, PARQUET, ARROW])
 def test_files_are_the_same_rows_in_every_form(
-    house: House, database: Database, store: Store, dataset: Dataset, form: str
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
 ):
     made = history(database, store, dataset, 2)
 
@@ -259,7 +265,7 @@ def test_files_are_the_same_rows_in_every_form(
 
 
 def test_files_can_be_asked_which_of_them_may_hold_an_entity(
-    house: House, database: Database, store: Store, dataset: Dataset, tmp_path
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset, tmp_path
 ):
     history(database, store, dataset, 3)
     saved = tmp_path / "files.parquet"
@@ -284,7 +290,7 @@ def with_statements(dataset: Dataset, *columns: dict[str, Column], **checksum: s
 
 @pytest.mark.parametrize("form", [NDJSON, PARQUET, ARROW])
 def test_what_a_file_does_not_report_is_missing_from_its_row(
-    house: House, database: Database, store: Store, dataset: Dataset, form: str
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
 ):
     columns = [{"a": Column(min=1, max=2)}, {"a": Column(max=3, truncated=True), "b": Column(nulls=0)}, {}]
     publish(database, store, dataset, with_statements(dataset, *columns, checksum="ab"))
@@ -305,7 +311,7 @@ def test_what_a_file_does_not_report_is_missing_from_its_row(
     [(1, 2.5, [1, 2.5]), (1, "x", ["1", '"x"']), (True, 2, ["true", "2"]), (2**64 - 1, -1, [str(2**64 - 1), "-1"])],
 )
 def test_bounds_of_unlike_types_are_json_where_a_column_can_have_one_type_only(
-    house: House, database: Database, store: Store, dataset: Dataset, form: str, first, second, shown
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str, first, second, shown
 ):
     columns = [{"a": Column(min=first)}, {"a": Column(min=second)}]
     publish(database, store, dataset, with_statements(dataset, *columns))
@@ -317,7 +323,7 @@ def test_bounds_of_unlike_types_are_json_where_a_column_can_have_one_type_only(
 
 @pytest.mark.parametrize("form", [NDJSON, PARQUET, ARROW])
 def test_snapshot_without_files_has_no_rows(
-    house: House, database: Database, store: Store, dataset: Dataset, form: str
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
 ):
     publish(database, store, dataset, with_statements(dataset))
 
@@ -325,7 +331,7 @@ def test_snapshot_without_files_has_no_rows(
 
 
 def test_files_in_a_form_that_is_not_served_are_refused_with_those_that_are(
-    house: House, database: Database, store: Store, dataset: Dataset
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     history(database, store, dataset, 1)
 
@@ -359,7 +365,7 @@ def test_caller_who_likes_none_of_the_forms_is_told(accept: str):
 
 @pytest.mark.contract("D1")
 @pytest.mark.parametrize("body", [{}, {"metadata": None}, {"metadata": {}}])
-def test_metadata_that_is_absent_or_null_in_a_request_becomes_an_empty_object(house: House, body: dict):
+def test_metadata_that_is_absent_or_null_in_a_request_becomes_an_empty_object(house: InProcessApi, body: dict):
     stages = "/v1/datasets/donations/stages"
 
     opened = house.admin.post(stages, {"origin": "bulk", **body}).json()
@@ -370,7 +376,7 @@ def test_metadata_that_is_absent_or_null_in_a_request_becomes_an_empty_object(ho
 
 
 @pytest.mark.contract("D1")
-def test_null_inside_metadata_stays_as_it_was_sent(house: House):
+def test_null_inside_metadata_stays_as_it_was_sent(house: InProcessApi):
     metadata = {"a": None, "b": [None, {"c": None}], "": 0.5}
 
     opened = house.admin.post("/v1/datasets/donations/stages", {"origin": "bulk", "metadata": metadata}).json()
@@ -383,7 +389,7 @@ def test_null_inside_metadata_stays_as_it_was_sent(house: House):
 @pytest.mark.parametrize("around", ["{0}", '{{"a": [1, {{"b": {0}}}]}}'])
 @pytest.mark.parametrize("path", ["/stages", "/stages/commit"])
 def test_number_that_json_does_not_have_is_refused_at_the_door_however_deep(
-    house: House, token: str, around: str, path: str
+    house: InProcessApi, token: str, around: str, path: str
 ):
     body = '{"stages": ["x"], "metadata": {"m": ' + around.format(token) + "}}"
 
@@ -398,7 +404,7 @@ def test_number_that_json_does_not_have_is_refused_at_the_door_however_deep(
 
 @pytest.mark.contract("M8")
 @pytest.mark.parametrize("path", ["/stages", "/stages/commit"])
-def test_integer_that_a_manifest_cannot_hold_is_refused_by_its_place(house: House, path: str):
+def test_integer_that_a_manifest_cannot_hold_is_refused_by_its_place(house: InProcessApi, path: str):
     body = {"metadata": {"a": [{"b": 2**64}]}} | ({"stages": ["x"]} if path == "/stages/commit" else {})
 
     answer = house.admin.post(f"/v1/datasets/donations{path}", body)
@@ -412,7 +418,7 @@ def test_integer_that_a_manifest_cannot_hold_is_refused_by_its_place(house: Hous
 
 
 @pytest.mark.parametrize("path", ["/stages", "/stages/commit"])
-def test_message_that_one_database_cannot_keep_is_refused_on_both(house: House, path: str):
+def test_message_that_one_database_cannot_keep_is_refused_on_both(house: InProcessApi, path: str):
     body = {"message": "a\x00b"} | ({"stages": ["x"]} if path == "/stages/commit" else {})
 
     answer = house.admin.post(f"/v1/datasets/donations{path}", body)

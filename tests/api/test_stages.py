@@ -10,24 +10,24 @@ from tarn.journal.expiry import sweep
 from tarn.model.ids import now
 
 from tests.api.test_entities import JANE, NDJSON, lines, person
-from tests.in_process_api import NOTHING_LEFT_OUT, House
+from tests.in_process_api import NOTHING_LEFT_OUT, InProcessApi
 from tests.journal import journal
 
 STAGES = "/v1/datasets/test/stages"
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("test")
 
 
-def open_stage(house: House, **body) -> str:
+def open_stage(house: InProcessApi, **body) -> str:
     answer = house.admin.post(STAGES, {"origin": "bulk", **body})
     assert answer.status_code == 201
     return str(answer.json()["id"])
 
 
-def test_stage_is_seen_only_once_it_commits_and_then_whole(house: House):
+def test_stage_is_seen_only_once_it_commits_and_then_whole(house: InProcessApi):
     stage = open_stage(house, message="first load", metadata={"source": "x"})
     for number in range(3):
         house.admin.post(f"{STAGES}/{stage}/entities", person(number))
@@ -57,7 +57,7 @@ def test_stage_is_seen_only_once_it_commits_and_then_whole(house: House):
 
 
 @pytest.mark.contract("W6")
-def test_many_parallel_requests_fill_one_stage(house: House):
+def test_many_parallel_requests_fill_one_stage(house: InProcessApi):
     stage = open_stage(house)
     statuses: list[int] = []
 
@@ -75,7 +75,7 @@ def test_many_parallel_requests_fill_one_stage(house: House):
     assert {row["entity_id"] for row in journal.rows(house)} == {f"p{number}" for number in range(24)}
 
 
-def test_bad_request_to_a_stage_leaves_nothing_of_itself_in_it(house: House):
+def test_bad_request_to_a_stage_leaves_nothing_of_itself_in_it(house: InProcessApi):
     stage = open_stage(house)
     house.admin.post(f"{STAGES}/{stage}/entities", JANE)
     body = lines(*(person(number) for number in range(30_000))) + b"broken\n"
@@ -88,7 +88,7 @@ def test_bad_request_to_a_stage_leaves_nothing_of_itself_in_it(house: House):
 
 
 @pytest.mark.contract("W7")
-def test_closed_stage_takes_nothing_more(house: House):
+def test_closed_stage_takes_nothing_more(house: InProcessApi):
     committed, aborted = open_stage(house), open_stage(house)
     house.admin.post(f"{STAGES}/{committed}/commit")
     first_abort = house.admin.delete(f"{STAGES}/{aborted}").status_code
@@ -111,7 +111,7 @@ def test_closed_stage_takes_nothing_more(house: House):
     assert journal.count(house) == 0
 
 
-def test_stage_without_rows_leaves_nothing_that_waits_to_be_flushed(house: House):
+def test_stage_without_rows_leaves_nothing_that_waits_to_be_flushed(house: InProcessApi):
     house.admin.post(f"{STAGES}/{open_stage(house)}/commit")
     empty = journal.head(house)
     house.admin.post("/v1/datasets/test/entities", JANE)
@@ -120,7 +120,7 @@ def test_stage_without_rows_leaves_nothing_that_waits_to_be_flushed(house: House
     assert journal.head(house)["oldest"] is not None
 
 
-def test_aborted_stage_leaves_no_row_and_gives_its_quota_back(house: House):
+def test_aborted_stage_leaves_no_row_and_gives_its_quota_back(house: InProcessApi):
     stage = open_stage(house)
     house.admin("POST", f"{STAGES}/{stage}/entities", content=lines(*map(person, range(15_000))), headers=NDJSON)
     used = house.admin.get("/v1/whoami").json()["limits"]["used_statements"]
@@ -132,7 +132,7 @@ def test_aborted_stage_leaves_no_row_and_gives_its_quota_back(house: House):
     assert house.admin.get("/v1/whoami").json()["limits"]["used_statements"] == 0
 
 
-def test_stage_left_alone_expires_and_one_in_use_does_not(house: House):
+def test_stage_left_alone_expires_and_one_in_use_does_not(house: InProcessApi):
     left, used = open_stage(house), open_stage(house)
     for stage in (left, used):
         house.admin.post(f"{STAGES}/{stage}/entities", JANE)
@@ -147,7 +147,7 @@ def test_stage_left_alone_expires_and_one_in_use_does_not(house: House):
     assert {row["entity_id"] for row in journal.rows(house, None)} == {"jane", "p1"}
 
 
-def test_several_stages_commit_as_one_or_not_at_all(house: House):
+def test_several_stages_commit_as_one_or_not_at_all(house: InProcessApi):
     first, second = open_stage(house), open_stage(house)
     house.admin.post(f"{STAGES}/{first}/entities", person(1))
     house.admin.post(f"{STAGES}/{second}/entities", person(2))
@@ -163,7 +163,7 @@ def test_several_stages_commit_as_one_or_not_at_all(house: House):
     assert {row["commit"] for row in journal.rows(house)} == {1, 2}
 
 
-def test_stage_of_another_tenant_does_not_exist(house: House):
+def test_stage_of_another_tenant_does_not_exist(house: InProcessApi):
     stage = open_stage(house)
     alice = house.tenant("alice", test="admin")
 
@@ -179,7 +179,7 @@ def test_stage_of_another_tenant_does_not_exist(house: House):
     assert alice.get(STAGES).json()["results"] == []
 
 
-def test_commit_that_names_a_snapshot_fails_while_there_is_none(house: House):
+def test_commit_that_names_a_snapshot_fails_while_there_is_none(house: InProcessApi):
     stage = open_stage(house)
 
     answer = house.admin.post(f"{STAGES}/{stage}/commit", headers={"If-Match": '"anything"'})

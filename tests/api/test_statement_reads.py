@@ -16,7 +16,7 @@ from tarn.model.snapshot import Snapshot
 from tarn.query.statement_formats import ARROW, CSV, NDJSON, PARQUET
 
 from tests.api.test_entity_reads import ENTITIES, SQL, add, entity, merge, problem, refusal
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 Flushing = Callable[[], list[Snapshot]]
 
@@ -24,7 +24,7 @@ STATEMENTS = "/v1/datasets/test/statements"
 
 
 @pytest.fixture(autouse=True)
-def _some(house: House, dataset: Dataset, flush: Flushing) -> None:
+def _some(house: InProcessApi, dataset: Dataset, flush: Flushing) -> None:
     """Statements of two origins, half of them flushed; `q` is two entities."""
     add(house, entity("ada", name="Ada", country="gb"), entity("acme", "Company", name='Acme, "Inc"\n'))
     merge(house, "q", "q1")
@@ -39,7 +39,7 @@ def rows_of(answer: Response) -> list[dict[str, Any]]:
     return rows
 
 
-def stream(house: House, form: str, query: str = "") -> Response:
+def stream(house: InProcessApi, form: str, query: str = "") -> Response:
     return house.admin.get(f"{STATEMENTS}/stream?{query}", headers={"Accept": form})
 
 
@@ -67,7 +67,7 @@ FILTERED = {
 }
 
 
-def test_list_and_stream_show_what_every_filter_given_lets_through(house: House):
+def test_list_and_stream_show_what_every_filter_given_lets_through(house: InProcessApi):
     listed = {filters: rows_of(house.admin.get(f"{STATEMENTS}?{filters}")) for filters in FILTERED}
     streamed = {filters: stream(house, NDJSON, filters).content.splitlines() for filters in FILTERED}
 
@@ -76,7 +76,7 @@ def test_list_and_stream_show_what_every_filter_given_lets_through(house: House)
 
 
 @pytest.mark.parametrize("limit", [1, 4, 11, 1000])
-def test_pages_hold_every_statement_once_in_order(house: House, limit: int):
+def test_pages_hold_every_statement_once_in_order(house: InProcessApi, limit: int):
     whole = rows_of(house.admin.get(STATEMENTS))
     found: list[dict[str, Any]] = []
     cursor: dict[str, str] = {}
@@ -92,7 +92,7 @@ def test_pages_hold_every_statement_once_in_order(house: House, limit: int):
     assert keys == sorted(set(keys))
 
 
-def test_every_form_holds_the_same_statements(house: House):
+def test_every_form_holds_the_same_statements(house: InProcessApi):
     listed = rows_of(house.admin.get(STATEMENTS))
 
     lines = [orjson.loads(line) for line in stream(house, NDJSON).content.splitlines()]
@@ -121,7 +121,7 @@ def test_every_form_holds_the_same_statements(house: House):
         (f"text/html, {ARROW}", ARROW),
     ],
 )
-def test_accept_chooses_the_form(house: House, accept: str | None, form: str):
+def test_accept_chooses_the_form(house: InProcessApi, accept: str | None, form: str):
     # The test client has an Accept of its own, which only an empty one stands in for.
     answer = house.admin.get(f"{STATEMENTS}/stream", headers={"Accept": accept or ""})
 
@@ -129,7 +129,7 @@ def test_accept_chooses_the_form(house: House, accept: str | None, form: str):
     assert answer.headers["Content-Type"].partition(";")[0] == form
 
 
-def test_form_that_there_is_not_is_not_acceptable(house: House):
+def test_form_that_there_is_not_is_not_acceptable(house: InProcessApi):
     answer = stream(house, "application/json")
 
     assert problem(answer) == (406, "not-acceptable")
@@ -139,11 +139,11 @@ def test_form_that_there_is_not_is_not_acceptable(house: House):
 
 
 @pytest.mark.parametrize("form", [CSV, PARQUET, ARROW])
-def test_last_line_is_refused_where_there_are_no_lines(house: House, form: str):
+def test_last_line_is_refused_where_there_are_no_lines(house: InProcessApi, form: str):
     assert refusal(stream(house, form, "end=true")) == (400, ["query.end"])
 
 
-def test_last_line_tells_the_snapshot_and_the_count(house: House):
+def test_last_line_tells_the_snapshot_and_the_count(house: InProcessApi):
     answer = stream(house, NDJSON, "end=true&origin=crawl")
 
     lines = [orjson.loads(line) for line in answer.content.splitlines()]
@@ -151,14 +151,14 @@ def test_last_line_tells_the_snapshot_and_the_count(house: House):
     assert len(lines) == 10
 
 
-def test_nothing_that_matches_is_an_empty_stream_of_its_form(house: House):
+def test_nothing_that_matches_is_an_empty_stream_of_its_form(house: InProcessApi):
     assert stream(house, NDJSON, "id=nobody").content == b""
     assert len(list(csv.reader(io.StringIO(stream(house, CSV, "id=nobody").text)))) == 1
     assert pq.read_table(io.BytesIO(stream(house, PARQUET, "id=nobody").content)).num_rows == 0
     assert pa.ipc.open_stream(stream(house, ARROW, "id=nobody").content).read_all().num_rows == 0
 
 
-SENSELESS = {
+INVALID_PARAMETERS = {
     "limit=0": "query.limit",
     "limit=1001": "query.limit",
     "colour=red": "query.colour",
@@ -175,19 +175,19 @@ SENSELESS = {
 }
 
 
-def test_parameter_that_makes_no_sense_is_refused_with_its_name(house: House):
-    found = {parameters: refusal(house.admin.get(f"{STATEMENTS}?{parameters}")) for parameters in SENSELESS}
+def test_parameter_that_makes_no_sense_is_refused_with_its_name(house: InProcessApi):
+    found = {parameters: refusal(house.admin.get(f"{STATEMENTS}?{parameters}")) for parameters in INVALID_PARAMETERS}
 
-    assert found == {parameters: (422, [field]) for parameters, field in SENSELESS.items()}
+    assert found == {parameters: (422, [field]) for parameters, field in INVALID_PARAMETERS.items()}
 
 
-def test_sql_in_an_id_is_a_string(house: House):
+def test_sql_in_an_id_is_a_string(house: InProcessApi):
     found = {text: rows_of(house.admin.get(STATEMENTS, params={"id": text, "canonical_id": text})) for text in SQL}
     assert found == {text: [] for text in SQL}
     assert len(rows_of(house.admin.get(STATEMENTS))) == FILTERED[""]
 
 
-def test_deleted_statement_is_gone_from_every_read(house: House, flush: Flushing):
+def test_deleted_statement_is_gone_from_every_read(house: InProcessApi, flush: Flushing):
     (wanted,) = rows_of(house.admin.get(f"{STATEMENTS}?prop=country"))
 
     assert house.admin.delete(f"{STATEMENTS}/{wanted['id']}").json()["tombstones"] == 1

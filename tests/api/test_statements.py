@@ -9,7 +9,7 @@ import pytest
 from followthemoney.statement.serialize import CSV, JSON, PACK, get_statement_writer
 from followthemoney.statement.statement import Statement
 
-from tests.in_process_api import NOTHING_LEFT_OUT, House
+from tests.in_process_api import NOTHING_LEFT_OUT, InProcessApi
 from tests.journal import journal
 
 PATH = "/v1/datasets/test/statements"
@@ -18,7 +18,7 @@ ROW = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane D
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: House):
+def dataset(house: InProcessApi):
     house.dataset("test")
 
 
@@ -78,7 +78,7 @@ def arrow() -> bytes:
         ("application/vnd.apache.arrow.stream", arrow),
     ],
 )
-def test_every_form_of_the_same_statements_is_the_same_and_gets_our_ids(house: House, kind: str, body):
+def test_every_form_of_the_same_statements_is_the_same_and_gets_our_ids(house: InProcessApi, kind: str, body):
     answer = house.admin("POST", PATH, content=body(), headers={"Content-Type": kind})
 
     assert answer.json() == {
@@ -101,7 +101,7 @@ def test_every_form_of_the_same_statements_is_the_same_and_gets_our_ids(house: H
     ]  # fmt: skip
 
 
-def test_origin_in_the_query_is_everybodys(house: House):
+def test_origin_in_the_query_is_everybodys(house: InProcessApi):
     house.admin("POST", PATH, content=written_by_ftm(JSON), headers=NDJSON, params={"origin": "ours"})
 
     assert {row["origin"] for row in journal.rows(house)} == {"ours"}
@@ -126,7 +126,7 @@ def test_origin_in_the_query_is_everybodys(house: House):
         ({"origin": "a'b"}, "origin", "must be letters"),
     ],
 )
-def test_bad_statement_is_named_and_nothing_stays(house: House, change, field: str, reason: str):
+def test_bad_statement_is_named_and_nothing_stays(house: InProcessApi, change, field: str, reason: str):
     body = json.dumps(ROW) + "\n" + json.dumps(ROW | change) + "\n"
 
     answer = house.admin("POST", PATH, content=body, headers=NDJSON)
@@ -138,7 +138,7 @@ def test_bad_statement_is_named_and_nothing_stays(house: House, change, field: s
 
 
 @pytest.mark.parametrize("claim", [{"id": "0" * 40}, {"dataset": "elsewhere"}])
-def test_id_and_dataset_of_others_are_computed_anew_or_refused_when_strict(house: House, claim):
+def test_id_and_dataset_of_others_are_computed_anew_or_refused_when_strict(house: InProcessApi, claim):
     body = json.dumps(ROW | claim)
 
     strict = house.admin("POST", PATH, content=body, headers=NDJSON, params={"strict": "true"})
@@ -149,7 +149,7 @@ def test_id_and_dataset_of_others_are_computed_anew_or_refused_when_strict(house
     assert [row["id"].hex() for row in journal.rows(house)] == ["d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"]
 
 
-def test_strict_takes_what_is_right(house: House):
+def test_strict_takes_what_is_right(house: InProcessApi):
     right = ROW | {"id": "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd", "dataset": "test"}
 
     answer = house.admin("POST", PATH, content=json.dumps(right), headers=NDJSON, params={"strict": "true"})
@@ -157,7 +157,7 @@ def test_strict_takes_what_is_right(house: House):
     assert answer.status_code == 200
 
 
-def test_one_statement_is_deleted_in_one_origin_or_in_all(house: House):
+def test_one_statement_is_deleted_in_one_origin_or_in_all(house: InProcessApi):
     for origin in ("a", "b", "c"):
         house.admin("POST", PATH, content=json.dumps(ROW), headers=NDJSON, params={"origin": origin})
     statement = "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"
@@ -174,7 +174,7 @@ def test_one_statement_is_deleted_in_one_origin_or_in_all(house: House):
     assert house.admin.delete(f"{PATH}/not-an-id").status_code == 422
 
 
-def test_origin_is_deleted_by_one_event(house: House):
+def test_origin_is_deleted_by_one_event(house: InProcessApi):
     for number in range(5):
         row = json.dumps(ROW | {"entity_id": f"e{number}"})
         for origin in ("a", "b"):

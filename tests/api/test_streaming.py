@@ -10,7 +10,7 @@ from tarn.datasets.registry import Dataset
 from tarn.model.snapshot import Snapshot
 
 from tests.api.test_entity_reads import ENTITIES, ROOT, add, entity, ids_of, lines_of, problem
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 Flushing = Callable[[], list[Snapshot]]
 
@@ -18,7 +18,7 @@ STREAMS = [f"{ENTITIES}/stream", f"{ROOT}/statements/stream"]
 
 
 @pytest.fixture(autouse=True)
-def flushed(house: House, dataset: Dataset, flush: Flushing) -> Path:
+def flushed(house: InProcessApi, dataset: Dataset, flush: Flushing) -> Path:
     """Jane in a snapshot, and the folder with its files."""
     add(house, entity("jane", name="Jane"))
     flush()
@@ -29,7 +29,7 @@ def flushed(house: House, dataset: Dataset, flush: Flushing) -> Path:
 
 @pytest.mark.parametrize("path", [*STREAMS, ENTITIES, f"{ENTITIES}/jane", f"{ROOT}/statements"])
 def test_file_that_is_not_there_is_answered_as_a_problem_and_not_with_half_a_stream(
-    house: House, flushed: Path, path: str
+    house: InProcessApi, flushed: Path, path: str
 ):
     for file in flushed.rglob("*.parquet"):
         file.unlink()
@@ -41,7 +41,7 @@ def test_file_that_is_not_there_is_answered_as_a_problem_and_not_with_half_a_str
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_stream_that_was_refused_leaves_its_place_to_others(house: House, path: str):
+def test_stream_that_was_refused_leaves_its_place_to_others(house: InProcessApi, path: str):
     with house.with_settings(query_streams=1) as small:
         for _ in range(3):
             assert small.admin.get(f"{path}?at=7").status_code == 404
@@ -50,7 +50,7 @@ def test_stream_that_was_refused_leaves_its_place_to_others(house: House, path: 
     assert lines_of(answer)[-1]["$end"]["count"] > 0
 
 
-def test_read_with_a_compressed_body_is_answered(house: House):
+def test_read_with_a_compressed_body_is_answered(house: InProcessApi):
     body = gzip.compress(orjson.dumps({"where": {"field": "id", "op": "eq", "value": "jane"}}))
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 

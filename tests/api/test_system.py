@@ -11,14 +11,16 @@ from tarn.db.tables import workers as table
 from tarn.errors import Unavailable, problem_types
 from tarn.model.ids import now
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
-def test_alive_without_a_key(house: House):
+def test_alive_without_a_key(house: InProcessApi):
     assert house.nobody.get("/healthz").json() == {"status": "ok"}
 
 
-def test_ready_tells_of_a_worker_that_lives_and_of_one_that_fell_silent(house: House, monkeypatch: pytest.MonkeyPatch):
+def test_ready_tells_of_a_worker_that_lives_and_of_one_that_fell_silent(
+    house: InProcessApi, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(system, "READY_SECONDS", 0.0)
     with house.services.database.write() as connection:
         workers.register(connection, "w1")
@@ -31,7 +33,7 @@ def test_ready_tells_of_a_worker_that_lives_and_of_one_that_fell_silent(house: H
     assert (silent.status_code, silent.json()["status"], silent.json()["worker"]) == (200, "degraded", "silent")
 
 
-def test_many_who_ask_whether_it_is_ready_make_one_look(house: House, monkeypatch: pytest.MonkeyPatch):
+def test_many_who_ask_whether_it_is_ready_make_one_look(house: InProcessApi, monkeypatch: pytest.MonkeyPatch):
     looks: list[str] = []
     head = house.services.store.head
 
@@ -50,7 +52,7 @@ def test_many_who_ask_whether_it_is_ready_make_one_look(house: House, monkeypatc
 
 
 @pytest.mark.parametrize("part", ["database", "storage"])
-def test_not_ready_without_its_database_or_its_store(house: House, part: str, monkeypatch: pytest.MonkeyPatch):
+def test_not_ready_without_its_database_or_its_store(house: InProcessApi, part: str, monkeypatch: pytest.MonkeyPatch):
     def gone(*_: object, **__: object) -> None:
         raise Unavailable("gone")
 
@@ -64,7 +66,7 @@ def test_not_ready_without_its_database_or_its_store(house: House, part: str, mo
     assert (answer.status_code, answer.json()["status"], answer.json()[part]) == (503, "unavailable", "down")
 
 
-def test_metrics_count_by_route_and_not_by_path(house: House):
+def test_metrics_count_by_route_and_not_by_path(house: InProcessApi):
     house.dataset("donations")
     house.admin.get("/v1/datasets/donations")
     house.nobody.get("/v1/nothing/at/all")
@@ -78,14 +80,14 @@ def test_metrics_count_by_route_and_not_by_path(house: House):
     assert "SHOUT" not in text
 
 
-def test_metrics_leave_the_api_when_they_have_a_port_of_their_own(house: House):
+def test_metrics_leave_the_api_when_they_have_a_port_of_their_own(house: InProcessApi):
     settings = house.services.settings.model_copy(update={"metrics_port": 9000})
-    moved = House(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
+    moved = InProcessApi(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
 
     assert moved.nobody.get("/metrics").status_code == 404
 
 
-def test_openapi_has_every_route_by_a_short_name_with_its_problems(house: House):
+def test_openapi_has_every_route_by_a_short_name_with_its_problems(house: InProcessApi):
     document = house.nobody.get("/openapi.json").json()
     operations = {op["operationId"]: op for path in document["paths"].values() for op in path.values()}
 
@@ -100,7 +102,7 @@ def test_openapi_has_every_route_by_a_short_name_with_its_problems(house: House)
                 assert list(response["content"]) == ["application/problem+json"], (name, status)
 
 
-def test_openapi_tells_of_a_full_store_and_of_unreadable_documents(house: House):
+def test_openapi_tells_of_a_full_store_and_of_unreadable_documents(house: InProcessApi):
     document = house.nobody.get("/openapi.json").json()
     operations = {(method, op["operationId"]): op for path in document["paths"].values() for method, op in path.items()}
     unreadable = {name for (_, name), op in operations.items() if "DocumentInvalidProblem" in str(op["responses"])}
@@ -111,7 +113,7 @@ def test_openapi_tells_of_a_full_store_and_of_unreadable_documents(house: House)
     assert unreadable == documents | {"list_exports", "get_freshness", "get_mapping", "process_mapping"}
 
 
-def test_page_of_the_documentation_shows_every_operation_and_asks_nobody_else(house: House):
+def test_page_of_the_documentation_shows_every_operation_and_asks_nobody_else(house: InProcessApi):
     paths = house.nobody.get("/openapi.json").json()["paths"]
 
     answer = house.nobody.get("/docs")
@@ -123,7 +125,7 @@ def test_page_of_the_documentation_shows_every_operation_and_asks_nobody_else(ho
     assert "<script" not in answer.text
 
 
-def test_openapi_has_one_closed_enum_of_problems(house: House):
+def test_openapi_has_one_closed_enum_of_problems(house: InProcessApi):
     schemas = house.nobody.get("/openapi.json").json()["components"]["schemas"]
 
     assert schemas["ProblemSlug"]["enum"] == list(problem_types())
@@ -131,13 +133,13 @@ def test_openapi_has_one_closed_enum_of_problems(house: House):
 
 
 @pytest.fixture
-def open_house(house: House) -> House:
+def open_house(house: InProcessApi) -> InProcessApi:
     """A house that pages of one origin may call."""
     settings = house.services.settings.model_copy(update={"cors_origins": ("https://app.example",)})
-    return House(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
+    return InProcessApi(type(house.services)(**vars(house.services) | {"settings": settings}), str(house.admin.key))
 
 
-def test_only_configured_origins_may_call_from_a_browser(open_house: House):
+def test_only_configured_origins_may_call_from_a_browser(open_house: InProcessApi):
     welcome = open_house.nobody.get("/healthz", headers={"Origin": "https://app.example"})
     stranger = open_house.nobody.get("/healthz", headers={"Origin": "https://evil.example"})
 
@@ -145,7 +147,7 @@ def test_only_configured_origins_may_call_from_a_browser(open_house: House):
     assert "Access-Control-Allow-Origin" not in stranger.headers
 
 
-def test_preflight_has_an_id_and_its_refusal_is_a_problem(open_house: House):
+def test_preflight_has_an_id_and_its_refusal_is_a_problem(open_house: InProcessApi):
     asked = {"Access-Control-Request-Method": "GET"}
     welcome = open_house.nobody("OPTIONS", "/v1/whoami", asked | {"Origin": "https://app.example"})
     stranger = open_house.nobody("OPTIONS", "/v1/whoami", asked | {"Origin": "https://evil.example"})
@@ -158,7 +160,7 @@ def test_preflight_has_an_id_and_its_refusal_is_a_problem(open_house: House):
     assert 'method="OPTIONS",route="unmatched",status="403"' in open_house.nobody.get("/metrics").text
 
 
-def test_page_may_read_an_error_that_nobody_foresaw(open_house: House, monkeypatch: pytest.MonkeyPatch):
+def test_page_may_read_an_error_that_nobody_foresaw(open_house: InProcessApi, monkeypatch: pytest.MonkeyPatch):
     def explode(*_: object) -> None:
         raise RuntimeError
 

@@ -9,13 +9,13 @@ from tarn.datasets.registry import Dataset
 from tarn.model.names import TagKey
 from tarn.model.tag import LARGEST_VALUE
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 BASE = "/v1/datasets/test"
 
 
 @pytest.fixture
-def put(house: House, dataset: Dataset):
+def put(house: InProcessApi, dataset: Dataset):
     def put(key: str, **body):
         answer = house.admin.put(f"{BASE}/tag?key={key}", body or None)
         assert answer.status_code == 200, answer.text
@@ -28,7 +28,7 @@ def listed(caller, query: str = "") -> list[str]:
     return [tag["key"] for tag in caller.get(f"{BASE}/tags{query}").json()["results"]]
 
 
-def test_tag_without_a_body_is_now_and_later_each_time(house: House, dataset: Dataset, put, monkeypatch):
+def test_tag_without_a_body_is_now_and_later_each_time(house: InProcessApi, dataset: Dataset, put, monkeypatch):
     first = put("crawl/last_run")
     monkeypatch.setattr(tags, "now", lambda: datetime(2001, 1, 1, tzinfo=UTC))
     second = put("crawl/last_run")
@@ -38,7 +38,7 @@ def test_tag_without_a_body_is_now_and_later_each_time(house: House, dataset: Da
     assert house.admin.get(f"{BASE}/tag?key=crawl/last_run").json() == second
 
 
-def test_tag_has_the_moment_and_the_value_that_it_is_given(house: House, dataset: Dataset, put):
+def test_tag_has_the_moment_and_the_value_that_it_is_given(house: InProcessApi, dataset: Dataset, put):
     tag = put("state", at="2030-01-01T12:00:00+02:00", value={"page": 7})
 
     assert tag == {"key": "state", "at": "2030-01-01T10:00:00Z", "value": {"page": 7}}
@@ -47,7 +47,7 @@ def test_tag_has_the_moment_and_the_value_that_it_is_given(house: House, dataset
 
 
 @ONE_DATABASE
-def test_tag_is_mirrored_as_its_moment_or_value_and_leaves_the_layout(house: House, dataset: Dataset, put):
+def test_tag_is_mirrored_as_its_moment_or_value_and_leaves_the_layout(house: InProcessApi, dataset: Dataset, put):
     path = dataset.layout.tag("admin", TagKey("a/b"))
     store = house.services.store
 
@@ -60,7 +60,7 @@ def test_tag_is_mirrored_as_its_moment_or_value_and_leaves_the_layout(house: Hou
     assert house.admin.delete(f"{BASE}/tag?key=a/b").json()["type"] == "/problems/tag-not-found"
 
 
-def test_tags_are_listed_by_prefix_and_page(house: House, dataset: Dataset, put):
+def test_tags_are_listed_by_prefix_and_page(house: InProcessApi, dataset: Dataset, put):
     for key in ("b/2", "a_x", "aXx", "b/1", "b/3"):
         put(key)
 
@@ -72,7 +72,7 @@ def test_tags_are_listed_by_prefix_and_page(house: House, dataset: Dataset, put)
     assert rest["next"] is None
 
 
-def test_tags_of_the_lake_are_read_by_all_and_written_by_nobody(house: House, dataset: Dataset):
+def test_tags_of_the_lake_are_read_by_all_and_written_by_nobody(house: InProcessApi, dataset: Dataset):
     reader = house.tenant("reader", test="read")
     house.admin.post(f"{BASE}/entities", {"id": "jane", "schema": "Person"})
     key = "lakehouse/journal/last_updated"
@@ -95,7 +95,7 @@ def test_tags_of_the_lake_are_read_by_all_and_written_by_nobody(house: House, da
 
 
 @ONE_DATABASE
-def test_tags_of_another_tenant_do_not_exist(house: House, dataset: Dataset, put):
+def test_tags_of_another_tenant_do_not_exist(house: InProcessApi, dataset: Dataset, put):
     other, stranger = house.tenant("other", test="admin"), house.tenant("stranger")
     put("mine")
 
@@ -107,7 +107,9 @@ def test_tags_of_another_tenant_do_not_exist(house: House, dataset: Dataset, put
     assert stranger.put(f"{BASE}/tag?key=mine").json()["type"] == "/problems/dataset-not-found"
 
 
-def test_tag_is_latest_only_if_it_is_newer_than_every_dependency_that_is_there(house: House, dataset: Dataset, put):
+def test_tag_is_latest_only_if_it_is_newer_than_every_dependency_that_is_there(
+    house: InProcessApi, dataset: Dataset, put
+):
     put("old", at="2020-01-01T00:00:00Z")
     put("same", at="2020-01-02T00:00:00Z")
     put("new", at="2020-01-02T00:00:00Z")
@@ -129,7 +131,7 @@ def test_tag_is_latest_only_if_it_is_newer_than_every_dependency_that_is_there(h
 @pytest.mark.parametrize(
     "key", ["", "a//b", "/a", "a/", "../a", "a/..", ".a", "a/.b", "a b", "a\\b", "a%00b", "ä", "a" * 256, "a%0Ab"]
 )
-def test_key_that_is_no_path_is_refused(house: House, dataset: Dataset, key: str):
+def test_key_that_is_no_path_is_refused(house: InProcessApi, dataset: Dataset, key: str):
     answer = house.admin.put(f"{BASE}/tag?key={key}")
 
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.key")
@@ -147,14 +149,14 @@ def test_key_that_is_no_path_is_refused(house: House, dataset: Dataset, key: str
         ({"value": 2**70}, "value"),
     ],
 )
-def test_body_that_says_no_tag_is_refused_with_its_field(house: House, dataset: Dataset, body, field: str):
+def test_body_that_says_no_tag_is_refused_with_its_field(house: InProcessApi, dataset: Dataset, body, field: str):
     answer = house.admin.put(f"{BASE}/tag?key=a", body)
 
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
 
 @ONE_DATABASE
-def test_nothing_is_both_a_tag_and_a_folder_of_tags(house: House, dataset: Dataset, put):
+def test_nothing_is_both_a_tag_and_a_folder_of_tags(house: InProcessApi, dataset: Dataset, put):
     put("a/b")
 
     assert house.admin.put(f"{BASE}/tag?key=a").json()["type"] == "/problems/already-exists"
@@ -163,7 +165,7 @@ def test_nothing_is_both_a_tag_and_a_folder_of_tags(house: House, dataset: Datas
 
 
 @ONE_DATABASE
-def test_longest_key_is_mirrored_too(house: House, dataset: Dataset, put):
+def test_longest_key_is_mirrored_too(house: InProcessApi, dataset: Dataset, put):
     key = "k" * TagKey.longest_segment
 
     put(key)
@@ -172,7 +174,7 @@ def test_longest_key_is_mirrored_too(house: House, dataset: Dataset, put):
 
 
 @ONE_DATABASE
-def test_writes_of_tags_are_audited(house: House, dataset: Dataset, put):
+def test_writes_of_tags_are_audited(house: InProcessApi, dataset: Dataset, put):
     put("a")
     house.admin.delete(f"{BASE}/tag?key=a")
 

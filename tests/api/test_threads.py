@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import text
 from tarn.access.bootstrap import ensure_admin
 from tarn.api.http.limits import tenant_semaphore as places
-from tarn.db.connection_shares import TENANT, Shares
+from tarn.db.connection_shares import TENANT, TenantSemaphore
 from tarn.db.engine import Database
 from tarn.errors import Unavailable
-from tarn.main import assemble
+from tarn.main import build_services
 from tarn.settings import Settings
 from tarn.storage.store import Store
 
@@ -24,7 +24,7 @@ from tests.waiting import wait_until
 THREADS = 40
 """Threads that AnyIO has by default."""
 
-MANY = 45
+REQUESTS = 45
 """Requests at once, more than there are threads."""
 
 
@@ -37,7 +37,7 @@ def key(settings: Settings, database: Database) -> str:
 
 @pytest.fixture
 def server(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
-    with listening(assemble(settings, database, store)) as server:
+    with listening(build_services(settings, database, store)) as server:
         with server.client(key) as client:
             assert client.post("/v1/datasets", json={"name": "shared"}).status_code == 201
         yield server
@@ -71,12 +71,12 @@ def test_probes_and_other_tenants_are_answered_while_one_tenant_keeps_every_thre
     server: Listening, database: Database, key: str, monkeypatch: pytest.MonkeyPatch
 ):
     # A tenant's next request is begun a moment after the one before, and not a tenth of a second.
-    monkeypatch.setattr(places, "BRIEF", 0.001)
+    monkeypatch.setattr(places, "REQUEST_SLOT_SECONDS", 0.001)
     busy, other = tenant(server, key, "busy"), tenant(server, key, "other")
     with ExitStack() as stack:
         client = stack.enter_context(server.client())
         with writes_wait(database):
-            connections = [stack.enter_context(server.connect()) for _ in range(MANY)]
+            connections = [stack.enter_context(server.connect()) for _ in range(REQUESTS)]
             for number, connection in enumerate(connections):
                 path = f"/v1/datasets/shared/tag?key=tag-{number}"
                 request = head("PUT", path, busy, Content_Type="application/json", Content_Length="2")
@@ -99,7 +99,7 @@ def test_probes_and_other_tenants_are_answered_while_one_tenant_keeps_every_thre
 
 
 @contextmanager
-def held(shares: Shares, tenant: str, times: int) -> Iterator[list[str]]:
+def held(shares: TenantSemaphore, tenant: str, times: int) -> Iterator[list[str]]:
     """So many threads of a tenant that each ask for a connection and keep it; the names of those that have one."""
     have: list[str] = []
     over = threading.Event()
@@ -121,7 +121,7 @@ def held(shares: Shares, tenant: str, times: int) -> Iterator[list[str]]:
             thread.join()
 
 
-def asked(shares: Shares, tenant: str) -> bool:
+def gets_connection(shares: TenantSemaphore, tenant: str) -> bool:
     """Whether a tenant is given a connection."""
 
     def ask() -> bool:
@@ -136,21 +136,21 @@ def asked(shares: Shares, tenant: str) -> bool:
 
 
 def test_last_connection_is_kept_for_a_tenant_that_has_none():
-    shares = Shares(8, timeout=0.05)
+    shares = TenantSemaphore(8, timeout=0.05)
     with held(shares, "a", 5) as have:
         wait_until(lambda: len(have) == 5)
 
-        assert not asked(shares, "a")
-        assert asked(shares, "b")
+        assert not gets_connection(shares, "a")
+        assert gets_connection(shares, "b")
         with held(shares, "b", 1) as others:
             wait_until(lambda: len(others) == 1)
-            assert not asked(shares, "c"), "a quarter is for work of no tenant"
-            assert asked(shares, "")
-    assert asked(shares, "a")
+            assert not gets_connection(shares, "c"), "a quarter is for work of no tenant"
+            assert gets_connection(shares, "")
+    assert gets_connection(shares, "a")
 
 
 def test_connection_that_is_not_free_in_time_is_refused_by_name():
-    shares = Shares(2, timeout=0.05)
+    shares = TenantSemaphore(2, timeout=0.05)
     with held(shares, "a", 1) as have:
         wait_until(lambda: have)
         TENANT.set("a")

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tarn.model.upload import Span, joined, missing
+from tarn.model.upload import Span, merge_spans, missing
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 FILES, UPLOADS = "/v1/datasets/test/files", "/v1/datasets/test/uploads"
 CONTENT = random.Random(2).randbytes(2_500_000)
 
 
 @pytest.fixture
-def files(house: House) -> House:
+def files(house: InProcessApi) -> InProcessApi:
     house.dataset("test")
     return house
 
@@ -27,21 +27,21 @@ def slug(answer: Any) -> tuple[int, str]:
     return answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]
 
 
-def begin(house: House, **said: Any) -> str:
+def begin(house: InProcessApi, **said: Any) -> str:
     answer = house.admin.post(UPLOADS, {"length": len(CONTENT), "path": "a/b.bin", **said})
     assert answer.status_code == 201, answer.text
     return str(answer.headers["Location"])
 
 
-def block(house: House, place: str, start: int, end: int, **options: Any) -> Any:
+def block(house: InProcessApi, place: str, start: int, end: int, **options: Any) -> Any:
     return house.admin.put(f"{place}?offset={start}", content=CONTENT[start:end], **options)
 
 
-def uploading(house: House) -> list[str]:
+def uploading(house: InProcessApi) -> list[str]:
     return [entry.path for entry in house.services.store.list("test/uploads")]
 
 
-def test_blocks_in_any_order_become_the_file(files: House):
+def test_blocks_in_any_order_become_the_file(files: InProcessApi):
     place = begin(files, checksum=hashlib.sha256(CONTENT).hexdigest(), origin="crawl", meta={"a": 1})
 
     for start, end in ((2_000_000, 2_500_000), (0, 1_000_000), (1_000_000, 2_000_000)):
@@ -57,7 +57,7 @@ def test_blocks_in_any_order_become_the_file(files: House):
 
 
 @ONE_DATABASE
-def test_upload_tells_what_arrived_and_what_is_missing(files: House):
+def test_upload_tells_what_arrived_and_what_is_missing(files: InProcessApi):
     place = begin(files)
     block(files, place, 0, 1000)
     block(files, place, 1000, 2000)
@@ -72,7 +72,7 @@ def test_upload_tells_what_arrived_and_what_is_missing(files: House):
 
 @ONE_DATABASE
 @pytest.mark.parametrize(("start", "end"), [(1000, 2000), (500, 1500), (1500, 2500), (0, 3000), (1999, 2000)])
-def test_block_that_overlaps_is_refused_and_leaves_the_rest_as_it_is(files: House, start: int, end: int):
+def test_block_that_overlaps_is_refused_and_leaves_the_rest_as_it_is(files: InProcessApi, start: int, end: int):
     place = begin(files)
     before = block(files, place, 1000, 2000).json()
 
@@ -83,7 +83,7 @@ def test_block_that_overlaps_is_refused_and_leaves_the_rest_as_it_is(files: Hous
 
 
 @ONE_DATABASE
-def test_upload_with_holes_cannot_be_committed(files: House):
+def test_upload_with_holes_cannot_be_committed(files: InProcessApi):
     place = begin(files)
     block(files, place, 1000, len(CONTENT))
 
@@ -97,7 +97,7 @@ def test_upload_with_holes_cannot_be_committed(files: House):
 
 
 @ONE_DATABASE
-def test_block_beyond_the_end_or_without_bytes_is_refused(files: House):
+def test_block_beyond_the_end_or_without_bytes_is_refused(files: InProcessApi):
     place = begin(files, length=1000)
 
     assert slug(block(files, place, 500, 1501)) == (413, "body-too-large")
@@ -109,7 +109,7 @@ def test_block_beyond_the_end_or_without_bytes_is_refused(files: House):
 
 @ONE_DATABASE
 @pytest.mark.parametrize("blocks", [0, 1, 2])
-def test_file_without_bytes_needs_no_block_and_may_have_empty_ones(files: House, blocks: int):
+def test_file_without_bytes_needs_no_block_and_may_have_empty_ones(files: InProcessApi, blocks: int):
     place = begin(files, length=0)
     for number in range(blocks):
         key = {"Idempotency-Key": "k"} if number else {}
@@ -127,7 +127,7 @@ def test_file_without_bytes_needs_no_block_and_may_have_empty_ones(files: House,
 
 
 @ONE_DATABASE
-def test_wrong_checksum_is_found_at_the_commit_and_nothing_is_stored(files: House):
+def test_wrong_checksum_is_found_at_the_commit_and_nothing_is_stored(files: InProcessApi):
     place = begin(files, checksum="0" * 64)
     block(files, place, 0, len(CONTENT))
 
@@ -151,12 +151,12 @@ def test_wrong_checksum_is_found_at_the_commit_and_nothing_is_stored(files: Hous
         ({"unknown": 1}, (422, "schema-violation")),
     ],
 )
-def test_upload_that_cannot_be_is_not_begun(files: House, said: dict[str, Any], problem: tuple[int, str]):
+def test_upload_that_cannot_be_is_not_begun(files: InProcessApi, said: dict[str, Any], problem: tuple[int, str]):
     assert slug(files.admin.post(UPLOADS, {"length": 10, "path": "a", **said})) == problem
 
 
 @ONE_DATABASE
-def test_upload_beyond_the_quota_is_not_begun(files: House):
+def test_upload_beyond_the_quota_is_not_begun(files: InProcessApi):
     tenant = files.tenant("small", test="write")
     files.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": 10})
 
@@ -165,7 +165,7 @@ def test_upload_beyond_the_quota_is_not_begun(files: House):
 
 
 @ONE_DATABASE
-def test_uploads_that_go_on_count_against_each_other(files: House):
+def test_uploads_that_go_on_count_against_each_other(files: InProcessApi):
     tenant = files.tenant("small", test="write")
     files.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": 10})
 
@@ -183,7 +183,7 @@ def test_uploads_that_go_on_count_against_each_other(files: House):
 
 
 @ONE_DATABASE
-def test_upload_is_its_tenants_own(files: House):
+def test_upload_is_its_tenants_own(files: InProcessApi):
     place = begin(files)
     other = files.tenant("other", test="write")
 
@@ -194,7 +194,7 @@ def test_upload_is_its_tenants_own(files: House):
 
 
 @ONE_DATABASE
-def test_commit_again_answers_the_same_and_takes_no_more_blocks(files: House):
+def test_commit_again_answers_the_same_and_takes_no_more_blocks(files: InProcessApi):
     place = begin(files)
     block(files, place, 0, len(CONTENT))
     first = files.admin.post(f"{place}/commit").json()
@@ -208,7 +208,7 @@ def test_commit_again_answers_the_same_and_takes_no_more_blocks(files: House):
 
 
 @ONE_DATABASE
-def test_block_with_a_key_is_added_once(files: House):
+def test_block_with_a_key_is_added_once(files: InProcessApi):
     place = begin(files)
     key = {"Idempotency-Key": "block-1"}
 
@@ -220,7 +220,7 @@ def test_block_with_a_key_is_added_once(files: House):
     assert len(uploading(files)) == 1
 
 
-def test_commits_at_once_make_one_file(files: House):
+def test_commits_at_once_make_one_file(files: InProcessApi):
     place = begin(files)
     for start in range(0, len(CONTENT), 500_000):
         block(files, place, start, start + 500_000)
@@ -239,7 +239,9 @@ def test_commits_at_once_make_one_file(files: House):
 
 
 @ONE_DATABASE
-def test_commit_holds_its_conditions_against_the_files_at_the_path_and_leaves_the_upload_if_they_fail(files: House):
+def test_commit_holds_its_conditions_against_the_files_at_the_path_and_leaves_the_upload_if_they_fail(
+    files: InProcessApi,
+):
     there = files.admin.put(f"{FILES}?path=a%2Fb.bin", content=b"there")
     place = begin(files)
     block(files, place, 0, len(CONTENT))
@@ -259,7 +261,7 @@ def test_commit_holds_its_conditions_against_the_files_at_the_path_and_leaves_th
     assert (again.status_code, again.json(), again.headers["ETag"]) == (201, done.json(), done.headers["ETag"])
 
 
-def test_of_uploads_that_must_be_the_first_at_their_path_one_is_however_often_each_is_committed(files: House):
+def test_of_uploads_that_must_be_the_first_at_their_path_one_is_however_often_each_is_committed(files: InProcessApi):
     places = [begin(files), begin(files, length=1000)]
     block(files, places[0], 0, len(CONTENT))
     block(files, places[1], 0, 1000)
@@ -287,6 +289,6 @@ def test_what_arrived_and_what_is_missing_are_all_there_is(cuts: set[int], lengt
 
     left = missing(blocks, length)
 
-    covered = sorted(byte for start, end in [*joined(blocks), *left] for byte in range(start, end))
+    covered = sorted(byte for start, end in [*merge_spans(blocks), *left] for byte in range(start, end))
     assert covered == list(range(length))
-    assert joined(left) == left
+    assert merge_spans(left) == left

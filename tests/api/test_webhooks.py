@@ -6,11 +6,11 @@ from tarn.db.tables import audit, idempotency, webhook_cursors, webhooks
 from tarn.model.event import EventKind
 from tarn.settings import Settings
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 SECRET = "canary-of-a-webhook-secret"
 URL = "http://127.0.0.1:9/hook?token=abc"
-PLACE = "/v1/admin/tenants/alice/webhooks"
+WEBHOOKS = "/v1/admin/tenants/alice/webhooks"
 
 
 @pytest.fixture
@@ -18,14 +18,14 @@ def settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"fetch_private_hosts": ("127.0.0.1",)})
 
 
-def test_webhook_is_set_shown_without_its_secret_and_deleted(house: House):
+def test_webhook_is_set_shown_without_its_secret_and_deleted(house: InProcessApi):
     house.tenant("alice")
     house.dataset("donations")
-    missing = house.admin.get(PLACE)
-    made = house.admin.put(PLACE, {"url": URL, "secret": SECRET, "kinds": ["snapshot.published"]})
-    shown = house.admin.get(PLACE)
-    changed = house.admin.put(PLACE, {"url": f"{URL}2", "datasets": ["donations"]})
-    deleted, again = house.admin.delete(PLACE), house.admin.delete(PLACE)
+    missing = house.admin.get(WEBHOOKS)
+    made = house.admin.put(WEBHOOKS, {"url": URL, "secret": SECRET, "kinds": ["snapshot.published"]})
+    shown = house.admin.get(WEBHOOKS)
+    changed = house.admin.put(WEBHOOKS, {"url": f"{URL}2", "datasets": ["donations"]})
+    deleted, again = house.admin.delete(WEBHOOKS), house.admin.delete(WEBHOOKS)
 
     assert (missing.status_code, missing.json()["type"]) == (404, "/problems/webhook-not-found")
     assert made.status_code == 200
@@ -37,10 +37,10 @@ def test_webhook_is_set_shown_without_its_secret_and_deleted(house: House):
 
 
 @ONE_DATABASE
-def test_secret_is_nowhere_but_in_its_row(house: House, capfd):
+def test_secret_is_nowhere_but_in_its_row(house: InProcessApi, capfd):
     house.tenant("alice")
-    house.admin.put(PLACE, {"url": URL, "secret": SECRET}, headers={"Idempotency-Key": "once"})
-    house.admin.put(PLACE, {"url": URL, "secret": SECRET, "kinds": ["nothing"]})
+    house.admin.put(WEBHOOKS, {"url": URL, "secret": SECRET}, headers={"Idempotency-Key": "once"})
+    house.admin.put(WEBHOOKS, {"url": URL, "secret": SECRET, "kinds": ["nothing"]})
 
     with house.services.database.read() as connection:
         rows = [str(row) for table in (audit, idempotency) for row in connection.execute(select(table))]
@@ -66,42 +66,42 @@ def test_secret_is_nowhere_but_in_its_row(house: House, capfd):
     ],
 )
 @ONE_DATABASE
-def test_webhook_that_cannot_be_served_is_refused_with_its_field(house: House, given, field: str):
+def test_webhook_that_cannot_be_served_is_refused_with_its_field(house: InProcessApi, given, field: str):
     house.tenant("alice")
 
-    refused = house.admin.put(PLACE, given)
+    refused = house.admin.put(WEBHOOKS, given)
 
     assert refused.status_code == 422
     assert [fault["field"] for fault in refused.json()["errors"]] == [field]
-    assert house.admin.get(PLACE).status_code == 404
+    assert house.admin.get(WEBHOOKS).status_code == 404
 
 
 @ONE_DATABASE
-def test_webhook_goes_with_its_tenant(house: House):
+def test_webhook_goes_with_its_tenant(house: InProcessApi):
     house.dataset("donations")
     house.tenant("alice")
-    house.admin.put(PLACE, {"url": URL, "secret": SECRET})
+    house.admin.put(WEBHOOKS, {"url": URL, "secret": SECRET})
 
     assert house.admin.delete("/v1/admin/tenants/alice").status_code == 204
 
-    assert house.admin.get(PLACE).json()["type"] == "/problems/tenant-not-found"
+    assert house.admin.get(WEBHOOKS).json()["type"] == "/problems/tenant-not-found"
     with house.services.database.read() as connection:
         assert [connection.execute(select(table)).all() for table in (webhooks, webhook_cursors)] == [[], []]
 
 
 @ONE_DATABASE
-def test_webhooks_are_the_administrators_alone(house: House):
+def test_webhooks_are_the_administrators_alone(house: InProcessApi):
     alice = house.tenant("alice", any="write")
 
-    answers = [alice.get(PLACE), alice.put(PLACE, {"url": URL, "secret": SECRET}), alice.delete(PLACE)]
+    answers = [alice.get(WEBHOOKS), alice.put(WEBHOOKS, {"url": URL, "secret": SECRET}), alice.delete(WEBHOOKS)]
 
     assert [answer.status_code for answer in answers] == [403, 403, 403]
 
 
 @ONE_DATABASE
-def test_metrics_tell_of_webhooks_and_deliveries(house: House):
+def test_metrics_tell_of_webhooks_and_deliveries(house: InProcessApi):
     house.tenant("alice")
-    house.admin.put(PLACE, {"url": URL, "secret": SECRET})
+    house.admin.put(WEBHOOKS, {"url": URL, "secret": SECRET})
 
     lines = house.nobody.get("/metrics").text.splitlines()
 
@@ -111,7 +111,7 @@ def test_metrics_tell_of_webhooks_and_deliveries(house: House):
 
 
 @ONE_DATABASE
-def test_openapi_tells_what_streams_and_webhooks_hold_by_kind(house: House):
+def test_openapi_tells_what_streams_and_webhooks_hold_by_kind(house: InProcessApi):
     document = house.nobody.get("/openapi.json").json()
     followed = [document["paths"][path]["get"] for path in ("/v1/datasets/{dataset}/events", "/v1/jobs/{job}/events")]
     streams = [operation["responses"]["200"]["content"]["text/event-stream"]["schema"] for operation in followed]

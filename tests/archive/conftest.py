@@ -14,7 +14,7 @@ from tarn.db.engine import Database
 from tarn.settings import Settings, load_settings
 from tarn.storage.store import Store
 
-from tests.archive.dataset_archive import Desk
+from tests.archive.dataset_archive import DatasetArchive
 from tests.archive.web import Canary, Scripted, listening, scripted
 
 NAMES = {"files.test": ["127.0.0.1"], "canary.test": ["127.0.0.1"]}
@@ -81,6 +81,6 @@ def fetcher(fetcher_of: FetcherOf) -> Fetcher:
 
 
 @pytest.fixture
-def desk(settings: Settings, database: Database, store: Store) -> Desk:
+def desk(settings: Settings, database: Database, store: Store) -> DatasetArchive:
     ensure_admin(database, settings)
-    return Desk.make(settings, database, store)
+    return DatasetArchive.make(settings, database, store)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.archive import file_index as records
 from tarn.archive.files import Archive, Reached
 from tarn.datasets import registry as datasets
@@ -19,11 +19,11 @@ from tarn.model.tenant import ADMIN
 from tarn.settings import Settings
 from tarn.storage.store import Store
 
-ACT = Act(None, "put_file", "test", "r")
+ACT = AuditedAction(None, "put_file", "test", "r")
 
 
 @dataclass
-class Desk:
+class DatasetArchive:
     """One dataset, and its archive."""
 
     settings: Settings
@@ -32,7 +32,7 @@ class Desk:
     dataset: Dataset
 
     @classmethod
-    def make(cls, settings: Settings, database: Database, store: Store, name: str = "test") -> "Desk":
+    def make(cls, settings: Settings, database: Database, store: Store, name: str = "test") -> "DatasetArchive":
         config, _ = datasets.create(database, store, NewDataset.model_validate({"name": name}), ACT)
         return cls(settings, database, store, Dataset(config.id, config.name))
 

@@ -13,7 +13,7 @@ from tarn.errors import SchemaViolation, SourceFailed, StartRefused
 from tests.archive.conftest import FetcherOf
 from tests.archive.web import Canary
 
-UNHURRIED = settings(deadline=None)
+NO_DEADLINE = settings(deadline=None)
 
 NOT_PUBLIC = {
     "0.0.0.0": "unspecified", "0.0.0.1": "unspecified", "0.255.255.255": "unspecified", "10.0.0.0": "private",
@@ -106,21 +106,21 @@ def test_canary_would_have_noticed(canary: Canary, fetcher_of: FetcherOf):
     canary.listeners[0].accept()[0].close()
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(st.ip_addresses())
 def test_every_address_that_the_standard_library_calls_not_global_is_refused(address: IPv4Address | IPv6Address):
     carried = isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in NAT64)
     assert address.is_global or carried or kind_of(address) is not None
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(st.ip_addresses(v=4))
 def test_address_carried_by_ipv6_is_what_it_is_by_itself(address: IPv4Address):
     for carrying in (f"::ffff:{address}", f"64:ff9b::{address}"):
         assert kind_of(IPv6Address(carrying)) == kind_of(address)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(st.ip_addresses(v=4), st.data())
 def test_ipv4_address_is_taken_as_four_decimal_numbers_and_in_no_other_form(address: IPv4Address, data: st.DataObject):
     number, octets = int(address), address.packed
@@ -135,13 +135,13 @@ def test_ipv4_address_is_taken_as_four_decimal_numbers_and_in_no_other_form(addr
             ascii_host(form)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(st.ip_addresses(v=6))
 def test_ipv6_address_has_one_form_however_it_is_written(address: IPv6Address):
     assert ascii_host(f"[{address.exploded.upper()}]") == ascii_host(f"[{address}]") == str(address)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(st.text(max_size=40))
 def test_host_is_refused_or_ascii_and_then_stays_as_it_is(written: str):
     try:

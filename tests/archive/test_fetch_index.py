@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 from tarn.archive import web_index
 from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import Failed, Found
+from tarn.archive.sources import ListedFile, ListingFailure
 from tarn.archive.web_index import links_of
 from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation
 
@@ -15,8 +15,8 @@ from tests.archive.web import Canary, Scripted, answer, page, redirect
 def listed(fetcher: Fetcher, uri: str, **choice) -> tuple[list[str], dict[str, str]]:
     """The paths found, in order, and what failed."""
     found = [*fetcher.sources(uri, **choice)]
-    failed = {each.path: each.error.detail for each in found if isinstance(each, Failed)}
-    return [each.path for each in found if isinstance(each, Found)], failed
+    failed = {each.path: each.error.detail for each in found if isinstance(each, ListingFailure)}
+    return [each.path for each in found if isinstance(each, ListedFile)], failed
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_listing_gives_files_of_all_pages_with_what_fetches_them(fetcher: Fetche
     found = [*fetcher.sources(top)]
 
     assert [each.path for each in found] == ["a.txt", "b/e.txt", "b/f/h", "b/g.txt", "für mich.pdf", "c d.txt"]
-    assert found[2] == Found(f"{top}b/f/h", "b/f/h", None)
+    assert found[2] == ListedFile(f"{top}b/f/h", "b/f/h", None)
     with fetcher.open(f"{top}b/f/h") as source:
         assert b"".join(source) == b"deep"
     assert len(server.requests) == 4, "each page is read once"

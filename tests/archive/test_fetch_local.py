@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 from tarn.archive import local
 from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import Failed, Found
+from tarn.archive.sources import ListedFile, ListingFailure
 from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFailed, StartRefused, TarnError
 
 from tests.archive.conftest import FetcherOf
@@ -258,8 +258,8 @@ def test_file_that_is_written_over_while_it_is_read_is_a_failure_though_its_time
 def listed(fetcher: Fetcher, uri: str | Path, **choice) -> tuple[list[str], dict[str, str]]:
     """The paths found, in order, and what failed."""
     found = [*fetcher.sources(str(uri), **choice)]
-    failed = {each.path: each.error.detail for each in found if isinstance(each, Failed)}
-    return [each.path for each in found if isinstance(each, Found)], failed
+    failed = {each.path: each.error.detail for each in found if isinstance(each, ListingFailure)}
+    return [each.path for each in found if isinstance(each, ListedFile)], failed
 
 
 def test_listing_gives_files_in_order_with_what_fetches_them(fetcher: Fetcher, root: Path):
@@ -271,7 +271,7 @@ def test_listing_gives_files_in_order_with_what_fetches_them(fetcher: Fetcher, r
 
     assert [each.path for each in found] == sorted(["b/2", "a", "b/1", "b-c", "für ?%.txt", "c/d/e", "a.txt"])
     for each in found:
-        assert isinstance(each, Found)
+        assert isinstance(each, ListedFile)
         assert each.size == len(each.path.encode())
         assert fetch(fetcher, each.uri) == each.path.encode()
 
@@ -281,7 +281,7 @@ def test_listing_of_a_folder_within_the_root_is_relative_to_it(fetcher: Fetcher,
 
     for uri in (f"{root}/a", f"{root}/a/", f"file://{root}/a"):
         (found,) = fetcher.sources(uri)
-        assert found == Found(f"file://{root}/a/b/c", "b/c", 4)
+        assert found == ListedFile(f"file://{root}/a/b/c", "b/c", 4)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import Found
+from tarn.archive.sources import ListedFile
 from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, StartRefused, Unavailable
 
 from tests.archive.conftest import FetcherOf
@@ -46,7 +46,7 @@ def test_listing_gives_objects_in_order_with_what_fetches_them(fetcher: Fetcher,
 
     assert [each.path for each in found] == sorted(drop)
     for each in found:
-        assert isinstance(each, Found)
+        assert isinstance(each, ListedFile)
         assert each.size == len(drop[each.path])
         assert fetch(fetcher, each.uri) == drop[each.path]
 

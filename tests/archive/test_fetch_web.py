@@ -26,7 +26,7 @@ from tarn.errors import BodyTooLarge, FileNotFound, SchemaViolation, SourceFaile
 from tests.archive.conftest import FetcherOf
 from tests.archive.web import Canary, Scripted, answer, listening, redirect, scripted
 
-UNHURRIED = settings(deadline=None)
+NO_DEADLINE = settings(deadline=None)
 MIB = 1 << 20
 BOMB = gzip.compress(bytes(64 * MIB))
 
@@ -98,7 +98,7 @@ def test_name_is_the_servers_if_it_is_one(fetcher: Fetcher, server: Scripted, di
         assert source.name == name
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(st.binary(max_size=80) | st.from_regex(rb"\A(; ?filename(\*[0-9]?\*?)?=[a-z0-9%';\"-]{0,20}){1,3}\Z"))
 def test_name_can_be_had_from_any_header(disposition: bytes):
     name = file_name(b"attachment" + disposition)
@@ -176,7 +176,7 @@ def test_uri_that_is_not_plain_is_refused(fetcher: Fetcher, uri: str, reason: st
     assert reason in refusal(fetcher, uri)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(st.text(max_size=60).map(lambda text: f"http://{text}") | st.from_regex(r"\Ahttps?://[!-~]{1,40}\Z"))
 def test_url_is_refused_or_read_in_one_way(written: str):
     try:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import orjson
 import pytest
 from sqlalchemy import update
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.archive.file_index import Position
 from tarn.archive.files import SMALL
 from tarn.datasets import registry as datasets
@@ -31,7 +31,7 @@ from tarn.model.preconditions import Conditions
 from tarn.model.tenant import ADMIN
 from tarn.storage.fault_injection import FaultyStore
 
-from tests.archive.dataset_archive import Desk, new_file, traces
+from tests.archive.dataset_archive import DatasetArchive, new_file, traces
 from tests.faults.scene import Killed, killed_at
 from tests.in_process_api import ONE_DATABASE
 
@@ -48,7 +48,7 @@ def pieces(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.contract("W5")
 @pytest.mark.parametrize("content", [b"x", b"y" * SMALL, LARGE], ids=["tiny", "small", "large"])
-def test_file_is_stored_under_its_checksum_with_a_record_that_says_all(desk: Desk, content: bytes):
+def test_file_is_stored_under_its_checksum_with_a_record_that_says_all(desk: DatasetArchive, content: bytes):
     file = desk.put("press/Überblick.txt", pieces(content), origin="crawl", meta={"page": 1})
 
     assert file.checksum == hashlib.sha256(content).hexdigest()
@@ -65,7 +65,7 @@ def test_file_is_stored_under_its_checksum_with_a_record_that_says_all(desk: Des
 
 
 @ONE_DATABASE
-def test_content_at_two_paths_is_stored_once(desk: Desk):
+def test_content_at_two_paths_is_stored_once(desk: DatasetArchive):
     one, other = desk.put("a.txt"), desk.put("b.txt")
 
     assert one.checksum == other.checksum
@@ -75,14 +75,14 @@ def test_content_at_two_paths_is_stored_once(desk: Desk):
 
 
 @ONE_DATABASE
-def test_path_with_another_content_has_both(desk: Desk):
+def test_path_with_another_content_has_both(desk: DatasetArchive):
     one, other = desk.put("a.txt", b"one"), desk.put("a.txt", b"other")
 
     assert {file.checksum for file in desk.files(path="a.txt")} == {one.checksum, other.checksum}
     assert desk.content(one) == b"one"
 
 
-def test_same_file_again_is_the_record_that_is_there(desk: Desk):
+def test_same_file_again_is_the_record_that_is_there(desk: DatasetArchive):
     first = desk.put("a.txt", origin="crawl", meta={"page": 1})
 
     assert desk.put("a.txt") == first
@@ -92,7 +92,7 @@ def test_same_file_again_is_the_record_that_is_there(desk: Desk):
 
 
 @ONE_DATABASE
-def test_same_file_with_other_words_changes_the_record_and_nothing_else(desk: Desk):
+def test_same_file_with_other_words_changes_the_record_and_nothing_else(desk: DatasetArchive):
     first = desk.put("a.txt", origin="crawl", meta={"page": 1})
 
     changed = desk.put("a.txt", meta={"page": 2})
@@ -105,7 +105,7 @@ def test_same_file_with_other_words_changes_the_record_and_nothing_else(desk: De
 
 @ONE_DATABASE
 @pytest.mark.parametrize("content", [b"content", LARGE], ids=["small", "large"])
-def test_wrong_checksum_stores_nothing(desk: Desk, content: bytes):
+def test_wrong_checksum_stores_nothing(desk: DatasetArchive, content: bytes):
     with pytest.raises(SchemaViolation, match="what arrived has") as refused:
         desk.put("a.txt", content, checksum="f" * 64)
 
@@ -114,7 +114,7 @@ def test_wrong_checksum_stores_nothing(desk: Desk, content: bytes):
 
 
 @ONE_DATABASE
-def test_right_checksum_is_no_hindrance(desk: Desk):
+def test_right_checksum_is_no_hindrance(desk: DatasetArchive):
     checksum = Checksum(hashlib.sha256(LARGE).hexdigest())
 
     assert desk.put("a.txt", LARGE, checksum=checksum).checksum == checksum
@@ -122,7 +122,7 @@ def test_right_checksum_is_no_hindrance(desk: Desk):
 
 @ONE_DATABASE
 @pytest.mark.parametrize("chunks", [[], [b""], [b"", b""]])
-def test_empty_file_is_a_file(desk: Desk, chunks: list[bytes]):
+def test_empty_file_is_a_file(desk: DatasetArchive, chunks: list[bytes]):
     file = desk.put("a.txt", chunks)
 
     assert (file.checksum, file.size, file.mime_type) == (hashlib.sha256().hexdigest(), 0, "text/plain")
@@ -139,7 +139,7 @@ def test_empty_file_is_a_file(desk: Desk, chunks: list[bytes]):
 @ONE_DATABASE
 @pytest.mark.contract("W3")
 @pytest.mark.parametrize("size", [10, len(LARGE)])
-def test_body_that_breaks_off_leaves_nothing(desk: Desk, size: int):
+def test_body_that_breaks_off_leaves_nothing(desk: DatasetArchive, size: int):
     def broken() -> Iterator[bytes]:
         yield b"x" * size
         raise ConnectionError("gone")
@@ -152,7 +152,7 @@ def test_body_that_breaks_off_leaves_nothing(desk: Desk, size: int):
 
 @ONE_DATABASE
 @pytest.mark.parametrize("limit", [2000, SMALL + 2000])
-def test_file_over_the_limit_is_refused_when_that_shows(desk: Desk, limit: int):
+def test_file_over_the_limit_is_refused_when_that_shows(desk: DatasetArchive, limit: int):
     taken = 0
 
     def endless() -> Iterator[bytes]:
@@ -168,7 +168,7 @@ def test_file_over_the_limit_is_refused_when_that_shows(desk: Desk, limit: int):
     assert (desk.stored(), desk.files()) == ([], [])
 
 
-def test_file_over_the_quota_is_refused_and_leaves_nothing(desk: Desk):
+def test_file_over_the_quota_is_refused_and_leaves_nothing(desk: DatasetArchive):
     with pytest.raises(QuotaExceeded):
         desk.archive(quota_bytes=6).put(desk.dataset, ADMIN, new_file("a.txt"), [b"content"])
 
@@ -176,7 +176,7 @@ def test_file_over_the_quota_is_refused_and_leaves_nothing(desk: Desk):
 
 
 @ONE_DATABASE
-def test_many_files_of_one_commit_are_recorded_together(desk: Desk):
+def test_many_files_of_one_commit_are_recorded_together(desk: DatasetArchive):
     archive = desk.archive()
     contents = [b"a", b"b", b"a", LARGE]
     staged = [archive.stage(desk.dataset, new_file(f"{n}.txt"), [data]) for n, data in enumerate(contents)]
@@ -191,7 +191,7 @@ def test_many_files_of_one_commit_are_recorded_together(desk: Desk):
 
 
 @ONE_DATABASE
-def test_same_file_twice_in_one_commit_is_one(desk: Desk):
+def test_same_file_twice_in_one_commit_is_one(desk: DatasetArchive):
     archive = desk.archive()
     staged = [archive.stage(desk.dataset, new_file("a.txt"), [b"a"]) for _ in range(3)]
 
@@ -201,7 +201,7 @@ def test_same_file_twice_in_one_commit_is_one(desk: Desk):
     assert (len(desk.files()), desk.used()) == (1, 1)
 
 
-def test_delete_takes_the_record_and_leaves_the_content(desk: Desk):
+def test_delete_takes_the_record_and_leaves_the_content(desk: DatasetArchive):
     one, other = desk.put("a.txt"), desk.put("b.txt")
     before = desk.tag()
 
@@ -215,7 +215,7 @@ def test_delete_takes_the_record_and_leaves_the_content(desk: Desk):
         desk.delete(one)
 
 
-def test_file_can_be_put_again_after_it_was_deleted(desk: Desk):
+def test_file_can_be_put_again_after_it_was_deleted(desk: DatasetArchive):
     desk.delete(desk.put("a.txt"))
 
     again = desk.put("a.txt")
@@ -229,7 +229,7 @@ def test_file_can_be_put_again_after_it_was_deleted(desk: Desk):
 
 @pytest.mark.contract("W9")
 @pytest.mark.parametrize("step", STEPS)
-def test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry(desk: Desk, step: str):
+def test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry(desk: DatasetArchive, step: str):
     with pytest.raises(Killed):
         desk.archive(killed_at(step)).put(desk.dataset, ADMIN, new_file("a.txt"), pieces(LARGE))
 
@@ -251,7 +251,9 @@ def test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry(de
     ],
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_store_that_fails_leaves_no_trace_but_what_a_vacuum_takes(desk: Desk, method: str, glob: str, after: bool):
+def test_store_that_fails_leaves_no_trace_but_what_a_vacuum_takes(
+    desk: DatasetArchive, method: str, glob: str, after: bool
+):
     store = FaultyStore(desk.store)
     store.fail(method, glob, StorageFull("full"), after=after)
 
@@ -264,7 +266,7 @@ def test_store_that_fails_leaves_no_trace_but_what_a_vacuum_takes(desk: Desk, me
 
 
 @ONE_DATABASE
-def test_what_cannot_be_recorded_is_not_there(desk: Desk):
+def test_what_cannot_be_recorded_is_not_there(desk: DatasetArchive):
     def refuse(*_: object) -> None:
         raise FileNotFound("no")
 
@@ -275,7 +277,7 @@ def test_what_cannot_be_recorded_is_not_there(desk: Desk):
     assert [path.rsplit("/")[-1] for path in desk.stored()] == ["data"]
 
 
-def test_put_that_a_delete_overtakes_begins_again(desk: Desk):
+def test_put_that_a_delete_overtakes_begins_again(desk: DatasetArchive):
     file = desk.put("a.txt")
     overtake = iter([lambda: desk.delete(file)])
 
@@ -291,9 +293,9 @@ def test_put_that_a_delete_overtakes_begins_again(desk: Desk):
 
 
 @ONE_DATABASE
-def test_put_into_a_dataset_that_is_deleted_meanwhile_is_refused(desk: Desk):
+def test_put_into_a_dataset_that_is_deleted_meanwhile_is_refused(desk: DatasetArchive):
     identity = type("Identity", (), {"tenant": ADMIN, "key": None})()
-    act = Act(identity, "delete_dataset", "test", "r")
+    act = AuditedAction(identity, "delete_dataset", "test", "r")
 
     def reached(step: str) -> None:
         if step == "written":
@@ -304,7 +306,7 @@ def test_put_into_a_dataset_that_is_deleted_meanwhile_is_refused(desk: Desk):
     assert desk.files() == []
 
 
-def test_many_at_once_put_the_same_content_once(desk: Desk):
+def test_many_at_once_put_the_same_content_once(desk: DatasetArchive):
     failures: list[TarnError] = []
 
     def put(number: int) -> None:
@@ -331,13 +333,13 @@ def test_many_at_once_put_the_same_content_once(desk: Desk):
 NEW = Conditions(if_none_match="*")
 
 
-def expired(desk: Desk) -> None:
+def expire_claims(desk: DatasetArchive) -> None:
     """Let all announcements be of long ago."""
     with desk.database.write() as connection:
         connection.execute(update(file_puts).values(expires=now() - timedelta(seconds=1)))
 
 
-def test_of_many_who_each_want_to_be_the_first_at_a_path_one_is(desk: Desk):
+def test_of_many_who_each_want_to_be_the_first_at_a_path_one_is(desk: DatasetArchive):
     ready = threading.Barrier(6)
     outcomes: list[ArchiveFile | PreconditionFailed] = []
 
@@ -365,7 +367,7 @@ def test_of_many_who_each_want_to_be_the_first_at_a_path_one_is(desk: Desk):
     assert (desk.announced(), desk.used()) == (0, winner.size)
 
 
-def test_who_wants_what_was_there_loses_to_a_delete_between_its_look_and_its_commit(desk: Desk):
+def test_who_wants_what_was_there_loses_to_a_delete_between_its_look_and_its_commit(desk: DatasetArchive):
     former = desk.put("a.txt", b"former")
 
     def reached(step: str) -> None:
@@ -380,7 +382,7 @@ def test_who_wants_what_was_there_loses_to_a_delete_between_its_look_and_its_com
 
 @ONE_DATABASE
 @pytest.mark.parametrize(("conditions", "step"), [(Conditions(), "written"), (NEW, "put")])
-def test_file_whose_record_was_put_by_who_died_counts_as_there(desk: Desk, conditions: Conditions, step: str):
+def test_file_whose_record_was_put_by_who_died_counts_as_there(desk: DatasetArchive, conditions: Conditions, step: str):
     with pytest.raises(Killed):
         said = new_file("a.txt", conditions=conditions)
         desk.archive(killed_at(step)).put(desk.dataset, ADMIN, said, [b"content"])
@@ -389,13 +391,13 @@ def test_file_whose_record_was_put_by_who_died_counts_as_there(desk: Desk, condi
         with pytest.raises(PreconditionFailed):
             desk.put("a.txt", content, conditions=NEW)
     assert desk.put("b.txt", conditions=NEW).path == "b.txt"
-    expired(desk)
+    expire_claims(desk)
     list(Collector(desk.database, desk.store, desk.settings).run(desk.dataset, now()))
     assert [(file.path, desk.content(file)) for file in desk.files(path="a.txt")] == [("a.txt", b"content")]
 
 
 @ONE_DATABASE
-def test_who_died_before_the_record_was_put_is_in_nobodys_way(desk: Desk):
+def test_who_died_before_the_record_was_put_is_in_nobodys_way(desk: DatasetArchive):
     with pytest.raises(Killed):
         desk.archive(killed_at("written")).put(desk.dataset, ADMIN, new_file("a.txt", conditions=NEW), [b"content"])
 
@@ -406,7 +408,7 @@ def test_who_died_before_the_record_was_put_is_in_nobodys_way(desk: Desk):
 # Looking
 
 
-def test_files_are_listed_by_path_in_the_order_of_code_points(desk: Desk):
+def test_files_are_listed_by_path_in_the_order_of_code_points(desk: DatasetArchive):
     paths = ["a", "a/b", "B", "ä", "я/я", "文件/報告.pdf", "😀", "a b", "z" * 300 + "1", "z" * 300 + "2"]
     for path in paths:
         desk.put(path)
@@ -431,21 +433,21 @@ def test_files_are_listed_by_path_in_the_order_of_code_points(desk: Desk):
         ("_", []),
     ],
 )
-def test_prefix_finds_what_begins_with_it_and_nothing_else(desk: Desk, prefix: str, expected: list[str]):
+def test_prefix_finds_what_begins_with_it_and_nothing_else(desk: DatasetArchive, prefix: str, expected: list[str]):
     for path in ("a/x", "a/y/z", "ab", "a%/x", "a\U0010ffffz", "\U0010ffff"):
         desk.put(path)
 
     assert [file.path for file in desk.files(prefix=prefix)] == expected
 
 
-def test_prefix_longer_than_the_index_finds_what_begins_with_it(desk: Desk):
+def test_prefix_longer_than_the_index_finds_what_begins_with_it(desk: DatasetArchive):
     for path in ("p" * 300 + "a", "p" * 300 + "b", "p" * 255, "p" * 299 + "q"):
         desk.put(path)
 
     assert [file.path[300:] for file in desk.files(prefix="p" * 300)] == ["a", "b"]
 
 
-def test_path_of_the_greatest_length_is_kept(desk: Desk):
+def test_path_of_the_greatest_length_is_kept(desk: DatasetArchive):
     longest = "я" * 2048
 
     file = desk.put(longest)

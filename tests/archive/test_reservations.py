@@ -22,7 +22,7 @@ from tarn.model.names import Checksum, Origin
 from tarn.model.tenant import ADMIN
 from tarn.model.upload import NewUpload
 
-from tests.archive.dataset_archive import Desk, new_file, traces
+from tests.archive.dataset_archive import DatasetArchive, new_file, traces
 from tests.in_process_api import ONE_DATABASE
 
 OCR = Origin("ocr")
@@ -30,7 +30,7 @@ BLOCK = bytes(1 << 18)
 ROOM = 2 * SMALL
 
 
-class Read:
+class CountingBody:
     """A body of so many blocks, which counts those that were taken."""
 
     def __init__(self, blocks: int, at: Callable[[int], None] = lambda _: None) -> None:
@@ -43,24 +43,24 @@ class Read:
             yield BLOCK
 
 
-def put(desk: Desk, archive: Archive, path: str, body: Any) -> Any:
+def put(desk: DatasetArchive, archive: Archive, path: str, body: Any) -> Any:
     return archive.put(desk.dataset, ADMIN, new_file(path), body)
 
 
-def put_text(desk: Desk, archive: Archive, checksum: Checksum, content: bytes, origin: Origin = OCR) -> None:
+def put_text(desk: DatasetArchive, archive: Archive, checksum: Checksum, content: bytes, origin: Origin = OCR) -> None:
     reservation = archive.text_reservation(desk.dataset, ADMIN, checksum, origin)
     reservation.declare(len(content))
     staged = archive.stage_text(desk.dataset, origin, [content], reservation)
     archive.put_text(desk.dataset, ADMIN, checksum, origin, staged, lambda _: None)
 
 
-def reserved(desk: Desk, **changes: Any) -> Reservation:
+def reserved(desk: DatasetArchive, **changes: Any) -> Reservation:
     return Reservation(desk.database, desk.settings.model_copy(update=changes), desk.dataset, ADMIN)
 
 
 @ONE_DATABASE
-def test_body_over_the_quota_is_stopped_after_the_first_block_beyond_it(desk: Desk):
-    body = Read(1000)
+def test_body_over_the_quota_is_stopped_after_the_first_block_beyond_it(desk: DatasetArchive):
+    body = CountingBody(1000)
 
     with pytest.raises(QuotaExceeded):
         put(desk, desk.archive(quota_bytes=ROOM), "a", body)
@@ -70,14 +70,14 @@ def test_body_over_the_quota_is_stopped_after_the_first_block_beyond_it(desk: De
 
 
 @ONE_DATABASE
-def test_body_that_fits_the_quota_to_the_byte_is_taken(desk: Desk):
-    file = put(desk, desk.archive(quota_bytes=ROOM), "a", Read(ROOM // len(BLOCK)))
+def test_body_that_fits_the_quota_to_the_byte_is_taken(desk: DatasetArchive):
+    file = put(desk, desk.archive(quota_bytes=ROOM), "a", CountingBody(ROOM // len(BLOCK)))
 
     assert (desk.used(), desk.announced(), desk.stored()) == (ROOM, 0, traces(file))
 
 
 @ONE_DATABASE
-def test_body_that_is_said_to_be_too_large_is_not_begun(desk: Desk):
+def test_body_that_is_said_to_be_too_large_is_not_begun(desk: DatasetArchive):
     reservation = reserved(desk, quota_bytes=100)
 
     with pytest.raises(QuotaExceeded, match="may keep None statements and 100 bytes, has 0 and 0, and asked for 0 and"):
@@ -87,7 +87,7 @@ def test_body_that_is_said_to_be_too_large_is_not_begun(desk: Desk):
     assert (desk.used(), desk.announced(), reservation.is_held) == (0, 0, False)
 
 
-def test_bodies_at_once_are_together_never_more_than_the_quota(desk: Desk):
+def test_bodies_at_once_are_together_never_more_than_the_quota(desk: DatasetArchive):
     """Each would fit alone, and all have begun before the first reserves anything."""
     bodies, blocks = 6, 2 * SMALL // len(BLOCK)
     quota = 3 * blocks * len(BLOCK)
@@ -101,7 +101,12 @@ def test_bodies_at_once_are_together_never_more_than_the_quota(desk: Desk):
 
     def one(number: int) -> bool:
         try:
-            put(desk, desk.archive(quota_bytes=quota), f"{number}", chain([b"%d" % number], Read(blocks - 1, halfway)))
+            put(
+                desk,
+                desk.archive(quota_bytes=quota),
+                f"{number}",
+                chain([b"%d" % number], CountingBody(blocks - 1, halfway)),
+            )
         except QuotaExceeded:
             return False
         return True
@@ -116,7 +121,7 @@ def test_bodies_at_once_are_together_never_more_than_the_quota(desk: Desk):
 
 
 @ONE_DATABASE
-def test_reservation_of_a_process_that_died_is_given_back_by_a_vacuum(desk: Desk):
+def test_reservation_of_a_process_that_died_is_given_back_by_a_vacuum(desk: DatasetArchive):
     reserved(desk, quota_bytes=1 << 30).declare(5 << 20)
     assert (desk.used(), desk.announced()) == (5 << 20, 1)
     with desk.database.write() as connection:
@@ -128,7 +133,7 @@ def test_reservation_of_a_process_that_died_is_given_back_by_a_vacuum(desk: Desk
 
 
 @ONE_DATABASE
-def test_body_whose_reservation_expired_meanwhile_is_counted_anew(desk: Desk):
+def test_body_whose_reservation_expired_meanwhile_is_counted_anew(desk: DatasetArchive):
     def expire(number: int) -> None:
         if number == 8:
             with desk.database.write() as connection:
@@ -136,13 +141,13 @@ def test_body_whose_reservation_expired_meanwhile_is_counted_anew(desk: Desk):
             list(Collector(desk.database, desk.store, desk.settings).run(desk.dataset, now()))
             assert desk.used() == 0
 
-    file = put(desk, desk.archive(quota_bytes=1 << 30), "a", Read(60, expire))
+    file = put(desk, desk.archive(quota_bytes=1 << 30), "a", CountingBody(60, expire))
 
     assert (desk.used(), desk.announced()) == (file.size, 0)
 
 
 @ONE_DATABASE
-def test_body_for_a_dataset_that_is_deleted_meanwhile_reserves_nothing(desk: Desk):
+def test_body_for_a_dataset_that_is_deleted_meanwhile_reserves_nothing(desk: DatasetArchive):
     def delete(number: int) -> None:
         if number == 6:
             with desk.database.write() as connection:
@@ -150,16 +155,16 @@ def test_body_for_a_dataset_that_is_deleted_meanwhile_reserves_nothing(desk: Des
             remove_files(desk.database, desk.dataset.id, lambda *_: None)
 
     with pytest.raises(DatasetNotFound):
-        put(desk, desk.archive(quota_bytes=1 << 30), "a", Read(60, delete))
+        put(desk, desk.archive(quota_bytes=1 << 30), "a", CountingBody(60, delete))
 
     assert (desk.used(), desk.announced()) == (0, 0)
 
 
 @ONE_DATABASE
-def test_without_a_quota_nothing_is_reserved(desk: Desk):
+def test_without_a_quota_nothing_is_reserved(desk: DatasetArchive):
     seen: list[int] = []
 
-    put(desk, desk.archive(), "a", Read(20, lambda _: seen.append(desk.announced())))
+    put(desk, desk.archive(), "a", CountingBody(20, lambda _: seen.append(desk.announced())))
 
     assert set(seen) == {0}
 
@@ -167,7 +172,7 @@ def test_without_a_quota_nothing_is_reserved(desk: Desk):
 # Texts
 
 
-def test_texts_count_against_the_quota_and_replacing_one_counts_the_difference(desk: Desk):
+def test_texts_count_against_the_quota_and_replacing_one_counts_the_difference(desk: DatasetArchive):
     archive = desk.archive(quota_bytes=1000)
     file = put(desk, archive, "a", [b"x" * 100])
 
@@ -187,7 +192,7 @@ def test_texts_count_against_the_quota_and_replacing_one_counts_the_difference(d
 
 
 @ONE_DATABASE
-def test_large_text_replaces_another_in_the_room_of_both(desk: Desk):
+def test_large_text_replaces_another_in_the_room_of_both(desk: DatasetArchive):
     archive = desk.archive(quota_bytes=5 * SMALL)
     file = put(desk, archive, "a", [b"x"])
     put_text(desk, archive, file.checksum, b"x" * 4 * SMALL)
@@ -202,7 +207,7 @@ def test_large_text_replaces_another_in_the_room_of_both(desk: Desk):
 
 
 @ONE_DATABASE
-def test_texts_at_once_are_together_never_more_than_the_quota(desk: Desk):
+def test_texts_at_once_are_together_never_more_than_the_quota(desk: DatasetArchive):
     archive = desk.archive(quota_bytes=1000)
     file = put(desk, archive, "a", [b""])
 
@@ -218,7 +223,7 @@ def test_texts_at_once_are_together_never_more_than_the_quota(desk: Desk):
     assert (desk.used(), desk.announced()) == (900, 0)
 
 
-def test_dataset_that_is_removed_gives_the_bytes_of_its_texts_back(desk: Desk):
+def test_dataset_that_is_removed_gives_the_bytes_of_its_texts_back(desk: DatasetArchive):
     archive = desk.archive()
     file = put(desk, archive, "a", [b"content"])
     for number in range(3):
@@ -236,18 +241,20 @@ def test_dataset_that_is_removed_gives_the_bytes_of_its_texts_back(desk: Desk):
 # Uploads
 
 
-def uploader(desk: Desk, **changes: Any) -> Uploads:
+def uploader(desk: DatasetArchive, **changes: Any) -> Uploads:
     settings = desk.settings.model_copy(update=changes)
     return Uploads(desk.database, desk.store, settings, desk.archive(**changes))
 
 
-def begin(desk: Desk, uploads: Uploads, length: int, path: str = "a") -> str:
+def begin(desk: DatasetArchive, uploads: Uploads, length: int, path: str = "a") -> str:
     with desk.database.write() as connection:
         new = NewUpload(length=length, path=path)
         return uploads.create(connection, desk.dataset, ADMIN, new_file(path).path, new).id
 
 
-def block(desk: Desk, uploads: Uploads, upload: str, offset: int, body: Any, declared: int | None = None) -> None:
+def block(
+    desk: DatasetArchive, uploads: Uploads, upload: str, offset: int, body: Any, declared: int | None = None
+) -> None:
     reservation: BlockReservation = uploads.reservation(desk.dataset, ADMIN, upload)
     try:
         reservation.declare(declared)
@@ -257,15 +264,15 @@ def block(desk: Desk, uploads: Uploads, upload: str, offset: int, body: Any, dec
         raise
 
 
-def test_upload_reserves_its_length_from_its_beginning_to_its_commit(desk: Desk):
+def test_upload_reserves_its_length_from_its_beginning_to_its_commit(desk: DatasetArchive):
     length = 4 * SMALL
     uploads = uploader(desk, quota_bytes=length)
     upload = begin(desk, uploads, length)
 
     with pytest.raises(QuotaExceeded):
         put(desk, desk.archive(quota_bytes=length), "other", [b"x"])
-    block(desk, uploads, upload, 0, Read(8), 2 * SMALL)
-    block(desk, uploads, upload, 2 * SMALL, Read(8))
+    block(desk, uploads, upload, 0, CountingBody(8), 2 * SMALL)
+    block(desk, uploads, upload, 2 * SMALL, CountingBody(8))
     assert (desk.used(), desk.announced()) == (length, 1)
 
     uploads.commit(desk.dataset, ADMIN, upload)
@@ -274,7 +281,7 @@ def test_upload_reserves_its_length_from_its_beginning_to_its_commit(desk: Desk)
 
 
 @ONE_DATABASE
-def test_blocks_at_once_of_the_same_bytes_are_together_never_more_than_the_quota(desk: Desk):
+def test_blocks_at_once_of_the_same_bytes_are_together_never_more_than_the_quota(desk: DatasetArchive):
     length = 4 * SMALL
     uploads = uploader(desk, quota_bytes=length)
     upload = begin(desk, uploads, length)
@@ -288,7 +295,7 @@ def test_blocks_at_once_of_the_same_bytes_are_together_never_more_than_the_quota
 
     def other() -> None:
         meeting.wait(60)
-        body = Read(16)
+        body = CountingBody(16)
         with pytest.raises(QuotaExceeded):
             block(desk, uploads, upload, 0, body, length)
         refused.append(body.taken)
@@ -299,7 +306,7 @@ def test_blocks_at_once_of_the_same_bytes_are_together_never_more_than_the_quota
         meeting.wait(60)
 
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.submit(block, desk, uploads, upload, 0, Read(16, wait), length), pool.submit(other)
+        first, second = pool.submit(block, desk, uploads, upload, 0, CountingBody(16, wait), length), pool.submit(other)
         second.result(120)
         first.result(120)
 
@@ -309,7 +316,7 @@ def test_blocks_at_once_of_the_same_bytes_are_together_never_more_than_the_quota
 
 
 @ONE_DATABASE
-def test_upload_that_is_given_up_or_fails_to_commit_keeps_the_count_right(desk: Desk):
+def test_upload_that_is_given_up_or_fails_to_commit_keeps_the_count_right(desk: DatasetArchive):
     uploads = uploader(desk, quota_bytes=100)
     upload = begin(desk, uploads, 60)
     assert desk.used() == 60
@@ -326,7 +333,7 @@ def test_upload_that_is_given_up_or_fails_to_commit_keeps_the_count_right(desk: 
 
 
 @ONE_DATABASE
-def test_upload_that_an_earlier_version_began_counts_though_it_reserved_nothing(desk: Desk):
+def test_upload_that_an_earlier_version_began_counts_though_it_reserved_nothing(desk: DatasetArchive):
     uploads = uploader(desk, quota_bytes=100)
     upload = begin(desk, uploads, 60)
     with desk.database.write() as connection:

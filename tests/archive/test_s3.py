@@ -10,7 +10,7 @@ from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.settings import Settings
 
-from tests.archive.dataset_archive import Desk
+from tests.archive.dataset_archive import DatasetArchive
 from tests.archive.test_files import (  # noqa: F401 - run here too
     test_body_that_breaks_off_leaves_nothing,
     test_delete_takes_the_record_and_leaves_the_content,
@@ -46,7 +46,7 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
 
 @pytest.mark.contract("X1")
 @pytest.mark.parametrize("size", [10, SMALL * 3])
-def test_putting_listing_and_reading_a_file_lists_nothing_on_storage(desk: Desk, s3: S3Server, size: int):
+def test_putting_listing_and_reading_a_file_lists_nothing_on_storage(desk: DatasetArchive, s3: S3Server, size: int):
     with s3.counted() as made:
         file = desk.put("a.txt", b"x" * size)
         assert desk.files(prefix="a") == [file]

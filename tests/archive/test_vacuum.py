@@ -23,37 +23,37 @@ from tarn.model.tenant import ADMIN
 from tarn.model.upload import NewUpload
 from tarn.storage.fault_injection import Gate
 
-from tests.archive.dataset_archive import Desk, new_file, traces
+from tests.archive.dataset_archive import DatasetArchive, new_file, traces
 from tests.faults.scene import Killed, held_at, killed_at
 from tests.in_process_api import ONE_DATABASE
 
 LARGE = b"0123456789abcdef" * (SMALL // 8)
 
 
-def vacuum(desk: Desk, dry_run: bool = False, reached: Any = lambda _: None, **changes: Any) -> list[str]:
+def vacuum(desk: DatasetArchive, dry_run: bool = False, reached: Any = lambda _: None, **changes: Any) -> list[str]:
     settings = desk.settings.model_copy(update=changes)
     collector = Collector(desk.database, desk.store, settings, reached)
     gone = [entry.path for some in collector.run(desk.dataset, now() + timedelta(days=1), dry_run) for entry in some]
     return sorted("/".join(path.split("/")[-2:]) for path in gone)
 
 
-def uploader(desk: Desk) -> Uploads:
+def uploader(desk: DatasetArchive) -> Uploads:
     return Uploads(desk.database, desk.store, desk.settings, desk.archive())
 
 
-def begin(desk: Desk, length: int) -> str:
+def begin(desk: DatasetArchive, length: int) -> str:
     with desk.database.write() as connection:
         new = NewUpload(length=length, path="a.txt")
         return uploader(desk).create(connection, desk.dataset, ADMIN, new_file("a.txt").path, new).id
 
 
-def expire(desk: Desk) -> None:
+def expire(desk: DatasetArchive) -> None:
     with desk.database.write() as connection:
         for table in (file_puts, uploads):
             connection.execute(update(table).values(expires=now() - timedelta(seconds=1)))
 
 
-def test_content_is_collected_once_no_file_refers_to_it(desk: Desk):
+def test_content_is_collected_once_no_file_refers_to_it(desk: DatasetArchive):
     one, other, third = desk.put("a.txt"), desk.put("b.txt"), desk.put("c.txt", b"third")
     text_of = Origin("ocr")
     staged = desk.archive().stage_text(desk.dataset, text_of, [b"text"])
@@ -76,14 +76,14 @@ def test_content_is_collected_once_no_file_refers_to_it(desk: Desk):
 
 
 @ONE_DATABASE
-def test_content_that_is_too_young_stays(desk: Desk):
+def test_content_that_is_too_young_stays(desk: DatasetArchive):
     desk.delete(desk.put("a.txt"))
     collector = Collector(desk.database, desk.store, desk.settings)
 
     assert list(collector.run(desk.dataset, now() - timedelta(hours=1))) == []
 
 
-def test_put_is_never_collected_while_it_is_under_way(desk: Desk):
+def test_put_is_never_collected_while_it_is_under_way(desk: DatasetArchive):
     desk.delete(desk.put("a.txt", LARGE))
     taken: list[str] = []
 
@@ -97,7 +97,7 @@ def test_put_is_never_collected_while_it_is_under_way(desk: Desk):
     assert desk.content(file) == LARGE
 
 
-def test_put_that_expired_under_way_begins_again_and_is_whole(desk: Desk):
+def test_put_that_expired_under_way_begins_again_and_is_whole(desk: DatasetArchive):
     once = iter([expire])
 
     def reached(step: str) -> None:
@@ -113,7 +113,7 @@ def test_put_that_expired_under_way_begins_again_and_is_whole(desk: Desk):
     assert (desk.announced(), desk.used()) == (0, len(LARGE))
 
 
-def test_put_waits_for_the_vacuum_that_is_deleting_its_content(desk: Desk):
+def test_put_waits_for_the_vacuum_that_is_deleting_its_content(desk: DatasetArchive):
     desk.delete(desk.put("a.txt"))
     gate = Gate()
     vacuuming = threading.Thread(target=vacuum, args=[desk], kwargs={"reached": held_at("collecting", gate)})
@@ -134,7 +134,7 @@ def test_put_waits_for_the_vacuum_that_is_deleting_its_content(desk: Desk):
 @pytest.mark.parametrize(
     ("step", "kept"), [("staged", False), ("announced", False), ("placed", False), ("written", True)]
 )
-def test_put_that_died_is_finished_or_leaves_nothing_after_a_vacuum(desk: Desk, step: str, kept: bool):
+def test_put_that_died_is_finished_or_leaves_nothing_after_a_vacuum(desk: DatasetArchive, step: str, kept: bool):
     with pytest.raises(Killed):
         desk.archive(killed_at(step)).put(desk.dataset, ADMIN, new_file("a.txt"), [LARGE])
     expire(desk)
@@ -148,7 +148,7 @@ def test_put_that_died_is_finished_or_leaves_nothing_after_a_vacuum(desk: Desk, 
 
 
 @ONE_DATABASE
-def test_vacuum_that_dies_amid_deleting_is_finished_by_the_next(desk: Desk):
+def test_vacuum_that_dies_amid_deleting_is_finished_by_the_next(desk: DatasetArchive):
     desk.delete(desk.put("a.txt"))
     with pytest.raises(Killed):
         vacuum(desk, reached=killed_at("collecting"))
@@ -158,7 +158,7 @@ def test_vacuum_that_dies_amid_deleting_is_finished_by_the_next(desk: Desk):
 
 
 @ONE_DATABASE
-def test_record_that_the_index_does_not_know_is_not_deleted(desk: Desk):
+def test_record_that_the_index_does_not_know_is_not_deleted(desk: DatasetArchive):
     file = desk.put("a.txt")
     with desk.database.write() as connection:
         connection.execute(text("DELETE FROM files"))
@@ -167,7 +167,7 @@ def test_record_that_the_index_does_not_know_is_not_deleted(desk: Desk):
     assert desk.stored() == traces(file)
 
 
-def test_abandoned_upload_is_given_up_and_one_that_goes_on_is_kept(desk: Desk):
+def test_abandoned_upload_is_given_up_and_one_that_goes_on_is_kept(desk: DatasetArchive):
     old = begin(desk, 10)
     uploader(desk).put_block(desk.dataset, ADMIN, old, 0, [b"old"])
     expire(desk)
@@ -184,7 +184,7 @@ def test_abandoned_upload_is_given_up_and_one_that_goes_on_is_kept(desk: Desk):
 
 
 @ONE_DATABASE
-def test_what_a_killed_writer_left_on_the_disk_is_swept(desk: Desk, tmp_path: Path):
+def test_what_a_killed_writer_left_on_the_disk_is_swept(desk: DatasetArchive, tmp_path: Path):
     program = (
         "import os, signal, sys\n"
         "from tarn.settings import load_settings\n"
@@ -209,7 +209,7 @@ def test_what_a_killed_writer_left_on_the_disk_is_swept(desk: Desk, tmp_path: Pa
     assert not left[0].parent.exists()
 
 
-def test_deleted_dataset_gives_its_quota_back_and_takes_no_more_files(desk: Desk):
+def test_deleted_dataset_gives_its_quota_back_and_takes_no_more_files(desk: DatasetArchive):
     desk.put("a.txt")
     desk.put("b.txt", LARGE)
     with pytest.raises(Killed):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tarn.db.engine import Database
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import load_settings
 from tarn.storage.connection import Connection
@@ -26,7 +26,7 @@ def flush(server: Server, dataset: str, kernel_process) -> Iterator[Callable[[],
     flushing = Flush(
         database,
         store,
-        Publisher(database, store, settings, "tester"),
+        SnapshotPublisher(database, store, settings, "tester"),
         lambda: DirectKernels(settings, kernel_process),
     )
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from tarn.cli.output.tables import Output
+from tarn.cli.output.tables import CommandOutput
 
 LONG = "x" * 300
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -25,7 +25,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_table_in_a_pipe_is_aligned_and_neither_cut_nor_wrapped_nor_coloured(pipe, capsys):
-    Output(False).table([{"id": LONG, "title": "a  [b]title[/b]"}, {"id": "y", "title": LONG}], "id", "title")
+    CommandOutput(False).table([{"id": LONG, "title": "a  [b]title[/b]"}, {"id": "y", "title": LONG}], "id", "title")
 
     assert capsys.readouterr().out.splitlines() == [
         f"id{' ' * 298}  title",
@@ -35,7 +35,7 @@ def test_table_in_a_pipe_is_aligned_and_neither_cut_nor_wrapped_nor_coloured(pip
 
 
 def test_table_on_a_narrow_terminal_wraps_prose_and_leaves_ids_whole(terminal, capsys):
-    Output(False).table([{"id": "0123456789" * 4, "title": "some words of a title"}], "id", "title")
+    CommandOutput(False).table([{"id": "0123456789" * 4, "title": "some words of a title"}], "id", "title")
 
     printed = capsys.readouterr().out
     lines = ESCAPES.sub("", printed).splitlines()
@@ -47,7 +47,7 @@ def test_table_on_a_narrow_terminal_wraps_prose_and_leaves_ids_whole(terminal, c
 def test_record_shows_nested_fields_under_dotted_names_its_name_first_and_nothing_empty(pipe, capsys):
     document = {"id": "1", "policy": {"retention": {"days": 7.0}}, "tags": ["a", "b"], "name": "n", "on": True}
 
-    Output(False).record({**document, "summary": None, "children": [], "title": ""}, etag='"e"')
+    CommandOutput(False).record({**document, "summary": None, "children": [], "title": ""}, etag='"e"')
 
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
         ["name", "n"],
@@ -60,7 +60,9 @@ def test_record_shows_nested_fields_under_dotted_names_its_name_first_and_nothin
 
 
 def test_record_shows_documents_of_a_list_a_line_each(pipe, capsys):
-    Output(False).record({"made": [{"name": "a.csv", "size": 1, "reason": None}, {"name": "b.csv", "of": {"seq": 2}}]})
+    CommandOutput(False).record(
+        {"made": [{"name": "a.csv", "size": 1, "reason": None}, {"name": "b.csv", "of": {"seq": 2}}]}
+    )
 
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
         ["made", "name a.csv, size 1"],
@@ -69,14 +71,14 @@ def test_record_shows_documents_of_a_list_a_line_each(pipe, capsys):
 
 
 def test_moment_is_shown_to_the_second(pipe, capsys):
-    Output(False).table([{"at": "2030-01-31T12:00:00.123456Z"}], "at")
+    CommandOutput(False).table([{"at": "2030-01-31T12:00:00.123456Z"}], "at")
 
     assert capsys.readouterr().out == "at\n2030-01-31T12:00:00Z\n"
 
 
 def test_what_could_steer_a_terminal_is_not_printed(pipe, capsys):
-    Output(False).table([{"title": "a\x1b[2Jb\x07c\nd"}], "title")
-    Output(False).note("e\x1b]0;f")
+    CommandOutput(False).table([{"title": "a\x1b[2Jb\x07c\nd"}], "title")
+    CommandOutput(False).note("e\x1b]0;f")
 
     out, err = capsys.readouterr()
     assert out == "title\na\ufffd[2Jb\ufffdc d\n"
@@ -84,8 +86,8 @@ def test_what_could_steer_a_terminal_is_not_printed(pipe, capsys):
 
 
 def test_json_is_what_the_api_said_and_notes_are_left_out(capsys):
-    Output(True).record({"name": "ü", "empty": None}, etag="not of the API")
-    Output(True).note("for people")
+    CommandOutput(True).record({"name": "ü", "empty": None}, etag="not of the API")
+    CommandOutput(True).note("for people")
 
     out, err = capsys.readouterr()
     assert out == '{\n  "name": "ü",\n  "empty": null\n}\n'

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-PIECE = 65536
+CHUNK_BYTES = 65536
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Proxy:
     def _carry(self, source: socket.socket, sink: socket.socket, most: float) -> None:
         left = most
         with suppress(OSError):
-            while piece := source.recv(PIECE):
+            while piece := source.recv(CHUNK_BYTES):
                 if len(piece) > left:
                     sink.sendall(piece[: int(left)])
                     self.broken += 1

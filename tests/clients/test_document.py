@@ -36,11 +36,11 @@ def test_surface_of_the_release_reads_as_it_was_written(document: Json):
     assert len(found.promises) > len(found.demands) > 100
 
 
-def _lose_route(document: Json) -> None:
+def _remove_route(document: Json) -> None:
     del document["paths"][DATASET]
 
 
-def _lose_method(document: Json) -> None:
+def _remove_method(document: Json) -> None:
     del document["paths"][DATASET]["patch"]
 
 
@@ -48,33 +48,33 @@ def _rename_operation(document: Json) -> None:
     document["paths"][DATASET]["get"]["operationId"] = "show_dataset"
 
 
-def _lose_parameter(document: Json) -> None:
+def _remove_parameter(document: Json) -> None:
     parameters = document["paths"]["/v1/jobs"]["get"]["parameters"]
     parameters[:] = [parameter for parameter in parameters if parameter["name"] != "limit"]
 
 
-def _need_parameter(document: Json) -> None:
+def _add_required_parameter(document: Json) -> None:
     new = {"name": "tenant", "in": "query", "required": True, "schema": {"type": "string"}}
     document["paths"]["/v1/jobs"]["get"]["parameters"].append(new)
 
 
-def _lose_status(document: Json) -> None:
+def _remove_status(document: Json) -> None:
     del document["paths"][DATASET]["get"]["responses"]["404"]
 
 
-def _lose_property(document: Json) -> None:
+def _remove_property(document: Json) -> None:
     del document["components"]["schemas"]["Job"]["properties"]["state"]
 
 
-def _lose_property_of_a_problem(document: Json) -> None:
+def _remove_property_of_a_problem(document: Json) -> None:
     del document["components"]["schemas"]["DatasetNotFoundProblem"]["properties"]["detail"]
 
 
-def _lose_certainty(document: Json) -> None:
+def _make_property_optional(document: Json) -> None:
     document["components"]["schemas"]["Job"]["required"].remove("state")
 
 
-def _give_null(document: Json) -> None:
+def _allow_null(document: Json) -> None:
     properties = document["components"]["schemas"]["Written"]["properties"]
     properties["entities"] = {"anyOf": [properties["entities"], {"type": "null"}]}
 
@@ -83,35 +83,35 @@ def _change_type(document: Json) -> None:
     document["components"]["schemas"]["Written"]["properties"]["entities"]["type"] = "string"
 
 
-def _need_property(document: Json) -> None:
+def _require_property(document: Json) -> None:
     document["components"]["schemas"]["NewDataset"]["required"].append("title")
 
 
-def _lose_value(document: Json) -> None:
+def _remove_enum_value(document: Json) -> None:
     document["components"]["schemas"]["Op"]["enum"].remove("ilike")
 
 
-def _lose_media_type(document: Json) -> None:
+def _remove_media_type(document: Json) -> None:
     del document["paths"][f"{DATASET}/statements"]["post"]["requestBody"]["content"]["text/csv"]
 
 
 @pytest.mark.parametrize(
     ("change", "broken"),
     [
-        (_lose_route, f"GET {DATASET} is get_dataset"),
-        (_lose_method, f"PATCH {DATASET} answers 200"),
+        (_remove_route, f"GET {DATASET} is get_dataset"),
+        (_remove_method, f"PATCH {DATASET} answers 200"),
         (_rename_operation, f"GET {DATASET} is get_dataset"),
-        (_lose_parameter, "GET /v1/jobs takes query limit: integer"),
-        (_need_parameter, "GET /v1/jobs needs query tenant"),
-        (_lose_status, f"GET {DATASET} answers 404"),
-        (_lose_property, "Job has state: JobState"),
-        (_lose_property_of_a_problem, "DatasetNotFoundProblem has detail: string"),
-        (_lose_certainty, "Job always has state"),
-        (_give_null, "Written has entities: may be null"),
+        (_remove_parameter, "GET /v1/jobs takes query limit: integer"),
+        (_add_required_parameter, "GET /v1/jobs needs query tenant"),
+        (_remove_status, f"GET {DATASET} answers 404"),
+        (_remove_property, "Job has state: JobState"),
+        (_remove_property_of_a_problem, "DatasetNotFoundProblem has detail: string"),
+        (_make_property_optional, "Job always has state"),
+        (_allow_null, "Written has entities: may be null"),
         (_change_type, "Written has entities: integer"),
-        (_need_property, "NewDataset needs title"),
-        (_lose_value, "Op takes 'ilike'"),
-        (_lose_media_type, f"POST {DATASET}/statements takes text/csv: string (binary)"),
+        (_require_property, "NewDataset needs title"),
+        (_remove_enum_value, "Op takes 'ilike'"),
+        (_remove_media_type, f"POST {DATASET}/statements takes text/csv: string (binary)"),
     ],
 )
 def test_change_that_breaks_clients_is_found(document: Json, change: Callable[[Json], None], broken: str):

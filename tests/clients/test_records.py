@@ -103,14 +103,14 @@ def disagreeing(people: Dataset) -> Dataset:
     return people
 
 
-LEFT_OUT = r"statements do not assemble: 2, the first is 'p00003' \(No common schema: Person, Vessel\)"
+OMITTED = r"statements do not assemble: 2, the first is 'p00003' \(No common schema: Person, Vessel\)"
 
 
 @pytest.mark.parametrize("asked", [{}, {"sort": "id"}, {"where": {"field": "id", "op": "ne", "value": "x"}}])
 def test_entities_that_do_not_assemble_are_left_out_with_a_warning(disagreeing: Dataset, asked: dict):
     entities = disagreeing.entities(**asked)
 
-    with pytest.warns(InvalidEntitiesWarning, match=LEFT_OUT) as warned:
+    with pytest.warns(InvalidEntitiesWarning, match=OMITTED) as warned:
         found = [entity["id"] for entity in entities]
 
     assert len(found) == PEOPLE - 2
@@ -120,7 +120,7 @@ def test_entities_that_do_not_assemble_are_left_out_with_a_warning(disagreeing: 
 
 
 def test_table_of_entities_warns_of_those_that_it_lacks(disagreeing: Dataset):
-    with pytest.warns(InvalidEntitiesWarning, match=LEFT_OUT):
+    with pytest.warns(InvalidEntitiesWarning, match=OMITTED):
         assert disagreeing.entities().arrow().num_rows == PEOPLE - 2
 
 

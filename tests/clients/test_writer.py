@@ -10,19 +10,19 @@ from tests.clients.conftest import person
 from tests.clients.proxy import Cut, cutting
 from tests.server import Server
 
-MANY = 2000
+COUNT = 2000
 SMALL_CHUNK = 5_000
 """Bytes of a chunk, where a test wants many of them."""
 
 
 def test_writer_sends_chunks_and_tells_what_was_written(dataset: Dataset, server: Server):
     with dataset.writer("crawl", chunk_bytes=SMALL_CHUNK) as writer:
-        writer.add_all(person(number) for number in range(MANY))
+        writer.add_all(person(number) for number in range(COUNT))
     journal = server.client().get(f"/v1/datasets/{dataset.name}/journal").json()
 
-    assert (writer.written.entities, writer.written.statements) == (MANY, 2 * MANY)
+    assert (writer.written.entities, writer.written.statements) == (COUNT, 2 * COUNT)
     assert writer.written.commit == journal["commit"] > 5
-    assert {entity["id"] for entity in dataset.entities(origin="crawl")} == {f"p{n:05}" for n in range(MANY)}
+    assert {entity["id"] for entity in dataset.entities(origin="crawl")} == {f"p{n:05}" for n in range(COUNT)}
 
 
 def test_writer_takes_objects_of_followthemoney_and_statements(dataset: Dataset):
@@ -51,15 +51,15 @@ def test_connection_that_is_cut_again_and_again_loses_nothing_and_doubles_nothin
 ):
     with cutting(server.url, CUTS) as proxy, Lake(proxy.url, server.admin_key) as cut_off:
         with cut_off.dataset(dataset.name).writer("crawl", atomic=atomic, chunk_bytes=SMALL_CHUNK) as writer:
-            writer.add_all(person(number) for number in range(MANY))
+            writer.add_all(person(number) for number in range(COUNT))
         broken = proxy.broken
     journal = server.client().get(f"/v1/datasets/{dataset.name}/journal").json()
 
     assert broken == len(CUTS)
-    assert (writer.written.entities, writer.written.statements) == (MANY, 2 * MANY)
+    assert (writer.written.entities, writer.written.statements) == (COUNT, 2 * COUNT)
     # Rows of the journal, which a request that was done twice would have twice.
-    assert (journal["rows"], journal["commit"]) == (2 * MANY, writer.written.commit)
-    assert [entity["id"] for entity in dataset.entities()] == [f"p{n:05}" for n in range(MANY)]
+    assert (journal["rows"], journal["commit"]) == (2 * COUNT, writer.written.commit)
+    assert [entity["id"] for entity in dataset.entities()] == [f"p{n:05}" for n in range(COUNT)]
 
 
 def test_atomic_writer_whose_block_fails_leaves_nothing(dataset: Dataset, server: Server):

@@ -37,7 +37,7 @@ def marks_in(source: str, path: str) -> Iterator[Mark]:
                 yield Mark(ast.literal_eval(argument), f"{path}:{node.lineno}", node in on_tests)
 
 
-def faults(rules: list[str], marks: Collection[Mark], pending: Collection[str]) -> list[str]:
+def inconsistencies(rules: list[str], marks: Collection[Mark], pending: Collection[str]) -> list[str]:
     """A sentence for everything that does not fit together."""
     held = {mark.rule for mark in marks if mark.on_test}
     known = set(rules)

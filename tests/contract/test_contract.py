@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.check import Mark, faults, marks_in, rules_in
+from tests.contract.check import Mark, inconsistencies, marks_in, rules_in
 from tests.contract.pending import PENDING
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ def test_every_rule_has_its_test_or_is_pending_and_every_mark_has_its_rule():
     sources = sorted((ROOT / "tests").rglob("*.py"))
     marks = [mark for path in sources for mark in marks_in(path.read_text(), str(path.relative_to(ROOT)))]
 
-    assert faults(rules_in(DOCUMENT.read_text()), marks, PENDING) == []
+    assert inconsistencies(rules_in(DOCUMENT.read_text()), marks, PENDING) == []
 
 
 def test_document_has_the_whole_contract():
@@ -89,7 +89,7 @@ A1, A2 = Mark("A1", "t.py:1", on_test=True), Mark("A2", "t.py:2", on_test=True)
     ],
 )
 def test_what_fits_together_has_no_fault(rules: list[str], marks: list[Mark], pending: list[str]):
-    assert faults(rules, marks, pending) == []
+    assert inconsistencies(rules, marks, pending) == []
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_what_fits_together_has_no_fault(rules: list[str], marks: list[Mark], pe
     ],
 )
 def test_what_does_not_fit_together_is_one_fault(rules: list[str], marks: list[Mark], pending: list[str], fault: str):
-    assert faults(rules, marks, pending) == [fault]
+    assert inconsistencies(rules, marks, pending) == [fault]
 
 
 def test_rule_whose_only_mark_is_on_no_test_is_not_held():
-    found = faults(["A1"], [Mark("A1", "t.py:3", on_test=False)], [])
+    found = inconsistencies(["A1"], [Mark("A1", "t.py:3", on_test=False)], [])
 
     assert found == ["A1 has no test, and is not pending", "t.py:3 marks what is no test"]

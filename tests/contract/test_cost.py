@@ -13,7 +13,7 @@ from tarn.model.snapshot import Snapshot
 from tarn.query.reader import NOW
 from tarn.settings import Settings
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.s3 import Request, S3Server
 
 Flushing = Callable[[], list[Snapshot]]
@@ -36,18 +36,18 @@ def person(entity_id: str, **properties: str) -> dict[str, Any]:
     return {"id": entity_id, "schema": "Person", "properties": {"name": [entity_id], **properties}}
 
 
-def add(house: House, *entities: dict[str, Any], origin: str = "crawl") -> None:
+def add(house: InProcessApi, *entities: dict[str, Any], origin: str = "crawl") -> None:
     assert house.admin.post(f"{ENTITIES}?origin={origin}", list(entities)).status_code == 200
 
 
-def read(house: House, entity_id: str) -> dict[str, Any]:
+def read(house: InProcessApi, entity_id: str) -> dict[str, Any]:
     answer = house.admin.get(f"{ENTITIES}/{entity_id}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
 
 
-def make_history(house: House, flush: Flushing, length: int) -> list[Snapshot]:
+def make_history(house: InProcessApi, flush: Flushing, length: int) -> list[Snapshot]:
     """Snapshots that each have entities of their own, and files whose bounds do not meet."""
     made = []
     for number in range(length):
@@ -70,7 +70,7 @@ def kinds(requests: Iterable[Request]) -> Counter[tuple[str, str, int]]:
 
 
 @pytest.mark.contract("X1")
-def test_ingest_asks_nothing_of_the_store(s3: S3Server, house: House, dataset: Dataset, flush: Flushing):
+def test_ingest_asks_nothing_of_the_store(s3: S3Server, house: InProcessApi, dataset: Dataset, flush: Flushing):
     make_history(house, flush, 1)
     statement = b'{"entity_id": "x", "schema": "Person", "prop": "name", "value": "X"}\n'
 
@@ -87,7 +87,7 @@ def test_ingest_asks_nothing_of_the_store(s3: S3Server, house: House, dataset: D
 
 @pytest.mark.contract("X1", "X2")
 def test_reader_finds_the_head_without_a_request_and_reads_its_manifest_once(
-    s3: S3Server, house: House, dataset: Dataset, flush: Flushing
+    s3: S3Server, house: InProcessApi, dataset: Dataset, flush: Flushing
 ):
     head = make_history(house, flush, 5)[-1]
 
@@ -104,7 +104,7 @@ def test_reader_finds_the_head_without_a_request_and_reads_its_manifest_once(
 
 @pytest.mark.contract("X1")
 def test_entity_costs_its_manifest_and_a_few_requests_for_each_file_that_may_hold_it_and_then_nothing(
-    s3: S3Server, house: House, flush: Flushing
+    s3: S3Server, house: InProcessApi, flush: Flushing
 ):
     history = make_history(house, flush, 6)
     add(house, person("e02-1", country="de"))
@@ -132,7 +132,7 @@ def test_entity_costs_its_manifest_and_a_few_requests_for_each_file_that_may_hol
 
 
 @pytest.mark.contract("X1")
-def test_unflushed_events_add_no_request_to_a_read(s3: S3Server, house: House, flush: Flushing):
+def test_unflushed_events_add_no_request_to_a_read(s3: S3Server, house: InProcessApi, flush: Flushing):
     make_history(house, flush, 2)
     read(house, "e01-0")
     add(house, person("e01-0", country="de"), person("e01-9"))
@@ -146,7 +146,7 @@ def test_unflushed_events_add_no_request_to_a_read(s3: S3Server, house: House, f
 
 @pytest.mark.contract("X1", "X3")
 def test_flush_and_commit_cost_the_same_however_long_history_is_but_for_the_log_since_its_checkpoint(
-    s3: S3Server, house: House, flush: Flushing, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, house: InProcessApi, flush: Flushing, monkeypatch: pytest.MonkeyPatch
 ):
     every = 4
     monkeypatch.setitem(tables.CONFIGURATION, "delta.checkpointInterval", str(every))
@@ -169,7 +169,7 @@ def test_flush_and_commit_cost_the_same_however_long_history_is_but_for_the_log_
 
 
 @pytest.mark.contract("X3")
-def test_flush_costs_one_request_more_for_each_data_file_it_writes(s3: S3Server, house: House, flush: Flushing):
+def test_flush_costs_one_request_more_for_each_data_file_it_writes(s3: S3Server, house: InProcessApi, flush: Flushing):
     make_history(house, flush, 2)
     costs = []
     for origins in (1, 5):

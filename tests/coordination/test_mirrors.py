@@ -10,11 +10,11 @@ from tarn.db.tables import locks, queue
 from tarn.model import ids
 from tarn.model.names import LAKEHOUSE, LockName, TagKey
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 
 
 @pytest.fixture
-def paths(house: House, dataset: Dataset, monkeypatch) -> list[str]:
+def paths(house: InProcessApi, dataset: Dataset, monkeypatch) -> list[str]:
     """The mirrors of an item, a lock and a tag, all of them put two minutes ago."""
     item = {"action": "DELETE", "resource": "entity", "payload": {"id": "x"}}
     made = house.admin.post("/v1/datasets/test/queue", item).json()
@@ -29,39 +29,39 @@ def paths(house: House, dataset: Dataset, monkeypatch) -> list[str]:
     ]
 
 
-def wrong(house: House, dataset: Dataset) -> list[str]:
-    return [path for path, _ in mirrors.wrong(house.services.database, house.services.store, dataset)]
+def wrong_paths(house: InProcessApi, dataset: Dataset) -> list[str]:
+    return [path for path, _ in mirrors.find_wrong(house.services.database, house.services.store, dataset)]
 
 
 @ONE_DATABASE
-def test_mirror_that_is_missing_is_found_and_put_again(house: House, dataset: Dataset, paths: list[str]):
+def test_mirror_that_is_missing_is_found_and_put_again(house: InProcessApi, dataset: Dataset, paths: list[str]):
     store = house.services.store
-    assert wrong(house, dataset) == []
+    assert wrong_paths(house, dataset) == []
     before = {path: store.get(path) for path in paths}
     store.delete(paths)
 
-    assert wrong(house, dataset) == sorted(paths)
-    mirrors.mend(house.services.database, store, dataset)
+    assert wrong_paths(house, dataset) == sorted(paths)
+    mirrors.repair(house.services.database, store, dataset)
     assert {path: store.get(path) for path in paths} == before
 
 
 @ONE_DATABASE
-def test_mirror_that_shows_nothing_is_found_and_taken_away(house: House, dataset: Dataset, paths: list[str]):
+def test_mirror_that_shows_nothing_is_found_and_taken_away(house: InProcessApi, dataset: Dataset, paths: list[str]):
     store = house.services.store
     strays = [f"{path}-stray" for path in paths]
     core = dataset.layout.tag(LAKEHOUSE, TagKey("journal/last_flushed"))
     for path in (*strays, core):
         store.put(path, b"{}")
 
-    assert wrong(house, dataset) == sorted(strays)
-    mirrors.mend(house.services.database, store, dataset)
-    assert wrong(house, dataset) == []
+    assert wrong_paths(house, dataset) == sorted(strays)
+    mirrors.repair(house.services.database, store, dataset)
+    assert wrong_paths(house, dataset) == []
     assert store.head(core) is not None
     assert all(store.head(path) is not None for path in paths)
 
 
 @ONE_DATABASE
-def test_mirror_that_is_on_its_way_is_not_wrong(house: House, dataset: Dataset, paths: list[str], monkeypatch):
+def test_mirror_that_is_on_its_way_is_not_wrong(house: InProcessApi, dataset: Dataset, paths: list[str], monkeypatch):
     monkeypatch.setattr(mirrors, "now", ids.now)
     with house.services.database.write() as connection:
         connection.execute(update(queue).values(created=ids.now()))
@@ -69,4 +69,4 @@ def test_mirror_that_is_on_its_way_is_not_wrong(house: House, dataset: Dataset, 
     house.services.store.delete(paths[:2])
     house.services.store.put(f"{paths[2]}-new", b"{}")
 
-    assert wrong(house, dataset) == []
+    assert wrong_paths(house, dataset) == []

@@ -12,35 +12,35 @@ from tarn.model import ids
 
 from tests.in_process_api import ONE_DATABASE
 
-LITTLE = timedelta(minutes=5)
+TOLERANCE = timedelta(minutes=5)
 
 
-def told(database: Database):
+def read_clock(database: Database):
     with database.write() as connection:
         return database_time(connection)
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_time_goes_on_though_the_clock_of_the_machine_is_set(database: Database, monkeypatch, hours: int):
-    before = told(database)
+    before = read_clock(database)
     monkeypatch.setattr(clock, "now", lambda: ids.now() + timedelta(hours=hours))
     with database.read() as connection:
         read = database_time(connection)
 
-    assert abs(before - ids.now()) < LITTLE
-    assert before <= read <= told(database) < before + LITTLE
+    assert abs(before - ids.now()) < TOLERANCE
+    assert before <= read <= read_clock(database) < before + TOLERANCE
 
 
 @ONE_DATABASE
 def test_machine_that_was_started_again_counts_anew_and_never_back(database: Database, monkeypatch):
-    before = told(database)
+    before = read_clock(database)
     monkeypatch.setattr(clock, "_boot", lambda: "another")
     monkeypatch.setattr(clock, "now", lambda: ids.now() - timedelta(hours=1))
 
-    assert before - LITTLE < told(database) < before + LITTLE
+    assert before - TOLERANCE < read_clock(database) < before + TOLERANCE
     monkeypatch.setattr(clock, "_boot", lambda: "a third")
     monkeypatch.setattr(clock, "now", lambda: ids.now() + timedelta(days=1))
-    assert told(database) > before + timedelta(hours=23)
+    assert read_clock(database) > before + timedelta(hours=23)
     with database.read() as connection:
         assert [row.boot for row in connection.execute(select(clock_table))] == ["a third"]
 
@@ -58,4 +58,4 @@ def test_machine_that_does_not_tell_its_runs_apart_goes_by_its_clock(database: D
     moment = ids.now()
     monkeypatch.setattr(clock, "now", lambda: moment)
 
-    assert told(database) == moment
+    assert read_clock(database) == moment

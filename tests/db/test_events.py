@@ -11,7 +11,7 @@ from sqlalchemy import insert, select, text, update
 from tarn.db import jobs
 from tarn.db import outbox as events
 from tarn.db.engine import Database
-from tarn.db.outbox import Recorded
+from tarn.db.outbox import RecordedEvent
 from tarn.db.tables import datasets, event_heads, webhook_cursors
 from tarn.db.tables import events as table
 from tarn.db.tables import jobs as jobs_table
@@ -29,7 +29,7 @@ def make_dataset(database: Database, name: str = "donations", state: str = "acti
     dataset_id = new_id()
     with database.write() as connection:
         connection.execute(insert(datasets).values(id=dataset_id, name=name, state=state, created=now(), revision=0))
-        events.begin(connection, dataset_id, DatasetName(name))
+        events.start_stream(connection, dataset_id, DatasetName(name))
     return dataset_id
 
 
@@ -43,17 +43,19 @@ def record(database: Database, stream: str, kind: EventKind = EventKind.DATASET_
         events.record(connection, stream, kind, **data)
 
 
-def told(database: Database, stream: str, above: int = 0, limit: int = 1000, job: str | None = None) -> list[Any]:
+def read_events(
+    database: Database, stream: str, above: int = 0, limit: int = 1000, job: str | None = None
+) -> list[Any]:
     with database.read() as connection:
         return [json.loads(each.body) for each in events.after(connection, stream, above, limit, job).told]
 
 
 def kinds(database: Database, stream: str) -> list[str]:
-    return [each["kind"] for each in told(database, stream)]
+    return [each["kind"] for each in read_events(database, stream)]
 
 
 def numbers(database: Database, stream: str, above: int = 0) -> list[int]:
-    return [each["id"] for each in told(database, stream, above)]
+    return [each["id"] for each in read_events(database, stream, above)]
 
 
 def test_event_is_there_exactly_if_its_transaction_is(database: Database, stream: str):
@@ -63,7 +65,7 @@ def test_event_is_there_exactly_if_its_transaction_is(database: Database, stream
         raise RuntimeError
     record(database, stream, EventKind.DATASET_DELETED)
 
-    assert [(each["id"], each["kind"], each["dataset"]) for each in told(database, stream)] == [
+    assert [(each["id"], each["kind"], each["dataset"]) for each in read_events(database, stream)] == [
         (1, "dataset.created", "donations"),
         (2, "dataset.deleted", "donations"),
     ]
@@ -80,7 +82,7 @@ def test_event_that_does_not_say_what_its_kind_does_is_refused_where_it_is_made(
 def test_second_committer_waits_for_the_first_so_that_no_number_appears_below_one_that_was_seen(
     database: Database, stream: str
 ):
-    first = Recorded(stream, EventKind.DATASET_CREATED, None, None, {})
+    first = RecordedEvent(stream, EventKind.DATASET_CREATED, None, None, {})
     second = threading.Thread(target=record, args=[database, stream])
     with database.engine.connect() as connection, connection.begin():
         events.number(connection, [first])
@@ -140,7 +142,7 @@ def test_page_says_how_far_it_goes(database: Database, stream: str):
 
 
 def test_events_are_given_up_from_the_old_end_by_age_and_by_number(database: Database, stream: str, monkeypatch):
-    monkeypatch.setattr(events, "AT_ONCE", 2)
+    monkeypatch.setattr(events, "TRIM_EVENTS", 2)
     other = make_dataset(database, "other")
     for _ in range(6):
         record(database, stream)
@@ -149,8 +151,8 @@ def test_events_are_given_up_from_the_old_end_by_age_and_by_number(database: Dat
         connection.execute(update(table).where(table.c.number <= 3).values(at=now() - timedelta(days=9)))
 
     with database.read() as connection:
-        by_age = events.past(connection, now() - timedelta(days=7), most=100)
-        by_number = events.past(connection, now() - timedelta(days=70), most=2)
+        by_age = events.expired_numbers(connection, now() - timedelta(days=7), most=100)
+        by_number = events.expired_numbers(connection, now() - timedelta(days=70), most=2)
     with database.write() as connection:
         steps = [events.trim(connection, stream, by_number[stream]) for _ in range(2)]
 
@@ -190,7 +192,7 @@ def test_job_tells_its_tenant_of_every_state_it_comes_to(database: Database, str
     with database.write() as connection:
         jobs.finish(connection, job.id, "w", {"statements": 1, "snapshots": []})
 
-    found = told(database, stream, job=job.id)
+    found = read_events(database, stream, job=job.id)
     assert [each["kind"].removeprefix("job.") for each in found] == [
         "queued", "started", "queued", "started", "progress", "done",
     ]  # fmt: skip
@@ -216,7 +218,7 @@ def test_job_that_is_cancelled_given_up_or_let_go_tells_so_once(database: Databa
         jobs.claim(connection, "w", 30, among=[])
 
     assert {job and job.id for job in taken} == {running.id, lost.id}
-    last = {job.id: told(database, stream, job=job.id)[-1]["kind"] for job in (waiting, running, lost)}
+    last = {job.id: read_events(database, stream, job=job.id)[-1]["kind"] for job in (waiting, running, lost)}
     assert last == {waiting.id: "job.cancelled", running.id: "job.cancelled", lost.id: "job.failed"}
     assert kinds(database, stream).count("job.cancelled") == 2
 
@@ -229,11 +231,11 @@ def test_job_on_several_datasets_has_a_stream_of_its_own_as_long_as_it_is_known(
         events.trim(connection, job.id, 2)
         events.forget_jobs(connection)
         kept = _heads(connection)
-        jobs.forget(connection, now() + timedelta(days=1))
+        jobs.delete_finished(connection, now() + timedelta(days=1))
         events.forget_jobs(connection)
         left = _heads(connection)
 
-    assert told(database, stream) == []
+    assert read_events(database, stream) == []
     assert (kept, left) == ({stream, job.id}, {stream})
     assert job.state is JobState.QUEUED
 

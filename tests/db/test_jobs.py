@@ -114,7 +114,7 @@ def test_job_that_is_handed_back_is_queued_again(database: Database, dataset_id:
     job = enqueue(database, dataset_id)
     claim(database, "w1")
     with database.write() as connection:
-        jobs.hand_back(connection, job.id, "w1")
+        jobs.requeue(connection, job.id, "w1")
 
     again = claim(database, "w2")
 
@@ -149,7 +149,7 @@ def test_job_that_ends_every_worker_is_not_claimed_for_ever(database: Database, 
     job = enqueue(database, dataset_id)
     for _ in range(MOST_ATTEMPTS):
         assert claim(database, "dies") is not None
-        fall_silent(database)
+        expire_heartbeats(database)
 
     assert claim(database, "lives") is None
     with database.read() as connection:
@@ -163,7 +163,7 @@ def test_delete_that_ends_every_worker_waits_long_between_tries(database: Databa
     job = enqueue(database, dataset_id)
     for _ in range(MOST_ATTEMPTS):
         claim(database, "dies")
-        fall_silent(database)
+        expire_heartbeats(database)
 
     assert claim(database, "lives") is None
     with database.read() as connection:
@@ -274,7 +274,7 @@ def test_of_many_workers_that_claim_all_each_job_goes_to_one(database: Database,
 def test_jobs_of_a_silent_worker_are_taken_over_together(database: Database, dataset_id: str):
     wanted = [enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(2)]
     claim_all(database, "dead")
-    fall_silent(database)
+    expire_heartbeats(database)
 
     taken = claim_all(database, "alive")
     with database.write() as connection:
@@ -313,7 +313,7 @@ def test_job_that_runs_is_cancelled_when_its_worker_next_looks(database: Databas
     asked = cancel(database, job)
     with database.write() as connection:
         goes_on = jobs.beat(connection, job.id, "w1", None)
-        settled = jobs.hand_back(connection, job.id, "w1")
+        settled = jobs.requeue(connection, job.id, "w1")
 
     after = show(database, job)
     assert (asked.state, asked.finished) == (JobState.RUNNING, None)
@@ -351,7 +351,7 @@ def test_cancelled_job_of_a_silent_worker_is_over_and_not_taken_over(database: D
     job = enqueue(database, dataset_id, Operation.FLUSH)
     claim_all(database, "dead")
     cancel(database, job)
-    fall_silent(database)
+    expire_heartbeats(database)
 
     assert claim_all(database, "alive") == []
     assert show(database, job).state is JobState.CANCELLED
@@ -425,6 +425,6 @@ def finish(database: Database, job: Job) -> None:
 PROBLEM = Unavailable("for now").problem("/v1/jobs/1").model_dump(mode="json")
 
 
-def fall_silent(database: Database) -> None:
+def expire_heartbeats(database: Database) -> None:
     with database.write() as connection:
         connection.execute(update(table).values(heartbeat=now() - timedelta(minutes=1)))

@@ -10,7 +10,7 @@ from tarn.db.engine import Database
 from tarn.journal.segments import purge_done
 from tarn.model.snapshot import Snapshot
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -32,7 +32,7 @@ def measured(connection: Connection) -> dict[str, int]:
 
 
 def test_the_journal_is_as_large_as_what_waits_however_many_segments_went_through_it(
-    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]]
+    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]]
 ):
     database = house.services.database
     sizes = []
@@ -61,7 +61,7 @@ def test_the_journal_is_as_large_as_what_waits_however_many_segments_went_throug
     assert last["journal_batches"] <= first["journal_batches"] + (64 << 10)
 
 
-def test_a_head_is_changed_within_its_page(house: House, dataset: Dataset):
+def test_a_head_is_changed_within_its_page(house: InProcessApi, dataset: Dataset):
     database = house.services.database
     count = text("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'journal_head'")
     with database.read() as connection:

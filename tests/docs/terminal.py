@@ -15,7 +15,7 @@ from tests.server import Server, clean_environment
 ADDRESS = "http://127.0.0.1:8000"
 """Where pages say that the server listens."""
 
-PATIENCE = 600
+BLOCK_TIMEOUT = 600
 """Seconds for one block."""
 
 # A command that fails, also inside a pipe, ends the shell; what a block exports or defines is there for the next.
@@ -55,8 +55,8 @@ class Terminal:
             COLUMNS="120",
             **given,
         )
-        self._shell = _Asked(["bash", "-c", SHELL], self._folder, self._environment)
-        self._prompt = _Asked([sys.executable, "-m", "tests.docs.prompt"], self._folder, self._environment)
+        self._shell = _LineProcess(["bash", "-c", SHELL], self._folder, self._environment)
+        self._prompt = _LineProcess([sys.executable, "-m", "tests.docs.prompt"], self._folder, self._environment)
         self._count = 0
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Terminal:
         (self._folder / block.marks["file"]).write_text(block.text)
 
 
-class _Asked:
+class _LineProcess:
     """A process that is told a line, and answers with one; none, if it ended."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
@@ -107,7 +107,7 @@ class _Asked:
         assert process.stdout is not None
         process.stdin.write(f"{line}\n")
         process.stdin.flush()
-        late = Timer(PATIENCE, process.kill)
+        late = Timer(BLOCK_TIMEOUT, process.kill)
         late.start()
         answer = process.stdout.readline()
         late.cancel()

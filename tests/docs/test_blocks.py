@@ -21,12 +21,12 @@ from tests.ship.chart import CHART, NEWEST, helm
 pytestmark = pytest.mark.xdist_group("docs")
 
 RUN = {"sh", "bash", "python"}
-ASKED = {"sql"}
+SQL = {"sql"}
 """What an operator asks PostgreSQL."""
-SHOWN = {"", "mermaid"}
+NOT_CODE = {"", "mermaid"}
 """Pictures and layouts, which nobody pastes."""
 
-MOST_NOT_RUN = 15
+MAX_NOT_RUN = 15
 """Blocks that no test runs: few, so that nobody gets used to it."""
 
 COMMAND = re.compile(r"^\s*(\$ |(export|tarn|curl|helm|kubectl|docker|make|pip|python|git|ftm) )", re.MULTILINE)
@@ -51,7 +51,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_page_works_when_pasted(page: Path, lake: Server, tmp_path: Path):
     if VERSITYGW.name in page.read_text() and not VERSITYGW.exists():
         pytest.skip("versitygw, which the page starts, is not built here")
-    _follow(page, lake, tmp_path)
+    _run_page(page, lake, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_page_that_does_not_work_is_told_by_its_line(wrong: str, told: str, lake
     page = tmp_path / "page.md"
     page.write_text(wrong)
     with pytest.raises(Failed) as failed:
-        _follow(page, lake, tmp_path)
+        _run_page(page, lake, tmp_path)
     assert told in str(failed.value)
 
 
 def test_every_block_is_run_or_says_why_not():
     for block in ALL:
-        assert block.language in RUN | ASKED | SHOWN or block.marks, (
+        assert block.language in RUN | SQL | NOT_CODE or block.marks, (
             f"{block.place}: nothing runs a block of `{block.language}`"
         )
         assert block.language or not COMMAND.search(block.text), f"{block.place}: commands want ```sh, to be run"
 
 
 def test_postgresql_answers_what_pages_ask_it(postgresql: str):
-    asked = [block for block in ALL if block.language in ASKED]
+    asked = [block for block in ALL if block.language in SQL]
     assert asked
     with copied_postgresql(postgresql) as url, psycopg.connect(url.replace("+psycopg", "")) as connection:
         for block in asked:
@@ -98,7 +98,7 @@ def test_reason_for_not_running_a_block_leads_to_what_checks_it():
 
 
 def test_few_blocks_are_not_run():
-    assert len([block for block in ALL if "not run" in block.marks]) <= MOST_NOT_RUN
+    assert len([block for block in ALL if "not run" in block.marks]) <= MAX_NOT_RUN
 
 
 def test_shell_that_is_not_run_is_shell():
@@ -142,7 +142,7 @@ def test_claim_holds_of_what_it_describes_and_of_nothing_else(claimed: str, prin
     assert (differences(claimed, printed) == []) is holds
 
 
-def _follow(page: Path, server: Server, folder: Path) -> None:
+def _run_page(page: Path, server: Server, folder: Path) -> None:
     """Do what a page says, block by block. Raises `Failed` where it does not hold."""
     given = {name: str(free_port()) for name in ports(page)}
     with closing(Terminal(folder, server, **given)) as terminal:
@@ -150,12 +150,12 @@ def _follow(page: Path, server: Server, folder: Path) -> None:
             if "file" in block.marks:
                 terminal.write(block)
             elif _is_run(block):
-                _hold(block, terminal.paste(block))
+                _check_output(block, terminal.paste(block))
             elif block.text == "make run\n":
-                _hold(block, "".join(server.greeting).replace(server.url, ADDRESS))
+                _check_output(block, "".join(server.greeting).replace(server.url, ADDRESS))
 
 
-def _hold(block: Block, printed: str) -> None:
+def _check_output(block: Block, printed: str) -> None:
     """Compare what was printed with what the page says of it. Raises `Failed`."""
     if block.claim and (differing := differences(block.claim.text, printed)):
         raise Failed(f"{block.claim.place}: it printed something else:\n" + "\n".join(differing))

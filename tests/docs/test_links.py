@@ -8,12 +8,12 @@ import pytest
 
 from tests.docs.pages import INDEX, ROOT, SITE, anchors, links, pages
 
-ELSEWHERE = ("https://", "http://", "mailto:")
+EXTERNAL = ("https://", "http://", "mailto:")
 
 
 def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading():
     broken = [
-        f"{page.relative_to(ROOT)}:{line}: {target}" for page, line, target in _local() if not _leads(page, target)
+        f"{page.relative_to(ROOT)}:{line}: {target}" for page, line, target in _local() if not _exists(page, target)
     ]
     assert broken == []
 
@@ -32,7 +32,7 @@ def test_every_page_is_reached_from_the_index():
     reached, waiting = {INDEX}, [INDEX]
     while waiting:
         page = waiting.pop()
-        found = {_file(page, target) for _, target in links(page) if not target.startswith(ELSEWHERE)}
+        found = {_file(page, target) for _, target in links(page) if not target.startswith(EXTERNAL)}
         new = {each for each in found - reached if each.suffix == ".md" and each.exists()}
         reached |= new
         waiting += new
@@ -63,7 +63,7 @@ def test_anchor_is_made_as_code_hosts_make_it(heading: str, anchor: str, tmp_pat
 def _local() -> Iterator[tuple[Path, int, str]]:
     for page in pages():
         for line, target in links(page):
-            if not target.startswith(ELSEWHERE):
+            if not target.startswith(EXTERNAL):
                 yield page, line, target
 
 
@@ -72,6 +72,6 @@ def _file(page: Path, target: str) -> Path:
     return (page.parent / name).resolve() if name else page
 
 
-def _leads(page: Path, target: str) -> bool:
+def _exists(page: Path, target: str) -> bool:
     file, _, anchor = _file(page, target), *target.partition("#")[1:]
     return file.exists() and (not anchor or anchor in anchors(file))

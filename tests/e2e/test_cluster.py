@@ -30,7 +30,7 @@ from tests.conftest import copied_postgresql
 from tests.e2e.cluster import ADMIN_KEY, PATIENCE, Cluster, cluster, until
 from tests.faults.checks import check_now, history_of
 from tests.faults.scene import Scene
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.query.model import Event, added, deleted, erased, iso, shown
 from tests.query.reads import parsed
 from tests.query.test_histories_http import NDJSON, Told
@@ -121,7 +121,7 @@ class Tenant:
         self.clients = [api.client(key) for api in running.apis]
         for client in self.clients:
             client.timeout = httpx.Timeout(PATIENCE)
-        doors = cast("House", type("Doors", (), {"admin": Doors(self.clients)}))
+        doors = cast("InProcessApi", type("Doors", (), {"admin": Doors(self.clients)}))
         self.stories = []
         for dataset in datasets:
             made = first.post("/v1/datasets", json={"name": dataset}).raise_for_status().json()

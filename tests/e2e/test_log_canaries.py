@@ -11,7 +11,7 @@ from shutil import copyfile
 import httpx
 
 from tests.isolation.prepared_lake import HELD, built
-from tests.isolation.route_requests import Asked, good_request, places_in
+from tests.isolation.route_requests import UnsentRequest, operations_in, valid_request
 from tests.isolation.routes import ROUTES
 from tests.server import running
 
@@ -19,7 +19,7 @@ CANARY = "qzlogcanaryqz"
 KEY = f"administrator-{CANARY}"
 
 
-def hiding(asked: Asked) -> Iterator[Asked]:
+def hiding(asked: UnsentRequest) -> Iterator[UnsentRequest]:
     """A request with a canary in every place but its path, which is in the log by right; one place at a time."""
     for name in (*asked.place.parameters["query"], "unknown"):
         yield replace(asked, query={**asked.query, name: CANARY})
@@ -36,12 +36,12 @@ def test_canaries_through_every_route_are_in_no_log(sqlite: Path, kernel_process
         folder = Path(name)
         copyfile(sqlite, folder / "tarn.db")
         with built(folder, f"sqlite:///{folder}/tarn.db", kernel_process) as world:
-            places = places_in(world.house.nobody.get("/openapi.json").json())
+            places = operations_in(world.house.nobody.get("/openapi.json").json())
             requests = {}
             for operation, route in ROUTES.items():
                 things = world.things("administrator", HELD)
                 things["value"] = CANARY
-                requests[operation] = good_request(route, places[operation], things)
+                requests[operation] = valid_request(route, places[operation], things)
         settings = {
             "TARN_DATABASE_URL": f"sqlite:///{folder}/tarn.db",
             "TARN_LAKE_URI": str(folder / "lake"),
@@ -53,7 +53,7 @@ def test_canaries_through_every_route_are_in_no_log(sqlite: Path, kernel_process
         }
         with running(folder, "serve", **settings) as server, httpx.Client(base_url=server.url, timeout=300) as client:
 
-            def send(one: Asked) -> httpx.Response:
+            def send(one: UnsentRequest) -> httpx.Response:
                 headers = {"Authorization": f"Bearer {KEY}"} | dict(one.headers)
                 return client.request(
                     one.place.method, one.url, params=dict(one.query), headers=headers, content=one.body

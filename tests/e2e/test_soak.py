@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.soak import MOST_FILES, UPKEEP, soak
+from bench.soak import MAINTENANCE, MAX_FILES, soak
 
 
 @pytest.mark.xdist_group("spark")
@@ -17,5 +17,5 @@ def test_what_is_written_read_and_maintained_at_once_ends_as_its_writers_know_it
     assert soaked.errors == []
     assert soaked.verified["findings"] == []
     assert soaked.times.keys() >= {"add", "put", "delete", "delete_statement", "one", "page", "vacuum_at_once"}
-    assert sum(soaked.unasked[operation] for operation in UPKEEP) > 0
-    assert max(sample.files for sample in soaked.samples) < MOST_FILES
+    assert sum(soaked.unasked[operation] for operation in MAINTENANCE) > 0
+    assert max(sample.files for sample in soaked.samples) < MAX_FILES

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 from tarn.db.engine import Database
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import load_settings
 from tarn.storage.connection import Connection
@@ -70,7 +70,7 @@ def _flush(folder: Path, pool: ProcessPoolExecutor) -> None:
     )
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
     dataset = dataset_of(database, "large")
-    publisher = Publisher(database, store, settings, "tester")
+    publisher = SnapshotPublisher(database, store, settings, "tester")
     done = Flush(database, store, publisher, lambda: DirectKernels(settings, pool)).run([dataset], lambda: None)
     assert done[dataset.id].error is None
     database.close()

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, update
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
@@ -18,9 +18,9 @@ from tarn.db.tables import leases
 from tarn.errors import Locked, TarnError
 from tarn.integrity.vacuum import Vacuum
 from tarn.journal import batches
-from tarn.journal.batches import Batch, Sized
+from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.lake import snapshots
-from tarn.lake.commit import Publisher, Reached
+from tarn.lake.commit import Reached, SnapshotPublisher
 from tarn.model.dataset import NewDataset
 from tarn.model.ids import now
 from tarn.model.job import (
@@ -41,7 +41,7 @@ from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.flush import Flush, Flushed, Kernels
 from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.revert import Revert
-from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.jobs.rewrite import Rewriter
 from tarn.settings import Settings
 from tarn.storage.fault_injection import Gate
 from tarn.storage.store import Store
@@ -117,8 +117,8 @@ class Scene:
     def write_in(self, connection: Connection, *events: Event) -> int:
         """Commit a batch in a transaction of the caller's."""
         batch = list(events) or self.some()
-        sized = Sized(Batch(self.dataset, ADMIN, _act()), as_events(batch))
-        (outcome,) = batches.write_whole(connection, self.settings, [sized])
+        sized = BatchWithEvents(Batch(self.dataset, ADMIN, _act()), as_events(batch))
+        (outcome,) = batches.write_small(connection, self.settings, [sized])
         commit: int = outcome.answer["commit"]
         self.told[commit] = batch
         return commit
@@ -174,7 +174,7 @@ class Scene:
     ) -> Callable[[], Flushed]:
         """A worker of its own name: call it to flush the dataset."""
         settings = self.settings.model_copy(update=changes)
-        publisher = Publisher(self.database, store or self.store, settings, owner, reached)
+        publisher = SnapshotPublisher(self.database, store or self.store, settings, owner, reached)
         running = kernels or self.kernels
         flush = Flush(self.database, store or self.store, publisher, lambda: running, reached)
         return lambda: flush.run([self.dataset], lambda: None)[self.dataset.id]
@@ -188,8 +188,8 @@ class Scene:
     ) -> "Maintaining":
         """Somebody of its own name who keeps the dataset in shape."""
         database, store = database or self.database, store or self.store
-        publisher = Publisher(database, store, self.settings, owner, reached)
-        rewriting = Rewriting(database, store, publisher, lambda: self.kernels, reached)
+        publisher = SnapshotPublisher(database, store, self.settings, owner, reached)
+        rewriting = Rewriter(database, store, publisher, lambda: self.kernels, reached)
         flush = Flush(database, store, publisher, lambda: self.kernels, reached)
         vacuum = Vacuum(database, store, self.settings, publisher, reached)
         return Maintaining(
@@ -201,8 +201,8 @@ class Scene:
             vacuum=lambda: vacuum.run(self.dataset, VacuumOptions(retention_hours=0, override_floor=True), _ignored),
         )
 
-    def publisher(self, owner: str = "by hand", reached: Reached = lambda _: None, **changes: Any) -> Publisher:
-        return Publisher(self.database, self.store, self.settings.model_copy(update=changes), owner, reached)
+    def publisher(self, owner: str = "by hand", reached: Reached = lambda _: None, **changes: Any) -> SnapshotPublisher:
+        return SnapshotPublisher(self.database, self.store, self.settings.model_copy(update=changes), owner, reached)
 
     def flush(self, owner: str = "another") -> list[Snapshot]:
         """Flush without a fault."""
@@ -268,5 +268,5 @@ def outcome(error: TarnError | None) -> str | None:
     return None if error is None else error.slug
 
 
-def _act() -> Act:
-    return Act(None, "add_statements", "test", "r")
+def _act() -> AuditedAction:
+    return AuditedAction(None, "add_statements", "test", "r")

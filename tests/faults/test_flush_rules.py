@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text, update
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets import registry as datasets
 from tarn.db.tables import journal, journal_batches, journal_head, journal_rejected, snapshot_heads, tags
 from tarn.errors import PathExists, TarnError
@@ -14,13 +14,13 @@ from tarn.journal import head as heads
 from tarn.journal import rejected, segments
 from tarn.lake import snapshots
 from tarn.lake.commit import Build, HeadMoved
-from tarn.lake.delta_tables import DeltaStore, Refused
+from tarn.lake.delta_tables import CommitRefused, DeltaStore
 from tarn.model.ids import new_id
 from tarn.model.snapshot import Change, Head, Snapshot
 from tarn.model.tenant import ADMIN, Identity
 from tarn.pipeline.jobs.flush import Flushed
 from tarn.pipeline.tasks.kernel import AnyTask, Output
-from tarn.storage.fault_injection import PATIENCE, FaultyStore, Gate
+from tarn.storage.fault_injection import TIMEOUT_SECONDS, FaultyStore, Gate
 from tarn.worker.loop import Worker
 
 from tests.faults.checks import check, check_now, history_of, waiting
@@ -183,7 +183,7 @@ def test_commit_on_a_version_that_is_taken_is_refused_and_not_rebased(scene: Sce
     tables = DeltaStore(scene.store)
     version = before.statements.version
 
-    with pytest.raises(Refused):
+    with pytest.raises(CommitRefused):
         tables.commit(scene.dataset, "statements", version, after.statements.files[-1:], (), {})
 
     assert not tables.is_ahead(scene.dataset, "statements", after.statements.version)
@@ -314,7 +314,11 @@ def test_task_that_ran_twice_leaves_files_that_nothing_names_and_no_row_twice(sc
 def delete(scene: Scene) -> None:
     identity = Identity(ADMIN, "key", (), 0, 1)
     datasets.begin_delete(
-        scene.database, scene.store, scene.dataset, None, Act(identity, "delete_dataset", scene.dataset.name, "r")
+        scene.database,
+        scene.store,
+        scene.dataset,
+        None,
+        AuditedAction(identity, "delete_dataset", scene.dataset.name, "r"),
     )
     assert Worker(scene.settings, scene.database, scene.store).step()
 
@@ -360,7 +364,7 @@ def test_dataset_that_is_being_deleted_is_not_flushed_any_more(scene: Scene):
     with beside(scene.worker("paused", held_at("translog committed", gate))) as paused:
         gate.wait_arrived()
         identity = Identity(ADMIN, "key", (), 0, 1)
-        act = Act(identity, "delete_dataset", scene.dataset.name, "r")
+        act = AuditedAction(identity, "delete_dataset", scene.dataset.name, "r")
         datasets.begin_delete(scene.database, scene.store, scene.dataset, None, act)
         gate.release()
         resumed: Flushed = paused()
@@ -508,4 +512,4 @@ def wait_for_a_lock(scene: Scene) -> None:
         with scene.database.read() as connection:
             return connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one()
 
-    wait_until(waits, PATIENCE)
+    wait_until(waits, TIMEOUT_SECONDS)

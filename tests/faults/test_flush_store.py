@@ -108,7 +108,7 @@ def test_manifest_put_whose_answer_was_lost_is_the_commit_and_is_recorded_by_the
     faulty.fail("put_new", "*/snapshots/*", Unavailable("no answer"), after=True)
 
     lost = scene.worker("w", store=faulty)()
-    put = snapshots.peek(scene.store, scene.dataset, 2)
+    put = snapshots.read_if_exists(scene.store, scene.dataset, 2)
     recorded = len(history_of(scene))
     again = scene.flush()
 
@@ -140,7 +140,7 @@ def test_manifest_put_that_finds_another_has_lost(scene: Scene):
         scene.expire_leases()
         with pytest.raises(Killed):
             scene.worker("dies", killed_at("manifest put"))()
-        theirs = snapshots.peek(scene.store, scene.dataset, 2)
+        theirs = snapshots.read_if_exists(scene.store, scene.dataset, 2)
         gate.release()
         lost: Flushed = slow()
 
@@ -257,7 +257,7 @@ def test_disk_that_is_full_for_the_manifest_is_an_error_and_the_next_flush_has_r
 
     assert (full.snapshots, outcome(full.error)) == ([], "storage-full")
     check_now(scene)
-    assert snapshots.peek(scene.store, scene.dataset, 2) is None
+    assert snapshots.read_if_exists(scene.store, scene.dataset, 2) is None
     check(scene)
 
 

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.access.bootstrap import ensure_admin
 from tarn.datasets.registry import Dataset
 from tarn.db import engine
@@ -32,7 +32,7 @@ from tarn.errors import Unavailable
 from tarn.journal.batches import Batch
 from tarn.journal.event_buffer import Events
 from tarn.journal.writer import Writer
-from tarn.main import assemble
+from tarn.main import build_services
 from tarn.model.names import DatasetName, TenantName
 from tarn.model.tenant import Identity
 from tarn.settings import load_settings
@@ -40,7 +40,7 @@ from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.server import Server, running
 
 OUTAGE = float(os.environ.get("OUTAGE_SECONDS", "3"))
@@ -304,7 +304,7 @@ def test_writers_of_a_database_that_is_locked_for_long_are_all_told_at_once(lock
     begun: list[object] = []
     event.listen(locked.engine, "begin", begun.append, insert=True)
     identity = Identity(TenantName("alice"), "k", (), 0, 0)
-    batch = Batch(Dataset("1", DatasetName("test")), identity.tenant, Act(identity, "a", "t", "r"))
+    batch = Batch(Dataset("1", DatasetName("test")), identity.tenant, AuditedAction(identity, "a", "t", "r"))
     written = Events()
     written.erase("jane", None)
     writer = Writer(locked, load_settings())
@@ -330,7 +330,7 @@ def test_request_to_a_database_that_is_locked_for_long_is_503_and_reads_go_on(
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
     open_lake(store)
     key = ensure_admin(database, settings)
-    with House(assemble(settings, database, store), str(key)) as house:
+    with InProcessApi(build_services(settings, database, store), str(key)) as house:
         house.dataset("test")
         house.admin.post(f"{D}/entities", entity("first"))
         with closing(connect(path, isolation_level=None)) as other:

@@ -24,20 +24,20 @@ from tarn.worker.queue import ACTION, Consumer
 
 from tests.faults.processes import WorkerProcess, started
 from tests.faults.scene import beside, held_at, run_together
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.waiting import wait_until
 
 BASE = "/v1/datasets/test/queue"
 ITEMS = 12
 
 
-def consumer(house: House, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> Consumer:
+def consumer(house: InProcessApi, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> Consumer:
     services = house.services
     settings = services.settings.model_copy(update=changes)
     return Consumer(settings, services.database, services.store, new_id(), reached)
 
 
-def ask(house: House, count: int = ITEMS, begin: int = 0) -> list[str]:
+def ask(house: InProcessApi, count: int = ITEMS, begin: int = 0) -> list[str]:
     """Items that each replace what the one before said of the same entity; their ids."""
     found = []
     for number in range(begin, begin + count):
@@ -48,7 +48,7 @@ def ask(house: House, count: int = ITEMS, begin: int = 0) -> list[str]:
     return found
 
 
-def check_done_once_in_order(house: House, asked: list[str]) -> None:
+def check_done_once_in_order(house: InProcessApi, asked: list[str]) -> None:
     """Every item has had its effect exactly once, in the order of their ids, and says so."""
     with house.services.database.read() as connection:
         states = connection.execute(select(queue_table.c.id, queue_table.c.state).order_by(queue_table.c.id)).all()
@@ -77,18 +77,18 @@ def process(settings: Settings, *fault: str) -> Iterator[WorkerProcess]:
         yield running
 
 
-def let_leases_lapse(house: House) -> None:
+def let_leases_lapse(house: InProcessApi) -> None:
     with house.services.database.write() as connection:
         connection.execute(update(queue_leases).values(expires=ids.now() - timedelta(seconds=1)))
 
 
-def wait_until_done(house: House) -> None:
+def wait_until_done(house: InProcessApi) -> None:
     wait_until(lambda: not house.admin.get(f"{BASE}?state=pending&limit=1").json()["results"], 120)
 
 
 @pytest.mark.parametrize("step", ["begun", "written", "done"])
 def test_worker_killed_amid_an_item_leaves_it_to_the_next_which_does_it_once(
-    house: House, dataset: Dataset, settings: Settings, step: str
+    house: InProcessApi, dataset: Dataset, settings: Settings, step: str
 ):
     asked = ask(house)
     with process(settings, step, "KILL") as killed:
@@ -101,7 +101,9 @@ def test_worker_killed_amid_an_item_leaves_it_to_the_next_which_does_it_once(
     check_done_once_in_order(house, asked)
 
 
-def test_two_workers_on_one_queue_do_every_item_once_in_order(house: House, dataset: Dataset, settings: Settings):
+def test_two_workers_on_one_queue_do_every_item_once_in_order(
+    house: InProcessApi, dataset: Dataset, settings: Settings
+):
     with process(settings) as one, process(settings) as two:
         one.wait_reached("started")
         two.wait_reached("started")
@@ -112,7 +114,7 @@ def test_two_workers_on_one_queue_do_every_item_once_in_order(house: House, data
 
 
 @pytest.mark.parametrize("step", ["begun", "shown"])
-def test_worker_paused_past_its_lease_has_no_second_effect(house: House, dataset: Dataset, step: str):
+def test_worker_paused_past_its_lease_has_no_second_effect(house: InProcessApi, dataset: Dataset, step: str):
     asked, gate = ask(house), Gate()
     with beside(consumer(house, held_at(step, gate)).work) as worked:
         gate.wait_arrived()
@@ -124,7 +126,7 @@ def test_worker_paused_past_its_lease_has_no_second_effect(house: House, dataset
     check_done_once_in_order(house, asked)
 
 
-def test_workers_that_do_the_same_item_at_once_have_one_effect(house: House, dataset: Dataset):
+def test_workers_that_do_the_same_item_at_once_have_one_effect(house: InProcessApi, dataset: Dataset):
     asked = ask(house, 1)
     gates = [Gate(), Gate()]
     workers = [consumer(house, held_at("begun", gate)) for gate in gates]
@@ -142,7 +144,7 @@ def test_workers_that_do_the_same_item_at_once_have_one_effect(house: House, dat
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_clock_that_jumps_amid_an_item_takes_the_queue_from_nobody_and_changes_no_order(
-    house: House, dataset: Dataset, monkeypatch, hours: int
+    house: InProcessApi, dataset: Dataset, monkeypatch, hours: int
 ):
     asked, gate = ask(house, 3), Gate()
     with beside(consumer(house, held_at("begun", gate)).work) as worked:

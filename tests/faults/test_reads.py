@@ -16,10 +16,10 @@ from typing import Any
 
 import orjson
 from tarn.datasets.registry import Dataset
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.pipeline.jobs.flush import Flush
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
 
@@ -38,7 +38,7 @@ SELDOM = 8
 class Client:
     """Somebody who writes and looks at once. Nobody else writes to its entities, or under its origin."""
 
-    house: House
+    house: InProcessApi
     base: str
     number: int
     draw: random.Random
@@ -154,10 +154,10 @@ def person(entity: str, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def flushing(house: House, dataset: Dataset, kernels: DirectKernels) -> Iterator[list[int]]:
+def flushing(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> Iterator[list[int]]:
     """A worker that flushes again and again beside the block; how many snapshots it made."""
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     over = threading.Event()
     made: list[int] = []
@@ -200,7 +200,7 @@ def own(client: Client) -> list[str]:
 
 
 def test_everybody_reads_what_they_wrote_at_once_and_what_others_did_once_while_a_worker_flushes(
-    house: House, kernels: DirectKernels
+    house: InProcessApi, kernels: DirectKernels
 ):
     for number in range(-(-TRIALS // AT_ONCE)):
         house.dataset(f"test{number}")

@@ -160,7 +160,7 @@ def test_worker_process_killed_while_it_compacts_is_followed_by_another(scene: S
     check_now(scene)
     scene.expire_leases()
     with scene.database.write() as connection:
-        jobs.hand_back(connection, job.id, _holder(scene, job.id))
+        jobs.requeue(connection, job.id, _holder(scene, job.id))
     with worker(scene) as following:
         following.wait_reached("released")
         following.send(signal.SIGTERM)

@@ -17,8 +17,8 @@ from tarn.model.job import VacuumOptions, VacuumResult
 from tarn.model.names import RefName
 from tarn.model.snapshot import Change
 from tarn.pipeline.jobs.flush import Flushed
-from tarn.query.active_reads import Reporter
-from tarn.query.reader import Reader, State
+from tarn.query.active_reads import ActiveReadReporter
+from tarn.query.reader import Reader, RequestedState
 from tarn.storage.fault_injection import FaultyStore, Gate
 
 from tests.faults.checks import check, check_now, history_of
@@ -106,7 +106,7 @@ def test_vacuum_killed_amid_a_request_that_deletes_is_finished_by_the_next_one(s
 @pytest.fixture
 def reader(scene: Scene) -> Iterator[Reader]:
     reader = Reader(scene.settings, scene.database, scene.store)
-    with closing(reader), Reporter(scene.database, reader.running, 0.002):
+    with closing(reader), ActiveReadReporter(scene.database, reader.running, 0.002):
         yield reader
 
 
@@ -117,7 +117,7 @@ def test_slow_reader_of_a_snapshot_that_is_given_up_reads_it_to_its_end(scene: S
     expected = {(row["entity_id"], row["value"]) for row in live.values()}
 
     with reader.reading() as reading:
-        reading.everything(scene.dataset, State(at="2"))
+        reading.everything(scene.dataset, RequestedState(at="2"))
         during = vacuum(scene)
         with scene.database.read() as connection, pytest.raises(SnapshotGone):
             snapshots.find(connection, scene.dataset, "2")
@@ -140,13 +140,13 @@ def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: 
 
     def read() -> set[Any]:
         with late.reading() as reading:
-            reading.everything(scene.dataset, State(at="3"))
+            reading.everything(scene.dataset, RequestedState(at="3"))
             resolving.release()
             deleting.hold()
             return set(reading.duck.execute("SELECT id, origin FROM live").fetchall())
 
     expected = set(stored(scene.store, scene.dataset, history_of(scene)[2]))
-    with closing(late), Reporter(scene.database, late.running, 0.002), beside(read) as reading:
+    with closing(late), ActiveReadReporter(scene.database, late.running, 0.002), beside(read) as reading:
         blocked.wait_arrived()  # it knows which one it reads, and nobody else does
         done = vacuum(scene)
         blocked.release()
@@ -174,7 +174,7 @@ def test_time_travel_beside_vacuums_shows_a_state_whole_or_says_that_it_is_gone(
             for seq, expected in known.items():
                 try:
                     with reader.reading() as reading:
-                        reading.everything(scene.dataset, State(at=str(seq)))
+                        reading.everything(scene.dataset, RequestedState(at=str(seq)))
                         assert set(reading.duck.execute("SELECT id, origin FROM live").fetchall()) == expected
                     whole += 1
                 except SnapshotGone:
@@ -198,7 +198,7 @@ def test_time_travel_beside_vacuums_shows_a_state_whole_or_says_that_it_is_gone(
 def test_process_that_died_holds_up_one_vacuum_and_is_forgotten(scene: Scene):
     with_garbage(scene, 4)
     with scene.database.write() as connection:
-        readers.tell(connection, "dead", readers.Report(7, {scene.dataset.id: 1}))
+        readers.tell(connection, "dead", readers.ReaderHeartbeat(7, {scene.dataset.id: 1}))
     held_up: list[object] = []
     settings = scene.settings.model_copy(update={"reader_heartbeat": 0.004, "reader_silent_after": 0.05})
 
@@ -207,7 +207,7 @@ def test_process_that_died_holds_up_one_vacuum_and_is_forgotten(scene: Scene):
     assert result.left == 0
     assert len(held_up) > 2
     with scene.database.read() as connection:
-        assert readers.told(connection) == {}
+        assert readers.latest(connection) == {}
     assert_clean(scene)
     check(scene)
 
@@ -217,7 +217,7 @@ def test_vacuum_that_is_stopped_while_it_waits_for_readers_deletes_nothing(scene
     with_garbage(scene, 4)
     before = data_files(scene)
     with scene.database.write() as connection:
-        readers.tell(connection, "slow", readers.Report(7, {}))
+        readers.tell(connection, "slow", readers.ReaderHeartbeat(7, {}))
     waiting_for = Vacuum(scene.database, scene.store, scene.settings, scene.publisher())
 
     def stop(_: object) -> None:

@@ -25,8 +25,8 @@ from followthemoney.statement.statement import Statement
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from tarn.errors import TarnError
-from tarn.journal.event_chunks import Terms
-from tarn.journal.parser_pool import Parsers
+from tarn.journal.event_chunks import ReadOptions
+from tarn.journal.parser_pool import ParserPool
 from tarn.model.names import DatasetName
 
 pytestmark = pytest.mark.xdist_group("fuzz")
@@ -63,8 +63,8 @@ FORMATS = (
 
 
 @pytest.fixture(scope="module")
-def parsers() -> Iterator[Parsers]:
-    with closing(Parsers(1, memory=MEMORY, wait=120)) as parsers:
+def parsers() -> Iterator[ParserPool]:
+    with closing(ParserPool(1, memory=MEMORY, wait=120)) as parsers:
         yield parsers
 
 
@@ -138,9 +138,9 @@ def _mutated(chance: random.Random, body: bytes) -> bytes:
     return bytes(data[: chance.randrange(len(data) + 1)] if chance.random() < 0.1 else data)
 
 
-def _read(parsers: Parsers, form: Format, body: bytes, chance: random.Random) -> None:
+def _read(parsers: ParserPool, form: Format, body: bytes, chance: random.Random) -> None:
     """Read one body. Fails unless each record is accounted for, or the body is refused as its sender's mistake."""
-    terms = Terms(
+    terms = ReadOptions(
         records=form.records,
         media_type=form.media_type,
         dataset=DatasetName("test"),
@@ -168,7 +168,9 @@ def _read(parsers: Parsers, form: Format, body: bytes, chance: random.Random) ->
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.records}-{form.media_type}")
-def test_a_mutated_file_is_accounted_for_or_refused(parsers: Parsers, samples: dict[Format, list[bytes]], form: Format):
+def test_a_mutated_file_is_accounted_for_or_refused(
+    parsers: ParserPool, samples: dict[Format, list[bytes]], form: Format
+):
     for case in range(CASES):
         chance = random.Random(f"{SEED}-{form.media_type}-{form.records}-{case}")
         body = _mutated(chance, chance.choice(samples[form]))

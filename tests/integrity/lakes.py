@@ -12,16 +12,16 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import Connection, text
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.access.bootstrap import ensure_admin
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.integrity.verify import verify
 from tarn.journal import batches, stages
-from tarn.journal.batches import Batch, Sized
+from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.lake import refs, snapshots
-from tarn.lake.commit import Build, Publisher
+from tarn.lake.commit import Build, SnapshotPublisher
 from tarn.lake.delta_tables import folder_of
 from tarn.lake.table_schemas import PARTITIONED
 from tarn.model.dataset import DatasetChange, NewDataset
@@ -42,7 +42,7 @@ from tests.faults.scene import QUICK, Scene
 from tests.pipeline.history import shown, stored
 from tests.pipeline.test_fold import as_events
 
-ACT = Act(None, "add_statements", "test", "r")
+ACT = AuditedAction(None, "add_statements", "test", "r")
 
 
 @dataclass
@@ -175,7 +175,7 @@ def rich(settings: Settings, database: Database, store: Store, kernels: Kernels,
     with database.write() as connection:
         ref = refs.put(connection, dataset, RefName("july"), "4", ADMIN)
         connection.execute(text("UPDATE refs SET updated = '2020-01-01 00:00:00.000000'"))
-    refs.show(store, dataset, RefName("july"), ref)
+    refs.mirror(store, dataset, RefName("july"), ref)
     datasets.change(database, store, dataset, DatasetChange(title="Second"), None, ACT)
     for number in range(2):
         scene.write(*scene.some(), scene.fresh(f"last {number}"))
@@ -184,7 +184,7 @@ def rich(settings: Settings, database: Database, store: Store, kernels: Kernels,
     return lake
 
 
-def pack(lake: Lake, publisher: Publisher) -> Snapshot:
+def pack(lake: Lake, publisher: SnapshotPublisher) -> Snapshot:
     """Put a file of each table under another name, as packing would."""
     head = lake.head()
     added: dict[TableName, tuple[File, ...]] = {}
@@ -200,7 +200,7 @@ def pack(lake: Lake, publisher: Publisher) -> Snapshot:
     return publisher.publish(build)
 
 
-def give_up(lake: Lake, publisher: Publisher, below: int) -> Snapshot:
+def give_up(lake: Lake, publisher: SnapshotPublisher, below: int) -> Snapshot:
     """Give up the snapshots below a number, and delete their manifests."""
     with lake.database.read() as connection:
         base = snapshots.recorded(connection, lake.dataset)
@@ -216,5 +216,5 @@ def _stage(connection: Connection, scene: Scene) -> None:
     stage = stages.find(connection, scene.dataset, ADMIN, uid).id
     for _ in range(2):
         batch = Batch(scene.dataset, ADMIN, ACT, stage=stage)
-        batches.write_whole(connection, scene.settings, [Sized(batch, as_events(scene.some()))])
+        batches.write_small(connection, scene.settings, [BatchWithEvents(batch, as_events(scene.some()))])
     stages.commit(connection, scene.dataset, ADMIN, [uid], ACT)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 from sqlalchemy import update
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
@@ -17,7 +17,7 @@ from tarn.db.tables import snapshots as recorded
 from tarn.errors import ManifestInvalid
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import refs
-from tarn.lake.commit import TABLES, Publisher
+from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.model.dataset import DatasetChange
 from tarn.model.ids import now
 from tarn.model.job import Progress, VacuumOptions
@@ -28,7 +28,7 @@ from tarn.storage.store import Store
 
 from tests.faults.checks import check_now, history_of
 from tests.faults.scene import Scene
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.integrity.vacuums import (
     NOW,
     assert_clean,
@@ -50,7 +50,9 @@ def everything(scene: Scene) -> dict[str, int]:
 
 def keep(scene: Scene, count: int, days: float) -> None:
     change = DatasetChange.model_validate({"policy": {"retention": {"count": count, "days": days}}})
-    datasets.change(scene.database, scene.store, scene.dataset, change, None, Act(None, "change_dataset", "test", "r"))
+    datasets.change(
+        scene.database, scene.store, scene.dataset, change, None, AuditedAction(None, "change_dataset", "test", "r")
+    )
 
 
 def age(scene: Scene, hours: dict[int, float]) -> None:
@@ -104,7 +106,7 @@ def test_whatever_the_history_kept_snapshots_read_the_same_and_exactly_the_unnee
 
 @pytest.mark.contract("H9")
 def test_oldest_snapshot_that_is_kept_names_a_parent_that_is_gone_and_nothing_else_does(
-    house: House,
+    house: InProcessApi,
     dataset: Dataset,
     flush: Callable[[], list[Snapshot]],
     database: Database,
@@ -116,7 +118,7 @@ def test_oldest_snapshot_that_is_kept_names_a_parent_that_is_gone_and_nothing_el
         flush()
     ids = [one["id"] for one in house.admin.get("/v1/datasets/test/snapshots").json()["results"]][::-1]
     house.admin.put("/v1/datasets/test/refs/pin", {"snapshot": ids[2]})
-    publisher = Publisher(database, store, settings, "vacuum")
+    publisher = SnapshotPublisher(database, store, settings, "vacuum")
     quick = settings.model_copy(update={"reader_silent_after": 0.01})
 
     Vacuum(database, store, quick, publisher).run(dataset, NOW, lambda _: None)

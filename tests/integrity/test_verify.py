@@ -17,7 +17,7 @@ from tarn.integrity.findings import Findings
 from tarn.integrity.vacuum import Vacuum
 from tarn.integrity.verify import verify
 from tarn.lake import refs
-from tarn.lake.commit import TABLES, Publisher
+from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.leases import Leases
 from tarn.model.finding import FindingKind as Kind
 from tarn.model.job import CompactOptions, OptimizeOptions, Progress, Stopped, VacuumOptions, VerifyOptions
@@ -26,7 +26,7 @@ from tarn.model.snapshot import Snapshot
 from tarn.model.tenant import ADMIN
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.optimize import Optimize
-from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.jobs.rewrite import Rewriter
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.fault_injection import FaultyStore, Gate
@@ -202,11 +202,11 @@ def test_vacuum_that_takes_everything_meanwhile_is_no_finding(lake: Lake, scene:
     assert lake.verify().findings == []
 
 
-def take_everything(lake: Lake, publisher: Publisher) -> None:
+def take_everything(lake: Lake, publisher: SnapshotPublisher) -> None:
     """Give up every snapshot but the newest, and delete what only they name."""
     with lake.database.write() as connection:
         refs.remove(connection, lake.dataset, RefName("july"))
-    refs.show(lake.store, lake.dataset, RefName("july"), None)
+    refs.mirror(lake.store, lake.dataset, RefName("july"), None)
     former = [lake.manifest(seq) for seq in range(3, 12)]
     kept = pack(lake, publisher)
     give_up(lake, publisher, below=kept.seq)
@@ -218,7 +218,7 @@ def take_everything(lake: Lake, publisher: Publisher) -> None:
 
 def test_compacted_and_packed_lake_has_no_findings(lake: Lake, scene: Scene):
     services = lake.database, lake.store, scene.publisher(), lambda: scene.kernels
-    compact, optimize = Compact(Rewriting(*services)), Optimize(Rewriting(*services))
+    compact, optimize = Compact(Rewriter(*services)), Optimize(Rewriter(*services))
     assert optimize.run(lake.dataset, OptimizeOptions(), lambda _: None).snapshot is not None
     assert lake.verify().findings == []
     scene.flush()

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 VERSION = os.environ.get("YENTE_VERSION", "5.5.0")
 DRIVER = Path(__file__).with_name("yente_driver.py")
 
-PATIENCE = 900
+TIMEOUT = 900
 """Seconds that an installation, or an export, may take."""
 
 
@@ -36,9 +36,9 @@ def yente() -> Path:
     python, done = folder / "bin" / "python", folder / ".done"
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=PATIENCE)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=TIMEOUT)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"yente=={VERSION}"]
-        made = subprocess.run(install, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        made = subprocess.run(install, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         if made.returncode:
             pytest.skip(f"yente {VERSION} cannot be installed from the package index: {made.stderr[-500:]}")
         done.touch()
@@ -67,7 +67,7 @@ class Lake:
 
     def make(self, dataset: str) -> None:
         path = f"/v1/jobs/{self._call('POST', f'/v1/datasets/{dataset}/operations/make').json()['id']}"
-        wait_until(lambda: self._call("GET", path).json()["state"] not in ("queued", "running"), PATIENCE)
+        wait_until(lambda: self._call("GET", path).json()["state"] not in ("queued", "running"), TIMEOUT)
         job = self._call("GET", path).json()
         assert job["state"] == "done", job
 
@@ -132,7 +132,7 @@ def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def applied(operations: list[dict[str, Any]], entities: Mapping[str, Any]) -> dict[str, Any]:
+def apply_operations(operations: list[dict[str, Any]], entities: Mapping[str, Any]) -> dict[str, Any]:
     known = dict(entities)
     for operation in operations:
         known.pop(operation["entity"]["id"], None)
@@ -160,7 +160,7 @@ def test_catalog_and_full_datasets_are_loaded(
     for name in ("people", "group"):
         assert (found[name]["needs_update"], found[name]["is_incremental"]) == (True, False)
         assert found[name]["checksum"] is not None
-        assert applied(found[name]["operations"], {}) == lake.exported(name)
+        assert apply_operations(found[name]["operations"], {}) == lake.exported(name)
         assert {one["_id"] for one in found[name]["documents"]} == lake.exported(name).keys()
         assert found[name]["model"]["entities_url"].startswith(f"{lake.server.url}/v1/")
     for name in ("never", "packed"):
@@ -176,7 +176,7 @@ def test_scope_loads_one_dataset(yente: Path, tmp_path: Path, lake: Lake):
 
 def test_deltas_lead_from_any_version_to_the_newest(yente: Path, tmp_path: Path, lake: Lake):
     first = result_of(load(yente, tmp_path, lake))["people"]
-    versions, states = [first["target_version"]], [applied(first["operations"], {})]
+    versions, states = [first["target_version"]], [apply_operations(first["operations"], {})]
     changes = [(person("new", country=["de"]), "p0"), (person("p1", country=["fr"]), "new")]
     for written, deleted in changes:
         lake.write("people", written)
@@ -185,7 +185,7 @@ def test_deltas_lead_from_any_version_to_the_newest(yente: Path, tmp_path: Path,
         found = result_of(load(yente, tmp_path, lake, {"people": versions[-1]}))["people"]
         assert (found["needs_update"], found["is_incremental"]) == (True, True)
         assert found["target_version"] == found["model"]["version"] > versions[-1]
-        states.append(applied(found["operations"], states[-1]))
+        states.append(apply_operations(found["operations"], states[-1]))
         versions.append(found["target_version"])
         assert states[-1] == lake.exported("people")
         assert {operation["op"] for operation in found["operations"]} >= {"DEL"}
@@ -196,10 +196,10 @@ def test_deltas_lead_from_any_version_to_the_newest(yente: Path, tmp_path: Path,
     old = result_of(load(yente, tmp_path, lake, {"people": "20000101000000-abc"}))["people"]
 
     assert both["is_incremental"]
-    assert applied(both["operations"], states[0]) == states[-1]
+    assert apply_operations(both["operations"], states[0]) == states[-1]
     assert current["needs_update"] is False
     assert (old["needs_update"], old["is_incremental"]) == (True, False)
-    assert applied(old["operations"], {}) == states[-1]
+    assert apply_operations(old["operations"], {}) == states[-1]
 
 
 def test_wrong_key_is_an_error_that_names_the_status(yente: Path, tmp_path: Path, lake: Lake):

@@ -17,7 +17,7 @@ from tarn.db import jobs
 from tarn.db.engine import Database
 from tarn.db.tables import datasets as dataset_table
 from tarn.db.tables import idempotency, journal_batches, metadata, queue
-from tarn.main import assemble
+from tarn.main import build_services
 from tarn.model.export import Kind
 from tarn.model.job import ExportOptions, Operation
 from tarn.model.names import DatasetName, TenantName
@@ -26,7 +26,7 @@ from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
 
-from tests.in_process_api import Caller, House
+from tests.in_process_api import Caller, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_export import exports_of
 from tests.pipeline.test_rewrite import ignore
@@ -40,15 +40,15 @@ HELD, MINE, THEIRS = "held", "mine", f"theirs_{MARK}"
 LEVELS = {"reader": "read", "writer": "write", "maintainer": "maintain", "keeper": "admin"}
 """Roles: a tenant each, with this level on `held` and everything that begins so."""
 
-AROUND = {"access_revision", "audit", "idempotency", "readers", "workers"}
+REQUEST_TABLES = {"access_revision", "audit", "idempotency", "readers", "workers"}
 """Tables that tell of requests and processes; what a refused request may add to."""
 
 
-class Things(dict[str, str]):
+class Resources(dict[str, str]):
     """Ids of one tenant in one dataset by what they are called in paths, each made when it is first asked for."""
 
     def __init__(
-        self, world: "World", caller: Caller, tenant: str, dataset: str, shared: "Things | None" = None
+        self, world: "PreparedLake", caller: Caller, tenant: str, dataset: str, shared: "Resources | None" = None
     ) -> None:
         super().__init__(dataset=dataset, tenant=tenant, slug="internal", value="Eve", mark=_mark(dataset))
         self._world = world
@@ -61,7 +61,7 @@ class Things(dict[str, str]):
 
     def __missing__(self, name: str) -> str:
         make = getattr(self, f"_{name}")
-        is_own = self._shared is None or name in OWN or name in NAMED_BY_TENANT
+        is_own = self._shared is None or name in OWN or name in TENANT_NAMESPACES
         self[name] = make() if is_own or self._shared is None else self._shared[name]
         return self[name]
 
@@ -82,10 +82,10 @@ class Things(dict[str, str]):
 
     def _checksum(self) -> str:
         body = f"id,name\n{self['mark']},{next(self._world.numbers)}\n".encode()
-        made = _good(self._world.put_bytes(self._caller, f"{self.path}/files?path={self['file_path']}", body)).json()
+        made = _success(self._world.put_bytes(self._caller, f"{self.path}/files?path={self['file_path']}", body)).json()
         self["file"] = made["id"]
         text = f"{self.path}/files/{made['checksum']}/text/{self['text_origin']}"
-        _good(self._world.put_bytes(self._caller, text, f"text {self['mark']}".encode()))
+        _success(self._world.put_bytes(self._caller, text, f"text {self['mark']}".encode()))
         return str(made["checksum"])
 
     def _file(self) -> str:
@@ -94,43 +94,43 @@ class Things(dict[str, str]):
 
     def _content_hash(self) -> str:
         for title in ("first", "second"):
-            entities = {f"{title}_{self['mark']}": MAPPED}
-            _good(self._caller.put(f"{self.path}/mappings/{self['checksum']}", {"entities": entities}))
+            entities = {f"{title}_{self['mark']}": ENTITY_MAPPING}
+            _success(self._caller.put(f"{self.path}/mappings/{self['checksum']}", {"entities": entities}))
         return self["checksum"]
 
     def _mapping_version(self) -> str:
-        found = _good(self._caller.get(f"{self.path}/mappings/{self['content_hash']}/versions"))
+        found = _success(self._caller.get(f"{self.path}/mappings/{self['content_hash']}/versions"))
         return str(found.json()["results"][0]["timestamp"])
 
     def _version(self) -> str:
-        _good(self._caller.patch(self.path, {"title": f"title {next(self._world.numbers)} {self['mark']}"}))
-        found = _good(self._caller.get(f"{self.path}/versions")).json()["results"]
+        _success(self._caller.patch(self.path, {"title": f"title {next(self._world.numbers)} {self['mark']}"}))
+        found = _success(self._caller.get(f"{self.path}/versions")).json()["results"]
         return str(next(version["timestamp"] for version in found if version["name"] == "config.yml"))
 
     def _stage(self) -> str:
         made = self._caller.post(f"{self.path}/stages", {"origin": self["origin"], "message": self["mark"]})
-        return str(_good(made).json()["id"])
+        return str(_success(made).json()["id"])
 
     def _filled_stage(self) -> str:
         stage = self._stage()
-        _good(self._caller.post(f"{self.path}/stages/{stage}/entities", person("staged", self["mark"])))
+        _success(self._caller.post(f"{self.path}/stages/{stage}/entities", person("staged", self["mark"])))
         return stage
 
     def _upload(self) -> str:
-        made = _good(self._caller.post(f"{self.path}/uploads", {"length": 4, "path": self._file_path()})).json()
+        made = _success(self._caller.post(f"{self.path}/uploads", {"length": 4, "path": self._file_path()})).json()
         return str(made["id"])
 
     def _filled_upload(self) -> str:
         upload = self._upload()
-        _good(self._world.put_bytes(self._caller, f"{self.path}/uploads/{upload}?offset=0", b"abcd"))
+        _success(self._world.put_bytes(self._caller, f"{self.path}/uploads/{upload}?offset=0", b"abcd"))
         return upload
 
     def _snapshot(self) -> str:
-        return str(_good(self._caller.get(f"{self.path}/snapshots/latest")).json()["id"])
+        return str(_success(self._caller.get(f"{self.path}/snapshots/latest")).json()["id"])
 
     def _ref(self) -> str:
         name = f"ref-{self['mark']}-{next(self._world.numbers)}"
-        _good(self._caller.put(f"{self.path}/refs/{name}", {"snapshot": self["snapshot"]}))
+        _success(self._caller.put(f"{self.path}/refs/{name}", {"snapshot": self["snapshot"]}))
         return name
 
     def _job(self) -> str:
@@ -144,11 +144,11 @@ class Things(dict[str, str]):
 
     def _item(self) -> str:
         item = {"action": "UPSERT", "resource": "entity", "payload": person("queued", self["mark"])}
-        return str(_good(self._caller.post(f"{self.path}/queue", item | {"to": self["tenant"]})).json()["id"])
+        return str(_success(self._caller.post(f"{self.path}/queue", item | {"to": self["tenant"]})).json()["id"])
 
     def _taken_item(self) -> str:
         item = self._item()
-        while (taken := _good(self._caller.post(f"{self.path}/queue/pop", {})).json())["id"] != item:
+        while (taken := _success(self._caller.post(f"{self.path}/queue/pop", {})).json())["id"] != item:
             pass
         self["item_token"] = taken["token"]
         return item
@@ -164,7 +164,7 @@ class Things(dict[str, str]):
         return item
 
     def _tag(self) -> str:
-        _good(self._caller.put(f"{self.path}/tag?key={(key := self._tag_key())}", {"value": self["mark"]}))
+        _success(self._caller.put(f"{self.path}/tag?key={(key := self._tag_key())}", {"value": self["mark"]}))
         return key
 
     def _tag_key(self) -> str:
@@ -172,7 +172,7 @@ class Things(dict[str, str]):
 
     def _lock(self) -> str:
         name = self._lock_name()
-        made = _good(self._caller.put(f"{self.path}/locks/{name}", {"ttl": 60, "holder": self["mark"]}))
+        made = _success(self._caller.put(f"{self.path}/locks/{name}", {"ttl": 60, "holder": self["mark"]}))
         self["lock_token"] = made.json()["token"]
         return name
 
@@ -185,39 +185,39 @@ class Things(dict[str, str]):
 
     def _lock_id(self) -> str:
         name = self._lock()
-        found = _good(self._world.house.admin.get("/v1/admin/locks?limit=1000")).json()["results"]
+        found = _success(self._world.house.admin.get("/v1/admin/locks?limit=1000")).json()["results"]
         return str(next(lock["id"] for lock in found if lock["name"] == name))
 
     def _hooked(self) -> str:
         """A tenant with a webhook."""
         name = self._victim()
-        _good(self._world.house.admin.put(f"/v1/admin/tenants/{name}/webhooks", HOOK))
+        _success(self._world.house.admin.put(f"/v1/admin/tenants/{name}/webhooks", WEBHOOK))
         return name
 
     def _delta(self) -> str:
         found = self._caller.get(f"{self.path}/exports/delta.json")
-        return str(next(iter(_good(found).json()["versions"])))
+        return str(next(iter(_success(found).json()["versions"])))
 
     def _key(self) -> str:
-        return str(_good(self._world.house.admin.post(f"/v1/admin/tenants/{self['victim']}/keys", {})).json()["id"])
+        return str(_success(self._world.house.admin.post(f"/v1/admin/tenants/{self['victim']}/keys", {})).json()["id"])
 
     def _grant(self) -> str:
         pattern = {"dataset": f"x{next(self._world.numbers)}", "level": "read"}
         return str(
-            _good(self._world.house.admin.post(f"/v1/admin/tenants/{self['victim']}/grants", pattern)).json()["id"]
+            _success(self._world.house.admin.post(f"/v1/admin/tenants/{self['victim']}/grants", pattern)).json()["id"]
         )
 
     def _victim(self) -> str:
         """A tenant that may be changed and deleted."""
         name = f"victim{next(self._world.numbers)}"
-        _good(self._world.house.admin.post("/v1/admin/tenants", {"name": name}))
+        _success(self._world.house.admin.post("/v1/admin/tenants", {"name": name}))
         return name
 
     def _etag(self) -> str:
-        return _good(self._caller.get(self.path)).headers["ETag"]
+        return _success(self._caller.get(self.path)).headers["ETag"]
 
     def _entity_cursor(self) -> str:
-        return str(_good(self._caller.get(f"{self.path}/entities?limit=1")).json()["next"])
+        return str(_success(self._caller.get(f"{self.path}/entities?limit=1")).json()["next"])
 
     def _sources(self) -> str:
         return (self._world.folder / "sources").as_uri()
@@ -234,10 +234,10 @@ class Things(dict[str, str]):
         return name
 
 
-class World:
+class PreparedLake:
     """The API in this process around a prepared lake, and everybody who may call it."""
 
-    def __init__(self, house: House, kernels: DirectKernels, folder: Path) -> None:
+    def __init__(self, house: InProcessApi, kernels: DirectKernels, folder: Path) -> None:
         self.house = house
         self.folder = folder
         self.numbers = count(1)
@@ -250,7 +250,7 @@ class World:
             "no key": house.nobody,
             "bad key": house.with_key(f"{str(self.owner.key)[:-4]}0000"),
             "expired key": house.with_key(
-                _good(house.admin.post("/v1/admin/tenants/owner/keys", expired)).json()["key"]
+                _success(house.admin.post("/v1/admin/tenants/owner/keys", expired)).json()["key"]
             ),
             "stranger": house.tenant("stranger", **{"mine*": "admin"}),
             **{role: house.tenant(role, **{"held*": level}) for role, level in LEVELS.items()},
@@ -258,17 +258,17 @@ class World:
         }
         for name in (HELD, MINE, THEIRS):
             self._prepare(name)
-        self.theirs = Things(self, self.owner, "owner", THEIRS)
+        self.theirs = Resources(self, self.owner, "owner", THEIRS)
         for thing in EVERYTHING:
             assert self.theirs[thing]
 
-    def things(self, role: str, dataset: str) -> Things:
+    def things(self, role: str, dataset: str) -> Resources:
         """Fresh things for a caller; what belongs to no tenant, or a caller may not make, is the owner's."""
         if dataset == MINE:
-            return Things(self, self.callers["stranger"], "stranger", MINE)
-        shared = Things(self, self.owner, "owner", dataset)
+            return Resources(self, self.callers["stranger"], "stranger", MINE)
+        shared = Resources(self, self.owner, "owner", dataset)
         tenant = {"administrator": "admin", "no key": "owner"}.get(role, role)
-        return Things(self, self.callers[role], tenant, dataset, shared)
+        return Resources(self, self.callers[role], tenant, dataset, shared)
 
     def dataset(self, name: str) -> Dataset:
         with self.house.services.database.read() as connection:
@@ -297,13 +297,13 @@ class World:
             tables = {
                 table.name: sorted(map(repr, connection.execute(select(table))))
                 for table in metadata.sorted_tables
-                if table.name not in AROUND
+                if table.name not in REQUEST_TABLES
             }
-        return {**tables, "storage": _tree(self.folder / "lake")}
+        return {**tables, "storage": _file_stats(self.folder / "lake")}
 
     def state_of_theirs(self) -> dict[str, Any]:
         """The same, but only what belongs to the owner or to its dataset."""
-        found: dict[str, Any] = {"storage": _tree(self.folder / "lake" / THEIRS)}
+        found: dict[str, Any] = {"storage": _file_stats(self.folder / "lake" / THEIRS)}
         with self.house.services.database.read() as connection:
             theirs = connection.execute(select(dataset_table.c.id).where(dataset_table.c.name == THEIRS)).scalar_one()
             batches = select(journal_batches.c.id).where(journal_batches.c.dataset_id == theirs)
@@ -314,7 +314,7 @@ class World:
                     "batch": lambda column: column.in_(batches),
                 }
                 conditions = [test(table.c[name]) for name, test in belongs.items() if name in table.c]
-                if table.name in AROUND or not conditions:
+                if table.name in REQUEST_TABLES or not conditions:
                     continue
                 rows = connection.execute(select(table).where(conditions[0]))
                 found[table.name] = sorted(map(repr, rows))
@@ -328,28 +328,28 @@ class World:
         owns = {"id": f"owns-{mark}", "schema": "Ownership", "properties": {"owner": [f"ada-{mark}"], "asset": ["b"]}}
         people = [person(one, mark) for one in (f"ada-{mark}", f"bob-{mark}")]
         once = {"Idempotency-Key": f"key-{name}"}
-        _good((self.owner if name == THEIRS else caller).post(write, [*people, owns], headers=once))
+        _success((self.owner if name == THEIRS else caller).post(write, [*people, owns], headers=once))
         exports_of(self.house, self._kernels).export(self.dataset(name), EXPORTED, ignore)
-        _good(caller.post(write, person(f"cem-{mark}", mark)))
+        _success(caller.post(write, person(f"cem-{mark}", mark)))
         found = caller.get(f"/v1/datasets/{name}/statements?id=cem-{mark}&prop=name")
-        self.statements[name] = _good(found).json()["results"][0]["id"]
+        self.statements[name] = _success(found).json()["results"][0]["id"]
 
 
 EXPORTED = ExportOptions(kinds=[Kind.ENTITIES, Kind.DELTA])
 
-MAPPED = {"schema": "Person", "key": "id", "properties": {"name": {"column": "name"}}}
+ENTITY_MAPPING = {"schema": "Person", "key": "id", "properties": {"name": {"column": "name"}}}
 
-HOOK = {"url": "https://example.org/hook", "secret": "of at least sixteen letters"}
+WEBHOOK = {"url": "https://example.org/hook", "secret": "of at least sixteen letters"}
 
 OWN = ("stage", "filled_stage", "upload", "filled_upload", "job", "over_job", "item", "taken_item", "dead_item")
 """What belongs to a tenant: no other one finds it, whatever it may do on the dataset."""
 
-NAMED_BY_TENANT = ("tag", "lock", "item_token", "lock_token")
+TENANT_NAMESPACES = ("tag", "lock", "item_token", "lock_token")
 """What every tenant has under names of its own, with what shows that it holds it."""
 
 EVERYTHING = (
     *OWN,
-    *NAMED_BY_TENANT,
+    *TENANT_NAMESPACES,
     *(
         "entity",
         "origin",
@@ -371,7 +371,7 @@ def person(name: str, text: str) -> dict[str, Any]:
 
 
 @contextmanager
-def built(folder: Path, database_url: str, pool: ProcessPoolExecutor) -> Iterator[World]:
+def built(folder: Path, database_url: str, pool: ProcessPoolExecutor) -> Iterator[PreparedLake]:
     """A world with its lake in a folder, and a database that is migrated and empty."""
     (folder / "sources").mkdir()
     (folder / "sources" / "file.txt").write_text("from elsewhere")
@@ -386,8 +386,8 @@ def built(folder: Path, database_url: str, pool: ProcessPoolExecutor) -> Iterato
     open_lake(store)
     key = ensure_admin(database, settings)
     assert key is not None
-    with House(assemble(settings, database, store), key) as house:
-        yield World(house, DirectKernels(settings, pool), folder)
+    with InProcessApi(build_services(settings, database, store), key) as house:
+        yield PreparedLake(house, DirectKernels(settings, pool), folder)
     database.close()
 
 
@@ -395,12 +395,12 @@ def _mark(dataset: str) -> str:
     return MARK if MARK in dataset else "plain"
 
 
-def _good(answer: Response) -> Response:
+def _success(answer: Response) -> Response:
     assert answer.status_code < 300, (answer.request.url, answer.status_code, answer.text)
     return answer
 
 
-def _tree(folder: Path) -> list[tuple[str, int, int]]:
+def _file_stats(folder: Path) -> list[tuple[str, int, int]]:
     """Every file below a folder, with what changes when it is written."""
     paths = (os.path.join(directory, name) for directory, _, names in os.walk(folder) for name in names)
     return sorted((path, (found := os.stat(path)).st_size, found.st_mtime_ns) for path in paths)

@@ -9,12 +9,12 @@ from urllib.parse import quote
 from httpx2 import Response
 
 from tests.in_process_api import Caller
-from tests.isolation.prepared_lake import MARK, Things
+from tests.isolation.prepared_lake import MARK, Resources
 from tests.isolation.routes import Route
 
 
 @dataclass(frozen=True)
-class Place:
+class Operation:
     """Where a route is, and what it takes and answers, as the OpenAPI document says."""
 
     method: str
@@ -24,7 +24,7 @@ class Place:
     """Names of parameters, by `path`, `query` and `header`."""
 
     @classmethod
-    def of(cls, method: str, path: str, operation: dict[str, Any]) -> "Place":
+    def of(cls, method: str, path: str, operation: dict[str, Any]) -> "Operation":
         found = [(one["in"], one["name"].lower()) for one in operation.get("parameters", ())]
         return cls(
             method.upper(),
@@ -34,20 +34,20 @@ class Place:
         )
 
 
-def places_in(document: dict[str, Any]) -> dict[str, Place]:
+def operations_in(document: dict[str, Any]) -> dict[str, Operation]:
     """Every route of an OpenAPI document, by its operationId."""
     return {
-        operation["operationId"]: Place.of(method, path, operation)
+        operation["operationId"]: Operation.of(method, path, operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     }
 
 
 @dataclass(frozen=True)
-class Asked:
+class UnsentRequest:
     """One request, before it is anybody's."""
 
-    place: Place
+    place: Operation
     path: Mapping[str, str]
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -66,41 +66,41 @@ class Asked:
         return caller(self.place.method, self.url, dict(self.headers), params=dict(self.query), content=self.body)
 
 
-def good_request(route: Route, place: Place, things: Things) -> Asked:
+def valid_request(route: Route, place: Operation, things: Resources) -> UnsentRequest:
     """The request that a route's line describes, with these things for what it names."""
     said = None if route.body is None else route.body.replace(b"{value}", things["value"].encode())
-    body = said if route.json is None else json.dumps(filled(route.json, things)).encode()
+    body = said if route.json is None else json.dumps(fill_in(route.json, things)).encode()
     kind = "application/json" if route.json is not None else route.kind
     names = {name: route.path.get(name, f"{{{name}}}") for name in place.parameters["path"]}
-    return Asked(
+    return UnsentRequest(
         place,
-        filled(names, things),
-        filled(dict(route.query), things),
+        fill_in(names, things),
+        fill_in(dict(route.query), things),
         {} if kind is None else {"Content-Type": kind},
         body,
     )
 
 
-def with_json(asked: Asked, body: Any, things: Things) -> Asked:
-    return replace(asked, body=json.dumps(filled(body, things)).encode(), headers={"Content-Type": "application/json"})
+def with_json(asked: UnsentRequest, body: Any, things: Resources) -> UnsentRequest:
+    return replace(asked, body=json.dumps(fill_in(body, things)).encode(), headers={"Content-Type": "application/json"})
 
 
-def filled(value: Any, things: Things) -> Any:
+def fill_in(value: Any, things: Resources) -> Any:
     """A value whose texts have things in the place of their names in braces."""
     if isinstance(value, str):
         return value.format_map(things)
     if isinstance(value, dict):
-        return {key: filled(one, things) for key, one in value.items()}
-    return [filled(one, things) for one in value] if isinstance(value, list) else value
+        return {key: fill_in(one, things) for key, one in value.items()}
+    return [fill_in(one, things) for one in value] if isinstance(value, list) else value
 
 
-def betrayed(answer: Response, asked: Asked | None, things: Things) -> list[str]:
+def leaks_in(answer: Response, asked: UnsentRequest | None, things: Resources) -> list[str]:
     """What of another's an answer tells, that the caller did not say itself."""
     told = answer.text + " ".join(f"{name}: {value}" for name, value in answer.headers.items())
     sent = "" if asked is None else asked.sent
     secrets = {value for name, value in things.items() if name in SECRET}
     found = [secret for secret in secrets if secret in told and secret not in sent]
-    if told.count(MARK) > _echoes(told, asked):
+    if told.count(MARK) > _count_echoes(told, asked):
         found.append(MARK)
     return found
 
@@ -126,12 +126,12 @@ SECRET = (
 """Ids and the like, which have no mark in them."""
 
 
-def _echoes(told: str, asked: Asked | None) -> int:
+def _count_echoes(told: str, asked: UnsentRequest | None) -> int:
     """How often the mark is told only because the caller said what it is part of."""
     if asked is None:
         return 0
     said = {*asked.path.values(), *asked.query.values(), *asked.headers.values()}
-    said |= set(_texts(asked.body))
+    said |= set(_strings_in(asked.body))
     said |= {part for text in said for part in text.split("/")}
     longest = sorted((text for text in said if MARK in text), key=len, reverse=True)
     count = 0
@@ -142,7 +142,7 @@ def _echoes(told: str, asked: Asked | None) -> int:
     return count
 
 
-def _texts(body: bytes | None) -> list[str]:
+def _strings_in(body: bytes | None) -> list[str]:
     try:
         value = json.loads(body or b"null")
     except ValueError:

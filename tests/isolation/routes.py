@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from tests.isolation.prepared_lake import HOOK, MAPPED, THEIRS
+from tests.isolation.prepared_lake import ENTITY_MAPPING, THEIRS, WEBHOOK
 
 
-class Need(IntEnum):
+class Required(IntEnum):
     """What a caller must have, from nothing to everything."""
 
     NOTHING = 0
@@ -23,7 +23,7 @@ class Need(IntEnum):
     LAKE = 6
 
 
-NOTHING, KEY, READ, WRITE, MAINTAIN, ADMIN, LAKE = Need
+NOTHING, KEY, READ, WRITE, MAINTAIN, ADMIN, LAKE = Required
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Route:
     Texts may name things in braces: `{stage}` is a stage of whoever asks, `{value}` is what somebody may want to hide.
     """
 
-    need: Need
+    need: Required
     json: Any = None
     body: bytes | None = None
     kind: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     path: Mapping[str, str] = field(default_factory=dict)
     """What a parameter of the path stands for, where its name does not say it."""
-    on_held: Need | None = None
+    on_held: Required | None = None
     """What the route asks for on a dataset that is not in its path."""
     refused: int = 403
     """What it answers to those who do not hold that."""
@@ -51,19 +51,19 @@ class Route:
         return any(f"{{{thing}}}" in f"{self.path}{self.json}" for thing in things)
 
 
-UNNAMED = {"schema": "Person", "properties": {"name": ["{value}"]}}
-ENTITY = UNNAMED | {"id": "eve"}
+ENTITY_WITHOUT_ID = {"schema": "Person", "properties": {"name": ["{value}"]}}
+ENTITY = ENTITY_WITHOUT_ID | {"id": "eve"}
 STATEMENT = {"entity_id": "eve", "prop": "name", "value": "{value}", "schema": "Person", "dataset": "x", "id": ""}
-OCTETS = "application/octet-stream"
+OCTET_STREAM = "application/octet-stream"
 FORM = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n{value}\r\n--x--\r\n'
-CSV_MAPPING = {"entities": {"eve": MAPPED}}
-PUT = "put-{mark}"
+CSV_MAPPING = {"entities": {"eve": ENTITY_MAPPING}}
+NEW_NAME = "put-{mark}"
 EXPORT = {"name": "entities.ftm.json"}
 DELTA = {"name": "{delta}.json"}
-PAIR = {"former": "{snapshot}", "latter": "{snapshot}"}
-EVERYWHERE = {"datasets": ["*"]}
-SAID = {"field": "prop:name", "op": "eq", "value": "{value}"}
-ITEM = {"action": "UPSERT", "resource": "entity", "payload": ENTITY}
+SNAPSHOT_PAIR = {"former": "{snapshot}", "latter": "{snapshot}"}
+ALL_DATASETS = {"datasets": ["*"]}
+NAME_CONDITION = {"field": "prop:name", "op": "eq", "value": "{value}"}
+QUEUE_ITEM = {"action": "UPSERT", "resource": "entity", "payload": ENTITY}
 COUNT = {"metrics": ["count"], "group_by": ["schema"]}
 
 ROUTES: dict[str, Route] = {
@@ -94,7 +94,9 @@ ROUTES: dict[str, Route] = {
     "get_freshness": Route(READ),
     # entities and statements
     "add_entities": Route(WRITE, ENTITY),
-    "put_entity": Route(WRITE, UNNAMED, query={"origin": "o"}, path={"entity": PUT}, foreign={"entity": 200}),
+    "put_entity": Route(
+        WRITE, ENTITY_WITHOUT_ID, query={"origin": "o"}, path={"entity": NEW_NAME}, foreign={"entity": 200}
+    ),
     "delete_entity": Route(WRITE, path={"entity": "bob-{mark}"}, foreign={"entity": 200}),
     "add_statements": Route(WRITE, STATEMENT),
     "delete_statement": Route(WRITE, foreign={"statement": 200}),
@@ -103,11 +105,11 @@ ROUTES: dict[str, Route] = {
     "list_entities": Route(READ),
     "stream_entities": Route(READ),
     "list_invalid_entities": Route(READ),
-    "query_entities": Route(READ, {"where": SAID}),
+    "query_entities": Route(READ, {"where": NAME_CONDITION}),
     "aggregate_entities": Route(READ, COUNT),
     "list_adjacent": Route(READ),
-    "query_datasets": Route(KEY, EVERYWHERE),
-    "aggregate_datasets": Route(KEY, EVERYWHERE | COUNT),
+    "query_datasets": Route(KEY, ALL_DATASETS),
+    "aggregate_datasets": Route(KEY, ALL_DATASETS | COUNT),
     "list_statements": Route(READ),
     "stream_statements": Route(READ),
     # stages
@@ -120,7 +122,7 @@ ROUTES: dict[str, Route] = {
     "commit_stages": Route(WRITE, {"stages": ["{filled_stage}"]}),
     "abort_stage": Route(WRITE, path={"stage": "{stage}"}),
     # files
-    "put_file": Route(WRITE, body=b"{value}", kind=OCTETS, query={"path": "{file_path}"}),
+    "put_file": Route(WRITE, body=b"{value}", kind=OCTET_STREAM, query={"path": "{file_path}"}),
     "post_file": Route(WRITE, body=FORM, kind="multipart/form-data; boundary=x", query={"path": "{file_path}"}),
     "fetch_file": Route(WRITE, {"uri": "{sources}/file.txt", "path": "{file_path}"}),
     "list_files": Route(READ),
@@ -129,13 +131,13 @@ ROUTES: dict[str, Route] = {
     "delete_file": Route(WRITE),
     "get_file_data": Route(READ),
     "head_file_data": Route(READ),
-    "put_file_text": Route(WRITE, body=b"{value}", kind=OCTETS, path={"origin": "{text_origin}"}),
+    "put_file_text": Route(WRITE, body=b"{value}", kind=OCTET_STREAM, path={"origin": "{text_origin}"}),
     "get_file_text": Route(READ, path={"origin": "{text_origin}"}),
     "delete_file_text": Route(WRITE, path={"origin": "{text_origin}"}),
     "add_file_entity": Route(WRITE),
     "create_upload": Route(WRITE, {"length": 4, "path": "a.txt", "meta": {"said": "{value}"}}),
     "get_upload": Route(WRITE, path={"upload": "{upload}"}),
-    "put_upload_block": Route(WRITE, body=b"abcd", kind=OCTETS, query={"offset": "0"}),
+    "put_upload_block": Route(WRITE, body=b"abcd", kind=OCTET_STREAM, query={"offset": "0"}),
     "commit_upload": Route(WRITE, path={"upload": "{filled_upload}"}),
     "delete_upload": Route(WRITE, path={"upload": "{upload}"}),
     # mappings
@@ -149,11 +151,11 @@ ROUTES: dict[str, Route] = {
     "list_snapshots": Route(READ),
     "get_snapshot": Route(READ),
     "list_snapshot_files": Route(READ),
-    "diff_snapshots": Route(READ, path=PAIR),
-    "stream_diff": Route(READ, path=PAIR),
+    "diff_snapshots": Route(READ, path=SNAPSHOT_PAIR),
+    "stream_diff": Route(READ, path=SNAPSHOT_PAIR),
     "list_refs": Route(READ),
     "get_ref": Route(READ),
-    "set_ref": Route(MAINTAIN, {"snapshot": "{snapshot}"}, path={"ref": PUT}, foreign={"ref": 200}),
+    "set_ref": Route(MAINTAIN, {"snapshot": "{snapshot}"}, path={"ref": NEW_NAME}, foreign={"ref": 200}),
     "delete_ref": Route(MAINTAIN),
     # the journal
     "get_journal": Route(READ),
@@ -184,7 +186,7 @@ ROUTES: dict[str, Route] = {
     "set_tag": Route(READ, {"value": "{value}"}, query={"key": "{tag_key}"}),
     "delete_tag": Route(READ, query={"key": "{tag}"}),
     "is_latest_tag": Route(READ, query={"key": "{tag}", "dep": "{tag}"}),
-    "add_queue_item": Route(READ, ITEM | {"to": "{tenant}"}),
+    "add_queue_item": Route(READ, QUEUE_ITEM | {"to": "{tenant}"}),
     "list_queue": Route(READ),
     "pop_queue_item": Route(READ, {}),
     "get_queue_item": Route(READ, path={"item": "{item}"}),
@@ -213,14 +215,14 @@ ROUTES: dict[str, Route] = {
     "list_all_locks": Route(LAKE),
     "force_release_lock": Route(LAKE, path={"lock": "{lock_id}"}),
     "get_webhook": Route(LAKE, path={"tenant": "{hooked}"}),
-    "set_webhook": Route(LAKE, HOOK, path={"tenant": "{victim}"}),
+    "set_webhook": Route(LAKE, WEBHOOK, path={"tenant": "{victim}"}),
     "delete_webhook": Route(LAKE, path={"tenant": "{hooked}"}),
 }
 
-NOT_OWNED = ("dataset", "tenant", "slug", "name", "origin")
+NOT_RESOURCES = ("dataset", "tenant", "slug", "name", "origin")
 """Parameters of paths that are names anybody may say; another's dataset is refused to the stranger everywhere."""
 
-IN_QUERIES: dict[str, list[tuple[str, set[int]]]] = {
+FOREIGN_QUERY_PARAMETERS: dict[str, list[tuple[str, set[int]]]] = {
     "at": [("{snapshot}", {400, 404}), ("{ref}", {400, 404})],
     "id": [("{entity}", {200})],
     "canonical_id": [("{entity}", {200})],
@@ -256,7 +258,7 @@ IN_BODIES: list[tuple[str, Any, set[int]]] = [
     ("commit_stages", {"stages": ["{filled_stage}"]}, {404}),
     ("set_ref", {"snapshot": "{snapshot}"}, {404}),
     ("set_ref", {"snapshot": "{ref}"}, {404, 422}),
-    ("add_queue_item", ITEM | {"to": "{tenant}"}, {404, 422}),
+    ("add_queue_item", QUEUE_ITEM | {"to": "{tenant}"}, {404, 422}),
     ("ack_queue_item", {"token": "{item_token}"}, {404, 409}),
     ("take_lock", {"ttl": 60, "token": "{lock_token}"}, {409}),
     ("retry_rejected", {"ids": ["{job}"]}, {200}),

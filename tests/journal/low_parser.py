@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tarn.journal import event_chunks as intake
 from tarn.journal import parser_pool as parsing
 from tarn.journal.formats import arrow, batch, record
-from tarn.journal.parser_process import Limits, main
+from tarn.journal.parser_process import ParserLimits, main
 
 CHUNK_ROWS, CHUNK_BYTES, BLOCK, ROWS, BYTES, LARGEST_BATCH = 12, 1500, 64, 5, 300, 2000
 
@@ -24,4 +24,4 @@ def lower(change: Callable[[object, str, int], None]) -> None:
 
 if __name__ == "__main__":
     lower(setattr)
-    main(Limits(*map(int, sys.argv[1:])))
+    main(ParserLimits(*map(int, sys.argv[1:])))

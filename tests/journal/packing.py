@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, select
 from tarn.db.engine import Database
 from tarn.db.tables import journal, journal_packs
 from tarn.journal.event_buffer import SCHEMA
-from tarn.journal.packs import packed
+from tarn.journal.packs import encode
 
 
 def pack_rows(database: Database) -> None:
@@ -21,7 +21,7 @@ def pack_rows(database: Database) -> None:
                 events = [dict(row._mapping) for row in run]
                 own = journal.c.position.between(events[0]["position"], events[-1]["position"])
                 connection.execute(delete(journal).where(journal.c.batch == batch, own))
-                packs = packed(as_batch(events), batch, events[0]["position"])
+                packs = encode(as_batch(events), batch, events[0]["position"])
                 connection.execute(insert(journal_packs), packs.to_pylist())
 
 

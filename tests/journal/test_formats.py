@@ -18,10 +18,10 @@ NDJSON, JSON, CSV, PACK = "application/x-ndjson", "application/json", "text/csv"
 
 Outcome = tuple[Any, ...]
 
-UNHURRIED = settings(deadline=None)
+NO_DEADLINE = settings(deadline=None)
 
 
-class Pieces:
+class ChunkedBody:
     """A body that arrives in these pieces, whatever is asked for, as long as it is not less."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
@@ -34,7 +34,7 @@ class Pieces:
         return piece[:size]
 
 
-class Kept(BytesIO):
+class UnclosedBuffer(BytesIO):
     """Stays open when the text wrapper that FtM puts around it goes."""
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ def cut(body: bytes, sizes: list[int]) -> Iterator[bytes]:
             at += size
 
 
-def outcome(items: Iterator[Any]) -> list[Outcome]:
+def parse_all(items: Iterator[Any]) -> list[Outcome]:
     """All that a parser yields and, last, what it raises, as plain values."""
     seen: list[Outcome] = []
     try:
@@ -62,15 +62,15 @@ def outcome(items: Iterator[Any]) -> list[Outcome]:
 
 
 def rows(body: bytes, media_type: str, longest: int = LONGEST) -> list[Outcome]:
-    return outcome(statement_rows(BytesIO(body), media_type, longest))
+    return parse_all(statement_rows(BytesIO(body), media_type, longest))
 
 
 def records(body: bytes, media_type: str, longest: int = LONGEST) -> list[Outcome]:
-    return outcome(entity_records(BytesIO(body), media_type, longest))
+    return parse_all(entity_records(BytesIO(body), media_type, longest))
 
 
 def written(statements: list[Statement], form: str) -> bytes:
-    body = Kept()
+    body = UnclosedBuffer()
     write_statements(body, form, statements)
     return body.getvalue()
 
@@ -102,7 +102,7 @@ STATEMENTS = st.lists(STATEMENT, max_size=6, unique_by=lambda statement: stateme
 
 
 @pytest.mark.parametrize(("form", "media_type"), [("json", NDJSON), ("json", JSON), ("csv", CSV), ("pack", PACK)])
-@UNHURRIED
+@NO_DEADLINE
 @given(statements=STATEMENTS)
 def test_statements_of_ftms_writer_are_read_as_they_were(form: str, media_type: str, statements: list[Statement]):
     found = as_statements(rows(written(statements, form), media_type))
@@ -117,40 +117,40 @@ NEARLY_JSON = st.lists(
 NEARLY_CSV = st.lists(st.sampled_from(['"', '""', ",", "\n", "\r", "\r\n", "a", "é", '"x"', "a,b,c,d\n"])).map("".join)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(body=st.text(st.sampled_from('{}"\n\r a\ufeff')), sizes=SIZES, longest=st.integers(1, 12))
 def test_lines_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
-    split = entity_records(Pieces(cut(body.encode(), sizes)), NDJSON, longest)
-    assert outcome(split) == records(body.encode(), NDJSON, longest)
+    split = entity_records(ChunkedBody(cut(body.encode(), sizes)), NDJSON, longest)
+    assert parse_all(split) == records(body.encode(), NDJSON, longest)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(body=NEARLY_JSON, sizes=SIZES, longest=st.integers(1, 12), array=st.booleans())
 def test_elements_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int, array: bool):
     whole = (f"[{body}]" if array else body).encode()
-    split = entity_records(Pieces(cut(whole, sizes)), JSON, longest)
-    assert outcome(split) == records(whole, JSON, longest)
+    split = entity_records(ChunkedBody(cut(whole, sizes)), JSON, longest)
+    assert parse_all(split) == records(whole, JSON, longest)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(28, 40))
 def test_csv_does_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
     whole = b"entity_id,prop,schema,value\n" + body.encode()
-    assert outcome(statement_rows(Pieces(cut(whole, sizes)), CSV, longest)) == rows(whole, CSV, longest)
+    assert parse_all(statement_rows(ChunkedBody(cut(whole, sizes)), CSV, longest)) == rows(whole, CSV, longest)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(1, 40))
 def test_a_pack_does_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
     whole = body.encode()
-    assert outcome(statement_rows(Pieces(cut(whole, sizes)), PACK, longest)) == rows(whole, PACK, longest)
+    assert parse_all(statement_rows(ChunkedBody(cut(whole, sizes)), PACK, longest)) == rows(whole, PACK, longest)
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(statements=STATEMENTS, sizes=SIZES, form=st.sampled_from([("json", JSON), ("csv", CSV), ("pack", PACK)]))
 def test_statements_do_not_depend_on_how_the_bytes_arrive(statements, sizes: list[int], form: tuple[str, str]):
     body = written(statements, form[0])
-    assert outcome(statement_rows(Pieces(cut(body, sizes)), form[1], LONGEST)) == rows(body, form[1])
+    assert parse_all(statement_rows(ChunkedBody(cut(body, sizes)), form[1], LONGEST)) == rows(body, form[1])
 
 
 @pytest.mark.parametrize("media_type", STATEMENT_TYPES)

@@ -20,13 +20,13 @@ from tarn.journal.formats.budget import Budget
 
 from tests.journal.test_formats import (
     LONGEST,
+    NO_DEADLINE,
     STATEMENTS,
-    UNHURRIED,
+    ChunkedBody,
     Outcome,
-    Pieces,
     as_statements,
     cut,
-    outcome,
+    parse_all,
     rows,
 )
 
@@ -65,7 +65,7 @@ def stops_at(body: bytes, media_type: str) -> Fault:
 
 
 @BOTH
-@UNHURRIED
+@NO_DEADLINE
 @given(statements=STATEMENTS)
 def test_statements_written_by_pyarrow_are_read_as_they_were(media_type: str, statements: list[Statement]):
     optional = ["canonical_id", "dataset", "lang", "original_value", "origin", "id", "first_seen", "last_seen"]
@@ -228,7 +228,7 @@ def test_a_parquet_file_is_on_disk_while_it_is_read_and_gone_after(monkeypatch: 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_an_arrow_stream_does_not_depend_on_how_the_bytes_arrive(size: int):
     body = written(table_of(value=pa.array(NASTY)), STREAM)
-    assert outcome(statement_rows(Pieces(cut(body, [size])), STREAM, LONGEST)) == rows(body, STREAM)
+    assert parse_all(statement_rows(ChunkedBody(cut(body, [size])), STREAM, LONGEST)) == rows(body, STREAM)
 
 
 def test_an_arrow_stream_cut_off_anywhere_is_refused():
@@ -280,7 +280,7 @@ def test_offsets_that_point_outside_their_buffer_stop_the_stream():
 
 
 # Of Parquet in tests/fuzz/test_parsers.py, in a child process: pyarrow aborts on some damaged footers.
-@UNHURRIED
+@NO_DEADLINE
 @given(flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4))
 def test_damage_is_an_invalid_format_or_not_seen_and_nothing_else(flips):
     languages = pa.array(["eng", None, "deu", "eng"]).dictionary_encode()
@@ -301,7 +301,7 @@ def test_a_column_whose_name_is_not_utf8_is_refused(media_type: str):
     assert "decode" in stops_at(body, media_type).reason
 
 
-class Unplugged:
+class FailingSource:
     def read(self, size: int, /) -> bytes:
         raise ConnectionResetError("gone")
 
@@ -309,7 +309,7 @@ class Unplugged:
 @BOTH
 def test_a_source_that_fails_is_not_taken_for_a_broken_body(media_type: str):
     with pytest.raises(ConnectionResetError):
-        list(statement_rows(Unplugged(), media_type, LONGEST))
+        list(statement_rows(FailingSource(), media_type, LONGEST))
 
 
 def test_a_source_that_fails_within_an_arrow_stream_is_not_taken_for_a_broken_body():
@@ -318,4 +318,4 @@ def test_a_source_that_fails_within_an_arrow_stream_is_not_taken_for_a_broken_bo
         raise ConnectionResetError("gone")
 
     with pytest.raises(ConnectionResetError):
-        list(statement_rows(Pieces(pieces()), STREAM, LONGEST))
+        list(statement_rows(ChunkedBody(pieces()), STREAM, LONGEST))

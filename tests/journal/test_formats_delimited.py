@@ -11,7 +11,7 @@ from tarn.errors import Fault, InvalidFormat
 from tarn.journal.formats import IgnoredColumns, statement_rows
 from tarn.journal.formats.csv_lines import csv_records
 
-from tests.journal.test_formats import CSV, LONGEST, PACK, UNHURRIED, Pieces, cut, outcome, rows
+from tests.journal.test_formats import CSV, LONGEST, NO_DEADLINE, PACK, ChunkedBody, cut, parse_all, rows
 
 HEADER = b"entity_id,prop,schema,value\n"
 JANE = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane", "external": False}
@@ -26,16 +26,16 @@ def stops_at(body: bytes, media_type: str = CSV, longest: int = LONGEST) -> Faul
     return fault
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(lines=st.lists(BITS), end=st.sampled_from(["\n", "\r\n"]))
 def test_fields_are_those_that_pythons_own_reader_finds(lines: list[str], end: str):
     text = "".join(line + end for line in lines)
-    found = outcome(csv_records(BytesIO(text.encode()), LONGEST))
+    found = parse_all(csv_records(BytesIO(text.encode()), LONGEST))
     assume(not found or found[-1][0] != "broken")
     assert [fields for _, fields in found] == [row for row in csv.reader(StringIO(text, newline="")) if row]
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(
     line=BITS.filter(lambda line: len(line.encode()) > 1),
     end=st.sampled_from(["\n", "\r\n"]),
@@ -45,7 +45,7 @@ def test_fields_are_those_that_pythons_own_reader_finds(lines: list[str], end: s
 def test_quotes_of_a_record_that_is_too_long_are_followed_as_pythons_own_reader_does(line, end, sizes, share):
     left_open = len(list(csv.reader([line + end, "x\n"]))) == 1
     longest = 2 + int(share * (len(line.encode()) - 2))
-    found = outcome(csv_records(Pieces(cut((line + end + "x\n").encode(), sizes)), longest))
+    found = parse_all(csv_records(ChunkedBody(cut((line + end + "x\n").encode(), sizes)), longest))
     assert [item[0] for item in found] == (["broken"] if left_open else ["bad", 2])
 
 

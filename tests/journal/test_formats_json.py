@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tarn.errors import Fault, InvalidFormat
 from tarn.journal.formats import BadRecord, entity_records, statement_rows
 
-from tests.journal.test_formats import JSON, LONGEST, NDJSON, UNHURRIED, Pieces, cut, outcome, records, rows
+from tests.journal.test_formats import JSON, LONGEST, NDJSON, NO_DEADLINE, ChunkedBody, cut, parse_all, records, rows
 
 TOO_LONG = "longer than 20 bytes"
 VALUES = st.recursive(
@@ -54,7 +54,7 @@ def test_a_line_over_the_limit_is_bad_and_the_next_one_is_read():
 
 
 @pytest.mark.parametrize("media_type", [NDJSON, "application/json+ftm"])
-@UNHURRIED
+@NO_DEADLINE
 @given(before=st.integers(0, 300), after=st.integers(0, 3))
 def test_records_are_numbered_across_an_over_long_line(media_type: str, before: int, after: int):
     body = b"\n".join([b"{}"] * before + [b"x" * 21] + [b"{}"] * after)
@@ -91,14 +91,14 @@ def test_a_broken_line_among_many_is_bad_and_the_others_are_rows(line: bytes, re
 # JSON
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(values=st.lists(VALUES, max_size=8), indent=st.sampled_from([None, 0, 3]))
 def test_elements_of_an_array_are_cut_out_whole(values: list, indent: int | None):
     found = records(json.dumps(values, indent=indent).encode(), JSON)
     assert [(number, json.loads(text)) for number, text in found] == list(enumerate(values, 1))
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(
     values=st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=3), max_size=4),
     between=st.sampled_from(["", "\n", " \r\n\t"]),
@@ -147,13 +147,13 @@ def test_deep_nesting_is_an_element_like_any_other():
     assert records(b"[" + deep + b",{}]", JSON, len(deep)) == [(1, deep), (2, b"{}")]
 
 
-@UNHURRIED
+@NO_DEADLINE
 @given(values=st.lists(VALUES, max_size=3), depth=st.integers(1, 20), sizes=st.lists(st.integers(1, 40), min_size=1))
 def test_elements_of_any_depth_are_cut_out_whole_however_they_arrive(values: list, depth: int, sizes: list[int]):
     for level in range(depth):
         values = [values] if level % 3 else [{"a]": values}, "}", *values[:1]]
     body = json.dumps([values, {}, values]).encode()
-    found = outcome(entity_records(Pieces(cut(body, sizes)), JSON, len(body)))
+    found = parse_all(entity_records(ChunkedBody(cut(body, sizes)), JSON, len(body)))
     assert [(number, json.loads(text)) for number, text in found] == [(1, values), (2, {}), (3, values)]
 
 

@@ -14,7 +14,7 @@ from followthemoney.statement import Statement
 from tarn.journal.formats import BadRecord, entity_records, statement_rows
 from tarn.journal.formats.record import BLOCK
 
-from tests.journal.test_formats import CSV, JSON, NDJSON, PACK, Pieces, written
+from tests.journal.test_formats import CSV, JSON, NDJSON, PACK, ChunkedBody, written
 from tests.journal.test_formats_arrow import PARQUET, STREAM, table_of
 
 LARGEST = 16 * BLOCK
@@ -32,7 +32,7 @@ def peak(items: Iterator[Any]) -> tuple[int, int]:
 
 def test_ndjson_of_200_mb():
     block = (ENTITY + b"\n") * (BLOCK // len(ENTITY))
-    count, memory = peak(entity_records(Pieces(repeat(block, 200)), NDJSON, 1 << 20))
+    count, memory = peak(entity_records(ChunkedBody(repeat(block, 200)), NDJSON, 1 << 20))
     assert count == 200 * (BLOCK // len(ENTITY))
     assert memory < LARGEST
 
@@ -40,7 +40,7 @@ def test_ndjson_of_200_mb():
 def test_a_json_array_of_200_mb():
     block = (ENTITY + b",\n") * (BLOCK // len(ENTITY))
     body = chain([b"["], repeat(block, 200), [ENTITY, b"]"])
-    count, memory = peak(entity_records(Pieces(body), JSON, 1 << 20))
+    count, memory = peak(entity_records(ChunkedBody(body), JSON, 1 << 20))
     assert count == 200 * (BLOCK // len(ENTITY)) + 1
     assert memory < LARGEST
 
@@ -50,7 +50,7 @@ def test_csv_and_pack_of_20_mb(form: str, media_type: str):
     statement = Statement(entity_id="jane", prop="notes", schema="Person", value="x" * 500 + '"\n', dataset="test")
     header, row = written([statement], form).split(b"\n", 1)
     block = row * (BLOCK // len(row))
-    count, memory = peak(statement_rows(Pieces(chain([header, b"\n"], repeat(block, 20))), media_type, 1 << 20))
+    count, memory = peak(statement_rows(ChunkedBody(chain([header, b"\n"], repeat(block, 20))), media_type, 1 << 20))
     assert count == 20 * (BLOCK // len(row))
     assert memory < LARGEST
 
@@ -65,7 +65,7 @@ def test_an_arrow_stream_of_100_mb():
         end = body.tell()
     once, again, rest = body.getvalue()[:start], body.getvalue()[start:end], body.getvalue()[end:]
     before = pa.total_allocated_bytes()
-    count, memory = peak(statement_rows(Pieces(chain([once], repeat(again, 100), [rest])), STREAM, 1 << 20))
+    count, memory = peak(statement_rows(ChunkedBody(chain([once], repeat(again, 100), [rest])), STREAM, 1 << 20))
     assert count == 101_000
     assert memory < LARGEST
     assert pa.total_allocated_bytes() - before < LARGEST
@@ -95,7 +95,7 @@ def test_a_row_group_of_300_000_different_values():
 def test_a_record_of_50_mb_is_bad_and_never_held(parse: Callable, media_type: str, before, endless, after):
     body = chain([before], repeat(endless * (BLOCK // len(endless)), 50), [after])
     seen: list[Any] = []
-    _, memory = peak(map(seen.append, parse(Pieces(body), media_type, 1 << 20)))
+    _, memory = peak(map(seen.append, parse(ChunkedBody(body), media_type, 1 << 20)))
     assert memory < LARGEST
     (bad,) = seen
     assert isinstance(bad, BadRecord)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from sqlalchemy import func, select
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset, find
 from tarn.db.engine import Database
 from tarn.db.tables import journal_batches
@@ -17,14 +17,14 @@ from tarn.model.names import DatasetName
 from tarn.model.tenant import ADMIN
 from tarn.settings import Settings
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.journal import journal
 
 WRITERS, EACH = 6, 25
 
 
 @pytest.fixture
-def dataset(house: House) -> Dataset:
+def dataset(house: InProcessApi) -> Dataset:
     house.dataset("test")
     with house.services.database.read() as connection:
         found = find(connection, DatasetName("test"))
@@ -53,14 +53,14 @@ def write_many(settings: Settings, dataset: Dataset, name: str) -> None:
     database = Database(settings.database_url)
     writer = Writer(database, settings)
     for number in range(EACH):
-        batch = Batch(dataset, ADMIN, Act(None, "add_entities", "test", f"{name}-{number}"), "o")
+        batch = Batch(dataset, ADMIN, AuditedAction(None, "add_entities", "test", f"{name}-{number}"), "o")
         writer.submit(batch, events(f"{name}-{number}")).result()
     writer.close()
     database.close()
 
 
 def test_rows_written_while_rotation_runs_are_in_exactly_one_segment(
-    house: House, settings: Settings, dataset: Dataset
+    house: InProcessApi, settings: Settings, dataset: Dataset
 ):
     closed: dict[int, int] = {}
     done = threading.Event()
@@ -85,7 +85,7 @@ def test_rows_written_while_rotation_runs_are_in_exactly_one_segment(
         assert in_segments_up_to(house, segment) == seen, "a segment changed after it was closed"
 
 
-def test_commit_numbers_become_visible_in_their_order(house: House, settings: Settings, dataset: Dataset):
+def test_commit_numbers_become_visible_in_their_order(house: InProcessApi, settings: Settings, dataset: Dataset):
     gaps: list[tuple[int, int]] = []
     done = threading.Event()
 
@@ -108,10 +108,10 @@ def test_commit_numbers_become_visible_in_their_order(house: House, settings: Se
     assert len(journal.rows(house)) == WRITERS * EACH * 2
 
 
-def test_batches_that_wait_share_a_transaction_and_one_that_fails_fails_alone(house: House, dataset: Dataset):
+def test_batches_that_wait_share_a_transaction_and_one_that_fails_fails_alone(house: InProcessApi, dataset: Dataset):
     writer = house.services.writer
     gone = Dataset("no-such-id", DatasetName("gone"))
-    act = Act(None, "add_entities", "test", "r")
+    act = AuditedAction(None, "add_entities", "test", "r")
     with house.services.database.write() as connection:
         heads.check_pressure(connection, dataset, house.services.settings)
         # The writer's thread waits for this transaction on SQLite, and gathers what comes meanwhile.
@@ -126,7 +126,7 @@ def test_batches_that_wait_share_a_transaction_and_one_that_fails_fails_alone(ho
     assert len(journal.rows(house)) == 80
 
 
-def in_segments_up_to(house: House, segment: int) -> int:
+def in_segments_up_to(house: InProcessApi, segment: int) -> int:
     with house.services.database.read() as connection:
         return connection.execute(
             select(func.count()).select_from(journal_batches).where(journal_batches.c.segment <= segment)

@@ -11,12 +11,12 @@ from tarn.db.tables import journal, journal_batches, journal_packs
 from tarn.journal import batch_contents as contents
 from tarn.journal import batches, packs, segments
 from tarn.journal.expiry import sweep
-from tarn.journal.packs import Damaged, Pack, concerning, packed, within
+from tarn.journal.packs import DamagedPack, Pack, concerning, encode, within
 from tarn.journal.rejected import COLUMNS
 from tarn.model.ids import now
 from tarn.model.shards import shard_of
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.journal.packing import as_batch, pack_rows
 
 COUNT = 50
@@ -37,11 +37,11 @@ def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packs, "ROWS", 8)
 
 
-def write(house: House) -> None:
+def write(house: InProcessApi) -> None:
     assert house.admin.post("/v1/datasets/test/entities?origin=crawl", PEOPLE).status_code == 200
 
 
-def left(database: Database) -> tuple[int, int, int]:
+def count_packs(database: Database) -> tuple[int, int, int]:
     with database.read() as connection:
         batch_ids = connection.execute(select(journal_batches.c.id)).all()
         return (
@@ -57,7 +57,7 @@ def left(database: Database) -> tuple[int, int, int]:
 def test_packs_hold_every_event_once_in_ranges_of_shards_and_entities_in_their_order(small_packs: None):
     events = [event(f"e{number % 20}", value=str(number)) for number in range(60)]
 
-    rows = packed(as_batch(events), 7, 100).to_pylist()
+    rows = encode(as_batch(events), 7, 100).to_pylist()
 
     opened = [as_pack(row).opened() for row in rows]
     found = [one for some in opened for one in some.to_pylist()]
@@ -75,7 +75,7 @@ def test_packs_hold_every_event_once_in_ranges_of_shards_and_entities_in_their_o
 
 def test_long_texts_are_in_packs_of_fewer_events(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packs, "BYTES", 10_000)
-    rows = packed(as_batch([event(f"e{number}", value="x" * 1000) for number in range(100)]), 7, 0).to_pylist()
+    rows = encode(as_batch([event(f"e{number}", value="x" * 1000) for number in range(100)]), 7, 0).to_pylist()
 
     assert len(rows) > 10
     assert sum(row["rows"] for row in rows) == 100
@@ -83,7 +83,7 @@ def test_long_texts_are_in_packs_of_fewer_events(monkeypatch: pytest.MonkeyPatch
 
 def test_range_of_shards_and_entities_with_those_that_are_said_to_be_them_are_found():
     events = [event(f"e{number}") for number in range(40)] + [event("other", canonical_id="e3")]
-    (row,) = packed(as_batch(events), 7, 0).to_pylist()
+    (row,) = encode(as_batch(events), 7, 0).to_pylist()
     assert row["has_canonical"]
     opened = as_pack(row).opened()
 
@@ -97,7 +97,7 @@ def test_range_of_shards_and_entities_with_those_that_are_said_to_be_them_are_fo
 
 def test_event_that_concerns_every_entity_is_not_packed():
     with pytest.raises(ValueError, match="every entity"):
-        packed(as_batch([event("a"), {"kind": 3, "origin": "crawl"}]), 7, 0)
+        encode(as_batch([event("a"), {"kind": 3, "origin": "crawl"}]), 7, 0)
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,19 @@ def test_event_that_concerns_every_entity_is_not_packed():
     ],
 )
 def test_pack_that_is_not_what_was_written_says_so(change: dict[str, Any]):
-    (row,) = packed(as_batch([event("a")]), 7, 40).to_pylist()
+    (row,) = encode(as_batch([event("a")]), 7, 40).to_pylist()
     assert as_pack(row).opened().num_rows == 1
 
-    with pytest.raises(Damaged, match=r"the events 40 to 4[01] of the journal's batch 7 cannot be read"):
+    with pytest.raises(DamagedPack, match=r"the events 40 to 4[01] of the journal's batch 7 cannot be read"):
         as_pack(row | change).opened()
 
 
 def test_every_changed_byte_of_a_pack_is_noticed():
-    (row,) = packed(as_batch([event(f"e{number}") for number in range(20)]), 7, 0).to_pylist()
+    (row,) = encode(as_batch([event(f"e{number}") for number in range(20)]), 7, 0).to_pylist()
     for place in range(0, len(row["data"]), 7):
         data = bytearray(row["data"])
         data[place] ^= 1
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedPack):
             as_pack(row | {"data": bytes(data)}).opened()
 
 
@@ -131,7 +131,7 @@ def test_every_changed_byte_of_a_pack_is_noticed():
 
 
 def test_events_are_the_same_at_their_positions_and_counted_as_rows_are(
-    house: House, dataset: Dataset, small_packs: None
+    house: InProcessApi, dataset: Dataset, small_packs: None
 ):
     write(house)
     database = house.services.database
@@ -139,8 +139,8 @@ def test_events_are_the_same_at_their_positions_and_counted_as_rows_are(
     def looked_at() -> tuple[set[Any], int]:
         with database.read() as connection:
             uid, rows = connection.execute(select(journal_batches.c.uid, contents.counted())).one()
-            everything = contents.at(connection, uid, range(rows), COLUMNS)
-            one = contents.at(connection, uid, [17], COLUMNS)
+            everything = contents.events_at(connection, uid, range(rows), COLUMNS)
+            one = contents.events_at(connection, uid, [17], COLUMNS)
         assert one == {17: everything[17]}
         named = [dict(zip(COLUMNS, values, strict=True)) for values in everything.values()]
         return {(bytes(one["id"]), _text(one["entity_id"]), _text(one["value"])) for one in named}, rows
@@ -148,7 +148,7 @@ def test_events_are_the_same_at_their_positions_and_counted_as_rows_are(
     before = looked_at()
     pack_rows(database)
 
-    assert left(database)[:2] == (0, 13)
+    assert count_packs(database)[:2] == (0, 13)
     assert looked_at() == before
 
 
@@ -158,7 +158,7 @@ def _text(value: Any) -> str:
 
 @pytest.mark.parametrize("most", [10, 65_536])
 def test_packs_of_a_batch_that_is_done_go_with_it_in_small_steps(
-    house: House, dataset: Dataset, small_packs: None, monkeypatch: pytest.MonkeyPatch, most: int
+    house: InProcessApi, dataset: Dataset, small_packs: None, monkeypatch: pytest.MonkeyPatch, most: int
 ):
     monkeypatch.setattr(contents, "PURGE_PACKED", most)
     monkeypatch.setattr(segments, "PURGE_ROWS", most)
@@ -170,10 +170,10 @@ def test_packs_of_a_batch_that_is_done_go_with_it_in_small_steps(
 
     segments.purge_done(database)
 
-    assert left(database) == (0, 0, 0)
+    assert count_packs(database) == (0, 0, 0)
 
 
-def test_packs_of_a_part_that_nobody_finished_are_swept(house: House, dataset: Dataset, small_packs: None):
+def test_packs_of_a_part_that_nobody_finished_are_swept(house: InProcessApi, dataset: Dataset, small_packs: None):
     write(house)
     database, settings = house.services.database, house.services.settings
     pack_rows(database)
@@ -185,11 +185,11 @@ def test_packs_of_a_part_that_nobody_finished_are_swept(house: House, dataset: D
 
     sweep(database, settings)
 
-    assert left(database) == (0, 0, 0)
+    assert count_packs(database) == (0, 0, 0)
 
 
 def test_pack_that_cannot_be_read_stops_who_reads_and_who_flushes_and_nothing_is_lost(
-    house: House, dataset: Dataset, small_packs: None, kernels: Any
+    house: InProcessApi, dataset: Dataset, small_packs: None, kernels: Any
 ):
     write(house)
     database = house.services.database
@@ -213,17 +213,17 @@ def test_pack_that_cannot_be_read_stops_who_reads_and_who_flushes_and_nothing_is
     assert snapshot.rows.added == 2 * COUNT
 
 
-def _flushed(house: House, dataset: Dataset, kernels: Any) -> Any:
-    from tarn.lake.commit import Publisher
+def _flushed(house: InProcessApi, dataset: Dataset, kernels: Any) -> Any:
+    from tarn.lake.commit import SnapshotPublisher
     from tarn.pipeline.jobs.flush import Flush
 
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     return Flush(services.database, services.store, publisher, lambda: kernels).run([dataset], lambda: None)[dataset.id]
 
 
 def test_event_in_a_pack_that_cannot_be_written_is_set_aside_and_put_back_as_one_in_a_row(
-    house: House, dataset: Dataset, small_packs: None, flush: Any
+    house: InProcessApi, dataset: Dataset, small_packs: None, flush: Any
 ):
     write(house)
     database = house.services.database
@@ -245,7 +245,7 @@ def test_event_in_a_pack_that_cannot_be_written_is_set_aside_and_put_back_as_one
     assert house.admin.post("/v1/datasets/test/journal/rejected/retry", {}).json()["retried"] == 1
 
 
-def test_packs_of_a_batch_that_is_not_committed_are_seen_by_nobody(house: House, dataset: Dataset, flush: Any):
+def test_packs_of_a_batch_that_is_not_committed_are_seen_by_nobody(house: InProcessApi, dataset: Dataset, flush: Any):
     write(house)
     with house.services.database.write() as connection:
         stamp = {"uid": "staged", "state": "staged", "commit": None, "segment": None}
@@ -255,7 +255,7 @@ def test_packs_of_a_batch_that_is_not_committed_are_seen_by_nobody(house: House,
             .values({name: value for name, value in row.items() if name != "id"} | stamp)
             .returning(journal_batches.c.id)
         ).scalar_one()
-        connection.execute(insert(journal_packs), packed(as_batch([event("unseen")]), batch, 0).to_pylist())
+        connection.execute(insert(journal_packs), encode(as_batch([event("unseen")]), batch, 0).to_pylist())
 
     assert house.admin.get("/v1/datasets/test/entities/unseen").status_code == 404
     (snapshot,) = flush()

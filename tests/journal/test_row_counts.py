@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from tarn.api.http import ingest
 from tarn.journal import formats
 from tarn.journal.event_buffer import Events
-from tarn.journal.event_chunks import Intake, Report, Terms
+from tarn.journal.event_chunks import BodyReader, ReadOptions, ReadReport
 from tarn.journal.formats.counting import Counted, RecordsLost
-from tarn.journal.parser_pool import ForkServer, Parsers, Reading
+from tarn.journal.parser_pool import BodyParser, ForkServer, ParserPool
 from tarn.model.entity import Exploder
 from tarn.model.names import DatasetName
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.journal import dense, journal, low_parser
 from tests.journal.test_formats import PACK, written
 
@@ -102,18 +102,18 @@ def bodies(draw: st.DrawFn) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def low_parsers() -> Iterator[Parsers]:
+def low_parsers() -> Iterator[ParserPool]:
     class LowServer(ForkServer):
         module = "tests.journal.low_parser"
 
-    with pytest.MonkeyPatch.context() as patch, closing(Parsers(2, wait=120)) as parsers:
+    with pytest.MonkeyPatch.context() as patch, closing(ParserPool(2, wait=120)) as parsers:
         patch.setattr("tarn.journal.parser_pool.ForkServer", LowServer)
         parsers.start()
         yield parsers
 
 
-def terms(records: str, media_type: str) -> Terms:
-    return Terms(
+def terms(records: str, media_type: str) -> ReadOptions:
+    return ReadOptions(
         records=records,
         media_type=media_type,
         dataset=DatasetName("test"),
@@ -124,7 +124,7 @@ def terms(records: str, media_type: str) -> Terms:
     )
 
 
-def stored(reading: Reading, body: bytes) -> tuple[list[tuple[str, str]], int, int]:
+def stored(reading: BodyParser, body: bytes) -> tuple[list[tuple[str, str]], int, int]:
     """Entity and value of every statement stored, but for those that are of an entity as a whole; chunks; rejected."""
     chunks = list(reading.chunks(io.BytesIO(body)))
     rows = [row for chunk in chunks for row in chunk.table(1).to_pylist()]
@@ -140,13 +140,13 @@ def stored(reading: Reading, body: bytes) -> tuple[list[tuple[str, str]], int, i
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=bodies())
 def test_rows_read_are_rows_stored_and_rows_reported(
-    low_parsers: Parsers, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, rows: list[Row]
+    low_parsers: ParserPool, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, rows: list[Row]
 ):
     low_parser.lower(monkeypatch.setattr)
     body = FORMATS[records, media_type](rows)
     valid = [(row["entity_id"], row["value"]) for row in rows if row["entity_id"]]
 
-    here = stored(Intake(terms(records, media_type), Exploder()), body)
+    here = stored(BodyReader(terms(records, media_type), Exploder()), body)
     with low_parsers.reading(terms(records, media_type)) as reading:
         there = stored(reading, body)
 
@@ -159,11 +159,11 @@ def test_rows_read_are_rows_stored_and_rows_reported(
 @pytest.mark.parametrize("small", [1 << 20, 0], ids=["event-loop", "parser"])
 @pytest.mark.parametrize("count", [12, 25])
 def test_request_stores_every_row_on_either_path(
-    house: House, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, small: int, count: int
+    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, small: int, count: int
 ):
     house.dataset("test")
     monkeypatch.setattr(ingest, "SMALL", small)
-    monkeypatch.setattr(ingest, "SOON", 60.0)
+    monkeypatch.setattr(ingest, "SMALL_SECONDS", 60.0)
     monkeypatch.setattr("tarn.journal.event_chunks.CHUNK_ROWS", 12)
     rows = [
         {"entity_id": f"p{n}" if n != 3 else "", "schema": "Person", "prop": "name", "value": f"Name {n}"}
@@ -185,7 +185,7 @@ def test_request_stores_every_row_on_either_path(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("staged", [False, True])
-def test_small_file_of_many_chunks_is_stored_whole(house: House, staged: bool):
+def test_small_file_of_many_chunks_is_stored_whole(house: InProcessApi, staged: bool):
     house.dataset("test")
     path = "/v1/datasets/test/statements"
     if staged:
@@ -202,7 +202,9 @@ def test_small_file_of_many_chunks_is_stored_whole(house: House, staged: bool):
 
 @ONE_DATABASE
 @pytest.mark.parametrize("media_type", [PARQUET, STREAM])
-def test_columnar_body_is_never_parsed_by_the_api(house: House, monkeypatch: pytest.MonkeyPatch, media_type: str):
+def test_columnar_body_is_never_parsed_by_the_api(
+    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, media_type: str
+):
     house.dataset("test")
 
     def refuse(*_: object) -> Iterator[object]:
@@ -225,11 +227,13 @@ def test_columnar_body_is_never_parsed_by_the_api(house: House, monkeypatch: pyt
     [b"x\n" * 8000, b"{}\n" * 5000, as_lines([as_entity({**dense.JANE, "prop": "country", "value": "Germany"})])],
     ids=["not-json", "empty", "slow-value"],
 )
-def test_small_body_that_takes_long_is_passed_to_a_parser(house: House, monkeypatch: pytest.MonkeyPatch, body: bytes):
+def test_small_body_that_takes_long_is_passed_to_a_parser(
+    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, body: bytes
+):
     house.dataset("test")
-    monkeypatch.setattr(ingest, "SOON", 0.0)
+    monkeypatch.setattr(ingest, "SMALL_SECONDS", 0.0)
     monkeypatch.setattr(Exploder, "explode", lambda *_: pytest.fail("parsed on the event loop"))
-    monkeypatch.setattr(Report, "reject", lambda *_: pytest.fail("parsed on the event loop"))
+    monkeypatch.setattr(ReadReport, "reject", lambda *_: pytest.fail("parsed on the event loop"))
 
     answer = house.admin(
         "POST", "/v1/datasets/test/entities?on_error=skip", content=body, headers={"Content-Type": NDJSON}
@@ -242,13 +246,13 @@ def test_small_body_that_takes_long_is_passed_to_a_parser(house: House, monkeypa
 @ONE_DATABASE
 @pytest.mark.parametrize("count", [5, 5_000], ids=["small", "large"])
 def test_body_whose_rows_do_not_add_up_is_refused_and_nothing_is_stored(
-    house: House, monkeypatch: pytest.MonkeyPatch, count: int
+    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, count: int
 ):
     house.dataset("test")
     monkeypatch.setattr(ingest, "SMALL", 1 << 20)
-    monkeypatch.setattr(ingest, "SOON", 60.0)
+    monkeypatch.setattr(ingest, "SMALL_SECONDS", 60.0)
     rows = [as_entity({**dense.JANE, "entity_id": f"p{n}"}) for n in range(count)]
-    monkeypatch.setattr(Intake, "_counted", _one_more)
+    monkeypatch.setattr(BodyReader, "_counted", _one_more)
 
     answer = house.admin("POST", "/v1/datasets/test/entities", content=as_lines(rows), headers={"Content-Type": NDJSON})
 
@@ -256,7 +260,7 @@ def test_body_whose_rows_do_not_add_up_is_refused_and_nothing_is_stored(
     assert journal.count(house) == 0
 
 
-def _one_more(intake: Intake, events: Events) -> Events:
+def _one_more(intake: BodyReader, events: Events) -> Events:
     intake.entities += events.entities
     intake.statements += events.statements
     intake.rows += len(events) + 1
@@ -273,7 +277,7 @@ def test_format_that_yields_fewer_records_than_it_says_is_a_fault():
 
 
 def test_record_that_is_neither_stored_nor_reported_is_a_fault(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Report, "reject", lambda *_: None)
-    intake = Intake(terms("entities", NDJSON), Exploder())
+    monkeypatch.setattr(ReadReport, "reject", lambda *_: None)
+    intake = BodyReader(terms("entities", NDJSON), Exploder())
     with pytest.raises(RecordsLost, match="1 records were stored or reported and 2 were read"):
         list(intake.chunks(io.BytesIO(as_lines([as_entity(dense.JANE), {}]))))

@@ -82,7 +82,7 @@ def publish(database: Database, store: Store, dataset: Dataset, snapshot: Snapsh
     """Put a manifest in its place and record it as the head."""
     store.put_new(dataset.layout.snapshot(snapshot.seq), snapshot.to_json())
     with database.write() as connection:
-        assert snapshots.swap(connection, snapshot)
+        assert snapshots.advance_head(connection, snapshot)
     return snapshot
 
 

@@ -23,7 +23,7 @@ from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.layout import DatasetLayout
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.worker.workers import make_worker
 
 FOO = DatasetLayout(DatasetName("foo"))
@@ -35,7 +35,7 @@ def store(store: Store) -> FaultyStore:
     return FaultyStore(store)
 
 
-def titles(house: House, store: Store) -> tuple[str, str]:
+def titles(house: InProcessApi, store: Store) -> tuple[str, str]:
     """What `config.yml` and `index.json` say."""
     return yaml.safe_load(store.get(FOO.config))["title"], yaml.safe_load(store.get(FOO.index))["title"]
 
@@ -45,7 +45,9 @@ def titles(house: House, store: Store) -> tuple[str, str]:
 
 @pytest.mark.parametrize("failing", [FOO.index, FOO.config])
 @pytest.mark.parametrize("after", [False, True])
-def test_change_that_failed_on_the_store_can_be_made_again(house: House, store: FaultyStore, failing: str, after: bool):
+def test_change_that_failed_on_the_store_can_be_made_again(
+    house: InProcessApi, store: FaultyStore, failing: str, after: bool
+):
     house.dataset("foo", title="A")
     tag = house.admin.get(PATH).headers["ETag"]
     store.fail("put", failing, Unavailable("down"), after=after)
@@ -59,7 +61,7 @@ def test_change_that_failed_on_the_store_can_be_made_again(house: House, store: 
     assert titles(house, store) == ("B", "B")
 
 
-def test_change_whose_config_was_not_written_holds_under_the_same_tag(house: House, store: FaultyStore):
+def test_change_whose_config_was_not_written_holds_under_the_same_tag(house: InProcessApi, store: FaultyStore):
     tag = house.admin.post("/v1/datasets", {"name": "foo", "title": "A"}).headers["ETag"]
     store.fail("put", FOO.index, Unavailable("down"))
     store.fail("put", FOO.config, Unavailable("down"))
@@ -72,7 +74,7 @@ def test_change_whose_config_was_not_written_holds_under_the_same_tag(house: Hou
     assert len(changes) == 1
 
 
-def test_dataset_whose_config_was_not_written_is_not_there(house: House, store: FaultyStore):
+def test_dataset_whose_config_was_not_written_is_not_there(house: InProcessApi, store: FaultyStore):
     store.fail("put", FOO.config, Unavailable("down"))
 
     failed = house.admin.post("/v1/datasets", {"name": "foo", "title": "A"})
@@ -88,7 +90,7 @@ def test_dataset_whose_config_was_not_written_is_not_there(house: House, store: 
 # Documents of another dataset
 
 
-def test_document_of_another_dataset_is_not_shown_and_the_next_change_heals_it(house: House, store: FaultyStore):
+def test_document_of_another_dataset_is_not_shown_and_the_next_change_heals_it(house: InProcessApi, store: FaultyStore):
     stranger = DatasetConfig.model_validate(
         {"name": "foo", "id": "another", "created": datetime(2020, 1, 1, tzinfo=UTC), "title": "Theirs", "summary": "x"}
     )
@@ -107,7 +109,7 @@ def test_document_of_another_dataset_is_not_shown_and_the_next_change_heals_it(h
     assert store.get(_version(house, "config.yml")) == stranger.to_yaml()
 
 
-def _version(house: House, name: str) -> str:
+def _version(house: InProcessApi, name: str) -> str:
     [found] = [version for version in house.admin.get(f"{PATH}/versions").json()["results"] if version["name"] == name]
     return FOO.versions.at(parse_stamp(found["timestamp"]), FileName(name))
 
@@ -136,7 +138,7 @@ def kill_transactions(database: Database) -> None:
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("name", ["config.yml", "index.json"])
 def test_change_whose_connection_died_is_noticed_before_the_put(
-    house: House, store: FaultyStore, database: Database, name: str
+    house: InProcessApi, store: FaultyStore, database: Database, name: str
 ):
     house.dataset("foo", title="A")
     gate = store.block("put_new", f"foo/versions/*/{name}")
@@ -151,7 +153,7 @@ def test_change_whose_connection_died_is_noticed_before_the_put(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_change_of_the_catalog_whose_connection_died_is_noticed_before_the_put(
-    house: House, store: FaultyStore, database: Database
+    house: InProcessApi, store: FaultyStore, database: Database
 ):
     house.admin.patch("/v1/catalog", {"title": "A"})
     gate = store.block("put_new", "versions/*")
@@ -165,7 +167,9 @@ def test_change_of_the_catalog_whose_connection_died_is_noticed_before_the_put(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_put_that_outlives_its_dataset_is_found_out_and_healed(house: House, store: FaultyStore, database: Database):
+def test_put_that_outlives_its_dataset_is_found_out_and_healed(
+    house: InProcessApi, store: FaultyStore, database: Database
+):
     house.dataset("foo", title="Former")
     gate = store.block("put", FOO.config)
     with beside(lambda: house.admin.patch(PATH, {"title": "Former, changed"})) as answers:
@@ -187,7 +191,7 @@ def test_put_that_outlives_its_dataset_is_found_out_and_healed(house: House, sto
 
 
 @pytest.fixture
-def deleting(house: House, database: Database) -> Dataset:
+def deleting(house: InProcessApi, database: Database) -> Dataset:
     """A dataset that is to be deleted, by who calls `datasets.delete`."""
     created = house.dataset("foo")
     house.admin.delete(f"{PATH}?confirm=foo")

@@ -7,14 +7,14 @@ from pydantic import ValidationError
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.lake import refs, retention, snapshots
-from tarn.lake.retention import PRESENT, Keep, Tail
+from tarn.lake.retention import PRESENT, HistoryStart, Keep
 from tarn.model.dataset import Retention
 from tarn.model.job import VacuumOptions
 from tarn.model.names import RefName
 from tarn.model.snapshot import Snapshot
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import T0, dataset_of, history
 
 AT = T0 + timedelta(hours=100)
@@ -24,7 +24,7 @@ ASKED = VacuumOptions()
 
 
 @pytest.fixture
-def dataset(house: House, database: Database) -> Dataset:
+def dataset(house: InProcessApi, database: Database) -> Dataset:
     house.dataset("donations")
     return dataset_of(database, "donations")
 
@@ -34,9 +34,9 @@ def made(database: Database, store: Store, dataset: Dataset) -> list[Snapshot]:
     return history(database, store, dataset, 6)
 
 
-def tail(database: Database, dataset: Dataset, keep: Keep, moment: datetime = AT) -> Tail | None:
+def tail(database: Database, dataset: Dataset, keep: Keep, moment: datetime = AT) -> HistoryStart | None:
     with database.read() as connection:
-        return retention.tail(connection, dataset, keep, moment)
+        return retention.history_start(connection, dataset, keep, moment)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tarn.model.snapshot import Change, Head, Snapshot
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import build, dataset_of, history, publish
 from tests.worker.workers import make_worker
 
@@ -24,7 +24,7 @@ def store(store: Store) -> FaultyStore:
 
 
 @pytest.fixture
-def dataset(house: House, database: Database) -> Dataset:
+def dataset(house: InProcessApi, database: Database) -> Dataset:
     house.dataset("donations")
     return dataset_of(database, "donations")
 
@@ -36,7 +36,7 @@ def head(database: Database, dataset: Dataset) -> Head:
 
 def log(database: Database, dataset: Dataset, before: int | None = None, limit: int = 100) -> list[Named]:
     with database.read() as connection:
-        return snapshots.log(connection, dataset, before, limit)
+        return snapshots.kept_page(connection, dataset, before, limit)
 
 
 def find(database: Database, dataset: Dataset, name: str) -> Named:
@@ -46,7 +46,7 @@ def find(database: Database, dataset: Dataset, name: str) -> Named:
 
 def swap(database: Database, snapshot: Snapshot) -> bool:
     with database.write() as connection:
-        return snapshots.swap(connection, snapshot)
+        return snapshots.advance_head(connection, snapshot)
 
 
 def named(*made: Snapshot) -> list[Named]:
@@ -117,7 +117,7 @@ def test_same_snapshot_is_recorded_once(database: Database, store: Store, datase
     assert log(database, dataset) == named(first)
 
 
-def test_swap_on_a_dataset_that_is_being_deleted_is_refused(house: House, database: Database, dataset: Dataset):
+def test_swap_on_a_dataset_that_is_being_deleted_is_refused(house: InProcessApi, database: Database, dataset: Dataset):
     house.admin.delete("/v1/datasets/donations?confirm=donations")
 
     assert not swap(database, build(dataset))
@@ -156,14 +156,14 @@ def test_stray_in_the_place_of_a_recorded_manifest_is_not_taken_for_it(
     assert log(database, dataset) == named(*reversed(made))
 
 
-def delete(house: House) -> None:
+def delete(house: InProcessApi) -> None:
     house.admin.delete("/v1/datasets/donations?confirm=donations")
     make_worker(house).step()
 
 
 @pytest.mark.contract("H2")
 def test_dataset_made_again_goes_on_with_its_numbers_above_what_a_forgotten_writer_may_put(
-    house: House, database: Database, store: Store, dataset: Dataset
+    house: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     made = history(database, store, dataset, 2)
     delete(house)
@@ -185,7 +185,7 @@ def test_dataset_made_again_goes_on_with_its_numbers_above_what_a_forgotten_writ
             find(database, again, str(gone.seq))
 
 
-def test_numbers_go_on_over_every_dataset_that_had_the_name(house: House, database: Database, store: Store):
+def test_numbers_go_on_over_every_dataset_that_had_the_name(house: InProcessApi, database: Database, store: Store):
     firsts = []
     for _ in range(3):
         house.dataset("donations")
@@ -254,7 +254,7 @@ def test_head_is_resolved_without_a_storage_call_whatever_the_length_of_history(
 
     resolved = head(database, dataset).id, find(database, dataset, "latest").id, find(database, dataset, "1").id
     before = list(store.calls)
-    after_head = snapshots.peek(store, dataset, made[-1].seq + 1)
+    after_head = snapshots.read_if_exists(store, dataset, made[-1].seq + 1)
 
     assert resolved == (made[-1].id, made[-1].id, made[0].id)
     assert before == []
@@ -267,6 +267,6 @@ def test_first_snapshot_that_holds_a_segment_is_found(database: Database, store:
     second = publish(database, store, dataset, build(dataset, first, segment=5))
 
     with database.read() as connection:
-        found = [snapshots.holding(connection, dataset, segment) for segment in (1, 3, 4, 5, 6)]
+        found = [snapshots.first_containing(connection, dataset, segment) for segment in (1, 3, 4, 5, 6)]
 
     assert found == [*named(first, first, second, second), None]

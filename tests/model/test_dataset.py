@@ -8,7 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from tarn.model import document
-from tarn.model.dataset import CatalogMetadata, DatasetChange, DatasetConfig, DatasetMetadata, matches, names_tag
+from tarn.model.dataset import (
+    CatalogMetadata,
+    DatasetChange,
+    DatasetConfig,
+    DatasetMetadata,
+    matches,
+    matches_none_match,
+)
 
 CONFIG = {"name": "donations", "id": "1", "created": datetime(2030, 1, 1, tzinfo=UTC)}
 
@@ -66,7 +73,7 @@ def test_null_goes_back_to_the_default_in_every_field():
     ],
 )
 def test_if_match_compares_strongly_and_if_none_match_weakly(header: str, strongly: bool, weakly: bool):
-    assert (matches(header, '"a"'), names_tag(header, '"a"')) == (strongly, weakly)
+    assert (matches(header, '"a"'), matches_none_match(header, '"a"')) == (strongly, weakly)
 
 
 def test_libyaml_reads_and_writes_documents():

@@ -10,8 +10,8 @@ from followthemoney.statement.statement import Statement
 from followthemoney.value import string_list
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tarn.model.entity import MOST_KNOWN, Exploder, shown
-from tarn.model.statement import Invalid, statement_id
+from tarn.model.entity import MOST_KNOWN, Exploder, truncated
+from tarn.model.statement import InvalidRecord, statement_id
 
 DATASET = Dataset({"name": "test", "title": "Test"})
 SCHEMATA = ["Person", "Company", "Payment", "Document", "Vessel", "Address", "Ownership", "Event"]
@@ -55,7 +55,7 @@ def test_statements_are_those_of_the_library_to_the_byte(batch):
         try:
             library = StatementEntity(DATASET, data, cleaned=False)
         except Exception:  # noqa: BLE001 - whatever the library refuses, we must refuse too
-            with pytest.raises(Invalid):
+            with pytest.raises(InvalidRecord):
                 exploder.explode("test", data)
             continue
         wanted = {
@@ -94,7 +94,7 @@ def test_every_value_is_in_a_statement_or_left_out_and_named(batch):
         for name, values in data["properties"].items():
             said = {text for text in string_list(values) if text.strip()}
             omitted = {value.value for value in made.omitted if value.prop == name}
-            assert omitted <= {shown(text) for text in said}
+            assert omitted <= {truncated(text) for text in said}
             stored = [v for p, v in zip(made.props, made.values, strict=True) if p == name]
             assert bool(stored) or said == omitted or not said
 
@@ -146,7 +146,7 @@ def person(properties) -> dict[str, object]:
     ],
 )  # fmt: skip
 def test_what_is_no_entity_is_refused_by_field_and_reason(data, field, reason):
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidRecord) as refused:
         Exploder().explode("test", data)
     assert (refused.value.field, reason in refused.value.reason) == (field, True), refused.value.reason
 

@@ -103,7 +103,7 @@ def document(**changes: Any) -> dict[str, Any]:
     return found
 
 
-def refused(manifest: Any) -> str:
+def invalid_field(manifest: Any) -> str:
     """The field for which a document is no manifest."""
     with pytest.raises(ManifestInvalid) as caught:
         Snapshot.from_json("donations/snapshots/000000000002.json", orjson.dumps(manifest))
@@ -117,19 +117,19 @@ OPTIONAL = {
 }
 
 
-def places(value: Any, prefix: str = "") -> list[str]:
+def field_paths(value: Any, prefix: str = "") -> list[str]:
     """Every field of a manifest by its dotted name; not those of what callers and writers name: columns, metadata."""
     if isinstance(value, list):
-        return places(value[0], f"{prefix}0.") if value and isinstance(value[0], dict) else []
+        return field_paths(value[0], f"{prefix}0.") if value and isinstance(value[0], dict) else []
     found = []
     for name, inner in value.items():
         found.append(prefix + name)
         if isinstance(inner, dict | list) and name not in ("metadata", "columns", "partition", "partitioning"):
-            found += places(inner, f"{prefix}{name}.")
+            found += field_paths(inner, f"{prefix}{name}.")
     return found
 
 
-REQUIRED = sorted(set(places(document())) - OPTIONAL)
+REQUIRED = sorted(set(field_paths(document())) - OPTIONAL)
 
 
 def test_the_fields_that_must_be_there_are_all_but_a_few():
@@ -150,7 +150,7 @@ def without(place: str) -> dict[str, Any]:
 @pytest.mark.contract("M2", "M3", "M11")
 @pytest.mark.parametrize("place", REQUIRED)
 def test_manifest_without_a_required_field_is_invalid_and_names_it(place: str):
-    assert refused(without(place)) == place
+    assert invalid_field(without(place)) == place
 
 
 @pytest.mark.contract("M11")
@@ -169,7 +169,7 @@ def test_manifest_without_a_required_field_is_invalid_and_names_it(place: str):
     ],
 )
 def test_manifest_with_a_field_that_cannot_be_is_invalid_and_names_it(changes: dict[str, Any], field: str):
-    assert refused(document() | changes) == field
+    assert invalid_field(document() | changes) == field
 
 
 @pytest.mark.contract("M11")
@@ -187,14 +187,14 @@ def test_stored_metadata_that_is_no_object_is_invalid_in_the_manifest_and_in_its
     manifest = document()
     batch = manifest["batches"][0] | {"metadata": value}
 
-    assert refused(manifest | {"metadata": value}) == "metadata"
-    assert refused(manifest | {"batches": [batch]}) == "batches.0.metadata"
+    assert invalid_field(manifest | {"metadata": value}) == "metadata"
+    assert invalid_field(manifest | {"batches": [batch]}) == "batches.0.metadata"
 
 
 @pytest.mark.contract("D3", "M3")
 def test_stored_metadata_that_is_missing_is_invalid_and_empty_is_kept():
-    assert refused(without("metadata")) == "metadata"
-    assert refused(without("batches.0.metadata")) == "batches.0.metadata"
+    assert invalid_field(without("metadata")) == "metadata"
+    assert invalid_field(without("batches.0.metadata")) == "batches.0.metadata"
     assert document()["metadata"] == {}
 
 

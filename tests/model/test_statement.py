@@ -1,7 +1,7 @@
 """Statements: moments at the ends of time."""
 
 import pytest
-from tarn.model.statement import Invalid, microseconds
+from tarn.model.statement import InvalidRecord, microseconds
 from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
 
 
@@ -12,7 +12,7 @@ def test_first_and_last_moment_are_read():
 
 @pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-01:00"])
 def test_moment_that_an_offset_puts_outside_of_all_years_is_refused(moment: str):
-    with pytest.raises(Invalid) as refused:
+    with pytest.raises(InvalidRecord) as refused:
         microseconds(moment, "first_seen")
 
     assert refused.value.field == "first_seen"

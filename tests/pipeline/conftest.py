@@ -4,13 +4,13 @@ import pytest
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.worker.workers import make_worker
 
 
 @pytest.fixture
-def worker(house: House, kernels: DirectKernels) -> Worker:
+def worker(house: InProcessApi, kernels: DirectKernels) -> Worker:
     """A worker that flushes without Spark."""
     services = house.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)

@@ -12,7 +12,7 @@ from tarn.lake import snapshots
 from tarn.model.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 Identity = tuple[bytes, str]
 
@@ -72,7 +72,7 @@ def shown(live: dict[Identity, dict[str, Any]]) -> dict[Identity, tuple[Any, ...
     return {place: tuple(row[name] for name in SHOWN) for place, row in live.items()}
 
 
-def head(house: House, dataset: Dataset) -> Snapshot:
+def head(house: InProcessApi, dataset: Dataset) -> Snapshot:
     with house.services.database.read() as connection:
         seq = snapshots.recorded(connection, dataset).seq
     return snapshots.read(house.services.store, dataset, seq)

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tarn.errors import Internal, TarnError
 from tarn.model.schema_buckets import buckets
-from tarn.pipeline.tasks.journal_slice import Journal, Slice
+from tarn.pipeline.tasks.journal_slice import Journal, JournalSlice
 from tarn.pipeline.tasks.kernel import AnyTask, Kernel, Output
-from tarn.pipeline.tasks.merge_files import Fold
+from tarn.pipeline.tasks.merge_files import FoldRange
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 
@@ -63,7 +63,7 @@ class BusyKernel(Kernel):
 
     def run(self, tasks: Iterable[AnyTask], scratch: str) -> Iterator[tuple[AnyTask, Output | Exception]]:
         tasks = list(tasks)
-        if any(isinstance(task, Fold) for task in tasks) and Path(self.busy).exists():
+        if any(isinstance(task, FoldRange) for task in tasks) and Path(self.busy).exists():
             Path(f"{self.busy}-{os.getpid()}").touch()
             while True:
                 pass
@@ -82,7 +82,7 @@ def run_tasks(kernel: Kernel, tasks: list[AnyTask]) -> list[tuple[int, Output | 
         ]
 
 
-def read_both_ways(journal: Journal, wanted: Slice) -> tuple[pa.Table, pa.Table]:
+def read_both_ways(journal: Journal, wanted: JournalSlice) -> tuple[pa.Table, pa.Table]:
     """The events of a slice in their order: as a task reads them, and as it does where some are bad."""
     with journal.opened() as opened:
         with opened.events(wanted) as incoming:

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pytest
 from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import Failed
+from tarn.archive.sources import ListingFailure
 from tarn.datasets.registry import Dataset
 from tarn.errors import SourceFailed
 from tarn.integrity import row_checks
@@ -25,9 +25,9 @@ from tarn.storage.store import CHUNK, Entry, Store
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels
-from tests.pipeline.test_mapping import COMPANIES, HEADER, Mill
+from tests.pipeline.test_mapping import COMPANIES, HEADER, MappingJobs
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher
 from tests.worker.workers import make_worker, working
@@ -71,13 +71,13 @@ def store(store: Store) -> Iterator[EndlessStore]:
 
 
 @pytest.fixture
-def job_worker(house: House, kernels: DirectKernels) -> Worker:
+def job_worker(house: InProcessApi, kernels: DirectKernels) -> Worker:
     services = house.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
     return make_worker(house, flusher, flusher.maintenance())
 
 
-def flushed(house: House, worker: Worker, *names: str) -> None:
+def flushed(house: InProcessApi, worker: Worker, *names: str) -> None:
     people = [{"id": name, "schema": "Person", "properties": {"name": [name]}} for name in names]
     assert house.admin.post(f"{DATASET}/entities", people).status_code == 200
     assert house.admin.post(f"{DATASET}/operations/flush").status_code == 202
@@ -85,7 +85,7 @@ def flushed(house: House, worker: Worker, *names: str) -> None:
 
 
 def cancelled(
-    house: House,
+    house: InProcessApi,
     worker: Worker,
     path: str,
     options: Any,
@@ -108,7 +108,7 @@ def cancelled(
 @ONE_DATABASE
 @pytest.mark.parametrize("folder", ["entities/statements", "snapshots", "archive", "versions"])
 def test_vacuum_that_lists_for_ever(
-    house: House, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
+    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
 ):
     flushed(house, job_worker, "ann")
     assert house.admin.patch(DATASET, {"title": "Test"}).status_code == 200
@@ -121,7 +121,7 @@ def test_vacuum_that_lists_for_ever(
 @ONE_DATABASE
 @pytest.mark.parametrize("folder", ["entities/statements", "snapshots", "archive"])
 def test_verify_that_lists_for_ever(
-    house: House, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
+    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
 ):
     flushed(house, job_worker, "ann")
     assert house.admin.put(f"{DATASET}/files?path=a.txt", content=b"text").status_code == 201
@@ -131,7 +131,7 @@ def test_verify_that_lists_for_ever(
 
 
 @ONE_DATABASE
-def test_verify_that_reads_a_file_for_ever(house: House, job_worker: Worker, store: EndlessStore):
+def test_verify_that_reads_a_file_for_ever(house: InProcessApi, job_worker: Worker, store: EndlessStore):
     house.dataset("test", checksum="sha256")
     flushed(house, job_worker, "ann")
     store.endless = lambda path: path.endswith(".parquet")
@@ -140,7 +140,9 @@ def test_verify_that_reads_a_file_for_ever(house: House, job_worker: Worker, sto
 
 
 @ONE_DATABASE
-def test_export_that_joins_parts_for_ever(house: House, dataset: Dataset, job_worker: Worker, store: EndlessStore):
+def test_export_that_joins_parts_for_ever(
+    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore
+):
     flushed(house, job_worker, "ann")
     store.endless = lambda path: "entities-0" in path
 
@@ -151,9 +153,9 @@ def test_export_that_joins_parts_for_ever(house: House, dataset: Dataset, job_wo
 
 @ONE_DATABASE
 def test_mapping_of_a_file_without_an_end(
-    house: House, dataset: Dataset, job_worker: Worker, store: EndlessStore, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, kernels: DirectKernels
 ):
-    content_hash = Mill(house, dataset, kernels).put(f"{HEADER}\n".encode() + b"x" * 1_000_000, COMPANIES)
+    content_hash = MappingJobs(house, dataset, kernels).put(f"{HEADER}\n".encode() + b"x" * 1_000_000, COMPANIES)
     store.endless = lambda path: path.endswith("/data")
 
     path = f"{DATASET}/mappings/{content_hash}/process"
@@ -164,14 +166,14 @@ def test_mapping_of_a_file_without_an_end(
 
 @ONE_DATABASE
 def test_crawl_whose_listing_has_no_end(
-    house: House, dataset: Dataset, job_worker: Worker, monkeypatch, tmp_path: Path
+    house: InProcessApi, dataset: Dataset, job_worker: Worker, monkeypatch, tmp_path: Path
 ):
     begun, over = threading.Event(), threading.Event()
 
-    def listed(*_: object) -> Iterator[Failed]:
+    def listed(*_: object) -> Iterator[ListingFailure]:
         begun.set()
         while not over.is_set():
-            yield Failed("a.txt", SourceFailed("it is broken"))
+            yield ListingFailure("a.txt", SourceFailed("it is broken"))
 
     monkeypatch.setattr(Fetcher, "check", lambda *_: None)
     monkeypatch.setattr(Fetcher, "sources", listed)
@@ -182,7 +184,7 @@ def test_crawl_whose_listing_has_no_end(
 
 
 @ONE_DATABASE
-def test_flush_in_a_round_that_goes_on(house: House, dataset: Dataset):
+def test_flush_in_a_round_that_goes_on(house: InProcessApi, dataset: Dataset):
     flusher = SqlFlusher(house.services.database)
     flusher.goes_on.clear()
     try:
@@ -202,14 +204,14 @@ def test_flush_in_a_round_that_goes_on(house: House, dataset: Dataset):
 
 
 @contextmanager
-def in_rows(house: House, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def in_rows(house: InProcessApi, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     services = house.services
     with row_checks.opened(services.store, services.settings) as duck:
         yield duck
 
 
 @contextmanager
-def in_kernel(house: House, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def in_kernel(house: InProcessApi, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     services = house.services
     journal = Journal.at(services.settings.database_url)
     with Kernel(journal, services.store.connection, buckets(), "256m")._duckdb(str(tmp_path)) as duck:
@@ -218,7 +220,7 @@ def in_kernel(house: House, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnectio
 
 @ONE_DATABASE
 @pytest.mark.parametrize("opened", [in_rows, in_kernel])
-def test_query_of_a_job_is_interrupted(house: House, tmp_path: Path, opened: Any):
+def test_query_of_a_job_is_interrupted(house: InProcessApi, tmp_path: Path, opened: Any):
     cancellation = Cancellation()
     ended = threading.Event()
 

@@ -17,8 +17,8 @@ from tarn.archive.sources import Source
 from tarn.db.tables import file_puts, journal_batches
 from tarn.model.snapshot import Tally
 from tarn.pipeline.tasks import crawl_files
-from tarn.pipeline.tasks.crawl_files import fetched
-from tarn.pipeline.tasks.crawl_tasks import Fetch
+from tarn.pipeline.tasks.crawl_files import fetch_files
+from tarn.pipeline.tasks.crawl_tasks import FetchFiles
 from tarn.pipeline.tasks.kernel import AnyTask, Output
 from tarn.settings import Settings, load_settings
 from tarn.storage.store import Store
@@ -27,7 +27,7 @@ from tarn.worker.loop import Worker
 
 from tests.archive.web import answer, page, scripted
 from tests.faults.scene import Killed, killed_at
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.s3 import BUCKET, S3Server
 from tests.worker.workers import fall_silent, make_worker
@@ -59,7 +59,7 @@ def settings(database_url: str, tmp_path: Path, drop: Path, s3: S3Server) -> Set
 
 
 @pytest.fixture
-def crawler(house: House, kernels: DirectKernels, dataset: Any) -> "Crawler":
+def crawler(house: InProcessApi, kernels: DirectKernels, dataset: Any) -> "Crawler":
     return Crawler(house, kernels)
 
 
@@ -67,7 +67,7 @@ def crawler(house: House, kernels: DirectKernels, dataset: Any) -> "Crawler":
 class Crawler:
     """Asks for crawls of one dataset, has a worker do them, and looks what came of it."""
 
-    house: House
+    house: InProcessApi
     kernels: Any
 
     @property
@@ -119,18 +119,18 @@ class Crawler:
 
 
 @dataclass(frozen=True)
-class HereKernels:
+class InProcessKernels:
     """Runs the tasks of crawls in this process, with whatever gets in their way."""
 
     store: Store
     cores: int = 1
     reached: Callable[[str], None] = lambda _: None
-    changed: Callable[[Fetch], Fetch] = lambda task: task
+    changed: Callable[[FetchFiles], FetchFiles] = lambda task: task
 
     def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output]]:
         for task in (task for slot in slots for task in slot):
-            assert isinstance(task, Fetch)
-            made = fetched(self.changed(task), self.store, reached=self.reached)
+            assert isinstance(task, FetchFiles)
+            made = fetch_files(self.changed(task), self.store, reached=self.reached)
             yield task.number, Output({}, Tally(), [], None, made)
 
 
@@ -286,7 +286,7 @@ def test_no_more_than_a_hundred_failures_are_listed(crawler: Crawler, drop: Path
 
 @ONE_DATABASE
 def test_file_that_changes_while_it_is_read_is_a_failure_and_leaves_no_trace(
-    house: House, dataset: Any, drop: Path, store: Store
+    house: InProcessApi, dataset: Any, drop: Path, store: Store
 ):
     fill(drop, FILES | {"log.txt": b"line\n"})
 
@@ -301,10 +301,10 @@ def test_file_that_changes_while_it_is_read_is_a_failure_and_leaves_no_trace(
                     file.write(b"more\n")
             return source
 
-    def disturbed(task: Fetch) -> Fetch:
+    def disturbed(task: FetchFiles) -> FetchFiles:
         return replace(task, fetcher=Disturbed(task.fetcher))  # type: ignore[arg-type]  # only `open` is asked of it
 
-    crawler = Crawler(house, HereKernels(store, changed=disturbed))
+    crawler = Crawler(house, InProcessKernels(store, changed=disturbed))
     result = crawler(drop)
 
     assert count(result) == (4, 0, 1)
@@ -315,7 +315,7 @@ def test_file_that_changes_while_it_is_read_is_a_failure_and_leaves_no_trace(
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["staged", "announced", "placed", "written", "recorded"])
 def test_crawl_killed_midway_is_finished_by_the_next_with_one_effect(
-    house: House, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+    house: InProcessApi, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch, step: str
 ):
     monkeypatch.setattr(crawl_files, "TOGETHER", 2)
     fill(drop, FILES | {"z.bin": bytes(2 << 20)})
@@ -329,13 +329,13 @@ def test_crawl_killed_midway_is_finished_by_the_next_with_one_effect(
 
     place = Crawler(house, None).ask(drop)
     with pytest.raises(Killed):
-        Crawler(house, HereKernels(store, reached=second)).worker.step()
+        Crawler(house, InProcessKernels(store, reached=second)).worker.step()
     seen = Crawler(house, None).contents()
     assert len(seen) == 2
     assert seen.items() <= FILES.items()
     fall_silent(house)
 
-    crawler = Crawler(house, HereKernels(store))
+    crawler = Crawler(house, InProcessKernels(store))
     crawler.worker.step()
 
     assert count(crawler.result(place)) == (3, 2, 0)
@@ -351,13 +351,13 @@ def test_crawl_killed_midway_is_finished_by_the_next_with_one_effect(
 
 @ONE_DATABASE
 def test_slow_crawl_goes_on_in_another_round(
-    house: House, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(crawl_files, "TOGETHER", 1)
     monkeypatch.setattr(crawl_files, "BUDGET", 0.0)
     fill(drop, FILES)
 
-    crawler = Crawler(house, HereKernels(store))
+    crawler = Crawler(house, InProcessKernels(store))
 
     assert count(crawler(drop)) == (4, 0, 0)
     assert crawler.contents() == FILES
@@ -441,7 +441,7 @@ def test_full_journal_lets_the_crawl_wait(crawler: Crawler, drop: Path):
     crawler.house.admin.post("/v1/datasets/test/entities", {"id": "a", "schema": "Person"})
 
     place = crawler.ask(drop)
-    with_less = Crawler(House(full, str(crawler.house.admin.key)), crawler.kernels)
+    with_less = Crawler(InProcessApi(full, str(crawler.house.admin.key)), crawler.kernels)
     with_less.worker.step()
 
     job = crawler.house.admin.get(place).json()

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarn.errors import InvalidFormat
-from tarn.pipeline.tasks.delimited import Form, Piece, guessed_delimiter, is_transparent, pieces
+from tarn.pipeline.tasks.delimited import Dialect, FilePiece, detect_delimiter, is_transparent, pieces
 
-FORM = Form("utf-8", ",")
+FORM = Dialect("utf-8", ",")
 TEXT = st.text(st.sampled_from('ab," \n\r\tü'), max_size=60)
 
 
@@ -18,7 +18,7 @@ def records(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text, newline=None), skipinitialspace=True))
 
 
-def cut(data: bytes, block: int, target: int, longest: int = 1000) -> list[Piece]:
+def cut(data: bytes, block: int, target: int, longest: int = 1000) -> list[FilePiece]:
     return list(pieces([data[at : at + block] for at in range(0, len(data), block)], FORM, target, longest))
 
 
@@ -55,13 +55,13 @@ def test_quotes_that_are_not_closed_end_the_file_when_there_are_many():
 
 def test_record_that_comes_in_many_blocks_is_parsed_a_few_times(monkeypatch: pytest.MonkeyPatch):
     parsed: list[int] = []
-    whole = Form.whole
+    whole = Dialect.whole
 
-    def counted(form: Form, data: bytes) -> int:
+    def counted(form: Dialect, data: bytes) -> int:
         parsed.append(len(data))
         return whole(form, data)
 
-    monkeypatch.setattr(Form, "whole", counted)
+    monkeypatch.setattr(Dialect, "whole", counted)
     data = b'1,"' + b"x\n" * 50_000 + b'"\n2,y\n'
 
     made = cut(data, 100, target=100, longest=200_000)
@@ -108,4 +108,4 @@ def test_encoding_is_transparent_if_ascii_is_written_as_itself(encoding: str, tr
     ],
 )
 def test_delimiter_is_the_one_under_which_the_header_names_the_columns(head: bytes, columns: list[str], delimiter: str):
-    assert guessed_delimiter(head, "utf-8", columns) == delimiter
+    assert detect_delimiter(head, "utf-8", columns) == delimiter

@@ -24,7 +24,7 @@ from tarn.db.tables import exports as exports_table
 from tarn.db.tables import snapshots as history
 from tarn.errors import Internal, TarnError
 from tarn.integrity.vacuum import Vacuum
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.model.export import Kind, OmittedEdges
 from tarn.model.ids import now
 from tarn.model.job import (
@@ -34,8 +34,8 @@ from tarn.model.job import (
     MadeExport,
     MakeOptions,
     MakeResult,
-    NotYet,
     PurgeOptions,
+    ResumeLater,
     SkippedExport,
 )
 from tarn.model.statistics import Statistics
@@ -44,11 +44,11 @@ from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.export import Exports
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.purge import Purge
-from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.jobs.rewrite import Rewriter
 from tarn.pipeline.tasks.kernel import AnyTask, Output
-from tarn.query.active_reads import Running
+from tarn.query.active_reads import ActiveReads
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_rewrite import ignore
 
@@ -56,37 +56,37 @@ AWKWARD = "a \"quoted\", 'single' \\back\\ \n new \t tab \U0001d4b3 ü {brace} `
 
 
 @pytest.fixture
-def exporting(house: House, kernels: DirectKernels) -> Exports:
+def exporting(house: InProcessApi, kernels: DirectKernels) -> Exports:
     return exports_of(house, kernels)
 
 
-def exports_of(house: House, kernels: DirectKernels, reached: Callable[[str], None] = lambda _: None) -> Exports:
+def exports_of(house: InProcessApi, kernels: DirectKernels, reached: Callable[[str], None] = lambda _: None) -> Exports:
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
-    return Exports(services.settings, services.database, services.store, flush, lambda: kernels, Running(), reached)
+    return Exports(services.settings, services.database, services.store, flush, lambda: kernels, ActiveReads(), reached)
 
 
 def person(name: str, **properties: Any) -> dict[str, Any]:
     return {"id": name, "schema": "Person", "properties": {"name": [name.title()], **properties}}
 
 
-def write(house: House, *entities: dict[str, Any], origin: str = "crawl") -> None:
+def write(house: InProcessApi, *entities: dict[str, Any], origin: str = "crawl") -> None:
     assert house.admin.post(f"/v1/datasets/test/entities?origin={origin}", list(entities)).status_code == 200
 
 
-def fetched(house: House, name: str) -> bytes:
+def fetched(house: InProcessApi, name: str) -> bytes:
     answer = house.admin.get(f"/v1/datasets/test/exports/{name}")
     assert answer.status_code == 200, answer.text
     return answer.content
 
 
-def entities(house: House) -> list[dict[str, Any]]:
+def entities(house: InProcessApi) -> list[dict[str, Any]]:
     return [json.loads(line) for line in fetched(house, "entities.ftm.json").splitlines()]
 
 
 def test_make_of_everything_is_what_reads_show_and_is_told_of_in_the_index(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     house.admin.post("/v1/datasets/test/entities", [person("ann", country=["de"]), person("bob", summary=[AWKWARD])])
     write(
@@ -124,7 +124,7 @@ def test_make_of_everything_is_what_reads_show_and_is_told_of_in_the_index(
 
 
 def test_graph_of_an_edge_between_very_many_is_bounded_and_says_what_it_lacks(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     ends = {"owner": [f"o{number}" for number in range(1200)], "asset": [f"a{number}" for number in range(1200)]}
     write(house, {"id": "owns", "schema": "Ownership", "properties": ends}, person("ann"))
@@ -141,7 +141,7 @@ def test_graph_of_an_edge_between_very_many_is_bounded_and_says_what_it_lacks(
 
 
 def test_exports_are_left_alone_while_nothing_visible_changed_and_made_again_when_something_did(
-    house: House, dataset: Dataset, exporting: Exports, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
 ):
     write(house, person("ann"))
     first = exporting.make(dataset, MakeOptions(), ignore)
@@ -165,7 +165,7 @@ def test_exports_are_left_alone_while_nothing_visible_changed_and_made_again_whe
 
 
 def test_write_that_changes_nothing_visible_moves_the_tags_and_makes_nothing(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     write(house, person("ann"))
     exporting.make(dataset, MakeOptions(), ignore)
@@ -182,7 +182,7 @@ def test_write_that_changes_nothing_visible_moves_the_tags_and_makes_nothing(
 
 
 def test_write_between_an_export_and_its_record_never_makes_it_look_fresh(
-    house: House, dataset: Dataset, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
 ):
     steps: list[str] = []
     write(house, person("ann"))
@@ -210,7 +210,7 @@ class Killed(Exception):
     "step", ["resolved", "built", "entities joined", "entities put", "statistics put", "delta joined", "delta put"]
 )
 def test_export_that_dies_at_a_step_leaves_whole_files_and_old_tags_and_the_next_one_makes_it_good(
-    house: House, dataset: Dataset, kernels: DirectKernels, step: str
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, step: str
 ):
     write(house, person("ann"), person("bob"))
     exports_of(house, kernels).make(dataset, MakeOptions(), ignore)
@@ -244,7 +244,7 @@ def test_export_that_dies_at_a_step_leaves_whole_files_and_old_tags_and_the_next
 
 
 def test_deltas_one_after_the_other_lead_to_every_export(
-    house: House, dataset: Dataset, exporting: Exports, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
 ):
     known: dict[str, Any] = {}
     write(house, *(person(f"p{number:02}") for number in range(30)))
@@ -276,7 +276,7 @@ def test_deltas_one_after_the_other_lead_to_every_export(
     assert whole == known
 
 
-def disagree(house: House, name: str, *schemata: str) -> None:
+def disagree(house: InProcessApi, name: str, *schemata: str) -> None:
     """Write an entity under a schema for each origin."""
     for schema in schemata:
         write(house, {"id": name, "schema": schema, "properties": {}}, origin=schema.lower())
@@ -288,7 +288,7 @@ def left_out(result: ExportResult | MakeResult) -> dict[str, int | None]:
 
 
 def test_entities_that_do_not_assemble_are_counted_for_every_file_that_leaves_them_out(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     write(house, person("ann"), {"id": "paper", "schema": "Pages", "properties": {"fileName": ["a.pdf"]}})
     disagree(house, "boat", "Vessel", "LegalEntity")
@@ -309,7 +309,9 @@ def test_entities_that_do_not_assemble_are_counted_for_every_file_that_leaves_th
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_export_of_one_kind_counts_what_it_leaves_out(house: House, dataset: Dataset, exporting: Exports, kind: Kind):
+def test_export_of_one_kind_counts_what_it_leaves_out(
+    house: InProcessApi, dataset: Dataset, exporting: Exports, kind: Kind
+):
     write(house, person("ann"))
     disagree(house, "scan", "Pages", "Person")
 
@@ -320,7 +322,9 @@ def test_export_of_one_kind_counts_what_it_leaves_out(house: House, dataset: Dat
     assert left_out(done) == {kind: expected or None}
 
 
-def test_delta_counts_the_changed_entities_that_it_leaves_out(house: House, dataset: Dataset, exporting: Exports):
+def test_delta_counts_the_changed_entities_that_it_leaves_out(
+    house: InProcessApi, dataset: Dataset, exporting: Exports
+):
     write(house, person("ann"), person("bob"))
     disagree(house, "boat", "Vessel", "LegalEntity")
     exporting.make(dataset, MakeOptions(), ignore)
@@ -338,7 +342,7 @@ def test_delta_counts_the_changed_entities_that_it_leaves_out(house: House, data
 
 
 def test_entities_that_do_not_assemble_are_counted_over_all_parts(
-    house: House, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
     for schema in ("Vessel", "Person"):
@@ -351,7 +355,7 @@ def test_entities_that_do_not_assemble_are_counted_over_all_parts(
 
 
 def test_export_made_before_entities_were_counted_does_not_claim_to_be_whole(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     disagree(house, "boat", "Vessel", "LegalEntity")
     exporting.export(dataset, ExportOptions(kinds=[Kind.ENTITIES]), ignore)
@@ -363,7 +367,7 @@ def test_export_made_before_entities_were_counted_does_not_claim_to_be_whole(
     assert (done.made, left_out(done), done.invalid) == ([], {"entities": None}, None)
 
 
-def test_delta_whose_beginning_is_given_up_begins_anew(house: House, dataset: Dataset, exporting: Exports):
+def test_delta_whose_beginning_is_given_up_begins_anew(house: InProcessApi, dataset: Dataset, exporting: Exports):
     write(house, person("ann"))
     exporting.make(dataset, MakeOptions(), ignore)
     write(house, person("bob"))
@@ -380,7 +384,7 @@ def test_delta_whose_beginning_is_given_up_begins_anew(house: House, dataset: Da
 
 @pytest.mark.parametrize(("compression", "unpacked"), [("gzip", gzip.decompress), ("zstd", lambda data: _zstd(data))])
 def test_compressed_exports_have_other_names_and_the_same_content(
-    house: House,
+    house: InProcessApi,
     dataset: Dataset,
     exporting: Exports,
     compression: str,
@@ -407,7 +411,7 @@ def test_compressed_exports_have_other_names_and_the_same_content(
 
 
 def test_dataset_without_anything_has_exports_that_are_empty_and_valid(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     done = exporting.make(dataset, MakeOptions(), ignore)
 
@@ -421,7 +425,7 @@ def test_dataset_without_anything_has_exports_that_are_empty_and_valid(
 
 
 def test_files_of_many_parts_are_one_in_order(
-    house: House, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
     write(house, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(200)))
@@ -437,7 +441,7 @@ def test_files_of_many_parts_are_one_in_order(
 
 
 def test_statistics_after_small_changes_are_what_counting_everything_finds(
-    house: House, dataset: Dataset, exporting: Exports, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
     recounted: list[Statistics | None] = []
     known = Exports._recounted
@@ -470,7 +474,7 @@ def test_statistics_after_small_changes_are_what_counting_everything_finds(
 
 
 def test_purged_entity_is_in_no_export_any_more(
-    house: House, dataset: Dataset, exporting: Exports, kernels: DirectKernels
+    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
 ):
     write(house, person("ann"), person("bob"))
     exporting.make(dataset, MakeOptions(), ignore)
@@ -487,14 +491,16 @@ def test_purged_entity_is_in_no_export_any_more(
     assert [entity["id"] for entity in entities(house)] == ["bob", "cem"]
 
 
-def test_two_who_export_at_once_do_so_one_after_the_other(house: House, dataset: Dataset, kernels: DirectKernels):
+def test_two_who_export_at_once_do_so_one_after_the_other(
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
+):
     write(house, person("ann"))
     other = exports_of(house, kernels)
     refused = []
 
     def reached(step: str) -> None:
         if step == "built":
-            with pytest.raises(NotYet):
+            with pytest.raises(ResumeLater):
                 other.make(dataset, MakeOptions(), ignore)
             refused.append(step)
 
@@ -505,7 +511,7 @@ def test_two_who_export_at_once_do_so_one_after_the_other(house: House, dataset:
 
 
 def test_statements_that_ftm_aggregates_are_the_entities_and_ftm_validates_them(
-    house: House, dataset: Dataset, exporting: Exports, tmp_path: Path
+    house: InProcessApi, dataset: Dataset, exporting: Exports, tmp_path: Path
 ):
     write(house, person("ann", country=["de"], summary=[AWKWARD]), person("bob"))
     write(house, person("ann", alias=["Anna"]), {"id": "co", "schema": "Company", "properties": {"name": ["C"]}})
@@ -529,7 +535,7 @@ def test_statements_that_ftm_aggregates_are_the_entities_and_ftm_validates_them(
 
 
 def test_catalog_is_loaded_by_ftm_itself_from_the_api_and_from_the_lake(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     house.dataset("other")
     write(house, person("ann"))
@@ -550,7 +556,7 @@ def test_catalog_is_loaded_by_ftm_itself_from_the_api_and_from_the_lake(
 
 
 def test_changed_configuration_is_in_the_index_at_once_with_the_same_exports(
-    house: House, dataset: Dataset, exporting: Exports
+    house: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     write(house, person("ann"))
     exporting.make(dataset, MakeOptions(), ignore)
@@ -570,7 +576,7 @@ def test_changed_configuration_is_in_the_index_at_once_with_the_same_exports(
     )
 
 
-def test_versions_rise_though_clocks_go_back(house: House, dataset: Dataset, exporting: Exports):
+def test_versions_rise_though_clocks_go_back(house: InProcessApi, dataset: Dataset, exporting: Exports):
     write(house, person("ann"))
     first = exporting.make(dataset, MakeOptions(), ignore)
     with house.services.database.write() as connection:
@@ -585,7 +591,7 @@ def test_versions_rise_though_clocks_go_back(house: House, dataset: Dataset, exp
     assert second.version.startswith("29990101000001-")
 
 
-def freshness(house: House) -> dict[str, str | None]:
+def freshness(house: InProcessApi) -> dict[str, str | None]:
     report = house.admin.get("/v1/datasets/test/freshness").json()
     return {one["kind"]: one["reason"] for one in report["exports"]}
 
@@ -601,23 +607,23 @@ def applied(lines: list[dict[str, Any]], known: dict[str, Any] | None = None) ->
     return found
 
 
-def compacted(house: House, dataset: Dataset, kernels: DirectKernels) -> None:
+def compacted(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> None:
     Compact(rewriting_of(house, kernels)).run(dataset, CompactOptions(force=True), ignore)
 
 
-def purged(house: House, dataset: Dataset, kernels: DirectKernels, entity: str) -> None:
+def purged(house: InProcessApi, dataset: Dataset, kernels: DirectKernels, entity: str) -> None:
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     vacuum = Vacuum(services.database, services.store, services.settings, publisher)
     purge = Purge(services.database, rewriting_of(house, kernels), flush, vacuum)
     purge.run(dataset, PurgeOptions(entity_ids=[entity], confirm=True), ignore)
 
 
-def rewriting_of(house: House, kernels: DirectKernels) -> Rewriting:
+def rewriting_of(house: InProcessApi, kernels: DirectKernels) -> Rewriter:
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
-    return Rewriting(services.database, services.store, publisher, lambda: kernels)
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
+    return Rewriter(services.database, services.store, publisher, lambda: kernels)
 
 
 def ftm(*arguments: str) -> bytes:
@@ -641,7 +647,7 @@ class Overwhelmed(DirectKernels):
 @ONE_DATABASE
 @pytest.mark.parametrize("why", ["too large", "no room"])
 def test_statistics_that_the_worker_does_not_count_itself_are_the_same(
-    house: House,
+    house: InProcessApi,
     dataset: Dataset,
     kernels: DirectKernels,
     kernel_process: ProcessPoolExecutor,

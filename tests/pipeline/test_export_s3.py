@@ -8,7 +8,7 @@ from tarn.model.export import Kind
 from tarn.model.job import MakeOptions
 from tarn.settings import Settings
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_export import exports_of, fetched, freshness, person, write
 from tests.pipeline.test_rewrite import ignore
@@ -22,7 +22,7 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
 
 @ONE_DATABASE
 def test_exports_on_s3_are_what_reads_show_also_in_parts(
-    house: House, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
     write(house, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(100)))

@@ -16,7 +16,7 @@ from sqlalchemy import select
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import journal, journal_batches, tags
 from tarn.errors import Locked
-from tarn.lake.commit import TABLES, Publisher
+from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.leases import Leases
 from tarn.lake.table_schemas import PARTITIONED
 from tarn.model.snapshot import Snapshot
@@ -25,7 +25,7 @@ from tarn.pipeline.jobs.flush import Flush
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import head, rows_of, stored
 from tests.pipeline.kernels import DirectKernels
@@ -34,7 +34,7 @@ Flushing = Callable[[], list[Snapshot]]
 PERSON = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"], "country": ["de"]}}
 
 
-def post(house: House, *entities: dict[str, Any], origin: str = "crawl", **parameters: str) -> dict[str, Any]:
+def post(house: InProcessApi, *entities: dict[str, Any], origin: str = "crawl", **parameters: str) -> dict[str, Any]:
     query = "&".join(f"{name}={value}" for name, value in {"origin": origin, **parameters}.items())
     answer = house.admin.post(f"/v1/datasets/test/entities?{query}", list(entities))
     assert answer.status_code == 200, answer.text
@@ -43,7 +43,7 @@ def post(house: House, *entities: dict[str, Any], origin: str = "crawl", **param
 
 
 @pytest.mark.contract("W1")
-def test_flush_makes_one_snapshot_on_the_head_and_none_without_rows(house: House, flush: Flushing):
+def test_flush_makes_one_snapshot_on_the_head_and_none_without_rows(house: InProcessApi, flush: Flushing):
     empty = flush()
     post(house, PERSON)
     (first,) = flush()
@@ -57,7 +57,7 @@ def test_flush_makes_one_snapshot_on_the_head_and_none_without_rows(house: House
     assert second.created > first.created
 
 
-def test_flush_counts_new_statements_only(house: House, flush: Flushing):
+def test_flush_counts_new_statements_only(house: InProcessApi, flush: Flushing):
     post(house, PERSON)
     (first,) = flush()
     post(house, PERSON)
@@ -75,7 +75,9 @@ def test_flush_counts_new_statements_only(house: House, flush: Flushing):
 
 
 @pytest.mark.contract("M4", "M6", "M7")
-def test_manifest_lists_both_tables_files_with_what_their_writer_saw(house: House, dataset: Dataset, flush: Flushing):
+def test_manifest_lists_both_tables_files_with_what_their_writer_saw(
+    house: InProcessApi, dataset: Dataset, flush: Flushing
+):
     seen = {"first_seen": "2020-01-01T00:00:00Z", "last_seen": "2021-01-01T00:00:00Z"}
     post(house, PERSON | seen, PERSON | {"id": "j" * 200})
     (first,) = flush()
@@ -102,7 +104,7 @@ def test_manifest_lists_both_tables_files_with_what_their_writer_saw(house: Hous
 
 
 @pytest.mark.contract("M6")
-def test_moments_long_ago_are_in_the_manifest_as_they_are(house: House, flush: Flushing):
+def test_moments_long_ago_are_in_the_manifest_as_they_are(house: InProcessApi, flush: Flushing):
     post(house, PERSON | {"first_seen": "0001-01-01T00:00:00Z", "last_seen": "0900-01-01T00:00:00Z"})
 
     (snapshot,) = flush()
@@ -112,7 +114,7 @@ def test_moments_long_ago_are_in_the_manifest_as_they_are(house: House, flush: F
 
 
 @pytest.mark.contract("M5")
-def test_manifest_lists_the_batches_it_holds(house: House, flush: Flushing):
+def test_manifest_lists_the_batches_it_holds(house: InProcessApi, flush: Flushing):
     commit = post(house, PERSON)["commit"]
     stage = house.admin.post("/v1/datasets/test/stages", {"origin": "bulk", "message": "July", "metadata": {"n": 1}})
     url = f"/v1/datasets/test/stages/{stage.json()['id']}"
@@ -127,14 +129,14 @@ def test_manifest_lists_the_batches_it_holds(house: House, flush: Flushing):
 
 @pytest.mark.contract("M9", "M12", "W5")
 def test_checksums_are_there_where_the_dataset_asks_for_them(
-    house: House, dataset: Dataset, kernels: DirectKernels, flush: Flushing
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, flush: Flushing
 ):
     house.dataset("summed", checksum="sha256")
     services = house.services
     summed = dataset_of(services.database, "summed")
     house.admin.post("/v1/datasets/summed/entities", [PERSON])
     post(house, PERSON)
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     done = Flush(services.database, services.store, publisher, lambda: kernels).run([summed, dataset], lambda: None)
 
     (with_sums,), (without,) = done[summed.id].snapshots, done[dataset.id].snapshots
@@ -146,7 +148,7 @@ def test_checksums_are_there_where_the_dataset_asks_for_them(
     assert with_sums.components.order == ("bucket", "canonical_id", "id")
 
 
-def test_rows_are_sorted_by_the_stores_key_and_ids_are_bytes(house: House, dataset: Dataset, flush: Flushing):
+def test_rows_are_sorted_by_the_stores_key_and_ids_are_bytes(house: InProcessApi, dataset: Dataset, flush: Flushing):
     many = [PERSON | {"id": f"p{number * 7919 % 100:02d}"} for number in range(100)]
     documents = [{"id": "a", "schema": "Document", "properties": {"fileName": ["x"]}}]
     post(house, *many, *documents)
@@ -161,7 +163,9 @@ def test_rows_are_sorted_by_the_stores_key_and_ids_are_bytes(house: House, datas
         assert {row["bucket"] for row in rows} == {"document", "thing"}
 
 
-def test_statement_that_changes_its_key_is_seen_from_either_side(house: House, dataset: Dataset, flush: Flushing):
+def test_statement_that_changes_its_key_is_seen_from_either_side(
+    house: InProcessApi, dataset: Dataset, flush: Flushing
+):
     row = {"entity_id": "jane", "schema": "Person", "prop": "name", "value": "Jane"}
     for canonical in ("jane", "Q1"):
         body = [row | {"canonical_id": canonical}]
@@ -181,7 +185,7 @@ def test_statement_that_changes_its_key_is_seen_from_either_side(house: House, d
     assert snapshot.rows.live == 1
 
 
-def test_tables_open_with_other_readers_and_hold_the_same_rows(house: House, dataset: Dataset, flush: Flushing):
+def test_tables_open_with_other_readers_and_hold_the_same_rows(house: InProcessApi, dataset: Dataset, flush: Flushing):
     post(house, PERSON)
     flush()
     post(house, PERSON, PERSON | {"id": "john"}, origin="mapping:abc")
@@ -213,7 +217,7 @@ def test_tables_open_with_other_readers_and_hold_the_same_rows(house: House, dat
         assert pc.min(by_delta["ord"]).as_py() > 0
 
 
-def test_flushed_rows_leave_the_journal_and_tags_say_so(house: House, dataset: Dataset, flush: Flushing):
+def test_flushed_rows_leave_the_journal_and_tags_say_so(house: InProcessApi, dataset: Dataset, flush: Flushing):
     post(house, PERSON)
     flush()
     first = tags_of(house)
@@ -230,18 +234,18 @@ def test_flushed_rows_leave_the_journal_and_tags_say_so(house: House, dataset: D
     assert house.services.store.head(f"{dataset.layout.tags}/lakehouse/journal/last_flushed") is not None
 
 
-def tags_of(house: House) -> dict[str, datetime]:
+def tags_of(house: InProcessApi) -> dict[str, datetime]:
     with house.services.database.read() as connection:
         return {row.key: row.at for row in connection.execute(select(tags))}
 
 
 @pytest.mark.contract("X1", "X3")
 def test_commit_costs_a_fixed_number_of_storage_calls_and_lists_nothing(
-    house: House, dataset: Dataset, kernels: DirectKernels, store: Store
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, store: Store
 ):
     services = house.services
     counted = FaultyStore(store)
-    publisher = Publisher(services.database, counted, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, counted, services.settings, "tester")
     flushing = Flush(services.database, counted, publisher, lambda: kernels)
     costs = []
     for round_, size in enumerate((1, 1, 40, 1)):
@@ -256,7 +260,7 @@ def test_commit_costs_a_fixed_number_of_storage_calls_and_lists_nothing(
 
 
 def test_lease_that_is_given_back_soon_is_waited_for(
-    house: House, dataset: Dataset, flush: Flushing, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, flush: Flushing, monkeypatch: pytest.MonkeyPatch
 ):
     others = Leases(house.services.database, house.services.store, "another", seconds=60)
     lease = others.take(dataset)
@@ -269,14 +273,14 @@ def test_lease_that_is_given_back_soon_is_waited_for(
 
 
 def test_lease_that_is_not_given_back_is_not_waited_for_long(
-    house: House, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
     services = house.services
     Leases(services.database, services.store, "another", seconds=60).take(dataset)
     waits: list[float] = []
     monkeypatch.setattr("tarn.lake.commit.time.sleep", waits.append)
     post(house, PERSON)
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
 
     done = Flush(services.database, services.store, publisher, lambda: kernels).run([dataset], lambda: None)
 
@@ -287,7 +291,7 @@ def test_lease_that_is_not_given_back_is_not_waited_for_long(
 
 @pytest.mark.parametrize(("bound", "least"), [("TASK_ROWS", 20), ("TASK_CHARACTERS", 200)])
 def test_segment_divided_among_tasks_makes_the_same_rows(
-    house: House, dataset: Dataset, flush: Flushing, monkeypatch: pytest.MonkeyPatch, bound: str, least: int
+    house: InProcessApi, dataset: Dataset, flush: Flushing, monkeypatch: pytest.MonkeyPatch, bound: str, least: int
 ):
     monkeypatch.setattr(plan, bound, least)
     for round_ in range(2):
@@ -303,7 +307,7 @@ def test_segment_divided_among_tasks_makes_the_same_rows(
     assert len([path for path in snapshot.translog.added if path.startswith("kind=delete")]) > 3
 
 
-def test_files_are_cut_at_the_datasets_target_size(house: House, kernels: DirectKernels):
+def test_files_are_cut_at_the_datasets_target_size(house: InProcessApi, kernels: DirectKernels):
     house.dataset("small", target_file_bytes=1 << 20)
     services = house.services
     small = dataset_of(services.database, "small")
@@ -318,7 +322,7 @@ def test_files_are_cut_at_the_datasets_target_size(house: House, kernels: Direct
             for each in range(9)
         ]
         assert house.admin.post("/v1/datasets/small/entities", texts).status_code == 200
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
 
     done = Flush(services.database, services.store, publisher, lambda: kernels).run([small], lambda: None)
 

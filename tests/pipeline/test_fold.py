@@ -6,18 +6,18 @@ from itertools import count
 from typing import Any
 
 import pytest
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
 from tarn.journal.batches import Batch
 from tarn.journal.event_buffer import Events
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.lake.live.reference import Event, Statement, fold
 from tarn.model.snapshot import Snapshot
 from tarn.model.statement import StatementRow, statement_id
 from tarn.model.tenant import ADMIN
 from tarn.pipeline.jobs.flush import Flush
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import HISTORIES, Expected, head, rows_of, shown, stored
 from tests.pipeline.kernels import DirectKernels
@@ -71,20 +71,20 @@ def as_folded(batch: list[dict[str, Any]], commit: int) -> list[Event]:
             entity_id=event["entity_id"],
             origin=event["origin"],
             id=event["id"],
-            said=None if event["kind"] != 1 else _said(event),
+            said=None if event["kind"] != 1 else _statement(event),
         )
         for position, event in enumerate(batch)
     ]
 
 
-def _said(event: dict[str, Any]) -> Statement:
+def _statement(event: dict[str, Any]) -> Statement:
     named = event | {"external": False, "canonical_id": event["canonical_id"] or event["entity_id"]}
     return Statement(**{name: named[name] for name in Statement._fields})
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
 def test_flushed_history_holds_what_one_event_after_the_other_would_leave(
-    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]], seed: int
+    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], seed: int
 ):
     draw = random.Random(seed)
     expected = Expected()
@@ -94,7 +94,7 @@ def test_flushed_history_holds_what_one_event_after_the_other_would_leave(
         consumed = 0
         for _ in range(draw.randrange(1, 5)):
             batch = [drawn(draw) for _ in range(draw.randrange(1, 6))]
-            act = Act(None, "add_statements", "test", "r")
+            act = AuditedAction(None, "add_statements", "test", "r")
             house.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
             expected.commit(batch)
             happened += as_folded(batch, next(commits))
@@ -114,7 +114,7 @@ def test_flushed_history_holds_what_one_event_after_the_other_would_leave(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_plain_fold_makes_the_same_rows_as_the_one_that_is_right_for_everything(
-    house: House, kernels: DirectKernels, seed: int
+    house: InProcessApi, kernels: DirectKernels, seed: int
 ):
     """The same adds, once where nothing was, and once with an event beside them that makes the slice no plain one."""
     draw = random.Random(seed)
@@ -125,13 +125,15 @@ def test_plain_fold_makes_the_same_rows_as_the_one_that_is_right_for_everything(
         house.dataset(name)
         dataset = dataset_of(services.database, name)
         for batch in said:
-            act = Act(None, "add_statements", name, "r")
+            act = AuditedAction(None, "add_statements", name, "r")
             services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
         if name == "other":
             nothing = Events()
             nothing.erase("nobody", None)
-            services.writer.submit(Batch(dataset, ADMIN, Act(None, "delete_entity", name, "r")), nothing).result(30)
-        publisher = Publisher(services.database, services.store, services.settings, "tester")
+            services.writer.submit(
+                Batch(dataset, ADMIN, AuditedAction(None, "delete_entity", name, "r")), nothing
+            ).result(30)
+        publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
         done = Flush(services.database, services.store, publisher, lambda: kernels).run([dataset], lambda: None)
         (snapshot,) = done[dataset.id].snapshots
         rows = rows_of(services.store, dataset, snapshot, "statements")

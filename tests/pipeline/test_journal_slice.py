@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import text
 from tarn.datasets.registry import Dataset
 from tarn.model.shards import ALL_SHARDS
-from tarn.pipeline.tasks.journal_slice import COLUMNS, SAMPLE, Journal, Slice
+from tarn.pipeline.tasks.journal_slice import COLUMNS, SAMPLE, Journal, JournalSlice
 from tarn.settings import Settings
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import read_both_ways
 
 OTHERS = [
@@ -31,7 +31,7 @@ OTHERS = [
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("others", [[], OTHERS])
 def test_events_unlike_the_first_thousand_are_read_as_they_are(
-    settings: Settings, house: House, dataset: Dataset, kernel_process: ProcessPoolExecutor, others: list[str]
+    settings: Settings, house: InProcessApi, dataset: Dataset, kernel_process: ProcessPoolExecutor, others: list[str]
 ):
     count = SAMPLE * 2
     people = [{"id": f"e{each}", "schema": "Person", "properties": {"name": ["Jane"]}} for each in range(count)]
@@ -41,7 +41,7 @@ def test_events_unlike_the_first_thousand_are_read_as_they_are(
             which = {"entity": f"e{count - 1 - place}"}
             connection.execute(text(f"UPDATE journal SET {other} WHERE entity_id = :entity AND prop = 'name'"), which)
 
-    journal, everything = Journal.at(settings.database_url), Slice(dataset.id, 0, 1, ALL_SHARDS)
+    journal, everything = Journal.at(settings.database_url), JournalSlice(dataset.id, 0, 1, ALL_SHARDS)
     quickly, one_by_one = kernel_process.submit(read_both_ways, journal, everything).result(60)
 
     assert isinstance(quickly, pa.Table)

@@ -152,7 +152,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("followthemoney.mapping.entity.ValueEntity", Watched)
 
 
-def found(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int], Left]:
+def mapped(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int], Left]:
     made = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows, is_doubtful=True))
     said = {
         (row["entity_id"], row["schema"], row["prop"], row["value"], row["id"].hex())
@@ -171,7 +171,7 @@ def test_mapper_says_what_ftm_says_of_any_mapping_and_rows(given: list[dict[str,
     mapping = document(*given)
     # Line ends are the reader's business, and a blank line is no row.
     rows = [[text.replace("\r", "") for text in row] for row in rows]
-    assert found(mapping, rows) == expected(mapping, rows)
+    assert mapped(mapping, rows) == expected(mapping, rows)
 
 
 PERSON = {"schema": "Person", "id_column": "id", "properties": {"name": {"column": "name"}}}
@@ -198,7 +198,7 @@ def rows_of(count: int, **odd: dict[int, str]) -> list[list[str]]:
 def test_unusual_rows_among_usual_ones_say_what_ftm_says(rule: dict[str, Any], odd: dict[str, dict[int, str]]):
     mapping, rows = document({"entities": {"person": rule}}), rows_of(4100, **odd)
 
-    assert found(mapping, rows) == expected(mapping, rows)
+    assert mapped(mapping, rows) == expected(mapping, rows)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_row_that_would_take_ftm_too_long_is_bad(rule: dict[str, Any], name: str
     mapping = document({"entities": {"person": PERSON | {"properties": {"notes": rule}}}})
     rows = rows_of(3, name={1: name}, other={1: "x" * 1000})
 
-    said, bad, _ = found(mapping, rows)
+    said, bad, _ = mapped(mapping, rows)
 
     assert bad == [1]
     assert {entity for entity, *_ in said} == {"p0", "p2"}
@@ -224,15 +224,15 @@ def test_blank_value_is_not_reported_as_left_out(prop: str, blank: str):
     rule = {"schema": "Ownership", "id_column": "id", "properties": {prop: {"literal": blank}}}
     mapping, rows = document({"entities": {"link": rule}}), rows_of(3)
 
-    assert found(mapping, rows) == expected(mapping, rows)
-    assert found(mapping, rows)[2] == set()
+    assert mapped(mapping, rows) == expected(mapping, rows)
+    assert mapped(mapping, rows)[2] == set()
 
 
 def test_entity_that_refers_to_itself_makes_its_row_bad():
     link = {"schema": "Ownership", "id_column": "other", "properties": {"owner": {"entity": "person"}}}
     mapping = document({"entities": {"person": PERSON, "link": link}})
 
-    assert found(mapping, rows_of(20, other={7: "p7", 8: "p7"}))[1] == [7]
+    assert mapped(mapping, rows_of(20, other={7: "p7", 8: "p7"}))[1] == [7]
 
 
 def test_value_remembers_what_it_was_before_it_was_cleaned():
@@ -276,7 +276,7 @@ def test_values_that_are_left_out_are_told_once_for_each_row_property_and_value(
         (2, "Ownership", "owner", "a_b", "rejected by FollowTheMoney's cleaning of entity"),
     ]
     rows[0][0] = "p0"
-    assert found(mapping, rows) == expected(mapping, rows)
+    assert mapped(mapping, rows) == expected(mapping, rows)
 
 
 @pytest.mark.parametrize("odd", [{}, {"id": {0: "x" * 256}}], ids=["at once", "one by one"])

@@ -26,7 +26,7 @@ from tarn.pipeline.jobs import mapping as processing
 from tarn.pipeline.jobs.mapping import UNCHANGED, Mappings
 from tarn.pipeline.tasks.kernel import AnyTask, Output
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_rewrite import ignore
 
@@ -76,10 +76,10 @@ def table(rows: list[list[str]], delimiter: str = ",", ends: str = "\r\n") -> by
 ROWS = [row(1), row(2, land="fr", owner=""), row(3, land="nowhere"), row(4, company="", founded="never")]
 
 
-class Mill:
+class MappingJobs:
     """A dataset in whose archive files are, and who processes mappings for them."""
 
-    def __init__(self, house: House, dataset: Dataset, kernels: DirectKernels) -> None:
+    def __init__(self, house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> None:
         self.house = house
         self.dataset = dataset
         self.kernels = kernels
@@ -128,11 +128,11 @@ class Mill:
 
 
 @pytest.fixture
-def mill(house: House, dataset: Dataset, kernels: DirectKernels) -> Mill:
-    return Mill(house, dataset, kernels)
+def mill(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> MappingJobs:
+    return MappingJobs(house, dataset, kernels)
 
 
-def ftm_says(folder: Path, data: bytes, mapping: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[str]]]]:
+def entities_of_ftm(folder: Path, data: bytes, mapping: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[str]]]]:
     """What `ftm map-csv` makes of a file, aggregated by `ftm aggregate`."""
     (folder / "data.csv").write_bytes(data)
     (folder / "mapping.yml").write_text(json.dumps({"test": {"queries": [mapping]}}))
@@ -154,26 +154,26 @@ def _sorted(properties: dict[str, Any]) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in properties.items()}
 
 
-def seen(mill: Mill) -> dict[str, tuple[str, dict[str, list[str]]]]:
+def visible(mill: MappingJobs) -> dict[str, tuple[str, dict[str, list[str]]]]:
     return {name: (entity["schema"], _sorted(entity["properties"])) for name, entity in mill.entities().items()}
 
 
-def test_processing_makes_what_ftm_map_csv_makes_before_and_after_a_flush(mill: Mill, flush, tmp_path: Path):
+def test_processing_makes_what_ftm_map_csv_makes_before_and_after_a_flush(mill: MappingJobs, flush, tmp_path: Path):
     data = table([*ROWS, *(row(number) for number in range(10, 60))])
     content_hash = mill.put(data)
 
     result = mill.process(content_hash)
 
-    expected = ftm_says(tmp_path, data, COMPANIES)
-    assert seen(mill) == expected
+    expected = entities_of_ftm(tmp_path, data, COMPANIES)
+    assert visible(mill) == expected
     assert (result.rows, result.entities, result.rejected, result.missing) == (54, len(expected), 0, [])
     assert {entity["origin"][0] for entity in mill.entities().values()} == {f"mapping:{content_hash}"}
     (snapshot,) = flush()
-    assert seen(mill) == expected
+    assert visible(mill) == expected
     assert snapshot.rows.added == result.statements
 
 
-def test_processing_again_replaces_what_the_last_run_said_and_nothing_else(mill: Mill, flush):
+def test_processing_again_replaces_what_the_last_run_said_and_nothing_else(mill: MappingJobs, flush):
     crawled = {"id": "p1", "schema": "Person", "properties": {"alias": "A"}}
     mill.house.admin.post("/v1/datasets/test/entities?origin=crawl", crawled)
     content_hash = mill.put(table(ROWS))
@@ -194,7 +194,7 @@ def test_processing_again_replaces_what_the_last_run_said_and_nothing_else(mill:
         flush()
 
 
-def test_processing_is_skipped_while_nothing_changed_unless_it_is_insisted_on(mill: Mill):
+def test_processing_is_skipped_while_nothing_changed_unless_it_is_insisted_on(mill: MappingJobs):
     content_hash = mill.put(table(ROWS))
     first = mill.process(content_hash)
 
@@ -212,7 +212,7 @@ def test_processing_is_skipped_while_nothing_changed_unless_it_is_insisted_on(mi
     assert mill.process(content_hash, encoding="latin-1").entities == 1
 
 
-def test_tag_is_moved_by_a_run_and_not_by_one_that_is_skipped(mill: Mill):
+def test_tag_is_moved_by_a_run_and_not_by_one_that_is_skipped(mill: MappingJobs):
     content_hash = mill.put(table(ROWS))
 
     def tagged() -> list[Any]:
@@ -248,7 +248,7 @@ def test_tag_is_moved_by_a_run_and_not_by_one_that_is_skipped(mill: Mill):
     ],
 )
 def test_file_says_the_same_however_it_is_written(
-    mill: Mill, written: Callable[[bytes], bytes], options: dict[str, str]
+    mill: MappingJobs, written: Callable[[bytes], bytes], options: dict[str, str]
 ):
     plain = table(ROWS)
     other = written(plain)
@@ -263,7 +263,7 @@ def test_file_says_the_same_however_it_is_written(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("delimiter", [";", "\t", "|", "~"])
-def test_delimiter_is_found_by_the_header_or_named(mill: Mill, delimiter: str):
+def test_delimiter_is_found_by_the_header_or_named(mill: MappingJobs, delimiter: str):
     content_hash = mill.put(table(ROWS, delimiter))
 
     result = mill.process(content_hash, **({"delimiter": "~"} if delimiter == "~" else {}))
@@ -307,7 +307,7 @@ CELLS: list[list[Any]] = [
 
 
 @ONE_DATABASE
-def test_sheet_of_a_workbook_is_read_as_the_rows_that_it_shows(mill: Mill):
+def test_sheet_of_a_workbook_is_read_as_the_rows_that_it_shows(mill: MappingJobs):
     result = mill.process(mill.put(workbook(CELLS)), sheet="People")
 
     assert (result.rows, result.rejected, result.missing) == (3, 1, [])
@@ -318,7 +318,7 @@ def test_sheet_of_a_workbook_is_read_as_the_rows_that_it_shows(mill: Mill):
 
 
 @ONE_DATABASE
-def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: Mill):
+def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: MappingJobs):
     content_hash = mill.put(workbook([[]]))
     with pytest.raises(TarnError, match=r"none of the columns .*\['nothing'\]"):
         mill.process(content_hash)
@@ -344,7 +344,7 @@ def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: Mill):
     ],
     ids=["nonsense", "cut off", "broken", "entities", "hidden", "bomb", "large", "wide"],
 )
-def test_workbook_that_means_harm_changes_nothing_and_says_why(mill: Mill, data: Callable[[], bytes], slug: str):
+def test_workbook_that_means_harm_changes_nothing_and_says_why(mill: MappingJobs, data: Callable[[], bytes], slug: str):
     job = mill.job(mill.put(data()), sheet="People")
 
     with pytest.raises(TarnError) as failed:
@@ -365,7 +365,7 @@ def test_workbook_that_means_harm_changes_nothing_and_says_why(mill: Mill, data:
     ids=["columns", "header", "quotes"],
 )
 def test_delimited_file_that_is_out_of_bounds_is_refused_with_the_value(
-    mill: Mill, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
+    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
 ):
     in_blocks(mill, monkeypatch, data, 512)
     job = mill.job(mill.put(data))
@@ -378,7 +378,7 @@ def test_delimited_file_that_is_out_of_bounds_is_refused_with_the_value(
 
 
 @ONE_DATABASE
-def test_size_that_a_workbook_says_it_has_is_not_believed(mill: Mill):
+def test_size_that_a_workbook_says_it_has_is_not_believed(mill: MappingJobs):
     data = workbook(CELLS)
     with ZipFile(io.BytesIO(data)) as archive:
         sheet = archive.read("xl/worksheets/sheet2.xml")
@@ -390,14 +390,16 @@ def test_size_that_a_workbook_says_it_has_is_not_believed(mill: Mill):
     assert (result.rows, result.rejected) == (3, 1)
 
 
-def in_blocks(mill: Mill, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:
+def in_blocks(mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:
     """Let the file arrive in small blocks, as a large one does."""
     blocks = [data[start : start + size] for start in range(0, len(data), size)]
     monkeypatch.setattr(mill.house.services.store, "stream", lambda *_, **__: iter(blocks))
 
 
 @ONE_DATABASE
-def test_rows_in_many_tasks_are_the_rows_of_the_file(mill: Mill, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_rows_in_many_tasks_are_the_rows_of_the_file(
+    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     data = table([row(number, last="x\n" * (number % 7) + '"') for number in range(200)])
     monkeypatch.setattr(processing, "TASK_BYTES", 1000)
     in_blocks(mill, monkeypatch, data)
@@ -405,11 +407,13 @@ def test_rows_in_many_tasks_are_the_rows_of_the_file(mill: Mill, monkeypatch: py
     result = mill.process(mill.put(data))
 
     assert (result.rows, result.rejected) == (200, 0)
-    assert seen(mill) == ftm_says(tmp_path, data, COMPANIES)
+    assert visible(mill) == entities_of_ftm(tmp_path, data, COMPANIES)
 
 
 @ONE_DATABASE
-def test_bad_rows_are_counted_and_sampled_by_their_number_and_end_nothing(mill: Mill, monkeypatch: pytest.MonkeyPatch):
+def test_bad_rows_are_counted_and_sampled_by_their_number_and_end_nothing(
+    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(processing, "TASK_BYTES", 2000)
     rows = [row(number) for number in range(300)]
     for place in range(0, 300, 2):
@@ -433,7 +437,9 @@ def test_bad_rows_are_counted_and_sampled_by_their_number_and_end_nothing(mill: 
 
 
 @ONE_DATABASE
-def test_values_that_are_left_out_are_counted_and_listed_by_their_row(mill: Mill, monkeypatch: pytest.MonkeyPatch):
+def test_values_that_are_left_out_are_counted_and_listed_by_their_row(
+    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(processing, "TASK_BYTES", 2000)
     rows = [row(number, last="x\ny") for number in range(300)]
     for place in range(0, 300, 2):
@@ -460,7 +466,7 @@ def test_values_that_are_left_out_are_counted_and_listed_by_their_row(mill: Mill
 
 
 @ONE_DATABASE
-def test_result_of_a_run_before_values_were_reported_is_still_read(mill: Mill):
+def test_result_of_a_run_before_values_were_reported_is_still_read(mill: MappingJobs):
     result = mill.process(mill.put(table(ROWS))).model_dump(mode="json")
     assert result["omitted"]["count"] == 1
     del result["omitted"]
@@ -481,7 +487,7 @@ def test_result_of_a_run_before_values_were_reported_is_still_read(mill: Mill):
         (gzip.compress(b"x" * 3_000_000), "body-too-large"),
     ],
 )
-def test_file_that_cannot_be_mapped_changes_nothing_and_says_why(mill: Mill, data: bytes, slug: str):
+def test_file_that_cannot_be_mapped_changes_nothing_and_says_why(mill: MappingJobs, data: bytes, slug: str):
     content_hash = mill.put(data)
     mill.process(mill.put(table(ROWS)))
     job = mill.job(content_hash)
@@ -509,7 +515,7 @@ def dying_at(step: str) -> Callable[[str], None]:
     return reached
 
 
-class Stumbling:
+class LosingKernels:
     """Kernels whose last task is lost, with what it wrote."""
 
     cores = 2
@@ -522,7 +528,7 @@ class Stumbling:
         raise Dies
 
 
-class Repeating(Stumbling):
+class RepeatingKernels(LosingKernels):
     """Kernels that do every task twice, and tell of the second time."""
 
     def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
@@ -532,7 +538,7 @@ class Repeating(Stumbling):
 
 @pytest.mark.parametrize("step", ["staged", "mapped"])
 def test_run_that_dies_before_its_commit_shows_nothing_and_is_done_by_the_next(
-    mill: Mill, step: str, monkeypatch: pytest.MonkeyPatch
+    mill: MappingJobs, step: str, monkeypatch: pytest.MonkeyPatch
 ):
     job = mill.job(mill.put(table(ROWS)))
     monkeypatch.setattr(Mappings, "_give_up", lambda *_: None)  # nobody is left to do it
@@ -547,7 +553,7 @@ def test_run_that_dies_before_its_commit_shows_nothing_and_is_done_by_the_next(
     assert mill.left() == (0, 0)
 
 
-def test_run_whose_end_was_not_heard_is_not_done_twice(mill: Mill):
+def test_run_whose_end_was_not_heard_is_not_done_twice(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)), force=True)
     with pytest.raises(Dies):
         mill.run(job, reached=dying_at("committed"))
@@ -560,7 +566,7 @@ def test_run_whose_end_was_not_heard_is_not_done_twice(mill: Mill):
         assert connection.execute(committed).scalars().all() == [result.commit]
 
 
-def test_worker_that_was_taken_for_dead_cannot_commit_any_more(mill: Mill):
+def test_worker_that_was_taken_for_dead_cannot_commit_any_more(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)), force=True)
 
     def overtaken(name: str) -> None:
@@ -574,10 +580,10 @@ def test_worker_that_was_taken_for_dead_cannot_commit_any_more(mill: Mill):
     assert mill.left() == (0, 0)
 
 
-def test_task_that_is_lost_ends_the_attempt_and_leaves_nothing(mill: Mill):
+def test_task_that_is_lost_ends_the_attempt_and_leaves_nothing(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)))
     with pytest.raises(Dies):
-        mill.run(job, kernels=Stumbling(mill.kernels))
+        mill.run(job, kernels=LosingKernels(mill.kernels))
 
     assert mill.entities() == {}
     assert mill.left() == (0, 0)
@@ -585,15 +591,15 @@ def test_task_that_is_lost_ends_the_attempt_and_leaves_nothing(mill: Mill):
 
 
 @ONE_DATABASE
-def test_part_of_a_task_that_was_tried_again_is_not_committed(mill: Mill):
-    result = mill.run(mill.job(mill.put(table(ROWS))), kernels=Repeating(mill.kernels))
+def test_part_of_a_task_that_was_tried_again_is_not_committed(mill: MappingJobs):
+    result = mill.run(mill.job(mill.put(table(ROWS))), kernels=RepeatingKernels(mill.kernels))
 
     assert mill.house.admin.get("/v1/datasets/test/journal").json()["rows"] == result.statements + 1
     assert mill.left() == (0, 0)
 
 
 @ONE_DATABASE
-def test_job_that_is_cancelled_stops_and_shows_nothing(mill: Mill):
+def test_job_that_is_cancelled_stops_and_shows_nothing(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)))
 
     def stopped(_: Any) -> None:
@@ -605,7 +611,7 @@ def test_job_that_is_cancelled_stops_and_shows_nothing(mill: Mill):
     assert (mill.entities(), mill.left()) == ({}, (0, 0))
 
 
-def test_run_counts_against_the_quota_of_who_asked_or_shows_nothing(mill: Mill):
+def test_run_counts_against_the_quota_of_who_asked_or_shows_nothing(mill: MappingJobs):
     tenant = mill.house.tenant("miller", test="write")
     asked = tenant.post(f"/v1/datasets/test/mappings/{mill.put(table(ROWS))}/process")
     job = Job.model_validate(asked.json() | {"disturbed": None})
@@ -622,7 +628,7 @@ def test_run_counts_against_the_quota_of_who_asked_or_shows_nothing(mill: Mill):
 
 
 @ONE_DATABASE
-def test_stage_of_a_run_is_no_tenants_to_commit(mill: Mill):
+def test_stage_of_a_run_is_no_tenants_to_commit(mill: MappingJobs):
     listed: list[Any] = []
 
     def look(name: str) -> None:

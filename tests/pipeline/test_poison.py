@@ -10,11 +10,11 @@ from tarn.db.engine import Database
 from tarn.db.tables import journal_rejected
 from tarn.model.snapshot import Snapshot
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.history import head, stored
 
 
-def write(house: House, *names: str) -> None:
+def write(house: InProcessApi, *names: str) -> None:
     lines = "\n".join(f'{{"id": "{name}", "schema": "Person", "properties": {{"name": ["{name}"]}}}}' for name in names)
     headers = {"Content-Type": "application/x-ndjson"}
     answer = house.admin.post("/v1/datasets/test/entities", content=lines, headers=headers)
@@ -33,7 +33,7 @@ def write(house: House, *names: str) -> None:
     ],
 )
 def test_event_that_cannot_be_written_is_set_aside_and_the_rest_goes_on(
-    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]], spoil: str, reason: str
+    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], spoil: str, reason: str
 ):
     write(house, "jane", "john")
     with house.services.database.write() as connection:
@@ -60,7 +60,12 @@ def test_event_that_cannot_be_written_is_set_aside_and_the_rest_goes_on(
     ],
 )
 def test_value_of_another_type_in_sqlite_is_set_aside(
-    house: House, database: Database, dataset: Dataset, flush: Callable[[], list[Snapshot]], spoil: str, reason: str
+    house: InProcessApi,
+    database: Database,
+    dataset: Dataset,
+    flush: Callable[[], list[Snapshot]],
+    spoil: str,
+    reason: str,
 ):
     write(house, *(f"e{number}" for number in range(3000)))
     with database.write() as connection:
@@ -73,7 +78,7 @@ def test_value_of_another_type_in_sqlite_is_set_aside(
 
 
 def test_many_events_of_a_batch_that_cannot_be_written_are_set_aside_in_few_looks(
-    house: House, flush: Callable[[], list[Snapshot]]
+    house: InProcessApi, flush: Callable[[], list[Snapshot]]
 ):
     names = [f"e{number}" for number in range(1200)]
     write(house, *names)

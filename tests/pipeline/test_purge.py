@@ -10,15 +10,15 @@ from tarn.db.tables import journal
 from tarn.errors import SnapshotGone
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import refs, snapshots
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.model.job import PurgeOptions
 from tarn.model.names import RefName
 from tarn.model.snapshot import Change, Snapshot
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.purge import Purge
-from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.jobs.rewrite import Rewriter
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.history import Expected, head, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import drawn
@@ -28,10 +28,10 @@ SECRET = "nobody-may-know-of-her"
 
 
 @pytest.fixture
-def purge(house: House, kernels: DirectKernels) -> Purge:
+def purge(house: InProcessApi, kernels: DirectKernels) -> Purge:
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
-    rewriting = Rewriting(services.database, services.store, publisher, lambda: kernels)
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
+    rewriting = Rewriter(services.database, services.store, publisher, lambda: kernels)
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     vacuum = Vacuum(services.database, services.store, services.settings, publisher)
     return Purge(services.database, rewriting, flush, vacuum)
@@ -39,7 +39,7 @@ def purge(house: House, kernels: DirectKernels) -> Purge:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_purged_entity_is_nowhere_and_all_else_is_as_it_was(
-    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge, seed: int
+    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge, seed: int
 ):
     draw = random.Random(seed)
     services = house.services
@@ -71,7 +71,7 @@ def test_purged_entity_is_nowhere_and_all_else_is_as_it_was(
 
 
 def test_purge_of_what_is_not_there_gives_up_history_all_the_same(
-    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge
+    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge
 ):
     """It may have been there once."""
     for _ in range(3):

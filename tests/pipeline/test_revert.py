@@ -8,15 +8,15 @@ import pytest
 from tarn.datasets.registry import Dataset
 from tarn.errors import SnapshotNotFound
 from tarn.lake import snapshots
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.model.job import CompactOptions, RevertOptions
 from tarn.model.snapshot import Change, Snapshot
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.revert import Revert
-from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.jobs.rewrite import Rewriter
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.history import HISTORIES, Expected, Identity, head, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import drawn
@@ -27,21 +27,21 @@ Shown = dict[Identity, tuple[Any, ...]]
 
 
 @pytest.fixture
-def rewriting(house: House, kernels: DirectKernels) -> Rewriting:
+def rewriting(house: InProcessApi, kernels: DirectKernels) -> Rewriter:
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
-    return Rewriting(services.database, services.store, publisher, lambda: kernels)
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
+    return Rewriter(services.database, services.store, publisher, lambda: kernels)
 
 
 @pytest.fixture
-def revert(house: House, rewriting: Rewriting, kernels: DirectKernels) -> Revert:
+def revert(house: InProcessApi, rewriting: Rewriter, kernels: DirectKernels) -> Revert:
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     return Revert(services.database, rewriting, flush)
 
 
-def live(house: House, dataset: Dataset, seq: int) -> Shown:
+def live(house: InProcessApi, dataset: Dataset, seq: int) -> Shown:
     store = house.services.store
     return shown(stored(store, dataset, snapshots.read(store, dataset, seq)))
 
@@ -52,7 +52,7 @@ def some(draw: random.Random) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", HISTORIES)
 def test_state_that_is_reverted_to_is_the_present_one_and_goes_on_from_there(
-    house: House, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriting, seed: int
+    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     states: dict[int, Expected] = {}
@@ -108,7 +108,7 @@ def undone(before: Shown, done: Shown, present: Shown) -> Shown:
 
 @pytest.mark.parametrize("seed", HISTORIES)
 def test_undo_takes_back_what_one_snapshot_did_and_nothing_that_came_after(
-    house: House, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriting, seed: int
+    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     for _ in range(3):
@@ -136,7 +136,7 @@ def test_undo_takes_back_what_one_snapshot_did_and_nothing_that_came_after(
 
 
 def test_write_that_was_not_flushed_when_an_undo_began_is_not_lost(
-    house: House, dataset: Dataset, flush: Flushing, revert: Revert
+    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
 ):
     said = drawn(random.Random(0)) | {"kind": 1}
     say(house, dataset, [said])
@@ -149,7 +149,7 @@ def test_write_that_was_not_flushed_when_an_undo_began_is_not_lost(
 
 
 def test_revert_to_a_snapshot_that_is_not_there_changes_nothing(
-    house: House, dataset: Dataset, flush: Flushing, revert: Revert
+    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
 ):
     say(house, dataset, [drawn(random.Random(0)) | {"kind": 1}])
     flush()

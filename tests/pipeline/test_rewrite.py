@@ -6,21 +6,21 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
 from tarn.journal.batches import Batch
-from tarn.lake.commit import TABLES, Publisher
+from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.table_schemas import PARTITIONED
 from tarn.model.job import CompactOptions, OptimizeOptions
 from tarn.model.ranges import EVERYTHING, Range
 from tarn.model.snapshot import Change, Column, File, Snapshot, TableName
 from tarn.model.tenant import ADMIN
-from tarn.pipeline.jobs.compact import Compact, planned, worthwhile
+from tarn.pipeline.jobs.compact import Compact, plan_folds, ranges_to_fold
 from tarn.pipeline.jobs.optimize import Optimize, bins
-from tarn.pipeline.jobs.rewrite import Rewriting
-from tarn.pipeline.tasks.key_ranges import loads
+from tarn.pipeline.jobs.rewrite import Rewriter
+from tarn.pipeline.tasks.key_ranges import range_loads
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.history import HISTORIES, Expected, head, rows_of, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import as_events, drawn
@@ -37,19 +37,19 @@ RANGES = (
 
 
 @pytest.fixture
-def rewriting(house: House, kernels: DirectKernels) -> Rewriting:
+def rewriting(house: InProcessApi, kernels: DirectKernels) -> Rewriter:
     services = house.services
-    publisher = Publisher(services.database, services.store, services.settings, "tester")
-    return Rewriting(services.database, services.store, publisher, lambda: kernels)
+    publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
+    return Rewriter(services.database, services.store, publisher, lambda: kernels)
 
 
-def say(house: House, dataset: Dataset, batch: list[dict[str, Any]]) -> None:
-    act = Act(None, "add_statements", "test", "r")
+def say(house: InProcessApi, dataset: Dataset, batch: list[dict[str, Any]]) -> None:
+    act = AuditedAction(None, "add_statements", "test", "r")
     house.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
 
 
-def compact_ranges(rewriting: Rewriting, dataset: Dataset, chosen: list[Range]) -> None:
-    rewriting.run(dataset, Change.COMPACT, lambda base: planned(rewriting.store, base, chosen, 2), ignore)
+def compact_ranges(rewriting: Rewriter, dataset: Dataset, chosen: list[Range]) -> None:
+    rewriting.run(dataset, Change.COMPACT, lambda base: plan_folds(rewriting.store, base, chosen, 2), ignore)
 
 
 def ignore(_: object) -> None:
@@ -58,7 +58,7 @@ def ignore(_: object) -> None:
 
 @pytest.mark.parametrize("seed", HISTORIES)
 def test_rewritten_store_shows_the_same_and_goes_on_as_if_nothing_had_been(
-    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, seed: int
+    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     expected = Expected()
@@ -84,7 +84,7 @@ def test_rewritten_store_shows_the_same_and_goes_on_as_if_nothing_had_been(
         assert_sorted(rewriting, dataset, after)
 
 
-def assert_sorted(rewriting: Rewriting, dataset: Dataset, snapshot: Snapshot) -> None:
+def assert_sorted(rewriting: Rewriter, dataset: Dataset, snapshot: Snapshot) -> None:
     for table in TABLES:
         for file in snapshot.table(table).files:
             one = snapshot.model_copy(update={table: snapshot.table(table).model_copy(update={"files": (file,)})})
@@ -96,7 +96,7 @@ def assert_sorted(rewriting: Rewriting, dataset: Dataset, snapshot: Snapshot) ->
 
 @pytest.mark.parametrize("seed", range(4))
 def test_full_compaction_leaves_live_rows_and_nothing_else(
-    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, seed: int
+    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     for _ in range(5):
@@ -126,13 +126,13 @@ def test_full_compaction_leaves_live_rows_and_nothing_else(
     assert again.snapshot is None
 
 
-def test_dataset_without_snapshots_has_nothing_to_be_rewritten(dataset: Dataset, rewriting: Rewriting):
+def test_dataset_without_snapshots_has_nothing_to_be_rewritten(dataset: Dataset, rewriting: Rewriter):
     assert Compact(rewriting).run(dataset, CompactOptions(force=True), ignore).snapshot is None
     assert Optimize(rewriting).run(dataset, OptimizeOptions(), ignore).snapshot is None
 
 
 def test_large_store_is_compacted_into_runs_that_do_not_overlap(
-    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 50)
     people = [
@@ -166,7 +166,7 @@ def test_large_store_is_compacted_into_runs_that_do_not_overlap(
 
 
 def test_inserts_that_are_many_are_dropped_without_a_row_being_written(
-    house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting
+    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter
 ):
     people = [
         {"id": f"p-{number:03}", "schema": "Person", "properties": {"name": [f"P {number}"]}} for number in range(100)
@@ -185,7 +185,9 @@ def test_inserts_that_are_many_are_dropped_without_a_row_being_written(
     assert len(stored(rewriting.store, dataset, head(house, dataset))) == 200
 
 
-def test_optimize_packs_small_files_and_says_so(house: House, dataset: Dataset, flush: Flushing, rewriting: Rewriting):
+def test_optimize_packs_small_files_and_says_so(
+    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter
+):
     for number in range(5):
         say(
             house,
@@ -241,17 +243,22 @@ def with_files(snapshot: Snapshot, statements: list[File], translog: list[File])
     ],
 )
 def test_gain_is_counted_where_fresh_files_and_marks_lie(
-    house: House, dataset: Dataset, flush: Flushing, statements: list[File], translog: list[File], gains: list[float]
+    house: InProcessApi,
+    dataset: Dataset,
+    flush: Flushing,
+    statements: list[File],
+    translog: list[File],
+    gains: list[float],
 ):
     say(house, dataset, [drawn(random.Random(1)) | {"kind": 1}])
     (snapshot,) = flush()
 
-    found = loads(with_files(snapshot, statements, translog))
+    found = range_loads(with_files(snapshot, statements, translog))
 
     assert [round(load.gain, 6) for load in found] == gains
     assert (found[0].keys.low, found[-1].keys.high) == ("", None)
     assert all(former.keys.high == latter.keys.low for former, latter in pairwise(found))
-    worth = worthwhile(with_files(snapshot, statements, translog), 0.15)
+    worth = ranges_to_fold(with_files(snapshot, statements, translog), 0.15)
     assert len(worth) == (1 if max(gains) >= 0.15 else 0)
 
 

@@ -8,7 +8,7 @@ from tarn.datasets.registry import Dataset
 from tarn.lake.commit import TABLES
 from tarn.settings import Settings
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.test_flush import (  # noqa: F401 - run here too
     test_checksums_are_there_where_the_dataset_asks_for_them,
     test_commit_costs_a_fixed_number_of_storage_calls_and_lists_nothing,
@@ -33,7 +33,7 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
     return s3.settings(database_url=database_url, admin_key_file=tmp_path / "admin.key")
 
 
-def test_tables_on_s3_open_at_the_versions_that_snapshots_pin(house: House, dataset: Dataset, flush):
+def test_tables_on_s3_open_at_the_versions_that_snapshots_pin(house: InProcessApi, dataset: Dataset, flush):
     made = []
     for entities in ([JANE], [JANE, JANE | {"id": "john"}]):
         answer = house.admin.post("/v1/datasets/test/entities?origin=mapping:x", entities)

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tarn.pipeline.session import Sessions, start_session
 from tarn.settings import load_settings
 
-from tests.pipeline.unauthenticated_client import asked_by_a_stranger, jvm_process
+from tests.pipeline.unauthenticated_client import ask_without_secret, jvm_process
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -40,7 +40,7 @@ def test_driver_answers_nobody_who_does_not_know_its_secret(session: SparkSessio
     context = session.sparkContext
 
     with pytest.raises(Py4JJavaError) as refused:
-        asked_by_a_stranger(context, int(context.getConf().get("spark.driver.port", "")))
+        ask_without_secret(context, int(context.getConf().get("spark.driver.port", "")))
 
     assert "MapOutputTracker" not in str(refused.value.java_exception.getMessage())
     assert context.parallelize([1, 2], 2).map(lambda number: number + 1).collect() == [2, 3]

@@ -8,7 +8,7 @@ from tarn.errors import Unavailable
 from tarn.pipeline.session import Sessions
 from tarn.settings import Settings, load_settings
 
-from tests.pipeline.unauthenticated_client import asked_by_a_stranger, jvm_process
+from tests.pipeline.unauthenticated_client import ask_without_secret, jvm_process
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -21,7 +21,7 @@ def test_secret_of_an_operator_is_used_and_stands_on_no_command_line():
         context = sessions.current().sparkContext
         worked = context.parallelize([1], 1).map(lambda number: number + 1).collect()
         with pytest.raises(Py4JJavaError):
-            asked_by_a_stranger(context, int(context.getConf().get("spark.driver.port", "")))
+            ask_without_secret(context, int(context.getConf().get("spark.driver.port", "")))
         process = jvm_process(context)
         commands = [each.cmdline() for each in (process, *process.children(recursive=True))]
         used = context.getConf().get("spark.authenticate.secret")

@@ -22,7 +22,7 @@ from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.settings import Settings, load_settings
 from tarn.worker.flusher import SparkFlusher
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import head, rows_of, shown, stored
 from tests.pipeline.kernels import DyingKernel
@@ -42,14 +42,14 @@ def spark() -> Iterator[Sessions]:
 
 
 @pytest.fixture
-def flusher(house: House, spark: Sessions) -> SparkFlusher:
+def flusher(house: InProcessApi, spark: Sessions) -> SparkFlusher:
     services = house.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester")
     flusher._sessions = spark
     return flusher
 
 
-def write(house: House, dataset: str, *names: str, origin: str = "crawl") -> None:
+def write(house: InProcessApi, dataset: str, *names: str, origin: str = "crawl") -> None:
     answer = house.admin.post(
         f"/v1/datasets/{dataset}/entities?origin={origin}", [PERSON | {"id": name} for name in names]
     )
@@ -63,7 +63,7 @@ def flushed(flusher: SparkFlusher, *datasets: Dataset) -> list[Flushed]:
 
 
 def test_datasets_of_one_round_are_flushed_in_one_job_each_into_its_own_snapshot(
-    house: House, dataset: Dataset, flusher: SparkFlusher
+    house: InProcessApi, dataset: Dataset, flusher: SparkFlusher
 ):
     house.dataset("other")
     other = dataset_of(house.services.database, "other")
@@ -82,7 +82,7 @@ def test_datasets_of_one_round_are_flushed_in_one_job_each_into_its_own_snapshot
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_flush_goes_on_after_sparks_jvm_died(house: House, dataset: Dataset, flusher: SparkFlusher):
+def test_flush_goes_on_after_sparks_jvm_died(house: InProcessApi, dataset: Dataset, flusher: SparkFlusher):
     write(house, "test", "jane")
     flushed(flusher, dataset)
     session = flusher._sessions.current()
@@ -122,7 +122,7 @@ def test_job_that_is_cancelled_ends_in_an_error_of_ours_and_the_session_lives(fl
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_two_executor_processes_make_the_same_of_a_segment_as_one(
-    settings: Settings, house: House, flusher: SparkFlusher
+    settings: Settings, house: InProcessApi, flusher: SparkFlusher
 ):
     def on_two(dataset: Dataset) -> int:
         return in_another_process(settings, "local-cluster[2,1,1024]", dataset.id)[dataset.id][0][3]
@@ -163,7 +163,7 @@ def in_another_process(settings: Settings, master: str, *dataset_ids: str) -> An
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_task_whose_process_dies_is_run_again_by_spark_and_counts_once(
-    settings: Settings, house: House, dataset: Dataset, tmp_path: Path, spark: Sessions
+    settings: Settings, house: InProcessApi, dataset: Dataset, tmp_path: Path, spark: Sessions
 ):
     spark.close()  # a process has one Spark at a time, and this one tries thrice
     services = house.services
@@ -194,7 +194,7 @@ def test_task_whose_process_dies_is_run_again_by_spark_and_counts_once(
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_job_that_has_no_executor_for_too_long_is_given_up_and_says_so(
-    settings: Settings, house: House, dataset: Dataset, spark: Sessions
+    settings: Settings, house: InProcessApi, dataset: Dataset, spark: Sessions
 ):
     """A cluster without a machine: Spark would wait for one without an end."""
     spark.close()  # a process has one Spark at a time

@@ -15,7 +15,7 @@ from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.settings import Settings, load_settings
 from tarn.worker.flusher import SparkFlusher
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import BusyKernel
 from tests.waiting import wait_until
 from tests.worker.workers import make_worker, working
@@ -34,7 +34,7 @@ def sessions() -> Iterator[Sessions]:
     sessions.close()
 
 
-def flusher_of(house: House, settings: Settings, sessions: Sessions, busy: Path) -> SparkFlusher:
+def flusher_of(house: InProcessApi, settings: Settings, sessions: Sessions, busy: Path) -> SparkFlusher:
     services = house.services
     kernel = BusyKernel(Journal.at(settings.database_url), services.store.connection, buckets(), "256m", busy=str(busy))
     flusher = SparkFlusher(
@@ -48,19 +48,19 @@ def flusher_of(house: House, settings: Settings, sessions: Sessions, busy: Path)
     return flusher
 
 
-def write(house: House, dataset: str, name: str) -> None:
+def write(house: InProcessApi, dataset: str, name: str) -> None:
     person = {"id": name, "schema": "Person", "properties": {"name": [name]}}
     assert house.admin.post(f"/v1/datasets/{dataset}/entities", person).status_code == 200
 
 
-def done(house: House, dataset: str, operation: str, **options: object) -> None:
+def done(house: InProcessApi, dataset: str, operation: str, **options: object) -> None:
     job = house.admin.post(f"/v1/datasets/{dataset}/operations/{operation}", options).json()["id"]
     wait_until(lambda: house.admin.get(f"/v1/jobs/{job}").json()["state"] == "done", 120)
 
 
 @ONE_DATABASE
 def test_task_that_never_ends_is_killed_when_its_job_is_cancelled_and_other_jobs_run_meanwhile(
-    house: House, settings: Settings, dataset: Dataset, sessions: Sessions, tmp_path: Path, monkeypatch
+    house: InProcessApi, settings: Settings, dataset: Dataset, sessions: Sessions, tmp_path: Path, monkeypatch
 ):
     busy = tmp_path / "busy"
     busy.touch()
@@ -87,7 +87,7 @@ def test_task_that_never_ends_is_killed_when_its_job_is_cancelled_and_other_jobs
 
 @ONE_DATABASE
 def test_thread_that_finds_spark_gone_does_not_end_the_session_that_another_has_started_since(
-    house: House, settings: Settings, sessions: Sessions, tmp_path: Path
+    house: InProcessApi, settings: Settings, sessions: Sessions, tmp_path: Path
 ):
     flusher = flusher_of(house, settings, sessions, tmp_path / "busy")
     begun, goes_on = threading.Event(), threading.Event()

@@ -62,7 +62,7 @@ def test_sheet_is_read_as_openpyxl_reads_it():
         [None, None, "x005F_x", " padded ", "text"],
     )  # fmt: skip
     rows = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True).active.iter_rows(values_only=True)
-    expected = [[spreadsheet._text(value) for value in row] for row in rows]
+    expected = [[spreadsheet._cell_text(value) for value in row] for row in rows]
 
     found = list(csv.reader(io.StringIO(text_of(data))))
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tarn.worker.loop import Worker
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.worker.workers import working
 
 DATASET = "/v1/datasets/test"
@@ -17,17 +17,17 @@ def _dataset(dataset: object) -> None:
     """The dataset is there."""
 
 
-def filled_stage(house: House, *entities: dict[str, Any], **note: Any) -> str:
+def filled_stage(house: InProcessApi, *entities: dict[str, Any], **note: Any) -> str:
     stage: str = house.admin.post(f"{DATASET}/stages", {"origin": "bulk", **note}).json()["id"]
     assert house.admin.post(f"{DATASET}/stages/{stage}/entities", list(entities)).status_code == 200
     return stage
 
 
-def commit(house: House, stage: str, expected: str) -> Any:
+def commit(house: InProcessApi, stage: str, expected: str) -> Any:
     return house.admin.post(f"{DATASET}/stages/{stage}/commit", headers={"If-Match": f'"{expected}"'})
 
 
-def test_write_that_forces_a_flush_is_answered_with_its_snapshot(house: House, worker: Worker):
+def test_write_that_forces_a_flush_is_answered_with_its_snapshot(house: InProcessApi, worker: Worker):
     with working(worker):
         written = house.admin.post(f"{DATASET}/entities?commit=force", [JANE])
         again = house.admin.post(f"{DATASET}/entities?commit=force", [JANE])
@@ -39,7 +39,7 @@ def test_write_that_forces_a_flush_is_answered_with_its_snapshot(house: House, w
 
 
 @pytest.mark.contract("H4", "D2")
-def test_stage_on_the_head_becomes_a_snapshot_of_its_own(house: House, worker: Worker):
+def test_stage_on_the_head_becomes_a_snapshot_of_its_own(house: InProcessApi, worker: Worker):
     with working(worker):
         first = house.admin.post(f"{DATASET}/entities?commit=force", [JANE]).json()["snapshot"]
         stage = filled_stage(house, JANE | {"id": "john"}, message="July", metadata={"source": "x"})
@@ -59,7 +59,9 @@ def test_stage_on_the_head_becomes_a_snapshot_of_its_own(house: House, worker: W
 
 
 @pytest.mark.contract("H3", "H4")
-def test_stage_on_a_snapshot_that_data_has_passed_is_refused_and_can_still_be_committed(house: House, worker: Worker):
+def test_stage_on_a_snapshot_that_data_has_passed_is_refused_and_can_still_be_committed(
+    house: InProcessApi, worker: Worker
+):
     with working(worker):
         first = house.admin.post(f"{DATASET}/entities?commit=force", [JANE]).json()["snapshot"]
         second = house.admin.post(f"{DATASET}/entities?commit=force", [JANE | {"id": "zoe"}]).json()["snapshot"]
@@ -73,7 +75,7 @@ def test_stage_on_a_snapshot_that_data_has_passed_is_refused_and_can_still_be_co
     assert fresh.json()["snapshot"]["seq"] == 3
 
 
-def test_stage_on_the_head_is_refused_while_a_write_waits_above_it(house: House, worker: Worker):
+def test_stage_on_the_head_is_refused_while_a_write_waits_above_it(house: InProcessApi, worker: Worker):
     with working(worker):
         first = house.admin.post(f"{DATASET}/entities?commit=force", [JANE]).json()["snapshot"]
     house.admin.post(f"{DATASET}/entities", [JANE | {"id": "zoe"}])
@@ -85,7 +87,7 @@ def test_stage_on_the_head_is_refused_while_a_write_waits_above_it(house: House,
     assert house.admin.get(f"{DATASET}/stages/{stage}").json()["state"] == "open"
 
 
-def test_flush_job_reports_new_statements_and_its_snapshots(house: House, worker: Worker):
+def test_flush_job_reports_new_statements_and_its_snapshots(house: InProcessApi, worker: Worker):
     house.admin.post(f"{DATASET}/entities", [JANE])
     with working(worker):
         job = house.admin.post(f"{DATASET}/operations/flush?wait=30")

@@ -12,7 +12,7 @@ def jvm_process(context: SparkContext) -> psutil.Process:
     return found
 
 
-def asked_by_a_stranger(context: SparkContext, port: int) -> str:
+def ask_without_secret(context: SparkContext, port: int) -> str:
     """What a client that knows no secret gets when it asks a Spark process whether it has an endpoint."""
     spark: Any = context._jvm.org.apache.spark
     conf = spark.SparkConf(False).set("spark.rpc.askTimeout", "20s").set("spark.rpc.lookupTimeout", "20s")

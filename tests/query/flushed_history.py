@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
 from tarn.journal.batches import Batch
 from tarn.lake import snapshots
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.model.job import CompactOptions, CompactResult, OptimizeOptions, OptimizeResult, Progress
 from tarn.model.snapshot import Snapshot
 from tarn.model.tenant import ADMIN
@@ -16,9 +16,9 @@ from tarn.pipeline.jobs.compact import Compact as Compaction
 from tarn.pipeline.jobs.flush import Flush as Flushing
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.pipeline.jobs.optimize import Optimize
-from tarn.pipeline.jobs.rewrite import Rewriting
+from tarn.pipeline.jobs.rewrite import Rewriter
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.lake.manifests import dataset_of
 from tests.pipeline.history import Expected
 from tests.pipeline.test_fold import as_events
@@ -33,7 +33,7 @@ _numbers = count()
 class Story:
     """What happens to one dataset."""
 
-    house: House
+    house: InProcessApi
     kernels: Kernels
     dataset: Dataset
     expected: Expected = field(default_factory=Expected)
@@ -41,7 +41,7 @@ class Story:
     """Every snapshot, and what it should show."""
 
     @classmethod
-    def begin(cls, house: House, kernels: Kernels) -> "Story":
+    def begin(cls, house: InProcessApi, kernels: Kernels) -> "Story":
         name = f"test{next(_numbers)}"
         house.dataset(name)
         return cls(house, kernels, dataset_of(house.services.database, name))
@@ -76,7 +76,7 @@ class Story:
     def commit(self, *events: Event) -> None:
         """Write a batch."""
         batch = self.expect(events)
-        act = Act(None, "add_statements", self.dataset.name, "r")
+        act = AuditedAction(None, "add_statements", self.dataset.name, "r")
         self.house.services.writer.submit(Batch(self.dataset, ADMIN, act), as_events(batch)).result(30)
 
     def expect(self, events: Iterable[Event]) -> list[Event]:
@@ -88,18 +88,18 @@ class Story:
     def flush(self) -> list[Snapshot]:
         """Move what was written into a snapshot, if there is anything."""
         services = self.house.services
-        publisher = Publisher(services.database, services.store, services.settings, "tester")
+        publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
         flushing = Flushing(services.database, services.store, publisher, lambda: self.kernels)
         done = flushing.run([self.dataset], lambda: None)[self.dataset.id]
         assert done.error is None, done.error
         self.past += [(snapshot, self.model) for snapshot in done.snapshots]
         return done.snapshots
 
-    def rewrite(self, act: Callable[[Rewriting], CompactResult | OptimizeResult]) -> None:
+    def rewrite(self, act: Callable[[Rewriter], CompactResult | OptimizeResult]) -> None:
         """Put the head's rows into other files; what the snapshot shows is what the head did."""
         services = self.house.services
-        publisher = Publisher(services.database, services.store, services.settings, "tester")
-        made = act(Rewriting(services.database, services.store, publisher, lambda: self.kernels)).snapshot
+        publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
+        made = act(Rewriter(services.database, services.store, publisher, lambda: self.kernels)).snapshot
         if made is not None:
             self.past.append((snapshots.read(services.store, self.dataset, made.seq), self.head))
 

@@ -18,10 +18,10 @@ from tarn.model.query_fields import SortKey
 from tarn.query import delete_counts as counts
 from tarn.query import entities, statements
 from tarn.query.assembly import Row
-from tarn.query.reader import NOW, Reader, Reading, State
+from tarn.query.reader import NOW, Reader, Reading, RequestedState
 from tarn.query.sorting import Sorting
-from tarn.query.statement_formats import ARROW, CSV, FORMS, NDJSON, PARQUET
-from tarn.query.statements import Filter
+from tarn.query.statement_formats import ARROW, CSV, FORMATS, NDJSON, PARQUET
+from tarn.query.statements import StatementFilter
 
 from tests.query.model import NAMES, ORIGINS, Matches, Model, ids_of, last_seen, shown, values
 
@@ -50,15 +50,15 @@ CONDITIONS: list[tuple[dict[str, Any], Matches]] = [
     ),
 ]
 
-FILTERS: list[tuple[Filter, Callable[[Row], bool]]] = [
-    (Filter(canonical_ids=["a", "Q2"]), lambda row: row.canonical_id in ("a", "Q2")),
-    (Filter(schemata=["Person"]), lambda row: row.schema == "Person"),
+FILTERS: list[tuple[StatementFilter, Callable[[Row], bool]]] = [
+    (StatementFilter(canonical_ids=["a", "Q2"]), lambda row: row.canonical_id in ("a", "Q2")),
+    (StatementFilter(schemata=["Person"]), lambda row: row.schema == "Person"),
     (
-        Filter(kinds=["LegalEntity"], props=["name", "id"]),
+        StatementFilter(kinds=["LegalEntity"], props=["name", "id"]),
         lambda row: row.schema in LEGAL and row.prop in ("name", "id"),
     ),
-    (Filter(origins=["crawl"]), lambda row: row.origin == "crawl"),
-    (Filter(origins=["crawl", "by.hand"]), lambda row: row.origin in ("crawl", "by.hand")),
+    (StatementFilter(origins=["crawl"]), lambda row: row.origin == "crawl"),
+    (StatementFilter(origins=["crawl", "by.hand"]), lambda row: row.origin in ("crawl", "by.hand")),
 ]
 
 
@@ -73,20 +73,20 @@ class Reads:
         with self.reader.reading() as reading:
             return work(reading, *arguments)
 
-    def check(self, model: Model, state: State = NOW) -> None:
+    def check(self, model: Model, state: RequestedState = NOW) -> None:
         """Every form of reading."""
         self.check_whole(model, state)
         self.check_entities(model, state)
         self.check_statements(model, state)
 
-    def check_whole(self, model: Model, state: State = NOW) -> None:
+    def check_whole(self, model: Model, state: RequestedState = NOW) -> None:
         """Each entity by each of its ids, all of them, and all statements: what every other read is made of."""
         for name in NAMES:
             assert self.get(name, state=state) == model.one(name), name
         assert self.entity_stream(state) == model.lines()
-        assert self.statement_stream(state, Filter(), NDJSON) == [shown(row) for row in model.rows]
+        assert self.statement_stream(state, StatementFilter(), NDJSON) == [shown(row) for row in model.rows]
 
-    def check_entities(self, model: Model, state: State) -> None:
+    def check_entities(self, model: Model, state: RequestedState) -> None:
         for name, origin in zip(NAMES, cycle(ORIGINS), strict=False):
             assert self.get(name, origin, state) == model.one(name, origin), (name, origin)
         for name in ("b", "Q1"):
@@ -102,14 +102,14 @@ class Reads:
         for by, (raw, matches) in zip(("schema", "origin", "prop:name"), CONDITIONS[2:5], strict=True):
             assert self.facets(state, by, raw) == model.facets(by, matches), (by, raw)
 
-    def check_statements(self, model: Model, state: State) -> None:
-        for form in FORMS:
-            assert self.statement_stream(state, Filter(), form) == [shown(row) for row in model.rows], form
+    def check_statements(self, model: Model, state: RequestedState) -> None:
+        for form in FORMATS:
+            assert self.statement_stream(state, StatementFilter(), form) == [shown(row) for row in model.rows], form
         for name, origin in zip(NAMES, cycle(ORIGINS), strict=False):
             said = [shown(row) for row in model.named([name]) if row.origin == origin]
-            assert self.statement_list(state, Filter(ids=[name], origins=[origin])) == said, (name, origin)
+            assert self.statement_list(state, StatementFilter(ids=[name], origins=[origin])) == said, (name, origin)
         pair = [shown(row) for row in model.named(["a", "Q2"])]
-        assert self.statement_list(state, Filter(ids=["a", "Q2"])) == pair
+        assert self.statement_list(state, StatementFilter(ids=["a", "Q2"])) == pair
         for wanted, matches in FILTERS:
             assert self.statement_list(state, wanted) == [shown(row) for row in model.rows if matches(row)], wanted
 
@@ -128,11 +128,11 @@ class Reads:
 
     # One read each
 
-    def get(self, name: str, origin: str | None = None, state: State = NOW) -> bytes | None:
+    def get(self, name: str, origin: str | None = None, state: RequestedState = NOW) -> bytes | None:
         found = self.read(entities.one, self.dataset, state, name, origin)
         return None if found.line is None else found.line.json
 
-    def listed(self, state: State, where: dict[str, Any] | None, *sort: str) -> list[bytes]:
+    def listed(self, state: RequestedState, where: dict[str, Any] | None, *sort: str) -> list[bytes]:
         keys = [SortKey(key) for key in sort]
 
         def page(after: str | None) -> tuple[list[bytes], str | None]:
@@ -142,7 +142,7 @@ class Reads:
 
         return list(pages(page))
 
-    def entity_stream(self, state: State, where: dict[str, Any] | None = None) -> list[bytes]:
+    def entity_stream(self, state: RequestedState, where: dict[str, Any] | None = None) -> list[bytes]:
         def taken(reading: Reading) -> list[tuple[bytes, int, int]]:
             return list(entities.stream(reading, self.dataset, state, node(where))[1])
 
@@ -152,25 +152,25 @@ class Reads:
         assert sum(line.startswith(b'{"$invalid"') for line in found) == sum(invalid for _, _, invalid in pieces)
         return found
 
-    def facets(self, state: State, by: str, where: dict[str, Any]) -> list[dict[str, Any]]:
+    def facets(self, state: RequestedState, by: str, where: dict[str, Any]) -> list[dict[str, Any]]:
         metrics = ["count", {"count_distinct": "prop:name"}, {"max": "last_seen"}]
         wanted = EntityAggregate.model_validate({"where": where, "group_by": [by], "metrics": metrics})
         return [facet.model_dump() for facet in self.read(entities.aggregate, [self.dataset], state, wanted)[1]]
 
-    def beside(self, name: str, state: State) -> list[tuple[str, str, bool, bytes | None]] | None:
+    def beside(self, name: str, state: RequestedState) -> list[tuple[str, str, bool, bytes | None]] | None:
         found, beside = self.read(entities.adjacent, self.dataset, state, name, None, 100)
         if found.line is None:
             return None
         return [(one.property, one.id, one.outgoing, one.line and one.line.json) for one in beside]
 
-    def statement_list(self, state: State, wanted: Filter) -> list[dict[str, Any]]:
+    def statement_list(self, state: RequestedState, wanted: StatementFilter) -> list[dict[str, Any]]:
         def page(after: Any) -> tuple[list[dict[str, Any]], Any]:
             _, rows, following = self.read(statements.page, self.dataset, state, wanted, after, 2 * PAGE)
             return rows, following
 
         return list(pages(page))
 
-    def statement_stream(self, state: State, wanted: Filter, form: str) -> list[dict[str, Any]]:
+    def statement_stream(self, state: RequestedState, wanted: StatementFilter, form: str) -> list[dict[str, Any]]:
         def taken(reading: Reading) -> bytes:
             return b"".join(statements.stream(reading, self.dataset, state, wanted, form)[1])
 

@@ -6,33 +6,33 @@ import pytest
 from tarn.datasets.registry import Dataset
 from tarn.db import reader_heartbeats as readers
 from tarn.db.engine import Database
-from tarn.db.reader_heartbeats import Report
+from tarn.db.reader_heartbeats import ReaderHeartbeat
 from tarn.errors import SnapshotNotFound
-from tarn.lake.active_readers import UNKNOWN, oldest_running, oldest_told
+from tarn.lake.active_readers import UNKNOWN, oldest_reported, oldest_running
 from tarn.model.snapshot import Snapshot
-from tarn.query.active_reads import Reporter, Running
-from tarn.query.reader import Reader, State
+from tarn.query.active_reads import ActiveReadReporter, ActiveReads
+from tarn.query.reader import Reader, RequestedState
 from tarn.settings import Settings
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 Flushing = Callable[[], list[Snapshot]]
 
 TEST = Dataset("d", "test")  # type: ignore[arg-type]  # nobody looks for its folder
 
 
-def told(database: Database) -> list[Report]:
+def told(database: Database) -> list[ReaderHeartbeat]:
     with database.read() as connection:
-        return list(readers.told(connection).values())
+        return list(readers.latest(connection).values())
 
 
 def tell(database: Database, reader: str, beat: int, **oldest: int) -> None:
     with database.write() as connection:
-        readers.tell(connection, reader, Report(beat, oldest))
+        readers.tell(connection, reader, ReaderHeartbeat(beat, oldest))
 
 
 def test_read_is_unknown_until_it_is_resolved_and_then_the_oldest_counts():
-    running = Running()
+    running = ActiveReads()
     first, second, other = running.begin("a"), running.begin("a"), running.begin("b")
     begun = running.oldest()
     first.seq, second.seq = 7, 5
@@ -46,7 +46,7 @@ def test_read_is_unknown_until_it_is_resolved_and_then_the_oldest_counts():
     assert running.oldest() == {"a": 7}
 
 
-def test_reader_notes_what_it_reads_until_the_read_ends(house: House, dataset: Dataset, flush: Flushing):
+def test_reader_notes_what_it_reads_until_the_read_ends(house: InProcessApi, dataset: Dataset, flush: Flushing):
     for name in ("a", "b"):
         house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
         flush()
@@ -54,34 +54,34 @@ def test_reader_notes_what_it_reads_until_the_read_ends(house: House, dataset: D
 
     with reader.reading() as reading:
         before = reader.running.oldest()
-        reading.view(dataset, State())
+        reading.view(dataset, RequestedState())
         head = reader.running.oldest()
-        reading.view(dataset, State(at="1"))
+        reading.view(dataset, RequestedState(at="1"))
         both = reader.running.oldest()
     after = reader.running.oldest()
     with pytest.raises(SnapshotNotFound), reader.reading() as reading:
-        reading.view(dataset, State(at="9"))
+        reading.view(dataset, RequestedState(at="9"))
 
     assert (before, head, both, after) == ({}, {dataset.id: 2}, {dataset.id: 1}, {})
     assert reader.running.oldest() == {}
 
 
 def test_process_reports_before_it_serves_and_is_gone_when_it_stops(
-    house: House, database: Database, settings: Settings
+    house: InProcessApi, database: Database, settings: Settings
 ):
     assert [report.oldest for report in told(database)] == [{}]
-    running = Running()
-    with Reporter(database, running, 1000) as reporter:
+    running = ActiveReads()
+    with ActiveReadReporter(database, running, 1000) as reporter:
         running.begin("d").seq = 3
         reporter.report()
-        assert Report(2, {"d": 3}) in told(database)
-        assert oldest_told(database, TEST) == 3
+        assert ReaderHeartbeat(2, {"d": 3}) in told(database)
+        assert oldest_reported(database, TEST) == 3
     left = told(database)
     running.end(next(iter(running._holds)))
-    with Reporter(database, running, 1000):
+    with ActiveReadReporter(database, running, 1000):
         pass
 
-    assert Report(2, {"d": 3}) in left, "threads may still read"
+    assert ReaderHeartbeat(2, {"d": 3}) in left, "threads may still read"
     assert len(told(database)) == len(left)
 
 

@@ -13,8 +13,8 @@ import psutil
 import pyarrow as pa
 import pytest
 from tarn.errors import Unavailable
-from tarn.query.duckdb_process import HANDED_BYTES, Handed, hand_over
-from tarn.query.engine import Engine, EngineApart
+from tarn.query.duckdb_process import CACHED_BYTES, ArrowFileCache, hand_over
+from tarn.query.engine import Engine, ProcessEngine
 from tarn.query.low_priority import LOWER
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
@@ -33,8 +33,8 @@ def settings(default_settings: Settings, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def engine(settings: Settings) -> Iterator[EngineApart]:
-    engine = EngineApart(settings, Connection.from_settings(settings))
+def engine(settings: Settings) -> Iterator[ProcessEngine]:
+    engine = ProcessEngine(settings, Connection.from_settings(settings))
     yield engine
     engine.close()
 
@@ -61,7 +61,7 @@ def threads(pid: int | None) -> list[int]:
         ("SELECT 1 WHERE false", None),
     ],
 )
-def test_rows_are_those_that_duckdb_gives_in_this_process(engine: EngineApart, near: Engine, query, parameters):
+def test_rows_are_those_that_duckdb_gives_in_this_process(engine: ProcessEngine, near: Engine, query, parameters):
     with engine.session() as apart, near.session() as here:
         assert apart.execute(query, parameters).fetchall() == here.execute(query, parameters).fetchall()
         assert apart.execute(query, parameters).fetchone() == here.execute(query, parameters).fetchone()
@@ -72,7 +72,7 @@ def test_rows_are_those_that_duckdb_gives_in_this_process(engine: EngineApart, n
 @pytest.mark.parametrize(
     "query", ["SELEC 1", "SELECT * FROM nowhere", "SELECT error('no')", "FROM read_parquet('none')"]
 )
-def test_errors_are_duckdbs_own(engine: EngineApart, near: Engine, query: str):
+def test_errors_are_duckdbs_own(engine: ProcessEngine, near: Engine, query: str):
     with engine.session() as apart, near.session() as here:
         with pytest.raises(duckdb.Error) as usual:
             here.execute(query)
@@ -82,7 +82,7 @@ def test_errors_are_duckdbs_own(engine: EngineApart, near: Engine, query: str):
         assert apart.execute("SELECT 1").fetchall() == [(1,)]
 
 
-def test_rows_come_as_arrow_without_end_and_in_order(engine: EngineApart):
+def test_rows_come_as_arrow_without_end_and_in_order(engine: ProcessEngine):
     with engine.session() as duck:
         rows = duck.execute("SELECT i, repeat('x', 100) AS text FROM range(100_000) AS t(i) ORDER BY i")
         table = pa.Table.from_batches(rows.to_arrow_reader(2048))
@@ -95,14 +95,14 @@ def test_rows_come_as_arrow_without_end_and_in_order(engine: EngineApart):
         assert list(duck.execute("SELECT 1 AS i WHERE false").to_arrow_reader(2048)) == []
 
 
-def test_error_amid_rows_is_raised_amid_rows(engine: EngineApart):
+def test_error_amid_rows_is_raised_amid_rows(engine: ProcessEngine):
     with engine.session() as duck:
         failing = "SELECT CASE WHEN i < 1000000 THEN i ELSE error('no more') END AS i FROM range(2000000) AS t(i)"
         with pytest.raises((OSError, duckdb.Error), match="no more"):
             list(duck.execute(failing).to_arrow_reader(2048))
 
 
-def test_sessions_have_tables_of_their_own(engine: EngineApart):
+def test_sessions_have_tables_of_their_own(engine: ProcessEngine):
     with engine.session() as one, engine.session() as other:
         one.execute("CREATE TEMP TABLE mine AS SELECT 1 AS i")
         with pytest.raises(duckdb.CatalogException):
@@ -110,7 +110,7 @@ def test_sessions_have_tables_of_their_own(engine: EngineApart):
         assert one.execute("FROM mine").fetchall() == [(1,)]
 
 
-def test_query_is_interrupted_from_another_thread_and_the_session_goes_on(engine: EngineApart):
+def test_query_is_interrupted_from_another_thread_and_the_session_goes_on(engine: ProcessEngine):
     with engine.session() as duck, ThreadPoolExecutor(1) as other:
         running = other.submit(lambda: duck.execute(ENDLESS).fetchall())
 
@@ -130,7 +130,7 @@ def test_query_is_interrupted_from_another_thread_and_the_session_goes_on(engine
         until(answered)
 
 
-def test_whoever_waits_for_a_process_that_is_killed_is_told_and_the_next_has_another(engine: EngineApart):
+def test_whoever_waits_for_a_process_that_is_killed_is_told_and_the_next_has_another(engine: ProcessEngine):
     with ThreadPoolExecutor(1) as other:
 
         def ask() -> object:
@@ -151,7 +151,7 @@ def test_whoever_waits_for_a_process_that_is_killed_is_told_and_the_next_has_ano
     assert engine.pid != killed
 
 
-def test_rows_that_are_let_go_of_after_their_session_harm_nobody(engine: EngineApart):
+def test_rows_that_are_let_go_of_after_their_session_harm_nobody(engine: ProcessEngine):
     with engine.session() as duck:
         late = duck.execute("FROM range(10_000_000)").to_arrow_reader(2048)
         assert next(iter(late)).num_rows == 2048
@@ -165,14 +165,14 @@ def test_rows_that_are_let_go_of_after_their_session_harm_nobody(engine: EngineA
 
 
 def test_table_that_there_is_no_room_for_is_said_and_leaves_nothing(tmp_path: Path):
-    handed = Handed(tmp_path / "nowhere")
+    handed = ArrowFileCache(tmp_path / "nowhere")
     with pytest.raises(Unavailable), handed.file(pa.table({"i": [1]}), "one"):
         pass
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_process_ends_with_its_engine(settings: Settings):
-    engine = EngineApart(settings, Connection.from_settings(settings))
+    engine = ProcessEngine(settings, Connection.from_settings(settings))
     engine.warm_up()
     pid = engine.pid
     assert pid is not None
@@ -182,7 +182,7 @@ def test_process_ends_with_its_engine(settings: Settings):
 
 
 @LINUX
-def test_every_thread_of_it_stands_back(engine: EngineApart):
+def test_every_thread_of_it_stands_back(engine: ProcessEngine):
     with engine.session() as duck:
         duck.execute("SELECT count(DISTINCT i) FROM range(100_000) AS t(i)").fetchall()
         usual = os.getpriority(os.PRIO_PROCESS, 0)
@@ -192,7 +192,7 @@ def test_every_thread_of_it_stands_back(engine: EngineApart):
 
 @LINUX
 @MANY
-def test_it_keeps_to_its_part_with_as_many_threads_while_processors_are_shared(engine: EngineApart):
+def test_it_keeps_to_its_part_with_as_many_threads_while_processors_are_shared(engine: ProcessEngine):
     everywhere = os.sched_getaffinity(0)
     with engine.session() as duck:
 
@@ -216,13 +216,13 @@ def test_it_keeps_to_its_part_with_as_many_threads_while_processors_are_shared(e
 
 @LINUX
 @MANY
-def test_process_that_begins_while_processors_are_shared_keeps_to_its_part_from_the_start(engine: EngineApart):
+def test_process_that_begins_while_processors_are_shared_keeps_to_its_part_from_the_start(engine: ProcessEngine):
     engine.share(True)
     engine.warm_up()
     assert all(os.sched_getaffinity(thread) < os.sched_getaffinity(0) for thread in threads(engine.pid))
 
 
-def test_table_that_is_handed_over_is_read_by_its_name(engine: EngineApart, near: Engine):
+def test_table_that_is_handed_over_is_read_by_its_name(engine: ProcessEngine, near: Engine):
     for version in (None, ("a", 1)):
         for other in (engine, near):
             with other.session() as duck:
@@ -231,8 +231,8 @@ def test_table_that_is_handed_over_is_read_by_its_name(engine: EngineApart, near
 
 
 def test_table_of_a_version_is_written_once_and_forgotten_when_there_are_too_many(tmp_path: Path):
-    handed = Handed(tmp_path)
-    large = pa.table({"i": pa.array(range(HANDED_BYTES // 8 // 2 + 1), pa.int64())})
+    handed = ArrowFileCache(tmp_path)
+    large = pa.table({"i": pa.array(range(CACHED_BYTES // 8 // 2 + 1), pa.int64())})
     with handed.file(large, "one") as first, handed.file(large, "one") as again:
         assert first.samefile(again)
     with handed.file(large, "two"):

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tarn.model.ranges import EVERYTHING, Range
 from tarn.model.statistics import Statistics
 from tarn.query import diff
-from tarn.query.incremental_statistics import exchanged
-from tarn.query.reader import Reading, State
-from tarn.query.statistics import counted
+from tarn.query.incremental_statistics import count_changed
+from tarn.query.reader import Reading, RequestedState
+from tarn.query.statistics import count_entities
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.history import stored
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import Story
@@ -39,14 +39,14 @@ few = settings(played, max_examples=-(-EXAMPLES // 3))
 @played
 @given(history=histories)
 def test_every_read_after_any_history_shows_what_its_events_leave_and_every_snapshot_what_they_left_then(
-    house: House,
+    house: InProcessApi,
     kernels: DirectKernels,
     history: list[Step],
 ):
     check_history(house, kernels, history)
 
 
-def check_history(house: House, kernels: DirectKernels, history: list[Step]) -> None:
+def check_history(house: InProcessApi, kernels: DirectKernels, history: list[Step]) -> None:
     """Play a history, and compare every read after every step, and every snapshot at the end, with the model."""
     story = Story.begin(house, kernels)
     reads = Reads(house.services.reader, story.dataset)
@@ -54,7 +54,7 @@ def check_history(house: House, kernels: DirectKernels, history: list[Step]) -> 
         reads.check_whole(story.model)
     reads.check(story.model)
     reads.check_counts(story.model)
-    reads.check_whole(story.head, State(fresh="snapshot"))
+    reads.check_whole(story.head, RequestedState(fresh="snapshot"))
     story.flush()
     reads.check(story.model)
     check_past(story, reads)
@@ -64,13 +64,13 @@ def check_history(house: House, kernels: DirectKernels, history: list[Step]) -> 
 def check_past(story: Story, reads: Reads) -> None:
     """Every snapshot, by each of its names."""
     for snapshot, model in story.past:
-        at = State(at=str(snapshot.seq))
+        at = RequestedState(at=str(snapshot.seq))
         reads.check_whole(model, at)
         live = stored(story.house.services.store, story.dataset, snapshot)
         assert reads.read(_counted, story, at) == len(live) == len(model.rows) == snapshot.rows.live
         a_little_later = snapshot.created + timedelta(microseconds=1)
         for name in (snapshot.id, snapshot.created.isoformat(), a_little_later.isoformat()):
-            assert reads.read(_resolved, story, State(at=name)) == snapshot.id
+            assert reads.read(_resolved, story, RequestedState(at=name)) == snapshot.id
 
 
 def check_differences(story: Story, reads: Reads) -> None:
@@ -100,8 +100,8 @@ def _recounted(reading: Reading, story: Story, one: str, other: str) -> tuple[St
     whole = []
     for view in states:
         reading.show(view)
-        whole.append(counted(reading.duck))
-    change = exchanged(reading.duck, reading.store, states)
+        whole.append(count_entities(reading.duck))
+    change = count_changed(reading.duck, reading.store, states)
     assert change is not None
     return whole[0].replaced(change.former, change.present), whole[1]
 
@@ -114,11 +114,11 @@ def _differences(
     return [difference for some in found for difference in some]
 
 
-def _counted(reading: Reading, story: Story, state: State) -> int:
+def _counted(reading: Reading, story: Story, state: RequestedState) -> int:
     reading.everything(story.dataset, state)
     ((rows,),) = reading.duck.execute("SELECT count(*) FROM live").fetchall()
     return rows
 
 
-def _resolved(reading: Reading, story: Story, state: State) -> str | None:
+def _resolved(reading: Reading, story: Story, state: RequestedState) -> str | None:
     return reading.view(story.dataset, state).snapshot_id

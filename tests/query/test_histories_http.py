@@ -8,7 +8,7 @@ from tarn.datasets.registry import Dataset
 from tarn.model.entity import Exploder
 from tarn.model.statement import statement_id
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import Story
 from tests.query.model import NAMES, Event, Model, Step, added, erased, histories, iso, shown
@@ -68,7 +68,7 @@ def _as_sent(event: Event) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name != "kind"} | moments
 
 
-def check(house: House, dataset: Dataset, model: Model, **state: str) -> None:
+def check(house: InProcessApi, dataset: Dataset, model: Model, **state: str) -> None:
     """Each entity by each id, the list, both streams: as the model has them."""
     base = f"/v1/datasets/{dataset.name}"
     for name in NAMES:
@@ -89,7 +89,7 @@ def check(house: House, dataset: Dataset, model: Model, **state: str) -> None:
 @few
 @given(history=histories)
 def test_history_over_http_is_told_and_shown_as_its_events_leave_it(
-    house: House, kernels: DirectKernels, history: list[Step]
+    house: InProcessApi, kernels: DirectKernels, history: list[Step]
 ):
     story = Told.begin(house, kernels)
     for _ in story.play(history):

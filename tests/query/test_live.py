@@ -2,11 +2,11 @@
 
 import pytest
 from tarn.model.snapshot import Column, Snapshot, Table
-from tarn.query.planner import Plan
-from tarn.query.reader import NOW, Reading, State
+from tarn.query.planner import ScanPlan
+from tarn.query.reader import NOW, Reading, RequestedState
 from tarn.query.views import View
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import Story
@@ -22,16 +22,16 @@ def said(entity: str, canonical: str | None = None, origin: str = "crawl", momen
     return added(entity, origin, NAME, canonical, moment, moment)
 
 
-def files_for(house: House, story: Story, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
+def files_for(house: InProcessApi, story: Story, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
     """The data files that a read of one id opens."""
-    plan = Plan(house.services.store, story.dataset, snapshot, origin)
+    plan = ScanPlan(house.services.store, story.dataset, snapshot, origin)
     marks = plan.happened(ids=[name])
     scans = [plan.rows(ids=[name]), plan.rows(ids=[name], by="entity_id"), *([] if marks is None else [marks])]
     files = (*snapshot.statements.files, *snapshot.translog.files)
     return {file.path for file in files if any(file.path in scan.sql for scan in scans)}
 
 
-def remove(house: House, story: Story, snapshot: Snapshot, but: set[str]) -> int:
+def remove(house: InProcessApi, story: Story, snapshot: Snapshot, but: set[str]) -> int:
     """Take all data files away but these; how many that were."""
     layout, gone = story.dataset.layout, 0
     for folder, table in ((layout.statements, snapshot.statements), (layout.translog, snapshot.translog)):
@@ -42,7 +42,7 @@ def remove(house: House, story: Story, snapshot: Snapshot, but: set[str]) -> int
     return gone
 
 
-def test_read_of_one_entity_opens_only_files_that_may_hold_it(house: House, kernels: DirectKernels):
+def test_read_of_one_entity_opens_only_files_that_may_hold_it(house: InProcessApi, kernels: DirectKernels):
     story = Story.begin(house, kernels)
     for letter in "abcdef":
         story.commit(said(f"{letter}1"), said(f"{letter}2", origin="by.hand"), said(f"{letter}3", f"{letter}1"))
@@ -64,7 +64,7 @@ def test_read_of_one_entity_opens_only_files_that_may_hold_it(house: House, kern
     assert reads.get("nobody") is None
 
 
-def test_ids_that_are_longer_than_a_bound_are_found(house: House, kernels: DirectKernels):
+def test_ids_that_are_longer_than_a_bound_are_found(house: InProcessApi, kernels: DirectKernels):
     """A bound keeps 64 characters; what comes after them must not decide."""
     story = Story.begin(house, kernels)
     start = "é" * 64
@@ -94,7 +94,7 @@ def test_ids_that_are_longer_than_a_bound_are_found(house: House, kernels: Direc
 
 @pytest.mark.parametrize("known", ["nothing", "nulls alone", "one bound"])
 def test_file_whose_bounds_its_writer_did_not_report_is_never_passed_over(
-    house: House, kernels: DirectKernels, known: str
+    house: InProcessApi, kernels: DirectKernels, known: str
 ):
     story = Story.begin(house, kernels)
     story.commit(said("a"), said("b", "a"), said("c", origin="by.hand"))
@@ -123,7 +123,7 @@ def test_file_whose_bounds_its_writer_did_not_report_is_never_passed_over(
         assert reads.read(found, name) == {(row.entity_id, row.last_seen) for row in story.model.named([name])}
 
 
-def test_datasets_read_together_do_not_mix(house: House, kernels: DirectKernels):
+def test_datasets_read_together_do_not_mix(house: InProcessApi, kernels: DirectKernels):
     """Each has its own head, its own unflushed events, and entities of the same ids."""
     stories = [Story.begin(house, kernels) for _ in range(3)]
     stories[0].commit(said("a", moment=1))
@@ -147,7 +147,9 @@ def test_datasets_read_together_do_not_mix(house: House, kernels: DirectKernels)
     assert shown(by_id) == sorted([("a", names[1]), ("b", names[0])])
 
 
-def test_delete_answers_what_a_read_found_in_store_and_journal_and_ends_just_that(house: House, kernels: DirectKernels):
+def test_delete_answers_what_a_read_found_in_store_and_journal_and_ends_just_that(
+    house: InProcessApi, kernels: DirectKernels
+):
     house.dataset("test")
     story = Story(house, kernels, dataset_of(house.services.database, "test"))
     story.commit(said("a"), said("a", origin="by.hand"), said("b", "a"), said("c"))
@@ -173,14 +175,14 @@ def test_delete_answers_what_a_read_found_in_store_and_journal_and_ends_just_tha
 
 
 def test_snapshot_alone_is_shown_where_that_is_asked_for_and_nothing_before_there_is_one(
-    house: House, kernels: DirectKernels
+    house: InProcessApi, kernels: DirectKernels
 ):
     story = Story.begin(house, kernels)
     reads = Reads(house.services.reader, story.dataset)
     story.commit(said("a"))
-    assert reads.get("a", state=State(fresh="snapshot")) is None
-    assert reads.entity_stream(State(fresh="snapshot")) == []
+    assert reads.get("a", state=RequestedState(fresh="snapshot")) is None
+    assert reads.entity_stream(RequestedState(fresh="snapshot")) == []
     story.flush()
     story.commit(erased("a", None))
-    assert reads.get("a", state=State(fresh="snapshot")) == story.head.one("a")
+    assert reads.get("a", state=RequestedState(fresh="snapshot")) == story.head.one("a")
     assert reads.get("a", state=NOW) is None

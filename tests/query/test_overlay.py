@@ -11,7 +11,7 @@ from tarn.errors import Unavailable
 from tarn.journal import overlay, packs
 from tarn.query.reader import NOW, Reader
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.journal.packing import pack_rows
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import Story
@@ -25,7 +25,7 @@ OTHER_SUM = ("Person", "id", "2")
 
 
 @contextmanager
-def reader_of(house: House, overlay_rows: int) -> Iterator[Reader]:
+def reader_of(house: InProcessApi, overlay_rows: int) -> Iterator[Reader]:
     """Another process's reader, which keeps as many rows."""
     services = house.services
     settings = services.settings.model_copy(update={"overlay_rows": overlay_rows})
@@ -43,7 +43,7 @@ def said(entity: str, canonical: str | None = None, origin: str = "crawl", momen
 @played
 @given(history=histories)
 def test_reads_that_keep_nothing_in_memory_show_what_events_leave(
-    house: House, kernels: DirectKernels, history: list[Step]
+    house: InProcessApi, kernels: DirectKernels, history: list[Step]
 ):
     story = Story.begin(house, kernels)
     with reader_of(house, 0) as reader:
@@ -67,7 +67,7 @@ class PackedStory(Story):
 @played
 @given(history=histories)
 def test_events_in_packs_are_read_and_flushed_as_those_in_rows_are(
-    house: House, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
+    house: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
 ):
     monkeypatch.setattr(packs, "ROWS", 2)
     story = PackedStory.begin(house, kernels)
@@ -86,7 +86,7 @@ def test_events_in_packs_are_read_and_flushed_as_those_in_rows_are(
 @played
 @given(one=histories, other=histories)
 def test_datasets_that_drive_each_other_out_of_memory_are_both_read_as_their_events_leave_them(
-    house: House, kernels: DirectKernels, one: list[Step], other: list[Step]
+    house: InProcessApi, kernels: DirectKernels, one: list[Step], other: list[Step]
 ):
     with reader_of(house, 6) as reader:
         stories = [Story.begin(house, kernels) for _ in range(2)]
@@ -98,7 +98,7 @@ def test_datasets_that_drive_each_other_out_of_memory_are_both_read_as_their_eve
 
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
 def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_right(
-    house: House, kernels: DirectKernels, overlay_rows: int
+    house: InProcessApi, kernels: DirectKernels, overlay_rows: int
 ):
     story = Story.begin(house, kernels)
     story.commit(said("a"), said("b", "a"))
@@ -121,7 +121,7 @@ def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_righ
 
 
 def test_reader_whose_transaction_began_before_a_flush_is_not_given_what_another_kept_after_it(
-    house: House, kernels: DirectKernels, tmp_path: Path
+    house: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
     """The events that the later head holds are dropped from memory; who began earlier still needs them."""
     story = Story.begin(house, kernels)
@@ -146,7 +146,7 @@ def test_reader_whose_transaction_began_before_a_flush_is_not_given_what_another
 
 
 def test_reader_whose_transaction_began_before_a_commit_does_not_see_what_another_has_read_of_it(
-    house: House, kernels: DirectKernels, tmp_path: Path
+    house: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
     story = Story.begin(house, kernels)
     story.commit(said("a"))
@@ -166,7 +166,7 @@ def test_reader_whose_transaction_began_before_a_commit_does_not_see_what_anothe
 
 
 def test_read_of_the_journal_that_breaks_off_leaves_nothing_behind_that_the_next_would_find_twice(
-    house: House, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
     story = Story.begin(house, kernels)
     reads = Reads(house.services.reader, story.dataset)
@@ -191,7 +191,7 @@ def test_read_of_the_journal_that_breaks_off_leaves_nothing_behind_that_the_next
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
 @pytest.mark.parametrize("flushed", range(3))
 def test_entity_is_found_by_every_id_wherever_its_parts_are(
-    house: House, kernels: DirectKernels, overlay_rows: int, flushed: int
+    house: InProcessApi, kernels: DirectKernels, overlay_rows: int, flushed: int
 ):
     """Its own statements name no canonical id, and those of its parts do: in the journal, in the store, or in both."""
     story = Story.begin(house, kernels)
@@ -222,7 +222,7 @@ def test_entity_is_found_by_every_id_wherever_its_parts_are(
     ids=["moved and back", "origin erased and said again", "deleted and said again", "BASE of two", "another schema"],
 )  # fmt: skip
 def test_history_is_read_alike_before_and_after_each_flush(
-    house: House, kernels: DirectKernels, happens: list[Step], overlay_rows: int
+    house: InProcessApi, kernels: DirectKernels, happens: list[Step], overlay_rows: int
 ):
     story = Story.begin(house, kernels)
     with reader_of(house, overlay_rows) as reader:

@@ -16,20 +16,20 @@ from hypothesis import HealthCheck, given
 from pydantic import SecretStr
 from tarn.datasets.registry import Dataset
 from tarn.errors import Unavailable
-from tarn.main import assemble
+from tarn.main import build_services
 from tarn.model.ids import now
 from tarn.model.snapshot import Snapshot
 from tarn.query import statements
 from tarn.query.engine import Engine, answering
 from tarn.query.reader import NOW
 from tarn.query.statement_formats import CSV
-from tarn.query.statements import Filter
+from tarn.query.statements import StatementFilter
 from tarn.settings import Settings
 from tarn.storage import connection as limits
 from tarn.storage.connection import Connection
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.query.model import Step, histories
 from tests.query.test_histories import check_history
@@ -53,21 +53,21 @@ def settings(server: S3Server, database_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def people(house: House, flush: Callable[[], list[Snapshot]]) -> None:
+def people(house: InProcessApi, flush: Callable[[], list[Snapshot]]) -> None:
     """Jane in one file, and John in another."""
     for name in ("jane", "john"):
         house.admin.post(ENTITIES, {"id": name, "schema": "Person", "properties": {"name": [name]}})
         flush()
 
 
-def read(house: House, entity_id: str) -> Response:
+def read(house: InProcessApi, entity_id: str) -> Response:
     return house.admin.get(f"{ENTITIES}/{entity_id}")
 
 
 @hypothesis.settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories)
 def test_every_read_after_any_history_is_on_s3_what_it_is_on_a_disk(
-    house: House, kernels: DirectKernels, history: list[Step]
+    house: InProcessApi, kernels: DirectKernels, history: list[Step]
 ):
     check_history(house, kernels, history)
 
@@ -112,11 +112,11 @@ def renewing(server: S3Server, settings: Settings) -> Settings:
 
 
 def test_read_is_made_with_the_keys_of_its_moment_and_bad_ones_are_never_told(
-    strict: None, house: House, renewing: Settings, people: None, hold: Hold, capsys: pytest.CaptureFixture[str]
+    strict: None, house: InProcessApi, renewing: Settings, people: None, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
     hold(ACCESS_KEY, SECRET_KEY)
     store = Store(Connection.from_settings(renewing))
-    with House(assemble(renewing, house.services.database, store), str(house.admin.key)) as other:
+    with InProcessApi(build_services(renewing, house.services.database, store), str(house.admin.key)) as other:
         good = read(other, "jane")
         hold(ACCESS_KEY, "an-expired-secret")
         bad = read(other, "john")
@@ -185,7 +185,7 @@ FAILING = pytest.mark.parametrize("failing", [killed, standing_still])
 
 
 def test_read_of_any_kind_without_its_store_answers_503_and_when_to_ask_again(
-    server: S3Server, house: House, people: None
+    server: S3Server, house: InProcessApi, people: None
 ):
     read(house, "jane")
 
@@ -205,7 +205,7 @@ def test_read_of_any_kind_without_its_store_answers_503_and_when_to_ask_again(
 
 
 def test_read_while_the_store_stands_still_ends_in_time_and_the_next_one_is_right(
-    server: S3Server, impatient: None, house: House, people: None
+    server: S3Server, impatient: None, house: InProcessApi, people: None
 ):
     read(house, "jane")
 
@@ -223,10 +223,10 @@ def test_read_while_the_store_stands_still_ends_in_time_and_the_next_one_is_righ
 
 @FAILING
 def test_stream_whose_store_fails_halfway_is_broken_off(
-    server: S3Server, impatient: None, house: House, dataset: Dataset, people: None, failing: Failing
+    server: S3Server, impatient: None, house: InProcessApi, dataset: Dataset, people: None, failing: Failing
 ):
     with house.services.reader.reading() as reading:
-        _, chunks = statements.stream(reading, dataset, NOW, Filter(), CSV)
+        _, chunks = statements.stream(reading, dataset, NOW, StatementFilter(), CSV)
         header = next(chunks)
         with failing(server), pytest.raises(Unavailable, match="store does not answer"), answering():
             next(chunks)

@@ -9,7 +9,7 @@ from followthemoney.types import registry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarn.model.query_fields import SortKey
-from tarn.query.sorting import NotAPosition, Sorting
+from tarn.query.sorting import InvalidPosition, Sorting
 
 from tests.query.live_rows import Row, engine, fill, moment
 
@@ -169,7 +169,7 @@ BAD_VALUES: dict[int, list[Any]] = {
 def test_a_position_with_a_value_of_another_kind_is_refused(place: int, value: Any) -> None:
     sorting = order(*ORDER)
     assert sorting.decode(orjson.dumps(GOOD).decode()).canonical_id == "id"
-    with pytest.raises(NotAPosition):
+    with pytest.raises(InvalidPosition):
         sorting.decode(orjson.dumps([*GOOD[:place], value, *GOOD[place + 1 :]]).decode())
 
 
@@ -190,5 +190,5 @@ def test_a_position_with_a_value_of_another_kind_is_refused(place: int, value: A
     ],
 )
 def test_a_text_that_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(NotAPosition):
+    with pytest.raises(InvalidPosition):
         order(*ORDER).decode(text)

@@ -15,8 +15,8 @@ from followthemoney.statement.serialize import CSV_COLUMNS, read_csv_statements,
 from followthemoney.statement.statement import Statement
 from hypothesis import given, settings
 from tarn.query.assembly import Row
-from tarn.query.column_text import gathered
-from tarn.query.statement_formats import ARROW, CSV, FORMS, JSON_COLUMNS, NDJSON, PARQUET, statement_rows
+from tarn.query.column_text import fetch_tables
+from tarn.query.statement_formats import ARROW, CSV, FORMATS, JSON_COLUMNS, NDJSON, PARQUET, statement_rows
 
 from tests.query.test_assembly import AWKWARD, iso, relation, row, statements
 
@@ -80,7 +80,7 @@ def duck() -> Iterator[duckdb.DuckDBPyConnection]:
 def chunks_of(
     duck: duckdb.DuckDBPyConnection, query: str, parameters: Any, form: str, batch_rows: int = 3
 ) -> Iterator[bytes]:
-    return FORMS[form](gathered(duck, query, parameters, batch_rows))
+    return FORMATS[form](fetch_tables(duck, query, parameters, batch_rows))
 
 
 def as_form(duck: duckdb.DuckDBPyConnection, rows: list[Row], form: str, batch_rows: int = 3) -> bytes:
@@ -108,12 +108,12 @@ def test_library_reads_the_statements_it_would_have_written(duck, form):
     assert found == [shown(one) for one in rows]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_relation_without_rows_is_a_whole_file_of_none(duck, form):
     assert READERS[form](as_form(duck, [], form)) == []
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_batch_of_rows_is_a_chunk_of_its_own(duck, form):
     duck.register("live", relation([row("name", str(number)) for number in range(5_000)]))
 
@@ -128,7 +128,7 @@ def test_row_groups_are_written_as_they_are_made(duck):
     assert pq.ParquetFile(io.BytesIO(data)).metadata.num_row_groups == 5
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_query_is_asked_with_its_parameters_and_keeps_its_order(duck, form):
     duck.register("live", relation([row("name", str(number)) for number in range(100)]))
 

@@ -5,8 +5,8 @@ from itertools import islice
 
 import duckdb
 import pytest
-from tarn.query.column_text import gathered
-from tarn.query.statements import Place, in_order
+from tarn.query.column_text import fetch_tables
+from tarn.query.statements import StatementPosition, sorted_rows
 
 QUERY = "SELECT * FROM live"
 
@@ -29,9 +29,13 @@ def small(tmp_path) -> Callable[[int], duckdb.DuckDBPyConnection]:
     return make
 
 
-def places(duck: duckdb.DuckDBPyConnection) -> list[Place]:
-    tables = in_order(duck, QUERY, [])
-    return [Place(*row.values()) for table in tables for row in table.select(Place._fields).to_pylist()]
+def places(duck: duckdb.DuckDBPyConnection) -> list[StatementPosition]:
+    tables = sorted_rows(duck, QUERY, [])
+    return [
+        StatementPosition(*row.values())
+        for table in tables
+        for row in table.select(StatementPosition._fields).to_pylist()
+    ]
 
 
 def test_more_text_than_memory_is_streamed_in_order_all_the_same(small, tmp_path):
@@ -49,7 +53,7 @@ def test_memory_that_ends_halfway_leaves_nothing_out_and_nothing_twice(small, mo
     """The sort fails after it has given some rows, as it may when others take the memory."""
 
     def failing(duck, query, parameters, batch_rows):
-        tables = gathered(duck, query, parameters, 10_000)
+        tables = fetch_tables(duck, query, parameters, 10_000)
         if "ORDER BY" not in query:
             yield from tables
             return

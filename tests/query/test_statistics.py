@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tarn.model.statistics import Bound, Count, Statistics
 from tarn.query.assembly import entity_lines
 from tarn.query.ftm_model import property_type
-from tarn.query.statistics import counted
+from tarn.query.statistics import count_entities
 
 from tests.query.live_rows import Row, engine, fill, moment
 
@@ -79,7 +79,7 @@ def duck() -> duckdb.DuckDBPyConnection:
 
 def of(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> Statistics:
     fill(duck, rows)
-    return counted(duck)
+    return count_entities(duck)
 
 
 def entities(duck: duckdb.DuckDBPyConnection) -> Iterator[dict[str, Any]]:
@@ -298,5 +298,5 @@ def test_a_document_that_is_not_of_these_statistics_is_not_parsed(
 def test_a_count_binds_what_its_source_asks_for_and_leaves_no_table_behind(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, STORY)
     before = duck.execute("SHOW TABLES").fetchall()
-    assert counted(duck, "(SELECT * FROM live WHERE canonical_id < ?)", ["b"]).entities == 1
+    assert count_entities(duck, "(SELECT * FROM live WHERE canonical_id < ?)", ["b"]).entities == 1
     assert duck.execute("SHOW TABLES").fetchall() == before

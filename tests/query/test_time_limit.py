@@ -12,14 +12,14 @@ from typing import Any, cast
 import psutil
 import pyarrow as pa
 import pytest
-from tarn.api.http.reads.read_requests import Patience
+from tarn.api.http.reads.read_requests import ClientWatch
 from tarn.errors import QueryTimeout, Unavailable
 from tarn.model.query import Op
-from tarn.query.duckdb_process import Session, hand_over
-from tarn.query.engine import Engine, EngineApart, EngineConfined
+from tarn.query.duckdb_process import DuckdbSession, hand_over
+from tarn.query.engine import Engine, IsolatedEngine, ProcessEngine
 from tarn.query.filters import CALLS, _expression
 from tarn.query.reader import Reading
-from tarn.query.tenant_isolation import SECONDS, Confinement
+from tarn.query.tenant_isolation import SECONDS, IsolatedTenants
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 
@@ -37,30 +37,30 @@ def settings(default_settings: Settings, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def engine(settings: Settings) -> Iterator[EngineApart]:
-    engine = EngineApart(settings, Connection.from_settings(settings))
+def engine(settings: Settings) -> Iterator[ProcessEngine]:
+    engine = ProcessEngine(settings, Connection.from_settings(settings))
     yield engine
     engine.close()
 
 
-def stubborn(engine: EngineApart, seconds: float) -> object:
+def stubborn(engine: ProcessEngine, seconds: float) -> object:
     with engine.session() as duck:
-        assert isinstance(duck, Session)
+        assert isinstance(duck, DuckdbSession)
         hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(seconds)
         return duck.execute(STUBBORN).fetchall()
 
 
-def answers(engine: EngineApart) -> bool:
+def answers(engine: ProcessEngine) -> bool:
     with engine.session() as duck:
         return duck.execute("SELECT 1").fetchall() == [(1,)]
 
 
-def test_query_over_its_time_is_interrupted_and_its_process_goes_on(engine: EngineApart):
+def test_query_over_its_time_is_interrupted_and_its_process_goes_on(engine: ProcessEngine):
     assert answers(engine)
     pid = engine.pid
     with engine.session() as duck:
-        assert isinstance(duck, Session)
+        assert isinstance(duck, DuckdbSession)
         duck.limit(0.2)
         with pytest.raises(QueryTimeout, match=r"after 0\.2 seconds") as stopped:
             duck.execute(ENDLESS).fetchall()
@@ -69,12 +69,12 @@ def test_query_over_its_time_is_interrupted_and_its_process_goes_on(engine: Engi
     assert engine.pid == pid
 
 
-def test_query_that_ignores_the_interrupt_is_killed_and_others_can_try_again(engine: EngineApart):
+def test_query_that_ignores_the_interrupt_is_killed_and_others_can_try_again(engine: ProcessEngine):
     assert answers(engine)
     pid = engine.pid
     assert pid is not None
     with ThreadPoolExecutor(1) as other, engine.session() as duck:
-        assert isinstance(duck, Session)
+        assert isinstance(duck, DuckdbSession)
         busy = psutil.Process(pid).cpu_times().user + 0.2
         bystander = other.submit(lambda: duck.execute(ENDLESS).fetchall())
         wait_until(lambda: psutil.Process(pid).cpu_times().user > busy)
@@ -87,16 +87,16 @@ def test_query_that_ignores_the_interrupt_is_killed_and_others_can_try_again(eng
     assert engine.pid != pid
 
 
-def test_session_that_killed_the_process_says_so_and_one_that_was_interrupted_does_not(engine: EngineApart):
+def test_session_that_killed_the_process_says_so_and_one_that_was_interrupted_does_not(engine: ProcessEngine):
     killers: list[str] = []
     with engine.session() as duck:
-        assert isinstance(duck, Session)
+        assert isinstance(duck, DuckdbSession)
         duck.on_kill = lambda: killers.append("patient")
         duck.limit(0.1)
         with pytest.raises(QueryTimeout):
             duck.execute(ENDLESS)
     with engine.session() as duck:
-        assert isinstance(duck, Session)
+        assert isinstance(duck, DuckdbSession)
         duck.on_kill = lambda: killers.append("stubborn")
         hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(0.1)
@@ -105,9 +105,9 @@ def test_session_that_killed_the_process_says_so_and_one_that_was_interrupted_do
     assert killers == ["stubborn"]
 
 
-def test_time_that_rows_wait_to_be_taken_does_not_count_where_the_limit_is_started_anew(engine: EngineApart):
+def test_time_that_rows_wait_to_be_taken_does_not_count_where_the_limit_is_started_anew(engine: ProcessEngine):
     with engine.session() as duck:
-        assert isinstance(duck, Session)
+        assert isinstance(duck, DuckdbSession)
         batches = iter(duck.execute("FROM range(10_000_000)").to_arrow_reader(2048))
         duck.limit(0.1)
         over = time.monotonic() + 0.2
@@ -119,9 +119,9 @@ def test_time_that_rows_wait_to_be_taken_does_not_count_where_the_limit_is_start
             duck.execute("SELECT 1")
 
 
-def test_keys_that_change_long_after_the_start_are_taken(engine: EngineApart):
+def test_keys_that_change_long_after_the_start_are_taken(engine: ProcessEngine):
     assert answers(engine)
-    assert isinstance(engine._root, Session)
+    assert isinstance(engine._root, DuckdbSession)
     engine._root.limit(0)
     engine._keys = cast("Any", "others")
 
@@ -129,7 +129,7 @@ def test_keys_that_change_long_after_the_start_are_taken(engine: EngineApart):
 
 
 def test_start_that_takes_too_long_is_retryable_and_no_fault_of_the_query(
-    engine: EngineApart, monkeypatch: pytest.MonkeyPatch
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ):
     assert answers(engine)
     engine._keys = cast("Any", "others")
@@ -141,7 +141,7 @@ def test_start_that_takes_too_long_is_retryable_and_no_fault_of_the_query(
 
 def test_lookup_in_the_apis_own_process_is_interrupted(settings: Settings, tmp_path: Path):
     engine = Engine(settings, Connection.from_settings(settings))
-    patience = Patience()
+    patience = ClientWatch()
 
     def look() -> object:
         with engine.session() as duck:
@@ -163,9 +163,11 @@ def test_lookup_in_the_apis_own_process_is_interrupted(settings: Settings, tmp_p
     "pattern", ["%abba%c", "%a________c%", "%a_b_a_b_a_b_a_b_%c", "_" * 900 + "%c", "%a" * 400 + "%c"]
 )
 @pytest.mark.parametrize("op", [Op.LIKE, Op.ILIKE])
-def test_longest_patterns_are_matched_with_a_text_of_eight_megabytes_in_time(engine: EngineApart, op: Op, pattern: str):
+def test_longest_patterns_are_matched_with_a_text_of_eight_megabytes_in_time(
+    engine: ProcessEngine, op: Op, pattern: str
+):
     with engine.session() as duck:
-        assert isinstance(duck, Session)
+        assert isinstance(duck, DuckdbSession)
         hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(60)
         query = f"SELECT {CALLS[op].format('value')} FROM texts"
@@ -173,7 +175,7 @@ def test_longest_patterns_are_matched_with_a_text_of_eight_megabytes_in_time(eng
 
 
 def test_process_of_confined_tenants_is_smaller_and_ends_with_its_last_session(settings: Settings):
-    engine = EngineConfined(settings, Connection.from_settings(settings))
+    engine = IsolatedEngine(settings, Connection.from_settings(settings))
     with engine.session() as one:
         with engine.session() as other:
             assert other.execute("SELECT current_setting('threads')").fetchall() == [(1,)]
@@ -192,7 +194,7 @@ def test_process_of_confined_tenants_is_smaller_and_ends_with_its_last_session(s
 
 def test_tenant_is_confined_for_ten_minutes_after_its_last_offence():
     now = [0.0]
-    confinement = Confinement(lambda: now[0])
+    confinement = IsolatedTenants(lambda: now[0])
     confinement.add("one")
     now[0] = SECONDS - 1
     confinement.add("other")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from tarn.query.statement_formats import FORMS
+from tarn.query.statement_formats import FORMATS
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import Story
 from tests.query.model import COMPACT, FACTS, ORIGINS, PACK, Move, Step, added, erased
@@ -13,7 +13,7 @@ from tests.query.model import COMPACT, FACTS, ORIGINS, PACK, Move, Step, added, 
 ENTITIES = ("a", "b", "c")
 
 
-def answers(house: House, story: Story, at: str) -> Iterator[tuple[str, bytes, str]]:
+def answers(house: InProcessApi, story: Story, at: str) -> Iterator[tuple[str, bytes, str]]:
     """Every kind of read of a state, with its bytes and the snapshot that it says it is of."""
     base = f"/v1/datasets/{story.dataset.name}"
     paths = [f"/entities/{name}" for name in (*ENTITIES, "Q1")]
@@ -23,7 +23,7 @@ def answers(house: House, story: Story, at: str) -> Iterator[tuple[str, bytes, s
         answer = house.admin.get(base + path, params={"at": at})
         assert answer.status_code in (200, 404, 422), answer.text
         yield path, _steady(answer.content), answer.headers.get("Tarn-Snapshot", "")
-    for form in FORMS:
+    for form in FORMATS:
         answer = house.admin.get(f"{base}/statements/stream", params={"at": at}, headers={"Accept": form})
         assert answer.status_code == 200, answer.text
         yield form, answer.content, answer.headers["Tarn-Snapshot"]
@@ -43,7 +43,7 @@ def _steady(body: bytes) -> bytes:
 
 @pytest.mark.contract("H6")
 def test_state_of_the_past_answers_the_same_bytes_after_later_writes_deletes_moves_flushes_and_compactions(
-    house: House, kernels: DirectKernels
+    house: InProcessApi, kernels: DirectKernels
 ):
     story = Story.begin(house, kernels)
     for origin, entity in zip(ORIGINS, ENTITIES, strict=True):
@@ -72,7 +72,7 @@ def test_state_of_the_past_answers_the_same_bytes_after_later_writes_deletes_mov
 
 
 def test_moment_before_the_first_snapshot_and_a_number_after_the_last_are_not_found(
-    house: House, kernels: DirectKernels
+    house: InProcessApi, kernels: DirectKernels
 ):
     story = Story.begin(house, kernels)
     story.commit(added("a", "crawl", FACTS[0], None, 1, 1))

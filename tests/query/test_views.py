@@ -5,16 +5,16 @@ from tarn.datasets.registry import Dataset
 from tarn.query import views
 from tarn.query.views import Views
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
 def test_manifests_are_kept_within_bounds_and_the_newest_always(
-    house: House, dataset: Dataset, flush, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi, dataset: Dataset, flush, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("a", "b", "c"):
         house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
         flush()
-    monkeypatch.setattr(views, "MOST_FILES", 5)
+    monkeypatch.setattr(views, "MAX_FILES", 5)
     resolved = Views(house.services.database, house.services.store, 0)
 
     # Each flush adds a file to either table: 2, 4 and 6 of them.

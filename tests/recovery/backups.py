@@ -19,7 +19,7 @@ from tarn.recovery.backup import Backup
 from tarn.recovery.reconcile import Reconcile
 from tarn.recovery.restore import Restore
 from tarn.settings import Settings
-from tarn.storage.backup_store import Vault
+from tarn.storage.backup_store import BackupStore
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
@@ -68,7 +68,7 @@ class Elsewhere:
             dump.prepare(connection, revision)
             for lines in saved:
                 dump.load(connection, lines)
-            dump.loaded(connection)
+            dump.reset_sequences(connection)
 
     def reconcile(self, apply: bool = True, reached: Reached = ignored) -> Reconciliation:
         return Reconcile(self.database, self.store, self.settings, reached).run(apply)
@@ -91,7 +91,7 @@ def findings(scene: Scene) -> list[Finding]:
     return [finding for finding in looked.findings if not finding.kind.about_data]
 
 
-def back_up(scene: Scene, vault: Vault, reached: Reached = ignored) -> BackupManifest:
+def back_up(scene: Scene, vault: BackupStore, reached: Reached = ignored) -> BackupManifest:
     with scene.database.write() as connection:
         # As every process does that starts.
         connection.execute(upsert(connection, lake).values(id=open_lake(scene.store).id).on_conflict_do_nothing())
@@ -99,7 +99,9 @@ def back_up(scene: Scene, vault: Vault, reached: Reached = ignored) -> BackupMan
         return Backup(scene.database, scene.store, vault, open_lake(scene.store).id, pin, reached).run()
 
 
-def restore(elsewhere: Elsewhere, vault: Vault, made: BackupManifest, reached: Reached = ignored) -> Reconciliation:
+def restore(
+    elsewhere: Elsewhere, vault: BackupStore, made: BackupManifest, reached: Reached = ignored
+) -> Reconciliation:
     told: list[Reconciliation] = []
     running = Restore(elsewhere.database, elsewhere.store, vault, made.id, reached)
     running.run(lambda: told.append(elsewhere.reconcile()))

@@ -23,7 +23,7 @@ from tarn.model.recovery import Losses
 from tarn.model.tenant import ADMIN
 from tarn.recovery.backup import Backup
 from tarn.settings import Settings
-from tarn.storage.backup_store import Damaged, Vault
+from tarn.storage.backup_store import BackupStore, DamagedBackup
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
@@ -38,8 +38,8 @@ from tests.s3 import S3Server
 
 
 @pytest.fixture
-def vault(tmp_path: Path) -> Vault:
-    return Vault(Store(Connection(str(tmp_path / "backups"))))
+def vault(tmp_path: Path) -> BackupStore:
+    return BackupStore(Store(Connection(str(tmp_path / "backups"))))
 
 
 def at(step: str, act: Callable[[], object]) -> Callable[[str], None]:
@@ -59,7 +59,7 @@ def put_file(scene: Scene, path: str, content: bytes) -> None:
     archive.put(scene.dataset, ADMIN, new, iter([content]))
 
 
-def test_backup_comes_back_as_it_was_in_an_empty_place(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+def test_backup_comes_back_as_it_was_in_an_empty_place(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     scene.with_history(3)
     put_file(scene, "a/report.pdf", b"a report")
     put_file(scene, "a/empty.txt", b"")
@@ -81,7 +81,7 @@ def test_backup_comes_back_as_it_was_in_an_empty_place(scene: Scene, elsewhere: 
 
 @ONE_DATABASE
 def test_backup_of_sqlite_is_restored_to_postgresql_and_numbers_go_on(
-    scene: Scene, vault: Vault, elsewhere_postgresql: Elsewhere
+    scene: Scene, vault: BackupStore, elsewhere_postgresql: Elsewhere
 ):
     scene.with_history(1)
 
@@ -92,7 +92,7 @@ def test_backup_of_sqlite_is_restored_to_postgresql_and_numbers_go_on(
 
 @ONE_DATABASE
 def test_backup_beside_writes_flushes_and_a_vacuum_has_one_moments_state(
-    scene: Scene, elsewhere: Elsewhere, vault: Vault
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.with_history(2)
     replace_files(scene)
@@ -117,7 +117,7 @@ def test_backup_beside_writes_flushes_and_a_vacuum_has_one_moments_state(
 
 @ONE_DATABASE
 def test_second_backup_copies_only_what_is_new_and_old_ones_can_be_given_up(
-    scene: Scene, elsewhere: Elsewhere, vault: Vault
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.with_history(2)
     first = back_up(scene, vault)
@@ -137,7 +137,7 @@ def test_second_backup_copies_only_what_is_new_and_old_ones_can_be_given_up(
 
 @ONE_DATABASE
 def test_content_that_is_deleted_while_it_is_copied_makes_the_backup_begin_again(
-    scene: Scene, elsewhere: Elsewhere, vault: Vault
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.with_history(1)
     put_file(scene, "gone.txt", b"soon gone")
@@ -156,7 +156,7 @@ def test_content_that_is_deleted_while_it_is_copied_makes_the_backup_begin_again
 
 @ONE_DATABASE
 def test_what_the_lake_itself_lacks_is_noted_and_told_when_it_is_restored(
-    scene: Scene, elsewhere: Elsewhere, vault: Vault
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.with_history(2)
     put_file(scene, "gone.txt", b"gone")
@@ -174,7 +174,9 @@ def test_what_the_lake_itself_lacks_is_noted_and_told_when_it_is_restored(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["dumped", "copied"])
-def test_backup_that_died_is_none_and_the_next_one_goes_on(scene: Scene, elsewhere: Elsewhere, vault: Vault, step: str):
+def test_backup_that_died_is_none_and_the_next_one_goes_on(
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore, step: str
+):
     scene.with_history(1)
     with pytest.raises(Killed):
         back_up(scene, vault, killed_at(step))
@@ -190,7 +192,7 @@ def test_backup_that_died_is_none_and_the_next_one_goes_on(scene: Scene, elsewhe
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["some copied", "copied", "loaded", "opened"])
 def test_restore_that_died_goes_on_and_until_then_nobody_starts_there(
-    scene: Scene, elsewhere: Elsewhere, vault: Vault, step: str
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore, step: str
 ):
     scene.with_history(1)
     made = back_up(scene, vault)
@@ -207,7 +209,7 @@ def test_restore_that_died_goes_on_and_until_then_nobody_starts_there(
 
 
 @ONE_DATABASE
-def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     scene.with_history(1)
     made = back_up(scene, vault)
     folder = vault.store.connection.folder
@@ -217,25 +219,27 @@ def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, else
     held = next(held for held in vault.index(made) if held.path.endswith(".parquet"))
 
     table.write_bytes(whole[:-9] + b"x" + whole[-8:])
-    with pytest.raises(Damaged, match=r"tables/journal\.ndjson\.zst (is not what was written|cannot be unpacked)"):
+    with pytest.raises(
+        DamagedBackup, match=r"tables/journal\.ndjson\.zst (is not what was written|cannot be unpacked)"
+    ):
         restore(elsewhere, vault, made)
     table.unlink()
-    with pytest.raises(Damaged, match=r"the backup lacks backups/.*/tables/journal\.ndjson\.zst"):
+    with pytest.raises(DamagedBackup, match=r"the backup lacks backups/.*/tables/journal\.ndjson\.zst"):
         restore(elsewhere, vault, made)
     table.write_bytes(whole)
     (folder / held.object).unlink()
     with pytest.raises(
-        Damaged, match=f"the backup lacks 1 of its {made.objects} objects.*; the first is {held.object}"
+        DamagedBackup, match=f"the backup lacks 1 of its {made.objects} objects.*; the first is {held.object}"
     ):
         restore(elsewhere, vault, made)
-    with pytest.raises(Damaged, match=f"has no backup 'yesterday'; there are {made.id}"):
+    with pytest.raises(DamagedBackup, match=f"has no backup 'yesterday'; there are {made.id}"):
         vault.read("yesterday")
 
     assert list(elsewhere.store.list("")) == []
 
 
 @ONE_DATABASE
-def test_places_that_hold_something_are_refused(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+def test_places_that_hold_something_are_refused(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     made = back_up(scene, vault)
 
     elsewhere.store.put("mine.txt", b"mine")
@@ -247,12 +251,12 @@ def test_places_that_hold_something_are_refused(scene: Scene, elsewhere: Elsewhe
     with pytest.raises(StartRefused, match="the database is not empty: its table 'lake' has rows"):
         restore(elsewhere, vault, made)
     with pytest.raises(StartRefused, match="is a lake: keep backups elsewhere"):
-        Vault(scene.store)
+        BackupStore(scene.store)
 
 
 @ONE_DATABASE
 def test_backup_of_a_revision_that_this_version_does_not_know_is_refused(
-    scene: Scene, elsewhere: Elsewhere, vault: Vault
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     made = back_up(scene, vault)
     path = f"backups/{made.id}/backup.json"
@@ -288,7 +292,9 @@ def test_older_backup_is_loaded_at_its_own_revision_and_migrated(tmp_path: Path)
 
 
 @ONE_DATABASE
-def test_json_null_and_no_value_and_bytes_come_back_as_they_were(scene: Scene, elsewhere: Elsewhere, vault: Vault):
+def test_json_null_and_no_value_and_bytes_come_back_as_they_were(
+    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
+):
     scene.write(scene.fresh("poison"))
     with scene.database.write() as connection:
         connection.execute(text("UPDATE journal SET value = CAST(x'ff00' AS BLOB) WHERE entity_id = 'poison'"))

@@ -11,7 +11,7 @@ from tarn.model.names import RefName
 from tarn.model.recovery import Losses, Reconciled
 from tarn.model.tenant import ADMIN
 from tarn.query.active_reads import holding
-from tarn.recovery.reconcile import require_silence
+from tarn.recovery.reconcile import require_no_heartbeats
 
 from tests.faults.checks import check, check_now, history_of
 from tests.faults.scene import Killed, Scene, killed_at
@@ -298,7 +298,7 @@ def test_dataset_made_again_in_the_lake_takes_the_place_of_the_one_that_had_its_
 
 @ONE_DATABASE
 def test_reconciliation_is_refused_while_somebody_gives_signs_of_life(scene: Scene):
-    require_silence(scene.database, scene.settings)
+    require_no_heartbeats(scene.database, scene.settings)
     with holding(scene.database, 1.0), pytest.raises(StartRefused, match="gave a sign of life 0 s ago: stop it"):
-        require_silence(scene.database, scene.settings)
-    require_silence(scene.database, scene.settings)
+        require_no_heartbeats(scene.database, scene.settings)
+    require_no_heartbeats(scene.database, scene.settings)

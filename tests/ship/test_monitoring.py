@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tarn.db import worker_heartbeats as workers
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.ship.chart import CHART, CLUSTER, FULL, release
 from tests.ship.dockerfile import ROOT
 
@@ -32,7 +32,7 @@ def queries(dashboard: dict) -> list[str]:
 
 
 @pytest.fixture
-def types(house: House) -> dict[str, str]:
+def types(house: InProcessApi) -> dict[str, str]:
     """Every metric that an API tells, and so every one of a worker, which are among them."""
     with house.services.database.write() as connection:
         workers.register(connection, "w1")

@@ -20,7 +20,7 @@ from tests.s3 import moto_server
 from tests.ship.chart import CLUSTER, FULL, MINIMAL, NEWEST, Release, release
 from tests.ship.cluster import ADDRESS, cluster
 from tests.ship.dockerfile import final_stage
-from tests.storage.test_connection import SEEN_BY_ALL, read, write
+from tests.storage.test_connection import READ_BY_ALL, read, write
 
 SPARK = {name: f"{name}-value" for name in ARGUMENTS.values()} | {"SPARK_EXECUTOR_MEMORY": "1g"}
 
@@ -164,7 +164,7 @@ def test_a_worker_gets_executors_from_kubernetes_that_read_the_lake_with_their_o
             asked, made, left = set(kubernetes.asked), kubernetes.made, {kind for kind, _ in kubernetes.objects}
             ended = [process.wait(60) for process in kubernetes.processes.values()]
 
-    assert [(seen, keys[:4]) for _, seen, keys in found] == [(SEEN_BY_ALL, "ASIA")] * 2
+    assert [(seen, keys[:4]) for _, seen, keys in found] == [(READ_BY_ALL, "ASIA")] * 2
     assert {executor for executor, _, _ in found} <= {str(number) for number in range(1, len(made) + 1)}
     assert _allowed(chart) >= {(each.verb, each.resource) for each in asked}
     assert ("create", "pods") in asked

@@ -14,7 +14,7 @@ from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.errors import ManifestInvalid, TarnError
 from tarn.lake import snapshots
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
@@ -129,7 +129,7 @@ def _play(scene: Scene, seed: int, dangers: Mapping[str, float] | None) -> list[
 def _worker(scene: Scene, number: int) -> Actor:
     def work(actor: Actor) -> None:
         database, store = SteppedDatabase(scene.database, actor), SteppedStore(scene.store, actor)
-        publisher = Publisher(database, store, scene.settings, actor.name, actor.reached)
+        publisher = SnapshotPublisher(database, store, scene.settings, actor.name, actor.reached)
         flush = Flush(database, store, publisher, lambda: scene.kernels, actor.reached)
         rest = 0
         for _ in range(ROUNDS):

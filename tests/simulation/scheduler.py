@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 from tarn.db.engine import Database
-from tarn.storage.fault_injection import PATIENCE, FaultyStore
+from tarn.storage.fault_injection import TIMEOUT_SECONDS, FaultyStore
 from tarn.storage.store import Store
 
 from tests.faults.scene import Killed
@@ -73,13 +73,13 @@ class Actor:
     def go_on(self) -> None:
         """Let it run up to its next step, or its end."""
         self._turn.release()
-        if not self._stopped.acquire(timeout=PATIENCE):
+        if not self._stopped.acquire(timeout=TIMEOUT_SECONDS):
             raise TimeoutError(f"{self.name} does not come to a step after {self.at!r}")
 
     def die(self) -> None:
         self.doomed = True
         self._turn.release()
-        self._thread.join(PATIENCE)
+        self._thread.join(TIMEOUT_SECONDS)
 
     def _run(self) -> None:
         self._turn.acquire()

@@ -13,7 +13,7 @@ from tarn.errors import PathExists
 from tarn.journal import segments
 from tarn.lake import commit as publish
 from tarn.lake import snapshots
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.lake.delta_tables import NONE
 from tarn.lake.leases import Lease
 from tarn.model.snapshot import Head, Snapshot, TableName
@@ -40,23 +40,23 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_simulation_notices_a_manifest_after_the_recorded_head_that_nobody_finishes(stage: Stage, broken):
-    def base(self: Publisher, dataset: Dataset) -> tuple[Head, Snapshot | None]:
+    def base(self: SnapshotPublisher, dataset: Dataset) -> tuple[Head, Snapshot | None]:
         with self._database.read() as connection:
             head = snapshots.recorded(connection, dataset)
         return head, None if head.id is None else snapshots.read(self._store, dataset, head.seq)
 
-    broken.setattr(Publisher, "_base", base)
+    broken.setattr(SnapshotPublisher, "_base", base)
 
     assert_noticed(stage, "manifest put")
 
 
 def test_simulation_notices_a_table_ahead_that_is_not_put_back(stage: Stage, broken):
-    def level(self: Publisher, lease: Lease, table: TableName, parent: Snapshot | None) -> int:
+    def level(self: SnapshotPublisher, lease: Lease, table: TableName, parent: Snapshot | None) -> int:
         if not self._tables.is_ahead(lease.dataset, table, NONE):
             return NONE
         return int(DeltaTable(self._tables._uri(lease.dataset, table)).version())
 
-    broken.setattr(Publisher, "_level", level)
+    broken.setattr(SnapshotPublisher, "_level", level)
 
     assert_noticed(stage, "statements committed", "translog committed")
 
@@ -70,37 +70,37 @@ def test_simulation_notices_a_head_that_is_swapped_without_a_look_at_the_parent(
         connection.execute(upsert(connection, recorded).values(**row).on_conflict_do_nothing())
         return True
 
-    broken.setattr(snapshots, "swap", swap)
+    broken.setattr(snapshots, "advance_head", swap)
 
     assert_noticed(stage, "manifest put", danger=0.9)
 
 
 def test_simulation_notices_a_manifest_that_exists_and_is_taken_for_ones_own(stage: Stage, broken):
-    def put(self: Publisher, dataset: Dataset, snapshot: Snapshot) -> None:
+    def put(self: SnapshotPublisher, dataset: Dataset, snapshot: Snapshot) -> None:
         with suppress(PathExists):
             self._store.put_new(dataset.layout.snapshot(snapshot.seq), snapshot.to_json())
 
-    broken.setattr(Publisher, "_put", put)
+    broken.setattr(SnapshotPublisher, "_put", put)
 
     assert_noticed(stage, "translog committed", "manifest put", danger=0.3)
 
 
 def test_simulation_notices_a_build_that_is_published_on_any_head(stage: Stage, broken):
-    broken.setattr(Publisher, "_require_holds", lambda *_: None)
+    broken.setattr(SnapshotPublisher, "_require_holds", lambda *_: None)
 
     assert_noticed(stage, "built", "leased")
 
 
 def test_simulation_notices_batches_that_are_done_in_a_transaction_after_the_head_moved(stage: Stage, broken):
-    def record(self: Publisher, dataset: Dataset, snapshot: Snapshot) -> bool:
+    def record(self: SnapshotPublisher, dataset: Dataset, snapshot: Snapshot) -> bool:
         with self._database.write() as connection:
-            if not snapshots.swap(connection, snapshot):
+            if not snapshots.advance_head(connection, snapshot):
                 return publish._is_recorded(connection, dataset, snapshot)
         with self._database.write() as connection:
             uids = [batch.id for batch in snapshot.batches]
             segments.mark_done(connection, dataset, snapshot.segment, uids, moved=True)
         return True
 
-    broken.setattr(Publisher, "_record", record)
+    broken.setattr(SnapshotPublisher, "_record", record)
 
     assert_noticed(stage, "manifest put")

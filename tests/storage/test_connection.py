@@ -59,7 +59,7 @@ def read(connection: Connection) -> tuple[bytes, list[int], list[tuple[int]]]:
     return Store(connection).get("ds/doc"), sorted(table.to_pyarrow_table()["n"].to_pylist()), rows
 
 
-SEEN_BY_ALL = (b"hello", [1, 2], [(1,), (2,)])
+READ_BY_ALL = (b"hello", [1, 2], [(1,), (2,)])
 
 
 @pytest.fixture
@@ -73,15 +73,15 @@ def ambient(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Connection:
 
 def test_every_library_sees_the_same_lake(connection):
     write(connection)
-    assert read(connection) == SEEN_BY_ALL
+    assert read(connection) == READ_BY_ALL
 
 
 def test_ambient_and_configured_identity_see_the_same_lake(s3, ambient, monkeypatch):
     write(ambient)
-    assert read(ambient) == SEEN_BY_ALL
+    assert read(ambient) == READ_BY_ALL
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    assert read(Connection.from_settings(s3.settings(lake_uri=ambient.uri))) == SEEN_BY_ALL
+    assert read(Connection.from_settings(s3.settings(lake_uri=ambient.uri))) == READ_BY_ALL
 
 
 def test_identity_of_a_profile_is_ambient_too(s3, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_identity_of_a_profile_is_ambient_too(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "lake")
     connection = Connection.from_settings(s3.settings(storage_options={}))
     write(connection)
-    assert read(connection) == SEEN_BY_ALL
+    assert read(connection) == READ_BY_ALL
 
 
 def test_workload_identity_is_exchanged_for_keys_that_every_library_gets(tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_workload_identity_is_exchanged_for_keys_that_every_library_gets(tmp_pat
         monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
         connection = Connection.from_settings(server.settings(storage_options={}))
         write(connection)
-        assert read(connection) == SEEN_BY_ALL
+        assert read(connection) == READ_BY_ALL
         issued = connection.delta_options()
         assert issued["aws_access_key_id"].startswith("ASIA")
         assert issued["aws_session_token"]
@@ -295,7 +295,7 @@ def test_relative_path_means_the_same_folder_wherever_it_is_used(tmp_path, monke
 def test_folder_with_characters_of_urls_in_its_name_works(tmp_path):
     connection = connect(str(tmp_path / "50% #1 ?"))
     write(connection)
-    assert read(connection) == SEEN_BY_ALL
+    assert read(connection) == READ_BY_ALL
 
 
 GOOGLE = {"google_service_account_key": '{"private_key": "sekrit", "client_email": "x"}'}

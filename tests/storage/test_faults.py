@@ -125,7 +125,7 @@ def test_other_calls_pass_while_one_is_blocked(faulty):
 
 
 def test_call_that_never_comes_or_is_never_released_fails_instead_of_hanging(faulty, monkeypatch):
-    monkeypatch.setattr(faults, "PATIENCE", 0.01)
+    monkeypatch.setattr(faults, "TIMEOUT_SECONDS", 0.01)
     gate = faulty.block("put", "a")
     with pytest.raises(TimeoutError, match="never came"):
         gate.wait_arrived()

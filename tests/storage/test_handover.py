@@ -1,12 +1,12 @@
 from threading import Event
 
 import pytest
-from tarn.storage.chunk_queue import AHEAD, Abandoned, hand_over
+from tarn.storage.chunk_queue import AHEAD, Abandoned, pump
 
 
 def test_chunks_arrive_in_order_and_are_counted():
     arrived: list[bytes] = []
-    assert hand_over([b"a", b"bc", b""], lambda chunks: arrived.extend(chunks)) == 3
+    assert pump([b"a", b"bc", b""], lambda chunks: arrived.extend(chunks)) == 3
     assert arrived == [b"a", b"bc", b""]
 
 
@@ -28,7 +28,7 @@ def test_source_is_read_no_further_ahead_than_agreed():
         for _ in chunks:
             pass
 
-    assert hand_over(source(), send) == 100
+    assert pump(source(), send) == 100
 
 
 def test_failing_source_abandons_the_sender_and_its_error_is_raised():
@@ -46,7 +46,7 @@ def test_failing_source_abandons_the_sender_and_its_error_is_raised():
             raise
 
     with pytest.raises(ValueError, match="broken"):
-        hand_over(source(), send)
+        pump(source(), send)
     assert len(told) == 1
 
 
@@ -62,4 +62,4 @@ def test_failing_sender_stops_an_endless_source(before):
         raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):
-        hand_over(source(), send)
+        pump(source(), send)

@@ -26,7 +26,7 @@ def upgrade():
 '''
 
 
-def migrated_by_the_next_version(database: Database, folder: Path, oldest: str | None = None) -> None:
+def migrate_to_next_version(database: Database, folder: Path, oldest: str | None = None) -> None:
     """Migrate as it does. It serves versions made for `oldest` and later; without one, this one, too."""
     package = folder / "migrations"
     shutil.copytree(Path(migrations.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -6,9 +6,9 @@ from typing import Any
 from sqlalchemy import JSON, Boolean, Column, Connection, DateTime, Float, LargeBinary, MetaData, Table, select
 from sqlalchemy import types as kinds
 
-BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
-PLAUSIBLE: dict[str, Any] = {
+VALID_VALUES: dict[str, Any] = {
     "api_keys.digest": "0" * 64,
     "audit.outcome": "done",
     "datasets.name": "gone",
@@ -34,7 +34,7 @@ PLAUSIBLE: dict[str, Any] = {
 }
 """What the application would not put up with otherwise, by table and column."""
 
-SINGLE = {"access_revision", "clock", "compatibility", "lake"}
+SINGLE_ROW_TABLES = {"access_revision", "clock", "compatibility", "lake"}
 """Tables of one row, as it is found."""
 
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -43,9 +43,11 @@ Rows = dict[str, list[tuple[Any, ...]]]
 def fill(connection: Connection, schema: MetaData, turn: int) -> None:
     """Two more rows in every table: one with as many nulls as may be, and one with none."""
     for table in schema.sorted_tables:
-        if table.name == "alembic_version" or (table.name in SINGLE and connection.execute(select(table)).first()):
+        if table.name == "alembic_version" or (
+            table.name in SINGLE_ROW_TABLES and connection.execute(select(table)).first()
+        ):
             continue
-        for number in (2 * turn + 1, 2 * turn + 2)[: 1 if table.name in SINGLE else 2]:
+        for number in (2 * turn + 1, 2 * turn + 2)[: 1 if table.name in SINGLE_ROW_TABLES else 2]:
             row = {column.name: _value(table, column, number) for column in table.columns}
             connection.execute(table.insert().values(row))
 
@@ -61,10 +63,10 @@ def read(connection: Connection, schema: MetaData, like: Rows | None = None) -> 
             if table.name != "alembic_version"
         }
     )
-    return {name: [some, *_sorted(connection, schema.tables[name], some)] for name, some in columns.items()}
+    return {name: [some, *_sorted_rows(connection, schema.tables[name], some)] for name, some in columns.items()}
 
 
-def _sorted(connection: Connection, table: Table, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
+def _sorted_rows(connection: Connection, table: Table, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, connection.execute(select(*(table.c[each] for each in columns)))), key=repr)
 
 
@@ -72,18 +74,18 @@ def _value(table: Table, column: Column[Any], number: int) -> Any:
     if column.nullable and number % 2:
         return None
     place = f"{table.name}.{column.name}"
-    if place in PLAUSIBLE:
-        return PLAUSIBLE[place]
+    if place in VALID_VALUES:
+        return VALID_VALUES[place]
     for key in column.foreign_keys:
         # The row of the same turn, which is there already; of the same table, the one before.
         return _value(key.column.table, key.column, number - (key.column.table is table))
-    return _of_kind(table, column, number)
+    return _generated_value(table, column, number)
 
 
-def _of_kind(table: Table, column: Column[Any], number: int) -> Any:
+def _generated_value(table: Table, column: Column[Any], number: int) -> Any:
     kind = column.type
     if isinstance(kind, DateTime):
-        moment = BEGAN + timedelta(minutes=number)
+        moment = START + timedelta(minutes=number)
         return moment if kind.timezone else moment.replace(tzinfo=None)
     if isinstance(kind, Boolean):
         return number % 2 == 0

@@ -8,7 +8,7 @@ from sqlalchemy import CheckConstraint, Connection, MetaData, Table, UniqueConst
 
 
 @dataclass(frozen=True)
-class Described:
+class TableDescription:
     """One table, in values that can be compared whatever order they were made in."""
 
     columns: dict[str, tuple[str, bool, str | None]]
@@ -36,7 +36,7 @@ def reflected(connection: Connection) -> MetaData:
     return found
 
 
-def described(connection: Connection, schema: MetaData | None = None) -> dict[str, Described]:
+def describe_schema(connection: Connection, schema: MetaData | None = None) -> dict[str, TableDescription]:
     """Every table of a database but Alembic's own."""
     schema = schema or reflected(connection)
     without_rowid: set[str] = set()
@@ -44,16 +44,16 @@ def described(connection: Connection, schema: MetaData | None = None) -> dict[st
         made = connection.execute(text("SELECT name FROM sqlite_master WHERE sql LIKE '%WITHOUT ROWID%'"))
         without_rowid = set(made.scalars())
     return {
-        table.name: _table(table, connection.dialect.name, table.name in without_rowid)
+        table.name: _describe_table(table, connection.dialect.name, table.name in without_rowid)
         for table in schema.sorted_tables
         if table.name != "alembic_version"
     }
 
 
-def _table(table: Table, dialect: str, without_rowid: bool) -> Described:
+def _describe_table(table: Table, dialect: str, without_rowid: bool) -> TableDescription:
     unique = {_names(each.columns) for each in table.constraints if isinstance(each, UniqueConstraint)}
     unique |= {_names(index.columns) for index in table.indexes if index.unique}
-    return Described(
+    return TableDescription(
         columns={
             each.name: (str(each.type), bool(each.nullable), _default(each.server_default)) for each in table.columns
         },
@@ -81,12 +81,12 @@ def _default(found: Any) -> str | None:
     return None if found is None else str(getattr(found, "arg", type(found).__name__))
 
 
-def contractions(before: dict[str, Described], after: dict[str, Described]) -> list[Contraction]:
+def contractions(before: dict[str, TableDescription], after: dict[str, TableDescription]) -> list[Contraction]:
     """What a step from one schema to another takes from those who read and write the first one."""
-    return [found for name, table in before.items() for found in _of_table(name, table, after.get(name))]
+    return [found for name, table in before.items() for found in _table_contractions(name, table, after.get(name))]
 
 
-def _of_table(name: str, before: Described, after: Described | None) -> Iterator[Contraction]:
+def _table_contractions(name: str, before: TableDescription, after: TableDescription | None) -> Iterator[Contraction]:
     if after is None:
         yield Contraction(name, "is gone, or has another name")
         return

@@ -17,9 +17,9 @@ from tarn.model.job import VerifyOptions
 from tarn.model.snapshot import Snapshot
 
 from tests.conftest import copied_postgresql
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.upgrade.rows import Rows, fill, read
-from tests.upgrade.schema import Contraction, Described, contractions, described, reflected
+from tests.upgrade.schema import Contraction, TableDescription, contractions, describe_schema, reflected
 
 FIRST_RELEASED = "0012"
 """From here on, no step takes anything from the version before: nobody ran those before it side by side."""
@@ -47,16 +47,16 @@ class Climbed(NamedTuple):
 def climbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Climbed]:
     """A database that came up step by step, and got rows in every table at each."""
     if request.param == "sqlite":
-        yield climb(f"sqlite:///{tmp_path_factory.mktemp('climbed')}/tarn.db")
+        yield migrate_step_by_step(f"sqlite:///{tmp_path_factory.mktemp('climbed')}/tarn.db")
         return
     with copied_postgresql(request.getfixturevalue("postgresql"), template="template0") as url:
-        yield climb(url)
+        yield migrate_step_by_step(url)
 
 
-def climb(url: str) -> Climbed:
+def migrate_step_by_step(url: str) -> Climbed:
     database = Database(url)
     steps: list[Step] = []
-    known: dict[str, Described] = {}
+    known: dict[str, TableDescription] = {}
     before: Rows = {}
     for turn, script in enumerate(SCRIPTS):
         with database.rebuild() as connection:
@@ -64,7 +64,7 @@ def climb(url: str) -> Climbed:
             config.attributes["connection"] = connection
             command.upgrade(config, script.revision)
             schema = reflected(connection)
-            after, found = read(connection, schema, before), described(connection, schema)
+            after, found = read(connection, schema, before), describe_schema(connection, schema)
             steps.append(Step(script.revision, before, after, contractions(known, found)))
             fill(connection, schema, turn)
             before, known = read(connection, schema), found
@@ -93,17 +93,17 @@ def test_rows_of_every_table_survive_every_step_and_the_schema_is_the_one_that_a
         assert step.after == step.before, step.revision
     database = Database(climbed.url)
     with database.read() as connection:
-        migrated = described(connection)
+        migrated = describe_schema(connection)
     database.close()
     if climbed.url.startswith("sqlite"):
-        assert migrated == made_anew(f"sqlite:///{tmp_path}/new.db")
+        assert migrated == new_schema(f"sqlite:///{tmp_path}/new.db")
     else:
         with copied_postgresql(request.getfixturevalue("postgresql"), template="template0") as url:
-            assert migrated == made_anew(url)
+            assert migrated == new_schema(url)
 
 
 def test_the_application_works_on_what_came_up_step_by_step(
-    house: House, dataset: Dataset, flush: Callable[[], list[Snapshot]]
+    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]]
 ):
     migrate.require_current(house.services.database)
     admin = house.admin
@@ -176,9 +176,9 @@ def test_each_kind_of_contraction_is_found(postgresql: str, statement: str, of: 
     with copied_postgresql(postgresql) as url:
         database = Database(url)
         with database.write() as connection:
-            before = described(connection)
+            before = describe_schema(connection)
             connection.execute(text(statement))
-            assert Contraction(of, what) in contractions(before, described(connection))
+            assert Contraction(of, what) in contractions(before, describe_schema(connection))
         database.close()
 
 
@@ -186,12 +186,12 @@ def test_adding_is_no_contraction(postgresql: str):
     with copied_postgresql(postgresql) as url:
         database = Database(url)
         with database.write() as connection:
-            before = described(connection)
+            before = describe_schema(connection)
             connection.execute(text("CREATE TABLE later (id integer PRIMARY KEY)"))
             connection.execute(text("ALTER TABLE tags ADD COLUMN more text"))
             connection.execute(text("ALTER TABLE tags ADD COLUMN most integer NOT NULL DEFAULT 0"))
             connection.execute(text("CREATE INDEX more ON tags (more)"))
-            assert contractions(before, described(connection)) == []
+            assert contractions(before, describe_schema(connection)) == []
         database.close()
 
 
@@ -212,12 +212,12 @@ def said(script: Any) -> str:
     return str(script.module.compatible_from)
 
 
-def made_anew(url: str) -> dict[str, Described]:
+def new_schema(url: str) -> dict[str, TableDescription]:
     """The schema that the code has in mind."""
     database = Database(url)
     with database.write() as connection:
         metadata.create_all(connection)
     with database.read() as connection:
-        found = described(connection)
+        found = describe_schema(connection)
     database.close()
     return found

@@ -14,8 +14,8 @@ from tarn.db import jobs, migrate
 from tarn.db import outbox as events
 from tarn.db import reader_heartbeats as readers
 from tarn.db.engine import Database
-from tarn.db.format_versions import FORMS, SILENT, Form, all_speak, may_write
-from tarn.db.reader_heartbeats import Report
+from tarn.db.format_versions import ALIVE_AFTER_HEARTBEAT, FORMATS, DataFormat, is_read_by_all, may_write
+from tarn.db.reader_heartbeats import ReaderHeartbeat
 from tarn.db.tables import event_heads
 from tarn.db.tables import events as events_table
 from tarn.db.tables import jobs as jobs_table
@@ -25,21 +25,21 @@ from tarn.model.ids import new_id, now
 from tarn.model.job import JobState, Operation
 from tarn.model.names import DatasetName
 from tarn.model.snapshot import Snapshot
-from tarn.query.active_reads import Reporter, Running
+from tarn.query.active_reads import ActiveReadReporter, ActiveReads
 from tarn.settings import Settings
 from tarn.storage.lake_root import open_lake
 from tarn.storage.layout import Layout
 from tarn.storage.store import Store
 from tarn.worker.flusher import SparkFlusher
 
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.lake.manifests import build
-from tests.upgrade.next_version import REVISION, migrated_by_the_next_version
+from tests.upgrade.next_version import REVISION, migrate_to_next_version
 from tests.worker.workers import make_worker
 
 JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
 
-LATER = Form("later", REVISION)
+LATER = DataFormat("later", REVISION)
 """A form that only the next version reads."""
 
 
@@ -47,15 +47,15 @@ LATER = Form("later", REVISION)
 
 
 def test_processes_go_on_and_start_on_a_database_that_the_next_version_has_migrated(
-    house: House, database: Database, tmp_path
+    house: InProcessApi, database: Database, tmp_path
 ):
     house.dataset("test")
-    migrated_by_the_next_version(database, tmp_path)
+    migrate_to_next_version(database, tmp_path)
 
     assert house.admin.post("/v1/datasets/test/entities", [JANE]).status_code in (200, 201)
     assert house.admin.get("/v1/datasets/test/entities/jane").status_code == 200
     migrate.require_current(database)
-    with Reporter(database, Running(), 1000):
+    with ActiveReadReporter(database, ActiveReads(), 1000):
         pass
     migrate.upgrade(database)
     with database.read() as connection:
@@ -63,16 +63,16 @@ def test_processes_go_on_and_start_on_a_database_that_the_next_version_has_migra
 
 
 def test_no_process_starts_on_a_database_that_does_not_serve_it_and_none_migrates_it(database: Database, tmp_path):
-    migrated_by_the_next_version(database, tmp_path, oldest=REVISION)
+    migrate_to_next_version(database, tmp_path, oldest=REVISION)
 
-    for start in (migrate.require_current, lambda each: Reporter(each, Running(), 1000).__enter__()):
+    for start in (migrate.require_current, lambda each: ActiveReadReporter(each, ActiveReads(), 1000).__enter__()):
         with pytest.raises(StartRefused, match=f"revision {REVISION}, serves versions made for {REVISION}") as refused:
             start(database)
         assert "run the newer version" in str(refused.value)
     with pytest.raises(StartRefused, match="cannot be migrated by this version"):
         migrate.upgrade(database)
     with database.read() as connection:
-        assert readers.told(connection) == {}
+        assert readers.latest(connection) == {}
 
 
 def test_migration_that_cannot_have_its_table_stands_back_and_says_so(postgresql_only: Database, monkeypatch):
@@ -107,8 +107,8 @@ def postgresql_only(database: Database) -> Database:
 def test_new_form_is_written_once_nobody_lives_who_cannot_read_it_and_nobody_starts_who_cannot_from_then_on(
     database: Database, tmp_path
 ):
-    migrated_by_the_next_version(database, tmp_path)
-    with Reporter(database, Running(), 1000):
+    migrate_to_next_version(database, tmp_path)
+    with ActiveReadReporter(database, ActiveReads(), 1000):
         with database.write() as connection:
             assert not may_write(connection, LATER)
         migrate.require_current(database)
@@ -121,32 +121,32 @@ def test_new_form_is_written_once_nobody_lives_who_cannot_read_it_and_nobody_sta
 
 
 def test_form_that_a_process_speaks_is_no_reason_to_wait_and_the_dead_are_not_waited_for_for_ever(database: Database):
-    form = Form("spoken", migrate.head())
+    form = DataFormat("spoken", migrate.head())
     with database.write() as connection:
-        readers.tell(connection, "old", Report(1, {}))
-        readers.tell(connection, "new", Report(1, {}))
+        readers.tell(connection, "old", ReaderHeartbeat(1, {}))
+        readers.tell(connection, "new", ReaderHeartbeat(1, {}))
         connection.execute(update(readers_table).values(speaks=None).where(readers_table.c.id == "old"))
         connection.execute(update(readers_table).values(speaks=["spoken"]).where(readers_table.c.id == "new"))
-        assert not all_speak(connection, form)
-        silent = now() - SILENT - timedelta(seconds=1)
+        assert not is_read_by_all(connection, form)
+        silent = now() - ALIVE_AFTER_HEARTBEAT - timedelta(seconds=1)
         connection.execute(update(readers_table).values(seen=silent).where(readers_table.c.id == "old"))
-        assert all_speak(connection, form)
+        assert is_read_by_all(connection, form)
 
 
-def test_every_process_says_which_forms_it_reads(house: House, database: Database):
+def test_every_process_says_which_forms_it_reads(house: InProcessApi, database: Database):
     with database.read() as connection:
         said = connection.execute(select(readers_table.c.speaks)).scalars().all()
-    assert said == [[form.name for form in FORMS]]
+    assert said == [[form.name for form in FORMATS]]
 
 
 def test_process_that_starts_while_a_form_comes_into_use_waits_and_is_refused(postgresql_only: Database, tmp_path):
     database = postgresql_only
-    migrated_by_the_next_version(database, tmp_path)
+    migrate_to_next_version(database, tmp_path)
     refused: list[BaseException] = []
 
     def start() -> None:
         try:
-            Reporter(database, Running(), 1000).__enter__()
+            ActiveReadReporter(database, ActiveReads(), 1000).__enter__()
         except StartRefused as error:
             refused.append(error)
 
@@ -163,14 +163,14 @@ def test_process_that_starts_while_a_form_comes_into_use_waits_and_is_refused(po
 
     assert len(refused) == 1
     with database.read() as connection:
-        assert readers.told(connection) == {}
+        assert readers.latest(connection) == {}
 
 
 # Jobs and events of a newer version
 
 
 @pytest.fixture
-def future_job(house: House, dataset: Dataset) -> str:
+def future_job(house: InProcessApi, dataset: Dataset) -> str:
     """A job that somebody else must do, long abandoned and cancelled: whoever claims has to get past it."""
     with house.services.database.write() as connection:
         job = jobs.enqueue(connection, Operation.COMPACT, dataset.id, "admin", "request")
@@ -180,7 +180,7 @@ def future_job(house: House, dataset: Dataset) -> str:
 
 
 def test_job_of_an_unknown_operation_is_left_alone_and_keeps_nobody_from_others(
-    house: House, dataset: Dataset, future_job: str
+    house: InProcessApi, dataset: Dataset, future_job: str
 ):
     database, admin = house.services.database, house.admin
     house.dataset("gone")
@@ -201,7 +201,7 @@ def test_job_of_an_unknown_operation_is_left_alone_and_keeps_nobody_from_others(
 
 
 @ONE_DATABASE
-def test_job_with_an_unknown_option_waits_for_a_worker_that_knows_it(house: House, dataset: Dataset):
+def test_job_with_an_unknown_option_waits_for_a_worker_that_knows_it(house: InProcessApi, dataset: Dataset):
     services = house.services
     with services.database.write() as connection:
         job = jobs.enqueue(connection, Operation.COMPACT, dataset.id, "admin", "request", {"from_later": True})
@@ -218,7 +218,7 @@ def test_job_with_an_unknown_option_waits_for_a_worker_that_knows_it(house: Hous
 
 
 def test_events_end_before_the_first_of_an_unknown_kind_which_nobody_passes_by(
-    settings: Settings, database: Database, house: House, dataset: Dataset
+    settings: Settings, database: Database, house: InProcessApi, dataset: Dataset
 ):
     with database.write() as connection:
         last = connection.execute(select(event_heads.c.last).where(event_heads.c.stream == dataset.id)).scalar_one()

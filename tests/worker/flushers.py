@@ -13,7 +13,7 @@ from tarn.journal import head as heads
 from tarn.model.flush import Flushed, Moved
 from tarn.model.ids import new_id, now
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
 class SqlFlusher:
@@ -97,6 +97,6 @@ def _all(connection) -> list[Dataset]:
     return datasets.page(connection, lambda _: True, None, None)
 
 
-def id_of(house: House, name: str) -> str:
+def id_of(house: InProcessApi, name: str) -> str:
     with house.services.database.read() as connection:
         return next(dataset.id for dataset in _all(connection) if dataset.name == name)

@@ -9,7 +9,7 @@ from tarn.journal import dataset_removal as removal
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.journal.packing import pack_rows
 from tests.worker.workers import fall_silent, let_time_pass, make_worker, stepping
 
@@ -25,21 +25,23 @@ def paths(store: Store) -> list[str]:
     return [entry.path for entry in store.list("foo")]
 
 
-def create(house: House) -> int:
+def create(house: InProcessApi) -> int:
     return house.admin.post("/v1/datasets", {"name": "foo"}).status_code
 
 
-def begin_delete(house: House) -> str:
+def begin_delete(house: InProcessApi) -> str:
     house.dataset("foo")
     job: str = house.admin.delete("/v1/datasets/foo?confirm=foo").json()["id"]
     return job
 
 
-def state(house: House, job: str) -> str:
+def state(house: InProcessApi, job: str) -> str:
     return str(house.admin.get(f"/v1/jobs/{job}").json()["state"])
 
 
-def test_name_stays_taken_until_the_request_of_a_forgotten_worker_must_have_died(house: House, store: FaultyStore):
+def test_name_stays_taken_until_the_request_of_a_forgotten_worker_must_have_died(
+    house: InProcessApi, store: FaultyStore
+):
     job = begin_delete(house)
     gate = store.block("delete", "foo/*")
     with stepping(make_worker(house)):
@@ -58,7 +60,9 @@ def test_name_stays_taken_until_the_request_of_a_forgotten_worker_must_have_died
 
 
 @pytest.mark.parametrize("method", ["list", "delete"])
-def test_forgotten_worker_finds_out_before_it_deletes_the_next_dataset(house: House, store: FaultyStore, method: str):
+def test_forgotten_worker_finds_out_before_it_deletes_the_next_dataset(
+    house: InProcessApi, store: FaultyStore, method: str
+):
     for number in range(1500):
         store.put(f"foo/entities/{number:05d}", b"")
     job = begin_delete(house)
@@ -75,7 +79,9 @@ def test_forgotten_worker_finds_out_before_it_deletes_the_next_dataset(house: Ho
     assert (created, state(house, job), paths(store)) == (201, "done", FILES)
 
 
-def test_job_that_freed_the_name_and_could_not_say_so_leaves_the_next_dataset_alone(house: House, store: FaultyStore):
+def test_job_that_freed_the_name_and_could_not_say_so_leaves_the_next_dataset_alone(
+    house: InProcessApi, store: FaultyStore
+):
     job = begin_delete(house)
     make_worker(house).step()
     create(house)
@@ -89,7 +95,7 @@ def test_job_that_freed_the_name_and_could_not_say_so_leaves_the_next_dataset_al
     assert house.admin.get("/v1/datasets/foo").status_code == 200
 
 
-def test_what_a_late_writer_puts_goes_too(house: House, store: FaultyStore):
+def test_what_a_late_writer_puts_goes_too(house: InProcessApi, store: FaultyStore):
     job = begin_delete(house)
     gate = store.block("delete", "foo/*")
     with stepping(make_worker(house)):
@@ -102,7 +108,7 @@ def test_what_a_late_writer_puts_goes_too(house: House, store: FaultyStore):
 
 @pytest.mark.parametrize("table", [journal, journal_packs], ids=["rows", "packs"])
 @pytest.mark.parametrize("most", [5000, 1])
-def test_journal_of_the_dataset_goes_and_others_stay(house: House, monkeypatch, most: int, table: Table):
+def test_journal_of_the_dataset_goes_and_others_stay(house: InProcessApi, monkeypatch, most: int, table: Table):
     monkeypatch.setattr(removal, "PURGE_ROWS", most)
     monkeypatch.setattr(contents, "PURGE_ROWS", most)
     monkeypatch.setattr(contents, "PURGE_PACKED", most)
@@ -123,7 +129,7 @@ def test_journal_of_the_dataset_goes_and_others_stay(house: House, monkeypatch, 
     make_worker(house).step()
 
     with house.services.database.read() as connection:
-        left = {table.name: connection.execute(select(table.c.dataset_id)).scalars().all() for table in OF_DATASETS}
+        left = {table.name: connection.execute(select(table.c.dataset_id)).scalars().all() for table in TABLES}
         mine = set(connection.execute(select(journal_batches.c.id)).scalars())
         rows = set(connection.execute(select(table.c.batch)).scalars())
         states = sorted(connection.execute(select(datasets.c.state)).scalars())
@@ -134,8 +140,8 @@ def test_journal_of_the_dataset_goes_and_others_stay(house: House, monkeypatch, 
     assert before - _used(house) == used[0]
 
 
-OF_DATASETS = (journal_batches, journal_head, tags)
+TABLES = (journal_batches, journal_head, tags)
 
 
-def _used(house: House) -> int:
+def _used(house: InProcessApi) -> int:
     return int(house.admin.get("/v1/admin/tenants/admin/limits").json()["used_statements"])

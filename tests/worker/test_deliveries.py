@@ -22,7 +22,7 @@ from tarn.worker import deliveries
 from tarn.worker.deliveries import Deliveries
 
 from tests.archive.web import listening
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.server import clean_environment
 from tests.waiting import wait_until
 from tests.worker.receiver import SECRET, Post, Receiver, receiving
@@ -41,7 +41,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def alice(house: House, receiver: Receiver) -> Any:
+def alice(house: InProcessApi, receiver: Receiver) -> Any:
     """A reader of `donations`, with a webhook."""
     house.dataset("donations")
     caller = house.tenant("alice", donations="read")
@@ -49,22 +49,22 @@ def alice(house: House, receiver: Receiver) -> Any:
     return caller
 
 
-def set_webhook(house: House, tenant: str, receiver: Receiver, secret: str | None = SECRET, **more: Any) -> Any:
+def set_webhook(house: InProcessApi, tenant: str, receiver: Receiver, secret: str | None = SECRET, **more: Any) -> Any:
     given = {} if secret is None else {"secret": secret}
     return house.admin.put(f"/v1/admin/tenants/{tenant}/webhooks", {"url": receiver.url, **given, **more})
 
 
-def shown(house: House, tenant: str = "alice") -> dict[str, Any]:
+def shown(house: InProcessApi, tenant: str = "alice") -> dict[str, Any]:
     found: dict[str, Any] = house.admin.get(f"/v1/admin/tenants/{tenant}/webhooks").json()
     return found
 
 
-def stream_of(house: House, name: str) -> str:
+def stream_of(house: InProcessApi, name: str) -> str:
     with house.services.database.read() as connection:
         return str(connection.exec_driver_sql(f"SELECT id FROM datasets WHERE name = '{name}'").scalar_one())
 
 
-def happen(house: House, times: int = 1, name: str = "donations", **options: Any) -> None:
+def publish(house: InProcessApi, times: int = 1, name: str = "donations", **options: Any) -> None:
     for seq in range(times):
         with house.services.database.write() as connection:
             events.record(
@@ -79,12 +79,12 @@ def happen(house: House, times: int = 1, name: str = "donations", **options: Any
             )
 
 
-def deliver(house: House, worker: str = "w", resolve: Resolve = resolve_by_system, **settings: Any) -> None:
+def deliver(house: InProcessApi, worker: str = "w", resolve: Resolve = resolve_by_system, **settings: Any) -> None:
     changed = house.services.settings.model_copy(update=settings)
     Deliveries(changed, house.services.database, worker, resolve).step()
 
 
-def let_time_pass(house: House) -> None:
+def let_time_pass(house: InProcessApi) -> None:
     """Every wait and every lease is over."""
     past = now() - timedelta(hours=1)
     with house.services.database.write() as connection:
@@ -92,8 +92,8 @@ def let_time_pass(house: House) -> None:
         connection.execute(update(table).where(table.c.leased_until.is_not(None)).values(leased_until=past))
 
 
-def test_events_arrive_once_each_in_order_and_signed(house: House, alice, receiver: Receiver):
-    happen(house, 3)
+def test_events_arrive_once_each_in_order_and_signed(house: InProcessApi, alice, receiver: Receiver):
+    publish(house, 3)
 
     deliver(house)
     deliver(house)
@@ -109,9 +109,9 @@ def test_events_arrive_once_each_in_order_and_signed(house: House, alice, receiv
 @pytest.mark.parametrize("status", [301, 400, 500])
 @ONE_DATABASE
 def test_event_that_is_not_taken_holds_up_those_behind_it_and_is_sent_again(
-    house: House, alice, receiver: Receiver, status: int
+    house: InProcessApi, alice, receiver: Receiver, status: int
 ):
-    happen(house, 2)
+    publish(house, 2)
     receiver.answer = lambda _: status if len(receiver.posts) < 3 else 200
 
     deliver(house)
@@ -131,9 +131,9 @@ def test_event_that_is_not_taken_holds_up_those_behind_it_and_is_sent_again(
 
 @ONE_DATABASE
 def test_webhook_is_given_up_after_so_many_attempts_and_goes_on_when_it_is_set_again(
-    house: House, alice, receiver: Receiver
+    house: InProcessApi, alice, receiver: Receiver
 ):
-    happen(house)
+    publish(house)
     receiver.answer = lambda _: 500
     for _ in range(4):
         deliver(house, webhook_attempts=3)
@@ -151,21 +151,21 @@ def test_webhook_is_given_up_after_so_many_attempts_and_goes_on_when_it_is_set_a
 
 
 @ONE_DATABASE
-def test_tenant_is_sent_only_what_it_chose_and_may_read(house: House, alice, receiver: Receiver):
+def test_tenant_is_sent_only_what_it_chose_and_may_read(house: InProcessApi, alice, receiver: Receiver):
     house.dataset("secrets")
     house.dataset("donations_old")
     set_webhook(house, "alice", receiver, kinds=["snapshot.published"], datasets=["donations", "secrets"])
-    happen(house, 1, "secrets")
-    happen(house, 1, "donations_old")
-    happen(house, 1, audience=["bob"])
+    publish(house, 1, "secrets")
+    publish(house, 1, "donations_old")
+    publish(house, 1, audience=["bob"])
     house.admin.post("/v1/datasets/donations/operations/flush")
-    happen(house, 1, audience=["alice"])
-    happen(house, 1)
+    publish(house, 1, audience=["alice"])
+    publish(house, 1)
 
     deliver(house)
     grants = house.admin.get("/v1/admin/tenants/alice/grants").json()["results"]
     house.admin.delete(f"/v1/admin/grants/{grants[0]['id']}")
-    happen(house, 1)
+    publish(house, 1)
     deliver(house)
 
     assert [(post.event["dataset"], post.event["id"]) for post in receiver.posts] == [
@@ -175,9 +175,9 @@ def test_tenant_is_sent_only_what_it_chose_and_may_read(house: House, alice, rec
 
 
 @ONE_DATABASE
-def test_tenant_that_is_disabled_is_sent_nothing_until_it_is_enabled(house: House, alice, receiver: Receiver):
+def test_tenant_that_is_disabled_is_sent_nothing_until_it_is_enabled(house: InProcessApi, alice, receiver: Receiver):
     house.admin.patch("/v1/admin/tenants/alice", {"disabled": True})
-    happen(house)
+    publish(house)
     deliver(house)
     while_disabled = len(receiver.posts)
     house.admin.patch("/v1/admin/tenants/alice", {"disabled": False})
@@ -187,7 +187,7 @@ def test_tenant_that_is_disabled_is_sent_nothing_until_it_is_enabled(house: Hous
 
 
 @ONE_DATABASE
-def test_new_datasets_are_told_from_their_beginning(house: House, receiver: Receiver):
+def test_new_datasets_are_told_from_their_beginning(house: InProcessApi, receiver: Receiver):
     house.dataset("before")
     house.tenant("alice", any="read")
     set_webhook(house, "alice", receiver)
@@ -199,8 +199,8 @@ def test_new_datasets_are_told_from_their_beginning(house: House, receiver: Rece
 
 
 @ONE_DATABASE
-def test_webhook_that_was_behind_for_too_long_is_told_what_it_missed(house: House, alice, receiver: Receiver):
-    happen(house, 3)
+def test_webhook_that_was_behind_for_too_long_is_told_what_it_missed(house: InProcessApi, alice, receiver: Receiver):
+    publish(house, 3)
     with house.services.database.write() as connection:
         events.trim(connection, stream_of(house, "donations"), 3)
 
@@ -214,9 +214,9 @@ def test_webhook_that_was_behind_for_too_long_is_told_what_it_missed(house: Hous
 
 
 def test_worker_killed_between_sending_and_recording_leads_to_the_same_delivery_again(
-    house: House, alice, receiver: Receiver
+    house: InProcessApi, alice, receiver: Receiver
 ):
-    happen(house)
+    publish(house)
     command = [sys.executable, "-m", "tests.worker.delivery_process", house.services.settings.database_url]
 
     def kill(_: Post) -> int:
@@ -241,8 +241,8 @@ def test_worker_killed_between_sending_and_recording_leads_to_the_same_delivery_
     assert shown(house)["delivered"] == 1
 
 
-def test_two_workers_send_each_event_once(house: House, alice, receiver: Receiver):
-    happen(house, 20)
+def test_two_workers_send_each_event_once(house: InProcessApi, alice, receiver: Receiver):
+    publish(house, 20)
     threads = [threading.Thread(target=deliver, args=[house, worker]) for worker in ("w1", "w2")]
     for thread in threads:
         thread.start()
@@ -254,8 +254,8 @@ def test_two_workers_send_each_event_once(house: House, alice, receiver: Receive
 
 
 @ONE_DATABASE
-def test_worker_that_lost_its_webhook_moves_nothing(house: House, alice, receiver: Receiver):
-    happen(house)
+def test_worker_that_lost_its_webhook_moves_nothing(house: InProcessApi, alice, receiver: Receiver):
+    publish(house)
 
     def lose(_: Post) -> int:
         receiver.answer = lambda _: 500
@@ -270,7 +270,7 @@ def test_worker_that_lost_its_webhook_moves_nothing(house: House, alice, receive
 
 
 @ONE_DATABASE
-def test_receiver_that_is_dead_or_slow_keeps_no_other_tenant_waiting(house: House, alice, receiver: Receiver):
+def test_receiver_that_is_dead_or_slow_keeps_no_other_tenant_waiting(house: InProcessApi, alice, receiver: Receiver):
     released = threading.Event()
     with listening() as silent, receiving() as slow:
         slow.answer = lambda _: 200 if released.wait(20) else 500
@@ -284,7 +284,7 @@ def test_receiver_that_is_dead_or_slow_keeps_no_other_tenant_waiting(house: Hous
         with house.services.database.write() as connection:
             failing = {"attempts": 1, "state": "failing"}
             connection.execute(update(table).where(table.c.tenant != "alice").values(**failing))
-        happen(house, 2)
+        publish(house, 2)
         with working(make_worker(house)):
             wait_until(lambda: len(receiver.posts) == 2)
             job = house.admin.delete("/v1/datasets/donations?confirm=donations").json()["id"]
@@ -297,12 +297,12 @@ def test_receiver_that_is_dead_or_slow_keeps_no_other_tenant_waiting(house: Hous
 @pytest.mark.parametrize("addresses", [["127.0.0.2"], ["169.254.169.254"], ["10.0.0.1", "127.0.0.1"]])
 @ONE_DATABASE
 def test_name_that_leads_inside_is_refused_with_each_delivery(
-    house: House, alice, receiver: Receiver, addresses: list[str]
+    house: InProcessApi, alice, receiver: Receiver, addresses: list[str]
 ):
     rebound = receiver.url.replace("127.0.0.1", "rebound.test")
     with house.services.database.write() as connection:
         connection.execute(update(table).values(url=rebound))
-    happen(house)
+    publish(house)
 
     deliver(house, resolve=lambda *_: addresses)
 
@@ -311,9 +311,9 @@ def test_name_that_leads_inside_is_refused_with_each_delivery(
 
 
 @ONE_DATABASE
-def test_worker_gives_up_events_that_are_more_than_are_kept(house: House):
+def test_worker_gives_up_events_that_are_more_than_are_kept(house: InProcessApi):
     house.dataset("donations")
-    happen(house, 5)
+    publish(house, 5)
     stream = stream_of(house, "donations")
 
     def kept() -> list[int]:

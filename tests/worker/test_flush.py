@@ -12,7 +12,7 @@ from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 from tarn.worker.flush_rounds import Rounds
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
 from tests.worker.workers import fall_silent, flushing, let_time_pass, make_worker, working
@@ -26,11 +26,11 @@ def store(store: Store) -> FaultyStore:
 
 
 @pytest.fixture
-def flusher(house: House) -> SqlFlusher:
+def flusher(house: InProcessApi) -> SqlFlusher:
     return SqlFlusher(house.services.database)
 
 
-def write(house: House, *names: str) -> list[str]:
+def write(house: InProcessApi, *names: str) -> list[str]:
     """Make these datasets, with an entity (two statements) in each; returns their ids."""
     for name in names:
         house.dataset(name)
@@ -38,17 +38,17 @@ def write(house: House, *names: str) -> list[str]:
     return [id_of(house, name) for name in names]
 
 
-def nobody(*_: object) -> None:
+def ignore(*_: object) -> None:
     """Is told, and does nothing."""
 
 
-def ask(house: House, name: str | None = None) -> str:
+def request_flush(house: InProcessApi, name: str | None = None) -> str:
     path = "/v1/operations/flush" if name is None else f"/v1/datasets/{name}/operations/flush"
     job: str = house.admin.post(path).json()["id"]
     return job
 
 
-def show(house: House, job: str) -> dict:
+def show(house: InProcessApi, job: str) -> dict:
     return house.admin.get(f"/v1/jobs/{job}").json()
 
 
@@ -57,10 +57,10 @@ def runs(store: Store, name: str) -> list[str]:
 
 
 def test_every_flush_asked_for_and_what_is_due_are_one_round_and_each_job_has_its_own_result(
-    house: House, flusher: SqlFlusher
+    house: InProcessApi, flusher: SqlFlusher
 ):
     one, two, due = write(house, "one", "two", "three")
-    first, second, both = ask(house, "one"), ask(house, "two"), ask(house)
+    first, second, both = request_flush(house, "one"), request_flush(house, "two"), request_flush(house)
     flusher.over_threshold = [due]
 
     worked = make_worker(house, flusher).flush()
@@ -73,9 +73,9 @@ def test_every_flush_asked_for_and_what_is_due_are_one_round_and_each_job_has_it
     assert {each["dataset"] for each in results[2]["snapshots"]} == {"one", "two", "three"}
 
 
-def test_flush_of_nothing_makes_no_snapshot_and_is_done(house: House, flusher: SqlFlusher):
+def test_flush_of_nothing_makes_no_snapshot_and_is_done(house: InProcessApi, flusher: SqlFlusher):
     house.dataset("empty")
-    job = ask(house, "empty")
+    job = request_flush(house, "empty")
 
     make_worker(house, flusher).flush()
 
@@ -83,9 +83,9 @@ def test_flush_of_nothing_makes_no_snapshot_and_is_done(house: House, flusher: S
     assert not make_worker(house, flusher).flush()
 
 
-def test_run_of_a_flush_is_recorded_as_the_api_shows_it(house: House, flusher: SqlFlusher, store: FaultyStore):
+def test_run_of_a_flush_is_recorded_as_the_api_shows_it(house: InProcessApi, flusher: SqlFlusher, store: FaultyStore):
     write(house, "one")
-    job = ask(house, "one")
+    job = request_flush(house, "one")
 
     make_worker(house, flusher).flush()
 
@@ -94,9 +94,9 @@ def test_run_of_a_flush_is_recorded_as_the_api_shows_it(house: House, flusher: S
     assert orjson.loads(store.get(path)) == show(house, job)
 
 
-def test_run_that_cannot_be_recorded_is_done_all_the_same(house: House, flusher: SqlFlusher, store: FaultyStore):
+def test_run_that_cannot_be_recorded_is_done_all_the_same(house: InProcessApi, flusher: SqlFlusher, store: FaultyStore):
     write(house, "one")
-    job = ask(house, "one")
+    job = request_flush(house, "one")
     store.fail("put", "one/jobs/*", Unavailable("not now"))
 
     make_worker(house, flusher).flush()
@@ -105,10 +105,10 @@ def test_run_that_cannot_be_recorded_is_done_all_the_same(house: House, flusher:
 
 
 def test_run_is_not_recorded_where_the_dataset_is_deleted_meanwhile(
-    house: House, flusher: SqlFlusher, store: FaultyStore
+    house: InProcessApi, flusher: SqlFlusher, store: FaultyStore
 ):
     write(house, "one")
-    ask(house, "one")
+    request_flush(house, "one")
     gate = store.block("put", "one/jobs/*")
 
     with flushing(make_worker(house, flusher)):
@@ -120,7 +120,7 @@ def test_run_is_not_recorded_where_the_dataset_is_deleted_meanwhile(
     assert list(store.list("one")) == []
 
 
-def test_delete_leaves_no_record_of_its_run(house: House, store: FaultyStore):
+def test_delete_leaves_no_record_of_its_run(house: InProcessApi, store: FaultyStore):
     house.dataset("one")
     house.admin.delete("/v1/datasets/one?confirm=one")
 
@@ -129,10 +129,10 @@ def test_delete_leaves_no_record_of_its_run(house: House, store: FaultyStore):
     assert list(store.list("one")) == []
 
 
-def test_dataset_that_cannot_be_flushed_fails_its_own_job_and_no_other(house: House, flusher: SqlFlusher):
+def test_dataset_that_cannot_be_flushed_fails_its_own_job_and_no_other(house: InProcessApi, flusher: SqlFlusher):
     broken, _ = write(house, "broken", "sound")
     flusher.failing[broken] = StorageFull("no room")
-    failing, sound, both = ask(house, "broken"), ask(house, "sound"), ask(house)
+    failing, sound, both = request_flush(house, "broken"), request_flush(house, "sound"), request_flush(house)
 
     make_worker(house, flusher).flush()
 
@@ -142,7 +142,7 @@ def test_dataset_that_cannot_be_flushed_fails_its_own_job_and_no_other(house: Ho
     assert shown[1]["result"]["statements"] == 2
 
 
-def test_dataset_that_failed_by_itself_is_kept_apart_until_it_succeeds(house: House, flusher: SqlFlusher):
+def test_dataset_that_failed_by_itself_is_kept_apart_until_it_succeeds(house: InProcessApi, flusher: SqlFlusher):
     broken, sound, other = write(house, "broken", "sound", "other")
     flusher.failing[broken] = StorageFull("no room")
     rounds = Rounds(flusher)
@@ -150,12 +150,12 @@ def test_dataset_that_failed_by_itself_is_kept_apart_until_it_succeeds(house: Ho
 
     def hold() -> None: ...
 
-    rounds.flush(ids, hold, nobody)
+    rounds.flush(ids, hold, ignore)
     first, flusher.rounds = flusher.rounds, []
     flusher.failing.clear()
-    outcomes = rounds.flush(ids, hold, nobody)
+    outcomes = rounds.flush(ids, hold, ignore)
     second, flusher.rounds = flusher.rounds, []
-    rounds.flush(ids, hold, nobody)
+    rounds.flush(ids, hold, ignore)
 
     assert first == [ids, [sound], [broken], [other]]
     assert second == [[sound, other], [broken]]
@@ -163,10 +163,12 @@ def test_dataset_that_failed_by_itself_is_kept_apart_until_it_succeeds(house: Ho
     assert flusher.rounds == [ids]
 
 
-def test_dataset_that_the_flusher_reports_as_failed_fails_its_own_job_in_one_round(house: House, flusher: SqlFlusher):
+def test_dataset_that_the_flusher_reports_as_failed_fails_its_own_job_in_one_round(
+    house: InProcessApi, flusher: SqlFlusher
+):
     broken, _ = write(house, "broken", "sound")
     flusher.refusing[broken] = StorageFull("no room")
-    failing, sound = ask(house, "broken"), ask(house, "sound")
+    failing, sound = request_flush(house, "broken"), request_flush(house, "sound")
     flusher.over_threshold = [broken]
     worker = make_worker(house, flusher)
 
@@ -179,10 +181,12 @@ def test_dataset_that_the_flusher_reports_as_failed_fails_its_own_job_in_one_rou
 
 
 @pytest.mark.parametrize("error", [Unavailable("the store is away"), Locked("another worker", holder="w")])
-def test_flush_that_meets_an_error_that_passes_is_tried_again(house: House, flusher: SqlFlusher, error: Exception):
+def test_flush_that_meets_an_error_that_passes_is_tried_again(
+    house: InProcessApi, flusher: SqlFlusher, error: Exception
+):
     [dataset] = write(house, "one")
     flusher.failing[dataset] = error
-    job = ask(house, "one")
+    job = request_flush(house, "one")
     worker = make_worker(house, flusher)
 
     worker.flush()
@@ -197,10 +201,10 @@ def test_flush_that_meets_an_error_that_passes_is_tried_again(house: House, flus
     assert (show(house, job)["state"], show(house, job)["problem"]) == ("done", None)
 
 
-def test_store_that_is_away_is_not_asked_once_for_each_dataset(house: House, flusher: SqlFlusher):
+def test_store_that_is_away_is_not_asked_once_for_each_dataset(house: InProcessApi, flusher: SqlFlusher):
     ids = write(house, "one", "two")
     flusher.failing = dict.fromkeys(ids, Unavailable("the store is away"))
-    job = ask(house)
+    job = request_flush(house)
 
     make_worker(house, flusher).flush()
 
@@ -208,7 +212,7 @@ def test_store_that_is_away_is_not_asked_once_for_each_dataset(house: House, flu
     assert show(house, job)["state"] == "queued"
 
 
-def test_broken_dataset_over_its_threshold_is_left_alone_longer_and_longer(house: House, flusher: SqlFlusher):
+def test_broken_dataset_over_its_threshold_is_left_alone_longer_and_longer(house: InProcessApi, flusher: SqlFlusher):
     broken, sound = write(house, "broken", "sound")
     flusher.failing[broken] = RuntimeError("broken")
     flusher.over_threshold = [broken, sound]
@@ -217,7 +221,7 @@ def test_broken_dataset_over_its_threshold_is_left_alone_longer_and_longer(house
     waits = []
 
     for _ in range(4):
-        rounds.flush(rounds.due(), lambda: None, nobody)
+        rounds.flush(rounds.due(), lambda: None, ignore)
         begun = clock[0]
         while not rounds.due():
             clock[0] += 1
@@ -229,10 +233,10 @@ def test_broken_dataset_over_its_threshold_is_left_alone_longer_and_longer(house
 
 
 def test_threshold_that_cannot_be_told_does_not_keep_jobs_from_being_done(
-    house: House, flusher: SqlFlusher, monkeypatch
+    house: InProcessApi, flusher: SqlFlusher, monkeypatch
 ):
     write(house, "one")
-    job = ask(house, "one")
+    job = request_flush(house, "one")
 
     def due() -> list[str]:
         raise RuntimeError("broken")
@@ -244,9 +248,9 @@ def test_threshold_that_cannot_be_told_does_not_keep_jobs_from_being_done(
     assert show(house, job)["state"] == "done"
 
 
-def test_flush_shows_how_many_rows_of_its_own_datasets_are_in_snapshots(house: House, flusher: SqlFlusher):
+def test_flush_shows_how_many_rows_of_its_own_datasets_are_in_snapshots(house: InProcessApi, flusher: SqlFlusher):
     _, two = write(house, "one", "two")
-    of_one, of_two, of_both = ask(house, "one"), ask(house, "two"), ask(house)
+    of_one, of_two, of_both = request_flush(house, "one"), request_flush(house, "two"), request_flush(house)
     flusher.refusing[two] = PathExists("somebody's file")
     flusher.goes_on.clear()
     worker = make_worker(house, flusher)
@@ -262,9 +266,9 @@ def test_flush_shows_how_many_rows_of_its_own_datasets_are_in_snapshots(house: H
     assert after == [{"done": done, "total": total, "unit": "rows"} for done, total in ((2, 2), (0, 2), (2, 4))]
 
 
-def test_all_jobs_of_a_round_beat_while_it_runs(house: House, flusher: SqlFlusher):
+def test_all_jobs_of_a_round_beat_while_it_runs(house: InProcessApi, flusher: SqlFlusher):
     write(house, "one", "two")
-    asked = [ask(house, "one"), ask(house, "two")]
+    asked = [request_flush(house, "one"), request_flush(house, "two")]
     flusher.goes_on.clear()
     worker = make_worker(house, flusher)
 
@@ -278,15 +282,15 @@ def test_all_jobs_of_a_round_beat_while_it_runs(house: House, flusher: SqlFlushe
     assert done == ["done", "done"]
 
 
-def silent(house: House) -> bool:
+def silent(house: InProcessApi) -> bool:
     with house.services.database.read() as connection:
         beats = connection.execute(select(jobs_table.c.heartbeat)).scalars().all()
     return any(beat < now() - timedelta(minutes=1) for beat in beats)
 
 
-def test_cancelled_job_leaves_its_round_and_the_others_go_on(house: House, flusher: SqlFlusher):
+def test_cancelled_job_leaves_its_round_and_the_others_go_on(house: InProcessApi, flusher: SqlFlusher):
     write(house, "one", "two")
-    given_up, other = ask(house, "one"), ask(house, "two")
+    given_up, other = request_flush(house, "one"), request_flush(house, "two")
     flusher.goes_on.clear()
 
     with flushing(make_worker(house, flusher)):
@@ -298,9 +302,11 @@ def test_cancelled_job_leaves_its_round_and_the_others_go_on(house: House, flush
     assert [show(house, job)["state"] for job in (given_up, other)] == ["cancelled", "done"]
 
 
-def test_round_in_which_every_job_is_cancelled_is_given_up(house: House, flusher: SqlFlusher, store: FaultyStore):
+def test_round_in_which_every_job_is_cancelled_is_given_up(
+    house: InProcessApi, flusher: SqlFlusher, store: FaultyStore
+):
     write(house, "one")
-    job = ask(house, "one")
+    job = request_flush(house, "one")
     flusher.goes_on.clear()
 
     with flushing(make_worker(house, flusher)):
@@ -313,9 +319,9 @@ def test_round_in_which_every_job_is_cancelled_is_given_up(house: House, flusher
     assert len(runs(store, "one")) == 1
 
 
-def test_worker_that_must_stop_hands_all_its_flushes_back(house: House, flusher: SqlFlusher):
+def test_worker_that_must_stop_hands_all_its_flushes_back(house: InProcessApi, flusher: SqlFlusher):
     write(house, "one", "two")
-    asked = [ask(house, "one"), ask(house, "two")]
+    asked = [request_flush(house, "one"), request_flush(house, "two")]
     flusher.goes_on.clear()
     worker = make_worker(house, flusher)
 
@@ -330,7 +336,7 @@ def test_worker_that_must_stop_hands_all_its_flushes_back(house: House, flusher:
     assert [(show(house, job)["state"], show(house, job)["attempts"]) for job in asked] == [("done", 2)] * 2
 
 
-def test_worker_recovers_first_flushes_what_is_due_and_closes_its_flusher(house: House, flusher: SqlFlusher):
+def test_worker_recovers_first_flushes_what_is_due_and_closes_its_flusher(house: InProcessApi, flusher: SqlFlusher):
     [dataset] = write(house, "one")
     flusher.over_threshold = [dataset]
 
@@ -341,7 +347,7 @@ def test_worker_recovers_first_flushes_what_is_due_and_closes_its_flusher(house:
     assert house.admin.get("/v1/datasets/one/journal").json()["rows"] == 0
 
 
-def test_worker_works_on_when_recovery_fails(house: House, flusher: SqlFlusher, monkeypatch):
+def test_worker_works_on_when_recovery_fails(house: InProcessApi, flusher: SqlFlusher, monkeypatch):
     write(house, "one")
 
     def recover() -> None:
@@ -355,9 +361,9 @@ def test_worker_works_on_when_recovery_fails(house: House, flusher: SqlFlusher, 
     assert done.json()["state"] == "done"
 
 
-def test_worker_without_a_flusher_leaves_flushes_to_others(house: House):
+def test_worker_without_a_flusher_leaves_flushes_to_others(house: InProcessApi):
     write(house, "one")
-    job = ask(house, "one")
+    job = request_flush(house, "one")
     worker = make_worker(house)
 
     worked = worker.flush(), worker.step()

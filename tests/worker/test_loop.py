@@ -14,7 +14,7 @@ from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 from tarn.worker import loop
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.worker.workers import let_time_pass, make_worker, stepping
 
 
@@ -23,16 +23,16 @@ def store(store: Store) -> FaultyStore:
     return FaultyStore(store)
 
 
-def begin_delete(house: House, name: str) -> str:
+def begin_delete(house: InProcessApi, name: str) -> str:
     job: str = house.admin.delete(f"/v1/datasets/{name}?confirm={name}").json()["id"]
     return job
 
 
-def show(house: House, job: str) -> Job:
+def show(house: InProcessApi, job: str) -> Job:
     return Job.model_validate(house.admin.get(f"/v1/jobs/{job}").json() | {"disturbed": None})
 
 
-def test_worker_runs_what_is_queued_gives_signs_of_life_and_leaves_when_told(house: House):
+def test_worker_runs_what_is_queued_gives_signs_of_life_and_leaves_when_told(house: InProcessApi):
     house.dataset("donations")
     job = begin_delete(house, "donations")
     worker = make_worker(house)
@@ -54,7 +54,7 @@ def test_worker_runs_what_is_queued_gives_signs_of_life_and_leaves_when_told(hou
         assert connection.execute(select(func.count()).select_from(workers_table)).scalar() == 0
 
 
-def test_job_that_meets_an_error_that_passes_says_so_waits_and_is_done_again(house: House, store: FaultyStore):
+def test_job_that_meets_an_error_that_passes_says_so_waits_and_is_done_again(house: InProcessApi, store: FaultyStore):
     house.dataset("first")
     house.dataset("second")
     first, second = begin_delete(house, "first"), begin_delete(house, "second")
@@ -78,7 +78,7 @@ def test_job_that_meets_an_error_that_passes_says_so_waits_and_is_done_again(hou
     assert house.admin.post("/v1/datasets", {"name": "first"}).status_code == 201
 
 
-def test_delete_that_cannot_be_done_is_tried_again_after_long(house: House, store: FaultyStore):
+def test_delete_that_cannot_be_done_is_tried_again_after_long(house: InProcessApi, store: FaultyStore):
     house.dataset("donations")
     job = begin_delete(house, "donations")
     store.fail("delete", "donations/*", StorageFull("not even for that"))
@@ -91,7 +91,7 @@ def test_delete_that_cannot_be_done_is_tried_again_after_long(house: House, stor
     assert failed.not_before > now() + timedelta(minutes=50)
 
 
-def test_worker_that_must_stop_hands_its_job_back_and_another_finishes_it(house: House, store: FaultyStore):
+def test_worker_that_must_stop_hands_its_job_back_and_another_finishes_it(house: InProcessApi, store: FaultyStore):
     house.dataset("donations")
     for number in range(2500):
         store.put(f"donations/entities/{number:05d}", b"")
@@ -112,7 +112,7 @@ def test_worker_that_must_stop_hands_its_job_back_and_another_finishes_it(house:
     assert list(store.list("donations")) == []
 
 
-def test_job_that_fails_while_its_worker_stops_is_for_the_next_worker_at_once(house: House, store: FaultyStore):
+def test_job_that_fails_while_its_worker_stops_is_for_the_next_worker_at_once(house: InProcessApi, store: FaultyStore):
     house.dataset("donations")
     job = begin_delete(house, "donations")
     stopped = make_worker(house)
@@ -130,7 +130,7 @@ def test_job_that_fails_while_its_worker_stops_is_for_the_next_worker_at_once(ho
     assert between.not_before <= now()
 
 
-def test_signs_of_life_go_on_after_any_error(house: House, monkeypatch):
+def test_signs_of_life_go_on_after_any_error(house: InProcessApi, monkeypatch):
     worker = make_worker(house)
     given = threading.Event()
     errors = [RuntimeError("cannot execute UPDATE in a read-only transaction")]
@@ -151,7 +151,7 @@ def test_signs_of_life_go_on_after_any_error(house: House, monkeypatch):
     assert lived
 
 
-def test_worker_sweeps_the_journal_again_and_again_whatever_happens(house: House, monkeypatch):
+def test_worker_sweeps_the_journal_again_and_again_whatever_happens(house: InProcessApi, monkeypatch):
     worker = make_worker(house)
     swept = threading.Event()
     errors = [RuntimeError("broken")]

@@ -17,17 +17,17 @@ from tarn.db.tables import queue_heads
 from tarn.model.ids import new_id, now
 from tarn.model.job import MOST_ATTEMPTS
 from tarn.storage.fault_injection import Gate
-from tarn.worker.queue import AT_ONCE, Consumer
+from tarn.worker.queue import ITEMS_PER_DATASET, Consumer
 
 from tests.faults.scene import Killed, beside, held_at, killed_at
-from tests.in_process_api import ONE_DATABASE, House
+from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.waiting import wait_until
 from tests.worker.workers import make_worker, working
 
 BASE = "/v1/datasets/test/queue"
 
 
-def consumer(house: House, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> Consumer:
+def consumer(house: InProcessApi, reached: Callable[[str], None] = lambda _: None, **changes: Any) -> Consumer:
     services = house.services
     settings = services.settings.model_copy(update=changes)
     return Consumer(settings, services.database, services.store, new_id(), reached)
@@ -37,34 +37,34 @@ def person(name: str, entity: str = "jane") -> dict[str, Any]:
     return {"id": entity, "schema": "Person", "properties": {"name": [name]}}
 
 
-def ask(house: House, action: str, payload: dict[str, Any], resource: str = "entity", **more: Any) -> str:
+def enqueue(house: InProcessApi, action: str, payload: dict[str, Any], resource: str = "entity", **more: Any) -> str:
     answer = house.admin.post(BASE, {"action": action, "resource": resource, "payload": payload} | more)
     assert answer.status_code == 201, answer.text
     return answer.json()["id"]
 
 
-def item(house: House, item_id: str) -> dict[str, Any]:
+def item(house: InProcessApi, item_id: str) -> dict[str, Any]:
     return house.admin.get(f"{BASE}/{item_id}").json()
 
 
-def names(house: House) -> list[str]:
+def names(house: InProcessApi) -> list[str]:
     found = house.admin.get("/v1/datasets/test/entities").json()["results"]
     return sorted(name for entity in found for name in entity["properties"]["name"])
 
 
-def let_time_pass(house: House) -> None:
+def let_time_pass(house: InProcessApi) -> None:
     """Every item has waited long enough."""
     with house.services.database.write() as connection:
         connection.execute(update(queue_table).values(not_before=None))
 
 
-def test_entities_are_upserted_and_deleted_in_the_order_in_which_it_was_asked(house: House, dataset: Dataset):
+def test_entities_are_upserted_and_deleted_in_the_order_in_which_it_was_asked(house: InProcessApi, dataset: Dataset):
     asked = [
-        ask(house, "UPSERT", person("First")),
-        ask(house, "UPSERT", person("Second")),
-        ask(house, "UPSERT", person("Third", "joe")),
-        ask(house, "DELETE", {"id": "joe"}),
-        ask(house, "UPSERT", person("Other"), origin="other"),
+        enqueue(house, "UPSERT", person("First")),
+        enqueue(house, "UPSERT", person("Second")),
+        enqueue(house, "UPSERT", person("Third", "joe")),
+        enqueue(house, "DELETE", {"id": "joe"}),
+        enqueue(house, "UPSERT", person("Other"), origin="other"),
     ]
 
     assert consumer(house).work() == 5
@@ -78,36 +78,36 @@ def test_entities_are_upserted_and_deleted_in_the_order_in_which_it_was_asked(ho
     assert worked[::-1] == [f"{BASE}/{each}" for each in asked]
 
 
-def test_items_for_tenants_are_left_alone(house: House, dataset: Dataset):
+def test_items_for_tenants_are_left_alone(house: InProcessApi, dataset: Dataset):
     house.tenant("bob", test="read")
-    asked = ask(house, "UPSERT", person("Jane"), to="bob")
+    asked = enqueue(house, "UPSERT", person("Jane"), to="bob")
 
     assert consumer(house).work() == 0
     assert item(house, asked)["state"] == "pending"
 
 
 @ONE_DATABASE
-def test_every_dataset_has_its_turn(house: House, dataset: Dataset):
+def test_every_dataset_has_its_turn(house: InProcessApi, dataset: Dataset):
     house.dataset("small")
-    for number in range(AT_ONCE + 1):
-        ask(house, "UPSERT", person(str(number)))
+    for number in range(ITEMS_PER_DATASET + 1):
+        enqueue(house, "UPSERT", person(str(number)))
     late = house.admin.post(
         "/v1/datasets/small/queue", {"action": "UPSERT", "resource": "entity", "payload": person("Late")}
     ).json()
 
-    assert consumer(house).work() == AT_ONCE + 1
+    assert consumer(house).work() == ITEMS_PER_DATASET + 1
     assert house.admin.get(f"/v1/datasets/small/queue/{late['id']}").json()["state"] == "done"
 
 
 @ONE_DATABASE
-def test_files_are_fetched_and_deleted(house: House, dataset: Dataset, tmp_path: Path):
+def test_files_are_fetched_and_deleted(house: InProcessApi, dataset: Dataset, tmp_path: Path):
     folder = tmp_path / "open"
     folder.mkdir()
     (folder / "memo.txt").write_text("a memo")
     fetcher = Fetcher.from_settings(house.services.settings.model_copy(update={"fetch_roots": (folder,)}))
-    opened = House(replace(house.services, fetcher=fetcher), str(house.admin.key))
+    opened = InProcessApi(replace(house.services, fetcher=fetcher), str(house.admin.key))
     payload = {"uri": f"{folder}/memo.txt", "path": "memos/memo.txt", "meta": {"a": 1}, "entity": True}
-    asked = ask(opened, "UPSERT", payload, "file", origin="crawl")
+    asked = enqueue(opened, "UPSERT", payload, "file", origin="crawl")
 
     consumer(house, fetch_roots=(folder,)).work()
 
@@ -115,8 +115,8 @@ def test_files_are_fetched_and_deleted(house: House, dataset: Dataset, tmp_path:
     (file,) = house.admin.get("/v1/datasets/test/files").json()["results"]
     assert (file["path"], file["origin"], file["meta"]) == ("memos/memo.txt", "crawl", {"a": 1})
     assert house.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()["schema"] == "PlainText"
-    gone = ask(house, "DELETE", {"checksum": file["checksum"], "id": file["id"]}, "file")
-    again = ask(house, "DELETE", {"checksum": file["checksum"], "id": file["id"]}, "file")
+    gone = enqueue(house, "DELETE", {"checksum": file["checksum"], "id": file["id"]}, "file")
+    again = enqueue(house, "DELETE", {"checksum": file["checksum"], "id": file["id"]}, "file")
     consumer(house).work()
     assert house.admin.get("/v1/datasets/test/files").json()["results"] == []
     assert item(house, gone)["state"] == "done"
@@ -124,9 +124,11 @@ def test_files_are_fetched_and_deleted(house: House, dataset: Dataset, tmp_path:
     assert (dead["state"], dead["problem"]["type"]) == ("dead", "/problems/file-not-found")
 
 
-def test_item_that_can_never_be_done_is_dead_with_its_problem_and_the_next_is_done(house: House, dataset: Dataset):
+def test_item_that_can_never_be_done_is_dead_with_its_problem_and_the_next_is_done(
+    house: InProcessApi, dataset: Dataset
+):
     missing = {"checksum": "0" * 64, "id": "0" * 40}
-    dead, after = ask(house, "DELETE", missing, "file"), ask(house, "UPSERT", person("Jane"))
+    dead, after = enqueue(house, "DELETE", missing, "file"), enqueue(house, "UPSERT", person("Jane"))
 
     consumer(house).work()
 
@@ -138,8 +140,8 @@ def test_item_that_can_never_be_done_is_dead_with_its_problem_and_the_next_is_do
     assert item(house, dead)["state"] == "dead"
 
 
-def test_item_that_fails_for_a_while_is_tried_again_and_keeps_its_place(house: House, dataset: Dataset):
-    first, second = ask(house, "UPSERT", person("First")), ask(house, "UPSERT", person("Second"))
+def test_item_that_fails_for_a_while_is_tried_again_and_keeps_its_place(house: InProcessApi, dataset: Dataset):
+    first, second = enqueue(house, "UPSERT", person("First")), enqueue(house, "UPSERT", person("Second"))
     full = consumer(house, journal_max_rows=0)
 
     assert full.work() == 1
@@ -155,8 +157,8 @@ def test_item_that_fails_for_a_while_is_tried_again_and_keeps_its_place(house: H
 
 
 @ONE_DATABASE
-def test_item_that_fails_too_often_is_dead(house: House, dataset: Dataset):
-    asked = ask(house, "UPSERT", person("First"))
+def test_item_that_fails_too_often_is_dead(house: InProcessApi, dataset: Dataset):
+    asked = enqueue(house, "UPSERT", person("First"))
     full = consumer(house, journal_max_rows=0)
     for _ in range(MOST_ATTEMPTS):
         assert full.work() == 1
@@ -167,8 +169,8 @@ def test_item_that_fails_too_often_is_dead(house: House, dataset: Dataset):
 
 
 @ONE_DATABASE
-def test_item_that_ends_every_worker_is_dead_in_the_end(house: House, dataset: Dataset):
-    asked = ask(house, "UPSERT", person("Jane"))
+def test_item_that_ends_every_worker_is_dead_in_the_end(house: InProcessApi, dataset: Dataset):
+    asked = enqueue(house, "UPSERT", person("Jane"))
     for _ in range(MOST_ATTEMPTS):
         with pytest.raises(Killed):
             consumer(house, killed_at("begun")).work()
@@ -179,8 +181,8 @@ def test_item_that_ends_every_worker_is_dead_in_the_end(house: House, dataset: D
     assert names(house) == []
 
 
-def test_item_that_is_deleted_while_it_is_being_done_has_no_effect(house: House, dataset: Dataset):
-    asked, gate = ask(house, "UPSERT", person("Jane")), Gate()
+def test_item_that_is_deleted_while_it_is_being_done_has_no_effect(house: InProcessApi, dataset: Dataset):
+    asked, gate = enqueue(house, "UPSERT", person("Jane")), Gate()
     with beside(consumer(house, held_at("begun", gate)).work) as worked:
         gate.wait_arrived()
         assert house.admin.delete(f"{BASE}/{asked}").status_code == 204
@@ -191,26 +193,26 @@ def test_item_that_is_deleted_while_it_is_being_done_has_no_effect(house: House,
     assert house.services.store.head(dataset.layout.queue_item("admin", asked)) is None
 
 
-def test_items_that_were_done_long_ago_are_forgotten_and_dead_ones_stay(house: House, dataset: Dataset):
+def test_items_that_were_done_long_ago_are_forgotten_and_dead_ones_stay(house: InProcessApi, dataset: Dataset):
     done, dead = (
-        ask(house, "UPSERT", person("Jane")),
-        ask(house, "DELETE", {"checksum": "0" * 64, "id": "0" * 40}, "file"),
+        enqueue(house, "UPSERT", person("Jane")),
+        enqueue(house, "DELETE", {"checksum": "0" * 64, "id": "0" * 40}, "file"),
     )
     consumer(house).work()
     services = house.services
-    assert queue.forget(services.database, services.store, services.settings) == 0
+    assert queue.delete_done(services.database, services.store, services.settings) == 0
     with services.database.write() as connection:
         connection.execute(update(queue_table).values(finished=now() - timedelta(days=8)))
 
-    assert queue.forget(services.database, services.store, services.settings) == 1
+    assert queue.delete_done(services.database, services.store, services.settings) == 1
     assert house.admin.get(f"{BASE}/{done}").status_code == 404
     assert services.store.head(dataset.layout.queue_item("admin", done)) is None
     assert item(house, dead)["state"] == "dead"
-    assert ask(house, "UPSERT", person("Jane")) > done
+    assert enqueue(house, "UPSERT", person("Jane")) > done
 
 
-def test_dataset_that_is_deleted_takes_its_queue_and_locks_along(house: House, dataset: Dataset):
-    ask(house, "UPSERT", person("Jane"))
+def test_dataset_that_is_deleted_takes_its_queue_and_locks_along(house: InProcessApi, dataset: Dataset):
+    enqueue(house, "UPSERT", person("Jane"))
     house.admin.put("/v1/datasets/test/locks/nightly", {"ttl": 60})
     house.admin.put("/v1/datasets/test/tag?key=mine")
     house.admin.delete("/v1/datasets/test?confirm=test")
@@ -226,11 +228,11 @@ def test_dataset_that_is_deleted_takes_its_queue_and_locks_along(house: House, d
     assert house.admin.put("/v1/datasets/test/locks/nightly", {"ttl": 60}).status_code == 200
 
 
-def test_worker_works_off_what_is_asked_while_it_runs(house: House, dataset: Dataset):
+def test_worker_works_off_what_is_asked_while_it_runs(house: InProcessApi, dataset: Dataset):
     services = house.services
     worker = make_worker(house, consumer=consumer(house))
     with working(worker):
-        asked = ask(house, "UPSERT", person("Jane"))
+        asked = enqueue(house, "UPSERT", person("Jane"))
         wait_until(lambda: item(house, asked)["state"] == "done")
 
     assert names(house) == ["Jane"]

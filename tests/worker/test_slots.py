@@ -9,7 +9,7 @@ from tarn.db import jobs
 from tarn.db.engine import Database
 from tarn.model.job import Job, Operation, Report, VerifyResult
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
 from tests.worker.workers import make_worker, working
@@ -17,7 +17,7 @@ from tests.worker.workers import make_worker, working
 NOTHING = VerifyResult(operation="verify", snapshots=0, files=0, size=0, findings=[], found=0, harmless=0, repaired=0)
 
 
-class HeldMaintainer:
+class BlockingMaintainer:
     """Jobs that run until the test lets those of their tenant go on."""
 
     operations = (Operation.VERIFY, Operation.OPTIMIZE)
@@ -49,29 +49,29 @@ class HeldMaintainer:
 
 
 @pytest.fixture
-def maintainer() -> Iterator[HeldMaintainer]:
-    maintainer = HeldMaintainer()
+def maintainer() -> Iterator[BlockingMaintainer]:
+    maintainer = BlockingMaintainer()
     yield maintainer
     maintainer.let_go("alice", "bob", "carol")
 
 
-def enqueue(house: House, tenant: str, dataset: str, operation: Operation = Operation.VERIFY) -> str:
+def enqueue(house: InProcessApi, tenant: str, dataset: str, operation: Operation = Operation.VERIFY) -> str:
     with house.services.database.write() as connection:
         return jobs.enqueue(connection, operation, id_of(house, dataset), tenant, "r").id
 
 
-def state(house: House, job: str) -> str:
+def state(house: InProcessApi, job: str) -> str:
     return str(house.admin.get(f"/v1/jobs/{job}").json()["state"])
 
 
-def make_datasets(house: House, count: int) -> list[str]:
+def make_datasets(house: InProcessApi, count: int) -> list[str]:
     names = [f"d{number}" for number in range(count)]
     for name in names:
         house.dataset(name)
     return names
 
 
-def test_tenant_with_many_long_jobs_keeps_no_other_waiting(house: House, maintainer: HeldMaintainer):
+def test_tenant_with_many_long_jobs_keeps_no_other_waiting(house: InProcessApi, maintainer: BlockingMaintainer):
     names = make_datasets(house, 6)
     long = [enqueue(house, "alice", name) for name in names[:5]]
     with working(make_worker(house, maintainer=maintainer)):
@@ -87,7 +87,7 @@ def test_tenant_with_many_long_jobs_keeps_no_other_waiting(house: House, maintai
     assert maintainer.most == {"alice": 2, "bob": 1}
 
 
-def test_third_tenant_finds_a_slot_beside_two_that_have_more_to_do(house: House, maintainer: HeldMaintainer):
+def test_third_tenant_finds_a_slot_beside_two_that_have_more_to_do(house: InProcessApi, maintainer: BlockingMaintainer):
     names = make_datasets(house, 5)
     for number, name in enumerate(names[:4]):
         enqueue(house, "alice" if number % 2 else "bob", name)
@@ -99,7 +99,7 @@ def test_third_tenant_finds_a_slot_beside_two_that_have_more_to_do(house: House,
         maintainer.let_go("alice", "bob")
 
 
-def test_jobs_of_a_dataset_run_one_after_the_other(house: House, maintainer: HeldMaintainer):
+def test_jobs_of_a_dataset_run_one_after_the_other(house: InProcessApi, maintainer: BlockingMaintainer):
     [name, other] = make_datasets(house, 2)
     own = [enqueue(house, tenant, name) for tenant in ("alice", "bob", "alice")]
     elsewhere = enqueue(house, "carol", other)
@@ -113,7 +113,7 @@ def test_jobs_of_a_dataset_run_one_after_the_other(house: House, maintainer: Hel
     assert [job.id for job in maintainer.begun if job.dataset == name].index(own[0]) == 0
 
 
-def test_flush_is_done_while_every_slot_is_taken(house: House, maintainer: HeldMaintainer):
+def test_flush_is_done_while_every_slot_is_taken(house: InProcessApi, maintainer: BlockingMaintainer):
     names = make_datasets(house, 4)
     for tenant, name in zip(("alice", "bob", "carol"), names, strict=False):
         enqueue(house, tenant, name)
@@ -125,7 +125,9 @@ def test_flush_is_done_while_every_slot_is_taken(house: House, maintainer: HeldM
         maintainer.let_go("alice", "bob", "carol")
 
 
-def test_worker_with_one_slot_does_the_jobs_of_a_tenant_that_is_alone(house: House, maintainer: HeldMaintainer):
+def test_worker_with_one_slot_does_the_jobs_of_a_tenant_that_is_alone(
+    house: InProcessApi, maintainer: BlockingMaintainer
+):
     names = make_datasets(house, 2)
     maintainer.let_go("alice")
     own = [enqueue(house, "alice", name) for name in names]
@@ -135,7 +137,9 @@ def test_worker_with_one_slot_does_the_jobs_of_a_tenant_that_is_alone(house: Hou
     assert maintainer.most == {"alice": 1}
 
 
-def test_tenant_with_the_fewest_running_jobs_is_next_and_those_without_are_left_out(house: House, database: Database):
+def test_tenant_with_the_fewest_running_jobs_is_next_and_those_without_are_left_out(
+    house: InProcessApi, database: Database
+):
     names = make_datasets(house, 4)
     alice, bob, carol = (
         enqueue(house, tenant, name) for tenant, name in zip(("alice", "bob", "carol"), names, strict=False)
@@ -153,7 +157,9 @@ def test_tenant_with_the_fewest_running_jobs_is_next_and_those_without_are_left_
     assert any_free == (False, True)
 
 
-def test_job_of_a_dataset_is_claimed_when_the_worker_of_the_running_one_has_died(house: House, database: Database):
+def test_job_of_a_dataset_is_claimed_when_the_worker_of_the_running_one_has_died(
+    house: InProcessApi, database: Database
+):
     [name] = make_datasets(house, 1)
     first, second = enqueue(house, "alice", name), enqueue(house, "alice", name)
     among = [Operation.VERIFY]

@@ -19,9 +19,9 @@ from tarn.model.job import Operation
 from tarn.model.snapshot import Snapshot
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
-from tarn.worker.maintenance_schedule import MANY_FILES, PAST, Upkeep
+from tarn.worker.maintenance_schedule import MANY_FILES, PAST, MaintenanceSchedule
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 from tests.pipeline.history import head, stored
 from tests.pipeline.kernels import DirectKernels
 
@@ -31,19 +31,19 @@ Flushing = Callable[[], list[Snapshot]]
 
 
 @pytest.fixture
-def upkeep(house: House) -> Upkeep:
-    return Upkeep(house.services.database, house.services.store)
+def upkeep(house: InProcessApi) -> MaintenanceSchedule:
+    return MaintenanceSchedule(house.services.database, house.services.store)
 
 
 @pytest.fixture
-def maintainer(house: House, kernels: DirectKernels) -> Worker:
+def maintainer(house: InProcessApi, kernels: DirectKernels) -> Worker:
     """A worker that maintains without Spark."""
     services = house.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
     return Worker(services.settings, services.database, services.store, flusher, flusher.maintenance())
 
 
-def write(house: House, name: str, count: int = 1, dataset: str = "test") -> None:
+def write(house: InProcessApi, name: str, count: int = 1, dataset: str = "test") -> None:
     people = [
         {"id": f"{name}-{number}", "schema": "Person", "properties": {"name": [f"{name} {number}"]}}
         for number in range(count)
@@ -51,14 +51,14 @@ def write(house: House, name: str, count: int = 1, dataset: str = "test") -> Non
     assert house.admin.post(f"/v1/datasets/{dataset}/entities?origin=crawl", people).status_code == 200
 
 
-def asked(house: House) -> list[tuple[str, str]]:
+def enqueued_jobs(house: InProcessApi) -> list[tuple[str, str]]:
     with house.services.database.read() as connection:
         rows = connection.execute(select(jobs_table.c.operation, jobs_table.c.tenant).order_by(jobs_table.c.id))
         return [(row.operation, row.tenant) for row in rows]
 
 
 def test_dataset_with_many_small_files_is_packed_once_and_then_left_alone(
-    house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep, maintainer: Worker
+    house: InProcessApi, dataset: Dataset, flush: Flushing, upkeep: MaintenanceSchedule, maintainer: Worker
 ):
     for number in range(MANY_FILES):
         assert upkeep.ask() == 0
@@ -70,14 +70,19 @@ def test_dataset_with_many_small_files_is_packed_once_and_then_left_alone(
     maintainer.step()
 
     after = head(house, dataset)
-    assert (made, asked(house)) == ([1, 0], [("optimize", "lakehouse")])
+    assert (made, enqueued_jobs(house)) == ([1, 0], [("optimize", "lakehouse")])
     assert (after.operation, len(after.statements.files), len(after.translog.files)) == ("optimize", 1, 1)
     assert stored(house.services.store, dataset, after).keys() == live.keys()
     assert upkeep.ask() == 0
 
 
 def test_dataset_of_which_a_good_part_is_loose_is_compacted(
-    house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep, maintainer: Worker, monkeypatch: pytest.MonkeyPatch
+    house: InProcessApi,
+    dataset: Dataset,
+    flush: Flushing,
+    upkeep: MaintenanceSchedule,
+    maintainer: Worker,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("tarn.worker.maintenance_schedule.WORTH_A_JOB", 100)
     write(house, "many", 200)
@@ -96,13 +101,13 @@ def test_dataset_of_which_a_good_part_is_loose_is_compacted(
 
     after = head(house, dataset)
     assert (inserts, settled.translog.files, len(settled.statements.files)) == (1, (), 1)
-    assert (before, made, asked(house)) == (0, 1, [("compact", "lakehouse")] * 2)
+    assert (before, made, enqueued_jobs(house)) == (0, 1, [("compact", "lakehouse")] * 2)
     assert after.translog.files == ()
     assert (after.operation, after.rows.live) == ("compact", 400)
 
 
 def test_history_that_is_past_its_time_is_given_up(
-    house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep, maintainer: Worker
+    house: InProcessApi, dataset: Dataset, flush: Flushing, upkeep: MaintenanceSchedule, maintainer: Worker
 ):
     policy = {"policy": {"retention": {"count": 2, "days": 1}}}
     assert house.admin.patch("/v1/datasets/test", policy).status_code == 200
@@ -118,14 +123,14 @@ def test_history_that_is_past_its_time_is_given_up(
     made = upkeep.ask()
     maintainer.step()
 
-    assert (before, made, asked(house)) == (0, 1, [("vacuum", "lakehouse")])
+    assert (before, made, enqueued_jobs(house)) == (0, 1, [("vacuum", "lakehouse")])
     with house.services.database.read() as connection:
         kept = connection.execute(select(history.c.seq).where(history.c.expired.is_(None))).scalars().all()
     assert len(kept) == 2
 
 
 def test_exports_are_made_unasked_as_the_policy_says(
-    house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep, maintainer: Worker
+    house: InProcessApi, dataset: Dataset, flush: Flushing, upkeep: MaintenanceSchedule, maintainer: Worker
 ):
     def follow(policy: object) -> None:
         assert house.admin.patch("/v1/datasets/test", {"policy": {"exports": policy}}).status_code == 200
@@ -149,38 +154,38 @@ def test_exports_are_made_unasked_as_the_policy_says(
     maintainer.step()
 
     assert (off, after_flush, done, too_soon, later) == (0, (1, 0), 0, 0, 1)
-    assert asked(house) == [("make", "lakehouse")] * 2
+    assert enqueued_jobs(house) == [("make", "lakehouse")] * 2
     names = [line["id"] for line in map(json.loads, house.admin.get(ENTITIES).content.splitlines())]
     assert names == ["a-0", "b-0", "c-0"]
 
 
-def put_file(house: House, path: str, content: bytes) -> str:
+def put_file(house: InProcessApi, path: str, content: bytes) -> str:
     answer = house.admin.put(f"/v1/datasets/test/files?path={path}", content=content)
     assert answer.status_code == 201
     return str(answer.headers["Location"])
 
 
 def test_contents_of_files_that_were_deleted_are_collected_though_there_is_no_snapshot(
-    house: House, dataset: Dataset, upkeep: Upkeep, maintainer: Worker
+    house: InProcessApi, dataset: Dataset, upkeep: MaintenanceSchedule, maintainer: Worker
 ):
     put_file(house, "kept.txt", b"kept")
     deleted = put_file(house, "deleted.txt", b"deleted")
     before = upkeep.ask()
     assert house.admin.delete(deleted).status_code == 204
-    later = Upkeep(house.services.database, house.services.store)
+    later = MaintenanceSchedule(house.services.database, house.services.store)
 
     made = later.ask(), later.ask()
-    old_blobs(house, dataset)
+    age_archive(house, dataset)
     maintainer.step()
 
-    assert (before, made, asked(house)) == (0, (1, 0), [("vacuum", "lakehouse")])
+    assert (before, made, enqueued_jobs(house)) == (0, (1, 0), [("vacuum", "lakehouse")])
     blobs = [entry.path for entry in house.services.store.list(dataset.layout.archive) if entry.path.endswith("/data")]
     assert len(blobs) == 1
-    assert Upkeep(house.services.database, house.services.store).ask() == 0
+    assert MaintenanceSchedule(house.services.database, house.services.store).ask() == 0
 
 
 def test_uploads_that_were_given_up_are_collected_though_there_is_no_snapshot(
-    house: House, dataset: Dataset, upkeep: Upkeep, maintainer: Worker
+    house: InProcessApi, dataset: Dataset, upkeep: MaintenanceSchedule, maintainer: Worker
 ):
     new = {"length": 10, "path": "a.txt"}
     place = house.admin.post("/v1/datasets/test/uploads", new).headers["Location"]
@@ -188,35 +193,37 @@ def test_uploads_that_were_given_up_are_collected_though_there_is_no_snapshot(
     before = upkeep.ask()
     with house.services.database.write() as connection:
         connection.execute(update(uploads).values(expires=now() - timedelta(seconds=1)))
-    later = Upkeep(house.services.database, house.services.store)
+    later = MaintenanceSchedule(house.services.database, house.services.store)
 
     made = later.ask()
-    old_blobs(house, dataset)
+    age_archive(house, dataset)
     maintainer.step()
 
-    assert (before, made, asked(house)) == (0, 1, [("vacuum", "lakehouse")])
+    assert (before, made, enqueued_jobs(house)) == (0, 1, [("vacuum", "lakehouse")])
     assert list(house.services.store.list(dataset.layout.uploads)) == []
     assert house.admin.get(place).status_code == 404
-    assert Upkeep(house.services.database, house.services.store).ask() == 0
+    assert MaintenanceSchedule(house.services.database, house.services.store).ask() == 0
 
 
-def old_blobs(house: House, dataset: Dataset) -> None:
+def age_archive(house: InProcessApi, dataset: Dataset) -> None:
     """Let all that is in the archive have been written days ago."""
     for folder in (dataset.layout.archive, dataset.layout.uploads):
         for path in (Path(house.services.settings.lake_uri) / folder).rglob("*"):
             os.utime(path, (time.time() - 3 * 86_400,) * 2)
 
 
-def test_dataset_that_is_not_to_be_maintained_is_not(house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep):
+def test_dataset_that_is_not_to_be_maintained_is_not(
+    house: InProcessApi, dataset: Dataset, flush: Flushing, upkeep: MaintenanceSchedule
+):
     assert house.admin.patch("/v1/datasets/test", {"policy": {"maintain": False}}).status_code == 200
     for number in range(MANY_FILES):
         write(house, f"p{number}")
         flush()
 
-    assert (upkeep.ask(), asked(house)) == (0, [])
+    assert (upkeep.ask(), enqueued_jobs(house)) == (0, [])
 
 
-def test_tenant_that_was_served_longest_ago_is_next(house: House, dataset: Dataset):
+def test_tenant_that_was_served_longest_ago_is_next(house: InProcessApi, dataset: Dataset):
     database = house.services.database
     with database.write() as connection:
         for tenant in ("alice", "alice", "alice", "bob", "carol"):
@@ -229,21 +236,21 @@ def test_tenant_that_was_served_longest_ago_is_next(house: House, dataset: Datas
             if job is None:
                 break
             jobs.cancel(connection, job.id)
-            jobs.hand_back(connection, job.id, "w")
+            jobs.requeue(connection, job.id, "w")
         served.append(job.tenant)
 
     assert served == ["alice", "bob", "carol", "alice", "alice"]
 
 
-def test_job_that_has_been_over_for_long_is_forgotten(house: House, dataset: Dataset):
+def test_job_that_has_been_over_for_long_is_forgotten(house: InProcessApi, dataset: Dataset):
     database = house.services.database
     with database.write() as connection:
         old, waiting = (jobs.enqueue(connection, Operation.VERIFY, dataset.id, "alice", "r") for _ in range(2))
         jobs.cancel(connection, old.id)
 
-        jobs.forget(connection, now() - timedelta(days=1))
+        jobs.delete_finished(connection, now() - timedelta(days=1))
         kept = [jobs.find(connection, job.id) for job in (old, waiting)]
-        jobs.forget(connection, now() + timedelta(days=1))
+        jobs.delete_finished(connection, now() + timedelta(days=1))
         left = [jobs.find(connection, job.id) for job in (old, waiting)]
 
     assert None not in kept
@@ -251,7 +258,7 @@ def test_job_that_has_been_over_for_long_is_forgotten(house: House, dataset: Dat
 
 
 def test_work_is_shown_to_the_lakes_administrator_alone(
-    house: House, dataset: Dataset, flush: Flushing, upkeep: Upkeep, maintainer: Worker
+    house: InProcessApi, dataset: Dataset, flush: Flushing, upkeep: MaintenanceSchedule, maintainer: Worker
 ):
     for number in range(MANY_FILES):
         write(house, f"p{number}")

@@ -13,11 +13,11 @@ from tarn.model.job import Maintainer
 from tarn.worker.loop import Worker
 from tarn.worker.queue import Consumer
 
-from tests.in_process_api import House
+from tests.in_process_api import InProcessApi
 
 
 def make_worker(
-    house: House,
+    house: InProcessApi,
     flusher: Flusher | None = None,
     maintainer: Maintainer | None = None,
     consumer: Consumer | None = None,
@@ -59,16 +59,16 @@ def stepping(worker: Worker):
     thread.join()
 
 
-def fall_silent(house: House) -> None:
+def fall_silent(house: InProcessApi) -> None:
     """An hour without a sign of life of any worker passes."""
     _set(house, heartbeat=now() - timedelta(hours=1))
 
 
-def let_time_pass(house: House) -> None:
+def let_time_pass(house: InProcessApi) -> None:
     """Every job that waits has waited long enough."""
     _set(house, not_before=None, disturbed=now() - timedelta(hours=1))
 
 
-def _set(house: House, **values: Any) -> None:
+def _set(house: InProcessApi, **values: Any) -> None:
     with house.services.database.write() as connection:
         connection.execute(update(jobs).values(**values))

@@ -20,10 +20,10 @@ from tarn.model.tenant import AuditEntry, Identity, Outcome
 
 log = structlog.get_logger(__name__)
 
-WHILE = 60.0
+RECORD_SECONDS = 60.0
 """Seconds for which denials of one kind are one record."""
 
-COUNTED_WITHIN = 5.0
+WRITE_DELAY = 5.0
 """Seconds after which a record says how many denials it stands for by then."""
 
 TRIM_ROWS = 5000
@@ -31,7 +31,7 @@ TRIM_ROWS = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class AuditedAction:
     """What a request is about to do, and who does it: all that the log needs besides the outcome."""
 
     identity: Identity | None
@@ -40,12 +40,12 @@ class Act:
     request: str
 
     @classmethod
-    def of_job(cls, tenant: TenantName, action: str, job: str) -> "Act":
+    def of_job(cls, tenant: TenantName, action: str, job: str) -> "AuditedAction":
         """What a job does, in the name of the tenant that asked for it."""
         return cls.of_tenant(tenant, action, f"/v1/jobs/{job}", job)
 
     @classmethod
-    def of_tenant(cls, tenant: TenantName, action: str, target: str, request: str) -> "Act":
+    def of_tenant(cls, tenant: TenantName, action: str, target: str, request: str) -> "AuditedAction":
         """What the worker does, in the name of a tenant."""
         return cls(Identity(tenant, "", (), 0, 0), action, target, request)
 
@@ -57,14 +57,14 @@ class Act:
         _record(connection, self, Outcome.DONE, target or self.target, detail)
 
 
-def done_all(connection: Connection, acts: list[tuple[Act, dict[str, Any]]]) -> None:
+def done_all(connection: Connection, acts: list[tuple[AuditedAction, dict[str, Any]]]) -> None:
     """Record many writes at once, in the transaction that makes them."""
     if acts:
         connection.execute(insert(audit), [_values(act, Outcome.DONE, act.target, detail) for act, detail in acts])
 
 
 @dataclass(slots=True)
-class _Kind:
+class _DenialCount:
     """Denials that one record stands for."""
 
     record: str
@@ -84,12 +84,12 @@ class Denials:
         self._database = database
         self._clock = clock
         self._lock = threading.Lock()
-        self._kinds: dict[tuple[str | None, ...], _Kind] = {}
-        self._untold: dict[str, _Kind] = {}
+        self._kinds: dict[tuple[str | None, ...], _DenialCount] = {}
+        self._untold: dict[str, _DenialCount] = {}
         """By record: those that stand for more than they say."""
         self._telling: threading.Timer | None = None
 
-    def record(self, act: Act, error: TarnError) -> None:
+    def record(self, act: AuditedAction, error: TarnError) -> None:
         tenant = act.identity.tenant if act.identity else None
         refused = error.key if isinstance(error, Unauthenticated) else None
         key = refused or (act.identity.key if act.identity else None) or None
@@ -100,7 +100,7 @@ class Denials:
             if self._counted(kind):
                 return
             self._kinds = {one: known for one, known in self._kinds.items() if self._is_open(known)}
-            self._kinds[kind] = first = _Kind(new_id(), detail, self._clock() + WHILE)
+            self._kinds[kind] = first = _DenialCount(new_id(), detail, self._clock() + RECORD_SECONDS)
         values = _values(act, Outcome.DENIED, act.target, detail | {"count": 1})
         try:
             with self._database.write() as connection:
@@ -141,16 +141,16 @@ class Denials:
         known.count += 1
         self._untold[known.record] = known
         if self._telling is None:
-            self._telling = threading.Timer(COUNTED_WITHIN, self.tell)
+            self._telling = threading.Timer(WRITE_DELAY, self.tell)
             self._telling.daemon = True
             self._telling.start()
         return True
 
-    def _is_open(self, known: _Kind) -> bool:
+    def _is_open(self, known: _DenialCount) -> bool:
         return known.until > self._clock()
 
 
-class Wanted(BaseModel):
+class AuditFilter(BaseModel):
     """Which entries of the log are asked for: those to which all that is said here applies."""
 
     model_config = ConfigDict(frozen=True)
@@ -165,10 +165,10 @@ class Wanted(BaseModel):
     until: datetime | None = None
 
 
-ANY = Wanted()
+ANY = AuditFilter()
 
 
-def page(connection: Connection, wanted: Wanted, before: str | None, limit: int) -> list[AuditEntry]:
+def page(connection: Connection, wanted: AuditFilter, before: str | None, limit: int) -> list[AuditEntry]:
     """Entries newest first."""
     query = _matching(wanted).order_by(audit.c.id.desc()).limit(limit)
     if before is not None:
@@ -190,7 +190,7 @@ def trim(database: Database, before: datetime) -> int:
             return gone
 
 
-def _matching(wanted: Wanted) -> Select[Any]:
+def _matching(wanted: AuditFilter) -> Select[Any]:
     query = select(audit)
     for name in ("tenant", "key", "action", "outcome", "request"):
         value = getattr(wanted, name)
@@ -208,11 +208,11 @@ def _matching(wanted: Wanted) -> Select[Any]:
     return query
 
 
-def _record(connection: Connection, act: Act, outcome: Outcome, target: str, detail: dict[str, Any]) -> None:
+def _record(connection: Connection, act: AuditedAction, outcome: Outcome, target: str, detail: dict[str, Any]) -> None:
     connection.execute(insert(audit).values(**_values(act, outcome, target, detail)))
 
 
-def _values(act: Act, outcome: Outcome, target: str, detail: dict[str, Any]) -> dict[str, Any]:
+def _values(act: AuditedAction, outcome: Outcome, target: str, detail: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": new_id(),
         "at": now(),

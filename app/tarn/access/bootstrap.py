@@ -43,8 +43,8 @@ def ensure_admin(database: Database, settings: Settings) -> str | None:
             if origin == MADE and not there:
                 return None
             if not there:
-                _make_key(path)
-            key = _kept_key(path)
+                _write_new_key(path)
+            key = _read_key(path)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise StartRefused(f"TARN_ADMIN_KEY_FILE: {path} cannot be used: {reason}") from error
@@ -72,7 +72,7 @@ def _set_key(connection: Connection, key: str, label: str, origin: str | None) -
     bump(connection)
 
 
-def _make_key(path: Path) -> None:
+def _write_new_key(path: Path) -> None:
     """Put a new key into the file, which is made whole or not at all, and is on the disk when this returns."""
     folder = Disk(path.parent)
     folder.make()
@@ -91,7 +91,7 @@ def _make_key(path: Path) -> None:
     folder.sync([path.name])
 
 
-def _kept_key(path: Path) -> str:
+def _read_key(path: Path) -> str:
     """The key in the file. Raises ValueError if it is not good, or not for its owner alone."""
     if path.stat().st_mode & 0o077:
         raise ValueError("others than its owner can read it; chmod 600 makes it private")

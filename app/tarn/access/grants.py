@@ -23,10 +23,10 @@ def create(connection: Connection, tenant: TenantName, new: NewGrant) -> Grant:
     except IntegrityError:
         raise AlreadyExists(f"{tenant!r} has {new.level} on {new.dataset!r} already") from None
     bump(connection)
-    return get(connection, grant_id)
+    return _get(connection, grant_id)
 
 
-def get(connection: Connection, grant_id: str) -> Grant:
+def _get(connection: Connection, grant_id: str) -> Grant:
     row = connection.execute(select(grants).where(grants.c.id == grant_id)).first()
     if row is None:
         raise GrantNotFound(f"there is no grant {grant_id!r}")
@@ -54,7 +54,7 @@ def held_by(connection: Connection, tenant: str) -> tuple[tuple[DatasetPattern, 
 
 
 def remove(connection: Connection, grant_id: str) -> Grant:
-    grant = get(connection, grant_id)
+    grant = _get(connection, grant_id)
     if grant.tenant == ADMIN and grant.dataset == "*" and grant.level is Level.ADMIN:
         raise Forbidden("the administrator's own grant cannot be deleted: nobody could administer the lake")
     connection.execute(delete(grants).where(grants.c.id == grant_id))

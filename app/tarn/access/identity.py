@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from tarn.access import keys, limits, revision, tenants
 from tarn.access.grants import held_by
 from tarn.access.oidc import Issuer
-from tarn.access.revision import Remembered
+from tarn.access.revision import RevisionCache
 from tarn.db.engine import Database
 from tarn.errors import Unauthenticated
 from tarn.model.ids import now
@@ -21,12 +21,12 @@ from tarn.settings import Settings
 SCHEMES = frozenset({"bearer", "apikey", "token"})
 """Of the `Authorization` header, in lower case. `Token` is what yente sends."""
 
-LONGEST = 16_384
+MAX_HEADER_LENGTH = 16_384
 """A header longer than this is no key and no token of ours."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CachedIdentity:
     """An identity, and until when its key is valid."""
 
     identity: Identity
@@ -39,10 +39,10 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AuthenticatedCaller:
     """A caller, and the view of the database in which it was seen: what is read in it fits to the identity."""
 
-    known: Known
+    known: CachedIdentity
     connection: Connection
     revision: str
 
@@ -58,10 +58,10 @@ class Authenticator:
         self._database = database
         self._settings = settings
         self._issuer = issuer
-        self._known: Remembered[Known] = Remembered()
+        self._known: RevisionCache[CachedIdentity] = RevisionCache()
 
     @contextmanager
-    def identified(self, header: str | None) -> Iterator[Sight]:
+    def identified(self, header: str | None) -> Iterator[AuthenticatedCaller]:
         """The caller as of this moment: a revoked key or grant ends with the next request.
 
         1. token      what the header holds; a JWT is verified before a connection is taken, as its issuer may be slow
@@ -80,12 +80,12 @@ class Authenticator:
         with self._database.read() as connection:
             present = revision.current(connection)
             if named is not None:
-                known = self._known.get(present, named, lambda: Known(self._identity(connection, *named)))
+                known = self._known.get(present, named, lambda: CachedIdentity(self._identity(connection, *named)))
                 self._check_administrator(known.identity)
             else:
                 known = self._known.get(present, keys.digest(token), lambda: self._of_key(connection, token))
             known.check_expiry()
-            yield Sight(known, connection, present)
+            yield AuthenticatedCaller(known, connection, present)
 
     def mark(self, header: str | None) -> str | None:
         """What a key is remembered by: not the key itself. None for a JWT, which is verified anew every time."""
@@ -109,11 +109,11 @@ class Authenticator:
                 key=identity.key or None,
             )
 
-    def _of_key(self, connection: Connection, presented: str) -> Known:
+    def _of_key(self, connection: Connection, presented: str) -> CachedIdentity:
         key = keys.verify(connection, presented)
         if key is None:
             raise _refused(keys.known_id(connection, presented))
-        return Known(self._identity(connection, key.tenant, key.id), key.expires)
+        return CachedIdentity(self._identity(connection, key.tenant, key.id), key.expires)
 
     def _identity(self, connection: Connection, name: TenantName, key: str) -> Identity:
         tenant = tenants.find_row(connection, name)
@@ -130,7 +130,7 @@ class Authenticator:
 
 
 def _token(header: str | None) -> str:
-    if header is None or len(header) > LONGEST:
+    if header is None or len(header) > MAX_HEADER_LENGTH:
         raise _refused()
     scheme, _, token = header.partition(" ")
     token = token.strip()

@@ -27,7 +27,7 @@ def create(connection: Connection, tenant: TenantName, new: NewKey) -> CreatedKe
     key_id = base64.b32encode(secrets.token_bytes(10)).decode().lower()
     key = f"{PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
     insert_key(connection, key_id, tenant, new.label, key, new.expires)
-    return CreatedKey(**get(connection, key_id).model_dump(), key=key)
+    return CreatedKey(**_get(connection, key_id).model_dump(), key=key)
 
 
 def insert_key(connection: Connection, key_id: str, tenant: str, label: str, key: str, expires: Any = None) -> None:
@@ -69,7 +69,7 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def get(connection: Connection, key_id: str) -> Key:
+def _get(connection: Connection, key_id: str) -> Key:
     row = connection.execute(select(api_keys).where(api_keys.c.id == key_id)).first()
     if row is None:
         raise KeyNotFound(f"there is no key {key_id!r}")
@@ -91,7 +91,7 @@ def revoke(connection: Connection, key_id: str) -> Key:
         update(api_keys).where(api_keys.c.id == key_id, api_keys.c.revoked.is_(None)).values(revoked=now())
     )
     bump(connection)
-    return get(connection, key_id)
+    return _get(connection, key_id)
 
 
 def _key(row: Row[Any]) -> Key:

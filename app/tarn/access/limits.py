@@ -16,7 +16,7 @@ from tarn.model.tenant import ADMIN, Identity, Limits, NewLimits
 from tarn.settings import Settings
 
 
-class Rate:
+class RateLimiter:
     """Token buckets by name: `burst` at once, then `rate` a second. One process's share; safe between threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class Rate:
             return 0 if taken else (1 - tokens) / rate
 
 
-def check_rate(rate: Rate, caller: Identity) -> None:
+def check_rate(rate: RateLimiter, caller: Identity) -> None:
     """Raise RateLimited, with the time to wait, if the caller's tenant asks too fast."""
     if caller.rate_limit == 0:
         return
@@ -74,7 +74,7 @@ def set_limits(connection: Connection, tenant: TenantName, new: NewLimits) -> No
     bump(connection)
 
 
-def give_back(connection: Connection, tenant: str, statements: int = 0, size: int = 0) -> None:
+def release(connection: Connection, tenant: str, statements: int = 0, size: int = 0) -> None:
     """Count this much as not used after all."""
     left = {
         "used_statements": tenants.c.used_statements - statements,
@@ -123,7 +123,7 @@ def _exceeded(tenant: TenantName, limits: Limits, statements: int, size: int) ->
 NO_LIMIT = 2**63 - 1
 
 
-def _counted(name: str) -> BindParameter[int]:
+def _parameter(name: str) -> BindParameter[int]:
     return bindparam(name, type_=BigInteger)
 
 
@@ -133,18 +133,18 @@ _RESERVE = (
         tenants.c.name == bindparam("tenant"),
         # Who gives back, or asks for nothing, is not refused for being over the limit already.
         or_(
-            _counted("statements") <= 0,
-            tenants.c.used_statements + _counted("statements")
-            <= func.coalesce(tenants.c.quota_statements, _counted("most_statements")),
+            _parameter("statements") <= 0,
+            tenants.c.used_statements + _parameter("statements")
+            <= func.coalesce(tenants.c.quota_statements, _parameter("most_statements")),
         ),
         or_(
-            _counted("size") <= 0,
-            tenants.c.used_bytes + _counted("size") <= func.coalesce(tenants.c.quota_bytes, _counted("most_bytes")),
+            _parameter("size") <= 0,
+            tenants.c.used_bytes + _parameter("size") <= func.coalesce(tenants.c.quota_bytes, _parameter("most_bytes")),
         ),
     )
     .values(
-        used_statements=tenants.c.used_statements + _counted("statements"),
-        used_bytes=tenants.c.used_bytes + _counted("size"),
+        used_statements=tenants.c.used_statements + _parameter("statements"),
+        used_bytes=tenants.c.used_bytes + _parameter("size"),
     )
 )
 """Made once: every batch runs it."""

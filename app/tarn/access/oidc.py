@@ -18,9 +18,9 @@ ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 """Asymmetric ones only: with HS256 the public key would be the secret."""
 
 TIMEOUT = 5.0
-KEEP = 300.0
+REFRESH_SECONDS = 300.0
 """Seconds after which the issuer's keys are asked for again; while that fails, the old ones stay in use."""
-LEAST = 10.0
+MIN_FETCH_INTERVAL = 10.0
 """Seconds between two looks for a key that is not among them: a made-up key id must not make us ask every time."""
 
 
@@ -28,7 +28,7 @@ class Issuer:
     """Verifies tokens of the configured issuer and names their tenant.
 
     Anybody can send a token that makes us ask the issuer, and the issuer may be slow. So one caller at a time asks,
-    at most once in `LEAST` seconds whether or not it succeeds, and nobody else waits for the answer.
+    at most once in `MIN_FETCH_INTERVAL` seconds whether or not it succeeds, and nobody else waits for the answer.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -68,7 +68,7 @@ class Issuer:
             self._refresh()
         with self._lock:
             if kid not in self._keys and not self._answered:
-                raise Unavailable("the OpenID Connect issuer's keys cannot be had", retry_after=int(LEAST))
+                raise Unavailable("the OpenID Connect issuer's keys cannot be had", retry_after=int(MIN_FETCH_INTERVAL))
             return self._keys[kid]
 
     def _is_our_turn(self, kid: str | None) -> bool:
@@ -76,7 +76,7 @@ class Issuer:
         with self._lock:
             age = time.monotonic() - self._asked
             wanted = kid not in self._keys or not self._answered
-            if self._asking or not (age > KEEP or (wanted and age > LEAST)):
+            if self._asking or not (age > REFRESH_SECONDS or (wanted and age > MIN_FETCH_INTERVAL)):
                 return False
             self._asked, self._asking, self._answered = time.monotonic(), True, False
             return True

@@ -20,7 +20,7 @@ from tarn.model.ids import new_id
 
 T = TypeVar("T")
 
-MOST = 10_000
+MAX_CACHED = 10_000
 """Answers remembered at most; those not asked for longest go first."""
 
 
@@ -38,10 +38,10 @@ def current(connection: Connection) -> str:
     return str(connection.exec_driver_sql("SELECT revision FROM access_revision").scalar_one())
 
 
-class Remembered(Generic[T]):
+class RevisionCache(Generic[T]):
     """Answers read under one revision, good for as long as it is the current one. Safe between threads."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_CACHED) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._answers: OrderedDict[tuple[str, Hashable], T] = OrderedDict()

@@ -53,12 +53,12 @@ def find(connection: Connection, name: str) -> Tenant | None:
 
 def find_row(connection: Connection, name: str) -> Row[Any] | None:
     """The whole row of a tenant, its limits included."""
-    row: Row[Any] | None = connection.execute(_living().where(tenants.c.name == name)).first()
+    row: Row[Any] | None = connection.execute(_existing().where(tenants.c.name == name)).first()
     return row
 
 
 def page(connection: Connection, after: str | None, limit: int) -> list[Tenant]:
-    query = _living().order_by(tenants.c.name).limit(limit)
+    query = _existing().order_by(tenants.c.name).limit(limit)
     if after is not None:
         query = query.where(tenants.c.name > after)
     return [_tenant(row) for row in connection.execute(query)]
@@ -86,7 +86,7 @@ def remove(connection: Connection, name: TenantName) -> None:
     bump(connection)
 
 
-def _living() -> Any:
+def _existing() -> Any:
     return select(tenants).where(tenants.c.deleted.is_(None))
 
 

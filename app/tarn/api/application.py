@@ -9,9 +9,9 @@ from fastapi.openapi.utils import get_openapi
 
 from tarn.api.http import api_docs as docs
 from tarn.api.http import problems
-from tarn.api.http.bodies.body_middleware import Bodies, Pace
+from tarn.api.http.bodies.body_middleware import BodyMiddleware, Pace
 from tarn.api.http.middleware.cors import Cors
-from tarn.api.http.middleware.request_middleware import HEADER, LastNet, RequestScope
+from tarn.api.http.middleware.request_middleware import HEADER, ExceptionMiddleware, RequestMiddleware
 from tarn.api.http.openapi_links import add_links
 from tarn.api.http.route_access import check_complete
 from tarn.api.http.services.container import Services
@@ -40,8 +40,8 @@ from tarn.api.routes import (
     uploads,
     webhooks,
 )
-from tarn.memory import GivingBack
-from tarn.query.active_reads import Reporter
+from tarn.memory import PeriodicTrim
+from tarn.query.active_reads import ActiveReadReporter
 
 TITLE, VERSION, ABOUT = "Tarn", "1", "A lakehouse for FollowTheMoney data."
 
@@ -83,8 +83,8 @@ def create_app(services: Services) -> FastAPI:
 
     @asynccontextmanager
     async def reporting(_: FastAPI) -> AsyncIterator[None]:
-        reporter = Reporter(services.database, services.reader.running, services.settings.reader_heartbeat)
-        with reporter, GivingBack():
+        reporter = ActiveReadReporter(services.database, services.reader.running, services.settings.reader_heartbeat)
+        with reporter, PeriodicTrim():
             yield
 
     app = FastAPI(
@@ -106,8 +106,8 @@ def create_app(services: Services) -> FastAPI:
     # The last one added is the outermost.
     settings = services.settings
     pace = Pace(settings.body_idle_timeout, settings.body_min_rate, settings.body_rate_grace)
-    app.add_middleware(Bodies, limit=settings.max_document_bytes, pace=pace)
-    app.add_middleware(LastNet)
+    app.add_middleware(BodyMiddleware, limit=settings.max_document_bytes, pace=pace)
+    app.add_middleware(ExceptionMiddleware)
     if services.settings.cors_origins:
         app.add_middleware(
             Cors,
@@ -116,12 +116,12 @@ def create_app(services: Services) -> FastAPI:
             allow_headers=["*"],
             expose_headers=[HEADER, "ETag", "Location", "Retry-After", "Tarn-Snapshot"],
         )
-    app.add_middleware(RequestScope, metrics=services.metrics)
+    app.add_middleware(RequestMiddleware, metrics=services.metrics)
     if services.watch.tracer is not None:
         # OpenTelemetry is of no use to whoever sends no traces.
-        from tarn.api.http.middleware.tracing import TraceScope
+        from tarn.api.http.middleware.tracing import TraceMiddleware
 
-        app.add_middleware(TraceScope, tracer=services.watch.tracer)
+        app.add_middleware(TraceMiddleware, tracer=services.watch.tracer)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
 

@@ -35,7 +35,7 @@ def remove_files(database: Database, dataset_id: str, hold: Hold) -> None:
                 for row in found:
                     used[row.tenant] += row[1]
                 for tenant, given_back in sorted(used.items()):
-                    limits.give_back(connection, tenant, size=given_back)
+                    limits.release(connection, tenant, size=given_back)
                 same = table.c.dataset_id == dataset_id, tuple_(*key).in_([tuple(row[2:]) for row in found])
                 connection.execute(delete(table).where(*same))
             left = len(found) == AT_ONCE

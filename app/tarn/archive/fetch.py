@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from tarn.archive.addresses import Guard, resolve_by_system
 from tarn.archive.dns import Lookups, Resolve
 from tarn.archive.local import Roots
-from tarn.archive.sources import Choice, Failed, Found, Source, refused
+from tarn.archive.sources import ListedFile, ListingFailure, PathFilter, Source, refused
 from tarn.archive.stores import SCHEMES, SourceStores, source_connection
 from tarn.archive.urls import PORTS, Url
 from tarn.archive.web import Clock, Web
@@ -48,7 +48,7 @@ class Fetcher:
             source_connection(uri, {name: value.get_secret_value() for name, value in options.items()})
             for uri, options in settings.fetch_stores.items()
         )
-        _keep_the_lake_out(settings)
+        _require_lake_excluded(settings)
         limit = settings.fetch_max_bytes
         return cls(
             Web(guard, limit, settings.fetch_patience, settings.fetch_longest, clock),
@@ -81,12 +81,12 @@ class Fetcher:
 
     def sources(
         self, uri: str, prefix: str = "", glob: Sequence[str] = (), exclude: Sequence[str] = ()
-    ) -> Iterator[Found | Failed]:
+    ) -> Iterator[ListedFile | ListingFailure]:
         """The files below a folder, a store's prefix or an index page, as far as they are wanted, and what failed.
 
         Paths are relative to `uri`. Raises, at once, what `open` does if the place itself cannot be listed.
         """
-        choice = Choice(prefix, tuple(glob), tuple(exclude))
+        choice = PathFilter(prefix, tuple(glob), tuple(exclude))
         scheme = _scheme(uri)
         if scheme in PORTS:
             return WebIndex(self.web, choice).files(Url.parse(uri))
@@ -127,7 +127,7 @@ def _path(uri: str, scheme: str) -> str:
     return path
 
 
-def _keep_the_lake_out(settings: Settings) -> None:
+def _require_lake_excluded(settings: Settings) -> None:
     """Raise StartRefused if what tenants may fetch from holds the lake, the database or the key, or is within them."""
     lake = urlsplit(settings.lake_uri)
     if lake.scheme in SCHEMES:
@@ -136,13 +136,13 @@ def _keep_the_lake_out(settings: Settings) -> None:
             raise StartRefused("TARN_FETCH_STORES: tenants could read the lake itself; open another bucket or folder")
     else:
         folder = Path(unquote(lake.path) if lake.scheme else settings.lake_uri)
-        _keep_out(settings, folder, "the lake")
+        _require_excluded(settings, folder, "the lake")
     if settings.database_url.startswith("sqlite:///"):
-        _keep_out(settings, Path(settings.database_url.removeprefix("sqlite:///")), "the database")
-    _keep_out(settings, settings.admin_key_file, "the administrator's key")
+        _require_excluded(settings, Path(settings.database_url.removeprefix("sqlite:///")), "the database")
+    _require_excluded(settings, settings.admin_key_file, "the administrator's key")
 
 
-def _keep_out(settings: Settings, ours: Path, what: str) -> None:
+def _require_excluded(settings: Settings, ours: Path, what: str) -> None:
     place = f"/{ours.resolve()}"
     for root in settings.fetch_roots:
         if _overlap(place, f"/{root.resolve()}"):

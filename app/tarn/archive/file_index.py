@@ -180,7 +180,9 @@ def announce(
     return ids
 
 
-def coming_to(connection: Connection, dataset: Dataset, path: FilePath, besides: Collection[str]) -> list[Announced]:
+def announced_for(
+    connection: Connection, dataset: Dataset, path: FilePath, besides: Collection[str]
+) -> list[Announced]:
     """Files that others have announced for a path, which only their ids tell."""
     query = select(file_puts.c.id, file_puts.c.checksum, file_puts.c.file_id).where(
         file_puts.c.dataset_id == dataset.id
@@ -189,7 +191,7 @@ def coming_to(connection: Connection, dataset: Dataset, path: FilePath, besides:
     return [one for one in found if one.id not in besides and one.file_id == file_id(dataset.name, path, one.checksum)]
 
 
-def is_wanted(connection: Connection, dataset: Dataset, file_id: FileId) -> bool:
+def is_recorded_or_announced(connection: Connection, dataset: Dataset, file_id: FileId) -> bool:
     """Whether a file is recorded, or about to be."""
     recorded = select(files.c.id).where(files.c.dataset_id == dataset.id, files.c.id == file_id)
     coming = select(file_puts.c.id).where(file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file_id)
@@ -206,7 +208,7 @@ def withdraw(connection: Connection, announced: Iterable[str]) -> set[str]:
         .returning(file_puts.c.id, file_puts.c.tenant, file_puts.c.reserved)
     ).all()
     for row in gone:
-        limits.give_back(connection, row.tenant, size=row.reserved)
+        limits.release(connection, row.tenant, size=row.reserved)
     return {row.id for row in gone}
 
 
@@ -235,7 +237,7 @@ def record_all(connection: Connection, dataset: Dataset, coming: Mapping[str, Ar
         connection.execute(insert(files), [_row(dataset, file) for file in new.values()])
     for announced in again:
         _change(connection, dataset, coming[announced])
-        limits.give_back(connection, gone[announced].tenant, size=gone[announced].reserved)
+        limits.release(connection, gone[announced].tenant, size=gone[announced].reserved)
     put = {coming[announced].id: coming[announced] for announced in gone}
     if put:
         first = [_named(file) for file in islice(put.values(), MOST_FILES)]
@@ -246,7 +248,7 @@ def record_all(connection: Connection, dataset: Dataset, coming: Mapping[str, Ar
 def add(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
     """Record a file that the archive has, though nobody announced it; it counts, whatever the quota is."""
     connection.execute(insert(files).values(_row(dataset, file)))
-    limits.give_back(connection, file.tenant, size=-file.size)
+    limits.release(connection, file.tenant, size=-file.size)
 
 
 def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[Announced]:
@@ -257,7 +259,7 @@ def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[
     ]
 
 
-def collected(connection: Connection, dataset: Dataset, past: datetime) -> None:
+def touch_collected(connection: Connection, dataset: Dataset, past: datetime) -> None:
     """Say that what was written and not needed any more at a moment is gone."""
     touch(connection, dataset.id, LAST_COLLECTED, past)
 
@@ -278,7 +280,7 @@ def has_garbage(connection: Connection, dataset: Dataset, moment: datetime, age:
     return deleted is not None and (last is None or last < min(deleted, past - age))
 
 
-def unreferred(connection: Connection, dataset: Dataset, checksums: Sequence[Checksum]) -> set[Checksum]:
+def unreferenced(connection: Connection, dataset: Dataset, checksums: Sequence[Checksum]) -> set[Checksum]:
     """Those of some checksums to which no file refers, and none that is about to be put."""
     left = set(checksums)
     for table in (files, file_puts):
@@ -287,7 +289,7 @@ def unreferred(connection: Connection, dataset: Dataset, checksums: Sequence[Che
     return left
 
 
-def moved(connection: Connection, dataset: Dataset) -> None:
+def touch_updated(connection: Connection, dataset: Dataset) -> None:
     """Say that the archive is another now. Raises DatasetNotFound for one that is being deleted."""
     require_active(connection, dataset)
     touch(connection, dataset.id, LAST_UPDATED, now())
@@ -297,7 +299,7 @@ def forget(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
     """Take a file out of the index, and let those who are putting it begin again."""
     connection.execute(delete(files).where(files.c.dataset_id == dataset.id, files.c.id == file.id))
     touch(connection, dataset.id, LAST_DELETED, now())
-    limits.give_back(connection, file.tenant, size=file.size)
+    limits.release(connection, file.tenant, size=file.size)
     same = file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file.id
     withdraw(connection, connection.execute(select(file_puts.c.id).where(*same)).scalars())
     events.record(connection, dataset.id, EventKind.FILE_DELETED, file=_named(file))

@@ -138,7 +138,7 @@ class Archive:
     def _stage(
         self, dataset: Dataset, said: NewFile, chunks: Iterable[bytes], reservation: Reservation | None, keep: bool
     ) -> Staged:
-        passing = _Passing(self._settings.max_file_bytes)
+        passing = _Digest(self._settings.max_file_bytes)
         left = passing.each(chunks if reservation is None else reservation.each(chunks))
         first, data = _gathered(left, SMALL), None
         place = None
@@ -259,7 +259,7 @@ class Archive:
                         written[place] = self._put_if(
                             connection, dataset, staged[number].said, coming[place], announced
                         )
-                said = [_as_said(file, staged[number].said) for number, file in zip(left, written, strict=True)]
+                said = [_with_new_fields(file, staged[number].said) for number, file in zip(left, written, strict=True)]
                 kept = records.record_all(connection, dataset, dict(zip(announced, said, strict=True)))
                 for number, name, file, now_said in zip(left, announced, written, said, strict=True):
                     if name in kept:
@@ -270,7 +270,7 @@ class Archive:
                 if done:
                     recorded(connection, list(done.values()))
                     # Last: what `recorded` writes may lock what others lock before this tag.
-                    records.moved(connection, dataset)
+                    records.touch_updated(connection, dataset)
             self._reached("recorded")
         except Exception:
             self._withdraw(dataset, announced, coming)
@@ -283,7 +283,9 @@ class Archive:
             with self._database.write() as connection:
                 records.hold(self._database, connection, dataset, [file.checksum for file in coming])
                 records.withdraw(connection, announced)
-                unwanted = [file for file in coming if not records.is_wanted(connection, dataset, file.id)]
+                unwanted = [
+                    file for file in coming if not records.is_recorded_or_announced(connection, dataset, file.id)
+                ]
                 require_alive(connection)
                 self._store.delete([dataset.layout.file_record(file.checksum, file.id) for file in unwanted])
         except TarnError as error:  # it expires, and then a vacuum finishes it
@@ -313,7 +315,7 @@ class Archive:
         by them or by a vacuum. Raises PreconditionFailed.
         """
         tags = [tag for file in records.at(connection, dataset, said.path) for tag in file.tags]
-        for other in records.coming_to(connection, dataset, said.path, announced):
+        for other in records.announced_for(connection, dataset, said.path, announced):
             file = self._record_at(dataset.layout.file_record(other.checksum, other.file_id))
             tags += [] if file is None else file.tags
         said.conditions.require(list(dict.fromkeys(tags)))
@@ -402,8 +404,8 @@ class Archive:
             records.hold(self._database, connection, dataset, [], [file.path])
             conditions.require(file.tags)
             records.forget(connection, dataset, file)
-            gone = texts.forget(connection, dataset, records.unreferred(connection, dataset, [checksum]))
-            records.moved(connection, dataset)
+            gone = texts.forget(connection, dataset, records.unreferenced(connection, dataset, [checksum]))
+            records.touch_updated(connection, dataset)
             recorded(connection)
             require_alive(connection)
             places = [dataset.layout.text(checksum, text.origin) for text in gone]
@@ -456,7 +458,7 @@ class Archive:
                 records.first_of(connection, dataset, checksum)
                 records.withdraw(connection, reserved)
                 texts.replace(connection, self._settings, dataset, new)
-                records.moved(connection, dataset)
+                records.touch_updated(connection, dataset)
                 recorded(connection)
                 require_alive(connection)
                 if staged.data is not None:
@@ -484,13 +486,13 @@ class Archive:
             gone = texts.forget(connection, dataset, [checksum], origin)
             if not gone and self._store.head(target) is None:
                 raise FileNotFound(f"there is no text of {checksum} by {origin!r}")
-            records.moved(connection, dataset)
+            records.touch_updated(connection, dataset)
             recorded(connection)
             require_alive(connection)
             self._store.delete([target])
 
 
-class _Passing:
+class _Digest:
     """What becomes known of bytes while they pass."""
 
     def __init__(self, limit: int) -> None:
@@ -532,7 +534,7 @@ def _require(staged: Staged) -> None:
         raise SchemaViolation(f"the checksum {reason}", errors=[Fault(field="checksum", reason=reason)])
 
 
-def _as_said(file: ArchiveFile, said: NewFile) -> ArchiveFile:
+def _with_new_fields(file: ArchiveFile, said: NewFile) -> ArchiveFile:
     """A record with what a sender says now; what it does not say stays."""
     update = {"origin": said.origin, "meta": said.meta}
     return file.model_copy(update={name: value for name, value in update.items() if value is not None})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from tarn.archive.sources import Choice, Failed, Found, Source, refused
+from tarn.archive.sources import ListedFile, ListingFailure, PathFilter, Source, refused
 from tarn.errors import FileNotFound, SourceFailed, TarnError
 
 CHUNK = 1 << 20
@@ -48,7 +48,7 @@ class Roots:
             file_uri(path), _chunks(descriptor, about), self.limit, name=parts[-1], size=about.st_size, close=file.close
         )
 
-    def files(self, path: str, choice: Choice) -> Iterator[Found | Failed]:
+    def files(self, path: str, choice: PathFilter) -> Iterator[ListedFile | ListingFailure]:
         """What lies below a folder, in the order of the paths' characters; links out of the root are failures.
 
         Raises SchemaViolation, FileNotFound or SourceFailed if the folder cannot be listed.
@@ -152,9 +152,9 @@ class _Listing:
     root: Path
     parts: tuple[str, ...]
     top: str
-    choice: Choice
+    choice: PathFilter
 
-    def walk(self, descriptor: int, below: str) -> Iterator[Found | Failed]:
+    def walk(self, descriptor: int, below: str) -> Iterator[ListedFile | ListingFailure]:
         """Everything in an open folder, which is closed at the end."""
         try:
             with os.scandir(descriptor) as entries:
@@ -164,7 +164,7 @@ class _Listing:
         finally:
             os.close(descriptor)
 
-    def _entry(self, folder: int, path: str, entry: "os.DirEntry[str]") -> Iterator[Found | Failed]:
+    def _entry(self, folder: int, path: str, entry: "os.DirEntry[str]") -> Iterator[ListedFile | ListingFailure]:
         if not _is_folder(entry):
             if self.choice.takes(path):
                 yield self._file(path, entry)
@@ -175,20 +175,20 @@ class _Listing:
                 with _translated():
                     inner = os.open(entry.name, FOLDER, dir_fd=folder)
             except TarnError as error:
-                yield Failed(_printable(path), error)
+                yield ListingFailure(_printable(path), error)
             else:
                 yield from self.walk(inner, f"{path}/")
 
-    def _file(self, path: str, entry: "os.DirEntry[str]") -> Found | Failed:
+    def _file(self, path: str, entry: "os.DirEntry[str]") -> ListedFile | ListingFailure:
         try:
             path.encode()
             with _translated():
                 size = self._linked(path) if entry.is_symlink() else _size(entry.stat(follow_symlinks=False))
         except UnicodeEncodeError:
-            return Failed(_printable(path), refused("its name is not UTF-8"))
+            return ListingFailure(_printable(path), refused("its name is not UTF-8"))
         except TarnError as error:
-            return Failed(path, error)
-        return Found(file_uri(f"{self.top}/{path}"), path, size)
+            return ListingFailure(path, error)
+        return ListedFile(file_uri(f"{self.top}/{path}"), path, size)
 
     def _linked(self, path: str) -> int:
         descriptor = _descend(self.root, (*self.parts, *path.split("/")))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, select
 
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets import registry as datasets
 from tarn.datasets.documents import read_document, replace_document
 from tarn.datasets.registry import Dataset
@@ -17,7 +17,7 @@ from tarn.db.tables import mapping_runs
 from tarn.db.upsert import upsert
 from tarn.errors import MappingNotFound, PreconditionFailed
 from tarn.journal import head as heads
-from tarn.model.dataset import etag, matches, names_tag
+from tarn.model.dataset import etag, matches, matches_none_match
 from tarn.model.mapping import MappingDocument, tag_of
 from tarn.model.names import Checksum
 from tarn.storage.store import Missing, Store
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     result: dict[str, Any]
 
 
-class Kept(NamedTuple):
+class StoredMapping(NamedTuple):
     """A mapping as it is kept, with its entity tag."""
 
     document: MappingDocument
@@ -62,10 +62,10 @@ def hashes(store: Store, dataset: Dataset, after: str | None, limit: int) -> lis
     return kept
 
 
-def read(store: Store, dataset: Dataset, content_hash: Checksum) -> Kept:
+def read(store: Store, dataset: Dataset, content_hash: Checksum) -> StoredMapping:
     """Raises MappingNotFound, and DocumentInvalid for one that was edited into nothing."""
     try:
-        return Kept(*read_document(store, dataset.layout.mapping(content_hash), MappingDocument.from_yaml))
+        return StoredMapping(*read_document(store, dataset.layout.mapping(content_hash), MappingDocument.from_yaml))
     except Missing:
         raise MappingNotFound(f"{dataset.name!r} has no mapping for {content_hash}") from None
 
@@ -78,20 +78,20 @@ def put(
     document: MappingDocument,
     if_match: str | None,
     if_none_match: str | None,
-    act: Act,
-) -> tuple[Kept, bool]:
+    act: AuditedAction,
+) -> tuple[StoredMapping, bool]:
     """Keep a mapping; the former one goes to its versions. What is kept, and whether it is the first.
 
     Raises PreconditionFailed if what is there is not what the caller says, DatasetNotFound.
     """
     path = dataset.layout.mapping(content_hash)
-    kept = Kept(document, document.to_yaml(dataset.name))
+    kept = StoredMapping(document, document.to_yaml(dataset.name))
     with database.write() as connection:
         datasets.lock(connection, dataset)
         former = _former(store, path)
         if if_match is not None and (former is None or not matches(if_match, former)):
             raise PreconditionFailed("the mapping has changed since", expected=if_match, head=former)
-        if if_none_match is not None and former is not None and names_tag(if_none_match, former):
+        if if_none_match is not None and former is not None and matches_none_match(if_none_match, former):
             raise PreconditionFailed("there is such a mapping already", expected=if_none_match, head=former)
         act.done(connection, mapping=kept.tag)
         replace_document(connection, store, path, dataset.layout.mapping_versions(content_hash), kept.text)

@@ -164,7 +164,7 @@ class BlockReservation(Reservation):
         moved = 0 if held is None else min(self._moved, reserved)
         if moved:
             _set(connection, self._upload, (held or 0) + moved)
-        limits.give_back(connection, self._tenant, size=reserved - moved)
+        limits.release(connection, self._tenant, size=reserved - moved)
 
     def _reserve(self, connection: Connection, size: int) -> None:
         held = self._of_upload(connection, lock=True)
@@ -172,7 +172,7 @@ class BlockReservation(Reservation):
         if held is not None and moved > self._moved:
             _set(connection, self._upload, held - (moved - self._moved))
             # The same bytes under another name: they are counted by `resize` again.
-            limits.give_back(connection, self._tenant, size=moved - self._moved)
+            limits.release(connection, self._tenant, size=moved - self._moved)
         super()._reserve(connection, size)
         self._moved = max(moved, self._moved)
 

@@ -72,7 +72,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedFile:
     """A file that a listing found."""
 
     uri: str
@@ -83,7 +83,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Failed:
+class ListingFailure:
     """Something that a listing came upon and that cannot be fetched or looked into."""
 
     path: str
@@ -91,7 +91,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PathFilter:
     """Which paths of a listing are wanted. In a pattern, `*` stands for any characters, slashes too."""
 
     prefix: str = ""

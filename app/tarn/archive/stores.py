@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tarn.archive.sources import Choice, Failed, Found, Source, refused
+from tarn.archive.sources import ListedFile, ListingFailure, PathFilter, Source, refused
 from tarn.errors import FileNotFound, StartRefused
 from tarn.storage.connection import Connection
 from tarn.storage.s3_options import s3_options
@@ -52,17 +52,17 @@ class SourceStores:
             raise FileNotFound("there is no such file") from None
         return Source(uri, chunks, self.limit, name=key.rsplit("/", 1)[-1], size=entry.size)
 
-    def files(self, uri: str, choice: Choice) -> Iterator[Found | Failed]:
+    def files(self, uri: str, choice: PathFilter) -> Iterator[ListedFile | ListingFailure]:
         """What lies below a folder, in the order of the paths' characters. Raises SchemaViolation, Unavailable."""
         top = uri.rstrip("/")
         store, folder = self.place(top)
         return self._below(store, top, folder, choice)
 
-    def _below(self, store: Store, top: str, folder: str, choice: Choice) -> Iterator[Found | Failed]:
+    def _below(self, store: Store, top: str, folder: str, choice: PathFilter) -> Iterator[ListedFile | ListingFailure]:
         for entry in store.list(folder):
             path = entry.path[len(folder) :].lstrip("/")
             if choice.takes(path):
-                yield Found(f"{top}/{path}", path, entry.size)
+                yield ListedFile(f"{top}/{path}", path, entry.size)
 
     def place(self, uri: str) -> tuple[Store, str]:
         """The store that an address is in, and the key there, which is empty for the top. Raises SchemaViolation."""

@@ -50,7 +50,7 @@ def replace(connection: Connection, settings: Settings, dataset: Dataset, new: C
             # In one order for all, so that two who replace each other's texts do not wait in a circle.
             both = select(tenants.c.name).where(tenants.c.name.in_([old.tenant, new.tenant])).order_by(tenants.c.name)
             connection.execute(both.with_for_update()).all()
-        limits.give_back(connection, old.tenant, size=old.size)
+        limits.release(connection, old.tenant, size=old.size)
     limits.reserve(connection, new.tenant, settings, size=new.size)
     _write(connection, dataset, new)
 
@@ -59,8 +59,8 @@ def recount(connection: Connection, dataset: Dataset, new: CountedText) -> None:
     """Count a text as it lies in the archive, whatever the quota is."""
     old = find(connection, dataset, new.checksum, new.origin)
     if old is not None:
-        limits.give_back(connection, old.tenant, size=old.size)
-    limits.give_back(connection, new.tenant, size=-new.size)
+        limits.release(connection, old.tenant, size=old.size)
+    limits.release(connection, new.tenant, size=-new.size)
     _write(connection, dataset, new)
 
 
@@ -75,7 +75,7 @@ def forget(
         which = (*which, file_texts.c.origin == origin)
     gone = [_counted(row) for row in connection.execute(delete(file_texts).where(*which).returning(file_texts))]
     for text in sorted(gone, key=lambda text: text.tenant):
-        limits.give_back(connection, text.tenant, size=text.size)
+        limits.release(connection, text.tenant, size=text.size)
     return gone
 
 

@@ -20,7 +20,7 @@ from tarn.archive.reservations import BlockReservation
 from tarn.datasets.registry import Dataset
 from tarn.db import idempotency as answers
 from tarn.db.engine import Database
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.db.tables import file_puts, upload_blocks, uploads
 from tarn.errors import (
     BodyTooLarge,
@@ -36,7 +36,7 @@ from tarn.model.file import ArchiveFile, NewFile
 from tarn.model.ids import new_id, now
 from tarn.model.names import Checksum, FilePath, Origin, TenantName
 from tarn.model.preconditions import Conditions
-from tarn.model.upload import ByteRange, NewUpload, Span, Upload, joined, missing
+from tarn.model.upload import ByteRange, NewUpload, Span, Upload, merge_spans, missing
 from tarn.settings import Settings
 from tarn.storage.store import Missing, Store
 
@@ -74,7 +74,7 @@ class Uploads:
         length = func.coalesce(func.sum(uploads.c.length), 0)
         others = int(connection.execute(select(length).where(*going_on, unreserved)).scalar_one())
         limits.reserve(connection, tenant, self._settings, size=others)
-        limits.give_back(connection, tenant, size=others)
+        limits.release(connection, tenant, size=others)
         said = new.model_dump(include={"length", "checksum", "origin", "meta"})
         values = {"id": id, "dataset_id": dataset.id, "tenant": tenant, "path": path, **said}
         connection.execute(insert(uploads).values(**values, created=now(), expires=self._expiry()))
@@ -96,7 +96,7 @@ class Uploads:
         upload: str,
         offset: int,
         chunks: Iterable[bytes],
-        once: Callable[[str], Once] | None = None,
+        once: Callable[[str], IdempotencyKey] | None = None,
         recorded: Callable[[Connection, int], None] = lambda *_: None,
         reservation: BlockReservation | None = None,
     ) -> Upload:
@@ -130,7 +130,7 @@ class Uploads:
                     recorded(connection, size)
                     there = self.get(connection, dataset, tenant, upload)
                     if named is not None:
-                        answers.keep(connection, tenant, named, 200, there.model_dump(mode="json"))
+                        answers._insert(connection, tenant, named, 200, there.model_dump(mode="json"))
                     if size > 0:
                         return there
         except BaseException:
@@ -167,7 +167,7 @@ class Uploads:
                 connection.execute(delete(upload_blocks).where(upload_blocks.c.upload == upload))
                 recorded(connection, file)
 
-        said = _said(row, conditions)
+        said = _new_file(row, conditions)
         parts = [dataset.layout.upload_part(upload, block.part) for block in blocks]
         try:
             self._archive.require(dataset, said)
@@ -293,7 +293,7 @@ def _within(chunks: Iterable[bytes], room: int, digest: Any) -> Iterator[bytes]:
         yield chunk
 
 
-def _said(row: Row[Any], conditions: Conditions) -> NewFile:
+def _new_file(row: Row[Any], conditions: Conditions) -> NewFile:
     return NewFile(
         path=FilePath(row.path),
         origin=None if row.origin is None else Origin(row.origin),
@@ -312,7 +312,7 @@ def _upload(row: Row[Any], blocks: list[Span]) -> Upload:
         checksum=row.checksum,
         origin=row.origin,
         meta=row.meta,
-        committed=[ByteRange(start=span.start, end=span.end) for span in joined(there)],
+        committed=[ByteRange(start=span.start, end=span.end) for span in merge_spans(there)],
         missing=[ByteRange(start=span.start, end=span.end) for span in missing(there, row.length)],
         created=row.created,
         expires=row.expires,

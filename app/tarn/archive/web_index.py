@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-from tarn.archive.sources import Choice, Failed, Found, refused
+from tarn.archive.sources import ListedFile, ListingFailure, PathFilter, refused
 from tarn.archive.urls import Url
 from tarn.archive.web import Web
 from tarn.errors import TarnError
@@ -30,15 +30,15 @@ class WebIndex:
     every page that links to it."""
 
     web: Web
-    choice: Choice
+    choice: PathFilter
     _pages: set[str] = field(default_factory=set)
 
-    def files(self, url: Url) -> Iterator[Found | Failed]:
+    def files(self, url: Url) -> Iterator[ListedFile | ListingFailure]:
         """Raises what fetching the first page does, and SchemaViolation if it is no HTML."""
         top, links = self._read(url)
         return self._follow(top, top, links, 1)
 
-    def _follow(self, top: Url, page: Url, links: list[str], depth: int) -> Iterator[Found | Failed]:
+    def _follow(self, top: Url, page: Url, links: list[str], depth: int) -> Iterator[ListedFile | ListingFailure]:
         for link in links:
             try:
                 target = page.joined(link)
@@ -49,15 +49,15 @@ class WebIndex:
             try:
                 path = target.path_below(top)
             except TarnError as error:
-                yield Failed(target.path, error)
+                yield ListingFailure(target.path, error)
                 continue
             if not path.endswith("/"):
                 if self.choice.takes(path):
-                    yield Found(target.shown, path, None)
+                    yield ListedFile(target.shown, path, None)
             elif self.choice.reaches(path) and target.path not in self._pages:
                 yield from self._page(top, target, path, depth)
 
-    def _page(self, top: Url, url: Url, path: str, depth: int) -> Iterator[Found | Failed]:
+    def _page(self, top: Url, url: Url, path: str, depth: int) -> Iterator[ListedFile | ListingFailure]:
         try:
             if depth >= DEPTH:
                 raise refused(f"it is more than {DEPTH} pages deep")
@@ -67,7 +67,7 @@ class WebIndex:
             if not page.is_below(top):
                 raise refused("the page redirects to elsewhere")
         except TarnError as error:
-            yield Failed(path, error)
+            yield ListingFailure(path, error)
         else:
             yield from self._follow(top, page, links, depth + 1)
 

@@ -21,7 +21,7 @@ ADMIN_KEY_FILE = "data/admin.key"
 """Where a server that was started here keeps its administrator's key, unless it is told otherwise."""
 
 CONNECT_SECONDS, ANSWER_SECONDS = 5.0, 60.0
-LONG_SECONDS = 600.0
+LONG_TIMEOUT = 600.0
 """How long a server may be silent over much data: before it sends the first of it, or when it has received the last."""
 
 LARGEST_PAGE = 1000
@@ -76,7 +76,7 @@ class Client:
         method: str = "POST",
     ) -> httpx.Response:
         """The answer to a body that is sent as it is read. Raises what `request` does, and what reading it does."""
-        return self._answer(method, path, content, params, headers, LONG_SECONDS)
+        return self._answer(method, path, content, params, headers, LONG_TIMEOUT)
 
     @contextmanager
     def stream(self, path: str, form: str, params: Mapping[str, Any]) -> Iterator[Iterator[bytes]]:
@@ -87,7 +87,7 @@ class Client:
         with (
             self._heard(),
             self._http.stream(
-                "GET", path, params=_given(params), headers={"Accept": form}, timeout=_timeout(LONG_SECONDS)
+                "GET", path, params=_given(params), headers={"Accept": form}, timeout=_timeout(LONG_TIMEOUT)
             ) as response,
         ):
             if not response.is_success:

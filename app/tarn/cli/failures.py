@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
-def fault_line(fault: dict[str, Any]) -> str:
+def invalid_line(fault: dict[str, Any]) -> str:
     """What is wrong with one record or field, as the server says it."""
     line = f"line {fault['line']}" if fault.get("line") is not None else None
     return ": ".join(str(part) for part in (line, fault.get("field"), fault.get("reason")) if part)
@@ -50,7 +50,7 @@ class ProblemAnswered(Failure):
         faults = self.problem.get("errors", ())
         # The only one is mostly what the sentence above says already.
         if len(faults) > 1 or any(str(fault["reason"]) not in str(self) for fault in faults):
-            yield from (f"    {fault_line(fault)}" for fault in faults)
+            yield from (f"    {invalid_line(fault)}" for fault in faults)
         if self.hint is not None:
             yield f"    {self.hint}"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tarn.cli.failures import Failure, Misuse, ProblemAnswered
-from tarn.cli.output.tables import Output, printable
+from tarn.cli.output.tables import CommandOutput, printable
 
 if TYPE_CHECKING:
     from tarn.cli.connection import Client
@@ -39,11 +39,11 @@ Function = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Session:
+class CommandSession:
     """One command's conversation with a server."""
 
     client: "Client"
-    output: Output
+    output: CommandOutput
 
     def confirm(self, question: str, yes: bool) -> None:
         """Return if the person agrees, or has agreed with --yes; else raise Misuse. Nobody is asked in a pipe."""
@@ -71,7 +71,7 @@ def client_command(app: typer.Typer, name: str, panel: str | None = None) -> Cal
             from tarn.cli.connection import Client
 
             with _reported(as_json), Client(url, key) as client:
-                function(Session(client, Output(as_json)), **options)
+                function(CommandSession(client, CommandOutput(as_json)), **options)
 
         parameters = [*own, *_common()]
         # Typer reads the options from here.

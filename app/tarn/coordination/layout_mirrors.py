@@ -20,13 +20,13 @@ from tarn.model.names import LAKEHOUSE, LockName, TagKey, TenantName
 from tarn.model.tag import Tag
 from tarn.storage.store import Store
 
-ON_ITS_WAY = timedelta(minutes=1)
+GRACE = timedelta(minutes=1)
 """What is younger than this may still be put, or taken away."""
 
 
-def wrong(database: Database, store: Store, dataset: Dataset) -> list[tuple[str, str]]:
+def find_wrong(database: Database, store: Store, dataset: Dataset) -> list[tuple[str, str]]:
     """Mirrors that are missing or are of nothing: their paths, and why. What changes meanwhile is not."""
-    layout, settled = dataset.layout, now() - ON_ITS_WAY
+    layout, settled = dataset.layout, now() - GRACE
     with database.read() as connection:
         before = _expected(connection, dataset)
     core = layout.tag(LAKEHOUSE, TagKey("x")).removesuffix("x")
@@ -45,25 +45,25 @@ def wrong(database: Database, store: Store, dataset: Dataset) -> list[tuple[str,
     return sorted(found.items())
 
 
-def mend(database: Database, store: Store, dataset: Dataset) -> None:
+def repair(database: Database, store: Store, dataset: Dataset) -> None:
     """Show what is not shown, and take away what shows nothing."""
-    paths = {path for path, _ in wrong(database, store, dataset)}
+    paths = {path for path, _ in find_wrong(database, store, dataset)}
     if not paths:
         return
     own = dataset.layout
     with database.read() as connection:
         expected = _expected(connection, dataset)
-        for item in queue.each(connection, dataset):
+        for item in queue.all_items(connection, dataset):
             if own.queue_item(item.tenant, item.id) in paths:
-                queue.show(store, dataset, item)
+                queue.write_mirror(store, dataset, item)
         for row in connection.execute(select(tags_table).where(tags_table.c.dataset_id == dataset.id)):
             if own.tag(row.tenant, TagKey(row.key)) in paths:
                 tag = Tag(key=row.key, at=row.at, value=row.value)
-                tags.show(store, dataset, TenantName(row.tenant), TagKey(row.key), tag)
+                tags.mirror(store, dataset, TenantName(row.tenant), TagKey(row.key), tag)
         for row in connection.execute(select(locks_table).where(locks_table.c.dataset_id == dataset.id)):
             if row.token is not None and own.named_lock(row.tenant, LockName(row.name)) in paths:
                 held = HeldLock.model_validate(row._mapping)
-                locks.show(store, dataset, TenantName(row.tenant), held.name, held)
+                locks.mirror(store, dataset, TenantName(row.tenant), held.name, held)
     store.delete([path for path in paths if path not in expected])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, update
 
-from tarn.datasets.registry import Dataset, hold_active
+from tarn.datasets.registry import Dataset, lock_active
 from tarn.db.database_clock import database_time
 from tarn.db.tables import datasets, locks
 from tarn.db.upsert import upsert
@@ -25,7 +25,7 @@ from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
-MOST = 1_000
+MAX_NAMES = 1_000
 """Names that a tenant locks on one dataset, at most: each is kept, for the sake of its number."""
 
 
@@ -39,7 +39,7 @@ def page(connection: Connection, dataset: Dataset, tenant: TenantName, after: st
 
 def take(connection: Connection, dataset: Dataset, tenant: TenantName, name: LockName, new: NewLock) -> HeldLock:
     """Take a lock that is free or has expired. Raises Locked, with its holder, and QuotaExceeded."""
-    hold_active(connection, dataset)
+    lock_active(connection, dataset)
     moment = database_time(connection)
     values = {
         "token": secrets.token_urlsafe(24),
@@ -59,7 +59,7 @@ def take(connection: Connection, dataset: Dataset, tenant: TenantName, name: Loc
     return HeldLock.model_validate(row._mapping)
 
 
-def refresh(connection: Connection, dataset: Dataset, tenant: TenantName, name: LockName, new: NewLock) -> HeldLock:
+def _refresh(connection: Connection, dataset: Dataset, tenant: TenantName, name: LockName, new: NewLock) -> HeldLock:
     """Hold a lock on. One that has expired, and that nobody has taken, is held again. Raises LockLost."""
     until = database_time(connection) + timedelta(seconds=new.ttl)
     own = *_named(dataset, tenant, name), locks.c.token == new.token
@@ -96,7 +96,7 @@ def take_away(connection: Connection, lock_id: str) -> tuple[Dataset, AnyLock]:
     return Dataset(row.dataset_id, freed.dataset), freed
 
 
-def show(store: Store, dataset: Dataset, tenant: TenantName, name: LockName, lock: HeldLock | None) -> None:
+def mirror(store: Store, dataset: Dataset, tenant: TenantName, name: LockName, lock: HeldLock | None) -> None:
     """Mirror a lock without its token, or its absence, after the fact: whether that works changes nothing."""
     path = dataset.layout.named_lock(tenant, name)
     try:
@@ -123,7 +123,7 @@ def _first(
         upsert(connection, locks).values(**own, **values).on_conflict_do_nothing().returning(locks)
     ).first()
     if row is not None:
-        if count >= MOST:
+        if count >= MAX_NAMES:
             raise QuotaExceeded(f"tenant {tenant!r} has locked {count} names on {dataset.name!r}", retry_after=60)
         return row
     holder = connection.execute(select(locks).where(*_named(dataset, tenant, name))).one()

@@ -19,7 +19,7 @@ import structlog
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
 
 from tarn.access import grants
-from tarn.datasets.registry import ACTIVE, Dataset, hold_active
+from tarn.datasets.registry import ACTIVE, Dataset, lock_active
 from tarn.db import outbox as events
 from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
@@ -38,7 +38,7 @@ from tarn.errors import (
 )
 from tarn.model.event import EventKind
 from tarn.model.ids import new_id
-from tarn.model.job import MOST_ATTEMPTS, next_attempt
+from tarn.model.job import MOST_ATTEMPTS, retry_time
 from tarn.model.names import DatasetName, TenantName
 from tarn.model.queue import NewQueueItem, QueueItem, QueueItemState, TakenQueueItem
 from tarn.settings import Settings
@@ -51,7 +51,7 @@ RETRY_SECONDS = 10
 RANDOM_BITS = 80
 """What a UUIDv7 has below its milliseconds."""
 
-AT_ONCE = 500
+DELETE_BATCH = 500
 """Items that one transaction deletes at most."""
 
 
@@ -66,7 +66,7 @@ class Begun(NamedTuple):
     request: str
 
 
-def changed(connection: Connection, dataset: Dataset, item: QueueItem) -> None:
+def record_change(connection: Connection, dataset: Dataset, item: QueueItem) -> None:
     """Told of every change of an item's state, in the transaction that makes it: who may read the item hears of it."""
     events.record(
         connection,
@@ -102,7 +102,7 @@ def add(
 
     Raises SchemaViolation for a recipient that has no grant on the dataset, and Backpressure if too much waits.
     """
-    hold_active(connection, dataset)
+    lock_active(connection, dataset)
     if new.to is not None and not grants.is_known_on(connection, new.to, dataset.name):
         reason = f"{new.to!r} is no tenant with a grant on {dataset.name!r}"
         raise SchemaViolation(f"to: {reason}", errors=[Fault(field="to", reason=reason)])
@@ -132,7 +132,7 @@ def add(
         )
     )
     item = _item(connection.execute(select(queue).where(queue.c.id == item_id)).one())
-    changed(connection, dataset, item)
+    record_change(connection, dataset, item)
     return item
 
 
@@ -189,7 +189,7 @@ def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: f
         oldest = oldest.with_for_update(skip_locked=True)
     while (row := connection.execute(oldest).first()) is not None:
         if row.attempts >= MOST_ATTEMPTS:
-            _give_up(connection, dataset, row, f"it was taken {row.attempts} times, and never acknowledged")
+            _mark_dead(connection, dataset, row, f"it was taken {row.attempts} times, and never acknowledged")
             continue
         lent: dict[str, Any] = {"token": secrets.token_urlsafe(24), "leased_until": moment + timedelta(seconds=seconds)}
         taken = _change(connection, dataset, row.id, attempts=row.attempts + 1, not_before=None, **lent)
@@ -212,7 +212,7 @@ def acknowledge(
     moment = database_time(connection)
     if error is None:
         return _change(connection, dataset, row.id, **_done(moment))
-    return _failed(connection, dataset, row, QueueItemFailed(error), next_attempt(row.attempts, moment), moment)
+    return _failed(connection, dataset, row, QueueItemFailed(error), retry_time(row.attempts, moment), moment)
 
 
 def retry(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> QueueItem:
@@ -261,7 +261,7 @@ def begin(connection: Connection, dataset: Dataset) -> Begun | None:
         if row.not_before is not None and row.not_before > database_time(connection):
             return None
         if row.attempts >= MOST_ATTEMPTS:
-            _give_up(connection, dataset, row, f"{row.attempts} workers ended over it")
+            _mark_dead(connection, dataset, row, f"{row.attempts} workers ended over it")
             continue
         return Begun(_change(connection, dataset, row.id, attempts=row.attempts + 1), row.request)
     return None
@@ -278,14 +278,14 @@ def fail(connection: Connection, dataset: Dataset, item: QueueItem, error: TarnE
     if row is None:
         raise Settled
     moment = database_time(connection)
-    again = next_attempt(row.attempts, moment) if error.retryable else None
+    again = retry_time(row.attempts, moment) if error.retryable else None
     return _failed(connection, dataset, row, error, again, moment)
 
 
 # What stays, and for how long
 
 
-def show(store: Store, dataset: Dataset, item: QueueItem) -> None:
+def write_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
     """Mirror an item after the fact: whether that works changes nothing."""
     try:
         store.put_hint(dataset.layout.queue_item(item.tenant, item.id), item.model_dump_json().encode())
@@ -293,7 +293,7 @@ def show(store: Store, dataset: Dataset, item: QueueItem) -> None:
         log.warning("a queue item is not shown in the layout", dataset=dataset.name, problem=error.slug)
 
 
-def hide(store: Store, dataset: Dataset, item: QueueItem) -> None:
+def delete_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
     """Take an item's mirror away."""
     try:
         store.delete([dataset.layout.queue_item(item.tenant, item.id)])
@@ -301,7 +301,7 @@ def hide(store: Store, dataset: Dataset, item: QueueItem) -> None:
         log.warning("a queue item is still shown in the layout", dataset=dataset.name, problem=error.slug)
 
 
-def forget(database: Database, store: Store, settings: Settings) -> int:
+def delete_done(database: Database, store: Store, settings: Settings) -> int:
     """Delete items that were done long ago, and their mirrors before them. Returns how many."""
     gone = 0
     while some := _old(database, settings):
@@ -318,13 +318,13 @@ def _old(database: Database, settings: Settings) -> list[Row[Any]]:
         old = queue.c.state == QueueItemState.DONE, queue.c.finished < past
         query = select(queue.c.id, queue.c.tenant, datasets.c.name).join(datasets, datasets.c.id == queue.c.dataset_id)
         # Of a dataset that is being deleted, the files are not ours any more.
-        return list(connection.execute(query.where(*old, datasets.c.state == ACTIVE).limit(AT_ONCE)))
+        return list(connection.execute(query.where(*old, datasets.c.state == ACTIVE).limit(DELETE_BATCH)))
 
 
-def each(connection: Connection, dataset: Dataset) -> Iterator[QueueItem]:
+def all_items(connection: Connection, dataset: Dataset) -> Iterator[QueueItem]:
     """Every item of a dataset, in their order."""
     query = select(queue).where(queue.c.dataset_id == dataset.id).order_by(queue.c.id)
-    return map(_item, connection.execute(query, execution_options={"yield_per": AT_ONCE}))
+    return map(_item, connection.execute(query, execution_options={"yield_per": DELETE_BATCH}))
 
 
 def _readable(
@@ -339,7 +339,7 @@ def _readable(
     return row
 
 
-def _give_up(connection: Connection, dataset: Dataset, row: Row[Any], why: str) -> None:
+def _mark_dead(connection: Connection, dataset: Dataset, row: Row[Any], why: str) -> None:
     _failed(connection, dataset, row, QueueItemFailed(why), None, database_time(connection))
 
 
@@ -374,7 +374,7 @@ def _change(
     if row is None:
         raise Settled
     item = _item(row)
-    changed(connection, dataset, item)
+    record_change(connection, dataset, item)
     return item
 
 

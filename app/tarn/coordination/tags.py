@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select
 
-from tarn.datasets.registry import Dataset, hold_active
+from tarn.datasets.registry import Dataset, lock_active
 from tarn.db.engine import Database
 from tarn.db.tables import tags
 from tarn.db.upsert import upsert
@@ -22,10 +22,10 @@ from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
-MOST = 10_000
+MAX_TAGS = 10_000
 """Tags that a tenant has on one dataset, at most."""
 
-LATER = timedelta(microseconds=1)
+MIN_STEP = timedelta(microseconds=1)
 
 
 def page(
@@ -39,7 +39,7 @@ def page(
     return [_tag(row) for row in connection.execute(query.order_by(tags.c.key).limit(limit))]
 
 
-def get(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKey) -> Tag:
+def _get(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKey) -> Tag:
     """Raises TagNotFound."""
     owner, inner = _split(key, tenant)
     row = connection.execute(select(tags).where(*_of(dataset, owner), tags.c.key == inner)).first()
@@ -48,7 +48,7 @@ def get(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKe
     return _tag(row)
 
 
-def moments(
+def _times(
     connection: Connection, dataset: Dataset, tenant: TenantName, keys: Collection[TagKey]
 ) -> dict[TagKey, datetime]:
     """The moments of those of some tags that are there, by their keys."""
@@ -70,19 +70,19 @@ def put(
     QuotaExceeded.
     """
     _require_own(key)
-    hold_active(connection, dataset)
+    lock_active(connection, dataset)
     database.serialize(connection, f"tags:{dataset.id}:{tenant}")
     before = connection.execute(select(tags.c.at).where(*_of(dataset, tenant), tags.c.key == key)).scalar()
     if before is None:
         _require_room(connection, dataset, tenant, key)
-    at = new.at or (now() if before is None else max(now(), before + LATER))
+    at = new.at or (now() if before is None else max(now(), before + MIN_STEP))
     values = {"at": at, "value": new.value}
     connection.execute(
         upsert(connection, tags)
         .values(dataset_id=dataset.id, tenant=tenant, key=key, **values)
         .on_conflict_do_update(index_elements=["dataset_id", "tenant", "key"], set_=values)
     )
-    return get(connection, dataset, tenant, key)
+    return _get(connection, dataset, tenant, key)
 
 
 def remove(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKey) -> None:
@@ -92,7 +92,7 @@ def remove(connection: Connection, dataset: Dataset, tenant: TenantName, key: Ta
         raise _missing(dataset, key)
 
 
-def show(store: Store, dataset: Dataset, tenant: TenantName, key: TagKey, tag: Tag | None) -> None:
+def mirror(store: Store, dataset: Dataset, tenant: TenantName, key: TagKey, tag: Tag | None) -> None:
     """Mirror a tag, or its absence, after the fact: whether that works changes nothing."""
     path = dataset.layout.tag(tenant, key)
     try:
@@ -118,7 +118,7 @@ def _require_room(connection: Connection, dataset: Dataset, tenant: TenantName, 
     if other is not None:
         raise AlreadyExists(f"there is a tag {other!r}, and nothing is both a tag and a folder of tags")
     count = connection.execute(select(func.count()).select_from(tags).where(*_of(dataset, tenant))).scalar_one()
-    if count >= MOST:
+    if count >= MAX_TAGS:
         raise QuotaExceeded(f"tenant {tenant!r} has {count} tags on {dataset.name!r} already", retry_after=60)
 
 

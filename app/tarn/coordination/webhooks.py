@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, and_, delete, func, insert, literal, or_
 
 from tarn.access.grants import held_by
 from tarn.db import outbox as events
-from tarn.db.outbox import Told
+from tarn.db.outbox import OutboxEvent
 from tarn.db.tables import event_heads, tenants, webhook_cursors, webhooks
 from tarn.db.upsert import upsert
 from tarn.errors import Fault, SchemaViolation, WebhookNotFound
@@ -23,11 +23,11 @@ from tarn.model.names import DatasetPattern, TenantName
 from tarn.model.tenant import Identity
 from tarn.model.webhook import NewWebhook, Webhook, WebhookState
 
-AT_ONCE = 200
+PAGE_EVENTS = 200
 """Events that are read at once."""
 
 
-class Totals(NamedTuple):
+class WebhookTotals(NamedTuple):
     """All webhooks together."""
 
     states: dict[str, int]
@@ -46,11 +46,11 @@ class Behind(NamedTuple):
 class Next(NamedTuple):
     """What is next on a stream: an event, or how far there is none of interest."""
 
-    told: Told | None
+    told: OutboxEvent | None
     through: int
 
 
-def get(connection: Connection, tenant: TenantName) -> Webhook:
+def _get(connection: Connection, tenant: TenantName) -> Webhook:
     """Raises WebhookNotFound."""
     row = _row(connection, tenant)
     if row is None:
@@ -58,7 +58,7 @@ def get(connection: Connection, tenant: TenantName) -> Webhook:
     return Webhook.model_validate(row._mapping, from_attributes=True)
 
 
-def put(connection: Connection, tenant: TenantName, new: NewWebhook) -> Webhook:
+def _put(connection: Connection, tenant: TenantName, new: NewWebhook) -> Webhook:
     """Set a tenant's webhook: what happens from now on is sent, or from where an earlier one was.
 
     One that was given up is tried again. Raises SchemaViolation for a first one without a secret.
@@ -85,7 +85,7 @@ def put(connection: Connection, tenant: TenantName, new: NewWebhook) -> Webhook:
         connection.execute(insert(webhooks).values(**values, **own))
         here = select(literal(tenant), event_heads.c.stream, event_heads.c.last)
         connection.execute(insert(webhook_cursors).from_select(["tenant", "stream", "number"], here))
-    return get(connection, tenant)
+    return _get(connection, tenant)
 
 
 def remove(connection: Connection, tenant: TenantName) -> bool:
@@ -94,12 +94,14 @@ def remove(connection: Connection, tenant: TenantName) -> bool:
     return connection.execute(delete(webhooks).where(webhooks.c.tenant == tenant)).rowcount == 1
 
 
-def totals(connection: Connection) -> Totals:
+def totals(connection: Connection) -> WebhookTotals:
     counted = select(
         webhooks.c.state, func.count(), func.sum(webhooks.c.delivered), func.sum(webhooks.c.failed)
     ).group_by(webhooks.c.state)
     rows = connection.execute(counted).all()
-    return Totals({row[0]: row[1] for row in rows}, sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows))
+    return WebhookTotals(
+        {row[0]: row[1] for row in rows}, sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows)
+    )
 
 
 # What a worker does with them
@@ -143,9 +145,9 @@ def behind(connection: Connection, tenant: TenantName) -> list[Behind]:
 
 def next_of(connection: Connection, hook: Row[Any], at: Behind) -> Next:
     """What is to be sent next of a stream: what the tenant wants to hear, and may."""
-    page = events.after(connection, at.stream, at.number, AT_ONCE)
-    wants = _Wants(hook, Identity(hook.tenant, "", held_by(connection, hook.tenant), 0, 0))
-    lost: Iterator[Told] = iter(())
+    page = events.after(connection, at.stream, at.number, PAGE_EVENTS)
+    wants = _Subscription(hook, Identity(hook.tenant, "", held_by(connection, hook.tenant), 0, 0))
+    lost: Iterator[OutboxEvent] = iter(())
     if page.tail > at.number and page.told:
         # Only one that hears of this dataset at all is told that something of it is gone.
         lost = iter([events.missed(page, at.stream, page.told[0].dataset, at.number)])
@@ -153,7 +155,7 @@ def next_of(connection: Connection, hook: Row[Any], at: Behind) -> Next:
     return Next(found, page.through if found is None else found.number)
 
 
-def delivered(connection: Connection, hook: Row[Any], worker: str, told: Told, lease: timedelta) -> bool:
+def delivered(connection: Connection, hook: Row[Any], worker: str, told: OutboxEvent, lease: timedelta) -> bool:
     """Say that an event has arrived. False if the webhook is not this worker's any more."""
     moment = now()
     arrived = {
@@ -198,14 +200,14 @@ def failed(
     return again
 
 
-def give_back(connection: Connection, hook: Row[Any], worker: str) -> None:
+def release(connection: Connection, hook: Row[Any], worker: str) -> None:
     _held(connection, hook, worker, FREE)
 
 
 FREE: dict[str, Any] = {"worker": None, "leased_until": None}
 
 
-class _Wants:
+class _Subscription:
     """Whether a webhook is sent an event."""
 
     def __init__(self, hook: Row[Any], identity: Identity) -> None:
@@ -213,7 +215,7 @@ class _Wants:
         self._patterns = [DatasetPattern(pattern) for pattern in hook.datasets]
         self._identity = identity
 
-    def __call__(self, told: Told) -> bool:
+    def __call__(self, told: OutboxEvent) -> bool:
         if told.kind not in self._kinds:
             return False
         tenant = self._identity.tenant

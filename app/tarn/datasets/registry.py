@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, Row, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.access.revision import bump
 from tarn.datasets.documents import read_document, replace_document, require_alive
 from tarn.db import jobs
@@ -41,7 +41,7 @@ from tarn.errors import (
 from tarn.model.dataset import DatasetChange, DatasetConfig, NewDataset, etag, matches
 from tarn.model.event import EventKind
 from tarn.model.ids import new_id, now, parse_stamp
-from tarn.model.job import Job, NotYet, Operation, Progress
+from tarn.model.job import Job, Operation, Progress, ResumeLater
 from tarn.model.names import DatasetName, FileName
 from tarn.storage import versions
 from tarn.storage.layout import DatasetLayout
@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 READERS = 16
 """Documents that are read at once for a list."""
 
-AT_ONCE = 1000
+DELETE_BATCH = 1000
 """Files that one request deletes, as many as S3 takes."""
 
 Readable = Callable[[str], bool]
@@ -96,7 +96,7 @@ def page(connection: Connection, readable: Readable, after: str | None, limit: i
     return found
 
 
-def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple[DatasetConfig, str]:
+def create(database: Database, store: Store, new: NewDataset, act: AuditedAction) -> tuple[DatasetConfig, str]:
     """Make a dataset: the row holds the name while the documents are written, and commits after them.
 
     A crash in between leaves documents without a row: no dataset, and the next one of that name writes over them.
@@ -118,7 +118,7 @@ def create(database: Database, store: Store, new: NewDataset, act: Act) -> tuple
                 dataset_id=config.id, seq=_first_seq(connection, config.name), content=0, segment=0
             )
         )
-        events.begin(connection, config.id, config.name)
+        events.start_stream(connection, config.id, config.name)
         events.record(connection, config.id, EventKind.DATASET_CREATED)
         act.done(connection, target=config.name)
         document = config.to_yaml()
@@ -177,7 +177,7 @@ def change(
     dataset: Dataset,
     wanted: DatasetChange,
     if_match: str | None,
-    act: Act,
+    act: AuditedAction,
     indexed: Indexed = lambda _, config: index_of(config),
 ) -> tuple[DatasetConfig, str]:
     """Replace the fields that are given; the former documents go to `versions/`.
@@ -202,7 +202,7 @@ def change(
     return config, etag(document)
 
 
-def restore(database: Database, store: Store, dataset: Dataset) -> bool:
+def restore_configuration(database: Database, store: Store, dataset: Dataset) -> bool:
     """Put the newest former configuration in the place of one that is lost, cannot be read or is another dataset's.
 
     False if there is no need for it, or nothing to be put there: what a dataset is, is not guessed.
@@ -218,12 +218,12 @@ def restore(database: Database, store: Store, dataset: Dataset) -> bool:
     return True
 
 
-def has_former(store: Store, dataset: Dataset) -> bool:
+def has_former_configuration(store: Store, dataset: Dataset) -> bool:
     """Whether a former configuration of this very dataset is there."""
     return next(_former(store, dataset), None) is not None
 
 
-def remake(database: Database, store: Store, dataset: Dataset) -> None:
+def reset_configuration(database: Database, store: Store, dataset: Dataset) -> None:
     """Put the configuration of a new dataset in the place of one that is lost, with all that the row still knows."""
     with database.write() as connection:
         created = lock(connection, dataset)
@@ -251,7 +251,7 @@ def _former(store: Store, dataset: Dataset) -> Iterator[DatasetConfig]:
                     yield config
 
 
-def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: str | None, act: Act) -> Job:
+def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: str | None, act: AuditedAction) -> Job:
     """Hide the dataset from everybody and queue the job that removes it, in one transaction."""
     assert act.identity is not None
     with database.write() as connection:
@@ -290,7 +290,7 @@ def delete(
         mark, before, found = store_time(store), done, False
         store.sweep_unfinished(dataset.layout.root, mark)
         listing = store.list(dataset.layout.root)
-        while entries := list(islice(listing, AT_ONCE)):
+        while entries := list(islice(listing, DELETE_BATCH)):
             found = True
             old = [entry.path for entry in entries if entry.modified <= mark]
             with database.write() as connection:
@@ -300,7 +300,7 @@ def delete(
         if found and done == before:
             raise Unavailable(f"files below {dataset.layout.root} are younger than the store's own clock says it is")
     if free_from is not None and now() < free_from:
-        raise NotYet(free_from)
+        raise ResumeLater(free_from)
     with database.write() as connection:
         hold(connection, Progress(done=done, unit="files"))
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETED))
@@ -339,7 +339,7 @@ def lock(connection: Connection, dataset: Dataset) -> datetime:
     return created
 
 
-def hold_active(connection: Connection, dataset: Dataset) -> None:
+def lock_active(connection: Connection, dataset: Dataset) -> None:
     """Raise DatasetNotFound for a dataset that is being deleted; one that is not will not be before this transaction
     ends."""
     found = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)

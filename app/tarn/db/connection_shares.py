@@ -18,7 +18,7 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """Whose request this is; nobody's, until the caller is known."""
 
 
-class Shares:
+class TenantSemaphore:
     """Who has how many connections. Safe between threads; work of no tenant is not counted and never waits here."""
 
     def __init__(self, connections: int, timeout: float) -> None:

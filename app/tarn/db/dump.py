@@ -49,7 +49,7 @@ from tarn.db.tables import (
 )
 from tarn.errors import StartRefused
 
-PASSING = (clock, readers, workers)
+NOT_DUMPED = (clock, readers, workers)
 """What is true of running processes and of this machine only."""
 
 SEEDED = (access_revision, clock, compatibility)
@@ -88,18 +88,18 @@ class DumpInvalid(Exception):
 
 def dumped() -> list[Table]:
     """The tables that are in a dump, each after those that it refers to."""
-    return [one for one in metadata.sorted_tables if one not in PASSING]
+    return [one for one in metadata.sorted_tables if one not in NOT_DUMPED]
 
 
 def lines(connection: Connection, one: Table) -> Iterator[bytes]:
     """A table, line by line, as the caller's transaction sees it."""
     kinds = {str(each.name): _kind(each) for each in one.columns}
     yield _line({"table": str(one.name), "columns": kinds})
-    chosen = [_chosen(each, kinds[each.name]) for each in one.columns]
+    chosen = [_selected(each, kinds[each.name]) for each in one.columns]
     at_once = connection.execution_options(yield_per=_at_once(one.name))
     found = at_once.execute(select(*chosen).order_by(*one.primary_key.columns))
     for row in found:
-        yield _line([_plain(value) for value in row])
+        yield _line([_to_json(value) for value in row])
 
 
 def _kind(each: Column[Any]) -> str:
@@ -107,12 +107,12 @@ def _kind(each: Column[Any]) -> str:
     return next((kind for known, kind in KINDS if isinstance(each.type, known)), "text")
 
 
-def _chosen(each: Column[Any], kind: str) -> Any:
+def _selected(each: Column[Any], kind: str) -> Any:
     # As text: read as a value, a null in JSON and the absence of one look alike.
     return type_coerce(cast(each, Text), Text()).label(each.name) if kind == "json" else each
 
 
-def _plain(value: object) -> object:
+def _to_json(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes | memoryview):
@@ -170,7 +170,7 @@ def load(connection: Connection, given: Iterable[bytes]) -> int:
         raise DumpInvalid("a dump does not begin with its columns") from error
     target = table(name, *columns)
     connection.execute(delete(target))
-    values = [_VALUES.get(kind, _given) for kind in kinds.values()]
+    values = [_VALUES.get(kind, _decoded) for kind in kinds.values()]
     rows = 0
     while some := list(islice(found, _at_once(name))):
         try:
@@ -185,7 +185,7 @@ def load(connection: Connection, given: Iterable[bytes]) -> int:
     return rows
 
 
-def loaded(connection: Connection) -> None:
+def reset_sequences(connection: Connection) -> None:
     """Let numbers that the database itself gives out go on above those that are there."""
     if connection.dialect.name == "postgresql":
         last = select(func.max(journal_batches.c.id)).scalar_subquery()
@@ -197,7 +197,7 @@ def _at_once(name: str) -> int:
     return PACKS_AT_ONCE if name == journal_packs.name else AT_ONCE
 
 
-def _given(value: Any) -> Any:
+def _decoded(value: Any) -> Any:
     return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
 
 

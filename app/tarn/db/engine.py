@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tarn.db import outbox as events
-from tarn.db.connection_shares import Shares
+from tarn.db.connection_shares import TenantSemaphore
 from tarn.errors import StartRefused, StorageFull, TarnError, Unavailable
 
 CHECKPOINT_PAGES = 16_000
@@ -23,11 +23,11 @@ BUSY_SECONDS = 20
 """How long a SQLite writer waits for another before it gives up."""
 
 
-SQLITE_MORE = 16
+SQLITE_EXTRA = 16
 """Connections to SQLite beyond those to a server: they cost next to nothing, and each writer that waits for another has
 one."""
 
-SIGNS_OF_LIFE = {"keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+TCP_KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 """A server that is gone without a word is found out within 20 s, also by who waits for its answer."""
 
 
@@ -46,8 +46,8 @@ class Database:
         self.name = name
         """What PostgreSQL calls its connections, so that operators see who has which."""
         self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
-        most = 2 * pool + (SQLITE_MORE if self.is_sqlite else 0)
-        self._shares = Shares(most, BUSY_SECONDS)
+        most = 2 * pool + (SQLITE_EXTRA if self.is_sqlite else 0)
+        self._shares = TenantSemaphore(most, BUSY_SECONDS)
         self.engine = _sqlite_engine(url, pool) if self.is_sqlite else _postgresql_engine(url, pool, name)
 
     @contextmanager
@@ -64,7 +64,7 @@ class Database:
         SQLite takes its write lock at the start: a transaction that reads first and locks later would fail
         instead of waiting when another one has written in between.
         """
-        recorded: list[events.Recorded] = []
+        recorded: list[events.RecordedEvent] = []
         with _answering(), self._shares.one(), self.engine.connect() as connection:
             connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE", **{events.RECORDED: recorded})
             with connection.begin():
@@ -121,7 +121,7 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
     engine = create_engine(
         url,
         pool_size=pool,
-        max_overflow=pool + SQLITE_MORE,
+        max_overflow=pool + SQLITE_EXTRA,
         hide_parameters=True,
         connect_args={"timeout": BUSY_SECONDS},
     )
@@ -168,7 +168,7 @@ def _check_file(path: Path) -> None:
 
 def adbc_uri(url: str, name: str) -> str:
     """Where a PostgreSQL is, as ADBC's driver wants it said, for connections of this name."""
-    options = {"application_name": name} | {key: str(value) for key, value in SIGNS_OF_LIFE.items()}
+    options = {"application_name": name} | {key: str(value) for key, value in TCP_KEEPALIVE.items()}
     return make_url(url).set(drivername="postgresql").update_query_dict(options).render_as_string(hide_password=False)
 
 
@@ -180,5 +180,5 @@ def _postgresql_engine(url: str, pool: int, name: str) -> Engine:
         pool_pre_ping=True,
         pool_timeout=BUSY_SECONDS,
         hide_parameters=True,
-        connect_args={"connect_timeout": 5, "application_name": name, **SIGNS_OF_LIFE},
+        connect_args={"connect_timeout": 5, "application_name": name, **TCP_KEEPALIVE},
     )

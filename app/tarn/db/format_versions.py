@@ -19,25 +19,25 @@ from tarn.db import migrate
 from tarn.db.tables import compatibility, readers
 from tarn.model.ids import now
 
-SILENT = timedelta(minutes=10)
+ALIVE_AFTER_HEARTBEAT = timedelta(minutes=10)
 """How long after its last sign of life a process may still be there, whatever clocks say. One that stops says so."""
 
 
-class Form(NamedTuple):
+class DataFormat(NamedTuple):
     """A form of data, and the revision whose code was the first to read it."""
 
     name: str
     since: str
 
 
-JOURNAL_PACKS = Form("journal-packs", since="0013")
+JOURNAL_PACKS = DataFormat("journal-packs", since="0013")
 """Events of the journal in packs (`app/tarn/journal/packs.py`)."""
 
-FORMS: tuple[Form, ...] = (JOURNAL_PACKS,)
+FORMATS: tuple[DataFormat, ...] = (JOURNAL_PACKS,)
 """What this version reads besides what all versions do."""
 
 
-def may_write(connection: Connection, form: Form) -> bool:
+def may_write(connection: Connection, form: DataFormat) -> bool:
     """Whether this form may be written now: every process that lives reads it, and none starts any more that does not.
 
     In a transaction that writes, which need not be the one that the form is written in.
@@ -46,13 +46,13 @@ def may_write(connection: Connection, form: Form) -> bool:
         return True
     # Whoever starts now either has told of itself by the time that we have the row, or waits for us and is refused.
     connection.execute(select(compatibility.c.oldest).with_for_update())
-    if not all_speak(connection, form):
+    if not is_read_by_all(connection, form):
         return False
     migrate.raise_oldest(connection, form.since)
     return True
 
 
-def all_speak(connection: Connection, form: Form) -> bool:
+def is_read_by_all(connection: Connection, form: DataFormat) -> bool:
     """Whether every process that gave a sign of life lately reads this form."""
-    alive = select(readers.c.speaks).where(readers.c.seen > now() - SILENT)
+    alive = select(readers.c.speaks).where(readers.c.seen > now() - ALIVE_AFTER_HEARTBEAT)
     return all(form.name in (spoken or ()) for spoken in connection.execute(alive).scalars())

@@ -13,14 +13,14 @@ from tarn.model.ids import now
 
 
 @dataclass(frozen=True, slots=True)
-class Once:
+class IdempotencyKey:
     """An idempotency key, and the fingerprint of the request it came with."""
 
     key: str
     fingerprint: str
 
 
-class Kept(NamedTuple):
+class StoredResponse(NamedTuple):
     """An answer that was given before."""
 
     status: int
@@ -28,14 +28,14 @@ class Kept(NamedTuple):
     created: datetime
 
 
-def find(connection: Connection, tenant: str, once: Once) -> Kept | None:
+def find(connection: Connection, tenant: str, once: IdempotencyKey) -> StoredResponse | None:
     """The answer that the same request got before. Raises IdempotencyMismatch if another one used the key."""
-    row = connection.execute(select(idempotency).where(*_mine(tenant, once))).first()
+    row = connection.execute(select(idempotency).where(*_is(tenant, once))).first()
     if row is None:
         return None
     if row.fingerprint != once.fingerprint:
         raise IdempotencyMismatch(f"the idempotency key {once.key!r} was used for another request")
-    return Kept(row.status, row.answer, row.created)
+    return StoredResponse(row.status, row.answer, row.created)
 
 
 def is_known(connection: Connection, tenant: str, key: str) -> bool:
@@ -44,7 +44,7 @@ def is_known(connection: Connection, tenant: str, key: str) -> bool:
     return connection.execute(select(idempotency.c.key).where(*same)).first() is not None
 
 
-def keep(connection: Connection, tenant: str, once: Once, status: int, answer: Any) -> bool:
+def _insert(connection: Connection, tenant: str, once: IdempotencyKey, status: int, answer: Any) -> bool:
     """Keep an answer in the caller's transaction. False if another request has the key by now."""
     kept = connection.execute(
         upsert(connection, idempotency)
@@ -55,9 +55,9 @@ def keep(connection: Connection, tenant: str, once: Once, status: int, answer: A
     return kept is not None
 
 
-def forget(connection: Connection, tenant: str, once: Once) -> None:
-    connection.execute(delete(idempotency).where(*_mine(tenant, once)))
+def forget(connection: Connection, tenant: str, once: IdempotencyKey) -> None:
+    connection.execute(delete(idempotency).where(*_is(tenant, once)))
 
 
-def _mine(tenant: str, once: Once) -> tuple[Any, Any]:
+def _is(tenant: str, once: IdempotencyKey) -> tuple[Any, Any]:
     return idempotency.c.tenant == tenant, idempotency.c.key == once.key

@@ -13,13 +13,13 @@ from tarn.model.event import EventKind
 from tarn.model.ids import new_id, now
 from tarn.model.job import MOST_ATTEMPTS, Job, JobState, Operation, Progress
 
-MOST_CLAIMED = 250
+MAX_CLAIMED = 250
 """Jobs that are claimed at once; what is more waits for the next time."""
 
-KNOWN = frozenset(Operation)
+KNOWN_OPERATIONS = frozenset(Operation)
 """While versions run side by side there may be others: those are left to processes that know them."""
 
-TELL_EVERY = timedelta(seconds=1)
+PROGRESS_EVENT_INTERVAL = timedelta(seconds=1)
 """Between two events that say how far a job is."""
 
 
@@ -46,7 +46,7 @@ def enqueue(
             attempts=0,
         )
     )
-    return _tell(connection, job_id)
+    return _record_state(connection, job_id)
 
 
 def get(connection: Connection, job_id: str) -> Job:
@@ -59,14 +59,14 @@ def get(connection: Connection, job_id: str) -> Job:
 
 def find(connection: Connection, job_id: str) -> Job | None:
     row = connection.execute(_select().where(jobs.c.id == job_id)).first()
-    if row is not None and row.operation not in KNOWN:
+    if row is not None and row.operation not in KNOWN_OPERATIONS:
         raise Unavailable(f"the job {job_id} is of a newer version of Tarn, which this process is not", retry_after=2)
     return None if row is None else _job(row)
 
 
 def newest(connection: Connection, tenant: str | None, before: str | None, limit: int) -> list[Job]:
     """Jobs of one tenant, or of all, newest first; but for what only a newer version of Tarn does."""
-    query = _select().where(jobs.c.operation.in_(KNOWN)).order_by(jobs.c.id.desc()).limit(limit)
+    query = _select().where(jobs.c.operation.in_(KNOWN_OPERATIONS)).order_by(jobs.c.id.desc()).limit(limit)
     if tenant is not None:
         query = query.where(jobs.c.tenant == tenant)
     if before is not None:
@@ -84,7 +84,7 @@ def has_open(connection: Connection, dataset_id: str, operations: Collection[Ope
     return connection.execute(found.limit(1)).first() is not None
 
 
-def forget(connection: Connection, before: datetime) -> None:
+def delete_finished(connection: Connection, before: datetime) -> None:
     """Delete jobs that were over before a moment. Their records in the lake stay."""
     over = [state for state in JobState if state.over]
     connection.execute(delete(jobs).where(jobs.c.state.in_(over), jobs.c.finished < before))
@@ -115,7 +115,7 @@ def cancel(connection: Connection, job_id: str) -> Job:
     )
     given_up = get(connection, job_id)
     if given_up.state is not job.state:
-        _tell(connection, job_id)
+        _record_state(connection, job_id)
     return given_up
 
 
@@ -134,7 +134,7 @@ def retry(connection: Connection, job_id: str) -> Job:
         raise JobConflict(
             f"the job is {job.state}: only one that failed or was cancelled is tried again", state=job.state
         )
-    return _tell(connection, job_id)
+    return _record_state(connection, job_id)
 
 
 # What a worker does with it
@@ -180,7 +180,7 @@ def claim_all(connection: Connection, worker: str, operation: Operation, silent_
     The oldest one of each tenant comes first, then the second of each: whoever waits with a thousand of them keeps
     nobody waiting who has one.
     """
-    return _claim(connection, worker, silent_after, jobs.c.operation == operation, most=MOST_CLAIMED)
+    return _claim(connection, worker, silent_after, jobs.c.operation == operation, most=MAX_CLAIMED)
 
 
 def _claim(
@@ -193,9 +193,9 @@ def _claim(
 ) -> list[Job]:
     """The update is conditional on each row being as it was found, so that nobody else has it."""
     moment = now()
-    abandoned = and_(jobs.c.operation.in_(KNOWN), _is_abandoned(moment, silent_after))
-    _let_go(connection, abandoned, moment)
-    _give_up(connection, and_(abandoned, jobs.c.attempts >= MOST_ATTEMPTS), moment)
+    abandoned = and_(jobs.c.operation.in_(KNOWN_OPERATIONS), _is_abandoned(moment, silent_after))
+    _end_cancelled(connection, abandoned, moment)
+    _fail_exhausted(connection, and_(abandoned, jobs.c.attempts >= MOST_ATTEMPTS), moment)
     free = and_(which, _is_free(moment, silent_after))
     turn = func.row_number().over(partition_by=jobs.c.tenant, order_by=jobs.c.id)
     turns = select(jobs.c.id, turn.label("turn")).where(free).subquery()
@@ -251,22 +251,22 @@ def _is_abandoned(moment: datetime, silent_after: float) -> ColumnElement[bool]:
     return and_(jobs.c.state == JobState.RUNNING, jobs.c.heartbeat < moment - timedelta(seconds=silent_after))
 
 
-def _let_go(connection: Connection, abandoned: ColumnElement[bool], moment: datetime) -> None:
+def _end_cancelled(connection: Connection, abandoned: ColumnElement[bool], moment: datetime) -> None:
     """End jobs whose worker fell silent after somebody asked for them to be given up."""
     over = {"state": JobState.CANCELLED, "finished": moment, "disturbed": moment}
     left = update(jobs).where(abandoned, jobs.c.cancelled.is_not(None)).values(**over).returning(jobs.c.id)
     for job_id in connection.execute(left).scalars().all():
-        _tell(connection, job_id)
+        _record_state(connection, job_id)
 
 
-def _give_up(connection: Connection, used_up: Any, moment: datetime) -> None:
+def _fail_exhausted(connection: Connection, used_up: Any, moment: datetime) -> None:
     """End jobs whose worker fell silent once too often; what must be done some time waits long for its next try."""
     for row in connection.execute(select(jobs.c.id, jobs.c.operation, jobs.c.attempts).where(used_up)).all():
         problem = Internal(f"{row.attempts} workers fell silent over this job").problem(instance=f"/v1/jobs/{row.id}")
         again = Operation(row.operation).next_try(row.attempts, retryable=False, moment=moment)
         values = _broken_off(problem.model_dump(mode="json"), again)
         if connection.execute(update(jobs).where(jobs.c.id == row.id, used_up).values(**values)).rowcount == 1:
-            _tell(connection, row.id)
+            _record_state(connection, row.id)
 
 
 def beat(connection: Connection, job_id: str, worker: str, progress: Progress | None) -> bool:
@@ -293,7 +293,7 @@ def beat_all(
         one = update(jobs).where(jobs.c.id == bindparam("job"), *_held_by(worker))
         reached = [{"job": job_id, "reached": each.model_dump()} for job_id, each in progress.items()]
         connection.execute(one.values(progress=bindparam("reached")), reached)
-        _tell_progress(connection, progress.keys(), worker)
+        _record_progress(connection, progress.keys(), worker)
     beaten = connection.execute(
         update(jobs)
         .where(jobs.c.id.in_(job_ids), *_held_by(worker))
@@ -303,10 +303,10 @@ def beat_all(
     return {row.id for row in beaten if row.cancelled is None}
 
 
-def _tell_progress(connection: Connection, job_ids: Collection[str], worker: str) -> None:
+def _record_progress(connection: Connection, job_ids: Collection[str], worker: str) -> None:
     """Tell how far jobs are, those of which nothing was told for a while: steps may be many, and short."""
     moment = now()
-    due = or_(jobs.c.told.is_(None), jobs.c.told <= moment - TELL_EVERY, jobs.c.told > moment)
+    due = or_(jobs.c.told.is_(None), jobs.c.told <= moment - PROGRESS_EVENT_INTERVAL, jobs.c.told > moment)
     mine = update(jobs).where(jobs.c.id.in_(job_ids), *_held_by(worker), due)
     for job_id in connection.execute(mine.values(told=moment).returning(jobs.c.id)).scalars().all():
         job = get(connection, job_id)
@@ -321,7 +321,7 @@ def finish(
         values["progress"] = progress.model_dump()
     if not _held(connection, job_id, worker, values):
         return False
-    _tell(connection, job_id)
+    _record_state(connection, job_id)
     return True
 
 
@@ -331,7 +331,7 @@ def fail(connection: Connection, job_id: str, worker: str, problem: dict[str, An
     return _end_attempt(connection, job_id, worker, _broken_off(problem, again))
 
 
-def hand_back(connection: Connection, job_id: str, worker: str, not_before: datetime | None = None) -> bool:
+def requeue(connection: Connection, job_id: str, worker: str, not_before: datetime | None = None) -> bool:
     """Put a job back that its worker cannot finish now, at shutdown for instance. One that was cancelled is over."""
     return _end_attempt(connection, job_id, worker, _queued(not_before))
 
@@ -342,7 +342,7 @@ def _end_attempt(connection: Connection, job_id: str, worker: str, values: dict[
     given_up = (jobs.c.id == job_id, jobs.c.state == JobState.QUEUED, jobs.c.cancelled.is_not(None))
     over = {"state": JobState.CANCELLED, "finished": now(), "not_before": None}
     connection.execute(update(jobs).where(*given_up).values(**over))
-    _tell(connection, job_id)
+    _record_state(connection, job_id)
     return True
 
 
@@ -366,7 +366,7 @@ def _held_by(worker: str) -> tuple[ColumnElement[bool], ...]:
 
 # What is told of it
 
-TELLING = {
+STATE_EVENTS = {
     JobState.QUEUED: EventKind.JOB_QUEUED,
     JobState.RUNNING: EventKind.JOB_STARTED,
     JobState.DONE: EventKind.JOB_DONE,
@@ -375,7 +375,7 @@ TELLING = {
 }
 
 
-def _tell(connection: Connection, job_id: str) -> Job:
+def _record_state(connection: Connection, job_id: str) -> Job:
     """Tell which state a job has come to, in the transaction in which it does."""
     job = get(connection, job_id)
     _record(connection, job)
@@ -384,7 +384,7 @@ def _tell(connection: Connection, job_id: str) -> Job:
 
 def _record(connection: Connection, job: Job, kind: EventKind | None = None, **data: Any) -> None:
     """Tell the job's tenant, on the dataset's stream, or of a job on several on one of its own."""
-    kind = kind or TELLING[job.state]
+    kind = kind or STATE_EVENTS[job.state]
     if kind is EventKind.JOB_QUEUED:
         data = {"not_before": job.not_before, "problem": job.problem}
     if kind is EventKind.JOB_FAILED:

@@ -29,7 +29,7 @@ behind it: so it stands back in between, and lets them go first."""
 LOCK_NOT_AVAILABLE = "55P03"
 
 
-class Served(NamedTuple):
+class SupportedRevisions(NamedTuple):
     """Which revision a database is at, and the oldest one whose code it serves."""
 
     revision: str | None
@@ -80,7 +80,7 @@ def require_current(database: Database) -> None:
         require(served(connection))
 
 
-def require(found: Served) -> None:
+def require(found: SupportedRevisions) -> None:
     """Raise StartRefused unless such a database serves this version."""
     wanted = head()
     if found.revision == wanted or _is_ahead(found):
@@ -96,13 +96,15 @@ def require(found: Served) -> None:
     )
 
 
-def served(connection: Connection, wait: bool = False) -> Served:
+def served(connection: Connection, wait: bool = False) -> SupportedRevisions:
     """Whom a database serves. With `wait`, whoever is about to change that is waited for."""
     at = revision(connection)
     if not inspect(connection).has_table(compatibility.name):
-        return Served(at, None)
+        return SupportedRevisions(at, None)
     oldest = select(compatibility.c.oldest)
-    return Served(at, connection.execute(oldest.with_for_update(read=True) if wait else oldest).scalar_one())
+    return SupportedRevisions(
+        at, connection.execute(oldest.with_for_update(read=True) if wait else oldest).scalar_one()
+    )
 
 
 def raise_oldest(connection: Connection, oldest: str) -> None:
@@ -110,7 +112,7 @@ def raise_oldest(connection: Connection, oldest: str) -> None:
     connection.execute(update(compatibility).where(compatibility.c.oldest < oldest).values(oldest=oldest))
 
 
-def _is_ahead(found: Served) -> bool:
+def _is_ahead(found: SupportedRevisions) -> bool:
     """Whether a database is of a later version than this one, which it serves all the same."""
     return found.revision is not None and found.revision not in revisions() and found.oldest in revisions()
 

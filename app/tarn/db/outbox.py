@@ -28,13 +28,13 @@ from tarn.model.ids import now
 RECORDED = "tarn_events"
 """The option of a connection that holds what was recorded in its transaction."""
 
-KNOWN = frozenset(EventKind)
+KNOWN_KINDS = frozenset(EventKind)
 
-AT_ONCE = 2000
+TRIM_EVENTS = 2000
 """Events that one transaction gives up at most."""
 
 
-class Recorded(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An event that has no number yet."""
 
     stream: str
@@ -44,7 +44,7 @@ class Recorded(NamedTuple):
     data: dict[str, Any]
 
 
-class Told(NamedTuple):
+class OutboxEvent(NamedTuple):
     """An event as its row has it."""
 
     stream: str
@@ -61,7 +61,7 @@ class Told(NamedTuple):
 class Page(NamedTuple):
     """Events of a stream, and how far they go."""
 
-    told: list[Told]
+    told: list[OutboxEvent]
     through: int
     """Up to this number there is nothing else."""
     tail: int
@@ -85,13 +85,13 @@ def record(
     of them those that may read the dataset.
     """
     heard = None if audience is None else sorted(audience)
-    recorded: list[Recorded] = connection.get_execution_options()[RECORDED]
-    recorded.append(Recorded(stream, kind, of_job, heard, checked(kind, data)))
+    recorded: list[RecordedEvent] = connection.get_execution_options()[RECORDED]
+    recorded.append(RecordedEvent(stream, kind, of_job, heard, checked(kind, data)))
 
 
-def number(connection: Connection, recorded: Iterable[Recorded]) -> None:
+def number(connection: Connection, recorded: Iterable[RecordedEvent]) -> None:
     """Write what was recorded, as the last thing that a transaction does."""
-    by_stream: dict[str, list[Recorded]] = {}
+    by_stream: dict[str, list[RecordedEvent]] = {}
     for each in recorded:
         by_stream.setdefault(each.stream, []).append(each)
     moment = now()
@@ -116,7 +116,7 @@ def number(connection: Connection, recorded: Iterable[Recorded]) -> None:
         connection.execute(insert(events), rows)
 
 
-def begin(connection: Connection, dataset_id: str, name: str) -> None:
+def start_stream(connection: Connection, dataset_id: str, name: str) -> None:
     """Let the numbers of a new dataset go on above those of the ones that had its name: who has heard of those must
     not take its first events for heard."""
     former = (
@@ -152,7 +152,7 @@ def after(connection: Connection, stream: str, above: int, limit: int, job: str 
     if job is not None:
         query = query.where(events.c.job == job)
     rows = connection.execute(query).all()
-    told = [_told(row) for row in takewhile(lambda row: row.kind in KNOWN, rows)]
+    told = [_event(row) for row in takewhile(lambda row: row.kind in KNOWN_KINDS, rows)]
     if len(told) < len(rows):
         through = rows[len(told)].number - 1
     else:
@@ -160,17 +160,17 @@ def after(connection: Connection, stream: str, above: int, limit: int, job: str 
     return Page(told, through, head.tail, head.last)
 
 
-def missed(page: Page, stream: str, dataset: str | None, heard: int) -> Told:
+def missed(page: Page, stream: str, dataset: str | None, heard: int) -> OutboxEvent:
     """The event that says that some are not kept any more."""
     said = {"after": heard, "first": page.tail + 1}
     body = _body(page.tail, stream, EventKind.MISSED, dataset, now(), said)
-    return Told(stream, page.tail, EventKind.MISSED, dataset, None, None, body)
+    return OutboxEvent(stream, page.tail, EventKind.MISSED, dataset, None, None, body)
 
 
 # Retention
 
 
-def past(connection: Connection, before: datetime, most: int) -> dict[str, int]:
+def expired_numbers(connection: Connection, before: datetime, most: int) -> dict[str, int]:
     """By stream, the number up to which events are older than a moment, or more than are kept."""
     old = select(events.c.stream, func.max(events.c.number)).where(events.c.at < before).group_by(events.c.stream)
     many = select(event_heads.c.stream, event_heads.c.last - most).where(event_heads.c.last - event_heads.c.tail > most)
@@ -184,7 +184,7 @@ def past(connection: Connection, before: datetime, most: int) -> dict[str, int]:
 def trim(connection: Connection, stream: str, to: int) -> bool:
     """Give up some of a stream's oldest events, up to a number. True if there are more of them."""
     tail: int = connection.execute(select(event_heads.c.tail).where(event_heads.c.stream == stream)).scalar_one()
-    until = min(to, tail + AT_ONCE)
+    until = min(to, tail + TRIM_EVENTS)
     lower = event_heads.c.stream == stream, event_heads.c.tail < until
     connection.execute(update(event_heads).where(*lower).values(tail=until))
     connection.execute(delete(events).where(events.c.stream == stream, events.c.number <= until))
@@ -201,8 +201,8 @@ def forget_jobs(connection: Connection) -> None:
     connection.execute(delete(webhook_cursors).where(~followed))
 
 
-def _told(row: Row[Any]) -> Told:
-    return Told(
+def _event(row: Row[Any]) -> OutboxEvent:
+    return OutboxEvent(
         row.stream,
         row.number,
         EventKind(row.kind),

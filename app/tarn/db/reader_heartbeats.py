@@ -7,33 +7,33 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, delete, select
 
-from tarn.db.format_versions import FORMS
+from tarn.db.format_versions import FORMATS
 from tarn.db.tables import readers
 from tarn.db.upsert import upsert
 from tarn.model.ids import now
 
 
-class Report(NamedTuple):
+class ReaderHeartbeat(NamedTuple):
     """What one process said last: how many times it did, and the oldest snapshot that it reads, by dataset."""
 
     beat: int
     oldest: Mapping[str, int]
 
 
-def tell(connection: Connection, reader: str, report: Report) -> None:
+def tell(connection: Connection, reader: str, report: ReaderHeartbeat) -> None:
     """Put a process's report in the place of its last one; the first one says which forms of data it reads."""
     said = {"seen": now(), "beat": report.beat, "oldest": dict(report.oldest)}
     connection.execute(
         upsert(connection, readers)
-        .values(id=reader, host=socket.gethostname(), pid=os.getpid(), speaks=[form.name for form in FORMS], **said)
+        .values(id=reader, host=socket.gethostname(), pid=os.getpid(), speaks=[form.name for form in FORMATS], **said)
         .on_conflict_do_update(index_elements=["id"], set_=said)
     )
 
 
-def told(connection: Connection) -> dict[str, Report]:
+def latest(connection: Connection) -> dict[str, ReaderHeartbeat]:
     """The last report of every process."""
     rows = connection.execute(select(readers.c.id, readers.c.beat, readers.c.oldest))
-    return {row.id: Report(row.beat, row.oldest) for row in rows}
+    return {row.id: ReaderHeartbeat(row.beat, row.oldest) for row in rows}
 
 
 def forget(connection: Connection, gone: Collection[str]) -> None:

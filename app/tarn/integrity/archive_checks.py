@@ -40,7 +40,7 @@ TEXT = ".txt"
 RECORD = re.compile(rf"({FileId.pattern})\.json")
 
 
-class Listed(NamedTuple):
+class ContentObjects(NamedTuple):
     """What lies in the archive of one content."""
 
     checksum: Checksum
@@ -51,7 +51,7 @@ class Listed(NamedTuple):
     """By origin, their sizes."""
 
 
-class Wrong(NamedTuple):
+class Mismatch(NamedTuple):
     """Something that is not as it should be with a file."""
 
     kind: FindingKind
@@ -74,7 +74,7 @@ def check(database: Database, store: Store, dataset: Dataset, found: Findings, r
         found.add(wrong.kind, wrong.detail, place)
 
 
-def mend(database: Database, store: Store, dataset: Dataset, report: Report) -> None:
+def repair(database: Database, store: Store, dataset: Dataset, report: Report) -> None:
     """Record again what only the archive knows, and put again the records that only the index knows."""
     for wrong in each(database, store, dataset, report):
         if wrong.origin is not None:
@@ -98,7 +98,7 @@ def mend(database: Database, store: Store, dataset: Dataset, report: Report) -> 
         log.warning("a file is mended", dataset=dataset.name, file=wrong.file_id, kind=wrong.kind)
 
 
-def each(database: Database, store: Store, dataset: Dataset, report: Report) -> Iterator[Wrong]:
+def each(database: Database, store: Store, dataset: Dataset, report: Report) -> Iterator[Mismatch]:
     """Whatever is wrong, one by one."""
     listing = _listed(store, dataset)
     after, over = FIRST, False
@@ -113,7 +113,7 @@ def each(database: Database, store: Store, dataset: Dataset, report: Report) -> 
         after = last
 
 
-def _listed(store: Store, dataset: Dataset) -> Iterator[Listed]:
+def _listed(store: Store, dataset: Dataset) -> Iterator[ContentObjects]:
     entries = checked(store.list(dataset.layout.archive))
     for folder, group in groupby(entries, lambda entry: entry.path.rsplit("/", 1)[0]):
         size, named, sizes = None, set(), {}
@@ -126,17 +126,17 @@ def _listed(store: Store, dataset: Dataset) -> Iterator[Listed]:
             elif record := RECORD.fullmatch(name):
                 named.add(record[1])
         try:
-            yield Listed(Checksum(folder.rsplit("/", 1)[-1]), size, frozenset(named), sizes)
+            yield ContentObjects(Checksum(folder.rsplit("/", 1)[-1]), size, frozenset(named), sizes)
         except ValueError:
             continue  # not ours
 
 
 def _compared(
-    database: Database, dataset: Dataset, listed: Iterable[Listed], after: Checksum, last: Checksum
-) -> list[Wrong]:
+    database: Database, dataset: Dataset, listed: Iterable[ContentObjects], after: Checksum, last: Checksum
+) -> list[Mismatch]:
     """What differs between a part of the listing and the index, which is read after it."""
     by_checksum = {one.checksum: one for one in listed}
-    wrong: list[Wrong] = []
+    wrong: list[Mismatch] = []
     known: set[str] = set()
     contents: set[str] = set()
     """Those that a file has: texts of others are left to a vacuum."""
@@ -148,28 +148,28 @@ def _compared(
             there = by_checksum.get(file.checksum)
             if there is None or there.size is None:
                 detail = f"{file.path!r} has this content, and it is not there"
-                wrong.append(Wrong(FindingKind.BLOB_MISSING, file.checksum, file.id, detail))
+                wrong.append(Mismatch(FindingKind.BLOB_MISSING, file.checksum, file.id, detail))
             elif there.size != file.size:
                 detail = f"it has {there.size} bytes, and should have {file.size}"
-                wrong.append(Wrong(FindingKind.BLOB_SIZE, file.checksum, file.id, detail))
+                wrong.append(Mismatch(FindingKind.BLOB_SIZE, file.checksum, file.id, detail))
             if there is None or file.id not in there.records:
                 detail = f"the index knows {file.path!r}, and its record is not there"
-                wrong.append(Wrong(FindingKind.FILE_RECORD_MISSING, file.checksum, file.id, detail))
+                wrong.append(Mismatch(FindingKind.FILE_RECORD_MISSING, file.checksum, file.id, detail))
     for one in by_checksum.values():
         if one.checksum in contents:
             wrong += _miscounted(one, counted)
         for name in sorted(one.records - known):
             detail = "the index does not know the file that this record tells of"
-            wrong.append(Wrong(FindingKind.FILE_UNRECORDED, one.checksum, FileId(name), detail))
+            wrong.append(Mismatch(FindingKind.FILE_UNRECORDED, one.checksum, FileId(name), detail))
     for (checksum, origin), size in counted.items():
         there = by_checksum.get(checksum)
         if there is None or origin not in there.texts:
             detail = f"{size} bytes are counted for it, and it is not there"
-            wrong.append(Wrong(FindingKind.TEXT_MISCOUNTED, checksum, NO_FILE, detail, origin))
+            wrong.append(Mismatch(FindingKind.TEXT_MISCOUNTED, checksum, NO_FILE, detail, origin))
     return wrong
 
 
-def _miscounted(one: Listed, counted: dict[tuple[Checksum, Origin], int]) -> Iterator[Wrong]:
+def _miscounted(one: ContentObjects, counted: dict[tuple[Checksum, Origin], int]) -> Iterator[Mismatch]:
     """Texts of a content that are not counted, or not as they are."""
     for name, size in one.texts.items():
         try:
@@ -179,7 +179,7 @@ def _miscounted(one: Listed, counted: dict[tuple[Checksum, Origin], int]) -> Ite
         known = counted.get((one.checksum, origin))
         if known != size:
             detail = f"it has {size} bytes, and {'none' if known is None else known} are counted against a quota"
-            yield Wrong(FindingKind.TEXT_MISCOUNTED, one.checksum, NO_FILE, detail, origin)
+            yield Mismatch(FindingKind.TEXT_MISCOUNTED, one.checksum, NO_FILE, detail, origin)
 
 
 def _recount(
@@ -200,7 +200,7 @@ def _recount(
     log.warning("a text is counted", dataset=dataset.name, checksum=checksum, origin=origin)
 
 
-def _is_so(database: Database, store: Store, dataset: Dataset, wrong: Wrong) -> bool:
+def _is_so(database: Database, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
     if wrong.origin is None:
         with database.read() as connection:
             return _holds(connection, store, dataset, wrong)
@@ -210,7 +210,7 @@ def _is_so(database: Database, store: Store, dataset: Dataset, wrong: Wrong) -> 
         return _holds(connection, store, dataset, wrong)
 
 
-def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Wrong) -> bool:
+def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
     """Whether it is still so: somebody may have been putting or deleting the file."""
     if wrong.origin is not None:
         counted = texts.find(connection, dataset, wrong.checksum, wrong.origin)

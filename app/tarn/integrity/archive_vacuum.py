@@ -30,7 +30,7 @@ from tarn.storage.store_clock import store_time
 
 log = structlog.get_logger(__name__)
 
-LOOKED_AT = 500
+QUERY_CHUNK = 500
 """Contents that one look at the index asks for."""
 
 AT_ONCE = 50
@@ -66,9 +66,9 @@ class Collector:
             self._expire(dataset)
         abandoned = store_time(self._store) - timedelta(seconds=self._settings.upload_expiry)
         yield from self._uploads(dataset, abandoned, dry_run)
-        for some in _some(self._blobs(dataset, past), LOOKED_AT):
+        for some in _some(self._blobs(dataset, past), QUERY_CHUNK):
             with self._database.read() as connection:
-                free = records.unreferred(connection, dataset, [checksum for checksum, _ in some])
+                free = records.unreferenced(connection, dataset, [checksum for checksum, _ in some])
             for few in _some(iter([blob for blob in some if blob[0] in free]), AT_ONCE):
                 yield self._delete(dataset, few, dry_run)
         if not dry_run:
@@ -76,7 +76,7 @@ class Collector:
                 self._store.sweep_unfinished(folder, abandoned)
             with self._database.write() as connection:
                 records.require_active(connection, dataset)
-                records.collected(connection, dataset, past)
+                records.touch_collected(connection, dataset, past)
 
     def _finish(self, dataset: Dataset) -> None:
         left = True
@@ -93,7 +93,7 @@ class Collector:
             if file is None:
                 records.withdraw(connection, [announced.id])
             elif records.record(connection, dataset, announced.id, file):
-                records.moved(connection, dataset)
+                records.touch_updated(connection, dataset)
                 log.warning("a file is recorded that somebody put and died", dataset=dataset.name, file=file.id)
 
     def _record(self, dataset: Dataset, announced: Announced) -> ArchiveFile | None:
@@ -112,7 +112,7 @@ class Collector:
     def _uploads(self, dataset: Dataset, abandoned: datetime, dry_run: bool) -> Iterator[list[Entry]]:
         """Objects below `uploads/` that are old enough and of no upload that goes on."""
         old = (entry for entry in checked(self._store.list(dataset.layout.uploads)) if entry.modified <= abandoned)
-        for some in _some(old, LOOKED_AT):
+        for some in _some(old, QUERY_CHUNK):
             ids = {entry.path.split("/")[-2] for entry in some}
             with self._database.read() as connection:
                 going_on = select(uploads_table.c.id).where(uploads_table.c.id.in_(ids), uploads_table.c.file.is_(None))
@@ -146,7 +146,7 @@ class Collector:
         with self._database.write() as connection:
             records.hold(self._database, connection, dataset, checksums)
             records.require_active(connection, dataset)
-            free = records.unreferred(connection, dataset, checksums)
+            free = records.unreferenced(connection, dataset, checksums)
             gone = [entry for checksum, entries in blobs if checksum in free for entry in entries]
             texts.forget(connection, dataset, free)
             self._reached("collecting")

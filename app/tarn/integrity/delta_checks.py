@@ -12,7 +12,7 @@ from tarn.db.engine import Database
 from tarn.integrity.findings import Findings, some
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_tables import NONE, DeltaStore, folder_of
-from tarn.lake.recorded_history import Holder, is_kept, nobody_since
+from tarn.lake.recorded_history import WriterState, is_kept, lease_free_since
 from tarn.model.finding import FindingKind
 from tarn.model.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
@@ -21,7 +21,7 @@ TRIES = 2
 """How often a table is opened before it counts as unreadable: deltalake tells a store that is away no other way."""
 
 
-class Unreadable(Exception):
+class UnreadableTable(Exception):
     """A table does not open at a version."""
 
 
@@ -39,7 +39,7 @@ def sizes_at(store: Store, dataset: Dataset, table: TableName, version: int) -> 
         else:
             paths, sizes = actions["path"].to_pylist(), actions["size_bytes"].to_pylist()
             return {unquote(path): size for path, size in zip(paths, sizes, strict=True)}
-    raise Unreadable(type(failure).__name__) from failure
+    raise UnreadableTable(type(failure).__name__) from failure
 
 
 def check_pinned(
@@ -52,7 +52,7 @@ def check_pinned(
             path = dataset.layout.delta_log(folder_of(dataset, table), made.version)
             try:
                 listed = sizes_at(store, dataset, table, made.version)
-            except Unreadable as error:
+            except UnreadableTable as error:
                 if is_kept(database, dataset, snapshot.seq):
                     detail = f"{table} does not open at version {made.version} of snapshot {snapshot.seq}: {error}"
                     found.add(FindingKind.DELTA_UNREADABLE, detail, path)
@@ -65,7 +65,7 @@ def check_pinned(
 
 
 def check_ahead(
-    database: Database, store: Store, dataset: Dataset, holder: Holder, head: Snapshot | None, found: Findings
+    database: Database, store: Store, dataset: Dataset, holder: WriterState, head: Snapshot | None, found: Findings
 ) -> None:
     """Look whether a log goes on after the head. While somebody publishes it does."""
     ahead = []
@@ -73,7 +73,7 @@ def check_ahead(
         version = NONE if head is None else head.table(table).version
         if DeltaStore(store).is_ahead(dataset, table, version):
             ahead.append((table, version))
-    if ahead and nobody_since(database, dataset, holder):
+    if ahead and lease_free_since(database, dataset, holder):
         for table, version in ahead:
             path = dataset.layout.delta_log(folder_of(dataset, table), version + 1)
             found.add(FindingKind.DELTA_AHEAD, f"the log of {table} goes on after the head's version {version}", path)

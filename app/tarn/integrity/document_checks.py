@@ -19,7 +19,7 @@ from tarn.db.engine import Database
 from tarn.db.tables import snapshots
 from tarn.errors import DocumentInvalid
 from tarn.integrity.findings import Findings
-from tarn.lake.recorded_history import Pin, Recorded, recorded
+from tarn.lake.recorded_history import Pin, RecordedHistory, recorded
 from tarn.model.dataset import DatasetConfig
 from tarn.model.finding import FindingKind
 from tarn.model.ids import now
@@ -43,14 +43,14 @@ def check_config(store: Store, dataset: Dataset, found: Findings) -> None:
             found.add(FindingKind.CONFIG_FOREIGN, f"it is of {config.id}, and not of {dataset.id}", path)
 
 
-def check_hints(database: Database, store: Store, dataset: Dataset, state: Recorded, found: Findings) -> None:
+def check_hints(database: Database, store: Store, dataset: Dataset, state: RecordedHistory, found: Findings) -> None:
     if not head_hint_holds(database, store, dataset, state):
         found.add(FindingKind.HINT_WRONG, "it names no snapshot of the dataset", dataset.layout.snapshot_head)
-    for path, detail in (*wrong_refs(database, store, dataset), *mirrors.wrong(database, store, dataset)):
+    for path, detail in (*wrong_refs(database, store, dataset), *mirrors.find_wrong(database, store, dataset)):
         found.add(FindingKind.HINT_WRONG, detail, path)
 
 
-def head_hint_holds(database: Database, store: Store, dataset: Dataset, state: Recorded) -> bool:
+def head_hint_holds(database: Database, store: Store, dataset: Dataset, state: RecordedHistory) -> bool:
     """Whether `snapshots/HEAD` names a snapshot that is or was part of history. After the first it may be missing."""
     try:
         hint = orjson.loads(store.get(dataset.layout.snapshot_head))

@@ -40,7 +40,7 @@ ENDING = 8
 Wrong = tuple[FindingKind, str] | None
 
 
-class Wanted(NamedTuple):
+class ReferencedFile(NamedTuple):
     """A file that a kept snapshot names."""
 
     table: TableName
@@ -49,19 +49,19 @@ class Wanted(NamedTuple):
     """The number of the newest snapshot that does: it is kept for longest."""
 
 
-class NamedFiles:
+class ReferencedFiles:
     """Every file that kept snapshots name, by its path in the lake."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
-        self.files: dict[str, Wanted] = {}
+        self.files: dict[str, ReferencedFile] = {}
 
     def add(self, snapshot: Snapshot) -> None:
         """Add the files of a snapshot that is newer than those before."""
         for table in TABLES:
             folder = folder_of(self._dataset, table)
             for file in snapshot.table(table).files:
-                self.files[f"{folder}/{file.path}"] = Wanted(table, file, snapshot.seq)
+                self.files[f"{folder}/{file.path}"] = ReferencedFile(table, file, snapshot.seq)
 
     @property
     def size(self) -> int:
@@ -69,7 +69,7 @@ class NamedFiles:
 
 
 def check(
-    database: Database, store: Store, dataset: Dataset, named: NamedFiles, found: Findings, report: Report
+    database: Database, store: Store, dataset: Dataset, named: ReferencedFiles, found: Findings, report: Report
 ) -> set[str]:
     """Tell what is wrong with the files, and return the paths of those that cannot be trusted."""
     sizes = {
@@ -80,9 +80,9 @@ def check(
     }
     cancellation = current()
 
-    def look(one: tuple[str, Wanted]) -> Wrong:
+    def look(one: tuple[str, ReferencedFile]) -> Wrong:
         with cancellation.active():  # in a thread of the pool
-            return _look(store, one[0], one[1], sizes.get(one[0]))
+            return _problem(store, one[0], one[1], sizes.get(one[0]))
 
     broken: set[str] = set()
     left = iter(sorted(named.files.items()))
@@ -102,7 +102,7 @@ def check(
     return broken
 
 
-def _look(store: Store, path: str, wanted: Wanted, size: int | None) -> Wrong:
+def _problem(store: Store, path: str, wanted: ReferencedFile, size: int | None) -> Wrong:
     """The first thing that is wrong with a file."""
     file = wanted.file
     if size is None:
@@ -118,7 +118,7 @@ def _look(store: Store, path: str, wanted: Wanted, size: int | None) -> Wrong:
         footer = _footer(store, path, size)
     except Missing:
         return FindingKind.FILE_MISSING, f"snapshot {wanted.last} names it, and it is not there"
-    return _unlike(footer, wanted)
+    return _mismatch(footer, wanted)
 
 
 def _digest(chunks: Iterable[bytes]) -> str:
@@ -137,7 +137,7 @@ def _footer(store: Store, path: str, size: int) -> bytes:
     return tail[-needed:]
 
 
-def _unlike(footer: bytes, wanted: Wanted) -> Wrong:
+def _mismatch(footer: bytes, wanted: ReferencedFile) -> Wrong:
     try:
         metadata = pq.read_metadata(pa.BufferReader(footer))
         schema = metadata.schema.to_arrow_schema()

@@ -8,7 +8,7 @@ from tarn.errors import ManifestInvalid
 from tarn.integrity.findings import Findings, some
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES
-from tarn.lake.recorded_history import Record, Recorded, is_kept, nobody_since
+from tarn.lake.recorded_history import RecordedHistory, SnapshotRecord, is_kept, lease_free_since
 from tarn.model.cancellation import check, checked
 from tarn.model.finding import FindingKind
 from tarn.model.snapshot import Change, Snapshot, TableName
@@ -29,7 +29,7 @@ class History:
         database: Database,
         store: Store,
         dataset: Dataset,
-        state: Recorded,
+        state: RecordedHistory,
         found: Findings,
         told: Told = lambda _: None,
     ) -> None:
@@ -118,7 +118,7 @@ class History:
         check()
         if seq not in self._read:
             try:
-                found: Snapshot | ManifestInvalid | None = snapshots.peek(self._store, self._dataset, seq)
+                found: Snapshot | ManifestInvalid | None = snapshots.read_if_exists(self._store, self._dataset, seq)
             except ManifestInvalid as error:
                 found = error
             while len(self._read) >= HELD:
@@ -145,17 +145,17 @@ class History:
         if record is not None and not self._agrees(record, found):
             return None
         head = self._state.head
-        if head is not None and head.seq == seq and (head.id, head.content, head.segment) != _said(found):
+        if head is not None and head.seq == seq and (head.id, head.content, head.segment) != _identity(found):
             self._add(FindingKind.HEAD_WRONG, f"what is recorded of the head is not what snapshot {seq} says", path)
         return found
 
-    def _agrees(self, record: Record, found: Snapshot) -> bool:
+    def _agrees(self, record: SnapshotRecord, found: Snapshot) -> bool:
         """Whether a manifest is the one that its record speaks of, or that it should speak of."""
         path = self._dataset.layout.snapshot(found.seq)
         if record.id != found.id and self.witness(found.seq) != found.id:
             self._add(FindingKind.MANIFEST_FOREIGN, f"it is of {found.id}, and not of {record.id}", path)
             return False
-        if (record.id, record.content, record.segment) != _said(found) or record.created != found.created:
+        if (record.id, record.content, record.segment) != _identity(found) or record.created != found.created:
             self._add(FindingKind.RECORD_WRONG, f"what is recorded of snapshot {found.seq} is not what it says", path)
         return True
 
@@ -221,7 +221,7 @@ class History:
             else:
                 detail = f"it does not follow the recorded head, and nothing can be published as {seq}"
                 found.append((FindingKind.MANIFEST_FOREIGN, detail, path))
-        if nobody_since(self._database, self._dataset, self._state.holder):
+        if lease_free_since(self._database, self._dataset, self._state.holder):
             for kind, detail, path in found:
                 self._add(kind, detail, path)
 
@@ -229,7 +229,7 @@ class History:
         self._found.add(kind, detail, path)
 
 
-def _said(manifest: Snapshot) -> tuple[str, int, int]:
+def _identity(manifest: Snapshot) -> tuple[str, int, int]:
     return manifest.id, manifest.content, manifest.segment
 
 

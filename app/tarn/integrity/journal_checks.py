@@ -9,7 +9,7 @@ from tarn.db.tables import journal_batches, journal_head
 from tarn.integrity.findings import Findings
 from tarn.journal import batch_contents as contents
 from tarn.journal.batches import COMMITTED
-from tarn.journal.packs import Damaged
+from tarn.journal.packs import DamagedPack
 from tarn.model.finding import FindingKind
 from tarn.model.snapshot import Head
 
@@ -77,7 +77,7 @@ def _check_rows(connection: Connection, own: Any, found: Findings) -> None:
     for _, pack in contents.packs(connection, contents.packs_of(own, *UNFLUSHED)):
         try:
             pack.opened()
-        except Damaged as error:
+        except DamagedPack as error:
             found.add(FindingKind.JOURNAL_ROWS, str(error))
 
 

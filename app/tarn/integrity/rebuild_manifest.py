@@ -13,13 +13,13 @@ from urllib.parse import unquote
 import orjson
 
 from tarn.datasets.registry import Dataset
-from tarn.integrity.delta_checks import Unreadable, sizes_at
+from tarn.integrity.delta_checks import UnreadableTable, sizes_at
 from tarn.integrity.history_checks import follows
-from tarn.integrity.row_checks import Rows
+from tarn.integrity.row_checks import SnapshotRows
 from tarn.lake import delta_tables as tables
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_tables import NONE, folder_of
-from tarn.lake.recorded_history import Record
+from tarn.lake.recorded_history import SnapshotRecord
 from tarn.model.names import LAKEHOUSE
 from tarn.model.snapshot import Change, Column, Components, Counts, File, Snapshot, Table, TableName
 from tarn.storage.store import Missing, Store
@@ -32,14 +32,14 @@ SHORT = 64
 """Characters up to which a bound that a Delta log holds is certainly whole, if both are shorter."""
 
 
-class Unknowable(Exception):
+class CannotRebuild(Exception):
     """A manifest cannot be made again from what is left."""
 
 
 class Lost(NamedTuple):
     """A snapshot without its manifest, and the manifests before and after it that are there."""
 
-    record: Record
+    record: SnapshotRecord
     parent: Snapshot | None
     """None: it was the first."""
     child: Snapshot | None
@@ -53,7 +53,7 @@ class _Entry(NamedTuple):
     added: dict[str, File]
 
 
-def rebuild(store: Store, rows: Rows, dataset: Dataset, lost: Lost) -> Snapshot:
+def rebuild(store: Store, rows: SnapshotRows, dataset: Dataset, lost: Lost) -> Snapshot:
     """The manifest, as far as it is known. Raises Unknowable, and Unavailable if rows cannot be read."""
     parent, child, record = lost.parent, lost.child, lost.record
     entries = {table: _entry(store, dataset, table, lost) for table in TABLES}
@@ -85,7 +85,7 @@ def rebuild(store: Store, rows: Rows, dataset: Dataset, lost: Lost) -> Snapshot:
     )
     wrong = [*follows(parent, snapshot), *(follows(snapshot, child) if child is not None else ())]
     if wrong:
-        raise Unknowable(f"what is left does not fit together: {wrong[0][1]}")
+        raise CannotRebuild(f"what is left does not fit together: {wrong[0][1]}")
     return snapshot
 
 
@@ -107,7 +107,7 @@ def _entry(store: Store, dataset: Dataset, table: TableName, lost: Lost) -> _Ent
                 files = (_file(action["add"]) for action in actions if "add" in action)
                 found = _Entry(version, note["operation"], {file.path: file for file in files})
         except (ValueError, KeyError, StopIteration, TypeError) as error:
-            raise Unknowable(f"version {version} of {table} cannot be read") from error
+            raise CannotRebuild(f"version {version} of {table} cannot be read") from error
     return found
 
 
@@ -115,27 +115,27 @@ def _operation(entries: Iterable[_Entry | None]) -> Change:
     for entry in entries:
         if entry is not None:
             return Change(entry.operation)
-    raise Unknowable("it changed no table, and nothing else says what it was")
+    raise CannotRebuild("it changed no table, and nothing else says what it was")
 
 
 def _table(store: Store, dataset: Dataset, table: TableName, entry: _Entry | None, lost: Lost) -> Table:
     former = None if lost.parent is None else lost.parent.table(table)
     if entry is None:
         if former is None:
-            raise Unknowable(f"the log of {table} does not have it")
+            raise CannotRebuild(f"the log of {table} does not have it")
         return tables.after(former, former.version, (), ())
     if former is None and lost.record.seq > 1 and entry.version > 0:
-        raise Unknowable("what came before it is not known")
+        raise CannotRebuild("what came before it is not known")
     try:
         there = sizes_at(store, dataset, table, entry.version)
-    except Unreadable as error:
-        raise Unknowable(f"{table} does not open at version {entry.version}") from error
+    except UnreadableTable as error:
+        raise CannotRebuild(f"{table} does not open at version {entry.version}") from error
     before = set() if former is None else {file.path for file in former.files}
     # As they were told to whoever came next, which may be more than the log knows.
     told = {} if lost.child is None else {file.path: file for file in lost.child.table(table).files}
     added = [told.get(path, file) for path, file in entry.added.items() if path not in before]
     if unknown := there.keys() - before - {file.path for file in added}:
-        raise Unknowable(f"{table} has files of which nothing is known: {len(unknown)}")
+        raise CannotRebuild(f"{table} has files of which nothing is known: {len(unknown)}")
     return tables.after(former, entry.version, added, sorted(before - there.keys()))
 
 
@@ -186,7 +186,7 @@ def _retained(operation: Change, lost: Lost) -> int | None:
     if operation not in giving_up:
         return None if lost.parent is None else lost.parent.retained_from
     if lost.child is None or lost.child.operation in giving_up:
-        raise Unknowable("which snapshots it gave up is not known")
+        raise CannotRebuild("which snapshots it gave up is not known")
     return lost.child.retained_from
 
 

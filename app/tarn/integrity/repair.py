@@ -30,12 +30,12 @@ from tarn.db.upsert import upsert
 from tarn.integrity import archive_checks, document_checks, journal_checks, row_checks
 from tarn.integrity.findings import Findings
 from tarn.integrity.history_checks import History
-from tarn.integrity.rebuild_manifest import Lost, Unknowable, rebuild
-from tarn.integrity.row_checks import Rows
+from tarn.integrity.rebuild_manifest import CannotRebuild, Lost, rebuild
+from tarn.integrity.row_checks import SnapshotRows
 from tarn.lake import refs
-from tarn.lake.commit import Publisher
+from tarn.lake.commit import SnapshotPublisher
 from tarn.lake.leases import Lease, Leases
-from tarn.lake.recorded_history import Record, Recorded, is_kept, recorded
+from tarn.lake.recorded_history import RecordedHistory, SnapshotRecord, is_kept, recorded
 from tarn.model.finding import FindingKind
 from tarn.model.ids import now
 from tarn.model.job import Report
@@ -66,26 +66,26 @@ def repair(
 
     Raises Locked while another holder works on the dataset, and LockLost if one took over.
     """
-    if kinds & CONFIG and datasets.restore(database, store, dataset):
+    if kinds & CONFIG and datasets.restore_configuration(database, store, dataset):
         log.warning("a configuration is put back", dataset=dataset.name)
     if kinds & (RECORDS | MANIFESTS):
         leases = Leases(database, store, owner, settings.lease_seconds)
         lease = leases.take(dataset)
         try:
-            _Mending(database, store, settings, lease, lambda: leases.renew(lease), report).run()
+            _HistoryRepair(database, store, settings, lease, lambda: leases.renew(lease), report).run()
         finally:
             leases.release(lease)
     if FindingKind.SNAPSHOT_UNRECORDED in kinds:
-        Publisher(database, store, settings, owner).recover(dataset)
+        SnapshotPublisher(database, store, settings, owner).recover(dataset)
     if FindingKind.JOURNAL_MISCOUNTED in kinds:
         recount(database, dataset)
     if kinds & FILES:
-        archive_checks.mend(database, store, dataset, report)
+        archive_checks.repair(database, store, dataset, report)
     if FindingKind.HINT_WRONG in kinds:
         _show(database, store, dataset)
 
 
-class _Mending:
+class _HistoryRepair:
     """The repair of a history, under its lease."""
 
     def __init__(
@@ -110,7 +110,7 @@ class _Mending:
         self._mend_expiry()
         self._mend_manifests()
 
-    def _look(self) -> tuple[Recorded, History]:
+    def _look(self) -> tuple[RecordedHistory, History]:
         self._report(None)
         self._renew()
         with self._database.read() as connection:
@@ -188,7 +188,7 @@ class _Mending:
         state, history = self._look()
         first, last = history.bounds()
         with row_checks.opened(self._store, self._settings) as duck:
-            rows = Rows(duck, self._store, self._dataset)
+            rows = SnapshotRows(duck, self._store, self._dataset)
             parent: Snapshot | None = None
             for seq in range(first, last + 1):
                 manifest, record = history.own(seq), state.kept.get(seq)
@@ -203,11 +203,11 @@ class _Mending:
                 child = after if after is not None and after.parent == record.id else None
                 parent = self._rebuild(rows, Lost(record, parent, child))
 
-    def _rebuild(self, rows: Rows, lost: Lost) -> Snapshot | None:
+    def _rebuild(self, rows: SnapshotRows, lost: Lost) -> Snapshot | None:
         path = self._dataset.layout.snapshot(lost.record.seq)
         try:
             made = rebuild(self._store, rows, self._dataset, lost)
-        except Unknowable as why:
+        except CannotRebuild as why:
             log.warning("a manifest stays lost", dataset=self._dataset.name, seq=lost.record.seq, why=str(why))
             return None
         self._report(None)
@@ -222,8 +222,8 @@ class _Mending:
         return made
 
 
-def _record(manifest: Snapshot) -> Record:
-    return Record(manifest.seq, manifest.id, manifest.content, manifest.segment, manifest.created)
+def _record(manifest: Snapshot) -> SnapshotRecord:
+    return SnapshotRecord(manifest.seq, manifest.id, manifest.content, manifest.segment, manifest.created)
 
 
 def recount(database: Database, dataset: Dataset) -> None:
@@ -247,7 +247,7 @@ def _show(database: Database, store: Store, dataset: Dataset) -> None:
         if any(pin.name == name for pin in state.pins):
             with database.read() as connection:
                 ref = refs.get(connection, dataset, RefName(name))
-            refs.show(store, dataset, ref.name, ref)
+            refs.mirror(store, dataset, ref.name, ref)
         else:
             store.delete([path])
-    mirrors.mend(database, store, dataset)
+    mirrors.repair(database, store, dataset)

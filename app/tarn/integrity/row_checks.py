@@ -78,7 +78,7 @@ def opened(store: Store, settings: Settings) -> Iterator[duckdb.DuckDBPyConnecti
             yield duck
 
 
-class Rows:
+class SnapshotRows:
     """The rows of snapshots of one dataset."""
 
     def __init__(self, duck: duckdb.DuckDBPyConnection, store: Store, dataset: Dataset) -> None:

@@ -20,17 +20,17 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from tarn.datasets import registry as datasets
-from tarn.datasets.registry import AT_ONCE, Dataset
+from tarn.datasets.registry import DELETE_BATCH, Dataset
 from tarn.db.engine import Database
 from tarn.errors import ManifestInvalid, SnapshotConflict
 from tarn.integrity.archive_vacuum import Collector
 from tarn.journal.expiry import sweep
 from tarn.lake import active_readers as readers
 from tarn.lake import retention, snapshots
-from tarn.lake.commit import TABLES, Build, HeadMoved, Publisher, Reached
+from tarn.lake.commit import TABLES, Build, HeadMoved, Reached, SnapshotPublisher
 from tarn.lake.delta_logs import DeltaLogs
 from tarn.lake.delta_tables import CHECKPOINT_EVERY
-from tarn.lake.retention import Keep, Tail
+from tarn.lake.retention import HistoryStart, Keep
 from tarn.model.cancellation import checked
 from tarn.model.dataset import DatasetConfig
 from tarn.model.ids import new_id, now, parse_stamp
@@ -67,7 +67,7 @@ class Manifest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class StorageListing:
     """What there was before the vacuum's snapshot."""
 
     data: dict[str, Entry]
@@ -76,7 +76,7 @@ class Listed:
 
 
 @dataclass(slots=True)
-class Outcome:
+class VacuumOutcome:
     """What was deleted; in a dry run, what would be."""
 
     files: int = 0
@@ -98,7 +98,7 @@ class Vacuum:
         database: Database,
         store: Store,
         settings: Settings,
-        publisher: Publisher,
+        publisher: SnapshotPublisher,
         reached: Reached = lambda _: None,
     ) -> None:
         self._database = database
@@ -141,7 +141,7 @@ class Vacuum:
             self._reached("published")
         return self._finished(dataset, keep, listed, unnamed, made, tail, options.dry_run, report)
 
-    def listed(self, dataset: Dataset, hours: float) -> Listed:
+    def listed(self, dataset: Dataset, hours: float) -> StorageListing:
         """Data files of both tables that are older than so many hours by the store's own clock, and all manifests."""
         past = retention.before(store_time(self._store), hours)
         data: dict[str, Entry] = {}
@@ -149,22 +149,22 @@ class Vacuum:
             data |= {entry.path: entry for entry in checked(self._store.list(folder)) if _is_data(folder, entry, past)}
         manifests = checked(self._store.list(dataset.layout.snapshots))
         found = [(MANIFEST.search(entry.path), entry) for entry in manifests]
-        return Listed(data, [Manifest(int(named[1]), entry) for named, entry in found if named is not None])
+        return StorageListing(data, [Manifest(int(named[1]), entry) for named, entry in found if named is not None])
 
     # Step 2
 
-    def _decided(self, dataset: Dataset, keep: Keep, keep_from: int | None) -> tuple[Head, Tail]:
+    def _decided(self, dataset: Dataset, keep: Keep, keep_from: int | None) -> tuple[Head, HistoryStart]:
         with self._database.read() as connection:
             head = snapshots.recorded(connection, dataset)
-            tail = retention.tail(connection, dataset, keep, now())
+            tail = retention.history_start(connection, dataset, keep, now())
             if tail is None:
-                return head, Tail(head.seq + 1, head.seq + 1)
+                return head, HistoryStart(head.seq + 1, head.seq + 1)
             if keep_from is not None:
-                then = retention.pinned(connection, dataset, min(keep_from, head.seq + 1))
-                tail = Tail(tail.now, max(tail.now, then))
+                then = retention.latest_start(connection, dataset, min(keep_from, head.seq + 1))
+                tail = HistoryStart(tail.now, max(tail.now, then))
         return head, tail
 
-    def _unnamed(self, dataset: Dataset, listed: Listed, kept: range, report: Report) -> dict[str, Entry]:
+    def _unnamed(self, dataset: Dataset, listed: StorageListing, kept: range, report: Report) -> dict[str, Entry]:
         """The listed data files that none of these snapshots names."""
         left = dict(listed.data)
         # The newest and the oldest name most of what there is: as a rule nothing is left for those between.
@@ -202,7 +202,7 @@ class Vacuum:
         return first is not None and seq >= first
 
     def _is_any_free(
-        self, dataset: Dataset, listed: Listed, unnamed: dict[str, Entry], first: int, report: Report
+        self, dataset: Dataset, listed: StorageListing, unnamed: dict[str, Entry], first: int, report: Report
     ) -> bool:
         """Whether any file could be deleted: those that wait for a running read are no reason for a snapshot."""
 
@@ -212,13 +212,13 @@ class Vacuum:
         if not unnamed:
             return False
         # What was told last may be over by now.
-        return free(readers.oldest_told(self._database, dataset)) or free(
+        return free(readers.oldest_reported(self._database, dataset)) or free(
             readers.oldest_running(self._database, self._settings, dataset, report)
         )
 
     # Step 3
 
-    def _published(self, dataset: Dataset, config: DatasetConfig, tail: Tail) -> Snapshot:
+    def _published(self, dataset: Dataset, config: DatasetConfig, tail: HistoryStart) -> Snapshot:
         identity = new_id()
         for _ in range(TRIES):
             with self._database.read() as connection:
@@ -249,14 +249,14 @@ class Vacuum:
         self,
         dataset: Dataset,
         keep: Keep,
-        listed: Listed,
+        listed: StorageListing,
         unnamed: dict[str, Entry],
         made: Snapshot | None,
-        tail: Tail,
+        tail: HistoryStart,
         dry_run: bool,
         report: Report,
     ) -> VacuumResult:
-        first, oldest_read = tail.then, readers.oldest_told(self._database, dataset)
+        first, oldest_read = tail.then, readers.oldest_reported(self._database, dataset)
         if not dry_run:
             first = self._first(dataset)
             # A ref may have been set since: then less is given up.
@@ -266,7 +266,7 @@ class Vacuum:
                 self._reached("told")
         held = self._held(dataset, listed, first, oldest_read)
         low = first if oldest_read is None else min(first, oldest_read)
-        done = Outcome()
+        done = VacuumOutcome()
         delete = self._deleting(dataset, done, report, dry_run)
         free = [entry for path, entry in unnamed.items() if path not in held] if made is not None or dry_run else []
         delete("data", free)
@@ -299,7 +299,7 @@ class Vacuum:
             first = retention.first_kept(connection, dataset)
         return head.seq + 1 if first is None else first
 
-    def _held(self, dataset: Dataset, listed: Listed, first: int, oldest_read: int | None) -> set[str]:
+    def _held(self, dataset: Dataset, listed: StorageListing, first: int, oldest_read: int | None) -> set[str]:
         """Files of snapshots that are given up, and still read by somebody who began before."""
         if oldest_read is None:
             return set()
@@ -353,7 +353,7 @@ class Vacuum:
         return old
 
     def _deleting(
-        self, dataset: Dataset, done: Outcome, report: Report, dry_run: bool
+        self, dataset: Dataset, done: VacuumOutcome, report: Report, dry_run: bool
     ) -> Callable[[str, list[Entry]], None]:
         """How things are deleted: some at a time, each time only if the dataset and the job are still there.
 
@@ -361,7 +361,7 @@ class Vacuum:
         """
 
         def delete(step: str, entries: list[Entry]) -> None:
-            for some in _some(entries, AT_ONCE):
+            for some in _some(entries, DELETE_BATCH):
                 if not dry_run:
                     report(Progress(done=done.files, unit="files"))
                     with self._database.read() as connection:

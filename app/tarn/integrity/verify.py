@@ -20,11 +20,11 @@ from tarn.integrity import (
     repair,
     row_checks,
 )
-from tarn.integrity.file_checks import NamedFiles
+from tarn.integrity.file_checks import ReferencedFiles
 from tarn.integrity.findings import MOST, Findings
 from tarn.integrity.history_checks import History
-from tarn.integrity.row_checks import Rows
-from tarn.lake.recorded_history import Recorded, recorded
+from tarn.integrity.row_checks import SnapshotRows
+from tarn.lake.recorded_history import RecordedHistory, recorded
 from tarn.model.finding import Finding, FindingKind
 from tarn.model.job import Report, VerifyOptions, VerifyResult
 from tarn.model.snapshot import Snapshot
@@ -32,7 +32,7 @@ from tarn.settings import Settings
 from tarn.storage.store import Store
 
 
-class Looked(NamedTuple):
+class Checked(NamedTuple):
     """What was looked at, and what was found."""
 
     snapshots: int
@@ -78,7 +78,7 @@ def verify(
     )
 
 
-def _is_in(finding: Finding, looked: Looked) -> bool:
+def _is_in(finding: Finding, looked: Checked) -> bool:
     """Whether it is found again, of the same file or, without one, in the same words."""
     return any(
         (finding.kind, finding.path or finding.detail) == (other.kind, other.path or other.detail)
@@ -86,7 +86,7 @@ def _is_in(finding: Finding, looked: Looked) -> bool:
     )
 
 
-def _look(database: Database, store: Store, settings: Settings, dataset: Dataset, report: Report) -> Looked:
+def _look(database: Database, store: Store, settings: Settings, dataset: Dataset, report: Report) -> Checked:
     found = Findings()
     report(None)
     with database.read() as connection:
@@ -105,20 +105,20 @@ def _look(database: Database, store: Store, settings: Settings, dataset: Dataset
         delta_checks.check_ahead(database, store, dataset, state.holder, seen.newest, found)
     if head is not None:
         with row_checks.opened(store, settings) as duck:
-            rows = Rows(duck, store, dataset)
+            rows = SnapshotRows(duck, store, dataset)
             if rows.check_files(database, head, broken, found, report):
                 report(None)
                 rows.check_fold(database, head, found)
     archive_checks.check(database, store, dataset, found, report)
     document_checks.check_hints(database, store, dataset, state, found)
-    return Looked(seen.snapshots, len(seen.named.files), seen.named.size, found)
+    return Checked(seen.snapshots, len(seen.named.files), seen.named.size, found)
 
 
 class _Seen:
     """What the manifests of a history name, gathered while they pass by: not all of them are held at once."""
 
-    def __init__(self, dataset: Dataset, state: Recorded) -> None:
-        self.named = NamedFiles(dataset)
+    def __init__(self, dataset: Dataset, state: RecordedHistory) -> None:
+        self.named = ReferencedFiles(dataset)
         self.snapshots = 0
         self.last_commit = 0
         self._pinned = {pin.seq for pin in state.pins}

@@ -21,7 +21,7 @@ PURGE_PACKED = 65_536
 ABOUT_PACKS = tuple(column for column in journal_packs.c if column.name != "data")
 
 
-class Found(NamedTuple):
+class SegmentPack(NamedTuple):
     """A pack, and the segment that it is in."""
 
     segment: int
@@ -43,7 +43,7 @@ def packs(
     query: Select[Any],
     asked: Mapping[str, Any] | None = None,
     shards: Sequence[int] | None = None,
-) -> Iterator[Found]:
+) -> Iterator[SegmentPack]:
     """Packs that a query finds, one at a time: all, or those that may concern entities of these shards."""
     wanted = None if shards is None else sorted(shards)
     for row in connection.execute(query, asked).all():
@@ -51,7 +51,7 @@ def packs(
             continue
         own = journal_packs.c.batch == row.batch, journal_packs.c.position == row.position
         data = connection.execute(select(journal_packs.c.data).where(*own)).scalar_one()
-        yield Found(row.segment, Pack(row.batch, row.commit, row.position, row.rows, row.checksum, data))
+        yield SegmentPack(row.segment, Pack(row.batch, row.commit, row.position, row.rows, row.checksum, data))
 
 
 def packed_events(
@@ -83,7 +83,7 @@ def counted() -> ColumnElement[int]:
     return single + many.correlate(journal_batches).scalar_subquery()
 
 
-def at(
+def events_at(
     connection: Connection, uid: str, positions: Collection[int], names: Sequence[str]
 ) -> dict[int, tuple[Any, ...]]:
     """Columns of a batch's events at some positions, as they stand. Raises Damaged."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, delete, insert, select, update
 
 from tarn.access import audit, limits
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
 from tarn.db import idempotency as answers
 from tarn.db.engine import Database
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.db.tables import journal, journal_batches
 from tarn.errors import StageClosed
 from tarn.journal import batch_contents as contents
@@ -37,30 +37,30 @@ class Batch:
 
     dataset: Dataset
     tenant: TenantName
-    act: Act
+    act: AuditedAction
     origin: str | None = None
     stage: int | None = None
-    once: Once | None = None
+    once: IdempotencyKey | None = None
     rows: int | None = None
     """Events that the reader of its body gave, where there is one: as many must be in the batch when it commits."""
     answer: dict[str, Any] = field(default_factory=dict)
 
 
-class Outcome(NamedTuple):
+class BatchOutcome(NamedTuple):
     """The answer to a request, made now or replayed."""
 
     answer: dict[str, Any]
     replayed: bool = False
 
 
-class Sized(NamedTuple):
+class BatchWithEvents(NamedTuple):
     """A batch with its events, on its way into a transaction."""
 
     batch: Batch
     events: Chunk
 
 
-def write_whole(connection: Connection, settings: Settings, group: list[Sized]) -> list[Outcome]:
+def write_small(connection: Connection, settings: Settings, group: list[BatchWithEvents]) -> list[BatchOutcome]:
     """Write small batches whole, all in the caller's one transaction.
 
     Raises Overtaken, or the error of any one of them: then none is written, and the caller tries them singly.
@@ -75,7 +75,7 @@ def write_whole(connection: Connection, settings: Settings, group: list[Sized]) 
         raise Overtaken
     _reserve(connection, settings, fresh)
     commits = iter(_write(connection, settings, fresh, moment))
-    outcomes = [Outcome(sized.batch.answer | {"commit": next(commits)}) for sized in fresh]
+    outcomes = [BatchOutcome(sized.batch.answer | {"commit": next(commits)}) for sized in fresh]
     for sized, outcome in zip(fresh, outcomes, strict=True):
         remember(connection, sized.batch, outcome)
     audit.done_all(connection, [(batch.act, _detail(batch, len(events))) for batch, events in fresh])
@@ -83,7 +83,7 @@ def write_whole(connection: Connection, settings: Settings, group: list[Sized]) 
     return [next(made) if replayed is None else replayed for replayed in replays]
 
 
-def _reserve(connection: Connection, settings: Settings, fresh: list[Sized]) -> None:
+def _reserve(connection: Connection, settings: Settings, fresh: list[BatchWithEvents]) -> None:
     by_tenant: dict[TenantName, int] = defaultdict(int)
     for batch, events in fresh:
         by_tenant[batch.tenant] += events.statements
@@ -91,7 +91,9 @@ def _reserve(connection: Connection, settings: Settings, fresh: list[Sized]) -> 
         limits.reserve(connection, tenant, settings, statements=by_tenant[tenant])
 
 
-def _write(connection: Connection, settings: Settings, fresh: list[Sized], moment: datetime) -> list[int | None]:
+def _write(
+    connection: Connection, settings: Settings, fresh: list[BatchWithEvents], moment: datetime
+) -> list[int | None]:
     """Rows and batch rows, with commit numbers where there is no stage to wait for."""
     by_dataset: dict[str, list[int]] = defaultdict(list)
     for number, (batch, _) in enumerate(fresh):
@@ -103,7 +105,7 @@ def _write(connection: Connection, settings: Settings, fresh: list[Sized], momen
     for dataset_id in sorted(by_dataset):
         numbers = by_dataset[dataset_id]
         dataset = fresh[numbers[0]].batch.dataset
-        more = heads.More.of(fresh[number].events for number in numbers)
+        more = heads.AddedSize.of(fresh[number].events for number in numbers)
         taken = heads.take(connection, dataset, len(numbers), more, moment, within=settings)
         stamps |= {number: (taken.first + place, taken.segment) for place, number in enumerate(numbers)}
     uids = [new_id() for _ in fresh]
@@ -179,7 +181,7 @@ def count_chunk(database: Database, settings: Settings, batch: Batch, batch_id: 
             hold_stage(connection, settings, batch.stage)
 
 
-def commit_large(database: Database, settings: Settings, batch: Batch, batch_id: int) -> Outcome:
+def commit_large(database: Database, settings: Settings, batch: Batch, batch_id: int) -> BatchOutcome:
     """Make a large batch visible in one transaction, which writes one row of it, however many it has.
 
     Raises Overtaken, and StageClosed if it expired meanwhile.
@@ -191,7 +193,7 @@ def commit_large(database: Database, settings: Settings, batch: Batch, batch_id:
         row = connection.execute(
             select(journal_batches.c.rows, journal_batches.c.size).where(journal_batches.c.id == batch_id)
         ).first()
-        more = heads.More(0, 0) if row is None else heads.More(row.rows, row.size)
+        more = heads.AddedSize(0, 0) if row is None else heads.AddedSize(row.rows, row.size)
         if row is not None:
             require_equal(row.rows, batch.rows, "rows are in the batch", "were read")
         if batch.stage is None:
@@ -207,7 +209,7 @@ def commit_large(database: Database, settings: Settings, batch: Batch, batch_id:
         )
         if stamped.rowcount != 1:
             raise StageClosed("the batch is no longer open: it expired, or was aborted")
-        outcome = Outcome(batch.answer | {"commit": values.get("commit")})
+        outcome = BatchOutcome(batch.answer | {"commit": values.get("commit")})
         remember(connection, batch, outcome)
         audit.done_all(connection, [(batch.act, _detail(batch, more.rows))])
     return outcome
@@ -229,7 +231,7 @@ def mark_aborted(connection: Connection, *which: Any) -> list[int]:
         .returning(journal_batches.c.id, journal_batches.c.tenant, journal_batches.c.reserved)
     ).all()
     for row in ended:
-        limits.give_back(connection, row.tenant, row.reserved)
+        limits.release(connection, row.tenant, row.reserved)
     return [row.id for row in ended]
 
 
@@ -267,15 +269,15 @@ def hold_stage(connection: Connection, settings: Settings, stage: int) -> None:
         raise StageClosed("the stage is committed, aborted or expired")
 
 
-def replay(connection: Connection, batch: Batch) -> Outcome | None:
+def replay(connection: Connection, batch: Batch) -> BatchOutcome | None:
     """The answer that the same request got before. Raises IdempotencyMismatch if another one used the key."""
     kept = None if batch.once is None else answers.find(connection, batch.tenant, batch.once)
-    return None if kept is None else Outcome(kept.answer, replayed=True)
+    return None if kept is None else BatchOutcome(kept.answer, replayed=True)
 
 
-def remember(connection: Connection, batch: Batch, outcome: Outcome) -> None:
+def remember(connection: Connection, batch: Batch, outcome: BatchOutcome) -> None:
     """Keep the answer in the transaction that it speaks of. Raises Overtaken if another one has the key by now."""
-    if batch.once is not None and not answers.keep(connection, batch.tenant, batch.once, 200, outcome.answer):
+    if batch.once is not None and not answers._insert(connection, batch.tenant, batch.once, 200, outcome.answer):
         raise Overtaken
 
 

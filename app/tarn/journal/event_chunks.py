@@ -10,11 +10,11 @@ from tarn.errors import Fault, SchemaViolation
 from tarn.journal.event_buffer import Events
 from tarn.journal.formats import BadRecord, IgnoredColumns, Record, Row, entity_records, statement_rows
 from tarn.journal.formats.counting import Counted, require_equal
-from tarn.journal.formats.record import Source, broken, require_memory
-from tarn.model.entity import Exploded, Exploder, Omitted, Values, shown
+from tarn.journal.formats.record import ByteSource, invalid_format, require_memory
+from tarn.model.entity import Exploded, Exploder, Omitted, Values, truncated
 from tarn.model.names import DatasetName, Origin
 from tarn.model.omissions import Omissions
-from tarn.model.statement import Invalid, StatementReader, checked_id
+from tarn.model.statement import InvalidRecord, StatementReader, validate_id
 
 DEFAULT_ORIGIN = Origin("default")
 """The origin of what names none."""
@@ -40,7 +40,7 @@ OnError = Literal["abort", "skip", "drop"]
 """What a bad record does: refuse the body, leave the record out, or leave out only what is bad in it."""
 
 
-class Report(BaseModel):
+class ReadReport(BaseModel):
     """What became of a body: a record that was read is stored or rejected, and what was left out of it is listed."""
 
     read: int = 0
@@ -62,13 +62,13 @@ class Report(BaseModel):
 
     def ignore(self, name: str, count: int = 1) -> None:
         """Count a field that no record of its kind has."""
-        name = shown(name)
+        name = truncated(name)
         if name not in self.ignored and len(self.ignored) >= MOST_IGNORED:
             name = "*"
         self.ignored[name] = self.ignored.get(name, 0) + count
 
 
-class Terms(BaseModel):
+class ReadOptions(BaseModel):
     """How a body is to be read: what it holds, in which form, and what is said of it as a whole."""
 
     model_config = ConfigDict(frozen=True)
@@ -89,16 +89,16 @@ class Terms(BaseModel):
     """Refuse the body if any value would be left out; hold statements to the ids and datasets that they claim."""
 
 
-class Intake:
+class BodyReader:
     """Reads one body. Bad records end it with SchemaViolation, or are left out and counted."""
 
-    def __init__(self, terms: Terms, exploder: Exploder) -> None:
+    def __init__(self, terms: ReadOptions, exploder: Exploder) -> None:
         self._terms = terms
         self._exploder = exploder
         self._line = 0
         self._deferred: list[Exploded] = []
         self._deferred_referents = 0
-        self.report = Report()
+        self.report = ReadReport()
         self.entities = 0
         self.statements = 0
         self.rows = 0
@@ -106,7 +106,7 @@ class Intake:
         self.over = False
         """Whether the chunk that was given last is known to be the last one."""
 
-    def chunks(self, source: Source) -> Iterator[Events]:
+    def chunks(self, source: ByteSource) -> Iterator[Events]:
         """The body's events. Raises what the body's form and its records raise."""
         terms = self._terms
         if terms.records == "entities":
@@ -124,8 +124,8 @@ class Intake:
             except orjson.JSONDecodeError as error:
                 require_memory(error)
                 if terms.replaces is not None:
-                    raise broken(f"not valid JSON: {error.msg}", error.lineno) from None
-                raise Invalid(None, f"is not valid JSON: {error.msg}") from None
+                    raise invalid_format(f"not valid JSON: {error.msg}", error.lineno) from None
+                raise InvalidRecord(None, f"is not valid JSON: {error.msg}") from None
             if terms.replaces is not None:
                 self._replace(events, data, terms.replaces)
             elif type(data) is dict and "op" in data and "schema" not in data:
@@ -142,9 +142,9 @@ class Intake:
     def _replace(self, events: Events, data: Any, entity_id: str) -> None:
         """End what the origin says of the entity that the body consists of. Raises Invalid, InvalidFormat."""
         if self._line != 1:
-            raise broken("expected nothing after the entity", self._line)
+            raise invalid_format("expected nothing after the entity", self._line)
         if type(data) is dict and data.setdefault("id", entity_id) != entity_id:
-            raise Invalid("id", f"is not the one in the path, {entity_id!r}")
+            raise InvalidRecord("id", f"is not the one in the path, {entity_id!r}")
         events.erase(entity_id, self._terms.origin or DEFAULT_ORIGIN)
 
     def _change(self, events: Events, data: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Intake:
         origin = terms.origin or DEFAULT_ORIGIN
         if op == "DEL":
             named = given.get("id") if type(given) is dict else data.get("id")
-            entity_id = checked_id(named, "entity.id")
+            entity_id = validate_id(named, "entity.id")
             events.erase(entity_id, origin)
             self.report.deleted += 1
             self.report.deleted_ids[entity_id] = None
@@ -165,13 +165,13 @@ class Intake:
                 self._refuse_size("entity.id", f"a body of changes may delete {MOST_DELETED} entities")
             return
         if op not in ("ADD", "MOD"):
-            raise Invalid("op", f"is {shown(op)!r}, not ADD, MOD or DEL")
+            raise InvalidRecord("op", f"is {truncated(op)!r}, not ADD, MOD or DEL")
         if type(given) is not dict:
-            raise Invalid("entity", "must be an entity: the change does not say what is stored")
+            raise InvalidRecord("entity", "must be an entity: the change does not say what is stored")
         try:
             entity = self._exploder.explode(terms.dataset, given, terms.values, terms.on_error == "drop")
-        except Invalid as error:
-            raise Invalid("entity" if error.field is None else f"entity.{error.field}", error.reason) from None
+        except InvalidRecord as error:
+            raise InvalidRecord("entity" if error.field is None else f"entity.{error.field}", error.reason) from None
         self._deferred_referents += sum(len(one.referents) for one in entity.all())
         if self._deferred_referents > MOST_DEFERRED:
             self._refuse_size("entity.referents", f"a body of changes may name {MOST_DEFERRED} referents")
@@ -198,7 +198,7 @@ class Intake:
     def _omit(self, value: Omitted) -> None:
         if self._terms.strict:
             field = f"{value.schema}:{value.prop}"
-            fault = Fault(line=self._line, field=field, reason=f"{shown(value.value)!r} is {value.reason}")
+            fault = Fault(line=self._line, field=field, reason=f"{truncated(value.value)!r} is {value.reason}")
             raise SchemaViolation(f"line {self._line}, {field}: {fault.reason}", errors=[fault])
         self.report.omitted.add(value.schema, value.prop, value.value, value.reason, self._line)
 
@@ -241,7 +241,7 @@ class Intake:
             self._line, content = record
             try:
                 taken = add(events, content)
-            except Invalid as error:
+            except InvalidRecord as error:
                 self._fault(self._line, error.field, error.reason)
                 continue
             if taken is None:

@@ -23,28 +23,33 @@ LAST_UPDATED = "journal/last_updated"
 RETRY_SECONDS = 10
 
 
-class Taken(NamedTuple):
+class CommitNumbers(NamedTuple):
     """Commit numbers from `first` on, and the segment they are in."""
 
     first: int
     segment: int
 
 
-class More(NamedTuple):
+class AddedSize(NamedTuple):
     """What is added to the journal: rows, and the characters of their values."""
 
     rows: int
     size: int
 
     @classmethod
-    def of(cls, added: Iterable[Chunk]) -> "More":
+    def of(cls, added: Iterable[Chunk]) -> "AddedSize":
         counted = [(len(events), events.size) for events in added]
         return cls(sum(rows for rows, _ in counted), sum(size for _, size in counted))
 
 
 def take(
-    connection: Connection, dataset: Dataset, batches: int, more: More, moment: datetime, within: Settings | None = None
-) -> Taken:
+    connection: Connection,
+    dataset: Dataset,
+    batches: int,
+    more: AddedSize,
+    moment: datetime,
+    within: Settings | None = None,
+) -> CommitNumbers:
     """Take the next commit numbers, as the last but the stamping in the transaction that uses them.
 
     Moves `journal/last_updated` in the same transaction. Raises DatasetNotFound if the dataset is being deleted, and
@@ -68,7 +73,7 @@ def take(
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
     # Not the caller's moment: it may have waited for the row, while a flush said that until then all was flushed.
     touch(connection, dataset.id, LAST_UPDATED, now())
-    return Taken(row.commit - batches + 1, row.segment)
+    return CommitNumbers(row.commit - batches + 1, row.segment)
 
 
 def rotate(connection: Connection, dataset_id: str) -> int:
@@ -82,7 +87,7 @@ def rotate(connection: Connection, dataset_id: str) -> int:
     return opened - 1
 
 
-def take_place(connection: Connection, dataset: Dataset) -> int:
+def rotate_and_take(connection: Connection, dataset: Dataset) -> int:
     """Close the open segment and take a commit number for what is not of the journal: every commit before it is in a
     closed segment, and every later one has a greater number."""
     number: int | None = connection.execute(

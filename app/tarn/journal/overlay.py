@@ -39,7 +39,7 @@ Spool = Callable[[], Path]
 """Names a file of the caller's, who removes it."""
 
 
-class Present(NamedTuple):
+class DatasetState(NamedTuple):
     """A dataset at one moment: what its head is, and how far its journal goes."""
 
     head: Head
@@ -58,13 +58,13 @@ _PRESENT = (
 )
 
 
-def present(connection: Connection, dataset: Dataset) -> Present:
+def present(connection: Connection, dataset: Dataset) -> DatasetState:
     """The recorded head and the journal's, as one. Raises DatasetNotFound."""
     row = connection.execute(_PRESENT, {"dataset": dataset.id}).first()
     if row is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
     head = Head(seq=row.seq, id=row.snapshot, content=row.content, segment=row.segment)
-    return Present(head, row.commit, row.rows)
+    return DatasetState(head, row.commit, row.rows)
 
 
 class Unflushed(NamedTuple):
@@ -116,7 +116,7 @@ class Unflushed(NamedTuple):
 
 
 @dataclass
-class _Kept:
+class _CachedEvents:
     """Events of one dataset, by segment: all of segments above `floor` up to the commit `upto`."""
 
     floor: int
@@ -157,11 +157,11 @@ class Overlay:
 
     def __init__(self, most_rows: int) -> None:
         self._most = most_rows
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, _CachedEvents] = OrderedDict()
         self._lock = Lock()
 
     def events(
-        self, connection: Connection, dataset: Dataset, now: Present, entities: Set[str] | None, spool: Spool
+        self, connection: Connection, dataset: Dataset, now: DatasetState, entities: Set[str] | None, spool: Spool
     ) -> Unflushed:
         """The events above the head: all of them, or at least those on some entities.
 
@@ -178,10 +178,10 @@ class Overlay:
             return Unflushed(pa.concat_tables([NOTHING, *pieces]), is_whole=False)
         return Unflushed(file=_spooled(pieces, spool()))
 
-    def _from_kept(self, connection: Connection, dataset: Dataset, now: Present) -> Unflushed | None:
+    def _from_kept(self, connection: Connection, dataset: Dataset, now: DatasetState) -> Unflushed | None:
         """All events from memory, after reading what is new; None if what this reader needs was dropped."""
         with self._lock:
-            kept = self._kept.setdefault(dataset.id, _Kept(now.head.segment))
+            kept = self._kept.setdefault(dataset.id, _CachedEvents(now.head.segment))
             self._kept.move_to_end(dataset.id)
         with kept.lock:
             if kept.floor > now.head.segment:

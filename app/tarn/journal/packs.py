@@ -43,7 +43,7 @@ WRITING = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 READING = pa.ipc.IpcReadOptions(use_threads=False)
 
 
-class Damaged(Internal):
+class DamagedPack(Internal):
     """A pack of the journal is not what was written. Nothing of it is passed over: who reads it stops here."""
 
 
@@ -71,12 +71,12 @@ class Pack(NamedTuple):
         ords = pa.array(np.arange(first, first + self.rows))
         return pa.RecordBatch.from_arrays([ords, *events.columns], ["ord", *events.schema.names])
 
-    def _damaged(self) -> Damaged:
+    def _damaged(self) -> DamagedPack:
         last = self.position + self.rows - 1
-        return Damaged(f"the events {self.position} to {last} of the journal's batch {self.batch} cannot be read")
+        return DamagedPack(f"the events {self.position} to {last} of the journal's batch {self.batch} cannot be read")
 
 
-def packed(events: pa.RecordBatch, batch: int, start: int) -> pa.RecordBatch:
+def encode(events: pa.RecordBatch, batch: int, start: int) -> pa.RecordBatch:
     """Events on entities as rows of `journal_packs`, with positions from `start` on.
 
     They are put into the order of their shards, and so are their positions. Those of an entity stay in theirs, which is

@@ -39,9 +39,9 @@ import structlog
 from tarn.child_process import exactly
 from tarn.errors import BodyTooLarge, Fault, Unavailable, problem_types
 from tarn.journal.event_buffer import Chunk, Packed
-from tarn.journal.event_chunks import Report, Terms
+from tarn.journal.event_chunks import ReadOptions, ReadReport
 from tarn.journal.formats.counting import require_equal
-from tarn.journal.formats.record import BLOCK, Source, broken
+from tarn.journal.formats.record import BLOCK, ByteSource, invalid_format
 
 log = structlog.get_logger(__name__)
 
@@ -83,7 +83,7 @@ HEAD = struct.Struct(">BIQ")
 """What a message is, and how long its two parts are."""
 
 
-class Says(IntEnum):
+class MessageType(IntEnum):
     """What a message is. Those of the child come first."""
 
     READY = 1
@@ -100,13 +100,13 @@ class Says(IntEnum):
 class Message(NamedTuple):
     """A word, what is said with it, and bytes."""
 
-    says: Says
+    says: MessageType
     detail: dict[str, Any]
     data: memoryview
 
 
 def send(
-    peer: socket.socket, says: Says, detail: dict[str, Any] | None = None, data: "bytes | pa.Buffer" = b""
+    peer: socket.socket, says: MessageType, detail: dict[str, Any] | None = None, data: "bytes | pa.Buffer" = b""
 ) -> None:
     """Send one message, in as few steps as can be: after each one this thread has to get hold of Python again."""
     text = orjson.dumps(detail or {})
@@ -121,10 +121,10 @@ def receive(peer: socket.socket) -> Message:
     if text + data > MOST_MESSAGE:
         raise EOFError
     rest = memoryview(exactly(peer, text + data))
-    return Message(Says(says), orjson.loads(rest[:text]), rest[text:])
+    return Message(MessageType(says), orjson.loads(rest[:text]), rest[text:])
 
 
-class Reading(Protocol):
+class BodyParser(Protocol):
     """A body being read: its chunks, and what is known of it once they are at their end."""
 
     @property
@@ -134,11 +134,11 @@ class Reading(Protocol):
     @property
     def rows(self) -> int: ...
     @property
-    def report(self) -> Report: ...
-    def chunks(self, source: Source) -> Iterator[Chunk]: ...
+    def report(self) -> ReadReport: ...
+    def chunks(self, source: ByteSource) -> Iterator[Chunk]: ...
 
 
-class Ending(NamedTuple):
+class ExitStatus(NamedTuple):
     """How a child ended: by which signal or with which exit code, and the CPU time that it took."""
 
     signal: int
@@ -172,13 +172,13 @@ class ForkServer:
         if not self._ready:
             limit_waits(self._control, until - time.monotonic())
             try:
-                self._ready = receive(self._control).says is Says.READY
+                self._ready = receive(self._control).says is MessageType.READY
             except BlockingIOError:
                 return False
             log.info("parsers can be forked", pid=self.pid)
         return self._ready
 
-    def fork(self) -> "Parser":
+    def fork(self) -> "ParserProcess":
         """A new child. Raises EOFError or OSError if this process is gone or does not answer."""
         limit_waits(self._control, CONTROL_WAIT)
         ours, theirs = socket.socketpair()
@@ -189,14 +189,14 @@ class ForkServer:
             except BaseException:
                 ours.close()
                 raise
-        return Parser(pid, ours, self)
+        return ParserProcess(pid, ours, self)
 
-    def reap(self, pid: int) -> Ending:
+    def reap(self, pid: int) -> ExitStatus:
         """End a child if it has not ended, and tell how it did. Raises EOFError or OSError if this process is gone."""
         limit_waits(self._control, CONTROL_WAIT)
         self._control.sendall(REQUEST.pack(REAP, pid))
         _, status, cpu = REPLY.unpack(exactly(self._control, REPLY.size))
-        return Ending(os.WTERMSIG(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0, cpu)
+        return ExitStatus(os.WTERMSIG(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0, cpu)
 
     def end(self) -> None:
         """End it; its children end with it."""
@@ -205,7 +205,7 @@ class ForkServer:
         self._process.wait()
 
 
-class Parser:
+class ParserProcess:
     """A child, as its parent sees it."""
 
     def __init__(self, pid: int, peer: socket.socket, server: ForkServer) -> None:
@@ -244,7 +244,7 @@ class Parser:
             return False
         return False  # it has nothing to say now: its end is closed
 
-    def ask(self, says: Says, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
+    def ask(self, says: MessageType, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
         """Say something and wait for the answer. Raises TimeoutError, and EOFError or OSError if the child is gone."""
         self._received += len(data)
         self.bytes += len(data)
@@ -263,45 +263,47 @@ class Parser:
         if not self.sound:
             raise EOFError
         if self.expects:
-            send(self._peer, Says.DROP)
+            send(self._peer, MessageType.DROP)
             self.expects = False
 
     def close(self) -> None:
         self._peer.close()
 
 
-class Parsed:
+class ChildBodyParser:
     """A body that a child reads."""
 
-    def __init__(self, terms: Terms, parser: Parser, ended: Callable[[], Exception]) -> None:
+    def __init__(self, terms: ReadOptions, parser: ParserProcess, ended: Callable[[], Exception]) -> None:
         self._terms = terms
         self._parser = parser
         self._ended = ended
-        self.report = Report()
+        self.report = ReadReport()
         self.entities = 0
         self.statements = 0
         self.rows = 0
 
-    def chunks(self, source: Source) -> Iterator[Chunk]:
+    def chunks(self, source: ByteSource) -> Iterator[Chunk]:
         """The body's events, as `Intake` makes them.
 
         Raises the same, InvalidFormat or BodyTooLarge if the child dies of the body, Unavailable if it dies otherwise.
         """
         parser = self._parser
         parser.begin()
-        answer = self._ask(Says.BODY, {"terms": self._terms.model_dump()}, source.read(BLOCK))
+        answer = self._ask(MessageType.BODY, {"terms": self._terms.model_dump()}, source.read(BLOCK))
         while True:
-            parser.expects = answer.says is Says.MORE or (answer.says is Says.CHUNK and not answer.detail["over"])
-            if answer.says is Says.MORE:
-                answer = self._ask(Says.BYTES, data=source.read(BLOCK))
+            parser.expects = answer.says is MessageType.MORE or (
+                answer.says is MessageType.CHUNK and not answer.detail["over"]
+            )
+            if answer.says is MessageType.MORE:
+                answer = self._ask(MessageType.BYTES, data=source.read(BLOCK))
                 continue
-            if answer.says is not Says.CHUNK:
-                raise _problem(answer)
+            if answer.says is not MessageType.CHUNK:
+                raise _reported_error(answer)
             counted = answer.detail
             self.entities += counted["entities"]
             self.statements += counted["statements"]
             if counted["over"]:
-                self.report = Report(**counted["report"])
+                self.report = ReadReport(**counted["report"])
             if answer.data:
                 (rows,) = pa.ipc.open_stream(answer.data)
                 self.rows += rows.num_rows
@@ -312,9 +314,9 @@ class Parsed:
                 return
             del answer  # whoever writes it has it; it need not be kept while the next one is made
             parser.chunks += 1
-            answer = self._ask(Says.GO_ON)
+            answer = self._ask(MessageType.GO_ON)
 
-    def _ask(self, says: Says, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
+    def _ask(self, says: MessageType, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
         try:
             return self._parser.ask(says, detail, data)
         except TimeoutError as error:
@@ -324,7 +326,7 @@ class Parsed:
             raise self._ended() from error
 
 
-class Parsers:
+class ParserPool:
     """The children of one process."""
 
     def __init__(self, most: int, memory: int = MEMORY, cpu: int = LEAST_CPU, wait: float = WAIT) -> None:
@@ -336,8 +338,8 @@ class Parsers:
         self._lock = threading.Lock()
         """Held while the fork server is spoken to, and while the lists below are changed."""
         self._server: ForkServer | None = None
-        self._busy: set[Parser] = set()
-        self._idle: list[Parser] = []
+        self._busy: set[ParserProcess] = set()
+        self._idle: list[ParserProcess] = []
         self._closed = False
 
     def start(self) -> None:
@@ -346,7 +348,7 @@ class Parsers:
             self._serving()
 
     @contextmanager
-    def reading(self, terms: Terms) -> Iterator[Parsed]:
+    def reading(self, terms: ReadOptions) -> Iterator[ChildBodyParser]:
         """Read a body in a child. Leaving the context gives the child back, however far it came.
 
         Raises Unavailable if there is no child within some seconds.
@@ -357,7 +359,7 @@ class Parsers:
         try:
             parser = self._take(until)
             try:
-                yield Parsed(terms, parser, lambda: self._cause(parser))
+                yield ChildBodyParser(terms, parser, lambda: self._cause(parser))
             finally:
                 self._give_back(parser)
         finally:
@@ -375,7 +377,7 @@ class Parsers:
                 parser.close()
             self._idle.clear()
 
-    def _take(self, until: float) -> Parser:
+    def _take(self, until: float) -> ParserProcess:
         with self._held(until - time.monotonic()):
             while self._idle:
                 parser = self._idle.pop()
@@ -396,7 +398,7 @@ class Parsers:
                 return parser
             raise self._none()
 
-    def _give_back(self, parser: Parser) -> None:
+    def _give_back(self, parser: ParserProcess) -> None:
         with self._lock:
             if parser not in self._busy:
                 return  # it ended, and was reaped
@@ -411,7 +413,7 @@ class Parsers:
             else:
                 self._reap(parser)
 
-    def _cause(self, parser: Parser) -> Exception:
+    def _cause(self, parser: ParserProcess) -> Exception:
         """Why a child is gone, as the problem of the body that it was reading."""
         with self._lock:
             self._busy.discard(parser)
@@ -422,12 +424,12 @@ class Parsers:
         if ending.code == OUT_OF_MEMORY:
             return out_of_memory(self._memory)
         if ending.signal == signal.SIGXCPU:
-            return broken(f"it takes more than {parser.allowance} seconds of CPU time to parse")
+            return invalid_format(f"it takes more than {parser.allowance} seconds of CPU time to parse")
         if ending.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-            return broken(f"the process that parsed it crashed ({signal.Signals(ending.signal).name})")
+            return invalid_format(f"the process that parsed it crashed ({signal.Signals(ending.signal).name})")
         return Unavailable("the process that parsed the body died", retry_after=1)
 
-    def _reap(self, parser: Parser) -> Ending | None:
+    def _reap(self, parser: ParserProcess) -> ExitStatus | None:
         """End a child; how it ended, if its parent is there to tell."""
         parser.close()
         if self._server is not parser.server or self._closed:
@@ -499,9 +501,9 @@ def available_processors() -> int:
         return count
 
 
-def _problem(answer: Message) -> Exception:
+def _reported_error(answer: Message) -> Exception:
     """What a child could not get over, in the words that it would have had here."""
-    if answer.says is Says.PROBLEM:
+    if answer.says is MessageType.PROBLEM:
         members = answer.detail["members"]
         if "errors" in members:
             members["errors"] = [Fault(**fault) for fault in members["errors"]]

@@ -27,14 +27,14 @@ import pyarrow as pa
 from tarn.child_process import exactly
 from tarn.errors import TarnError
 from tarn.journal.event_buffer import Events
-from tarn.journal.event_chunks import Intake, Terms
-from tarn.journal.parser_pool import FORK, OUT_OF_MEMORY, REPLY, REQUEST, Says, cpu_allowance, receive, send
+from tarn.journal.event_chunks import BodyReader, ReadOptions
+from tarn.journal.parser_pool import FORK, OUT_OF_MEMORY, REPLY, REQUEST, MessageType, cpu_allowance, receive, send
 from tarn.model.entity import Exploder, warm_up
 
 PR_SET_PDEATHSIG = 1
 
 
-class Limits(NamedTuple):
+class ParserLimits(NamedTuple):
     """What a child may take: bytes of memory beyond what it has when it is forked, and seconds for any body."""
 
     memory: int
@@ -45,7 +45,7 @@ class Dropped(Exception):
     """Nobody wants the rest of this body."""
 
 
-class Fed:
+class BodySource:
     """The body, of which the parent gives a piece when it is asked."""
 
     def __init__(self, peer: socket.socket, first: memoryview, cpu: int) -> None:
@@ -59,7 +59,7 @@ class Fed:
 
     def read(self, size: int, /) -> bytes:
         if not self._rest and not self._over:
-            send(self._peer, Says.MORE)
+            send(self._peer, MessageType.MORE)
             self._rest = heard(self._peer)
             self._over = not self._rest
             self._allow(len(self._rest))
@@ -83,31 +83,31 @@ class Fed:
 def heard(peer: socket.socket) -> memoryview:
     """The parent's next word: bytes, or leave to go on. Raises Dropped, and EOFError if it is gone."""
     answer = receive(peer)
-    if answer.says is Says.DROP:
+    if answer.says is MessageType.DROP:
         raise Dropped
     return answer.data
 
 
-def parse(peer: socket.socket, terms: Terms, first: memoryview, exploder: Exploder, cpu: int) -> None:
+def parse(peer: socket.socket, terms: ReadOptions, first: memoryview, exploder: Exploder, cpu: int) -> None:
     """Read one body: chunk after chunk, the last one with all that is known of the body then."""
-    intake, fed = Intake(terms, exploder), Fed(peer, first, cpu)
+    intake, fed = BodyReader(terms, exploder), BodySource(peer, first, cpu)
     for chunk in intake.chunks(fed):
-        send(peer, Says.CHUNK, _counted(chunk, intake, intake.over), _packed(chunk))
+        send(peer, MessageType.CHUNK, _counts(chunk, intake, intake.over), _arrow_stream(chunk))
         if intake.over:
             return
         del chunk  # or it would be kept while the next one is gathered
         fed.goes_on()
-    send(peer, Says.CHUNK, _counted(Events(), intake, over=True))
+    send(peer, MessageType.CHUNK, _counts(Events(), intake, over=True))
 
 
-def _counted(chunk: Events, intake: Intake, over: bool) -> dict[str, Any]:
+def _counts(chunk: Events, intake: BodyReader, over: bool) -> dict[str, Any]:
     counted = {"entities": chunk.entities, "statements": chunk.statements, "size": chunk.size, "over": over}
     if not over:
         return counted
     return counted | {"rows": intake.rows, "report": intake.report.model_dump()}
 
 
-def _packed(chunk: Events) -> pa.Buffer:
+def _arrow_stream(chunk: Events) -> pa.Buffer:
     rows = chunk.table(0)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
@@ -115,7 +115,7 @@ def _packed(chunk: Events) -> pa.Buffer:
     return sink.getvalue()
 
 
-def _said(error: TarnError) -> dict[str, Any]:
+def _error_detail(error: TarnError) -> dict[str, Any]:
     """A problem as it is sent: its faults are all that is not plain already."""
     members = dict(error.members)
     if "errors" in members:
@@ -123,12 +123,12 @@ def _said(error: TarnError) -> dict[str, Any]:
     return {"slug": error.slug, "detail": error.detail, "members": members}
 
 
-def serve(peer: socket.socket, exploder: Exploder, limits: Limits) -> None:
+def serve(peer: socket.socket, exploder: Exploder, limits: ParserLimits) -> None:
     """Read bodies until the parent closes the socket, or one takes more memory than there is."""
     while True:
         try:
             asked = receive(peer)
-            parse(peer, Terms(**asked.detail["terms"]), asked.data, exploder, limits.cpu)
+            parse(peer, ReadOptions(**asked.detail["terms"]), asked.data, exploder, limits.cpu)
         except Dropped:
             pass
         except (EOFError, ConnectionError):
@@ -136,12 +136,12 @@ def serve(peer: socket.socket, exploder: Exploder, limits: Limits) -> None:
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         except TarnError as error:
-            send(peer, Says.PROBLEM, _said(error))
+            send(peer, MessageType.PROBLEM, _error_detail(error))
         except Exception:  # noqa: BLE001 - its parent must hear of it
-            send(peer, Says.FAILURE, {"trace": traceback.format_exc()})
+            send(peer, MessageType.FAILURE, {"trace": traceback.format_exc()})
 
 
-def run_child(peer: socket.socket, exploder: Exploder, limits: Limits, server: int) -> NoReturn:
+def run_child(peer: socket.socket, exploder: Exploder, limits: ParserLimits, server: int) -> NoReturn:
     """Be a child: limited, and ending with the fork server. Whatever happens, nothing of that one's is run."""
     try:
         with suppress(AttributeError):  # Linux has it
@@ -169,7 +169,7 @@ def _cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def listen(control: socket.socket, exploder: Exploder, limits: Limits) -> None:
+def listen(control: socket.socket, exploder: Exploder, limits: ParserLimits) -> None:
     """Fork and reap as the parent asks. Raises EOFError when it is gone."""
     children: set[int] = set()
     while True:
@@ -194,7 +194,7 @@ def listen(control: socket.socket, exploder: Exploder, limits: Limits) -> None:
             control.sendall(REPLY.pack(pid, status, used.ru_utime + used.ru_stime))
 
 
-def main(limits: Limits) -> None:
+def main(limits: ParserLimits) -> None:
     # Ctrl-C reaches the whole group of processes; this one ends when its parent closes the socket, and not before.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exploder = Exploder()
@@ -204,10 +204,10 @@ def main(limits: Limits) -> None:
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)
     with socket.socket(fileno=sys.stdin.fileno()) as control, suppress(EOFError, OSError):
-        send(control, Says.READY)
+        send(control, MessageType.READY)
         listen(control, exploder, limits)
     os._exit(0)  # its children end with it
 
 
 if __name__ == "__main__":
-    main(Limits(*map(int, sys.argv[1:])))
+    main(ParserLimits(*map(int, sys.argv[1:])))

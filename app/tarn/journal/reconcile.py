@@ -64,19 +64,21 @@ def raise_to(connection: Connection, dataset: Dataset, commit: int, segment: int
     connection.execute(update(journal_head).where(own, head.segment < segment).values(segment=segment))
 
 
-def passed(connection: Connection, dataset: Dataset, segment: int) -> list[KnownBatch]:
+def skipped_batches(connection: Connection, dataset: Dataset, segment: int) -> list[KnownBatch]:
     """Committed batches in segments that count as done, though no snapshot names them."""
     rows = connection.execute(select(journal_batches).where(*_passed(dataset, segment)).order_by(journal_batches.c.id))
     return [known(row) for row in rows]
 
 
-def bring_back(connection: Connection, dataset: Dataset, segment: int) -> None:
+def reopen(connection: Connection, dataset: Dataset, segment: int) -> None:
     """Put batches of segments that are done into the open one. Their numbers, and so their places, stay."""
     opened = select(journal_head.c.segment).where(journal_head.c.dataset_id == dataset.id).scalar_subquery()
     connection.execute(update(journal_batches).where(*_passed(dataset, segment)).values(segment=opened))
 
 
-def undone(connection: Connection, dataset: Dataset, segment: int) -> tuple[list[KnownBatch], list[KnownBatch]]:
+def unflushed_by_rollback(
+    connection: Connection, dataset: Dataset, segment: int
+) -> tuple[list[KnownBatch], list[KnownBatch]]:
     """Batches that count as flushed into what came after a segment: those whose rows are all there, and the others."""
     counted = (
         select(journal_batches, contents.counted().label("there"))
@@ -90,7 +92,7 @@ def undone(connection: Connection, dataset: Dataset, segment: int) -> tuple[list
     return whole, lost
 
 
-def go_back(connection: Connection, dataset: Dataset, again: Sequence[KnownBatch], target: Snapshot | None) -> None:
+def roll_back(connection: Connection, dataset: Dataset, again: Sequence[KnownBatch], target: Snapshot | None) -> None:
     """Let what is to be flushed again count as waiting, and forget what was made of data that is gone.
 
     What was answered under an idempotency key since then may be lost: whoever sends it again must get through. And no

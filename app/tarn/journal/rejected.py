@@ -34,7 +34,7 @@ class Rejected(NamedTuple):
     reason: str
 
 
-def set_aside(connection: Connection, dataset_id: str, rows: list[Rejected]) -> None:
+def store_rejected(connection: Connection, dataset_id: str, rows: list[Rejected]) -> None:
     """Keep events in the transaction that takes them out of the journal. Doing it again changes nothing."""
     moment = now()
     values = [
@@ -99,7 +99,7 @@ def _write(
     connection: Connection, settings: Settings, dataset: Dataset, tenant: str, events: list[dict[str, Any]]
 ) -> int:
     moment = now()
-    more = heads.More(len(events), sum(len(event["value"] or "") for event in events))
+    more = heads.AddedSize(len(events), sum(len(event["value"] or "") for event in events))
     stamp = heads.take(connection, dataset, 1, more, moment, within=settings)
     batch_id: int = connection.execute(
         insert(journal_batches)

@@ -19,7 +19,7 @@ from adbc_driver_manager import dbapi
 from tarn.errors import Unavailable
 from tarn.journal.bulk import Appender, PostgresqlBulk, copied, failure, inserted
 from tarn.journal.event_buffer import Packed
-from tarn.journal.packs import packed
+from tarn.journal.packs import encode
 from tarn.journal.sqlite_loader_process import RENEW, prepared
 from tarn.model.ids import new_id
 
@@ -36,10 +36,10 @@ CLOSE = (
 )
 
 
-class Parts:
+class StagePartWriter:
     """A connection that writes parts, one after the other."""
 
-    def __init__(self, connection: dbapi.Connection, turn: "Turn | None") -> None:
+    def __init__(self, connection: dbapi.Connection, turn: "WriteLock | None") -> None:
         self._connection = connection
         self._turn = turn
         self._marks = ("$1", "$2", "$3", "$4") if turn is None else ("?",) * 4
@@ -59,7 +59,7 @@ class Parts:
         starts = list(accumulate((len(some) for some in events[:-1]), initial=position))
         placed = zip(events, starts, strict=True)
         if in_packs:
-            appender, chunks = self._packs, [packed(some, part, start) for some, start in placed]
+            appender, chunks = self._packs, [encode(some, part, start) for some, start in placed]
         else:
             appender, chunks = self._rows, [Packed(some, 0, 0, 0).table(part, start) for some, start in placed]
         chunk = pa.concat_batches(chunks)
@@ -89,7 +89,7 @@ class Parts:
         return int(row[0])
 
 
-class Turn:
+class WriteLock:
     """Lets one process of this machine at a time write to a SQLite, and wakes the next one at once.
 
     SQLite itself lets others try again after a while, which grows to a tenth of a second: longer than many chunks take.
@@ -109,20 +109,20 @@ class Turn:
 
 
 @contextmanager
-def opened(uri: str, is_sqlite: bool) -> Iterator[Parts]:
+def opened(uri: str, is_sqlite: bool) -> Iterator[StagePartWriter]:
     """Write to the journal at a URI as ADBC's drivers want it said."""
     turn = None
     if is_sqlite:
         from adbc_driver_sqlite import dbapi as sqlite
 
         connection = prepared(sqlite.connect(uri, autocommit=True))
-        turn = Turn(unquote(uri.removeprefix("file:")))
+        turn = WriteLock(unquote(uri.removeprefix("file:")))
     else:
         from adbc_driver_postgresql import dbapi as postgresql
 
         connection = postgresql.connect(uri)
     try:
-        yield Parts(connection, turn)
+        yield StagePartWriter(connection, turn)
     finally:
         connection.close()
         if turn is not None:

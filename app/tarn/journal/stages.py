@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal_batches, journal_head
@@ -78,7 +78,7 @@ def commit(
     dataset: Dataset,
     tenant: str,
     uids: list[str],
-    act: Act,
+    act: AuditedAction,
     note: NewStage | None = None,
     expected: str | None = None,
 ) -> tuple[int, int, int]:
@@ -105,7 +105,7 @@ def commit(
         .order_by(journal_batches.c.id)
     ).all()
     rows, entities = sum(part.rows for part in parts), sum(part.entities for part in parts)
-    more = heads.More(rows, sum(part.size for part in parts))
+    more = heads.AddedSize(rows, sum(part.size for part in parts))
     taken = heads.take(connection, dataset, max(1, len(parts)), more, now())
     for place, part in enumerate(parts):
         connection.execute(
@@ -160,7 +160,7 @@ def _require_unmoved(connection: Connection, dataset: Dataset, expected: str) ->
         raise PreconditionFailed("writes that no snapshot holds yet came after it", expected=expected, head=head.id)
 
 
-def abort(database: Database, dataset: Dataset, tenant: str, uid: str, act: Act) -> None:
+def abort(database: Database, dataset: Dataset, tenant: str, uid: str, act: AuditedAction) -> None:
     """Give a stage up. Doing it again is fine. Raises StageNotFound, and StageClosed after its commit."""
     with database.write() as connection:
         row = find(connection, dataset, tenant, uid)

@@ -11,13 +11,13 @@ import structlog
 from tarn.db.engine import Database
 from tarn.errors import TarnError, Unavailable
 from tarn.journal import batches
-from tarn.journal.batches import Batch, Outcome, Overtaken, Sized
+from tarn.journal.batches import Batch, BatchOutcome, BatchWithEvents, Overtaken
 from tarn.journal.bulk import Bulk, bulk_for
 from tarn.journal.event_buffer import Chunk, Events
 from tarn.journal.formats.counting import require_equal
 from tarn.model.ids import now
 from tarn.settings import Settings
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
@@ -39,25 +39,25 @@ class Writer:
     one chunk behind: the next chunk is read while the last one is on its way.
     """
 
-    def __init__(self, database: Database, settings: Settings, watch: Watch | None = None) -> None:
+    def __init__(self, database: Database, settings: Settings, watch: Telemetry | None = None) -> None:
         self._database = database
-        self._watch = watch or Watch()
+        self._watch = watch or Telemetry()
         self._settings = settings
         self._bulk: Bulk = bulk_for(database)
-        self._waiting: queue.SimpleQueue[tuple[Sized, Future[Outcome]] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[BatchWithEvents, Future[BatchOutcome]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._commit_groups, name="group commit", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Batch, events: Chunk) -> "Future[Outcome]":
+    def submit(self, batch: Batch, events: Chunk) -> "Future[BatchOutcome]":
         """Write a small batch; the future is done when it is durable, or says why it is not. No events are no batch."""
-        future: Future[Outcome] = Future()
+        future: Future[BatchOutcome] = Future()
         if not len(events) and not batch.rows:
-            future.set_result(Outcome(batch.answer))
+            future.set_result(BatchOutcome(batch.answer))
             return future
-        self._waiting.put((Sized(batch, events), future))
+        self._waiting.put((BatchWithEvents(batch, events), future))
         return future
 
-    def write_body(self, batch: Batch, chunks: Iterator[Chunk], finished: Callable[[], Batch]) -> Outcome:
+    def write_body(self, batch: Batch, chunks: Iterator[Chunk], finished: Callable[[], Batch]) -> BatchOutcome:
         """Write a body as one batch while it is read; if anything fails on the way, nothing of it is left.
 
         `finished` gives the batch with its answer, once all chunks have been read.
@@ -95,7 +95,7 @@ class Writer:
         self._thread.join()
         self._bulk.close()
 
-    def _replayed(self, batch: Batch) -> Outcome | None:
+    def _replayed(self, batch: Batch) -> BatchOutcome | None:
         """The answer that was kept, before limits are looked at: it was within them then."""
         if batch.once is None:
             return None
@@ -121,7 +121,7 @@ class Writer:
         expires = now().timestamp() + self._settings.batch_expiry
         self._bulk.write(batch_id, expires, chunk.table(batch_id, position))
 
-    def _commit_large(self, batch: Batch, batch_id: int) -> Outcome:
+    def _commit_large(self, batch: Batch, batch_id: int) -> BatchOutcome:
         while True:
             try:
                 return batches.commit_large(self._database, self._settings, batch, batch_id)
@@ -139,7 +139,7 @@ class Writer:
         while (group := self._next_group()) is not None:
             self._settle(group)
 
-    def _next_group(self) -> list[tuple[Sized, "Future[Outcome]"]] | None:
+    def _next_group(self) -> list[tuple[BatchWithEvents, "Future[BatchOutcome]"]] | None:
         """Everything that waits, up to a sensible size; None when the writer closes."""
         taken = self._waiting.get()
         if taken is None:
@@ -157,7 +157,7 @@ class Writer:
             rows += len(taken[0].events)
         return group
 
-    def _settle(self, group: list[tuple[Sized, "Future[Outcome]"]]) -> None:
+    def _settle(self, group: list[tuple[BatchWithEvents, "Future[BatchOutcome]"]]) -> None:
         """One transaction for all; if that fails, one for each, so that nobody fails for another's sake.
 
         Unless nothing answers: each would wait for that again, and the last one for all of them.
@@ -178,7 +178,7 @@ class Writer:
         for sized, future in group:
             self._settle_alone(sized, future)
 
-    def _settle_alone(self, sized: Sized, future: "Future[Outcome]") -> None:
+    def _settle_alone(self, sized: BatchWithEvents, future: "Future[BatchOutcome]") -> None:
         while True:
             try:
                 outcome = self._write([sized])[0]
@@ -190,9 +190,9 @@ class Writer:
                 future.set_result(outcome)
             return
 
-    def _write(self, group: list[Sized]) -> list[Outcome]:
+    def _write(self, group: list[BatchWithEvents]) -> list[BatchOutcome]:
         with self._watch.commits.time(), self._database.write() as connection:
-            outcomes = batches.write_whole(connection, self._settings, group)
+            outcomes = batches.write_small(connection, self._settings, group)
         self._watch.groups.observe(len(group))
         for sized, outcome in zip(group, outcomes, strict=True):
             if not outcome.replayed:

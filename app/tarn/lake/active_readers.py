@@ -33,14 +33,14 @@ log = structlog.get_logger(__name__)
 UNKNOWN = 0
 """Below every number of a snapshot."""
 
-ENOUGH = 2
+REPORTS_NEEDED = 2
 """Reports after which one of them was collected after the first look."""
 
 
-def oldest_told(database: Database, dataset: Dataset) -> int | None:
+def oldest_reported(database: Database, dataset: Dataset) -> int | None:
     """The oldest snapshot that anybody was reading a moment ago; None: nobody reads any."""
     with database.read() as connection:
-        return _oldest(readers.told(connection), dataset)
+        return _oldest(readers.latest(connection), dataset)
 
 
 def oldest_running(database: Database, settings: Settings, dataset: Dataset, report: Report) -> int | None:
@@ -50,13 +50,15 @@ def oldest_running(database: Database, settings: Settings, dataset: Dataset, rep
     it waits, and ends the wait by what it raises.
     """
     with database.read() as connection:
-        first = readers.told(connection)
+        first = readers.latest(connection)
     until = time.monotonic() + settings.reader_silent_after
     while True:
         with database.read() as connection:
-            told = readers.told(connection)
+            told = readers.latest(connection)
         # Whoever is gone reads nothing any more.
-        late = [reader for reader in first.keys() & told.keys() if told[reader].beat < first[reader].beat + ENOUGH]
+        late = [
+            reader for reader in first.keys() & told.keys() if told[reader].beat < first[reader].beat + REPORTS_NEEDED
+        ]
         if not late or time.monotonic() > until:
             break
         report(None)
@@ -68,5 +70,5 @@ def oldest_running(database: Database, settings: Settings, dataset: Dataset, rep
     return _oldest({reader: said for reader, said in told.items() if reader not in late}, dataset)
 
 
-def _oldest(told: Mapping[str, readers.Report], dataset: Dataset) -> int | None:
+def _oldest(told: Mapping[str, readers.ReaderHeartbeat], dataset: Dataset) -> int | None:
     return min((said.oldest[dataset.id] for said in told.values() if dataset.id in said.oldest), default=None)

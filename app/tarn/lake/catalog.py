@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Connection
 
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.datasets import registry as datasets
 from tarn.datasets.documents import read_document, replace_document
 from tarn.datasets.registry import Dataset
@@ -14,11 +14,11 @@ from tarn.db.engine import Database
 from tarn.lake import export_deltas as deltas
 from tarn.lake import export_records as exports
 from tarn.model.dataset import Catalog, CatalogEntry, CatalogMetadata, DatasetConfig, Resource, etag
-from tarn.model.export import Kind, Made, media_type
+from tarn.model.export import ExportRecord, Kind, media_type
 from tarn.storage.layout import Layout
 from tarn.storage.store import Missing, Store
 
-TRIES = 3
+ATTEMPTS = 3
 
 
 def read(store: Store) -> CatalogMetadata:
@@ -32,41 +32,41 @@ def read(store: Store) -> CatalogMetadata:
 def compile_catalog(database: Database, store: Store, readable: list[Dataset], url: str | None) -> Catalog:
     """The catalog of these datasets, as FtM tools load it, with resources below where the API is."""
     with database.read() as connection:
-        made = exports.made_of_all(connection, readable)
+        made = exports.records_by_dataset(connection, readable)
     by_name = {dataset.name: made.get(dataset.id, {}) for dataset in readable}
     entries = [entry(config, by_name[config.name], url) for config in datasets.read_all(store, readable)]
     return Catalog(**read(store).model_dump(), datasets=entries)
 
 
-def entry(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> CatalogEntry:
+def entry(config: DatasetConfig, made: Mapping[Kind, ExportRecord], url: str | None) -> CatalogEntry:
     """A dataset as a catalog lists it, with the exports that there are."""
     said = config.model_dump(include=set(CatalogEntry.model_fields)) | {"title": config.title or config.name}
-    return CatalogEntry.model_validate(said | _exported(config, made, url) | _loading(config, made, url))
+    return CatalogEntry.model_validate(said | _export_fields(config, made, url) | _loader_fields(config, made, url))
 
 
-def index_of(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> bytes:
+def index_of(config: DatasetConfig, made: Mapping[Kind, ExportRecord], url: str | None) -> bytes:
     """`index.json` of a dataset, with the exports that there are."""
-    exported = orjson.loads(orjson.dumps(_exported(config, made, url), default=_plain))
-    return datasets.index_of(config, _loading(config, made, url), **exported)
+    exported = orjson.loads(orjson.dumps(_export_fields(config, made, url), default=_resource_json))
+    return datasets.index_of(config, _loader_fields(config, made, url), **exported)
 
 
 def indexing(dataset: Dataset, url: str | None) -> datasets.Indexed:
     """How `index.json` follows a change of the configuration: it tells of the same exports."""
 
     def indexed(connection: Connection, config: DatasetConfig) -> bytes:
-        made = exports.made_of(connection, dataset)
+        made = exports.records_of(connection, dataset)
         text = index_of(config, made, url)
         if (index := made.get(Kind.INDEX)) is not None:
-            told = exports.told_by_index(made, etag(config.to_yaml()))
+            told = exports.index_detail(made, etag(config.to_yaml()))
             again = index.of(text)._replace(detail=told)
             exports.record(connection, dataset, again)
-            exports.tell(connection, dataset, again)
+            exports.record_event(connection, dataset, again)
         return text
 
     return indexed
 
 
-def _exported(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> dict[str, Any]:
+def _export_fields(config: DatasetConfig, made: Mapping[Kind, ExportRecord], url: str | None) -> dict[str, Any]:
     files = [one for kind, one in made.items() if kind is not Kind.INDEX]
     if not files:
         return {}
@@ -81,20 +81,20 @@ def _exported(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None)
     }
 
 
-def _loading(config: DatasetConfig, made: Mapping[Kind, Made], url: str | None) -> dict[str, Any]:
+def _loader_fields(config: DatasetConfig, made: Mapping[Kind, ExportRecord], url: str | None) -> dict[str, Any]:
     """What yente needs to load a dataset; nothing for one that it is to skip."""
-    found = deltas.loading(config.name, made, url)
+    found = deltas.loader_fields(config.name, made, url)
     # A dataset with children is not loaded, as elsewhere it only sums those up. Here it has entities of its own.
     if found and config.children and made[Kind.ENTITIES].size:
         found["load"] = True
     return found
 
 
-def _plain(resource: Resource) -> dict[str, Any]:
+def _resource_json(resource: Resource) -> dict[str, Any]:
     return resource.model_dump(mode="json", exclude_none=True)
 
 
-def _resource(config: DatasetConfig, made: Made, url: str | None) -> Resource:
+def _resource(config: DatasetConfig, made: ExportRecord, url: str | None) -> Resource:
     return Resource(
         name=made.name,
         url=None if url is None else deltas.export_url(url, config.name, made.name),
@@ -112,7 +112,7 @@ def publish(database: Database, store: Store, url: str | None) -> None:
     Others may do so at the same time with what they know; so it is looked at once more afterwards.
     """
     text = b""
-    for _ in range(TRIES):
+    for _ in range(ATTEMPTS):
         with database.read() as connection:
             found = datasets.page(connection, lambda _: True, None, None)
         latest = compile_catalog(database, store, found, url).model_dump_json(exclude_none=True, indent=2).encode()
@@ -124,7 +124,7 @@ def publish(database: Database, store: Store, url: str | None) -> None:
             replace_document(connection, store, Layout.index, Layout.versions, text)
 
 
-def change(database: Database, store: Store, wanted: CatalogMetadata, act: Act) -> CatalogMetadata:
+def change(database: Database, store: Store, wanted: CatalogMetadata, act: AuditedAction) -> CatalogMetadata:
     """Replace the fields that are given; the former document goes to `versions/`."""
     with database.write() as connection:
         database.serialize(connection, "catalog")

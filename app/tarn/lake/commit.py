@@ -26,7 +26,7 @@ from tarn.journal import rejected, segments
 from tarn.journal.rejected import Rejected
 from tarn.lake import delta_tables as tables
 from tarn.lake import snapshots
-from tarn.lake.delta_tables import NONE, DeltaStore, Refused
+from tarn.lake.delta_tables import NONE, CommitRefused, DeltaStore
 from tarn.lake.leases import Lease, Leases
 from tarn.model.backoff import delays
 from tarn.model.event import EventKind
@@ -47,7 +47,7 @@ from tarn.model.snapshot import (
 )
 from tarn.settings import Settings
 from tarn.storage.store import Store
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
@@ -55,13 +55,13 @@ TABLES: tuple[TableName, TableName] = ("statements", "translog")
 
 OPTIMIZED = "statements/store_optimized"
 
-SHOWN = (segments.LAST_FLUSHED, segments.LAST_MOVED, OPTIMIZED)
+HINT_TAGS = (segments.LAST_FLUSHED, segments.LAST_MOVED, OPTIMIZED)
 """Tags of the core's own that a snapshot moves."""
 
-WAITS_FOR_LEASE = 6
+LEASE_ATTEMPTS = 6
 """With the usual back-off a third of a second in all, more or less: a holder that is dead is not waited for."""
 
-NUMBERS = ("kind", "shard_key", "external", "first_seen", "last_seen")
+INTEGER_COLUMNS = ("kind", "shard_key", "external", "first_seen", "last_seen")
 
 Reached = Callable[[str], None]
 """Told of every step of the protocol as it is reached. Tests stop a process there."""
@@ -71,7 +71,7 @@ class HeadMoved(Exception):
     """The head is another one, and what was built on the former does not hold on it: build again."""
 
 
-NOTHING = Tally()
+NO_ROWS = Tally()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Build:
     """The last one that is in it; None: whichever the head has."""
     added: Mapping[TableName, tuple[File, ...]]
     removed: Mapping[TableName, tuple[File, ...]] = field(default_factory=dict)
-    tally: Tally = NOTHING
+    tally: Tally = NO_ROWS
     batches: tuple[HeldBatch, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
     checksum: str | None = None
@@ -104,7 +104,7 @@ class Build:
         return shows and (any(self.added.values()) or any(self.removed.values()))
 
 
-class Publisher:
+class SnapshotPublisher:
     """Publishes builds, one owner's."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Publisher:
         settings: Settings,
         owner: str,
         reached: Reached = lambda _: None,
-        watch: Watch | None = None,
+        watch: Telemetry | None = None,
     ) -> None:
         self._database = database
         self._store = store
@@ -122,7 +122,7 @@ class Publisher:
         self._tables = DeltaStore(store)
         self._leases = Leases(database, store, owner, settings.lease_seconds)
         self._reached = reached
-        self._watch = watch or Watch()
+        self._watch = watch or Telemetry()
 
     def publish(self, build: Build) -> Snapshot:
         """Make one mutation of a dataset visible, or leave everything as it was.
@@ -152,7 +152,7 @@ class Publisher:
         for _, pause in zip(range(tries), pauses, strict=False):
             try:
                 return self._try(build)
-            except (Refused, LockLost) as lost:
+            except (CommitRefused, LockLost) as lost:
                 log.info("a try to publish was lost", dataset=build.dataset.name, why=type(lost).__name__)
                 self._watch.retries.labels(type(lost).__name__).inc()
                 time.sleep(pause)
@@ -192,7 +192,7 @@ class Publisher:
         """The dataset's lease. Another holder is done in milliseconds, as a rule: it is worth a few short waits, before
         what was built here is thrown away. Raises Locked."""
         pauses = delays(self._settings.commit_backoff_base, self._settings.commit_backoff_cap)
-        for _, pause in zip(range(WAITS_FOR_LEASE), pauses, strict=False):
+        for _, pause in zip(range(LEASE_ATTEMPTS), pauses, strict=False):
             try:
                 return self._leases.take(dataset)
             except Locked:
@@ -223,7 +223,7 @@ class Publisher:
         self._put(build.dataset, snapshot)
         self._reached("manifest put")
         if not self._record(build.dataset, snapshot):
-            raise Refused
+            raise CommitRefused
         self._reached("recorded")
         return snapshot
 
@@ -234,7 +234,7 @@ class Publisher:
         while True:
             with self._database.read() as connection:
                 head = snapshots.recorded(connection, dataset)
-            waiting = snapshots.peek(self._store, dataset, head.seq + 1)
+            waiting = snapshots.read_if_exists(self._store, dataset, head.seq + 1)
             if waiting is None:
                 parent = None if head.id is None else snapshots.read(self._store, dataset, head.seq)
                 return head, parent
@@ -259,7 +259,11 @@ class Publisher:
             return
         if build.operation is Change.FLUSH and head.segment == build.base.segment:
             passed: tuple[Change, ...] = (Change.COMPACT, Change.OPTIMIZE)
-        elif build.operation in (Change.COMPACT, Change.OPTIMIZE) and parent is not None and _has(parent, build):
+        elif (
+            build.operation in (Change.COMPACT, Change.OPTIMIZE)
+            and parent is not None
+            and _lists_removed_files(parent, build)
+        ):
             passed = (Change.FLUSH,)
         else:
             raise HeadMoved
@@ -291,18 +295,18 @@ class Publisher:
             self._store.put_new(dataset.layout.snapshot(snapshot.seq), snapshot.to_json())
         except PathExists:
             # The answer to our own put may have been lost, and the put repeated.
-            there = snapshots.peek(self._store, dataset, snapshot.seq)
+            there = snapshots.read_if_exists(self._store, dataset, snapshot.seq)
             if there is None or there.id != snapshot.id:
-                raise Refused from None
+                raise CommitRefused from None
 
     def _record(self, dataset: Dataset, snapshot: Snapshot) -> bool:
         """Step 6. True if the snapshot is part of history now, whoever recorded it."""
         with self._database.write() as connection:
-            if not snapshots.swap(connection, snapshot):
+            if not snapshots.advance_head(connection, snapshot):
                 return _is_recorded(connection, dataset, snapshot)
             uids = [batch.id for batch in snapshot.batches]
             if snapshot.set_aside:
-                rejected.set_aside(connection, dataset.id, [*_rejected(connection, snapshot)])
+                rejected.store_rejected(connection, dataset.id, [*_rejected(connection, snapshot)])
             if snapshot.operation is Change.FLUSH:
                 segments.mark_done(connection, dataset, snapshot.segment, uids, moved=snapshot.content == snapshot.seq)
             elif snapshot.content == snapshot.seq:
@@ -311,7 +315,7 @@ class Publisher:
                 heads.touch(connection, dataset.id, OPTIMIZED, now())
             if snapshot.operation in (Change.VACUUM, Change.PURGE) and snapshot.retained_from is not None:
                 snapshots.expire(connection, dataset, snapshot.retained_from)
-            _tell(connection, snapshot)
+            _record_event(connection, snapshot)
         return True
 
     # Step 7
@@ -323,7 +327,7 @@ class Publisher:
             with self._database.read() as connection:
                 told = connection.execute(
                     select(tags.c.key, tags.c.at).where(
-                        tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_(SHOWN)
+                        tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_(HINT_TAGS)
                     )
                 ).all()
             for row in told:
@@ -334,7 +338,7 @@ class Publisher:
             log.warning("a snapshot's hints are not shown", dataset=dataset.name, problem=error.slug)
 
 
-def _tell(connection: Connection, snapshot: Snapshot) -> None:
+def _record_event(connection: Connection, snapshot: Snapshot) -> None:
     events.record(
         connection,
         snapshot.dataset_id,
@@ -350,7 +354,7 @@ def _manifest(build: Build, head: Head, parent: Snapshot | None, made: Mapping[T
     seq = head.seq + 1
     tally = build.tally
     live = (0 if parent is None else parent.rows.live) + tally.added - tally.ended
-    earliest, latest = _seen(made)
+    earliest, latest = _seen_bounds(made)
     return Snapshot(
         components=Components(checksum=build.checksum),
         dataset=build.dataset.name,
@@ -359,7 +363,7 @@ def _manifest(build: Build, head: Head, parent: Snapshot | None, made: Mapping[T
         seq=seq,
         content=seq if build.moves else head.content,
         parent=head.id,
-        created=_moment(parent),
+        created=_creation_time(parent),
         operation=build.operation,
         author=build.author,
         message=build.message,
@@ -383,7 +387,7 @@ def _manifest(build: Build, head: Head, parent: Snapshot | None, made: Mapping[T
     )
 
 
-def _has(parent: Snapshot, build: Build) -> bool:
+def _lists_removed_files(parent: Snapshot, build: Build) -> bool:
     """Whether all that the build removes is in a snapshot."""
     return all(
         {file.path for file in build.removed.get(table, ())} <= {file.path for file in parent.table(table).files}
@@ -391,12 +395,12 @@ def _has(parent: Snapshot, build: Build) -> bool:
     )
 
 
-def _moment(parent: Snapshot | None) -> datetime:
+def _creation_time(parent: Snapshot | None) -> datetime:
     """Now, or just after the parent: creation times rise strictly, whatever clocks do."""
     return now() if parent is None else max(now(), parent.created + timedelta(microseconds=1))
 
 
-def _seen(made: Mapping[TableName, Table]) -> tuple[datetime | None, datetime | None]:
+def _seen_bounds(made: Mapping[TableName, Table]) -> tuple[datetime | None, datetime | None]:
     """The bounds that the writers saw, over all files."""
     columns = [file.columns for table in made.values() for file in table.files]
     first = [column["first_seen"].min for column in columns if "first_seen" in column]
@@ -423,18 +427,18 @@ def _rejected(connection: Connection, snapshot: Snapshot) -> Iterator[Rejected]:
         batch = batches[uid]
         for start in range(0, len(asides), segments.AT_ONCE):
             some = asides[start : start + segments.AT_ONCE]
-            found = contents.at(connection, uid, [aside.position for aside in some], rejected.COLUMNS)
+            found = contents.events_at(connection, uid, [aside.position for aside in some], rejected.COLUMNS)
             # A database that was restored from before the batch was sent has none of its rows.
             for aside in (one for one in some if one.position in found):
                 pairs = zip(rejected.COLUMNS, found[aside.position], strict=True)
-                event = {name: _plain(name, value) for name, value in pairs}
+                event = {name: _json_value(name, value) for name, value in pairs}
                 yield Rejected(uid, batch.tenant, batch.commit, aside.position, event, aside.reason)
 
 
-def _plain(name: str, value: object) -> object:
+def _json_value(name: str, value: object) -> object:
     if not isinstance(value, bytes):
         return value
     if name == "id":
         return value.hex()
     text = value.decode(errors="replace")
-    return int(text) if name in NUMBERS and text.lstrip("-").isdecimal() else text
+    return int(text) if name in INTEGER_COLUMNS and text.lstrip("-").isdecimal() else text

@@ -21,10 +21,10 @@ from tarn.storage.store import Entry, Store
 
 log = structlog.get_logger(__name__)
 
-NAMED = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
+LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 
 
-class Logged(NamedTuple):
+class LogFile(NamedTuple):
     """A file of a log: the entry of a version, or the checkpoint at one."""
 
     version: int
@@ -63,10 +63,10 @@ class DeltaLogs:
             self._store.sync(dataset.layout.delta_checkpoint(folder, checkpoint))
         return found
 
-    def _logged(self, folder: str) -> Iterator[Logged]:
+    def _logged(self, folder: str) -> Iterator[LogFile]:
         for entry in checked(self._store.list(f"{folder}/_delta_log")):
-            if (named := NAMED.fullmatch(entry.path.rsplit("/", 1)[-1])) is not None:
-                yield Logged(int(named[1]), named[2] != "json", entry)
+            if (named := LOG_FILE.fullmatch(entry.path.rsplit("/", 1)[-1])) is not None:
+                yield LogFile(int(named[1]), named[2] != "json", entry)
 
     def _checkpoint(self, dataset: Dataset, folder: str, version: int) -> None:
         try:

@@ -37,7 +37,7 @@ _SCHEMAS = {name: Schema.from_arrow(schema) for name, schema in SCHEMAS.items()}
 _HOOKS = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
-class Refused(Exception):
+class CommitRefused(Exception):
     """Another writer's commit is at the version that ours was to have."""
 
 
@@ -126,7 +126,7 @@ class DeltaStore:
         except DeltaError as error:
             # Somebody else's table has no error of its own.
             if self.is_ahead(dataset, table, NONE):
-                raise Refused from error
+                raise CommitRefused from error
             raise
 
     def _uri(self, dataset: Dataset, table: TableName) -> str:
@@ -193,7 +193,7 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except CommitFailedError as error:
-        raise Refused from error
+        raise CommitRefused from error
     except (DeltaError, TableNotFoundError, OSError) as error:
         if "No space left" in str(error) or "StorageFull" in str(error):
             raise StorageFull("the store has no room left") from error

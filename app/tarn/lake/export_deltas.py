@@ -15,7 +15,7 @@ and in which order:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tarn.model.export import DELTA_INDEX, Kind, Made
+from tarn.model.export import DELTA_INDEX, ExportRecord, Kind
 
 Delta = dict[str, Any]
 """What is known of one delta: version, name, from, snapshot, content, size, restart."""
@@ -26,13 +26,13 @@ def export_url(url: str, dataset: str, name: str) -> str:
     return f"{url.rstrip('/')}/v1/datasets/{dataset}/exports/{name}"
 
 
-def kept(made: Mapping[Kind, Made]) -> list[Delta]:
+def kept_deltas(made: Mapping[Kind, ExportRecord]) -> list[Delta]:
     """The deltas that are kept, oldest first."""
     delta = made.get(Kind.DELTA)
     return [] if delta is None else list(delta.detail.get("kept", []))
 
 
-def begins_anew(made: Mapping[Kind, Made]) -> bool:
+def needs_restart(made: Mapping[Kind, ExportRecord]) -> bool:
     """Whether the next delta must be marked `restart`: entities of a state after the last delta were exported."""
     entities, delta = made.get(Kind.ENTITIES), made.get(Kind.DELTA)
     if entities is None or delta is None:
@@ -46,15 +46,15 @@ def applicable(deltas: Sequence[Delta]) -> list[Delta]:
     return list(deltas[restarts[-1] if restarts else 0 :])
 
 
-def version_of(made: Mapping[Kind, Made]) -> str | None:
+def version_of(made: Mapping[Kind, ExportRecord]) -> str | None:
     """The version under which the exported entities are loaded; None: there are none."""
     entities = made.get(Kind.ENTITIES)
     if entities is None:
         return None
-    return max([entities.version, *(str(each["version"]) for each in _of_the_entities(made))])
+    return max([entities.version, *(str(each["version"]) for each in _deltas_at_entities(made))])
 
 
-def loading(dataset: str, made: Mapping[Kind, Made], url: str | None) -> dict[str, Any]:
+def loader_fields(dataset: str, made: Mapping[Kind, ExportRecord], url: str | None) -> dict[str, Any]:
     """What a loader needs besides the resources: which of them has the entities, and where deltas are listed.
 
     Nothing without an address, without exported entities, and if they are compressed: yente reads plain JSON only, and
@@ -65,15 +65,15 @@ def loading(dataset: str, made: Mapping[Kind, Made], url: str | None) -> dict[st
         return {}
     found: dict[str, Any] = {"resource_name": entities.name}
     version = str(version_of(made))
-    listed = applicable([each for each in kept(made) if each["version"] <= version])
-    if listed and listed[-1] in _of_the_entities(made) and all(each["name"].endswith(".json") for each in listed):
+    listed = applicable([each for each in kept_deltas(made) if each["version"] <= version])
+    if listed and listed[-1] in _deltas_at_entities(made) and all(each["name"].endswith(".json") for each in listed):
         found["delta_url"] = export_url(url, dataset, f"{DELTA_INDEX}?until={version}")
     return found
 
 
-def index(dataset: str, delta: Made, url: str | None, until: str | None = None) -> dict[str, Any]:
+def index(dataset: str, delta: ExportRecord, url: str | None, until: str | None = None) -> dict[str, Any]:
     """`delta.json`: the deltas that are kept, up to a version. Without a URL, addresses are relative to it."""
-    found = [each for each in kept({Kind.DELTA: delta}) if until is None or each["version"] <= until]
+    found = [each for each in kept_deltas({Kind.DELTA: delta}) if until is None or each["version"] <= until]
     paths = {each["version"]: f"delta/{each['name']}" for each in applicable(found)}
     return {
         "dataset": dataset,
@@ -85,11 +85,11 @@ def index(dataset: str, delta: Made, url: str | None, until: str | None = None) 
     }
 
 
-def _of_the_entities(made: Mapping[Kind, Made]) -> list[Delta]:
+def _deltas_at_entities(made: Mapping[Kind, ExportRecord]) -> list[Delta]:
     """The deltas that end at the state of the exported entities."""
     entities, delta = made.get(Kind.ENTITIES), made.get(Kind.DELTA)
     if entities is None or delta is None:
         return []
     # An earlier version did not note the content that a delta ends at; that of the last one is known.
-    ends = {each["version"]: each.get("content") for each in kept(made)} | {delta.version: delta.content}
-    return [each for each in kept(made) if ends[each["version"]] == entities.content]
+    ends = {each["version"]: each.get("content") for each in kept_deltas(made)} | {delta.version: delta.content}
+    return [each for each in kept_deltas(made) if ends[each["version"]] == entities.content]

@@ -18,17 +18,17 @@ from tarn.journal import head as heads
 from tarn.journal import overlay, segments
 from tarn.journal.head import LAST_UPDATED
 from tarn.model.event import EventKind
-from tarn.model.export import Kind, Made
+from tarn.model.export import ExportRecord, Kind
 from tarn.model.names import LAKEHOUSE
 from tarn.model.snapshot import Head
 
 SOURCES = (LAST_UPDATED, segments.LAST_MOVED)
 """Tags that an export must be newer than."""
 
-NEVER = "it was never made"
+NEVER_EXPORTED = "it was never made"
 
 
-class Asked(NamedTuple):
+class RequestedFormat(NamedTuple):
     """How a dataset wants its exports: compressed in some way, and with what its configuration tells."""
 
     compression: str | None
@@ -37,32 +37,32 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ExportState:
     """A dataset at one moment, as far as exports go."""
 
     head: Head
     waiting: int
     """Rows that no snapshot holds yet."""
     tags: Mapping[str, datetime]
-    made: Mapping[Kind, Made]
+    made: Mapping[Kind, ExportRecord]
 
     def is_latest(self, key: str, sources: Iterable[str]) -> bool:
         """Whether a tag is there and strictly newer than every other one that is."""
         at = self.tags.get(key)
         return at is not None and all(at > self.tags[source] for source in sources if source in self.tags)
 
-    def has_moved(self, kind: Kind, asked: Asked) -> str | None:
+    def has_moved(self, kind: Kind, asked: RequestedFormat) -> str | None:
         """Why an export does not say what the head does; None: it does, whatever the tags say."""
         made, name = self.made.get(kind), kind.form.named(asked.compression)
         if made is None:
-            return NEVER
+            return NEVER_EXPORTED
         if made.name != name:
             return f"it was made as {made.name}, and the dataset asks for {name}"
         if made.content != self.head.content:
             return f"snapshot {self.head.content} changed what is visible, and it is of snapshot {made.seq}"
         return None
 
-    def stale(self, kind: Kind, asked: Asked) -> str | None:
+    def stale(self, kind: Kind, asked: RequestedFormat) -> str | None:
         """Why an export is not fresh; None: it is."""
         moved = self.has_moved(kind, asked)
         if moved is not None:
@@ -74,11 +74,11 @@ class State:
             return f"it is not newer than {' and '.join(late)}"
         return self.behind(asked) if kind is Kind.INDEX else None
 
-    def behind(self, asked: Asked) -> str | None:
+    def behind(self, asked: RequestedFormat) -> str | None:
         """What the index does not tell as it is; None: it tells everything."""
         index = self.made.get(Kind.INDEX)
         if index is None:
-            return NEVER
+            return NEVER_EXPORTED
         if index.detail.get("config") != asked.config:
             return "the dataset's configuration has changed"
         told = index.detail.get("told", {})
@@ -88,37 +88,37 @@ class State:
         return None
 
 
-def state(connection: Connection, dataset: Dataset) -> State:
+def state(connection: Connection, dataset: Dataset) -> ExportState:
     """Raises DatasetNotFound."""
     present = overlay.present(connection, dataset)
     own = select(tags.c.key, tags.c.at).where(tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE)
     found = {row.key: row.at for row in connection.execute(own)}
-    return State(present.head, present.waiting, found, made_of(connection, dataset))
+    return ExportState(present.head, present.waiting, found, records_of(connection, dataset))
 
 
-def made_of(connection: Connection, dataset: Dataset) -> dict[Kind, Made]:
+def records_of(connection: Connection, dataset: Dataset) -> dict[Kind, ExportRecord]:
     """Every export that there is, in the order in which they are made."""
     rows = connection.execute(select(exports).where(exports.c.dataset_id == dataset.id)).all()
-    found = {row.kind: _made(row) for row in rows}
+    found = {row.kind: _record(row) for row in rows}
     return {kind: found[kind] for kind in Kind if kind in found}
 
 
-def made_of_all(connection: Connection, found: Sequence[Dataset]) -> dict[str, dict[Kind, Made]]:
+def records_by_dataset(connection: Connection, found: Sequence[Dataset]) -> dict[str, dict[Kind, ExportRecord]]:
     """Every export of many datasets, by their ids."""
     wanted = {dataset.id for dataset in found}
-    of_all: dict[str, dict[Kind, Made]] = {}
+    of_all: dict[str, dict[Kind, ExportRecord]] = {}
     for row in connection.execute(select(exports)):
         if row.dataset_id in wanted:
-            of_all.setdefault(row.dataset_id, {})[Kind(row.kind)] = _made(row)
+            of_all.setdefault(row.dataset_id, {})[Kind(row.kind)] = _record(row)
     return {name: {kind: made[kind] for kind in Kind if kind in made} for name, made in of_all.items()}
 
 
-def told_by_index(made: Mapping[Kind, Made], config: str) -> dict[str, Any]:
+def index_detail(made: Mapping[Kind, ExportRecord], config: str) -> dict[str, Any]:
     """What an index tells of, to be seen when it does not any more."""
     return {"told": {kind: one.sha1 for kind, one in made.items() if kind is not Kind.INDEX}, "config": config}
 
 
-def record(connection: Connection, dataset: Dataset, made: Made) -> None:
+def record(connection: Connection, dataset: Dataset, made: ExportRecord) -> None:
     """Say what was made, and move its tag, in the caller's transaction."""
     values = {"dataset_id": dataset.id, **made._asdict()}
     row = upsert(connection, exports).values(**values)
@@ -127,7 +127,7 @@ def record(connection: Connection, dataset: Dataset, made: Made) -> None:
     heads.touch(connection, dataset.id, made.kind.form.tag, made.resolved)
 
 
-def tell(connection: Connection, dataset: Dataset, made: Made) -> None:
+def record_event(connection: Connection, dataset: Dataset, made: ExportRecord) -> None:
     """Tell those who follow the dataset what was made, in the transaction that records it."""
     events.record(
         connection,
@@ -140,14 +140,14 @@ def tell(connection: Connection, dataset: Dataset, made: Made) -> None:
     )
 
 
-def forget_below(connection: Connection, dataset: Dataset, seq: int) -> list[Made]:
+def delete_records_below(connection: Connection, dataset: Dataset, seq: int) -> list[ExportRecord]:
     """Say that exports of older snapshots are gone, and their tags with them. Returns what they were."""
-    gone = [made for made in made_of(connection, dataset).values() if made.seq < seq]
-    forget(connection, dataset, [made.kind for made in gone])
+    gone = [made for made in records_of(connection, dataset).values() if made.seq < seq]
+    delete_records(connection, dataset, [made.kind for made in gone])
     return gone
 
 
-def forget(connection: Connection, dataset: Dataset, kinds: Sequence[Kind]) -> None:
+def delete_records(connection: Connection, dataset: Dataset, kinds: Sequence[Kind]) -> None:
     """Say that exports of these kinds are gone, and their tags with them."""
     connection.execute(delete(exports).where(exports.c.dataset_id == dataset.id, exports.c.kind.in_(kinds)))
     keys = [kind.form.tag for kind in kinds]
@@ -155,5 +155,5 @@ def forget(connection: Connection, dataset: Dataset, kinds: Sequence[Kind]) -> N
     connection.execute(delete(tags).where(*own))
 
 
-def _made(row: Row[Any]) -> Made:
-    return Made(**{name: getattr(row, name) for name in Made._fields})._replace(kind=Kind(row.kind))
+def _record(row: Row[Any]) -> ExportRecord:
+    return ExportRecord(**{name: getattr(row, name) for name in ExportRecord._fields})._replace(kind=Kind(row.kind))

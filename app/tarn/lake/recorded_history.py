@@ -13,7 +13,7 @@ from tarn.model.ids import now
 from tarn.model.snapshot import Head
 
 
-class Record(NamedTuple):
+class SnapshotRecord(NamedTuple):
     """A snapshot, as its row says."""
 
     seq: int
@@ -32,7 +32,7 @@ class Pin(NamedTuple):
     updated: datetime
 
 
-class Gone(NamedTuple):
+class ExpiredRange(NamedTuple):
     """Snapshots that were given up."""
 
     first: int
@@ -40,7 +40,7 @@ class Gone(NamedTuple):
     rows: int
 
 
-class Holder(NamedTuple):
+class WriterState(NamedTuple):
     """Who may be at work: the head that is there, the lease's token, and whether it is held."""
 
     head: Head | None
@@ -48,14 +48,14 @@ class Holder(NamedTuple):
     held: bool
 
 
-class Recorded(NamedTuple):
+class RecordedHistory(NamedTuple):
     """All of it. Rows of snapshots that were given up are many, and only counted where they belong."""
 
-    holder: Holder
-    kept: dict[int, Record]
-    gone: Gone | None
-    last_gone: Record | None
-    misplaced: dict[int, Record]
+    holder: WriterState
+    kept: dict[int, SnapshotRecord]
+    gone: ExpiredRange | None
+    last_gone: SnapshotRecord | None
+    misplaced: dict[int, SnapshotRecord]
     """Given up, though older ones are kept."""
     pins: list[Pin]
 
@@ -64,7 +64,7 @@ class Recorded(NamedTuple):
         return self.holder.head
 
     @property
-    def records(self) -> dict[int, Record]:
+    def records(self) -> dict[int, SnapshotRecord]:
         """Every row from the oldest one on that is kept."""
         return self.kept | self.misplaced
 
@@ -76,7 +76,7 @@ class Recorded(NamedTuple):
         return None if record is None else record.id
 
 
-def recorded(connection: Connection, dataset: Dataset) -> Recorded:
+def recorded(connection: Connection, dataset: Dataset) -> RecordedHistory:
     """What is recorded now, in the caller's transaction. Raises DatasetNotFound for one that is being deleted."""
     found = holder(connection, dataset)
     own = snapshots.c.dataset_id == dataset.id
@@ -84,7 +84,7 @@ def recorded(connection: Connection, dataset: Dataset) -> Recorded:
     kept = {row.seq: _record(row) for row in present}
     oldest = min(kept, default=None)
     expired = [own, snapshots.c.expired.is_not(None)]
-    misplaced: dict[int, Record] = {}
+    misplaced: dict[int, SnapshotRecord] = {}
     if oldest is not None:
         above = connection.execute(select(snapshots).where(*expired, snapshots.c.seq > oldest))
         misplaced = {row.seq: _record(row) for row in above}
@@ -94,24 +94,24 @@ def recorded(connection: Connection, dataset: Dataset) -> Recorded:
     ).one()
     last = connection.execute(select(snapshots).where(own, snapshots.c.seq == high)).first()
     pins = connection.execute(select(refs).where(refs.c.dataset_id == dataset.id).order_by(refs.c.name))
-    return Recorded(
+    return RecordedHistory(
         holder=found,
         kept=kept,
-        gone=Gone(low, high, rows) if rows else None,
+        gone=ExpiredRange(low, high, rows) if rows else None,
         last_gone=None if last is None else _record(last),
         misplaced=misplaced,
         pins=[Pin(row.name, row.seq, row.snapshot, row.updated) for row in pins],
     )
 
 
-def holder(connection: Connection, dataset: Dataset) -> Holder:
+def holder(connection: Connection, dataset: Dataset) -> WriterState:
     """Who may be at work now. Raises DatasetNotFound."""
     active = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
     if connection.execute(active).first() is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
     row = connection.execute(select(snapshot_heads).where(snapshot_heads.c.dataset_id == dataset.id)).first()
     lease = connection.execute(select(leases).where(leases.c.dataset_id == dataset.id)).first()
-    return Holder(
+    return WriterState(
         head=None if row is None else Head(seq=row.seq, id=row.snapshot, content=row.content, segment=row.segment),
         token=None if lease is None else lease.token,
         held=lease is not None and lease.expires > now(),
@@ -127,7 +127,7 @@ def is_kept(database: Database, dataset: Dataset, seq: int) -> bool:
         return connection.execute(expired).first() is None
 
 
-def nobody_since(database: Database, dataset: Dataset, before: Holder) -> bool:
+def lease_free_since(database: Database, dataset: Dataset, before: WriterState) -> bool:
     """Whether nobody held the lease, from a former look until now: then what is half done stays so."""
     if before.held:
         return False
@@ -135,5 +135,5 @@ def nobody_since(database: Database, dataset: Dataset, before: Holder) -> bool:
         return holder(connection, dataset) == before
 
 
-def _record(row: Row[Any]) -> Record:
-    return Record(row.seq, row.id, row.content, row.segment, row.created)
+def _record(row: Row[Any]) -> SnapshotRecord:
+    return SnapshotRecord(row.seq, row.id, row.content, row.segment, row.created)

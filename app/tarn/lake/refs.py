@@ -67,7 +67,7 @@ def remove_below(connection: Connection, dataset: Dataset, seq: int) -> list[Ref
     return sorted(RefName(name) for name in found)
 
 
-def show(store: Store, dataset: Dataset, name: RefName, ref: Ref | None) -> None:
+def mirror(store: Store, dataset: Dataset, name: RefName, ref: Ref | None) -> None:
     """Mirror a ref, or its absence, after the fact: whether that works changes nothing."""
     path = dataset.layout.ref(name)
     try:

@@ -12,7 +12,7 @@ from tarn.db.tables import refs, snapshots
 from tarn.model.dataset import Retention
 from tarn.model.job import FLOOR_HOURS, VacuumOptions
 
-MOST = 1 << 31
+MAX_COUNT = 1 << 31
 """Snapshots that a count is taken for at most: more than there are."""
 
 
@@ -32,7 +32,7 @@ class Keep:
         """As the dataset's policy says, or by age alone where that is asked for."""
         if options.retention_hours is not None:
             return cls(1, options.retention_hours, options.retention_hours)
-        return cls(min(policy.count, MOST), policy.days * 24, 0 if options.override_floor else FLOOR_HOURS)
+        return cls(min(policy.count, MAX_COUNT), policy.days * 24, 0 if options.override_floor else FLOOR_HOURS)
 
     def given_up(self, moments: Sequence[datetime], moment: datetime) -> int:
         """How many of these are given up, which come oldest first."""
@@ -52,7 +52,7 @@ def before(moment: datetime, hours: float) -> datetime:
         return datetime.min.replace(tzinfo=UTC)
 
 
-class Tail(NamedTuple):
+class HistoryStart(NamedTuple):
     """Where history begins: now, and from the next vacuum's snapshot on."""
 
     now: int
@@ -66,7 +66,7 @@ def first_kept(connection: Connection, dataset: Dataset) -> int | None:
     ).scalar()
 
 
-def tail(connection: Connection, dataset: Dataset, keep: Keep, moment: datetime) -> Tail | None:
+def history_start(connection: Connection, dataset: Dataset, keep: Keep, moment: datetime) -> HistoryStart | None:
     """What a vacuum would give up; None: there are no snapshots.
 
     Kept are those that `keep` says and everything from the oldest one on that a ref names, so that history has no
@@ -78,10 +78,10 @@ def tail(connection: Connection, dataset: Dataset, keep: Keep, moment: datetime)
     then = _first_within(connection, dataset, keep.count, before(moment, keep.hours), first)
     if then > first:
         then = _first_within(connection, dataset, keep.count - 1, before(moment, keep.hours), first)
-    return Tail(first, max(first, pinned(connection, dataset, then)))
+    return HistoryStart(first, max(first, latest_start(connection, dataset, then)))
 
 
-def pinned(connection: Connection, dataset: Dataset, then: int) -> int:
+def latest_start(connection: Connection, dataset: Dataset, then: int) -> int:
     """Where history can begin at most, if it is to begin with a number: with the oldest one that a ref names."""
     oldest: int | None = connection.execute(
         select(func.min(refs.c.seq)).where(refs.c.dataset_id == dataset.id)

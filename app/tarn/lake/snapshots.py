@@ -50,8 +50,8 @@ def find(connection: Connection, dataset: Dataset, name: str) -> Named:
             raise NoSnapshots(f"{dataset.name!r} has no snapshots yet")
         return Named(head.seq, head.id)
     by = snapshots.c.seq == int(name) if name.isdecimal() and len(name) < 19 else snapshots.c.id == name
-    row = connection.execute(_named().where(snapshots.c.dataset_id == dataset.id, by)).first()
-    return _kept(dataset, name, row)
+    row = connection.execute(_select_keys().where(snapshots.c.dataset_id == dataset.id, by)).first()
+    return _require_kept(dataset, name, row)
 
 
 def find_state(connection: Connection, dataset: Dataset, at: str) -> Named:
@@ -61,14 +61,14 @@ def find_state(connection: Connection, dataset: Dataset, at: str) -> Named:
     """
     if at == "latest" or at.isdecimal() or SNAPSHOT_ID.fullmatch(at):
         return find(connection, dataset, at)
-    if (moment := _moment(at)) is not None:
+    if (moment := _parse_time(at)) is not None:
         row = connection.execute(
-            _named()
+            _select_keys()
             .where(snapshots.c.dataset_id == dataset.id, snapshots.c.created <= moment)
             .order_by(snapshots.c.seq.desc())
             .limit(1)
         ).first()
-        return _kept(dataset, at, row)
+        return _require_kept(dataset, at, row)
     ref = connection.execute(
         select(refs.c.seq, refs.c.snapshot).where(refs.c.dataset_id == dataset.id, refs.c.name == at)
     ).first()
@@ -77,11 +77,11 @@ def find_state(connection: Connection, dataset: Dataset, at: str) -> Named:
     return Named(ref.seq, ref.snapshot)
 
 
-def _named() -> Select[tuple[int, str, datetime | None]]:
+def _select_keys() -> Select[tuple[int, str, datetime | None]]:
     return select(snapshots.c.seq, snapshots.c.id, snapshots.c.expired)
 
 
-def _kept(dataset: Dataset, name: str, row: Row[tuple[int, str, datetime | None]] | None) -> Named:
+def _require_kept(dataset: Dataset, name: str, row: Row[tuple[int, str, datetime | None]] | None) -> Named:
     if row is None:
         raise SnapshotNotFound(f"{dataset.name!r} has no snapshot {name!r}")
     if row.expired is not None:
@@ -89,7 +89,7 @@ def _kept(dataset: Dataset, name: str, row: Row[tuple[int, str, datetime | None]
     return Named(row.seq, row.id)
 
 
-def _moment(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     """A date or time in ISO 8601; without an offset it is UTC, where it must be in the years 1 to 9999."""
     try:
         moment = datetime.fromisoformat(text)
@@ -98,7 +98,7 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-def holding(connection: Connection, dataset: Dataset, segment: int) -> Named | None:
+def first_containing(connection: Connection, dataset: Dataset, segment: int) -> Named | None:
     """The first snapshot that holds a segment, if there is one."""
     row = connection.execute(
         select(snapshots.c.seq, snapshots.c.id)
@@ -109,7 +109,7 @@ def holding(connection: Connection, dataset: Dataset, segment: int) -> Named | N
     return None if row is None else Named(row.seq, row.id)
 
 
-def log(connection: Connection, dataset: Dataset, before: int | None, limit: int) -> list[Named]:
+def kept_page(connection: Connection, dataset: Dataset, before: int | None, limit: int) -> list[Named]:
     """The snapshots there are, newest first."""
     query = (
         select(snapshots.c.seq, snapshots.c.id)
@@ -144,7 +144,7 @@ def read_kept(database: Database, store: Store, dataset: Dataset, named: Named) 
 
 def read(store: Store, dataset: Dataset, seq: int) -> Snapshot:
     """One manifest that SQL names. Raises ManifestInvalid, also where it is gone or is another dataset's."""
-    found = peek(store, dataset, seq)
+    found = read_if_exists(store, dataset, seq)
     if found is None:
         raise ManifestInvalid(f"{dataset.layout.snapshot(seq)} is not there", field="document")
     if found.dataset_id != dataset.id or found.seq != seq:
@@ -152,7 +152,7 @@ def read(store: Store, dataset: Dataset, seq: int) -> Snapshot:
     return found
 
 
-def peek(store: Store, dataset: Dataset, seq: int) -> Snapshot | None:
+def read_if_exists(store: Store, dataset: Dataset, seq: int) -> Snapshot | None:
     """The manifest with a number, whoever wrote it, or None. Raises ManifestInvalid."""
     path = dataset.layout.snapshot(seq)
     try:
@@ -167,7 +167,7 @@ def since(store: Store, dataset: Dataset, base: int, head: int) -> Iterator[Snap
         yield read(store, dataset, seq)
 
 
-def swap(connection: Connection, snapshot: Snapshot) -> bool:
+def advance_head(connection: Connection, snapshot: Snapshot) -> bool:
     """Move the recorded head to a snapshot, if its parent is the head still. False if somebody else moved it."""
     before = snapshot_heads.c.snapshot.is_(None) if snapshot.parent is None else None
     moved = connection.execute(

@@ -222,7 +222,7 @@ def matches(if_match: str, tag: str) -> bool:
     return if_match.strip() == "*" or tag in _listed(if_match)
 
 
-def names_tag(if_none_match: str, tag: str) -> bool:
+def matches_none_match(if_none_match: str, tag: str) -> bool:
     """Whether an `If-None-Match` header names this entity tag, weakly or not."""
     return if_none_match.strip() == "*" or tag in [listed.removeprefix("W/") for listed in _listed(if_none_match)]
 

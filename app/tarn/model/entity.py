@@ -26,7 +26,7 @@ from followthemoney.util import sanitize_text
 from followthemoney.value import string_list
 
 from tarn.model.omissions import LONGEST_SHOWN
-from tarn.model.statement import Invalid, StatementRow, checked_id, microseconds, statement_id
+from tarn.model.statement import InvalidRecord, StatementRow, microseconds, statement_id, validate_id
 
 FIELDS = frozenset(
     {"id", "schema", "properties", "caption", "datasets", "referents", "origin", "first_seen", "last_seen",
@@ -47,7 +47,7 @@ LONGEST_VALUE = {
 """Characters of a value that is cleaned, by the name of its type. Cleaning some types takes time that grows faster than
 the value; no real value is near these limits. Types that are not here are cleaned in linear time."""
 
-UNCLEAN = "rejected by FollowTheMoney's cleaning of {}"
+REJECTED_BY_CLEANING = "rejected by FollowTheMoney's cleaning of {}"
 
 MOST_KNOWN = 50_000
 LONGEST_KNOWN = 120
@@ -160,7 +160,9 @@ class Cleaner:
         Raises Invalid for a value that is too long to be cleaned in little time.
         """
         if self._longest is not None and len(raw) > self._longest:
-            raise Invalid(None, f"is {len(raw)} characters long, at most {self._longest} are cleaned as {self.kind}")
+            raise InvalidRecord(
+                None, f"is {len(raw)} characters long, at most {self._longest} are cleaned as {self.kind}"
+            )
         self._limit.check()
         if self._limit.is_loading and self._kind.name == "country" and len(raw) > LONGEST_CODE:
             raise TimeLimitExceeded
@@ -221,10 +223,10 @@ class Exploder:
         assert isinstance(prop, Property)
         try:
             cleaned = prop.cleaner.known.get(row.value) or prop.cleaner.learn(row.value)
-        except Invalid as error:
-            raise Invalid("value", error.reason) from None
+        except InvalidRecord as error:
+            raise InvalidRecord("value", error.reason) from None
         if cleaned is None:
-            return Omitted(row.schema, row.prop, row.value, UNCLEAN.format(prop.cleaner.kind))
+            return Omitted(row.schema, row.prop, row.value, REJECTED_BY_CLEANING.format(prop.cleaner.kind))
         value, original = cleaned
         if value == row.value:
             return row
@@ -233,14 +235,14 @@ class Exploder:
 
     def _explode(self, dataset: str, data: Any, cleans: bool, drop: bool, depth: int) -> Exploded:
         if type(data) is not dict:
-            raise Invalid(None, "an entity must be a JSON object")
-        entity_id = checked_id(data.get("id"), "id")
+            raise InvalidRecord(None, "an entity must be a JSON object")
+        entity_id = validate_id(data.get("id"), "id")
         schema, known = self._schema(data.get("schema"))
         properties = data.get("properties")
         if properties is None:
             properties = {}
         elif type(properties) is not dict:
-            raise Invalid("properties", "must be an object of lists of strings")
+            raise InvalidRecord("properties", "must be an object of lists of strings")
         ids: list[bytes] = []
         props: list[str] = []
         values: list[str] = []
@@ -268,21 +270,23 @@ class Exploder:
                         cleaned = remembered[raw] if raw in remembered else prop.cleaner.learn(raw)
                         if cleaned is None:
                             if raw.strip():
-                                made.omitted.append(Omitted(schema, name, raw, UNCLEAN.format(prop.cleaner.kind)))
+                                made.omitted.append(
+                                    Omitted(schema, name, raw, REJECTED_BY_CLEANING.format(prop.cleaner.kind))
+                                )
                             continue
                         value, original = cleaned
                         if prop.refers and value == entity_id:
-                            raise Invalid(None, "an entity cannot refer to itself")  # noqa: TRY301 - may be dropped
+                            raise InvalidRecord(None, "an entity cannot refer to itself")  # noqa: TRY301 - may be dropped
                     else:
                         if not raw:
                             continue
                         if "\x00" in raw:
-                            raise Invalid(None, "must not have NUL characters")  # noqa: TRY301 - may be dropped
+                            raise InvalidRecord(None, "must not have NUL characters")  # noqa: TRY301 - may be dropped
                         value, original = raw, None
-                except Invalid as error:
+                except InvalidRecord as error:
                     if not drop:
-                        raise Invalid(_within(name, error), error.reason) from None
-                    made.omitted.append(Omitted(schema, name, shown(raw), error.reason))
+                        raise InvalidRecord(_within(name, error), error.reason) from None
+                    made.omitted.append(Omitted(schema, name, truncated(raw), error.reason))
                     continue
                 digest = sha1(start + value.encode()).digest()
                 if digest in seen:
@@ -318,20 +322,20 @@ class Exploder:
         depth: int,
     ) -> None:
         """Take entities that were nested under the other side of their reference; refuse or drop anything else."""
-        unknown = f"{shown(name)!r} is not a property of {made.schema}"
+        unknown = f"{truncated(name)!r} is not a property of {made.schema}"
         if prop is None and not drop:
-            raise Invalid(f"properties.{name}", unknown)
+            raise InvalidRecord(f"properties.{name}", unknown)
         for raw in given if type(given) is list else (given,):
             try:
                 if prop is None:
-                    raise Invalid(None, unknown)  # noqa: TRY301 - listed like the others
+                    raise InvalidRecord(None, unknown)  # noqa: TRY301 - listed like the others
                 if type(raw) is not dict or "schema" not in raw:
-                    raise Invalid(None, "is the other side of a reference and cannot be set")  # noqa: TRY301
+                    raise InvalidRecord(None, "is the other side of a reference and cannot be set")  # noqa: TRY301
                 self._nest(made, dataset, _referring(raw, prop.reverse, made.entity_id), cleans, drop, depth)
-            except Invalid as error:
+            except InvalidRecord as error:
                 if not drop:
-                    raise Invalid(_within(name, error), error.reason) from None
-                made.omitted.append(Omitted(made.schema, name, shown(raw), error.reason))
+                    raise InvalidRecord(_within(name, error), error.reason) from None
+                made.omitted.append(Omitted(made.schema, name, truncated(raw), error.reason))
 
     def _text(
         self, made: Exploded, dataset: str, prop: Property, raw: Any, cleans: bool, drop: bool, depth: int
@@ -339,14 +343,14 @@ class Exploder:
         """What FtM makes of a value that is no string: the id of an entity, which is taken as one of its own."""
         if type(raw) is dict and prop.refers and "id" in raw:
             if "schema" not in raw:
-                return checked_id(raw["id"], "id")
+                return validate_id(raw["id"], "id")
             return self._nest(made, dataset, raw, cleans, drop, depth)
         return _stringified(raw)
 
     def _nest(self, made: Exploded, dataset: str, data: Any, cleans: bool, drop: bool, depth: int) -> str:
         """Make a nested entity one of its own; its id."""
         if depth >= DEEPEST:
-            raise Invalid(None, f"entities are nested more than {DEEPEST} levels deep")
+            raise InvalidRecord(None, f"entities are nested more than {DEEPEST} levels deep")
         child = self._explode(dataset, data, cleans, drop, depth + 1)
         made.nested.append(child)
         made.omitted += child.omitted
@@ -355,12 +359,12 @@ class Exploder:
 
     def _schema(self, name: Any) -> tuple[str, dict[str, Property | Stub]]:
         if type(name) is not str:
-            raise Invalid("schema", "is missing" if name is None else "must be a string")
+            raise InvalidRecord("schema", "is missing" if name is None else "must be a string")
         found = self._schemata.get(name)
         if found is None:
             schema = self._model.get(name)
             if schema is None:
-                raise Invalid("schema", f"{shown(name)!r} is not a schema of FollowTheMoney")
+                raise InvalidRecord("schema", f"{truncated(name)!r} is not a schema of FollowTheMoney")
             found = self._schemata[name] = self._properties(schema)
         return name, found
 
@@ -385,7 +389,7 @@ def warm_up(exploder: Exploder) -> None:
         exploder.explode("warming", {"id": "up", "schema": schema, "properties": properties})
 
 
-def shown(raw: Any) -> str:
+def truncated(raw: Any) -> str:
     """A value as an error or a report shows it: cut, and never large, whatever was sent."""
     text = raw if isinstance(raw, str) else _described(raw)
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
@@ -400,16 +404,16 @@ def _described(raw: Any) -> str:
 def _refer(made: Exploded, dataset: str, referents: Any, drop: bool) -> None:
     """Note what else names the entity. Its own id among them says nothing."""
     if type(referents) is not list or len(referents) > MOST_REFERENTS:
-        raise Invalid("referents", f"must be a list of at most {MOST_REFERENTS} ids")
+        raise InvalidRecord("referents", f"must be a list of at most {MOST_REFERENTS} ids")
     checksum = made.values[-1]
     noted: set[str] = {made.entity_id}
     for referent in referents:
         try:
-            named = checked_id(referent, "referents")
-        except Invalid as error:
+            named = validate_id(referent, "referents")
+        except InvalidRecord as error:
             if not drop:
                 raise
-            made.omitted.append(Omitted(made.schema, "referents", shown(referent), error.reason))
+            made.omitted.append(Omitted(made.schema, "referents", truncated(referent), error.reason))
             continue
         if named not in noted:
             noted.add(named)
@@ -420,13 +424,13 @@ def _referring(data: dict[str, Any], prop: str, entity_id: str) -> dict[str, Any
     """The entity, with a reference that stands only in its place where it is nested."""
     properties = data.get("properties") or {}
     if type(properties) is not dict:
-        raise Invalid("properties", "must be an object of lists of strings")
+        raise InvalidRecord("properties", "must be an object of lists of strings")
     given = properties.get(prop, [])
     others = given if type(given) is list else [given]
     return data | {"properties": properties | {prop: [*others, entity_id]}}
 
 
-def _within(name: str, error: Invalid) -> str:
+def _within(name: str, error: InvalidRecord) -> str:
     """Where an error is that was found in a value of a property."""
     return f"properties.{name}" if error.field is None else f"properties.{name}.{error.field}"
 
@@ -435,10 +439,10 @@ def _moment(made: Exploded, data: dict[str, Any], name: str, drop: bool) -> int 
     given = data[name]
     try:
         return None if given is None else microseconds(given, name)
-    except Invalid as error:
+    except InvalidRecord as error:
         if not drop:
             raise
-        made.omitted.append(Omitted(made.schema, name, shown(given), error.reason))
+        made.omitted.append(Omitted(made.schema, name, truncated(given), error.reason))
         return None
 
 
@@ -448,4 +452,4 @@ def _stringified(raw: Any) -> str | None:
         return None
     if type(raw) in (int, float, bool):
         return string_list(raw)[0]
-    raise Invalid(None, "must be a string or a list of strings")
+    raise InvalidRecord(None, "must be a string or a list of strings")

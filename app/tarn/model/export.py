@@ -22,7 +22,7 @@ class Kind(StrEnum):
     INDEX = "index"
 
     @property
-    def form(self) -> "Form":
+    def form(self) -> "ExportFormat":
         return FORMS[self]
 
     @property
@@ -31,7 +31,7 @@ class Kind(StrEnum):
         return self not in (Kind.STATEMENTS, Kind.INDEX)
 
 
-class Form(NamedTuple):
+class ExportFormat(NamedTuple):
     """What a kind of export is like."""
 
     name: str
@@ -56,15 +56,19 @@ PACKED = {"gz": "application/gzip", "zst": "application/zstd"}
 FTM_JSON = "application/json+ftm"
 
 FORMS = {
-    Kind.STATEMENTS: Form("statements.csv", TagKey("exports/statements"), "text/csv", "Statements"),
-    Kind.ENTITIES: Form("entities.ftm.json", TagKey("exports/entities_json"), FTM_JSON, "FollowTheMoney entities"),
-    Kind.STATISTICS: Form(
+    Kind.STATEMENTS: ExportFormat("statements.csv", TagKey("exports/statements"), "text/csv", "Statements"),
+    Kind.ENTITIES: ExportFormat(
+        "entities.ftm.json", TagKey("exports/entities_json"), FTM_JSON, "FollowTheMoney entities"
+    ),
+    Kind.STATISTICS: ExportFormat(
         "statistics.json", TagKey("exports/statistics"), "application/json", "Statistics", is_long=False
     ),
-    Kind.DOCUMENTS: Form("documents.csv", TagKey("exports/documents"), "text/csv", "Documents"),
-    Kind.GRAPH: Form("graph.cypher", TagKey("exports/graph"), "text/plain", "Graph, as Cypher"),
-    Kind.DELTA: Form("entities.delta.json", TagKey("exports/delta"), "application/x-ndjson", "Changed entities"),
-    Kind.INDEX: Form("index.json", TagKey("exports/index"), "application/json", "Index", is_long=False),
+    Kind.DOCUMENTS: ExportFormat("documents.csv", TagKey("exports/documents"), "text/csv", "Documents"),
+    Kind.GRAPH: ExportFormat("graph.cypher", TagKey("exports/graph"), "text/plain", "Graph, as Cypher"),
+    Kind.DELTA: ExportFormat(
+        "entities.delta.json", TagKey("exports/delta"), "application/x-ndjson", "Changed entities"
+    ),
+    Kind.INDEX: ExportFormat("index.json", TagKey("exports/index"), "application/json", "Index", is_long=False),
 }
 
 
@@ -92,7 +96,7 @@ def _by_any_name(value: Any) -> Any:
 AnyKind = Annotated[Kind, BeforeValidator(_by_any_name)]
 
 
-MOST_NAMED = 10
+MAX_LISTED_ENTITIES = 10
 """Entities that are named of those whose relationships are not all in a graph."""
 
 
@@ -110,10 +114,10 @@ class OmittedEdges(BaseModel):
         """Add what was left out of the next part of the same graph."""
         self.count += other.count
         self.entities += other.entities
-        self.first = [*self.first, *other.first][:MOST_NAMED]
+        self.first = [*self.first, *other.first][:MAX_LISTED_ENTITIES]
 
 
-class Made(NamedTuple):
+class ExportRecord(NamedTuple):
     """An export that was made, and of what."""
 
     kind: Kind
@@ -136,7 +140,7 @@ class Made(NamedTuple):
         count = self.detail.get("invalid") if self.kind.assembles else None
         return count if isinstance(count, int) else None
 
-    def of(self, content: bytes) -> "Made":
+    def of(self, content: bytes) -> "ExportRecord":
         """The same with another content."""
         return self._replace(size=len(content), sha1=hashlib.sha1(content, usedforsecurity=False).hexdigest())
 

@@ -36,7 +36,7 @@ def upper_half(_: float, bound: float) -> float:
     return random.uniform(bound / 2, bound)  # noqa: S311 - it spreads load, it guards nothing
 
 
-def next_attempt(attempts: int, moment: datetime) -> datetime | None:
+def retry_time(attempts: int, moment: datetime) -> datetime | None:
     """When to try again after this many attempts, the last of which failed at `moment`; None: they are used up."""
     if attempts >= MOST_ATTEMPTS:
         return None
@@ -44,7 +44,7 @@ def next_attempt(attempts: int, moment: datetime) -> datetime | None:
     return moment + timedelta(seconds=next(islice(waits, attempts - 1, None)))
 
 
-class NotYet(Exception):
+class ResumeLater(Exception):
     """A job has done what it could, and is to go on at a later moment."""
 
     def __init__(self, until: datetime) -> None:
@@ -87,7 +87,7 @@ class Operation(StrEnum):
 
     def next_try(self, attempts: int, retryable: bool, moment: datetime) -> datetime | None:
         """When to try again after this many attempts, the last of which failed at `moment`; None: not at all."""
-        again = next_attempt(attempts, moment) if retryable else None
+        again = retry_time(attempts, moment) if retryable else None
         return moment + LONG_WAIT if again is None and self.never_given_up else again
 
 

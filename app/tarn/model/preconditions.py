@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tarn.errors import PreconditionFailed
-from tarn.model.dataset import matches, names_tag
+from tarn.model.dataset import matches, matches_none_match
 
 SHOWN = 10
 """Entity tags that an error names."""
@@ -28,7 +28,7 @@ class Conditions:
         head = ", ".join(tags[:SHOWN]) or None
         if self.if_match is not None and not any(matches(self.if_match, tag) for tag in tags):
             raise PreconditionFailed("what is there is not what `If-Match` names", expected=self.if_match, head=head)
-        if self.if_none_match is not None and any(names_tag(self.if_none_match, tag) for tag in tags):
+        if self.if_none_match is not None and any(matches_none_match(self.if_none_match, tag) for tag in tags):
             raise PreconditionFailed(
                 "what `If-None-Match` names is there already", expected=self.if_none_match, head=head
             )

@@ -236,7 +236,7 @@ def metric_name(metric: Metric) -> str:
             return metric
 
 
-def once(items: list[Item]) -> list[Item]:
+def require_unique(items: list[Item]) -> list[Item]:
     """Raises ValueError if one is there twice."""
     for index, item in enumerate(items):
         if item in items[:index]:
@@ -248,7 +248,7 @@ class EntityQuery(Strict):
     """Which entities, in which order; entities without a value of a sort key come last in both directions."""
 
     where: Node | None = None
-    sort: Annotated[list[SortKey], Field(max_length=3), AfterValidator(once), Field(default_factory=list)]
+    sort: Annotated[list[SortKey], Field(max_length=3), AfterValidator(require_unique), Field(default_factory=list)]
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     cursor: Annotated[str, Field(max_length=LONGEST_CURSOR)] | None = None
 
@@ -257,8 +257,10 @@ class EntityAggregate(Strict):
     """Metrics over the entities that match, in groups by the values of up to three fields, largest groups first."""
 
     where: Node | None = None
-    group_by: Annotated[list[FieldName], Field(max_length=3), AfterValidator(once), Field(default_factory=list)]
-    metrics: Annotated[list[Metric], Field(min_length=1, max_length=10), AfterValidator(once)]
+    group_by: Annotated[
+        list[FieldName], Field(max_length=3), AfterValidator(require_unique), Field(default_factory=list)
+    ]
+    metrics: Annotated[list[Metric], Field(min_length=1, max_length=10), AfterValidator(require_unique)]
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
 
 

@@ -59,9 +59,9 @@ class FieldName(Name):
         return self.kind == "type" and _type_names()[self.name] == registry.number.name
 
     @property
-    def holders(self) -> "Holders":
+    def holders(self) -> "PropertiesOfType":
         """The properties that hold the values of a `prop:` or `type:` field."""
-        return Holders([self.name], {}) if self.kind == "prop" else _holders(_type_names()[self.name])
+        return PropertiesOfType([self.name], {}) if self.kind == "prop" else _holders(_type_names()[self.name])
 
 
 class SortKey(Name):
@@ -84,7 +84,7 @@ class SortKey(Name):
         return self.startswith("-")
 
 
-class Holders(NamedTuple):
+class PropertiesOfType(NamedTuple):
     """Properties by their names; `in_some` are of the type in some schemata only, and something else in others."""
 
     names: list[str]
@@ -132,14 +132,14 @@ def _type_names() -> dict[str, str]:
 
 
 @cache
-def _holders(kind: str) -> Holders:
+def _holders(kind: str) -> PropertiesOfType:
     always = sorted(name for name, kinds in _types_of_properties().items() if kinds == {kind})
     sometimes = {name for name, kinds in _types_of_properties().items() if kind in kinds and len(kinds) > 1}
     in_some: dict[str, list[str]] = {name: [] for name in sorted(sometimes)}
     for schema, prop in _properties():
         if prop.name in sometimes and prop.type.name == kind:
             in_some[prop.name].append(schema)
-    return Holders(always, in_some)
+    return PropertiesOfType(always, in_some)
 
 
 def _properties() -> list[tuple[str, Any]]:

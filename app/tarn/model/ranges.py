@@ -18,7 +18,7 @@ class Range(NamedTuple):
 EVERYTHING = Range("", None)
 
 
-class Span(NamedTuple):
+class ColumnSpan(NamedTuple):
     """The first and the last key of a file, or what lies below and above them; None: nothing is known."""
 
     first: str
@@ -30,12 +30,12 @@ class Span(NamedTuple):
     def lies_in(self, keys: Range) -> bool:
         return keys.holds(self.first) and (keys.high is None or (self.last is not None and self.last < keys.high))
 
-    def overlaps(self, other: "Span") -> bool:
+    def overlaps(self, other: "ColumnSpan") -> bool:
         return (other.last is None or self.first <= other.last) and (self.last is None or other.first <= self.last)
 
 
-def span(file: File) -> Span:
+def span(file: File) -> ColumnSpan:
     bounds = file.columns.get("canonical_id")
     if bounds is None or bounds.min is None or bounds.max is None:
-        return Span("", None)
-    return Span(str(bounds.min), str(bounds.max))
+        return ColumnSpan("", None)
+    return ColumnSpan(str(bounds.min), str(bounds.max))

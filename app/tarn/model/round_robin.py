@@ -7,7 +7,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-def in_rotation(waiting: Iterable[tuple[str | None, Item]]) -> list[Item]:
+def round_robin(waiting: Iterable[tuple[str | None, Item]]) -> list[Item]:
     """What waits, each with its tenant and oldest first: of each tenant its first one, then of each its second."""
     by_tenant: dict[str | None, list[tuple[Item]]] = {}
     for tenant, item in waiting:

@@ -38,13 +38,13 @@ class Change(StrEnum):
     PURGE = "purge"
 
 
-def _always_said(model: type[BaseModel]) -> list[str]:
+def _required_fields(model: type[BaseModel]) -> list[str]:
     """The fields that every manifest has: all but those that None stands for when there is nothing to say."""
     return [name for name, field in model.model_fields.items() if field.default is not None]
 
 
 def _require(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    if said := _always_said(model):
+    if said := _required_fields(model):
         schema["required"] = said
 
 
@@ -188,7 +188,7 @@ class Snapshot(Part):
             raise ManifestInvalid(f"{path}: {field}: {first['msg']}", field=field) from None
         # Defaults are for those who write manifests. A stored one says of itself what it is.
         for part, prefix in ((found, ""), (found.components, "components.")):
-            if unsaid := [name for name in _always_said(type(part)) if name not in part.model_fields_set]:
+            if unsaid := [name for name in _required_fields(type(part)) if name not in part.model_fields_set]:
                 raise ManifestInvalid(f"{path}: {prefix}{unsaid[0]}: Field required", field=prefix + unsaid[0])
         return found
 

@@ -20,7 +20,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Invalid(ValueError):
+class InvalidRecord(ValueError):
     """A record that is not valid: which field, and why."""
 
     def __init__(self, field: str | None, reason: str) -> None:
@@ -41,18 +41,18 @@ def statement_id(
     return hashlib.sha1(key.encode(), usedforsecurity=False).digest()
 
 
-def checked_id(value: Any, field: str) -> str:
+def validate_id(value: Any, field: str) -> str:
     """An entity id, verbatim. Raises Invalid."""
     if value is None:
-        raise Invalid(field, "is missing")
+        raise InvalidRecord(field, "is missing")
     if type(value) is not str:
-        raise Invalid(field, f"must be a string, not {_kind(value)}")
+        raise InvalidRecord(field, f"must be a string, not {_kind(value)}")
     if not value:
-        raise Invalid(field, "must not be empty")
+        raise InvalidRecord(field, "must not be empty")
     if len(value) > LONGEST_ID:
-        raise Invalid(field, f"is {len(value)} characters long, at most {LONGEST_ID} are allowed")
+        raise InvalidRecord(field, f"is {len(value)} characters long, at most {LONGEST_ID} are allowed")
     if CONTROL.search(value):
-        raise Invalid(field, "must not have control characters")
+        raise InvalidRecord(field, "must not have control characters")
     return value
 
 
@@ -61,13 +61,13 @@ def microseconds(value: Any, field: str) -> int:
     try:
         moment = datetime.fromisoformat(value) if type(value) is str else value
     except ValueError:
-        raise Invalid(field, "must be an ISO 8601 date or time") from None
+        raise InvalidRecord(field, "must be an ISO 8601 date or time") from None
     if not isinstance(moment, datetime):
-        raise Invalid(field, f"must be an ISO 8601 date or time, not {_kind(value)}")
+        raise InvalidRecord(field, f"must be an ISO 8601 date or time, not {_kind(value)}")
     delta = (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment) - EPOCH
     found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
     if not FIRST_MOMENT <= found <= LAST_MOMENT:
-        raise Invalid(field, "must be in the years 1 to 9999, in UTC")
+        raise InvalidRecord(field, "must be in the years 1 to 9999, in UTC")
     return found
 
 
@@ -112,16 +112,16 @@ class StatementReader:
     def read(self, row: dict[str, Any]) -> StatementRow:
         """The statement in a row. Its own `id` and `dataset` are never trusted. Raises Invalid."""
         self.ignored = () if FIELDS.issuperset(row) else row.keys() - FIELDS
-        entity_id = checked_id(row.get("entity_id"), "entity_id")
+        entity_id = validate_id(row.get("entity_id"), "entity_id")
         canonical = row.get("canonical_id")
-        canonical_id = None if canonical is None or canonical == entity_id else checked_id(canonical, "canonical_id")
+        canonical_id = None if canonical is None or canonical == entity_id else validate_id(canonical, "canonical_id")
         schema, prop = _text(row, "schema"), _text(row, "prop")
         value = _text(row, "value")
         kind = self._type(schema, prop)
         lang, original = _optional_text(row, "lang"), _optional_text(row, "original_value")
         external = row.get("external") or False
         if type(external) is not bool:
-            raise Invalid("external", f"must be true or false, not {_kind(external)}")
+            raise InvalidRecord("external", f"must be true or false, not {_kind(external)}")
         if lang is not None and kind in NON_LANG_TYPE_NAMES:
             lang = None
         first, last = row.get("first_seen"), row.get("last_seen")
@@ -167,34 +167,34 @@ class StatementReader:
             try:
                 self._origins[given] = Origin(given)
             except ValueError as error:
-                raise Invalid("origin", str(error)) from None
+                raise InvalidRecord("origin", str(error)) from None
         return given
 
     def _check_claims(self, row: dict[str, Any], statement: StatementRow) -> None:
         if (claimed := row.get("dataset")) is not None and claimed != self._dataset:
-            raise Invalid("dataset", f"is {claimed!r}, not {self._dataset!r}")
+            raise InvalidRecord("dataset", f"is {claimed!r}, not {self._dataset!r}")
         if (claimed := row.get("id")) is not None and claimed != statement.id.hex():
-            raise Invalid("id", f"is {claimed!r}, and the statement's id here is {statement.id.hex()}")
+            raise InvalidRecord("id", f"is {claimed!r}, and the statement's id here is {statement.id.hex()}")
 
 
 def _prop_type(schema: str, prop: str) -> str:
     found = Model.instance().get(schema)
     if found is None:
-        raise Invalid("schema", f"{schema!r} is not a schema of FollowTheMoney")
+        raise InvalidRecord("schema", f"{schema!r} is not a schema of FollowTheMoney")
     if prop == BASE_ID:
         return BASE_ID
     known = found.get(prop)
     if known is None:
-        raise Invalid("prop", f"{prop!r} is not a property of {schema}")
+        raise InvalidRecord("prop", f"{prop!r} is not a property of {schema}")
     if known.stub:
-        raise Invalid("prop", f"{prop!r} is the other side of a reference and cannot be set")
+        raise InvalidRecord("prop", f"{prop!r} is the other side of a reference and cannot be set")
     return known.type.name
 
 
 def _text(row: dict[str, Any], field: str) -> str:
     text = _optional_text(row, field)
     if text is None:
-        raise Invalid(field, "is missing")
+        raise InvalidRecord(field, "is missing")
     return text
 
 
@@ -203,9 +203,9 @@ def _optional_text(row: dict[str, Any], field: str) -> str | None:
     if value is None or value == "":
         return None
     if type(value) is not str:
-        raise Invalid(field, f"must be a string, not {_kind(value)}")
+        raise InvalidRecord(field, f"must be a string, not {_kind(value)}")
     if "\x00" in value:
-        raise Invalid(field, "must not have NUL characters")
+        raise InvalidRecord(field, "must not have NUL characters")
     return value
 
 

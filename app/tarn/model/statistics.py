@@ -41,7 +41,7 @@ class Bound(NamedTuple):
     entities: int
 
 
-class _Untold(Exception):
+class _Underivable(Exception):
     """What is left cannot be told from the whole and the part that goes."""
 
 
@@ -106,7 +106,7 @@ class Statistics:
                 found = _known(
                     (name, _exchanged(choose, *held)) for name, choose, *held in _each_bound(self, former, present)
                 )
-            except _Untold:
+            except _Underivable:
                 return None
         else:
             found = dict(present.bounds)
@@ -204,7 +204,7 @@ def _exchanged(
     if former is None:
         return _outer(choose, whole, present)
     if whole is None or choose(former.value, whole.value) != whole.value:
-        raise _Untold
+        raise _Underivable
     if former.value != whole.value:
         return _outer(choose, whole, present)
     if former.entities < whole.entities:
@@ -212,7 +212,7 @@ def _exchanged(
     # Whatever is left is within the former bound, nobody knows where; but what came may be as far out, or farther.
     if present is not None and choose(present.value, whole.value) == present.value:
         return present
-    raise _Untold
+    raise _Underivable
 
 
 def _known(bounds: Iterable[tuple[str, Bound | None]]) -> dict[str, Bound]:

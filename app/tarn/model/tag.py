@@ -60,6 +60,6 @@ def is_core(key: str) -> bool:
     return key == LAKEHOUSE or key.startswith(CORE)
 
 
-def not_older(at: datetime | None, others: Mapping[TagKey, datetime], keys: Iterable[TagKey]) -> list[str]:
+def newer_tags(at: datetime | None, others: Mapping[TagKey, datetime], keys: Iterable[TagKey]) -> list[str]:
     """Those of some keys whose tags are there, and not older than a moment."""
     return [key for key in keys if key in others and (at is None or others[key] >= at)]

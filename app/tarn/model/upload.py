@@ -51,7 +51,7 @@ class Upload(BaseModel):
     file: ArchiveFile | None = Field(description="What it became; null: it is not committed yet.")
 
 
-def joined(spans: list[Span]) -> list[Span]:
+def merge_spans(spans: list[Span]) -> list[Span]:
     """Spans that do not overlap, in order, those that touch as one."""
     found: list[Span] = []
     for span in sorted(spans):
@@ -64,5 +64,5 @@ def joined(spans: list[Span]) -> list[Span]:
 
 def missing(spans: list[Span], length: int) -> list[Span]:
     """What spans that do not overlap leave out of so many bytes."""
-    edges = [0, *(edge for span in joined(spans) for edge in span), length]
+    edges = [0, *(edge for span in merge_spans(spans) for edge in span), length]
     return [Span(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]

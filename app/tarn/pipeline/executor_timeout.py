@@ -11,10 +11,10 @@ from pyspark import SparkContext
 
 log = structlog.get_logger(__name__)
 
-LOOK_EVERY = 1.0
+_POLL_SECONDS = 1.0
 """Seconds between two looks at how many executors there are."""
 
-TELL_AFTER = 15.0
+_WARN_AFTER = 15.0
 """Seconds without an executor after which the log says so."""
 
 
@@ -37,7 +37,7 @@ def patiently(context: SparkContext, seconds: float, group: str) -> Iterator[Non
 
     def watch() -> None:
         seen, told = monotonic(), False
-        while not over.wait(LOOK_EVERY):
+        while not over.wait(_POLL_SECONDS):
             try:
                 alone = monotonic() - seen
                 if _executors(context):
@@ -46,7 +46,7 @@ def patiently(context: SparkContext, seconds: float, group: str) -> Iterator[Non
                     given_up.set()
                     context.cancelJobGroup(group)
                     return
-                elif alone > TELL_AFTER and not told:
+                elif alone > _WARN_AFTER and not told:
                     log.warning("Spark has no executor for a job", seconds=round(alone))
                     told = True
             except (Py4JError, OSError, AttributeError):  # Spark is gone, as whoever waits for the job hears by itself

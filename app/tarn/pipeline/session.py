@@ -41,7 +41,7 @@ class Sessions:
     def current(self) -> SparkSession:
         """Raises Unavailable if none can be had."""
         with self._lock:
-            if self._session is not None and not _lives(self._session):
+            if self._session is not None and not _is_alive(self._session):
                 log.warning("Spark is gone, and is started again")
                 self._end()
             if self._session is None:
@@ -188,7 +188,7 @@ def _end(process: "subprocess.Popen[bytes] | None") -> None:
                 process.stdin.close()
 
 
-def _lives(session: SparkSession) -> bool:
+def _is_alive(session: SparkSession) -> bool:
     try:
         return not session.sparkContext._jsc.sc().isStopped()
     except (Py4JError, OSError, AttributeError):

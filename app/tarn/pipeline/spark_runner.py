@@ -18,7 +18,9 @@ from tarn.pipeline.tasks.kernel import AnyTask, Kernel, Output
 
 log = structlog.get_logger(__name__)
 
-PASSING = {error.slug: error for error in (StorageFull, Unavailable, Backpressure, QuotaExceeded, DatasetNotFound)}
+TRANSIENT_ERRORS = {
+    error.slug: error for error in (StorageFull, Unavailable, Backpressure, QuotaExceeded, DatasetNotFound)
+}
 """Failures that a task may have through no fault of its own."""
 
 
@@ -63,13 +65,13 @@ class SparkKernels:
             cancellation.check()
             raise
         for number, made in collected:
-            yield number, _known(made) if isinstance(made, _Failure) else made
+            yield number, _to_error(made) if isinstance(made, _Failure) else made
 
     def run_here(self, task: AnyTask) -> Output | TarnError:
         """One task in this process, with as many cores as it has."""
         kernel = replace(self._kernel, threads=min(self.cores, os.cpu_count() or 1))
         ((_, made),) = _Slots(kernel, [[task]])([0])
-        return _known(made) if isinstance(made, _Failure) else made
+        return _to_error(made) if isinstance(made, _Failure) else made
 
 
 class _Failure(NamedTuple):
@@ -97,8 +99,8 @@ class _Slots:
         return _Failure(slug, self._kernel.connection.redact(f"{type(error).__name__}: {error}"))
 
 
-def _known(failure: _Failure) -> TarnError:
-    known = PASSING.get(failure.slug)
+def _to_error(failure: _Failure) -> TarnError:
+    known = TRANSIENT_ERRORS.get(failure.slug)
     if known is None:
         # Whoever asked for the flush reads the problem; a library's words are for the operator.
         log.error("a task failed", detail=failure.detail)

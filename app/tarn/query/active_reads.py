@@ -13,7 +13,7 @@ import structlog
 from tarn.db import migrate
 from tarn.db import reader_heartbeats as readers
 from tarn.db.engine import Database
-from tarn.db.reader_heartbeats import Report
+from tarn.db.reader_heartbeats import ReaderHeartbeat
 from tarn.errors import TarnError
 from tarn.lake.active_readers import UNKNOWN
 from tarn.model.ids import new_id
@@ -21,7 +21,7 @@ from tarn.model.ids import new_id
 log = structlog.get_logger(__name__)
 
 
-class Hold:
+class ActiveRead:
     """One state of a dataset that a read is about to resolve, or has resolved."""
 
     __slots__ = ("dataset_id", "seq")
@@ -31,21 +31,21 @@ class Hold:
         self.seq = UNKNOWN
 
 
-class Running:
+class ActiveReads:
     """The reads of this process. Safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._holds: set[Hold] = set()
+        self._holds: set[ActiveRead] = set()
 
-    def begin(self, dataset_id: str) -> Hold:
+    def begin(self, dataset_id: str) -> ActiveRead:
         """Say that a read begins, before it looks which snapshot it will read."""
-        hold = Hold(dataset_id)
+        hold = ActiveRead(dataset_id)
         with self._lock:
             self._holds.add(hold)
         return hold
 
-    def end(self, hold: Hold) -> None:
+    def end(self, hold: ActiveRead) -> None:
         """Say that a read needs its files no more."""
         with self._lock:
             self._holds.discard(hold)
@@ -65,9 +65,9 @@ def holding(database: Database, every: float) -> Iterator[Callable[[Iterable[str
 
     What is given here takes their ids; once it has returned, no vacuum deletes what it has not given up by then.
     """
-    running = Running()
-    holds: list[Hold] = []
-    with Reporter(database, running, every) as reporter:
+    running = ActiveReads()
+    holds: list[ActiveRead] = []
+    with ActiveReadReporter(database, running, every) as reporter:
 
         def hold(ids: Iterable[str]) -> None:
             holds.extend(running.begin(each) for each in ids)
@@ -80,10 +80,10 @@ def holding(database: Database, every: float) -> Iterator[Callable[[Iterable[str
                 running.end(each)
 
 
-class Reporter:
+class ActiveReadReporter:
     """Reports what is read, from before the first read on, until the block ends."""
 
-    def __init__(self, database: Database, running: Running, every: float) -> None:
+    def __init__(self, database: Database, running: ActiveReads, every: float) -> None:
         self.id = new_id()
         self._database = database
         self._running = running
@@ -92,11 +92,11 @@ class Reporter:
         self._stop = Event()
         self._thread = Thread(target=self._run, name="reports on reads", daemon=True)
 
-    def __enter__(self) -> "Reporter":
+    def __enter__(self) -> "ActiveReadReporter":
         """Raises StartRefused if the database has just stopped to serve this version."""
         self._beat += 1
         with self._database.write() as connection:
-            readers.tell(connection, self.id, Report(self._beat, self._running.oldest()))
+            readers.tell(connection, self.id, ReaderHeartbeat(self._beat, self._running.oldest()))
             # Told first, asked then: whoever lets a form be written that we cannot read sees this report, or is waited
             # for (`tarn.db.format_versions`).
             migrate.require(migrate.served(connection, wait=True))
@@ -121,7 +121,7 @@ class Reporter:
         self._beat += 1
         oldest = self._running.oldest()
         with self._database.write() as connection:
-            readers.tell(connection, self.id, Report(self._beat, oldest))
+            readers.tell(connection, self.id, ReaderHeartbeat(self._beat, oldest))
         return oldest
 
     def _run(self) -> None:

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 import structlog
 from followthemoney.statement.util import BASE_ID
 
-from tarn.query.captions import Said, chosen_caption, invalid_line
-from tarn.query.column_text import changes, column, contents, gathered, moment
-from tarn.query.entity_lines import assembled
+from tarn.query.captions import CaptionCandidate, choose_caption, invalid_line
+from tarn.query.column_text import changes, column, fetch_tables, moment, text_bytes
+from tarn.query.entity_lines import assemble_lines
 from tarn.query.ftm_model import (
     NO_CAPTION,
     caption_properties,
@@ -27,7 +27,7 @@ from tarn.query.ftm_model import (
     resolved_schema,
     schema_label,
 )
-from tarn.query.long_values import sorted_aside
+from tarn.query.long_values import sort_spilled
 
 log = structlog.get_logger(__name__)
 
@@ -97,22 +97,24 @@ def entity_lines(
     rows = _rows(source)
     last: tuple[str, str] | None = None
     try:
-        for whole in _whole_entities(gathered(duck, f"{rows} ORDER BY {ENTITY}, prop, value", parameters, batch_rows)):
-            lines = assembled(whole)
+        for whole in _split_at_entities(
+            fetch_tables(duck, f"{rows} ORDER BY {ENTITY}, prop, value", parameters, batch_rows)
+        ):
+            lines = assemble_lines(whole)
             last = (lines["canonical_id"][-1].as_py(), lines["dataset"][-1].as_py())
             yield lines
         return
     except duckdb.OutOfMemoryException as error:
         log.info("values are set aside to sort their rows", cause=str(error).partition("\n")[0])
     # Whatever was sent stays sent: entities come in order, and the second attempt begins after the last one.
-    left = (_after(last, found) for found in gathered(duck, rows, parameters, batch_rows))
-    for whole in _whole_entities(sorted_aside(duck, left, ENTITY, batch_rows)):
-        yield assembled(whole.sort_by([(name, "ascending") for name in SORTED]))
+    left = (_after(last, found) for found in fetch_tables(duck, rows, parameters, batch_rows))
+    for whole in _split_at_entities(sort_spilled(duck, left, ENTITY, batch_rows)):
+        yield assemble_lines(whole.sort_by([(name, "ascending") for name in SORTED]))
 
 
 def ndjson(batch: pa.RecordBatch) -> pa.Buffer:
     """The lines of a batch as they are sent, without a copy."""
-    return contents(batch.column("line"))
+    return text_bytes(batch.column("line"))
 
 
 def invalid_count(batch: pa.RecordBatch) -> int:
@@ -129,7 +131,7 @@ def _rows(source: str) -> str:
         FROM {source}"""  # noqa: S608 (a relation and FtM's property names, nothing from outside)
 
 
-def _whole_entities(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+def _split_at_entities(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Rows sorted by entity, in tables that end where an entity does."""
     held: list[pa.Table] = []
     for table in tables:
@@ -169,5 +171,5 @@ def _caption(schema: str, facts: Sequence[Row]) -> str:
     prop = min((row.prop for row in facts), key=lambda name: caption_rank(schema, name), default=BASE_ID)
     if caption_rank(schema, prop) == NO_CAPTION:
         return schema_label(schema)
-    said = [Said(row.id, row.value, row.lang) for row in facts if row.prop == prop]
-    return chosen_caption(said, holds_names(schema, prop))
+    said = [CaptionCandidate(row.id, row.value, row.lang) for row in facts if row.prop == prop]
+    return choose_caption(said, holds_names(schema, prop))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 FETCH_ROWS = 2_048
-MOST_BYTES = 16 * 1024**2
+MAX_BYTES = 16 * 1024**2
 """How many rows come from DuckDB at once, and how many bytes are gathered before they are passed on."""
 
 TEXT = pa.large_string()
@@ -20,13 +20,13 @@ EMPTY = pa.scalar("", TEXT)
 EPOCH = datetime(1970, 1, 1)
 HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), dtype=np.uint16)
 """The two digits of every byte, as one number: so they are looked up at once."""
-AWKWARD = np.array([byte < 0x20 or byte in b'"\\' for byte in range(256)])
+MUST_ESCAPE = np.array([byte < 0x20 or byte in b'"\\' for byte in range(256)])
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-def gathered(duck: duckdb.DuckDBPyConnection, query: str, parameters: Any, batch_rows: int) -> Iterator[pa.Table]:
+def fetch_tables(duck: duckdb.DuckDBPyConnection, query: str, parameters: Any, batch_rows: int) -> Iterator[pa.Table]:
     """A query's rows in their order, in tables of up to `batch_rows` rows, fewer where values are long.
 
     Streams: rows not taken yet stay in DuckDB, which spills them. The connection is busy until the last one.
@@ -39,18 +39,18 @@ def gathered(duck: duckdb.DuckDBPyConnection, query: str, parameters: Any, batch
             held.append(batch)
             rows += batch.num_rows
             size += batch.nbytes
-            if rows >= batch_rows or size >= MOST_BYTES:
+            if rows >= batch_rows or size >= MAX_BYTES:
                 yield pa.Table.from_batches(held)
                 held, rows, size = [], 0, 0
         if held:
             yield pa.Table.from_batches(held)
     except OSError as error:
-        raise _of_duckdb(error) from None
+        raise _duckdb_error(error) from None
     finally:
         reader.close()
 
 
-def _of_duckdb(error: OSError) -> Exception:
+def _duckdb_error(error: OSError) -> Exception:
     """DuckDB's own error. Arrow passes on its text, which begins with its kind, and no more."""
     kinds: dict[str, type[duckdb.Error]] = {
         "INTERRUPT Error": duckdb.InterruptException,
@@ -82,16 +82,16 @@ def changes(values: pa.Array) -> Flags:
     return flags
 
 
-def joined(*parts: pa.Array | pa.Scalar | str) -> pa.Array:
+def concatenate(*parts: pa.Array | pa.Scalar | str) -> pa.Array:
     """The parts of every row one after the other, a text being the same in each of them."""
     arrays = [pa.scalar(part, TEXT) if isinstance(part, str) else part for part in parts]
     return pc.binary_join_element_wise(*arrays, EMPTY)
 
 
-def quoted(values: pa.Array) -> pa.Array:
+def json_strings(values: pa.Array) -> pa.Array:
     """Every text as a JSON string, null where there is none; the same bytes as orjson's."""
-    plain = joined('"', values, '"')
-    awkward = _awkward(values)
+    plain = concatenate('"', values, '"')
+    awkward = _indexes_to_escape(values)
     if not len(awkward):
         return plain
     mask = np.zeros(len(values), dtype=np.bool_)
@@ -100,7 +100,7 @@ def quoted(values: pa.Array) -> pa.Array:
     return pc.replace_with_mask(plain, pa.array(mask), pa.array(escaped, TEXT))
 
 
-def contents(texts: pa.Array) -> pa.Buffer:
+def text_bytes(texts: pa.Array) -> pa.Buffer:
     """Texts end to end, without a copy. None may be null."""
     offsets = _offsets(texts)
     return (texts.buffers()[2] or pa.py_buffer(b"")).slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -135,12 +135,12 @@ def _offsets(values: pa.Array) -> Numbers:
     return np.frombuffer(buffer, dtype=kind)[values.offset : values.offset + len(values) + 1].astype(np.int64)
 
 
-def _awkward(values: pa.Array) -> Numbers:
+def _indexes_to_escape(values: pa.Array) -> Numbers:
     """The places of texts that JSON writes otherwise than they are: with quotes, backslashes or control characters."""
     if not len(values):
         return np.zeros(0, dtype=np.int64)
     offsets = _offsets(values)
     buffer = values.buffers()[2]
     data = np.frombuffer(buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
-    found = np.flatnonzero(AWKWARD[data])
+    found = np.flatnonzero(MUST_ESCAPE[data])
     return np.unique(np.searchsorted(offsets, found + offsets[0], side="right") - 1)

@@ -7,7 +7,7 @@ from tarn.datasets.registry import Dataset
 from tarn.query.reader import NOW, Reading
 
 
-class Place(NamedTuple):
+class StatementLocation(NamedTuple):
     """A live statement, by what a delete of it names."""
 
     entity_id: str
@@ -53,15 +53,15 @@ def of_origin(reading: Reading, dataset: Dataset, origin: str) -> int:
     return int(row[0])
 
 
-def of_statement(reading: Reading, dataset: Dataset, statement: bytes, origin: str | None) -> list[Place]:
+def of_statement(reading: Reading, dataset: Dataset, statement: bytes, origin: str | None) -> list[StatementLocation]:
     """Where a statement is live: its entity, with each origin that says it."""
     reading.everything(dataset, NOW, origin)
-    return _places(reading, "id = $wanted", statement, origin)
+    return _locations(reading, "id = $wanted", statement, origin)
 
 
-def _places(reading: Reading, where: str, wanted: Any, origin: str | None) -> list[Place]:
+def _locations(reading: Reading, where: str, wanted: Any, origin: str | None) -> list[StatementLocation]:
     found = reading.duck.execute(
         f"SELECT entity_id, origin FROM live WHERE {where} AND ($origin IS NULL OR origin = $origin) ORDER BY ALL",  # noqa: S608
         {"wanted": wanted, "origin": origin},
     ).fetchall()
-    return [Place(*row) for row in found]
+    return [StatementLocation(*row) for row in found]

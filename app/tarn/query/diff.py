@@ -13,8 +13,8 @@ from tarn.model.snapshot import File, Table
 from tarn.query import live
 from tarn.query.assembly import entity_lines
 from tarn.query.live import COLUMNS
-from tarn.query.planner import Plan
-from tarn.query.reader import Reading, State
+from tarn.query.planner import ScanPlan
+from tarn.query.reader import Reading, RequestedState
 from tarn.query.views import View
 from tarn.storage.store import Store
 
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
     line: bytes
 
 
-class Place(NamedTuple):
+class DiffPosition(NamedTuple):
     """Where a difference stands: by kind, then by canonical id."""
 
     op: Op
@@ -46,14 +46,14 @@ class Between(NamedTuple):
 
 def between(reading: Reading, dataset: Dataset, former: str, latter: str) -> Between:
     """Resolve two snapshots, by id, number, moment or ref. Raises as `Views.at` does."""
-    return Between(reading.view(dataset, State(at=former)), reading.view(dataset, State(at=latter)))
+    return Between(reading.view(dataset, RequestedState(at=former)), reading.view(dataset, RequestedState(at=latter)))
 
 
 def differences(
     duck: duckdb.DuckDBPyConnection,
     store: Store,
     states: Between,
-    after: Place | None = None,
+    after: DiffPosition | None = None,
     limit: int | None = None,
     within: Range = EVERYTHING,
 ) -> Iterator[list[Difference]]:
@@ -69,7 +69,7 @@ def differences(
     live.make_within(duck, store, states.former, "former", within)
     live.make_within(duck, store, states.latter, "latter", within)
     # Whatever differs, a file that only one of the two has says so, under the same key.
-    _find(duck, touched(store, states, within))
+    _create_ops(duck, select_candidates(store, states, within))
     duck.execute(
         "CREATE OR REPLACE TEMP TABLE shown AS SELECT op, canonical_id FROM ops "
         "WHERE $op IS NULL OR (op, canonical_id) > ($op, $id) ORDER BY op, canonical_id LIMIT $most",
@@ -83,17 +83,17 @@ def differences(
             yield [Difference(op, name, line.encode()) for name, line in zip(*columns, strict=True)]
 
 
-def touched(store: Store, states: Between, within: Range = EVERYTHING) -> str:
+def select_candidates(store: Store, states: Between, within: Range = EVERYTHING) -> str:
     """SQL for the ids of the entities that may differ."""
     one, other = states.former.snapshot, states.latter.snapshot
     assert one is not None
     assert other is not None
-    plan = Plan(store, states.former.dataset, one, within=within)
-    marks = [file for file in only(one.translog, other.translog, within) if file.partition["kind"] != "insert"]
-    return plan.entities_of(only(one.statements, other.statements, within), marks)
+    plan = ScanPlan(store, states.former.dataset, one, within=within)
+    marks = [file for file in files_of_one(one.translog, other.translog, within) if file.partition["kind"] != "insert"]
+    return plan.entities_of(files_of_one(one.statements, other.statements, within), marks)
 
 
-def _find(duck: duckdb.DuckDBPyConnection, among: str) -> None:
+def _create_ops(duck: duckdb.DuckDBPyConnection, among: str) -> None:
     """Make the table `ops` of the entities that differ, among those that some files speak of."""
     duck.execute(f"CREATE OR REPLACE TEMP TABLE touched AS {among}")
     for name in ("former", "latter"):
@@ -114,7 +114,7 @@ def _find(duck: duckdb.DuckDBPyConnection, among: str) -> None:
     )
 
 
-def only(one: Table, other: Table, within: Range = EVERYTHING) -> list[File]:
+def files_of_one(one: Table, other: Table, within: Range = EVERYTHING) -> list[File]:
     """The files that only one of the two has."""
     paths = {file.path for file in one.files} ^ {file.path for file in other.files}
     return [file for file in (*one.files, *other.files) if file.path in paths and span(file).meets(within)]

@@ -51,7 +51,7 @@ WORD = struct.Struct(">BQ")
 
 SESSION, INTERRUPT, THREADS = 1, 2, 3
 
-HANDED_BYTES = 128 << 20
+CACHED_BYTES = 128 << 20
 """Of tables that were handed over, what is kept for whoever hands them over again."""
 
 END_SECONDS = 10
@@ -76,7 +76,7 @@ Version = Hashable
 
 def hand_over(duck: duckdb.DuckDBPyConnection, name: str, table: pa.Table, version: Version | None) -> None:
     """Let a connection read a table of ours by a name. What has a version is written for another process once."""
-    if isinstance(duck, Session):
+    if isinstance(duck, DuckdbSession):
         duck.hand_over(name, table, version)
     else:
         duck.register(name, table)
@@ -96,7 +96,7 @@ def receive(peer: socket.socket) -> tuple[Any, bytearray]:
     return pickle.loads(exactly(peer, text)), exactly(peer, data)  # noqa: S301 - see `send`
 
 
-class Child:
+class DuckdbProcess:
     """A process with one instance of DuckDB. Safe to share between threads. Raises Unavailable if it does not start."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Child:
         self._is_lost = False
         self._processors = Processors(self.pid)
         self._threads = config["threads"]
-        self._handed = Handed(Path(config["temp_directory"]))
+        self._handed = ArrowFileCache(Path(config["temp_directory"]))
         try:
             send(self._control, config)
             if not _is_readable(self._control, START_SECONDS):
@@ -141,7 +141,7 @@ class Child:
         self._process.kill()
         log.warning("query process killed: a query did not stop when it was interrupted", pid=self.pid)
 
-    def session(self) -> "Session":
+    def session(self) -> "DuckdbSession":
         """A connection of its own. Raises Unavailable if the child is gone."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
@@ -152,7 +152,7 @@ class Child:
             except OSError as error:
                 ours.close()
                 raise self.lose() from error
-        return Session(self, ours, number)
+        return DuckdbSession(self, ours, number)
 
     def interrupt(self, number: int) -> None:
         """End what a session does now, if it does anything."""
@@ -185,7 +185,7 @@ class Child:
         self._handed.forget()
 
 
-class Handed:
+class ArrowFileCache:
     """Tables in files, which the other process maps into its memory. They were megabytes to be sent for each query."""
 
     def __init__(self, folder: Path) -> None:
@@ -235,16 +235,16 @@ class Handed:
     def _shrink(self) -> None:
         """Forget what was not asked for for the longest time, but for the last one."""
         size = sum(path.stat().st_size for path in self._kept.values())
-        while size > HANDED_BYTES and len(self._kept) > 1:
+        while size > CACHED_BYTES and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             size -= oldest.stat().st_size
             oldest.unlink()
 
 
-class Session:
+class DuckdbSession:
     """As much of a connection of DuckDB's as reads need: the same names, the same errors. Of one thread at a time."""
 
-    def __init__(self, child: Child, peer: socket.socket, number: int) -> None:
+    def __init__(self, child: DuckdbProcess, peer: socket.socket, number: int) -> None:
         self._child = child
         self._peer = peer
         self._number = number
@@ -252,7 +252,7 @@ class Session:
         """Called when the process had to be killed because of this session."""
         self.limit(START_SECONDS)
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "DuckdbSession":
         return self
 
     def __exit__(
@@ -263,7 +263,7 @@ class Session:
     def close(self) -> None:
         self._peer.close()
 
-    def cursor(self) -> "Session":
+    def cursor(self) -> "DuckdbSession":
         return self._child.session()
 
     def interrupt(self) -> None:
@@ -285,7 +285,7 @@ class Session:
         finally:
             self._deadline = kept
 
-    def execute(self, query: str, parameters: Any = None) -> "Session":
+    def execute(self, query: str, parameters: Any = None) -> "DuckdbSession":
         self.ask("execute", query, parameters)
         return self
 
@@ -308,8 +308,8 @@ class Session:
         columns: list[tuple[str]] = self.ask("description")
         return columns
 
-    def to_arrow_reader(self, rows: int) -> "Batches":
-        return Batches(self, rows)
+    def to_arrow_reader(self, rows: int) -> "ArrowBatches":
+        return ArrowBatches(self, rows)
 
     def hand_over(self, name: str, table: pa.Table, version: Version | None) -> None:
         with self._child.file(table, version) as file:
@@ -343,7 +343,7 @@ class Session:
             # Of several sessions whose time is over, one kills the process.
             raise (self._timeout() if time.monotonic() >= self._deadline else lost) from error
         if not done:
-            raise _raised(*answer)
+            raise _to_exception(*answer)
         return answer, found
 
     def _stop(self) -> None:
@@ -362,10 +362,10 @@ class Session:
         return QueryTimeout(f"the query was stopped after {self._seconds:g} seconds", seconds=self._seconds)
 
 
-class Batches:
+class ArrowBatches:
     """Rows of a query that was begun, as Arrow has them, no more at a time than are asked for."""
 
-    def __init__(self, session: Session, rows: int) -> None:
+    def __init__(self, session: DuckdbSession, rows: int) -> None:
         self._session = session
         session.ask("begin", rows)
 
@@ -386,7 +386,7 @@ def _is_readable(peer: socket.socket, seconds: float) -> bool:
     return bool(waiting.poll(max(0.0, seconds) * 1000))
 
 
-def _raised(name: str, text: str) -> Exception:
+def _to_exception(name: str, text: str) -> Exception:
     """An error of the child's as it would be raised here."""
     if name == "OSError":
         return OSError(text)

@@ -18,14 +18,14 @@ import duckdb
 import pyarrow as pa
 
 from tarn.child_process import exactly
-from tarn.memory import GivingBack
+from tarn.memory import PeriodicTrim
 from tarn.query.duckdb_process import INTERRUPT, SESSION, THREADS, WORD, receive, send
 
-AT_ONCE = 1 << 20
+ANSWER_BYTES = 1 << 20
 """Bytes of rows after which an answer is sent; what was not asked for yet stays in DuckDB, which spills it."""
 
 
-class Session:
+class SessionHandler:
     """A connection of DuckDB's, and what it was asked for last."""
 
     def __init__(self, duck: duckdb.DuckDBPyConnection) -> None:
@@ -63,7 +63,7 @@ class Session:
             for batch in self._batches:
                 stream.write_batch(batch)
                 any_yet = True
-                if sink.tell() >= AT_ONCE:
+                if sink.tell() >= ANSWER_BYTES:
                     break
         self.found = sink.getvalue() if any_yet else b""
 
@@ -80,7 +80,7 @@ class Session:
 
 def serve(peer: socket.socket, duck: duckdb.DuckDBPyConnection) -> None:
     """Do what one session asks for, until it is closed."""
-    with peer, duck, closing(Session(duck)) as session, suppress(EOFError, OSError):
+    with peer, duck, closing(SessionHandler(duck)) as session, suppress(EOFError, OSError):
         while True:
             (asked, *given), _ = receive(peer)
             try:
@@ -94,7 +94,7 @@ def serve(peer: socket.socket, duck: duckdb.DuckDBPyConnection) -> None:
 def main() -> None:
     # Ctrl-C reaches the whole group of processes; this one ends when its parent closes the socket, and not before.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with GivingBack(), suppress(EOFError, OSError):
+    with PeriodicTrim(), suppress(EOFError, OSError):
         listen(socket.socket(fileno=sys.stdin.fileno()))
     # Whatever is running, nobody waits for it any more.
     os._exit(0)
@@ -113,7 +113,7 @@ def listen(control: socket.socket) -> None:
         if says == SESSION:
             sessions[number] = root.cursor()
             peer = socket.socket(fileno=given[0])
-            Thread(target=_served, args=(peer, sessions, number), daemon=True).start()
+            Thread(target=_serve_session, args=(peer, sessions, number), daemon=True).start()
         elif says == THREADS:
             root.execute(f"SET GLOBAL threads = {number}")
         elif says == INTERRUPT:
@@ -121,7 +121,7 @@ def listen(control: socket.socket) -> None:
                 sessions[number].interrupt()
 
 
-def _served(peer: socket.socket, sessions: dict[int, duckdb.DuckDBPyConnection], number: int) -> None:
+def _serve_session(peer: socket.socket, sessions: dict[int, duckdb.DuckDBPyConnection], number: int) -> None:
     serve(peer, sessions[number])
     del sessions[number]
 

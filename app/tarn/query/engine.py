@@ -15,14 +15,14 @@ import duckdb
 import structlog
 
 from tarn.errors import QueryTimeout, Unavailable
-from tarn.query.duckdb_process import START_SECONDS, Child, Session
+from tarn.query.duckdb_process import START_SECONDS, DuckdbProcess, DuckdbSession
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 from tarn.storage.s3_identity import Keys
 
 log = structlog.get_logger(__name__)
 
-REFUSED = re.compile(r"\(HTTP 40[13] |(Expired|Invalid)Token")
+ACCESS_DENIED = re.compile(r"\(HTTP 40[13] |(Expired|Invalid)Token")
 
 
 class Engine:
@@ -75,11 +75,11 @@ class Engine:
                 with ExitStack() as unless_ready, _starting_in_time():
                     root = unless_ready.enter_context(closing(self._start(self._config)))
                     self._connection.prepare(root)
-                    _remember(root, self._connection.scheme)
+                    _enable_caches(root, self._connection.scheme)
                     unless_ready.pop_all()
                 self._root = root
             elif keys != self._keys:
-                if isinstance(self._root, Session):
+                if isinstance(self._root, DuckdbSession):
                     self._root.limit(START_SECONDS)
                 with _starting_in_time():
                     self._connection.prepare(self._root)
@@ -98,13 +98,13 @@ class Engine:
         self._folder.cleanup()
 
 
-class EngineApart(Engine):
+class ProcessEngine(Engine):
     """The same in a process of its own, which stands back. If it dies, the next session has another."""
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
         self.threads = settings.query_threads
         super().__init__(settings, connection)
-        self._child: Child | None = None
+        self._child: DuckdbProcess | None = None
         self._are_shared = False
 
     @property
@@ -123,7 +123,7 @@ class EngineApart(Engine):
             if not self._child.is_alive:
                 log.warning("the process that answered queries died", pid=self._child.pid)
             self._child.end()
-        self._child = Child(config)
+        self._child = DuckdbProcess(config)
         self._child.share(self._are_shared)
         # It has as much of a connection as whoever reads needs.
         return cast("duckdb.DuckDBPyConnection", self._child.session())
@@ -137,7 +137,7 @@ class EngineApart(Engine):
         super().close()
 
 
-class EngineConfined(EngineApart):
+class IsolatedEngine(ProcessEngine):
     """The same for tenants whose query had to be killed: smaller, and its process ends with its last session."""
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
@@ -182,7 +182,7 @@ def _starting_in_time() -> Iterator[None]:
         raise Unavailable("the process that answers queries did not start in time", retry_after=2) from error
 
 
-def _remember(root: duckdb.DuckDBPyConnection, scheme: str) -> None:
+def _enable_caches(root: duckdb.DuckDBPyConnection, scheme: str) -> None:
     # Data files never change, so what is known of one is known for good. It yields to queries that need the memory.
     root.execute("SET GLOBAL parquet_metadata_cache = true")
     if scheme == "s3":
@@ -198,19 +198,19 @@ def answering() -> Iterator[None]:
     try:
         yield
     except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.HTTPException) as error:
-        raise _unanswered(error) from error
+        raise _unavailable(error) from error
     except OSError as error:
         # Of rows that come as Arrow, the kind of error is known by its text alone.
         if str(error).startswith("INTERRUPT Error"):
             raise duckdb.InterruptException(str(error)) from None
         if str(error).startswith(("Out of Memory Error", "IO Error", "HTTP Error")):
-            raise _unanswered(error) from error
+            raise _unavailable(error) from error
         raise
 
 
-def _unanswered(error: Exception) -> Unavailable:
+def _unavailable(error: Exception) -> Unavailable:
     if isinstance(error, duckdb.OutOfMemoryException) or str(error).startswith("Out of Memory Error"):
         return Unavailable("the query needs more memory or temporary space than there is now", retry_after=5)
-    if REFUSED.search(str(error)):
+    if ACCESS_DENIED.search(str(error)):
         return Unavailable("the object store refuses the identity that Tarn has; its operator must look at it")
     return Unavailable(f"the store does not answer: {type(error).__name__}", retry_after=2)

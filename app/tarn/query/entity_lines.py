@@ -15,15 +15,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from followthemoney.statement.util import BASE_ID
 
-from tarn.query.captions import Said, chosen_caption, invalid_line
-from tarn.query.column_text import EMPTY, TEXT, Flags, Numbers, changes, codes, column, joined, moments, quoted
+from tarn.query.captions import CaptionCandidate, choose_caption, invalid_line
+from tarn.query.column_text import (
+    EMPTY,
+    TEXT,
+    Flags,
+    Numbers,
+    changes,
+    codes,
+    column,
+    concatenate,
+    json_strings,
+    moments,
+)
 from tarn.query.ftm_model import NO_CAPTION, caption_rank, holds_names, resolved_schema, schema_label
 
 LINES = pa.schema([("dataset", TEXT), ("canonical_id", TEXT), ("line", TEXT), ("invalid", pa.bool_())])
 """A row an entity. `line` ends with a newline, so that the column's data is NDJSON as it is."""
 
 
-def assembled(rows: pa.Table) -> pa.RecordBatch:
+def assemble_lines(rows: pa.Table) -> pa.RecordBatch:
     """The lines of whole entities, from their sorted rows."""
     return _Cut(rows).lines()
 
@@ -56,11 +67,11 @@ class _Cut:
         entity = self.entity[pieces]
         opens = np.append(True, entity[1:] != entity[:-1])
         closes = np.append(opens[1:], True)
-        values = quoted(self.values.take(pa.array(pieces)))
+        values = json_strings(self.values.take(pa.array(pieces)))
         heads, tails = self._heads(schema, pieces, values), self._tails(bare)
         if invalid.any():
             heads, tails = self._with_invalid(invalid, heads, tails)
-        text = joined(
+        text = concatenate(
             _where(opens, heads, entity),
             self._openings(pieces, opens, bare[entity]),
             _blank(values, bare[entity]),
@@ -88,9 +99,9 @@ class _Cut:
         names = pa.array([orjson.dumps(name).decode() for name in self.schema_names], TEXT).take(
             pa.array(np.maximum(schema, 0))
         )
-        ids = quoted(self.canonical.take(pa.array(self.starts)))
+        ids = json_strings(self.canonical.take(pa.array(self.starts)))
         captions = self._captions(schema, pieces, values)
-        return joined('{"id":', ids, ',"caption":', captions, ',"schema":', names, ',"properties":{')
+        return concatenate('{"id":', ids, ',"caption":', captions, ',"schema":', names, ',"properties":{')
 
     def _captions(self, schema: Numbers, pieces: Numbers, values: pa.Array) -> pa.Array:
         """The caption of each entity, as JSON; `values` are those of the pieces, as JSON."""
@@ -115,12 +126,15 @@ class _Cut:
         """The captions, as JSON, of entities that have several values to choose from."""
         rows = np.flatnonzero(candidate & _at(several, len(self.starts))[self.entity])
         told = self.rows.select(["id", "value", "lang"]).take(pa.array(rows))
-        said = [Said(*row) for row in zip(*(told.column(name).to_pylist() for name in Said._fields), strict=True)]
+        said = [
+            CaptionCandidate(*row)
+            for row in zip(*(told.column(name).to_pylist() for name in CaptionCandidate._fields), strict=True)
+        ]
         bounds = [*np.searchsorted(self.entity[rows], several).tolist(), len(rows)]
         named = [[holds_names(name, prop) for prop in self.prop_names] for name in self.schema_names]
         schemata, props = schema[several].tolist(), self.props[rows[bounds[:-1]]].tolist()
         return [
-            orjson.dumps(chosen_caption(said[start:end], named[code][prop])).decode()
+            orjson.dumps(choose_caption(said[start:end], named[code][prop])).decode()
             for (start, end), code, prop in zip(pairwise(bounds), schemata, props, strict=True)
         ]
 
@@ -142,8 +156,8 @@ class _Cut:
         last_seen = np.maximum.reduceat(np.where(seen, last, earliest), starts)
         last_change = np.maximum.reduceat(np.where(self.is_base, first, earliest), starts)
         unchanged = last_change == earliest
-        change = joined('"', moments(np.where(unchanged, 0, last_change)), '"')
-        return joined(
+        change = concatenate('"', moments(np.where(unchanged, 0, last_change)), '"')
+        return concatenate(
             pa.array(["]", ""], TEXT).take(pa.array(bare.astype(np.int64))),
             '},"datasets":[',
             self._dataset_names(),
@@ -162,7 +176,7 @@ class _Cut:
 
     def _dataset_names(self) -> pa.Array:
         place, names = codes(self.datasets.take(pa.array(self.starts)))
-        return quoted(pa.array(names, TEXT)).take(pa.array(place))
+        return json_strings(pa.array(names, TEXT)).take(pa.array(place))
 
     def _origins(self) -> pa.Array:
         return self._lists(self.origins, self._mixed(self.origins), self.origin_names)

@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 from tarn.model.query import CountDistinct, EntityAggregate, Facet, Max, Metric, Min, metric_name
 from tarn.model.query_fields import FieldName, lineage
-from tarn.query.filters import FIRST_SEEN, LAST_SEEN, NUMBER, compile, holding
+from tarn.query.filters import FIRST_SEEN, LAST_SEEN, NUMBER, compile, has_value
 
 ENTITY = "dataset, canonical_id"
 MOMENT = "strftime(make_timestamp({}), '%Y-%m-%dT%H:%M:%S.%fZ')"
 
 
-class Facets(NamedTuple):
+class FacetQuery(NamedTuple):
     """A query for the groups of an aggregate, largest first, and what binds to its question marks, in their order."""
 
     sql: str
     parameters: tuple[Any, ...]
 
 
-def facets(aggregate: EntityAggregate) -> Facets:
+def facets(aggregate: EntityAggregate) -> FacetQuery:
     """The query: a row has the value of each field it groups by, then each metric, in the order they were asked for."""
     condition = compile(aggregate.where)
     groups = [f"group_{i}" for i in range(len(aggregate.group_by))]
@@ -53,7 +53,7 @@ def facets(aggregate: EntityAggregate) -> Facets:
     order = ", ".join(["count(*) DESC", *(f"grouped.{group} NULLS LAST" for group in groups)])
     listed = ", ".join(f"grouped.{column}" if column in groups else column for column in columns)
     sql = f"WITH {', '.join(steps)} SELECT {listed} FROM grouped{joins}{grouping} ORDER BY {order} LIMIT ?"
-    return Facets(sql, (*parameters, aggregate.limit))
+    return FacetQuery(sql, (*parameters, aggregate.limit))
 
 
 def shown(aggregate: EntityAggregate, rows: Iterable[Sequence[Any]]) -> list[Facet]:
@@ -133,5 +133,5 @@ def _values(field: FieldName) -> _Values:
         case "schemata":
             kinds = "(SELECT unnest(?::VARCHAR[]) AS schema, unnest(?::VARCHAR[]) AS value) AS kinds USING (schema)"
             return _Values(f"SELECT DISTINCT {ENTITY}, kinds.value FROM {live} JOIN {kinds}", lineage())
-    held = holding(field)
+    held = has_value(field)
     return _Values(f"SELECT DISTINCT {ENTITY}, value FROM {live} WHERE {held.sql}", held.parameters)

@@ -27,12 +27,12 @@ NUMBER = f"CASE WHEN isfinite(try_cast({DIGITS} AS DOUBLE)) THEN try_cast({DIGIT
 LONG_LIST = 200
 """Values from which on a hash table pays. It costs the planner a join, and a hundred of them seconds."""
 
-COMPARED = {Op.GT: ">", Op.GTE: ">=", Op.LT: "<", Op.LTE: "<="}
+ORDER_SIGNS = {Op.GT: ">", Op.GTE: ">=", Op.LT: "<", Op.LTE: "<="}
 NEGATED = {Op.NE: Op.EQ, Op.NOT_IN: Op.IN}
 
 TESTS = {
     Op.EQ: "= ?",
-    **{op: f"{sign} ?" for op, sign in COMPARED.items()},
+    **{op: f"{sign} ?" for op, sign in ORDER_SIGNS.items()},
 }
 CALLS = {
     Op.STARTSWITH: "starts_with({}, ?)",
@@ -57,13 +57,13 @@ def compile(where: Node | None) -> Condition:
         case None:
             return Condition("true", ())
         case And(and_=nodes):
-            return _joined(" AND ", [compile(node) for node in nodes])
+            return _join(" AND ", [compile(node) for node in nodes])
         case Or(or_=nodes):
-            return _joined(" OR ", [compile(node) for node in nodes])
+            return _join(" OR ", [compile(node) for node in nodes])
         case Not(not_=node):
-            return _negated(compile(node))
+            return _negate(compile(node))
         case Comparison():
-            return _compared(where)
+            return _compile_comparison(where)
 
 
 def named_ids(where: Node | None) -> list[str] | None:
@@ -86,52 +86,52 @@ def named_ids(where: Node | None) -> list[str] | None:
             return None
 
 
-def holding(field: FieldName) -> Condition:
+def has_value(field: FieldName) -> Condition:
     """Whether a statement holds a value of a `prop:` or `type:` field."""
     names, in_some = field.holders
     if not in_some:
-        return Condition("prop = ?", (names[0],)) if len(names) == 1 else _among("prop", names)
+        return Condition("prop = ?", (names[0],)) if len(names) == 1 else _is_in("prop", names)
     partly = [
-        _joined(" AND ", [Condition("prop = ?", (name,)), _among("schema", schemata)])
+        _join(" AND ", [Condition("prop = ?", (name,)), _is_in("schema", schemata)])
         for name, schemata in in_some.items()
     ]
-    return _joined(" OR ", [_among("prop", names), *partly])
+    return _join(" OR ", [_is_in("prop", names), *partly])
 
 
-def _compared(comparison: Comparison) -> Condition:
+def _compile_comparison(comparison: Comparison) -> Condition:
     field, op, value = comparison.field, comparison.op, comparison.value
     if op in NEGATED:
-        return _negated(_matched(field, NEGATED[op], value))
+        return _negate(_match(field, NEGATED[op], value))
     if op is Op.NULL:
-        some = _any(holding(field))
-        return _negated(some) if value is True else some
-    return _matched(field, op, value)
+        some = _any(has_value(field))
+        return _negate(some) if value is True else some
+    return _match(field, op, value)
 
 
-def _matched(field: FieldName, op: Op, value: Any) -> Condition:
+def _match(field: FieldName, op: Op, value: Any) -> Condition:
     """A comparison that some value must meet."""
     if field.is_moment:
         return _moment(field, op, value)
     if field.kind == "schemata":
         kinds = sorted({kind for schema in (value if op is Op.IN else [value]) for kind in kinds_of(schema)})
-        return _any(_among("schema", kinds))
+        return _any(_is_in("schema", kinds))
     if field == "id":
-        return _any(_joined(" OR ", [_tested("entity_id", op, value), _tested("canonical_id", op, value)]))
+        return _any(_join(" OR ", [_test("entity_id", op, value), _test("canonical_id", op, value)]))
     if field.kind not in ("prop", "type"):
-        return _any(_tested(field, op, value))
-    if field.is_number and op in COMPARED:
-        test = Condition(f"coalesce({NUMBER} {COMPARED[op]} ?, false)", (registry.number.to_number(value),))
+        return _any(_test(field, op, value))
+    if field.is_number and op in ORDER_SIGNS:
+        test = Condition(f"coalesce({NUMBER} {ORDER_SIGNS[op]} ?, false)", (registry.number.to_number(value),))
     else:
-        test = _tested("value", op, value)
-    held = holding(field)
+        test = _test("value", op, value)
+    held = has_value(field)
     # AND would test the values of every property: CASE tests none that does not matter.
     return _any(Condition(f"CASE WHEN {held.sql} THEN {test.sql} ELSE false END", held.parameters + test.parameters))
 
 
-def _tested(column: str, op: Op, value: Any) -> Condition:
+def _test(column: str, op: Op, value: Any) -> Condition:
     """The test of one column of a statement."""
     if op is Op.IN:
-        return _among(column, value)
+        return _is_in(column, value)
     if op in (Op.LIKE, Op.ILIKE):
         value = _expression(value)
     sql = CALLS[op].format(column) if op in CALLS else f"{column} {TESTS[op]}"
@@ -146,7 +146,7 @@ def _moment(field: FieldName, op: Op, value: Any) -> Condition:
     return Condition(f"({own} {TESTS[op]})", (microseconds(value, field),))
 
 
-def _among(column: str, values: list[str]) -> Condition:
+def _is_in(column: str, values: list[str]) -> Condition:
     if len(values) < LONG_LIST:
         return Condition(f"list_contains(?::VARCHAR[], {column})", (values,))
     return Condition(f"{column} IN (SELECT unnest(?::VARCHAR[]))", (values,))
@@ -174,10 +174,10 @@ def _any(of_statement: Condition) -> Condition:
     return Condition(f"bool_or({of_statement.sql})", of_statement.parameters)
 
 
-def _negated(condition: Condition) -> Condition:
+def _negate(condition: Condition) -> Condition:
     return Condition(f"(NOT {condition.sql})", condition.parameters)
 
 
-def _joined(by: str, conditions: list[Condition]) -> Condition:
+def _join(by: str, conditions: list[Condition]) -> Condition:
     sql = by.join(condition.sql for condition in conditions)
     return Condition(f"({sql})", tuple(value for condition in conditions for value in condition.parameters))

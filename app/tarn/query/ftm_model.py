@@ -25,7 +25,7 @@ def resolved_schema(schemata: frozenset[str]) -> str | None:
     return None
 
 
-def disagreement(schemata: Iterable[str]) -> str:
+def schema_conflict_reason(schemata: Iterable[str]) -> str:
     """Why these schemata are not resolved."""
     known = sorted(name for name in schemata if Model.instance().get(name) is not None)
     return f"No common schema: {', '.join(known)}" if known else "No schema that FollowTheMoney knows"

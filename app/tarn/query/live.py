@@ -16,7 +16,7 @@ from tarn.lake.live import sql as fold_sql
 from tarn.lake.live.reference import ADD, Event, Identity, Live, Statement, fold
 from tarn.model.ranges import Range
 from tarn.query.duckdb_process import hand_over
-from tarn.query.planner import IDENTITY, NO_MARKS, NOTHING, Plan, Query, quoted
+from tarn.query.planner import IDENTITY, NO_MARKS, NOTHING, Query, ScanPlan, quoted
 from tarn.query.views import NONE, View
 from tarn.storage.store import Store
 
@@ -25,7 +25,7 @@ COLUMNS = (
 )
 
 
-class NotWhole(Exception):
+class IncompleteEvents(Exception):
     """The view has events on the entities that were asked for, and it takes more than those: resolve it anew."""
 
 
@@ -35,16 +35,16 @@ def make_within(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name:
     Whatever moves to another key leaves a mark under the one it had, so a range can be folded by itself.
     """
     assert view.events is NONE
-    stored = _stored_whole(Plan(store, view.dataset, view.snapshot, within=within))
-    _show(duck, view, name, f"SELECT {COLUMNS} FROM ({stored})")
+    stored = _stored_whole(ScanPlan(store, view.dataset, view.snapshot, within=within))
+    _create_view(duck, view, name, f"SELECT {COLUMNS} FROM ({stored})")
 
 
 def make_all(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name: str, origin: str | None = None) -> None:
     """Make `name` a view of everything that is live: of every origin, or at least of one."""
-    plan = Plan(store, view.dataset, view.snapshot, origin)
+    plan = ScanPlan(store, view.dataset, view.snapshot, origin)
     everything = _stored_whole(plan)
-    if not _take(duck, view.events):
-        _show(duck, view, name, f"SELECT {COLUMNS} FROM ({everything})")
+    if not _create_events(duck, view.events):
+        _create_view(duck, view, name, f"SELECT {COLUMNS} FROM ({everything})")
         return
     duck.execute(
         f"CREATE OR REPLACE TEMP TABLE {name}_concerned AS "
@@ -55,7 +55,7 @@ def make_all(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name: st
     erased = [row[0] for row in _all(duck, "SELECT DISTINCT origin FROM events WHERE kind = 3 AND entity_id IS NULL")]
     # All that is stored is older than any event, so an erase of an origin ends all of it that the events do not touch.
     left = "false" if None in erased else f"origin NOT IN ({', '.join(map(quoted, erased))})" if erased else "true"
-    _show(
+    _create_view(
         duck,
         view,
         name,
@@ -64,12 +64,12 @@ def make_all(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name: st
     )
 
 
-class NotBrief(Exception):
+class LookupTooLarge(Exception):
     """A lookup concerns more ids or statements than this process may work on: begin it anew as a query."""
 
 
-MOST_BRIEF_IDS = 500
-MOST_BRIEF_ROWS = 10_000
+MAX_LOOKUP_IDS = 500
+MAX_LOOKUP_ROWS = 10_000
 """What a lookup in the API's own process concerns at most. It cannot be killed there, and its rows become objects."""
 
 
@@ -81,11 +81,11 @@ def make_entities(
     Of every origin: which entity an id names does not depend on whose word of it is asked for. Raises NotWhole, and
     NotBrief if it must be brief and concerns too much.
     """
-    plan = Plan(store, view.dataset, view.snapshot)
-    entities = _concerned(duck, plan, view.events, frozenset(ids), brief)
+    plan = ScanPlan(store, view.dataset, view.snapshot)
+    entities = _find_ids(duck, plan, view.events, frozenset(ids), brief)
     among = sorted(entities)
     stored = _stored(plan, Query("SELECT * FROM found"), plan.happened(_where("entity_id", among), among))
-    if _take(duck, Unflushed(view.events.on(entities))):
+    if _create_events(duck, Unflushed(view.events.on(entities))):
         _fold(duck, stored, "folded")
     else:
         duck.execute(f"CREATE OR REPLACE TEMP TABLE folded AS SELECT {COLUMNS} FROM ({stored.sql})", stored.parameters)
@@ -112,35 +112,35 @@ def own_statements(
     other ids come into it, or if an origin says nothing under this one: it may do so under one that others gave it.
     Raises NotBrief if it must be brief and there are too many statements or events.
     """
-    plan = Plan(store, view.dataset, view.snapshot, origin)
+    plan = ScanPlan(store, view.dataset, view.snapshot, origin)
     events: list[Event] = []
     if view.events.may_concern(entity_id):
         if view.events.added({entity_id}, {entity_id}) - {(entity_id, entity_id)}:
             return None
         concerned = view.events.on({entity_id})
-        if brief and concerned.num_rows > MOST_BRIEF_ROWS:
-            raise NotBrief
+        if brief and concerned.num_rows > MAX_LOOKUP_ROWS:
+            raise LookupTooLarge
         events = [_event(row) for row in concerned.to_pylist()]
     found = _under(plan, {entity_id}, {entity_id})
     rows = []
     if found != NOTHING:
-        rows = _fetched(duck, Query(f"SELECT {COLUMNS}, ord FROM ({found.sql})", found.parameters), brief)
+        rows = _fetch(duck, Query(f"SELECT {COLUMNS}, ord FROM ({found.sql})", found.parameters), brief)
     if any((row[0], row[1]) != (entity_id, entity_id) for row in rows):
         return None
     happened = plan.happened(_where("entity_id", [entity_id]), [entity_id])
-    marks = [] if happened is None else _fetched(duck, happened, brief)
+    marks = [] if happened is None else _fetch(duck, happened, brief)
     live = [*fold(_newest(rows, [Mark(*mark) for mark in marks]), events).values()]
     return live if live or origin is None else None
 
 
-def _fetched(duck: duckdb.DuckDBPyConnection, query: Query, brief: bool) -> list[tuple[Any, ...]]:
+def _fetch(duck: duckdb.DuckDBPyConnection, query: Query, brief: bool) -> list[tuple[Any, ...]]:
     """The rows of a query. Raises NotBrief if they must be few and are not."""
     if not brief:
         return duck.execute(query.sql, query.parameters).fetchall()
-    limited = f"SELECT * FROM ({query.sql}) LIMIT {MOST_BRIEF_ROWS + 1}"
+    limited = f"SELECT * FROM ({query.sql}) LIMIT {MAX_LOOKUP_ROWS + 1}"
     rows = duck.execute(limited, query.parameters).fetchall()
-    if len(rows) > MOST_BRIEF_ROWS:
-        raise NotBrief
+    if len(rows) > MAX_LOOKUP_ROWS:
+        raise LookupTooLarge
     return rows
 
 
@@ -184,8 +184,8 @@ def _event(row: dict[str, Any]) -> Event:
     return Event(row["ord"], row["kind"], row["entity_id"], row["origin"], row["id"], said)
 
 
-def _concerned(
-    duck: duckdb.DuckDBPyConnection, plan: Plan, events: Unflushed, wanted: frozenset[str], brief: bool
+def _find_ids(
+    duck: duckdb.DuckDBPyConnection, plan: ScanPlan, events: Unflushed, wanted: frozenset[str], brief: bool
 ) -> frozenset[str]:
     """The entity ids whose statements may be part of what these ids name; and the table `found` of what is stored.
 
@@ -195,8 +195,8 @@ def _concerned(
     looked: tuple[frozenset[str], frozenset[str]] | None = None
     while (entities, canonicals) != looked:
         pairs = _find(duck, plan, events, entities, canonicals, brief)
-        if brief and len(pairs) > MOST_BRIEF_IDS:
-            raise NotBrief
+        if brief and len(pairs) > MAX_LOOKUP_IDS:
+            raise LookupTooLarge
         if looked is None:
             canonicals = canonicals.union(canonical for _, canonical in pairs)
             looked = wanted, wanted
@@ -205,13 +205,13 @@ def _concerned(
         entities = entities.union(entity for entity, canonical in pairs if canonical in canonicals)
         # Under another canonical id there may be entities whose events were not asked for.
         if not events.is_whole and not entities == canonicals == wanted:
-            raise NotWhole
+            raise IncompleteEvents
     return entities
 
 
 def _find(
     duck: duckdb.DuckDBPyConnection,
-    plan: Plan,
+    plan: ScanPlan,
     events: Unflushed,
     entities: frozenset[str],
     canonicals: frozenset[str],
@@ -220,12 +220,12 @@ def _find(
     """Make the table `found` of what is stored under these ids; the pairs of ids in it and in the events' adds."""
     found = _under(plan, entities, canonicals)
     duck.execute(f"CREATE OR REPLACE TEMP TABLE found AS {found.sql}", found.parameters)
-    enough = f" LIMIT {MOST_BRIEF_IDS + 1}" if brief else ""
+    enough = f" LIMIT {MAX_LOOKUP_IDS + 1}" if brief else ""
     pairs = {(row[0], row[1]) for row in _all(duck, f"SELECT DISTINCT entity_id, canonical_id FROM found{enough}")}
     return pairs | events.added(entities, canonicals)
 
 
-def _under(plan: Plan, entities: Set[str], canonicals: Set[str]) -> Query:
+def _under(plan: ScanPlan, entities: Set[str], canonicals: Set[str]) -> Query:
     """What is stored of these entities, or under these canonical ids."""
     of, under = sorted(entities), sorted(canonicals)
     by_key = plan.rows(_where("canonical_id", under), under)
@@ -234,7 +234,7 @@ def _under(plan: Plan, entities: Set[str], canonicals: Set[str]) -> Query:
     return by_key.then(plan.rows(others, of, "entity_id"))
 
 
-def _stored(plan: Plan, rows: Query, marks: Query | None) -> Query:
+def _stored(plan: ScanPlan, rows: Query, marks: Query | None) -> Query:
     """What is live in the store of these rows."""
     if plan.is_once and marks is None:
         return rows
@@ -243,7 +243,7 @@ def _stored(plan: Plan, rows: Query, marks: Query | None) -> Query:
     return Query(query.format(rows=rows.sql, marks=marked.sql, materialized=""), rows.parameters + marked.parameters)
 
 
-def _stored_whole(plan: Plan) -> str:
+def _stored_whole(plan: ScanPlan) -> str:
     """What is live in all of the store, or in the plan's range of it."""
     rows, happened = plan.rows(plan.within), plan.happened(plan.within)
     if plan.is_once:
@@ -253,7 +253,7 @@ def _stored_whole(plan: Plan) -> str:
     return fold_sql.STORED_WHOLE.format(rows=rows.sql, identities=identities.sql, marks=marks.sql)
 
 
-def _take(duck: duckdb.DuckDBPyConnection, events: Unflushed) -> bool:
+def _create_events(duck: duckdb.DuckDBPyConnection, events: Unflushed) -> bool:
     """Make the table `events`, if there are any."""
     if events.file is not None:
         source = f"read_parquet({quoted(str(events.file))})"
@@ -275,7 +275,7 @@ def _fold(duck: duckdb.DuckDBPyConnection, stored: Query, name: str) -> None:
     duck.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {fold_sql.AFTER}")
 
 
-def _show(duck: duckdb.DuckDBPyConnection, view: View, name: str, query: str) -> None:
+def _create_view(duck: duckdb.DuckDBPyConnection, view: View, name: str, query: str) -> None:
     duck.execute(
         f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT {quoted(view.dataset.name)} AS dataset, {COLUMNS} FROM ({query})"
     )

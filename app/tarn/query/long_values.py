@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tarn.query.column_text import MOST_BYTES, TEXT, Numbers, column, contents, gathered
+from tarn.query.column_text import MAX_BYTES, TEXT, Numbers, column, fetch_tables, text_bytes
 
 LONGEST_SORTED = 64
 """Bytes of a value that are sorted with its row; a longer one is set aside."""
 
 
-def sorted_aside(
+def sort_spilled(
     duck: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], order: str, batch_rows: int
 ) -> Iterator[pa.Table]:
     """Tables that have a column `value`, sorted by other columns, in tables of bounded size."""
@@ -32,22 +32,22 @@ def sorted_aside(
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="aside-", dir=folder) as scratch:
         rows, texts = Path(scratch, "rows.parquet"), Path(scratch, "values")
-        _set_aside(tables, rows, texts)
+        _write_spilled(tables, rows, texts)
         if not rows.exists():
             return
         query = f"SELECT * FROM read_parquet(?) ORDER BY {order}"  # noqa: S608 (columns of ours)
         with texts.open("rb") as file:
-            for table in gathered(duck, query, [str(rows)], batch_rows):
-                yield from _restored(table, file.fileno())
+            for table in fetch_tables(duck, query, [str(rows)], batch_rows):
+                yield from _restore_values(table, file.fileno())
 
 
-def _set_aside(tables: Iterable[pa.Table], rows: Path, texts: Path) -> None:
+def _write_spilled(tables: Iterable[pa.Table], rows: Path, texts: Path) -> None:
     """Write rows to one file and their long values, end to end, to another."""
     writer: pq.ParquetWriter | None = None
     with texts.open("wb") as file:
         try:
             for table in tables:
-                short = _shortened(table, file)
+                short = _spill_long_values(table, file)
                 writer = writer or pq.ParquetWriter(rows, short.schema, compression="lz4", use_dictionary=False)
                 writer.write_table(short)
         finally:
@@ -55,22 +55,22 @@ def _set_aside(tables: Iterable[pa.Table], rows: Path, texts: Path) -> None:
                 writer.close()
 
 
-def _shortened(table: pa.Table, file: BinaryIO) -> pa.Table:
+def _spill_long_values(table: pa.Table, file: BinaryIO) -> pa.Table:
     values = column(table, "value")
     lengths = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
     long = lengths > LONGEST_SORTED
     ends = np.cumsum(np.where(long, lengths, 0))
     starts = np.where(long, file.tell() + ends - lengths, -1)
-    file.write(contents(values.filter(pa.array(long))))
+    file.write(text_bytes(values.filter(pa.array(long))))
     short = pc.if_else(pa.array(long), pa.scalar("", TEXT), values)
     place = table.schema.get_field_index("value")
     return table.set_column(place, "value", short).append_column("start", [starts]).append_column("length", [lengths])
 
 
-def _restored(table: pa.Table, texts: int) -> Iterator[pa.Table]:
+def _restore_values(table: pa.Table, texts: int) -> Iterator[pa.Table]:
     """The rows with their values, in as many tables as keep each of them within bounds."""
     starts, lengths = (column(table, name).to_numpy() for name in ("start", "length"))
-    share = np.cumsum(lengths) // MOST_BYTES
+    share = np.cumsum(lengths) // MAX_BYTES
     cuts = [0, *(np.flatnonzero(share[1:] != share[:-1]) + 1).tolist(), table.num_rows]
     slim = table.drop_columns(["start", "length"])
     for first, last in pairwise(cuts):

@@ -50,7 +50,7 @@ NOTHING = Query(NO_ROWS)
 """What is stored where no file can hold it: there is no need to ask."""
 
 
-class Plan:
+class ScanPlan:
     """The files of one snapshot, or of some of its origins or a range of its keys, and how to read them."""
 
     def __init__(

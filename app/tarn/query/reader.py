@@ -13,41 +13,41 @@ from tarn.errors import QueryTimeout, Unavailable
 from tarn.lake.live.reference import Statement
 from tarn.model.ids import new_id
 from tarn.query import live
-from tarn.query.active_reads import Hold, Running
-from tarn.query.duckdb_process import Session
-from tarn.query.engine import Engine, EngineApart, EngineConfined, answering
-from tarn.query.live import MOST_BRIEF_ROWS, NotBrief, NotWhole
-from tarn.query.tenant_isolation import Confinement
+from tarn.query.active_reads import ActiveRead, ActiveReads
+from tarn.query.duckdb_process import DuckdbSession
+from tarn.query.engine import Engine, IsolatedEngine, ProcessEngine, answering
+from tarn.query.live import MAX_LOOKUP_ROWS, IncompleteEvents, LookupTooLarge
+from tarn.query.tenant_isolation import IsolatedTenants
 from tarn.query.views import View, Views
 from tarn.settings import Settings
 from tarn.storage.store import Store
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 
 
-class State(NamedTuple):
+class RequestedState(NamedTuple):
     """Which state of a dataset is asked for: the present one, the head without what is unflushed, or a snapshot."""
 
     at: str | None = None
     fresh: Literal["overlay", "snapshot"] = "overlay"
 
 
-NOW = State()
+NOW = RequestedState()
 
 
 class Reader:
     """Reads of one process. Safe to share between threads; each read has a session of its own."""
 
-    def __init__(self, settings: Settings, database: Database, store: Store, watch: Watch | None = None) -> None:
-        self._watch = watch or Watch()
+    def __init__(self, settings: Settings, database: Database, store: Store, watch: Telemetry | None = None) -> None:
+        self._watch = watch or Telemetry()
         self._near = Engine(settings, store.connection)
         self._near.warm_up()
-        self._apart = EngineApart(settings, store.connection)
-        self._confined = EngineConfined(settings, store.connection)
-        self._confinement = Confinement()
+        self._apart = ProcessEngine(settings, store.connection)
+        self._confined = IsolatedEngine(settings, store.connection)
+        self._confinement = IsolatedTenants()
         self._seconds = settings.query_seconds
         self._views = Views(database, store, settings.overlay_rows)
         self._store = store
-        self.running = Running()
+        self.running = ActiveReads()
 
     def reading(self, tenant: str = "", seconds: float | None = None) -> AbstractContextManager["Reading"]:
         """Begin a read for a tenant, with a time limit. What it made ends with it. DuckDB's errors are ours.
@@ -89,7 +89,7 @@ class Reader:
         with watch.timed(watch.queries, "query"), answering(), engine.session() as duck:
             reading = Reading(duck, self._views, self._store, engine.scratch, self.running, brief=engine is self._near)
             reading.limit(seconds)
-            if isinstance(duck, Session):
+            if isinstance(duck, DuckdbSession):
                 duck.on_kill = lambda: self._confinement.add(tenant)
             try:
                 yield reading
@@ -114,7 +114,7 @@ class Reading:
         views: Views,
         store: Store,
         scratch: Path,
-        running: Running,
+        running: ActiveReads,
         brief: bool = False,
     ) -> None:
         self.duck = duck
@@ -124,10 +124,10 @@ class Reading:
         self.store = store
         self._scratch = scratch
         self._running = running
-        self._holds: list[Hold] = []
+        self._holds: list[ActiveRead] = []
         self._spooled: list[Path] = []
 
-    def view(self, dataset: Dataset, state: State, entities: Collection[str] | None = None) -> View:
+    def view(self, dataset: Dataset, state: RequestedState, entities: Collection[str] | None = None) -> View:
         """Resolve a state once. With `entities`, it may be good for these alone. Its files stay until the read ends."""
         hold = self._running.begin(dataset.id)
         self._holds.append(hold)
@@ -136,14 +136,16 @@ class Reading:
             hold.seq = view.snapshot.seq
         return view
 
-    def _resolved(self, dataset: Dataset, state: State, entities: Collection[str] | None) -> View:
+    def _resolved(self, dataset: Dataset, state: RequestedState, entities: Collection[str] | None) -> View:
         if state.at is not None:
             return self._views.at(dataset, state.at)
         if state.fresh == "snapshot":
             return self._views.head(dataset)
         return self._views.now(dataset, self._spool, None if entities is None else frozenset(entities))
 
-    def everything(self, dataset: Dataset, state: State, origin: str | None = None, name: str = "live") -> View:
+    def everything(
+        self, dataset: Dataset, state: RequestedState, origin: str | None = None, name: str = "live"
+    ) -> View:
         """Make `live` a view of every live statement: of every origin, or at least of one."""
         view = self.view(dataset, state)
         self.show(view, origin, name)
@@ -152,12 +154,12 @@ class Reading:
     def show(self, view: View, origin: str | None = None, name: str = "live") -> None:
         live.make_all(self.duck, self.store, view, name, origin)
 
-    def entities(self, dataset: Dataset, state: State, ids: Collection[str], name: str = "live") -> View:
+    def entities(self, dataset: Dataset, state: RequestedState, ids: Collection[str], name: str = "live") -> View:
         """Make `live` a table of the entities that these ids name."""
         view = self.view(dataset, state, ids)
         try:
             self.show_entities(view, ids, name)
-        except NotWhole:
+        except IncompleteEvents:
             view = self.view(dataset, state)
             self.show_entities(view, ids, name)
         return view
@@ -167,21 +169,21 @@ class Reading:
         live.make_entities(self.duck, self.store, view, ids, name, self.brief)
 
     def entity(
-        self, dataset: Dataset, state: State, entity_id: str, origin: str | None = None
+        self, dataset: Dataset, state: RequestedState, entity_id: str, origin: str | None = None
     ) -> tuple[View, list[Statement]]:
         """The view, and the statements of the entities that an id names; there is more than one if it was divided."""
         view = self.view(dataset, state, [entity_id])
         found = live.own_statements(self.duck, self.store, view, entity_id, origin, self.brief)
         if found is None:
             view = self.entities(dataset, state, [entity_id])
-            if self.brief and self.duck.execute("SELECT count(*) FROM live").fetchall()[0][0] > MOST_BRIEF_ROWS:
-                raise NotBrief
+            if self.brief and self.duck.execute("SELECT count(*) FROM live").fetchall()[0][0] > MAX_LOOKUP_ROWS:
+                raise LookupTooLarge
             found = [Statement(*row) for row in self.duck.execute(f"SELECT {live.COLUMNS} FROM live").fetchall()]  # noqa: S608
         return view, [one for one in found if origin in (None, one.origin)]
 
     def limit(self, seconds: float) -> None:
         """Start the time limit of what follows anew, if the read has a process of its own to enforce it."""
-        if isinstance(self.duck, Session):
+        if isinstance(self.duck, DuckdbSession):
             self.duck.limit(seconds)
 
     def interrupt(self) -> None:

@@ -13,7 +13,7 @@ import orjson
 
 from tarn.model.query_fields import FieldName, SortKey
 from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
-from tarn.query.filters import FIRST_SEEN, LAST_SEEN, NUMBER, Condition, holding
+from tarn.query.filters import FIRST_SEEN, LAST_SEEN, NUMBER, Condition, has_value
 
 LONGEST_TEXT = 256
 """Characters of a value that count: a position must fit into a cursor, and a value may be a whole document."""
@@ -28,11 +28,11 @@ class Selection(NamedTuple):
     parameters: tuple[Any, ...]
 
 
-class NotAPosition(ValueError):
+class InvalidPosition(ValueError):
     """The text is no position in this order."""
 
 
-class Position(NamedTuple):
+class EntityPosition(NamedTuple):
     """An entity's place: the value of each sort key, then what tells it from all others."""
 
     values: tuple[Scalar, ...]
@@ -58,7 +58,7 @@ class Sorting:
         keys = [f"sort_{i} {'DESC' if key.descending else 'ASC'} NULLS LAST" for i, key in enumerate(self.keys)]
         return ", ".join([*keys, "canonical_id", "dataset"])
 
-    def after(self, position: Position) -> Condition:
+    def after(self, position: EntityPosition) -> Condition:
         """Which rows of the columns above come after this position."""
         steps: list[tuple[str, Scalar, str]] = [
             (f"sort_{i}", value, "<" if key.descending else ">")
@@ -84,20 +84,20 @@ class Sorting:
         dataset, canonical_id, *values = row
         return orjson.dumps([*values, canonical_id, dataset]).decode()
 
-    def decode(self, text: str) -> Position:
+    def decode(self, text: str) -> EntityPosition:
         """The position in a text. Raises NotAPosition unless it could have come from this order."""
         try:
             found = orjson.loads(text)
         except orjson.JSONDecodeError:
-            raise NotAPosition("is not JSON") from None
+            raise InvalidPosition("is not JSON") from None
         if type(found) is not list or len(found) != len(self.keys) + 2:
-            raise NotAPosition(f"must have {len(self.keys) + 2} values")
+            raise InvalidPosition(f"must have {len(self.keys) + 2} values")
         *values, canonical_id, dataset = found
         for key, value in zip(self.keys, values, strict=True):
             _check(key.field, value)
         for value in (canonical_id, dataset):
             _check_text(value)
-        return Position(tuple(values), canonical_id, dataset)
+        return EntityPosition(tuple(values), canonical_id, dataset)
 
 
 def _column(key: SortKey) -> Selection:
@@ -111,7 +111,7 @@ def _column(key: SortKey) -> Selection:
             return Selection(FIRST_SEEN, ())
         case "last_seen":
             return Selection(LAST_SEEN, ())
-    held = holding(field)
+    held = has_value(field)
     value = NUMBER if field.is_number else f"left(value, {LONGEST_TEXT})"
     # FILTER would read the values of every property: CASE reads none that does not matter.
     return Selection(f"{chosen}(CASE WHEN {held.sql} THEN {value} END)", held.parameters)
@@ -122,14 +122,14 @@ def _check(field: FieldName, value: Any) -> None:
         return
     if field.is_moment:
         if type(value) is not int or not FIRST_MOMENT <= value <= LAST_MOMENT:
-            raise NotAPosition("must have a moment")
+            raise InvalidPosition("must have a moment")
     elif field.is_number:
         if type(value) is not float:
-            raise NotAPosition("must have a number")
+            raise InvalidPosition("must have a number")
     else:
         _check_text(value)
 
 
 def _check_text(value: Any) -> None:
     if type(value) is not str or len(value) > LONGEST_TEXT or "\x00" in value:
-        raise NotAPosition("must have a text")
+        raise InvalidPosition("must have a text")

@@ -16,7 +16,17 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from followthemoney.statement.serialize import CSV_COLUMNS
 
-from tarn.query.column_text import TEXT, codes, column, contents, hexadecimal, joined, moment, moments, quoted
+from tarn.query.column_text import (
+    TEXT,
+    codes,
+    column,
+    concatenate,
+    hexadecimal,
+    json_strings,
+    moment,
+    moments,
+    text_bytes,
+)
 from tarn.query.ftm_model import property_type
 
 NDJSON = "application/x-ndjson"
@@ -56,37 +66,37 @@ def statement_rows(duck: duckdb.DuckDBPyConnection, query: str, parameters: Any)
 
 def _ndjson(tables: Iterator[pa.Table]) -> Iterator[bytes]:
     for table in tables:
-        yield contents(_json_lines(table)).to_pybytes()
+        yield text_bytes(_json_lines(table)).to_pybytes()
 
 
 def _json_lines(table: pa.Table) -> pa.Array:
     props, schemata = column(table, "prop"), column(table, "schema")
     types = _property_types(props, schemata)
-    return joined(
+    return concatenate(
         '{"id":"',
         hexadecimal(column(table, "id")),
         '","entity_id":',
-        quoted(column(table, "entity_id")),
+        json_strings(column(table, "entity_id")),
         ',"canonical_id":',
-        quoted(column(table, "canonical_id")),
+        json_strings(column(table, "canonical_id")),
         ',"prop":',
-        _few(props),
+        _json_repeated(props),
         ',"prop_type":',
-        _few(types),
+        _json_repeated(types),
         ',"schema":',
-        _few(schemata),
+        _json_repeated(schemata),
         ',"value":',
-        quoted(column(table, "value")),
+        json_strings(column(table, "value")),
         ',"dataset":',
-        _few(column(table, "dataset")),
+        _json_repeated(column(table, "dataset")),
         ',"origin":',
-        _few(column(table, "origin")),
+        _json_repeated(column(table, "origin")),
         ',"lang":',
-        _few(column(table, "lang")),
+        _json_repeated(column(table, "lang")),
         ',"original_value":',
-        pc.fill_null(quoted(column(table, "original_value")), "null"),
+        pc.fill_null(json_strings(column(table, "original_value")), "null"),
         ',"external":',
-        _either(column(table, "external"), "true", "false"),
+        _choose_text(column(table, "external"), "true", "false"),
         ',"first_seen":"',
         moments(column(table, "first_seen").to_numpy()),
         '","last_seen":"',
@@ -106,29 +116,29 @@ def csv_rows(tables: Iterable[pa.Table]) -> Iterator[bytes]:
     options = pyarrow.csv.WriteOptions(include_header=False, quoting_style="all_valid", batch_size=16_384)
     for table in tables:
         sink = pa.BufferOutputStream()
-        pyarrow.csv.write_csv(_shown(table, _as_text), sink, options)
+        pyarrow.csv.write_csv(_convert(table, _as_text), sink, options)
         yield sink.getvalue().to_pybytes()
 
 
 def _parquet(tables: Iterator[pa.Table]) -> Iterator[bytes]:
-    sink = Sink()
+    sink = MemorySink()
     with pq.ParquetWriter(sink, STATEMENTS, compression="zstd") as writer:
         for table in tables:
-            writer.write_table(_shown(table, _as_types))
+            writer.write_table(_convert(table, _as_types))
             yield from sink.taken()
     yield from sink.taken()
 
 
 def _arrow(tables: Iterator[pa.Table]) -> Iterator[bytes]:
-    sink = Sink()
+    sink = MemorySink()
     with pa.ipc.new_stream(sink, STATEMENTS) as writer:
         for table in tables:
-            writer.write_table(_shown(table, _as_types))
+            writer.write_table(_convert(table, _as_types))
             yield from sink.taken()
     yield from sink.taken()
 
 
-FORMS: dict[str, Callable[[Iterator[pa.Table]], Iterator[bytes]]] = {
+FORMATS: dict[str, Callable[[Iterator[pa.Table]], Iterator[bytes]]] = {
     NDJSON: _ndjson,
     CSV: _csv,
     PARQUET: _parquet,
@@ -136,7 +146,7 @@ FORMS: dict[str, Callable[[Iterator[pa.Table]], Iterator[bytes]]] = {
 }
 
 
-class Sink:
+class MemorySink:
     """A file that is only ever written to; what was written is taken from it as it comes."""
 
     closed = False
@@ -161,7 +171,7 @@ class Sink:
         return taken
 
 
-def _shown(table: pa.Table, shape: Callable[[pa.Table], dict[str, pa.Array]]) -> pa.Table:
+def _convert(table: pa.Table, shape: Callable[[pa.Table], dict[str, pa.Array]]) -> pa.Table:
     """FtM's columns, in its order, those that differ between the forms in the shape of one of them."""
     made = shape(table)
     made["id"] = hexadecimal(column(table, "id")).cast(pa.string())
@@ -175,7 +185,7 @@ def _as_types(table: pa.Table) -> dict[str, pa.Array]:
 
 def _as_text(table: pa.Table) -> dict[str, pa.Array]:
     shown = {name: moments(column(table, name).to_numpy()) for name in ("first_seen", "last_seen")}
-    return {"external": _either(column(table, "external"), "t", "f"), **shown}
+    return {"external": _choose_text(column(table, "external"), "t", "f"), **shown}
 
 
 def _property_types(props: pa.Array, schemata: pa.Array) -> pa.Array:
@@ -190,11 +200,11 @@ def _property_types(props: pa.Array, schemata: pa.Array) -> pa.Array:
     return pa.array(types, TEXT).take(pa.array(place))
 
 
-def _few(values: pa.Array) -> pa.Array:
+def _json_repeated(values: pa.Array) -> pa.Array:
     """Texts, of which there are few distinct ones, as JSON."""
     place, distinct = codes(values)
     return pa.array([orjson.dumps(value).decode() for value in distinct], TEXT).take(pa.array(place))
 
 
-def _either(flags: pa.Array, yes: str, no: str) -> pa.Array:
+def _choose_text(flags: pa.Array, yes: str, no: str) -> pa.Array:
     return pc.if_else(flags, pa.scalar(yes, TEXT), pa.scalar(no, TEXT))

@@ -13,17 +13,17 @@ import structlog
 
 from tarn.datasets.registry import Dataset
 from tarn.model.query_fields import kinds_of
-from tarn.query.column_text import gathered
-from tarn.query.long_values import sorted_aside
-from tarn.query.reader import Reading, State
-from tarn.query.statement_formats import BATCH_ROWS, FORMS, statement_rows
+from tarn.query.column_text import fetch_tables
+from tarn.query.long_values import sort_spilled
+from tarn.query.reader import Reading, RequestedState
+from tarn.query.statement_formats import BATCH_ROWS, FORMATS, statement_rows
 
 log = structlog.get_logger(__name__)
 
 ORDER = "ORDER BY canonical_id, id, origin"
 
 
-class Place(NamedTuple):
+class StatementPosition(NamedTuple):
     """Where a statement stands in the order: no two have the same."""
 
     canonical_id: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class StatementFilter:
     """Which statements: every part that is given must hold, each for one value or more of those in it."""
 
     ids: Sequence[str] = ()
@@ -63,10 +63,15 @@ class Filter:
 
 
 def page(
-    reading: Reading, dataset: Dataset, state: State, wanted: Filter, after: Place | None, limit: int
-) -> tuple[str | None, list[dict[str, Any]], Place | None]:
+    reading: Reading,
+    dataset: Dataset,
+    state: RequestedState,
+    wanted: StatementFilter,
+    after: StatementPosition | None,
+    limit: int,
+) -> tuple[str | None, list[dict[str, Any]], StatementPosition | None]:
     """The snapshot, up to `limit` statements, and the place of the last of them if more follow."""
-    snapshot = _show(reading, dataset, state, wanted)
+    snapshot = _create_live(reading, dataset, state, wanted)
     condition, parameters = wanted.condition()
     if after is not None:
         condition += " AND (canonical_id, id, origin) > (?, ?, ?)"
@@ -77,32 +82,32 @@ def page(
     if len(rows) <= limit:
         return snapshot, rows, None
     last = rows[limit - 1]
-    return snapshot, rows[:limit], Place(last["canonical_id"], bytes.fromhex(last["id"]), last["origin"])
+    return snapshot, rows[:limit], StatementPosition(last["canonical_id"], bytes.fromhex(last["id"]), last["origin"])
 
 
 def stream(
-    reading: Reading, dataset: Dataset, state: State, wanted: Filter, form: str
+    reading: Reading, dataset: Dataset, state: RequestedState, wanted: StatementFilter, form: str
 ) -> tuple[str | None, Iterator[bytes]]:
     """The snapshot, and every statement that matches, in one form."""
-    snapshot = _show(reading, dataset, state, wanted)
+    snapshot = _create_live(reading, dataset, state, wanted)
     condition, parameters = wanted.condition()
-    rows = in_order(reading.duck, f"SELECT * FROM live WHERE {condition}", parameters)
-    return snapshot, FORMS[form](rows)
+    rows = sorted_rows(reading.duck, f"SELECT * FROM live WHERE {condition}", parameters)
+    return snapshot, FORMATS[form](rows)
 
 
-def in_order(duck: duckdb.DuckDBPyConnection, query: str, parameters: list[Any]) -> Iterator[pa.Table]:
+def sorted_rows(duck: duckdb.DuckDBPyConnection, query: str, parameters: list[Any]) -> Iterator[pa.Table]:
     """The rows of a query by their places. Values are set aside where DuckDB's sort has no room for them."""
     last: pa.Table | None = None
     try:
-        for table in gathered(duck, f"{query} {ORDER}", parameters, BATCH_ROWS):
+        for table in fetch_tables(duck, f"{query} {ORDER}", parameters, BATCH_ROWS):
             last = table.slice(table.num_rows - 1)
             yield table
         return
     except duckdb.OutOfMemoryException as error:
         log.info("values are set aside to sort their rows", cause=str(error).partition("\n")[0])
     # Whatever was sent stays sent, and the second attempt begins after it.
-    left = (_after(last, table) for table in gathered(duck, query, parameters, BATCH_ROWS))
-    yield from sorted_aside(duck, left, ", ".join(Place._fields), BATCH_ROWS)
+    left = (_after(last, table) for table in fetch_tables(duck, query, parameters, BATCH_ROWS))
+    yield from sort_spilled(duck, left, ", ".join(StatementPosition._fields), BATCH_ROWS)
 
 
 def _after(last: pa.Table | None, rows: pa.Table) -> pa.Table:
@@ -110,13 +115,13 @@ def _after(last: pa.Table | None, rows: pa.Table) -> pa.Table:
     if last is None:
         return rows
     follows: Any = pa.scalar(False)
-    for name in reversed(Place._fields):
+    for name in reversed(StatementPosition._fields):
         own, one = rows.column(name), last.column(name)[0]
         follows = pc.or_(pc.greater(own, one), pc.and_(pc.equal(own, one), follows))
     return rows.filter(follows)
 
 
-def _show(reading: Reading, dataset: Dataset, state: State, wanted: Filter) -> str | None:
+def _create_live(reading: Reading, dataset: Dataset, state: RequestedState, wanted: StatementFilter) -> str | None:
     if ids := wanted.ids or wanted.canonical_ids:
         return reading.entities(dataset, state, ids).snapshot_id
     origin = wanted.origins[0] if len(wanted.origins) == 1 else None

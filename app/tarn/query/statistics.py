@@ -14,7 +14,7 @@ from tarn.lake.live import invalid_sql
 from tarn.model.query_fields import FieldName
 from tarn.model.statistics import BOUNDS, Bound, Count, Statistics, groups_of
 from tarn.query.column_text import moment
-from tarn.query.filters import holding
+from tarn.query.filters import has_value
 from tarn.query.ftm_model import resolved_schema
 
 DATE = r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([T ].*)?)?)?"
@@ -23,7 +23,7 @@ DATE = r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([T ].*)?)?)?"
 NAMED = "unnest(?::VARCHAR[])"
 
 
-def counted(duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: Any = ()) -> Statistics:
+def count_entities(duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: Any = ()) -> Statistics:
     """Count the entities of a relation with the columns of `live`, all of one dataset, which is read once.
 
     `source` is SQL of our own, a name or a query in parentheses, that the parameters belong to.
@@ -46,7 +46,7 @@ def counted(duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: A
 
 def _make_parts(duck: duckdb.DuckDBPyConnection, source: str, parameters: Any) -> None:
     """Make a table of what each origin says of each entity under each schema: mostly one row an entity."""
-    dates, countries = holding(FieldName("type:date")), holding(FieldName("type:country"))
+    dates, countries = has_value(FieldName("type:date")), has_value(FieldName("type:country"))
     duck.execute(
         f"""
         CREATE OR REPLACE TEMP TABLE counted_parts AS

@@ -12,7 +12,7 @@ SECONDS = 600.0
 """How long a tenant is confined after a query of it had to be killed."""
 
 
-class Confinement:
+class IsolatedTenants:
     """The tenants of one process that are confined now. Safe to share between threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

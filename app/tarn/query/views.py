@@ -14,7 +14,7 @@ from tarn.lake.snapshots import Named
 from tarn.model.snapshot import Snapshot
 from tarn.storage.store import Store
 
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 """Files that the manifests kept in memory name between them; one takes some kilobytes."""
 
 NONE = Unflushed()
@@ -75,7 +75,7 @@ class Views:
         with self._lock:
             self._manifests[named.id] = found
             files = sum(map(_files, self._manifests.values()))
-            while files > MOST_FILES and len(self._manifests) > 1:
+            while files > MAX_FILES and len(self._manifests) > 1:
                 files -= _files(self._manifests.popitem(last=False)[1])
         return found
 

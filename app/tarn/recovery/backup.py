@@ -25,8 +25,8 @@ from tarn.db.engine import Database
 from tarn.errors import Unavailable
 from tarn.model.ids import now
 from tarn.model.recovery import BackupManifest, DumpedHead, DumpedTable, Lacking
-from tarn.recovery.backup_contents import Archived, Contents, Present, present
-from tarn.storage.backup_store import Held, Vault, object_of
+from tarn.recovery.backup_contents import ArchivedFiles, DatasetContents, DumpedDataset, dumped_datasets
+from tarn.storage.backup_store import BackupObject, BackupStore, object_of
 from tarn.storage.layout import Layout
 from tarn.storage.store import Entry, Missing, Store
 
@@ -40,7 +40,7 @@ TRIES = 5
 COPIERS = 8
 """Objects that are copied at once."""
 
-AT_ONCE = 512
+BATCH = 512
 """Objects after which the copies are made durable."""
 
 SMALL = 4 << 20
@@ -48,7 +48,7 @@ SMALL = 4 << 20
 
 
 @dataclass(slots=True)
-class Tally:
+class CopyCounts:
     """What was copied, and what is there in all."""
 
     objects: int = 0
@@ -58,12 +58,12 @@ class Tally:
 
 
 @dataclass(slots=True)
-class State:
+class DumpedState:
     """What the dump says, as far as the copy needs it."""
 
     at: datetime
     revision: str
-    datasets: list[Present]
+    datasets: list[DumpedDataset]
     tables: list[DumpedTable] = field(default_factory=list)
 
 
@@ -74,7 +74,7 @@ class Backup:
         self,
         database: Database,
         store: Store,
-        vault: Vault,
+        vault: BackupStore,
         lake: str,
         pin: Pin,
         reached: Callable[[str], None] = lambda _: None,
@@ -94,9 +94,9 @@ class Backup:
         lacked: list[Lacking] = []
         for _ in range(TRIES):
             backup = self._vault.new()
-            tally = Tally()
+            tally = CopyCounts()
             with self._database.read() as connection:
-                ids = [one.dataset.id for one in present(connection)]
+                ids = [one.dataset.id for one in dumped_datasets(connection)]
             self._pin(ids)
             self._reached("pinned")
             state = self._dumped(backup)
@@ -125,16 +125,18 @@ class Backup:
         kept = [self._vault.read(backup) for backup in found[-most:]]
         return self._vault.sweep(lambda: (held for one in kept for held in self._vault.index(one)))
 
-    def _dumped(self, backup: str) -> State:
+    def _dumped(self, backup: str) -> DumpedState:
         with self._database.read() as connection:
-            state = State(now(), migrate.revision(connection) or "", present(connection))
+            state = DumpedState(now(), migrate.revision(connection) or "", dumped_datasets(connection))
             for table in dump.dumped():
                 state.tables.append(self._vault.put_table(backup, table.name, dump.lines(connection, table)))
         return state
 
     # Step 3
 
-    def _copied(self, backup: str, state: State, tally: Tally, lacking: list[Lacking]) -> Iterator[Held]:
+    def _copied(
+        self, backup: str, state: DumpedState, tally: CopyCounts, lacking: list[Lacking]
+    ) -> Iterator[BackupObject]:
         """Copy what is needed, and tell of it. At the end `lacking` is complete."""
         top = (self._store.head(path) for path in (Layout.lake, Layout.index, Layout.config))
         yield from self._kept("", (entry for entry in top if entry is not None), tally, lambda _: None)
@@ -145,34 +147,34 @@ class Backup:
         for one in sorted(state.datasets, key=lambda one: one.dataset.id):
             while found is not None and found[0] < one.dataset.id:
                 found = next(archived, None)
-            of_one = found[1] if found is not None and found[0] == one.dataset.id else Archived(set(), set())
-            contents = Contents(self._store, one, of_one)
+            of_one = found[1] if found is not None and found[0] == one.dataset.id else ArchivedFiles(set(), set())
+            contents = DatasetContents(self._store, one, of_one)
             yield from self._kept(one.dataset.layout.root, contents.entries(), tally, contents.went_away)
             lacking += contents.lacking
             self._reached(f"{one.dataset.name} copied")
 
-    def _archived(self, backup: str, state: State) -> Iterator[tuple[str, Archived]]:
+    def _archived(self, backup: str, state: DumpedState) -> Iterator[tuple[str, ArchivedFiles]]:
         """By dataset, in the order of their ids, the files that the dump has."""
         (files,) = (table for table in state.tables if table.table == "files")
         rows = self._vault.table(backup, files)
         columns = [*orjson.loads(next(rows))["columns"]]
         dataset, file, checksum = (columns.index(name) for name in ("dataset_id", "id", "checksum"))
         for of, group in groupby(map(orjson.loads, rows), lambda row: row[dataset]):
-            known = Archived(set(), set())
+            known = ArchivedFiles(set(), set())
             for row in group:
                 known.ids.add(row[file])
                 known.checksums.add(row[checksum])
             yield of, known
 
     def _kept(
-        self, folder: str, entries: Iterable[Entry], tally: Tally, went_away: Callable[[Entry], None]
-    ) -> Iterator[Held]:
+        self, folder: str, entries: Iterable[Entry], tally: CopyCounts, went_away: Callable[[Entry], None]
+    ) -> Iterator[BackupObject]:
         known = self._vault.known(folder) if folder else {}
 
-        def copy(entry: Entry) -> tuple[Held, bool] | Entry:
+        def copy(entry: Entry) -> tuple[BackupObject, bool] | Entry:
             there = known if folder else self._vault.known(entry.path)
             if there.get(object_of(entry)) == entry.size:
-                return Held(entry.path, object_of(entry), entry.size), False
+                return BackupObject(entry.path, object_of(entry), entry.size), False
             try:
                 return self._copy(entry), True
             except Missing:
@@ -180,7 +182,7 @@ class Backup:
 
         found = iter(entries)
         with ThreadPoolExecutor(COPIERS) as pool:
-            while some := list(islice(found, AT_ONCE)):
+            while some := list(islice(found, BATCH)):
                 made = list(pool.map(copy, some))
                 self._vault.store.sync(one[0].object for one in made if isinstance(one, tuple) and one[1])
                 for one in made:
@@ -194,21 +196,21 @@ class Backup:
                     tally.copied_size += held.size * is_new
                     yield held
 
-    def _copy(self, entry: Entry) -> Held:
+    def _copy(self, entry: Entry) -> BackupObject:
         """Copy an object, in the state in which it is now. Raises Missing."""
         if entry.size > SMALL and entry.path.endswith((".parquet", "/data")):
             # Nobody ever writes these again, so what is read is what was listed.
             size = self._vault.store.put_stream(object_of(entry), self._store.stream(entry.path), durable=False)
-            return Held(entry.path, object_of(entry), size)
+            return BackupObject(entry.path, object_of(entry), size)
         opened, chunks = self._store.open(entry.path)
         if opened.size > SMALL:
             self._vault.store.put_stream(object_of(opened), chunks, durable=False)
         else:
             self._vault.store.put_hint(object_of(opened), b"".join(chunks))
-        return Held(entry.path, object_of(opened), opened.size)
+        return BackupObject(entry.path, object_of(opened), opened.size)
 
     def _manifest(
-        self, backup: str, state: State, index: DumpedTable, tally: Tally, lacking: list[Lacking]
+        self, backup: str, state: DumpedState, index: DumpedTable, tally: CopyCounts, lacking: list[Lacking]
     ) -> BackupManifest:
         return BackupManifest(
             id=backup,

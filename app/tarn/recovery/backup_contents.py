@@ -18,7 +18,7 @@ from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid
 from tarn.lake import retention, snapshots
 from tarn.lake.commit import TABLES
-from tarn.lake.delta_logs import NAMED
+from tarn.lake.delta_logs import LOG_FILE
 from tarn.lake.delta_tables import NONE, folder_of
 from tarn.model.names import Checksum
 from tarn.model.recovery import Lacking
@@ -32,14 +32,14 @@ MANIFEST = re.compile(r"(\d{12,})\.json")
 ARCHIVED = re.compile(r"archive/../../../([0-9a-f]{64})/(.+)")
 
 
-class Archived(NamedTuple):
+class ArchivedFiles(NamedTuple):
     """The files of a dataset's archive: their ids, and the checksums of their contents."""
 
     ids: set[str]
     checksums: set[str]
 
 
-class Present(NamedTuple):
+class DumpedDataset(NamedTuple):
     """A dataset at the moment of a dump."""
 
     dataset: Dataset
@@ -48,16 +48,18 @@ class Present(NamedTuple):
     """The oldest snapshot that is kept."""
 
 
-def present(connection: Connection) -> list[Present]:
+def dumped_datasets(connection: Connection) -> list[DumpedDataset]:
     """Every dataset there is, in the caller's transaction."""
     found = datasets.page(connection, lambda _: True, None, None)
-    return [Present(one, snapshots.recorded(connection, one), retention.first_kept(connection, one)) for one in found]
+    return [
+        DumpedDataset(one, snapshots.recorded(connection, one), retention.first_kept(connection, one)) for one in found
+    ]
 
 
-class Contents:
+class DatasetContents:
     """What a dataset has that a backup needs, and what of it the lake does not have."""
 
-    def __init__(self, store: Store, one: Present, archived: Archived) -> None:
+    def __init__(self, store: Store, one: DumpedDataset, archived: ArchivedFiles) -> None:
         self._store = store
         self._archived = archived
         self._blobs: set[str] = set()
@@ -146,7 +148,7 @@ class Contents:
 
     def _is_logged(self, table: TableName, path: str) -> bool:
         """Whether an entry of a log is of a version that the head pins, or of an earlier one."""
-        if (named := NAMED.fullmatch(path.rsplit("/", 1)[-1])) is not None:
+        if (named := LOG_FILE.fullmatch(path.rsplit("/", 1)[-1])) is not None:
             version = int(named[1])
             self._logged[table].add((version, named[2] != "json"))
         else:

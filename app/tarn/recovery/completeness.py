@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid
-from tarn.integrity.delta_checks import Unreadable, sizes_at
+from tarn.integrity.delta_checks import UnreadableTable, sizes_at
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES
-from tarn.lake.delta_logs import NAMED
+from tarn.lake.delta_logs import LOG_FILE
 from tarn.lake.delta_tables import NONE, folder_of
 from tarn.model.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
 
 
-class Held:
+class StoredSnapshots:
     """What the lake has of a dataset's snapshots, listed once, while nobody writes."""
 
     def __init__(self, store: Store, dataset: Dataset) -> None:
@@ -24,7 +24,7 @@ class Held:
         for table in TABLES:
             folder = folder_of(dataset, table)
             for entry in store.list(folder):
-                named = NAMED.fullmatch(entry.path.rsplit("/", 1)[-1])
+                named = LOG_FILE.fullmatch(entry.path.rsplit("/", 1)[-1])
                 if named is not None and entry.path.startswith(f"{folder}/_delta_log/"):
                     self._logged[table].add((int(named[1]), named[2] != "json"))
                 else:
@@ -34,7 +34,7 @@ class Held:
     def own(self, seq: int) -> Snapshot | None:
         """The manifest with a number, if it can be read and is of this dataset."""
         try:
-            found = snapshots.peek(self._store, self._dataset, seq)
+            found = snapshots.read_if_exists(self._store, self._dataset, seq)
         except ManifestInvalid:
             return None
         is_own = found is not None and (found.dataset_id, found.seq) == (self._dataset.id, seq)
@@ -59,7 +59,7 @@ class Held:
             made = manifest.table(table)
             try:
                 listed = sizes_at(self._store, self._dataset, table, made.version)
-            except Unreadable as error:
+            except UnreadableTable as error:
                 return f"{table} does not open at version {made.version}: {error}"
             if listed != {file.path: file.size for file in made.files}:
                 return f"{table} has other files at version {made.version}"

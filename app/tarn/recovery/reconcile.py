@@ -24,7 +24,7 @@ from sqlalchemy import Connection, insert, select, update
 from tarn.access.revision import bump
 from tarn.datasets import registry as datasets
 from tarn.datasets.documents import read_document
-from tarn.datasets.registry import ACTIVE, AT_ONCE, DELETED, Dataset
+from tarn.datasets.registry import ACTIVE, DELETE_BATCH, DELETED, Dataset
 from tarn.db import outbox as events
 from tarn.db.engine import Database
 from tarn.db.tables import datasets as dataset_table
@@ -41,7 +41,7 @@ from tarn.model.names import DatasetName
 from tarn.model.recovery import LostSnapshot, Reconciled, Reconciliation
 from tarn.model.snapshot import Snapshot
 from tarn.recovery import reconcile_files
-from tarn.recovery.completeness import Held
+from tarn.recovery.completeness import StoredSnapshots
 from tarn.recovery.reconcile_history import OWNER, HistoryReconciler
 from tarn.recovery.restore import free
 from tarn.settings import Settings
@@ -51,7 +51,7 @@ from tarn.storage.store import Missing, Store
 log = structlog.get_logger(__name__)
 
 
-def require_silence(database: Database, settings: Settings) -> None:
+def require_no_heartbeats(database: Database, settings: Settings) -> None:
     """Raise StartRefused while a worker or an API process gives signs of life."""
     moment = now()
     with database.read() as connection:
@@ -111,9 +111,9 @@ class Reconcile:
         if not apply:
             return plan.said
         if lost_config:
-            datasets.remake(self._database, self._store, dataset)
+            datasets.reset_configuration(self._database, self._store, dataset)
         elif self._config(dataset.name) != dataset.id:
-            datasets.restore(self._database, self._store, dataset)
+            datasets.restore_configuration(self._database, self._store, dataset)
         said = self._histories.apply(plan)
         reconcile_files.apply(self._database, self._store, dataset, said)
         self._reached("files fitted")
@@ -128,7 +128,7 @@ class Reconcile:
         """Whether neither the configuration nor a former one of this very dataset is there."""
         if self._config(dataset.name) == dataset.id:
             return False
-        return not datasets.has_former(self._store, dataset)
+        return not datasets.has_former_configuration(self._store, dataset)
 
     # Datasets that the database does not have
 
@@ -163,13 +163,13 @@ class Reconcile:
             listing = [entry.path for entry in self._store.list(dataset.layout.root)]
             # The configuration goes last: until then the rest is found again after a crash.
             listing.sort(key=lambda path: path == dataset.layout.config)
-            for start in range(0, len(listing), AT_ONCE):
-                self._store.delete(listing[start : start + AT_ONCE])
+            for start in range(0, len(listing), DELETE_BATCH):
+                self._store.delete(listing[start : start + DELETE_BATCH])
         return Reconciled(dataset=dataset.name, id=dataset.id, found="deleted", head_before=None, head=None)
 
     def _adopt(self, dataset: Dataset, other: Dataset | None, apply: bool) -> Reconciled:
         """Record a dataset that was made after the database was saved. One that had its name before is deleted."""
-        held = Held(self._store, dataset)
+        held = StoredSnapshots(self._store, dataset)
         chain, unfit = _newest_chain(held)
         head = chain[-1] if chain else None
         aside = [seq for seq in held.numbers if seq > (head.seq if head else 0)]
@@ -223,7 +223,7 @@ class Reconcile:
                 segment=segment,
             )
         )
-        events.begin(connection, dataset.id, dataset.name)
+        events.start_stream(connection, dataset.id, dataset.name)
         if chain and chain[0].parent is not None:
             # What was given up before has left its last id, and history must not seem to begin with its child.
             first = chain[0]
@@ -251,7 +251,7 @@ class Reconcile:
             )
 
 
-def _newest_chain(held: Held) -> tuple[list[Snapshot], list[LostSnapshot]]:
+def _newest_chain(held: StoredSnapshots) -> tuple[list[Snapshot], list[LostSnapshot]]:
     """The whole snapshots that follow each other without a gap, up to the newest whole one; and those after it."""
     unfit: list[LostSnapshot] = []
     chain: list[Snapshot] = []

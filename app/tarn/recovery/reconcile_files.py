@@ -15,7 +15,7 @@ from tarn.db.engine import Database
 from tarn.db.tables import upload_blocks, uploads
 from tarn.integrity import archive_checks as checks
 from tarn.lake import export_records as exports
-from tarn.model.export import Made
+from tarn.model.export import ExportRecord
 from tarn.model.file import ArchiveFile
 from tarn.model.finding import FindingKind
 from tarn.model.recovery import KnownFile, Reconciled
@@ -24,7 +24,7 @@ from tarn.storage.store import Missing, Store
 LOST = (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
 
 
-class Block(NamedTuple):
+class LostBlock(NamedTuple):
     """A part of an upload that is not where it should be."""
 
     upload: str
@@ -49,7 +49,7 @@ def plan(database: Database, store: Store, dataset: Dataset, said: Reconciled) -
 
 def apply(database: Database, store: Store, dataset: Dataset, said: Reconciled) -> None:
     """Do it. Running it again is the same as once."""
-    checks.mend(database, store, dataset, lambda _: None)
+    checks.repair(database, store, dataset, lambda _: None)
     for wrong in checks.each(database, store, dataset, lambda _: None):
         if wrong.kind in LOST:
             with database.write() as connection:
@@ -61,23 +61,23 @@ def apply(database: Database, store: Store, dataset: Dataset, said: Reconciled) 
     blocks = [*_lost_blocks(database, store, dataset)]
     with database.write() as connection:
         if gone:
-            exports.forget(connection, dataset, gone)
+            exports.delete_records(connection, dataset, gone)
         for block in blocks:
             own = upload_blocks.c.upload == block.upload, upload_blocks.c.start == block.start
             connection.execute(delete(upload_blocks).where(*own))
 
 
-def _lost_exports(database: Database, store: Store, dataset: Dataset, said: Reconciled) -> Iterator[Made]:
+def _lost_exports(database: Database, store: Store, dataset: Dataset, said: Reconciled) -> Iterator[ExportRecord]:
     """Exports that are not there as they are recorded, or were made of a snapshot that is lost."""
     with database.read() as connection:
-        found = exports.made_of(connection, dataset)
+        found = exports.records_of(connection, dataset)
     lost = {one.id for one in said.lost.snapshots}
     for made in found.values():
         if made.snapshot in lost or _sha1(store, dataset.layout.export(made.kind, made.name)) != made.sha1:
             yield made
 
 
-def _lost_blocks(database: Database, store: Store, dataset: Dataset) -> Iterator[Block]:
+def _lost_blocks(database: Database, store: Store, dataset: Dataset) -> Iterator[LostBlock]:
     with database.read() as connection:
         rows = connection.execute(
             select(upload_blocks)
@@ -89,7 +89,7 @@ def _lost_blocks(database: Database, store: Store, dataset: Dataset) -> Iterator
     there = {entry.path: entry.size for entry in store.list(dataset.layout.uploads)}
     for row in rows:
         if there.get(dataset.layout.upload_part(row.upload, row.part)) != row.end - row.start:
-            yield Block(row.upload, row.start)
+            yield LostBlock(row.upload, row.start)
 
 
 def _sha1(store: Store, path: str) -> str | None:

@@ -29,12 +29,12 @@ from tarn.journal import head as heads
 from tarn.journal import reconcile as recovery
 from tarn.journal import segments
 from tarn.lake import snapshots
-from tarn.lake.commit import Build, Publisher
-from tarn.lake.recorded_history import Recorded, recorded
+from tarn.lake.commit import Build, SnapshotPublisher
+from tarn.lake.recorded_history import RecordedHistory, recorded
 from tarn.model.ids import new_id, now
 from tarn.model.recovery import LostSnapshot, Reconciled
 from tarn.model.snapshot import Change, Head, Snapshot
-from tarn.recovery.completeness import Held
+from tarn.recovery.completeness import StoredSnapshots
 from tarn.settings import Settings
 from tarn.storage import versions
 from tarn.storage.store import Missing, Store
@@ -47,7 +47,7 @@ NO_HEAD = Head(seq=0, id=None, content=0, segment=0)
 
 
 @dataclass
-class Plan:
+class HistoryPlan:
     """What is to become of a history."""
 
     dataset: Dataset
@@ -87,14 +87,14 @@ class HistoryReconciler:
 
     # Looking
 
-    def plan(self, dataset: Dataset) -> Plan:
+    def plan(self, dataset: Dataset) -> HistoryPlan:
         """Look at one dataset. Changes nothing."""
         with self._database.read() as connection:
             state = recorded(connection, dataset)
-        held = Held(self._store, dataset)
+        held = StoredSnapshots(self._store, dataset)
         before = state.head or NO_HEAD
         lost, target = self._newest_whole(state, before, held)
-        plan = Plan(dataset, before, target, back=bool(lost))
+        plan = HistoryPlan(dataset, before, target, back=bool(lost))
         unfit: list[LostSnapshot] = []
         if not lost:
             self._follow(plan, held, unfit)
@@ -117,7 +117,9 @@ class HistoryReconciler:
         self._plan_journal(plan, held)
         return plan
 
-    def _newest_whole(self, state: Recorded, before: Head, held: Held) -> tuple[list[LostSnapshot], Snapshot | None]:
+    def _newest_whole(
+        self, state: RecordedHistory, before: Head, held: StoredSnapshots
+    ) -> tuple[list[LostSnapshot], Snapshot | None]:
         """The newest recorded snapshot that is whole, and those after it, newest first."""
         lost: list[LostSnapshot] = []
         if before.id is None:
@@ -138,7 +140,7 @@ class HistoryReconciler:
             lost.append(LostSnapshot(seq=seq, id=wanted or "", created=created, lacks=lacks))
         return lost, None
 
-    def _follow(self, plan: Plan, held: Held, unfit: list[LostSnapshot]) -> None:
+    def _follow(self, plan: HistoryPlan, held: StoredSnapshots, unfit: list[LostSnapshot]) -> None:
         """Find the manifests that follow the recorded head and are whole."""
         parent, seq = plan.before.id, plan.before.seq + 1
         while (manifest := held.own(seq)) is not None and manifest.parent == parent:
@@ -149,7 +151,7 @@ class HistoryReconciler:
             plan.follow.append(manifest)
             plan.target, parent, seq = manifest, manifest.id, seq + 1
 
-    def _plan_history(self, plan: Plan, state: Recorded, held: Held) -> None:
+    def _plan_history(self, plan: HistoryPlan, state: RecordedHistory, held: StoredSnapshots) -> None:
         """Find where whole history begins, and which refs point outside of it."""
         target, losses = plan.target, plan.said.lost
         if target is not None:
@@ -172,15 +174,15 @@ class HistoryReconciler:
         kept = range(0) if target is None else range(plan.keep_from or 0, target.seq + 1)
         losses.refs = [pin.name for pin in state.pins if pin.seq not in kept]
 
-    def _plan_journal(self, plan: Plan, held: Held) -> None:
+    def _plan_journal(self, plan: HistoryPlan, held: StoredSnapshots) -> None:
         target, said = plan.target, plan.said
         segment = 0 if target is None else target.segment
         with self._database.read() as connection:
             in_lake = {batch.id for manifest in plan.follow for batch in manifest.batches}
-            late = [one for one in recovery.passed(connection, plan.dataset, segment) if one.id not in in_lake]
+            late = [one for one in recovery.skipped_batches(connection, plan.dataset, segment) if one.id not in in_lake]
             said.again = late
             if plan.back:
-                whole, gone = recovery.undone(connection, plan.dataset, segment)
+                whole, gone = recovery.unflushed_by_rollback(connection, plan.dataset, segment)
                 said.again = [*late, *whole]
                 flushed = self._last_flushed(plan, held)
                 said.lost.commits = recovery.lost_commits(connection, plan.dataset, flushed, said.again)
@@ -195,7 +197,7 @@ class HistoryReconciler:
                 unknown = {batch.id for batch in recovery.unknown(connection, plan.dataset, manifest.batches)}
                 said.lost.rejected += sum(aside.batch in unknown for aside in manifest.set_aside)
 
-    def _last_flushed(self, plan: Plan, held: Held) -> int:
+    def _last_flushed(self, plan: HistoryPlan, held: StoredSnapshots) -> int:
         """The highest commit number that is in what is left of history."""
         if plan.target is None:
             return 0
@@ -207,12 +209,12 @@ class HistoryReconciler:
 
     # Doing
 
-    def apply(self, plan: Plan) -> Reconciled:
+    def apply(self, plan: HistoryPlan) -> Reconciled:
         """Do it. Run again after a crash, it goes on, and tells again what was lost."""
         dataset, before = plan.dataset, self._noted(plan.dataset)
         if before is not None:
             through, told = before
-            plan.told = _joined(told, plan.said)
+            plan.told = _merge_reports(told, plan.said)
         else:
             through = plan.through
         if through:
@@ -250,7 +252,7 @@ class HistoryReconciler:
             return None
         return int(note["through"]), Reconciled.model_validate(note["told"])
 
-    def _go_back(self, plan: Plan, through: int) -> None:
+    def _go_back(self, plan: HistoryPlan, through: int) -> None:
         """Make the newest whole snapshot the head, in one transaction with all that follows from it."""
         dataset, target = plan.dataset, plan.target
         above = 0 if target is None else target.seq
@@ -266,10 +268,10 @@ class HistoryReconciler:
                 kept = own, history.c.seq >= plan.keep_from
                 connection.execute(update(history).where(*kept).values(expired=None))
             connection.execute(update(snapshot_heads).where(snapshot_heads.c.dataset_id == dataset.id).values(**head))
-            recovery.go_back(connection, dataset, plan.said.again, target)
+            recovery.roll_back(connection, dataset, plan.said.again, target)
             heads.touch(connection, dataset.id, segments.LAST_MOVED, now())
 
-    def _settle_journal(self, plan: Plan) -> None:
+    def _settle_journal(self, plan: HistoryPlan) -> None:
         """Let the journal go on above the head, and what waits in segments that are done wait in the open one."""
         dataset = plan.dataset
         with self._database.write() as connection:
@@ -279,10 +281,10 @@ class HistoryReconciler:
             head = snapshots.recorded(connection, dataset)
             commit = 0 if plan.target is None else recovery.last_commit(plan.target)
             recovery.raise_to(connection, dataset, commit, head.segment + 1)
-            recovery.bring_back(connection, dataset, head.segment)
+            recovery.reopen(connection, dataset, head.segment)
         recount(self._database, dataset)
 
-    def _seal(self, plan: Plan, through: int) -> None:
+    def _seal(self, plan: HistoryPlan, through: int) -> None:
         """Take the numbers of what was lost. Where there is no snapshot at all, they are passed over."""
         with self._database.write() as connection:
             below = snapshot_heads.c.snapshot.is_(None), snapshot_heads.c.seq < through
@@ -292,7 +294,7 @@ class HistoryReconciler:
             back = plan.said.head
             self._publish(plan.dataset, head, Change.REVERT, f"back to snapshot {back}: what came after it was lost")
 
-    def _begin_history(self, plan: Plan) -> None:
+    def _begin_history(self, plan: HistoryPlan) -> None:
         """Give up the snapshots that are not whole."""
         below = plan.said.lost.history_below
         if below is not None:
@@ -321,11 +323,11 @@ class HistoryReconciler:
         with self._database.read() as connection:
             return snapshots.recorded(connection, dataset)
 
-    def _publisher(self) -> Publisher:
-        return Publisher(self._database, self._store, self._settings, OWNER)
+    def _publisher(self) -> SnapshotPublisher:
+        return SnapshotPublisher(self._database, self._store, self._settings, OWNER)
 
 
-def _joined(first: Reconciled, then: Reconciled) -> Reconciled:
+def _merge_reports(first: Reconciled, then: Reconciled) -> Reconciled:
     """What two attempts have found together. The second sees only what the first had not done."""
     lost = first.lost.model_copy(
         update={

@@ -26,14 +26,14 @@ from tarn.db.tables import lake as lake_table
 from tarn.errors import StartRefused
 from tarn.model.recovery import BackupManifest
 from tarn.model.statement import EPOCH
-from tarn.storage.backup_store import Damaged, Held, Vault
+from tarn.storage.backup_store import BackupObject, BackupStore, DamagedBackup
 from tarn.storage.layout import Layout
 from tarn.storage.store import Missing, Store
 
 log = structlog.get_logger(__name__)
 
 COPIERS = 8
-AT_ONCE = 512
+BATCH = 512
 SMALL = 4 << 20
 
 Fit = Callable[[], None]
@@ -47,7 +47,7 @@ class Restore:
         self,
         database: Database,
         store: Store,
-        vault: Vault,
+        vault: BackupStore,
         backup: str,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -125,7 +125,7 @@ class Restore:
         for table in self._backup.tables:
             rows = sum(1 for _ in self._vault.table(self._backup.id, table)) - 1
             if rows != table.rows:
-                raise Damaged(f"the dump of {table.table!r} has {rows} rows, and should have {table.rows}")
+                raise DamagedBackup(f"the dump of {table.table!r} has {rows} rows, and should have {table.rows}")
         wrong: list[str] = []
         count = 0
         for folder, group in groupby(self._vault.index(self._backup), _folder):
@@ -136,7 +136,7 @@ class Restore:
                 if there.get(held.object) != held.size:
                     wrong.append(held.object)
         if wrong:
-            raise Damaged(
+            raise DamagedBackup(
                 f"the backup lacks {len(wrong)} of its {count} objects, or they have another size; "
                 f"the first is {wrong[0]}"
             )
@@ -148,15 +148,15 @@ class Restore:
             there = {entry.path: entry.size for entry in self._store.list(folder)} if folder else {}
             self._copy_all(held for held in group if there.get(held.path) != held.size and held.path != Layout.lake)
 
-    def _copy_all(self, wanted: Iterable[Held]) -> None:
+    def _copy_all(self, wanted: Iterable[BackupObject]) -> None:
         found = iter(wanted)
         with ThreadPoolExecutor(COPIERS) as pool:
-            while some := list(islice(found, AT_ONCE)):
+            while some := list(islice(found, BATCH)):
                 list(pool.map(self._copy_one, some))
                 self._store.sync(held.path for held in some)
                 self._reached("some copied")
 
-    def _copy_one(self, held: Held) -> None:
+    def _copy_one(self, held: BackupObject) -> None:
         if held.size > SMALL:
             self._store.put_stream(held.path, self._vault.store.stream(held.object), durable=False)
         else:
@@ -174,8 +174,8 @@ class Restore:
                 try:
                     dump.load(connection, self._vault.table(self._backup.id, table))
                 except DumpInvalid as error:
-                    raise Damaged(f"the dump of {table.table!r} cannot be loaded: {error}") from error
-            dump.loaded(connection)
+                    raise DamagedBackup(f"the dump of {table.table!r} cannot be loaded: {error}") from error
+            dump.reset_sequences(connection)
             migrate.upgrade_in(connection, "head")
             free(connection)
 
@@ -186,7 +186,7 @@ def free(connection: Connection) -> None:
         connection.execute(update(table).values(expires=EPOCH))
 
 
-def _folder(held: Held) -> str:
+def _folder(held: BackupObject) -> str:
     """The folder at the lake's root that it is in; nothing for what lies beside those."""
     top, between, _ = held.path.partition("/")
     return top if between else ""

@@ -32,11 +32,11 @@ BLOCK = 1 << 20
 DELETED_AT_ONCE = 1000
 
 
-class Damaged(StartRefused):
+class DamagedBackup(StartRefused):
     """A backup is not whole: the message says what is missing or not as it was."""
 
 
-class Held(NamedTuple):
+class BackupObject(NamedTuple):
     """An object that a backup needs: where it was, and where it is."""
 
     path: str
@@ -50,7 +50,7 @@ def object_of(entry: Entry) -> str:
     return f"{OBJECTS}/{entry.path}/{hashlib.sha256(state.encode()).hexdigest()[:16]}"
 
 
-class Vault:
+class BackupStore:
     """The backups at one place."""
 
     def __init__(self, store: Store) -> None:
@@ -77,11 +77,11 @@ class Vault:
         except Missing:
             known = self.finished()
             there = f"; there are {', '.join(known)}" if known else "; there is none"
-            raise Damaged(f"{self.store.connection.uri} has no backup {backup!r}{there}") from None
+            raise DamagedBackup(f"{self.store.connection.uri} has no backup {backup!r}{there}") from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"])) or "document"
-            raise Damaged(f"{path} is not as this version of Tarn writes it: {field}: {first['msg']}") from None
+            raise DamagedBackup(f"{path} is not as this version of Tarn writes it: {field}: {first['msg']}") from None
 
     def finish(self, manifest: BackupManifest) -> None:
         """Make a backup one: until here there was none."""
@@ -99,7 +99,7 @@ class Vault:
         """Write the lines of a table; the first of them is no row."""
         return self._put(f"{BACKUPS}/{backup}/tables/{table}.ndjson.zst", table, lines, -1)
 
-    def put_index(self, backup: str, held: Iterable[Held]) -> DumpedTable:
+    def put_index(self, backup: str, held: Iterable[BackupObject]) -> DumpedTable:
         lines = (orjson.dumps(one._asdict()) + b"\n" for one in held)
         return self._put(f"{BACKUPS}/{backup}/objects.ndjson.zst", "objects", lines, 0)
 
@@ -107,10 +107,10 @@ class Vault:
         """The lines of a table, checked against what the backup says of it. Raises Damaged, by the end."""
         return self._lines(f"{BACKUPS}/{backup}/tables/{table.table}.ndjson.zst", table)
 
-    def index(self, manifest: BackupManifest) -> Iterator[Held]:
+    def index(self, manifest: BackupManifest) -> Iterator[BackupObject]:
         """What a backup needs, in the order of paths within each dataset. Raises Damaged."""
         for line in self._lines(f"{BACKUPS}/{manifest.id}/objects.ndjson.zst", manifest.index):
-            yield Held(**orjson.loads(line))
+            yield BackupObject(**orjson.loads(line))
 
     def _put(self, path: str, table: str, lines: Iterable[bytes], rows: int) -> DumpedTable:
         digest, counted = hashlib.sha256(), rows
@@ -139,11 +139,11 @@ class Vault:
                 *whole, left = (left + unpacking.decompress(chunk)).split(b"\n")
                 yield from whole
         except Missing:
-            raise Damaged(f"the backup lacks {path}") from None
+            raise DamagedBackup(f"the backup lacks {path}") from None
         except zstandard.ZstdError:
-            raise Damaged(f"{path} cannot be unpacked: it is damaged") from None
+            raise DamagedBackup(f"{path} cannot be unpacked: it is damaged") from None
         if digest.hexdigest() != expected.sha256:
-            raise Damaged(f"{path} is not what was written: its SHA-256 is {digest.hexdigest()}")
+            raise DamagedBackup(f"{path} is not what was written: its SHA-256 is {digest.hexdigest()}")
 
     # Objects
 
@@ -151,7 +151,7 @@ class Vault:
         """The objects of a folder of the lake, or the states of one object, that are here, with their sizes."""
         return {entry.path: entry.size for entry in self.store.list(f"{OBJECTS}/{folder}".rstrip("/"))}
 
-    def sweep(self, needed: Callable[[], Iterable[Held]]) -> int:
+    def sweep(self, needed: Callable[[], Iterable[BackupObject]]) -> int:
         """Delete the objects that no backup needs, and what was never finished; how many objects that were."""
         kept = {held.object for held in needed()}
         unneeded = (entry.path for entry in self.store.list(OBJECTS) if entry.path not in kept)

@@ -13,7 +13,7 @@ class Abandoned(Exception):
     """The source failed: what was sent so far must not become an object."""
 
 
-def hand_over(chunks: Iterable[bytes], send: Callable[[Iterator[bytes]], object]) -> int:
+def pump(chunks: Iterable[bytes], send: Callable[[Iterator[bytes]], object]) -> int:
     """Read `chunks` here while `send` consumes them in a thread of its own; return how many bytes passed.
 
     obstore reads an iterator from inside its event loop, where any other call of obstore panics; a source may well

@@ -12,7 +12,7 @@ from threading import Event, Lock
 
 from tarn.storage.store import CHUNK, Entry, Store
 
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 """Seconds after which a test that waits in vain, or a call that nobody releases, fails instead of hanging."""
 
 
@@ -31,7 +31,7 @@ class Gate:
 
     def wait_arrived(self) -> None:
         """Return once the call is there and held. Raises TimeoutError if it never comes."""
-        if not self._arrived.wait(PATIENCE):
+        if not self._arrived.wait(TIMEOUT_SECONDS):
             raise TimeoutError("the call that was to be blocked never came")
 
     def release(self) -> None:
@@ -40,7 +40,7 @@ class Gate:
 
     def hold(self) -> None:
         self._arrived.set()
-        if not self._released.wait(PATIENCE):
+        if not self._released.wait(TIMEOUT_SECONDS):
             raise TimeoutError("a blocked call was never released")
 
 

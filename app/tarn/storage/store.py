@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from obstore.exceptions import BaseError
 
 from tarn.errors import PathExists
-from tarn.storage.chunk_queue import hand_over
+from tarn.storage.chunk_queue import pump
 from tarn.storage.connection import Connection
 from tarn.storage.disk import Disk
 from tarn.storage.error_mapping import Missing, translated
@@ -176,7 +176,7 @@ class Store:
             with self._writing(path, durable=durable):
                 self._objects.put(path, received, use_multipart=True, chunk_size=PART, max_concurrency=PARTS_AT_ONCE)
 
-        return hand_over(chunks, send)
+        return pump(chunks, send)
 
     def copy(self, source: str, target: str) -> None:
         """Copy an object within the store, replacing the whole of what was there."""

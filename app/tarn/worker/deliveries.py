@@ -24,7 +24,7 @@ from tarn.archive.web import Web
 from tarn.coordination import webhooks
 from tarn.coordination.webhooks import Behind
 from tarn.db.engine import Database
-from tarn.db.outbox import Told
+from tarn.db.outbox import OutboxEvent
 from tarn.errors import SchemaViolation, TarnError
 from tarn.model.backoff import delays
 from tarn.model.event import EventKind
@@ -39,10 +39,10 @@ log = structlog.get_logger(__name__)
 THREADS = 4
 """For those who answer, and as many for those who do not."""
 
-TURN = 50
+SLICE_EVENTS = 50
 """Events of one dataset that are sent before those of the next one."""
 
-LONG_TURN = 5.0
+SLICE_SECONDS = 5.0
 """Seconds after which a turn ends with the event that is being sent."""
 
 SLOW = 1.0
@@ -52,7 +52,7 @@ BASE, CAP = 2.0, 1800.0
 """Seconds of back-off: the first bound, and the last. Half of each is waited at least."""
 
 
-class Failed(Exception):
+class DeliveryFailed(Exception):
     """The receiver did not take an event."""
 
 
@@ -114,16 +114,16 @@ class Deliveries:
             return
         with self._database.read() as connection:
             streams = webhooks.behind(connection, tenant)
-        end = time.monotonic() + LONG_TURN
+        end = time.monotonic() + SLICE_SECONDS
         for at in streams:
             if stop.is_set() or not self._send_all(hook, at, lambda: stop.is_set() or time.monotonic() >= end):
                 break
         with self._database.write() as connection:
-            webhooks.give_back(connection, hook, self._worker)
+            webhooks.release(connection, hook, self._worker)
 
     def _send_all(self, hook: Row[Any], at: Behind, enough: Callable[[], bool]) -> bool:
         """Send some of a stream's events. False if the turn is over."""
-        for _ in range(TURN):
+        for _ in range(SLICE_EVENTS):
             with self._database.read() as connection:
                 told, through = webhooks.next_of(connection, hook, at)
             if through == at.number:
@@ -139,12 +139,12 @@ class Deliveries:
                 return False
         return True
 
-    def _deliver(self, hook: Row[Any], told: Told) -> bool:
+    def _deliver(self, hook: Row[Any], told: OutboxEvent) -> bool:
         """Send one event and write down what came of it. False if it failed, or the webhook is another worker's."""
         begun = time.monotonic()
         try:
             self._post(hook, told)
-        except Failed as failure:
+        except DeliveryFailed as failure:
             problem = str(failure)
             with self._database.write() as connection:
                 again = webhooks.failed(connection, hook, self._worker, problem, self._next_try)
@@ -156,7 +156,7 @@ class Deliveries:
         with self._database.write() as connection:
             return webhooks.delivered(connection, hook, self._worker, told, self._lease)
 
-    def _post(self, hook: Row[Any], told: Told) -> None:
+    def _post(self, hook: Row[Any], told: OutboxEvent) -> None:
         timestamp = str(int(time.time()))
         headers = {
             "Content-Type": "application/json",
@@ -168,11 +168,11 @@ class Deliveries:
             url = Url.parse(hook.url)
             status = self._web.post(url, told.body, headers)
         except SchemaViolation as error:
-            raise Failed(error.members["errors"][0].reason) from None
+            raise DeliveryFailed(error.members["errors"][0].reason) from None
         except TarnError as error:
-            raise Failed(error.detail) from None
+            raise DeliveryFailed(error.detail) from None
         if not 200 <= status < 300:
-            raise Failed(f"{url.origin} answers {status}")
+            raise DeliveryFailed(f"{url.origin} answers {status}")
 
     def _next_try(self, attempts: int) -> datetime | None:
         """When to try again after so many attempts at one event; None: not at all."""
@@ -182,7 +182,7 @@ class Deliveries:
         return now() + timedelta(seconds=next(islice(waits, attempts - 1, None)))
 
 
-def event_id(told: Told) -> str:
+def event_id(told: OutboxEvent) -> str:
     """What a delivery is known by, however often it is sent."""
     name = f"{told.stream}.{told.number}"
     return f"{name}.missed" if told.kind is EventKind.MISSED else name

@@ -17,7 +17,7 @@ Outcome = Sequence[Flushed] | Exception
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Backoff:
     """A dataset that could not be flushed: how long it is left alone, and whether it is kept apart from others."""
 
     waits: Iterator[float] = field(default_factory=lambda: delays(RETRY_BASE, RETRY_CAP, draw=upper_half))
@@ -31,7 +31,7 @@ class Rounds:
     def __init__(self, flusher: Flusher, clock: Callable[[], float] = time.monotonic) -> None:
         self._flusher = flusher
         self._clock = clock
-        self._troubles: dict[str, _Trouble] = {}
+        self._troubles: dict[str, _Backoff] = {}
 
     def due(self) -> list[str]:
         """Datasets to be flushed unasked. One that failed is left alone for a while, longer each time."""
@@ -96,9 +96,9 @@ class Rounds:
 
     def _leave_alone(self, dataset_ids: Sequence[str], apart: bool = False) -> None:
         for dataset in dataset_ids:
-            trouble = self._troubles.setdefault(dataset, _Trouble())
+            trouble = self._troubles.setdefault(dataset, _Backoff())
             trouble.until = self._clock() + next(trouble.waits)
             trouble.apart = apart
 
-    def _trouble(self, dataset: str) -> _Trouble:
-        return self._troubles.get(dataset) or _Trouble()
+    def _trouble(self, dataset: str) -> _Backoff:
+        return self._troubles.get(dataset) or _Backoff()

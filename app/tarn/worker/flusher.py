@@ -15,11 +15,11 @@ from tarn.db.engine import Database
 from tarn.db.tables import datasets, journal_batches, journal_head, leases
 from tarn.errors import Internal, TarnError, Unavailable
 from tarn.journal.batches import COMMITTED
-from tarn.lake.commit import Publisher, Reached
+from tarn.lake.commit import Reached, SnapshotPublisher
 from tarn.model.flush import Flushed, Moved
 from tarn.model.ids import now
 from tarn.model.names import DatasetName
-from tarn.model.round_robin import in_rotation
+from tarn.model.round_robin import round_robin as in_rotation
 from tarn.model.schema_buckets import buckets
 from tarn.model.statement import EPOCH
 from tarn.pipeline.executor_timeout import NoExecutor
@@ -28,10 +28,10 @@ from tarn.pipeline.session import Sessions
 from tarn.pipeline.spark_runner import SparkKernels
 from tarn.pipeline.tasks.journal_slice import Journal
 from tarn.pipeline.tasks.kernel import Kernel
-from tarn.query.active_reads import Running
+from tarn.query.active_reads import ActiveReads
 from tarn.settings import Settings
 from tarn.storage.store import Store
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 from tarn.worker.maintenance import Maintenance
 
 log = structlog.get_logger(__name__)
@@ -48,17 +48,17 @@ class SparkFlusher:
         owner: str,
         reached: Reached = lambda _: None,
         kernels: Callable[[], Kernels] | None = None,
-        watch: Watch | None = None,
+        watch: Telemetry | None = None,
     ) -> None:
-        self._watch = watch or Watch()
+        self._watch = watch or Telemetry()
         self._settings = settings
         self._database = database
         self._store = store
-        self._publisher = Publisher(database, store, settings, owner, reached, self._watch)
+        self._publisher = SnapshotPublisher(database, store, settings, owner, reached, self._watch)
         self._sessions = Sessions(settings)
         self._kernel = Kernel(Journal.at(settings.database_url), store.connection, buckets(), settings.kernel_memory)
         self._reached = reached
-        self.running = Running()
+        self.running = ActiveReads()
         """What exports read, for whoever deletes files."""
         self._kernels = kernels or self._on_spark
         self._flush = Flush(database, store, self._publisher, self._kernels, reached, self._watch)
@@ -83,7 +83,7 @@ class SparkFlusher:
         """Finish what dead holders left: datasets whose lease ran out and was never given back."""
         with self._database.read() as connection:
             left = connection.execute(
-                _named()
+                _active_datasets()
                 .join(leases, leases.c.dataset_id == datasets.c.id)
                 .where(leases.c.expires > EPOCH, leases.c.expires < database_time(connection))
             ).all()
@@ -101,7 +101,7 @@ class SparkFlusher:
         Raises Unavailable if Spark cannot be reached, and Internal if its job failed.
         """
         with self._database.read() as connection:
-            rows = connection.execute(_named().where(datasets.c.id.in_(dataset_ids))).all()
+            rows = connection.execute(_active_datasets().where(datasets.c.id.in_(dataset_ids))).all()
         wanted = [Dataset(row.id, DatasetName(row.name)) for row in rows]
         with self._watch.timed(self._watch.rounds, "flush", datasets=len(wanted)), self.answering():
             done = self._flush.run(wanted, hold, moved)
@@ -165,5 +165,5 @@ class SparkFlusher:
         return SparkKernels(self._sessions.current(), self._kernel, self._settings.spark_patience)
 
 
-def _named() -> Select[tuple[str, str]]:
+def _active_datasets() -> Select[tuple[str, str]]:
     return select(datasets.c.id, datasets.c.name).where(datasets.c.state == ACTIVE)

@@ -38,15 +38,15 @@ from tarn.model.backoff import delays
 from tarn.model.cancellation import Cancellation
 from tarn.model.flush import Flusher
 from tarn.model.ids import new_id, now
-from tarn.model.job import FlushResult, Job, MadeSnapshot, Maintainer, NotYet, Operation, Progress, Stopped
+from tarn.model.job import FlushResult, Job, MadeSnapshot, Maintainer, Operation, Progress, ResumeLater, Stopped
 from tarn.model.names import DatasetName
 from tarn.settings import Settings
 from tarn.storage.connection import LONGEST_CALL
 from tarn.storage.store import Store
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 from tarn.worker.deliveries import Deliveries
 from tarn.worker.flush_rounds import Outcome, Rounds
-from tarn.worker.maintenance_schedule import Upkeep
+from tarn.worker.maintenance_schedule import MaintenanceSchedule
 from tarn.worker.queue import Consumer
 from tarn.worker.run_records import record_run
 
@@ -57,7 +57,7 @@ Answer = TypeVar("Answer")
 FORGET_AFTER = 24 * 3600
 """Seconds after which a worker that never said goodbye is no longer listed."""
 
-TELL_EVERY = 0.2
+PROGRESS_SECONDS = 0.2
 """Seconds between two times that a job's progress is written down: short ones would mostly wait for the disk."""
 
 CANCEL_POLL = 0.5
@@ -70,7 +70,7 @@ MOST_DUE = 250
 """Datasets that a round takes besides those that were asked for: who asks in the middle of it waits for its end."""
 
 
-class Done(NamedTuple):
+class JobOutcome(NamedTuple):
     """What came of a job, and how far it was told to be at last."""
 
     result: dict[str, Any]
@@ -88,9 +88,9 @@ class Worker:
         flusher: Flusher | None = None,
         maintainer: Maintainer | None = None,
         consumer: Consumer | None = None,
-        watch: Watch | None = None,
+        watch: Telemetry | None = None,
     ) -> None:
-        self._watch = watch or Watch()
+        self._watch = watch or Telemetry()
         self.id = new_id()
         self._settings = settings
         self._database = database
@@ -112,8 +112,8 @@ class Worker:
         """The other jobs that run now; replaced, never changed, under `_claiming`."""
         self._moved: dict[str, tuple[int, int]] = {}
         """Of the datasets of a round, by their ids: rows that are in snapshots by now, and rows in all."""
-        self._operations: dict[Operation, Callable[[Job, Hold], Done]] = {Operation.DELETE: self._delete}
-        self._upkeep = None if maintainer is None else Upkeep(database, store)
+        self._operations: dict[Operation, Callable[[Job, Hold], JobOutcome]] = {Operation.DELETE: self._delete}
+        self._upkeep = None if maintainer is None else MaintenanceSchedule(database, store)
         self._deliveries = Deliveries(settings, database, self.id)
         if maintainer is not None:
             self._operations |= dict.fromkeys(maintainer.operations, partial(self._maintain, maintainer))
@@ -349,9 +349,9 @@ class Worker:
         except Stopped:
             self._hand_back(job)
             return "stopped"
-        except NotYet as early:
+        except ResumeLater as early:
             until = early.until
-            self._settle("goes on later", job, lambda connection: jobs.hand_back(connection, job.id, self.id, until))
+            self._settle("goes on later", job, lambda connection: jobs.requeue(connection, job.id, self.id, until))
             return "later"
         except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
             if cancellation.is_set() and not self._stop.is_set():  # this is how what was interrupted ends
@@ -393,7 +393,7 @@ class Worker:
             watcher.join()
 
     def _hand_back(self, job: Job) -> None:
-        self._settle("handed back", job, lambda connection: jobs.hand_back(connection, job.id, self.id))
+        self._settle("handed back", job, lambda connection: jobs.requeue(connection, job.id, self.id))
 
     def _fail(self, job: Job, error: Exception) -> None:
         known = error if isinstance(error, TarnError) else Internal("the job failed; the worker's log says why")
@@ -408,7 +408,7 @@ class Worker:
         problem = known.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
         self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, again))
 
-    def _delete(self, job: Job, hold: Hold) -> Done:
+    def _delete(self, job: Job, hold: Hold) -> JobOutcome:
         assert job.dataset is not None
         assert job.dataset_id is not None
         remove_journal(self._database, job.dataset_id, hold)
@@ -416,16 +416,18 @@ class Worker:
         remove_queue(self._database, job.dataset_id, hold)
         settling = timedelta(seconds=max(LONGEST_CALL, self._settings.worker_silent_after))
         free_from = None if job.disturbed is None else job.disturbed + settling
-        return Done(datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from))
+        return JobOutcome(
+            datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from)
+        )
 
-    def _maintain(self, maintainer: Maintainer, job: Job, hold: Hold) -> Done:
+    def _maintain(self, maintainer: Maintainer, job: Job, hold: Hold) -> JobOutcome:
         reached: Progress | None = None
         told = time.monotonic()
 
         def report(progress: Progress | None) -> None:
             nonlocal reached, told
             reached = progress or reached
-            if time.monotonic() < told + TELL_EVERY:
+            if time.monotonic() < told + PROGRESS_SECONDS:
                 with self._database.read() as connection:
                     if self._stop.is_set() or not jobs.is_held(connection, job.id, self.id):
                         raise Stopped
@@ -434,7 +436,7 @@ class Worker:
                 hold(connection, reached)
             told = time.monotonic()
 
-        return Done(maintainer.run(job, report), reached)
+        return JobOutcome(maintainer.run(job, report), reached)
 
     def _recover(self) -> None:
         try:
@@ -450,7 +452,7 @@ class Worker:
         except Exception:  # it is done with the next round, then
             log.exception("the journal could not be tidied up")
 
-    def _look_after(self, upkeep: Upkeep) -> None:
+    def _look_after(self, upkeep: MaintenanceSchedule) -> None:
         try:
             upkeep.ask()
         except Exception:  # what is due now is due at the next look, too
@@ -460,8 +462,8 @@ class Worker:
         try:
             sweep(self._database, self._settings)
             with self._database.write() as connection:
-                jobs.forget(connection, now() - timedelta(days=self._settings.job_days))
-            queue.forget(self._database, self._store, self._settings)
+                jobs.delete_finished(connection, now() - timedelta(days=self._settings.job_days))
+            queue.delete_done(self._database, self._store, self._settings)
             self._trim_events()
             audit.trim(self._database, now() - timedelta(days=self._settings.audit_days))
         except Exception:  # what was left behind can wait; the jobs cannot
@@ -471,7 +473,7 @@ class Worker:
         """Give up the events that are past their time, in short transactions."""
         before = now() - timedelta(days=self._settings.event_days)
         with self._database.read() as connection:
-            past = events.past(connection, before, self._settings.event_most)
+            past = events.expired_numbers(connection, before, self._settings.event_most)
         for stream, to in past.items():
             left = True
             while left:

@@ -16,7 +16,7 @@ from tarn.db.engine import Database
 from tarn.errors import Unavailable
 from tarn.integrity.vacuum import Vacuum
 from tarn.integrity.verify import verify
-from tarn.lake.commit import Publisher, Reached
+from tarn.lake.commit import Reached, SnapshotPublisher
 from tarn.model.ids import new_id
 from tarn.model.job import (
     CompactOptions,
@@ -42,11 +42,11 @@ from tarn.pipeline.jobs.mapping import Mappings
 from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.purge import Purge
 from tarn.pipeline.jobs.revert import Revert
-from tarn.pipeline.jobs.rewrite import Rewriting
-from tarn.query.active_reads import Running
+from tarn.pipeline.jobs.rewrite import Rewriter
+from tarn.query.active_reads import ActiveReads
 from tarn.settings import Settings
 from tarn.storage.store import Store
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 
 Options = TypeVar("Options", bound=BaseModel)
 
@@ -62,8 +62,8 @@ class Maintenance:
         kernels: Callable[[], Kernels],
         reached: Reached,
         answering: Callable[[], AbstractContextManager[None]],
-        running: Running,
-        watch: Watch,
+        running: ActiveReads,
+        watch: Telemetry,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -85,8 +85,8 @@ class Maintenance:
     def _made(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
         settings, database, store = self._settings, self._database, self._store
         kernels, reached, watch = self._kernels, self._reached, self._watch
-        publisher = Publisher(database, store, settings, new_id(), reached, watch)
-        rewriting = Rewriting(database, store, publisher, kernels, reached)
+        publisher = SnapshotPublisher(database, store, settings, new_id(), reached, watch)
+        rewriting = Rewriter(database, store, publisher, kernels, reached)
         vacuum = Vacuum(database, store, settings, publisher, reached)
         flush = Flush(database, store, publisher, kernels, reached, watch)
         exports = Exports(settings, database, store, flush, kernels, self._running, reached)

@@ -32,7 +32,7 @@ from tarn.model.job import FLOOR_HOURS, Operation
 from tarn.model.names import LAKEHOUSE, DatasetName
 from tarn.model.snapshot import Snapshot
 from tarn.pipeline.jobs.optimize import SMALL
-from tarn.pipeline.tasks.key_ranges import have_many_inserts, inserts_of, loads
+from tarn.pipeline.tasks.key_ranges import have_many_inserts, inserts_of, range_loads
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ PAST = 10
 NEVER = -1
 """The head of a dataset that was not looked at."""
 
-LOOK_AGAIN = 3600.0
+RECHECK_SECONDS = 3600.0
 """Seconds after which a dataset is looked at though nothing happened."""
 
 
@@ -67,7 +67,7 @@ class Due(Enum):
     NOT = "not"
 
 
-class Upkeep:
+class MaintenanceSchedule:
     """Looks for what is due."""
 
     def __init__(self, database: Database, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -108,7 +108,7 @@ class Upkeep:
         self._looked = {row.id: self._looked[row.id] for row in rows if row.id in self._looked}
         for row in rows:
             seq, moment = self._looked.get(row.id, (NEVER, 0.0))
-            if seq != row.seq or moment < self._clock() - LOOK_AGAIN:
+            if seq != row.seq or moment < self._clock() - RECHECK_SECONDS:
                 yield Dataset(row.id, DatasetName(row.name)), row.seq
 
     def _due(self, dataset: Dataset, config: DatasetConfig, seq: int | None) -> Operation | None:
@@ -170,7 +170,7 @@ class Upkeep:
 def is_worth_compacting(snapshot: Snapshot) -> bool:
     """Whether what is loose is a good part of a range, or inserts of a good part are kept, and not too little to be
     worth a job."""
-    due = [load for load in loads(snapshot) if load.loose and load.gain >= GAIN]
+    due = [load for load in range_loads(snapshot) if load.loose and load.gain >= GAIN]
     files = len(snapshot.statements.files) + len(snapshot.translog.files)
     loose = sum(load.loose for load in due)
     if have_many_inserts(snapshot, GAIN):

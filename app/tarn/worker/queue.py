@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection
 
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.archive import documents
 from tarn.archive.fetch import Fetcher
 from tarn.archive.files import Archive
@@ -20,11 +20,11 @@ from tarn.coordination import queue
 from tarn.coordination.queue import Begun, Settled
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.db.tables import queue_leases
 from tarn.errors import DatasetNotFound, Internal, InvalidPath, Locked, LockLost, TarnError
 from tarn.journal import batches
-from tarn.journal.batches import Batch, Sized
+from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.journal.event_buffer import Events
 from tarn.journal.event_chunks import DEFAULT_ORIGIN
 from tarn.lake.leases import Lease, Leases
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 Reached = Callable[[str], None]
 
-AT_ONCE = 50
+ITEMS_PER_DATASET = 50
 """Items of one dataset that are done before another has its turn."""
 
 ACTION = "work_off_queue_item"
@@ -81,8 +81,8 @@ class Consumer:
             return 0
         tried = 0
         try:
-            holding = _Holding(self._leases, lease, self._settings.lease_seconds)
-            while tried < AT_ONCE and not stopping() and self._next(dataset, holding):
+            holding = _RenewedLease(self._leases, lease, self._settings.lease_seconds)
+            while tried < ITEMS_PER_DATASET and not stopping() and self._next(dataset, holding):
                 tried += 1
         except LockLost:
             log.warning("the queue of a dataset went to another worker", dataset=dataset.name)
@@ -90,7 +90,7 @@ class Consumer:
             self._leases.release(lease)
         return tried
 
-    def _next(self, dataset: Dataset, holding: "_Holding") -> bool:
+    def _next(self, dataset: Dataset, holding: "_RenewedLease") -> bool:
         """Try the oldest item. False if there is none that may be tried now."""
         holding.on()
         with self._database.write() as connection:
@@ -108,14 +108,14 @@ class Consumer:
         except Exception as error:  # noqa: BLE001 - an item may fail in any way; the others go on, and it is logged below
             item = self._failed(dataset, begun.item, error)
         if item is not None:
-            queue.show(self._store, dataset, item)
+            queue.write_mirror(self._store, dataset, item)
         self._reached("shown")
         return True
 
-    def _done(self, dataset: Dataset, begun: Begun, holding: "_Holding") -> QueueItem:
+    def _done(self, dataset: Dataset, begun: Begun, holding: "_RenewedLease") -> QueueItem:
         """Have the effect of an item and settle it, both in one transaction."""
         item, origin = begun.item, None if begun.item.origin is None else Origin(begun.item.origin)
-        work = _Work(dataset, item, _act(dataset, begun), origin)
+        work = _ItemInProgress(dataset, item, _audited_action(dataset, begun), origin)
         if item.resource is QueueResource.ENTITY:
             return self._write(work, self._events(work))
         if item.action is QueueAction.UPSERT:
@@ -133,7 +133,7 @@ class Consumer:
 
     # Entities
 
-    def _events(self, work: "_Work") -> Events:
+    def _events(self, work: "_ItemInProgress") -> Events:
         events, payload = Events(), work.item.payload
         if work.item.action is QueueAction.DELETE:
             events.erase(NamedEntity.model_validate(payload).id, work.origin)
@@ -144,7 +144,7 @@ class Consumer:
         events.add_entity(exploded, said_by, _moment())
         return events
 
-    def _write(self, work: "_Work", events: Events) -> QueueItem:
+    def _write(self, work: "_ItemInProgress", events: Events) -> QueueItem:
         with self._database.write() as connection:
             item = queue.settle(connection, work.dataset, work.item)
             self._journal(connection, work, events)
@@ -152,14 +152,14 @@ class Consumer:
         self._reached("done")
         return item
 
-    def _journal(self, connection: Connection, work: "_Work", events: Events) -> None:
-        once = Once(work.item.id, work.item.id)
+    def _journal(self, connection: Connection, work: "_ItemInProgress", events: Events) -> None:
+        once = IdempotencyKey(work.item.id, work.item.id)
         batch = Batch(work.dataset, work.tenant, work.act, work.origin, once=once)
-        batches.write_whole(connection, self._settings, [Sized(batch, events)])
+        batches.write_small(connection, self._settings, [BatchWithEvents(batch, events)])
 
     # Files
 
-    def _put_file(self, work: "_Work", holding: "_Holding") -> QueueItem:
+    def _put_file(self, work: "_ItemInProgress", holding: "_RenewedLease") -> QueueItem:
         wanted = SourceFile.model_validate(work.item.payload)
         settled: list[QueueItem] = []
 
@@ -181,13 +181,13 @@ class Consumer:
         self._reached("done")
         return settled[-1]
 
-    def _document(self, work: "_Work", file: ArchiveFile) -> Events:
+    def _document(self, work: "_ItemInProgress", file: ArchiveFile) -> Events:
         events, moment = Events(), _moment()
         for entity in documents.entities(work.dataset.name, file):
             events.add_entity(self._exploder.explode(work.dataset.name, entity), file.origin, moment)
         return events
 
-    def _delete_file(self, work: "_Work") -> QueueItem:
+    def _delete_file(self, work: "_ItemInProgress") -> QueueItem:
         named = NamedFile.model_validate(work.item.payload)
         settled: list[QueueItem] = []
 
@@ -202,12 +202,12 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _ItemInProgress:
     """An item that is being done: where, in whose name, and as whose words."""
 
     dataset: Dataset
     item: QueueItem
-    act: Act
+    act: AuditedAction
     origin: Origin | None
 
     @property
@@ -215,7 +215,7 @@ class _Work:
         return TenantName(self.item.tenant)
 
 
-class _Holding:
+class _RenewedLease:
     """A lease that is renewed whenever a good part of it is over."""
 
     def __init__(self, leases: Leases, lease: Lease, seconds: float) -> None:
@@ -236,10 +236,10 @@ class _Holding:
             yield chunk
 
 
-def _act(dataset: Dataset, begun: Begun) -> Act:
+def _audited_action(dataset: Dataset, begun: Begun) -> AuditedAction:
     """What the worker does, in the name of the tenant that asked for it."""
     target = f"/v1/datasets/{dataset.name}/queue/{begun.item.id}"
-    return Act.of_tenant(TenantName(begun.item.tenant), ACTION, target, begun.request)
+    return AuditedAction.of_tenant(TenantName(begun.item.tenant), ACTION, target, begun.request)
 
 
 def _path(name: str | None) -> FilePath:

@@ -14,11 +14,11 @@ from tarn.model.backoff import delays
 log = structlog.get_logger(__name__)
 
 COMMAND = (sys.executable, "-m", "tarn.cli", "worker", "--until-stdin-closes")
-GRACE = 20
+STOP_SECONDS = 20
 """Seconds that the child gets to hand its work back."""
 
 
-class Child:
+class WorkerProcess:
     """Keeps one worker running while the context is open.
 
     The child holds the reading end of a pipe: when this process dies, however it dies, the pipe closes and the
@@ -31,7 +31,7 @@ class Child:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._keep_running, name="supervisor", daemon=True)
 
-    def __enter__(self) -> "Child":
+    def __enter__(self) -> "WorkerProcess":
         self._thread.start()
         return self
 
@@ -42,7 +42,7 @@ class Child:
         with self._lock:
             if self._process is not None:
                 self._process.terminate()
-        self._thread.join(GRACE)
+        self._thread.join(STOP_SECONDS)
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 log.warning("worker did not stop in time and is killed", pid=self._process.pid)

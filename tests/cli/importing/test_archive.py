@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tarn.cli.importing.archive import contents, records, sha256, survey, usable_path
+from tarn.cli.importing.archive import archived_files, records, sha256, survey, usable_path
 
 from tests.cli.importing.lakes import archived, archived_first
 
@@ -13,7 +13,7 @@ def test_contents_records_and_texts_of_both_layouts_are_found(tmp_path: Path):
     archived(tmp_path, b"hello", "a.txt", "b/a.txt", texts={"ocr": "Hello"})
     old = archived_first(tmp_path, b"older", "c.txt")
 
-    found = {content.checksum: content for content in contents(str(tmp_path / "archive"))}
+    found = {content.checksum: content for content in archived_files(str(tmp_path / "archive"))}
     seen = survey(str(tmp_path / "archive"))
 
     assert (seen.files, seen.size, seen.texts, seen.faults) == (3, 15, 1, [])
@@ -24,7 +24,7 @@ def test_contents_records_and_texts_of_both_layouts_are_found(tmp_path: Path):
 def test_damaged_content_under_its_sha1_is_noticed(tmp_path: Path):
     checksum = archived_first(tmp_path, b"older", "c.txt")
     next((tmp_path / "archive").rglob(checksum)).write_bytes(b"newer")
-    (content,) = contents(str(tmp_path / "archive"))
+    (content,) = archived_files(str(tmp_path / "archive"))
 
     assert sha256(content) is None
 

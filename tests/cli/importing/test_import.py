@@ -15,9 +15,9 @@ from tarn.cli.connection import Client
 from tarn.cli.failures import ProblemAnswered, Unreachable
 from tarn.cli.importing import dataset as dataset_import
 from tarn.cli.importing import stage
-from tarn.cli.importing.layouts import Place
-from tarn.cli.importing.report import Report
-from tarn.cli.importing.tables import Statements
+from tarn.cli.importing.layouts import DatasetDirectory
+from tarn.cli.importing.report import ImportReport
+from tarn.cli.importing.tables import SourceStatements
 
 from tests.cli.conftest import TARN, Tarn
 from tests.cli.importing.lakes import (
@@ -250,22 +250,22 @@ def test_many_parts_arrive_as_one(tarn: Tarn, tmp_path: Path, name: str, monkeyp
     tarn("import", str(tmp_path / name))
 
     assert served(tarn, name) == held(name, *rows)
-    assert len([*stage.arrow_parts(Statements(Place(str(tmp_path / name))).batches({}))]) == 6
+    assert len([*stage.arrow_parts(SourceStatements(DatasetDirectory(str(tmp_path / name))).batches({}))]) == 6
 
 
 def test_stage_that_is_gone_when_files_are_there_is_filled_again(
     tarn: Tarn, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     with_deletes_inline(tmp_path / name, [[JANE, ANN]])
-    put_files = dataset_import.Import._put_files
+    put_files = dataset_import.DatasetImport._put_files
 
-    def long_put_files(self: dataset_import.Import, report: Report) -> None:
+    def long_put_files(self: dataset_import.DatasetImport, report: ImportReport) -> None:
         put_files(self, report)
         with Client(tarn.url, tarn.key) as client:
             (only,) = client.each(f"/v1/datasets/{name}/stages")
             client.request("DELETE", f"/v1/datasets/{name}/stages/{only['id']}")
 
-    monkeypatch.setattr(dataset_import.Import, "_put_files", long_put_files)
+    monkeypatch.setattr(dataset_import.DatasetImport, "_put_files", long_put_files)
 
     tarn("import", str(tmp_path / name))
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from tarn.cli.failures import Misuse
-from tarn.cli.importing.layouts import Place, found
-from tarn.cli.importing.tables import Statements
+from tarn.cli.importing.layouts import DatasetDirectory, find_datasets
+from tarn.cli.importing.tables import SourceStatements
 
 from tests.cli.importing.lakes import deleted, moment, said, with_deletes_inline, with_translog
 
@@ -14,7 +14,11 @@ JANE, JOE, ANN = said("jane", "name", "Jane Doe"), said("joe", "name", "Joe"), s
 
 
 def live(folder: Path, hidden: bool = False) -> list[dict[str, Any]]:
-    return [row for batch in Statements(Place(str(folder)), hidden).batches({}) for row in batch.to_pylist()]
+    return [
+        row
+        for batch in SourceStatements(DatasetDirectory(str(folder)), hidden).batches({})
+        for row in batch.to_pylist()
+    ]
 
 
 def names(folder: Path, hidden: bool = False) -> list[tuple[str, str]]:
@@ -55,7 +59,7 @@ def test_statement_of_two_roles_is_one_until_both_have_deleted_it(tmp_path: Path
     one, two = JANE | {"role": "a"}, JANE | {"role": "b", "last_seen": moment(3)}
     with_deletes_inline(tmp_path, [[one, two], [deleted(one, 5)]])
 
-    source = Statements(Place(str(tmp_path)))
+    source = SourceStatements(DatasetDirectory(str(tmp_path)))
 
     assert (names(tmp_path), source.roles()) == ([("crawl", "Jane Doe")], 3)
 
@@ -85,10 +89,10 @@ def test_what_the_translog_hides_is_counted_and_taken_on_request(tmp_path: Path)
     with_translog(tmp_path, [[JANE, JOE, ANN], [again]], {JOE["id"]: 5, ANN["id"]: 5})
     unlisted = said("old", "name", "Older than the translog")
     with_translog(tmp_path / "other", [[unlisted]], {})
-    place = Place(str(tmp_path))
+    place = DatasetDirectory(str(tmp_path))
     _adopt(tmp_path / "other/entities/statements", tmp_path / "entities/statements")
 
-    hidden = Statements(place).hidden()
+    hidden = SourceStatements(place).hidden()
 
     assert (hidden.unlisted, hidden.said_again) == (1, 1)
     assert names(tmp_path) == [("crawl", "Jane Doe")]
@@ -104,7 +108,7 @@ def test_rows_that_tarn_takes_for_one_are_one(tmp_path: Path):
     german, external = said("jane", "name", "Jane Doe", lang="deu"), said("jane", "name", "Jane Doe", external=True)
     with_deletes_inline(tmp_path, [[JANE, renamed, german, external]])
 
-    counts = Statements(Place(str(tmp_path))).count()
+    counts = SourceStatements(DatasetDirectory(str(tmp_path))).count()
 
     assert (counts.statements, counts.entities, counts.origins) == (3, 1, {"crawl": (3, 1)})
     assert {row["schema"] for row in live(tmp_path) if row["lang"] is None and not row["external"]} == {"LegalEntity"}
@@ -128,10 +132,10 @@ def test_table_with_columns_that_nobody_knows_is_refused(tmp_path: Path):
     write_deltalake(str(tmp_path / "later/statements"), table.append_column("valid_to", table["last_seen"]))
 
     with pytest.raises(Misuse, match="not known here: it has the columns valid_to"):
-        Statements(Place(str(tmp_path / "later")))
+        SourceStatements(DatasetDirectory(str(tmp_path / "later")))
     write_deltalake(str(tmp_path / "poor/statements"), table.drop_columns(["prop", "origin"]))
     with pytest.raises(Misuse, match="lacks origin, prop"):
-        Statements(Place(str(tmp_path / "poor")))
+        SourceStatements(DatasetDirectory(str(tmp_path / "poor")))
 
 
 def test_damage_is_told_precisely(tmp_path: Path):
@@ -141,14 +145,14 @@ def test_damage_is_told_precisely(tmp_path: Path):
 
     first.unlink()
     with pytest.raises(Misuse, match="1 of 2 files that the Delta log names are missing"):
-        Statements(Place(str(tmp_path)))
+        SourceStatements(DatasetDirectory(str(tmp_path)))
     first.write_bytes(kept[: len(kept) // 2])
     with pytest.raises(Misuse, match="cannot be read"):
-        Statements(Place(str(tmp_path))).count()
+        SourceStatements(DatasetDirectory(str(tmp_path))).count()
     log = tmp_path / "statements/_delta_log/00000000000000000000.json"
     log.write_text("{")
     with pytest.raises(Misuse, match="its log is damaged"):
-        Statements(Place(str(tmp_path)))
+        SourceStatements(DatasetDirectory(str(tmp_path)))
     assert second.exists()
 
 
@@ -159,13 +163,13 @@ def test_directories_are_told_apart(tmp_path: Path):
     (tmp_path / "lake/config.yml").write_text("title: A lake\n")
     (tmp_path / "lake/versions").mkdir()
 
-    assert [place.name() for place in found(str(tmp_path / "lake"))] == ["one", "second"]
-    assert [place.name() for place in found(str(tmp_path / "lake/one"))] == ["one"]
+    assert [place.name() for place in find_datasets(str(tmp_path / "lake"))] == ["one", "second"]
+    assert [place.name() for place in find_datasets(str(tmp_path / "lake/one"))] == ["one"]
     with pytest.raises(Misuse, match="no directory of ftm-lakehouse"):
-        found(str(tmp_path))
+        find_datasets(str(tmp_path))
     (tmp_path / "lake/lake.json").write_text("{}")
     with pytest.raises(Misuse, match="a lake of Tarn itself"):
-        found(str(tmp_path / "lake"))
+        find_datasets(str(tmp_path / "lake"))
 
 
 def _adopt(other: Path, table: Path) -> None:

@@ -6,7 +6,7 @@ from fastapi import Query
 from pydantic import BaseModel
 
 from tarn.api.http.limits.threads import run_in_threadpool
-from tarn.api.http.polling import looks
+from tarn.api.http.polling import poll_intervals
 from tarn.api.http.problems import Responses
 from tarn.api.http.route_access import Caller
 from tarn.api.http.services.container import Services
@@ -38,7 +38,7 @@ class SnapshotName(BaseModel):
     id: str
 
 
-def later(model: type[BaseModel]) -> Responses:
+def accepted_response(model: type[BaseModel]) -> Responses:
     """The answer to a write that waited for its snapshot in vain."""
     return {202: {"model": model, "description": "Durable, and in no snapshot yet: the wait is over, not the flush."}}
 
@@ -64,9 +64,9 @@ async def wait_for_snapshot(
     found = await run_in_threadpool(_holding, house, dataset, segment)
     if found is None:
         job = await run_in_threadpool(_ask, house, caller, dataset) if commit == "force" else None
-        async for _ in looks(house, house.settings.commit_wait):
+        async for _ in poll_intervals(house, house.settings.commit_wait):
             found = await run_in_threadpool(_holding, house, dataset, segment)
-            if found is not None or (job is not None and await run_in_threadpool(_in_vain, house, job)):
+            if found is not None or (job is not None and await run_in_threadpool(_has_failed, house, job)):
                 break
     return Waited(found, 202 if found is None else 200)
 
@@ -96,7 +96,7 @@ def _holding(house: Services, dataset: Dataset, segment: int | None) -> Named | 
     """The first snapshot that holds a segment. A batch that is not known any more is in one: then it is the head."""
     with house.database.read() as connection:
         if segment is not None:
-            return snapshots.holding(connection, dataset, segment)
+            return snapshots.first_containing(connection, dataset, segment)
         head = snapshots.recorded(connection, dataset)
         return None if head.id is None else Named(head.seq, head.id)
 
@@ -107,6 +107,6 @@ def _ask(house: Services, caller: Caller, dataset: Dataset) -> str:
     return job.id
 
 
-def _in_vain(house: Services, job_id: str) -> bool:
+def _has_failed(house: Services, job_id: str) -> bool:
     with house.database.read() as connection:
         return jobs.get(connection, job_id).state in (JobState.FAILED, JobState.CANCELLED)

@@ -13,9 +13,9 @@ import orjson
 from fastapi import Request, Response
 
 from tarn.api.http.limits.threads import run_in_threadpool
-from tarn.api.http.services.container import Services, services
+from tarn.api.http.services.container import Services, services_of
 from tarn.db import idempotency as answers
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import Fault, Locked, SchemaViolation
 from tarn.model.ids import now
 
@@ -23,21 +23,21 @@ HEADER = "Idempotency-Key"
 CLAIMED = 0
 """The status of an answer that is not there yet."""
 STALE = timedelta(minutes=1)
-KEPT_HEADERS = ("etag", "location")
+STORED_HEADERS = ("etag", "location")
 
 SECRET = frozenset({"create_key"})
 """Routes whose answer must be kept nowhere, and so cannot be given twice."""
 
 
-async def answer_once(
+async def run_once(
     request: Request, operation: str, tenant: str, handle: Callable[[Request], Awaitable[Response]]
 ) -> Response:
     """Run a route at most once for its idempotency key. Raises IdempotencyMismatch, Locked, SchemaViolation."""
     key = request.headers.get(HEADER)
     if key is None:
         return await handle(request)
-    once = Once(_checked(key, operation), fingerprint(request, hashlib.sha256(await request.body())))
-    house = services(request)
+    once = IdempotencyKey(_checked(key, operation), fingerprint(request, hashlib.sha256(await request.body())))
+    house = services_of(request)
     before = await run_in_threadpool(_claim, house, tenant, once)
     if before is not None:
         return Response(before["body"], before["status"], before["headers"], before["type"])
@@ -46,7 +46,7 @@ async def answer_once(
     except BaseException:
         await run_in_threadpool(_forget, house, tenant, once)
         raise
-    await run_in_threadpool(_keep, house, tenant, once, response)
+    await run_in_threadpool(_complete, house, tenant, once, response)
     return response
 
 
@@ -72,14 +72,14 @@ def _checked(key: str, operation: str) -> str:
     raise SchemaViolation(f"{HEADER} {reason}", errors=[Fault(field=f"header.{HEADER}", reason=reason)])
 
 
-def _claim(house: Services, tenant: str, once: Once) -> dict[str, Any] | None:
+def _claim(house: Services, tenant: str, once: IdempotencyKey) -> dict[str, Any] | None:
     """Take the key, or return the answer that it has."""
     with house.database.write() as connection:
         kept = answers.find(connection, tenant, once)
         if kept is not None and kept.status == CLAIMED and kept.created < now() - STALE:
             answers.forget(connection, tenant, once)
             kept = None
-        if kept is None and answers.keep(connection, tenant, once, CLAIMED, {}):
+        if kept is None and answers._insert(connection, tenant, once, CLAIMED, {}):
             return None
         if kept is None or kept.status == CLAIMED:
             raise Locked("the first request with this idempotency key is still being answered", holder=tenant)
@@ -87,7 +87,7 @@ def _claim(house: Services, tenant: str, once: Once) -> dict[str, Any] | None:
         return answer
 
 
-def _keep(house: Services, tenant: str, once: Once, response: Response) -> None:
+def _complete(house: Services, tenant: str, once: IdempotencyKey, response: Response) -> None:
     """Put the answer in the claim's place; an answer that is no success is not kept."""
     with house.database.write() as connection:
         answers.forget(connection, tenant, once)
@@ -95,12 +95,12 @@ def _keep(house: Services, tenant: str, once: Once, response: Response) -> None:
             answer = {
                 "status": response.status_code,
                 "body": bytes(response.body).decode(),
-                "headers": {name: response.headers[name] for name in KEPT_HEADERS if name in response.headers},
+                "headers": {name: response.headers[name] for name in STORED_HEADERS if name in response.headers},
                 "type": response.media_type or "application/json",
             }
-            answers.keep(connection, tenant, once, response.status_code, answer)
+            answers._insert(connection, tenant, once, response.status_code, answer)
 
 
-def _forget(house: Services, tenant: str, once: Once) -> None:
+def _forget(house: Services, tenant: str, once: IdempotencyKey) -> None:
     with house.database.write() as connection:
         answers.forget(connection, tenant, once)

@@ -16,18 +16,18 @@ from fastapi import Depends, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from tarn.api.http.bodies.body_middleware import LIMIT
-from tarn.api.http.commit_wait import Commit, CommitParam, SnapshotName, later, wait_for_snapshot
+from tarn.api.http.commit_wait import Commit, CommitParam, SnapshotName, accepted_response, wait_for_snapshot
 from tarn.api.http.idempotency import fingerprint
-from tarn.api.http.limits.tenant_semaphore import Places, limiter, places
+from tarn.api.http.limits.tenant_semaphore import FairSemaphore, fair_semaphore, limiter
 from tarn.api.http.problems import Responses, raises
-from tarn.api.http.reads.read_requests import Patience
-from tarn.api.http.reads.read_scheduling import Turns, turns
+from tarn.api.http.reads.read_requests import ClientWatch
+from tarn.api.http.reads.read_scheduling import ReadScheduler, read_scheduler
 from tarn.api.http.route_access import Caller, admitted
 from tarn.api.http.routing import media_type
-from tarn.api.http.services.container import Services, services
+from tarn.api.http.services.container import Services, services_of
 from tarn.datasets.registry import Dataset
 from tarn.db.connection_shares import TENANT
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import (
     Backpressure,
     CodecConfigured,
@@ -42,24 +42,24 @@ from tarn.errors import (
     StorageFull,
     TarnError,
 )
-from tarn.journal.batches import Batch, Outcome
+from tarn.journal.batches import Batch, BatchOutcome
 from tarn.journal.bulk import CONNECTIONS
 from tarn.journal.event_buffer import Chunk, Events
-from tarn.journal.event_chunks import DEFAULT_ORIGIN, Intake, OnError, Terms
+from tarn.journal.event_chunks import DEFAULT_ORIGIN, BodyReader, OnError, ReadOptions
 from tarn.journal.formats import COLUMNAR, FTM_ENTITIES
-from tarn.journal.formats.record import Source
-from tarn.journal.parser_pool import Reading as Body
+from tarn.journal.formats.record import ByteSource
+from tarn.journal.parser_pool import BodyParser as Body
 from tarn.model.entity import TimeLimitExceeded, Values
 from tarn.model.ids import now
 from tarn.model.names import DatasetName, Origin
 from tarn.model.omissions import Omissions
 from tarn.model.statement import EPOCH
 from tarn.query import delete_counts as counts
-from tarn.query.live import NotBrief
+from tarn.query.live import LookupTooLarge
 from tarn.query.reader import Reading
 
 SMALL = 16 << 10
-SOON = 0.003
+SMALL_SECONDS = 0.003
 """A body of lines or of JSON up to this size is parsed on the event loop, in less time than it takes to pass it on. One
 that takes more seconds than this (a value may take three milliseconds to clean) is begun anew in a parser."""
 
@@ -132,7 +132,7 @@ class Deleted(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class WriteRequest:
     """One request that writes: who, where, and under which idempotency key."""
 
     request: Request
@@ -166,34 +166,38 @@ class Writing:
         """Commit a few events as one batch, together with whatever else waits; the answer with its commit number."""
         batch = self.batch
         batch.answer = answer.model_dump()
-        batch.once = None if self.key is None else Once(self.key, fingerprint(self.request, hashlib.sha256(body)))
+        batch.once = (
+            None if self.key is None else IdempotencyKey(self.key, fingerprint(self.request, hashlib.sha256(body)))
+        )
         return await self._answer(await asyncio.wrap_future(self.house.writer.submit(batch, events)))
 
     async def look(self, work: Callable[[Reading], Found]) -> Found:
         """Look at one entity of the present state, for what the answer says; the write does not depend on it."""
-        patience = Patience()
+        patience = ClientWatch()
         try:
             with patience.limited(self.house.settings.query_seconds):
-                return await turns(self.house).look(lambda: self._read(work, self.house.reader.looking(), patience))
-        except NotBrief:
+                return await read_scheduler(self.house).look(
+                    lambda: self._read(work, self.house.reader.looking(), patience)
+                )
+        except LookupTooLarge:
             return await self.query(work)
 
     async def query(self, work: Callable[[Reading], Found]) -> Found:
         """The same for what takes a look at all of it."""
         begun = self.house.reader.reading(TENANT.get(), self.house.settings.query_seconds)
-        return await turns(self.house).query(lambda: self._read(work, begun, Patience()))
+        return await read_scheduler(self.house).query(lambda: self._read(work, begun, ClientWatch()))
 
     def _read(
-        self, work: Callable[[Reading], Found], begun: AbstractContextManager[Reading], patience: Patience
+        self, work: Callable[[Reading], Found], begun: AbstractContextManager[Reading], patience: ClientWatch
     ) -> Found:
         with begun as reading:
             patience.begin(reading)
             return work(reading)
 
-    def _terms(self, records: Literal["entities", "statements"], reading: "HowToRead") -> Terms:
+    def _terms(self, records: Literal["entities", "statements"], reading: "HowToRead") -> ReadOptions:
         kind = media_type(self.request.headers.get("content-type", ""))[0]
         default: Values = "as_is" if records == "statements" or kind == FTM_ENTITIES else "clean"
-        return Terms(
+        return ReadOptions(
             records=records,
             media_type=kind,
             dataset=self.dataset.name,
@@ -205,9 +209,9 @@ class Writing:
             strict=reading.strict,
         )
 
-    async def _take(self, terms: Terms, most: int | None = None) -> Response:
+    async def _take(self, terms: ReadOptions, most: int | None = None) -> Response:
         self.request.scope[LIMIT] = most or self.house.settings.max_body_bytes
-        incoming, turn = Incoming(self.request, hashed=self.key is not None), turns(self.house)
+        incoming, turn = Incoming(self.request, hashed=self.key is not None), read_scheduler(self.house)
         head = await incoming.head()
         if incoming.over and not head.strip():
             raise EmptyBody("this route needs a body of records")
@@ -222,10 +226,10 @@ class Writing:
             batch = self.batch
             batch.answer = written(reading)
             batch.rows = reading.rows + ended_referents
-            batch.once = None if self.key is None else Once(self.key, incoming.fingerprint())
+            batch.once = None if self.key is None else IdempotencyKey(self.key, incoming.fingerprint())
             return batch
 
-        def read_large() -> Outcome:
+        def read_large() -> BatchOutcome:
             with self.house.parsers.reading(terms) as reading:
                 chunks = with_referents(reading, reading.chunks(incoming.source(head, turn)))
                 return self.house.writer.write_body(self.batch, chunks, lambda: finished(reading))
@@ -250,7 +254,7 @@ class Writing:
                 ended_referents = self._end_referents(events, referents)
             outcome = await asyncio.wrap_future(self.house.writer.submit(finished(intake), events))
         else:
-            async with places(_places, UPLOADS).place():
+            async with fair_semaphore(_places, UPLOADS).place():
                 with turn.body():
                     outcome = await to_thread.run_sync(read_large, limiter=limiter(_threads, UPLOADS))
         return await self._answer(outcome)
@@ -264,20 +268,20 @@ class Writing:
             events.delete(referent.id, referent.entity_id, referent.origin)
         return len(referents)
 
-    def _parse_soon(self, terms: Terms, body: bytes) -> tuple[Intake, Events] | None:
+    def _parse_soon(self, terms: ReadOptions, body: bytes) -> tuple[BodyReader, Events] | None:
         """Parse a small body here, on the event loop; None if that takes too long, or is more than one chunk."""
         if terms.media_type in COLUMNAR:
             return None
         exploder = self.house.exploder
-        intake = Intake(terms, exploder)
+        intake = BodyReader(terms, exploder)
         try:
-            with exploder.limit.of(SOON):
+            with exploder.limit.of(SMALL_SECONDS):
                 chunks = list(islice(intake.chunks(io.BytesIO(body)), 2))
         except TimeLimitExceeded:
             return None
         return (intake, chunks[0] if chunks else Events()) if len(chunks) < 2 else None
 
-    async def _answer(self, outcome: Outcome) -> Response:
+    async def _answer(self, outcome: BatchOutcome) -> Response:
         """The answer as it was kept, with the snapshot if it was waited for, now or when it is replayed.
 
         It was made from its model, and need not pass through it again.
@@ -312,14 +316,14 @@ def written(reading: Body) -> dict[str, Any]:
     return {**counts, "commit": None, **report}
 
 
-def write_answers(model: type[BaseModel], *more: type[TarnError]) -> Responses:
+def write_responses(model: type[BaseModel], *more: type[TarnError]) -> Responses:
     """What a route that writes answers besides 200."""
-    return {**later(model), **raises(*RAISES, *more)}
+    return {**accepted_response(model), **raises(*RAISES, *more)}
 
 
-def record_answers(model: type[BaseModel]) -> Responses:
+def record_responses(model: type[BaseModel]) -> Responses:
     """The same of a route that takes records."""
-    return {**later(model), **raises(*RECORDS_RAISE)}
+    return {**accepted_response(model), **raises(*RECORDS_RAISE)}
 
 
 async def _writing(
@@ -330,12 +334,14 @@ async def _writing(
     ] = None,
     commit: CommitParam = "auto",
     key: KeyHeader = None,
-) -> Writing:
+) -> WriteRequest:
     # Not by a dependency of its own: every small request would pay for it.
-    return Writing(request, services(request), request.state.caller, admitted(request, dataset), origin, commit, key)
+    return WriteRequest(
+        request, services_of(request), request.state.caller, admitted(request, dataset), origin, commit, key
+    )
 
 
-WritingDep = Annotated[Writing, Depends(_writing)]
+WritingDep = Annotated[WriteRequest, Depends(_writing)]
 
 
 def moment_now() -> int:
@@ -370,7 +376,7 @@ class Incoming:
         self.over = True
         return b""
 
-    def source(self, head: bytes, turn: Turns) -> Source:
+    def source(self, head: bytes, turn: ReadScheduler) -> ByteSource:
         """The body for a thread to read, which waits for more to arrive."""
 
         async def more() -> bytes:
@@ -399,6 +405,6 @@ class Pulled:
         return taken
 
 
-_places: RunVar[Places] = RunVar("uploads")
+_places: RunVar[FairSemaphore] = RunVar("uploads")
 _threads: RunVar[CapacityLimiter] = RunVar("upload threads")
 """The threads that read large bodies, apart from those that answer small requests."""

@@ -11,7 +11,7 @@ FIRST_LOOK, LAST_LOOK = 0.02, 0.5
 """Seconds between two looks."""
 
 
-async def looks(house: Services, seconds: float) -> AsyncIterator[None]:
+async def poll_intervals(house: Services, seconds: float) -> AsyncIterator[None]:
     """Goes round whenever it is time to look again; ends when the time is up, or when the server stops."""
     deadline, pause = time.monotonic() + seconds, FIRST_LOOK
     while (left := deadline - time.monotonic()) > 0 and not house.stopping.is_set():

@@ -46,7 +46,7 @@ def as_responses(errors: set[type[TarnError]]) -> Responses:
     }
 
 
-def answer(error: TarnError, request: Request) -> Response:
+def problem_response(error: TarnError, request: Request) -> Response:
     return response_to(error, path_of(request))
 
 
@@ -75,16 +75,16 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
 
     @app.exception_handler(TarnError)
     async def _ours(request: Request, error: TarnError) -> Response:
-        return answer(error, request)
+        return problem_response(error, request)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
         faults = [_fault(fault) for fault in error.errors()]
-        return answer(SchemaViolation(_summary(faults), errors=faults), request)
+        return problem_response(SchemaViolation(_summary(faults), errors=faults), request)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        return answer(_translated(error, request, routes), request)
+        return problem_response(_translated(error, request, routes), request)
 
 
 def _fault(fault: dict[str, Any]) -> Fault:

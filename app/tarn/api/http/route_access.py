@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 
-from tarn.access.audit import Act
-from tarn.access.identity import Known, Sight
+from tarn.access.audit import AuditedAction
+from tarn.access.identity import AuthenticatedCaller, CachedIdentity
 from tarn.access.limits import check_rate
 from tarn.api.http.limits.threads import ADMISSION, AUDIT, run_in_threadpool
 from tarn.api.http.problems import path_of
-from tarn.api.http.services.container import Services, services
+from tarn.api.http.services.container import Services, services_of
 from tarn.api.http.services.identity_cache import Admission
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
@@ -239,7 +239,7 @@ class Caller:
     """Who a request comes from, and what it is about to do."""
 
     identity: Identity
-    act: Act
+    act: AuditedAction
 
     def require(self, name: DatasetName, level: Level) -> None:
         """Raise Forbidden unless the caller holds a level on a dataset that need not exist yet."""
@@ -270,14 +270,14 @@ def recording(operation: str, handle: Handler) -> Handler:
     """A route's handler that writes every denial in it to the audit log, wherever it was raised."""
 
     async def recorded(request: Request) -> Response:
-        request.state.act = Act(None, operation, path_of(request), request.state.request_id)
+        request.state.act = AuditedAction(None, operation, path_of(request), request.state.request_id)
         try:
             return await handle(request)
         except DENIALS as error:
             act = request.state.act
             TENANT.set("" if act.identity is None else act.identity.tenant)
             run = AUDIT.run if act.identity is None else run_in_threadpool
-            await run(services(request).denials.record, act, error)
+            await run(services_of(request).denials.record, act, error)
             raise
 
     return recorded
@@ -291,7 +291,7 @@ async def admit(request: Request, operation: str, access: Access) -> None:
     """
     if not access.identified:
         return
-    house = services(request)
+    house = services_of(request)
     header = request.headers.get("authorization")
     mark = house.authenticator.mark(header)
     question = None if mark is None else (operation, request.path_params.get("dataset"), mark)
@@ -300,7 +300,7 @@ async def admit(request: Request, operation: str, access: Access) -> None:
         await ADMISSION.run(_look_up, request, house, operation, access, header, question)
     else:
         admission.known.check_expiry()
-        _meet(request, operation, admission.known)
+        _set_caller(request, operation, admission.known)
         check_rate(house.rate, admission.known.identity)
         request.state.dataset = admission.dataset
     TENANT.set(request.state.tenant)
@@ -318,7 +318,7 @@ def _look_up(
     4. level      it is enough for this route, else 403
     """
     with house.authenticator.identified(header) as sight:
-        _meet(request, operation, sight.known)
+        _set_caller(request, operation, sight.known)
         check_rate(house.rate, sight.identity)
         if access.lake:
             _require_lake(sight.identity)
@@ -328,8 +328,8 @@ def _look_up(
             house.admissions.put(sight.revision, question, Admission(sight.known, dataset))
 
 
-def _meet(request: Request, operation: str, known: Known) -> None:
-    act = Act(known.identity, operation, path_of(request), request.state.request_id)
+def _set_caller(request: Request, operation: str, known: CachedIdentity) -> None:
+    act = AuditedAction(known.identity, operation, path_of(request), request.state.request_id)
     request.state.act = act
     request.state.tenant = known.identity.tenant
     request.state.caller = Caller(known.identity, act)
@@ -340,7 +340,7 @@ def _require_lake(identity: Identity) -> None:
         raise Forbidden("the lake's administrator is needed: admin on *")
 
 
-def _dataset(request: Request, house: Services, sight: Sight, needed: Level) -> Dataset:
+def _dataset(request: Request, house: Services, sight: AuthenticatedCaller, needed: Level) -> Dataset:
     try:
         name = DatasetName(request.path_params["dataset"])
     except ValueError as error:

@@ -13,12 +13,12 @@ from fastapi.dependencies.models import Dependant
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from tarn.api.http.idempotency import HEADER, answer_once
+from tarn.api.http.idempotency import HEADER, run_once
 from tarn.api.http.limits.tenant_semaphore import worked_on
-from tarn.api.http.limits.threads import thread_place
+from tarn.api.http.limits.threads import thread_slot
 from tarn.api.http.problems import as_responses
 from tarn.api.http.route_access import Handler, access_of, admit, recording
-from tarn.api.http.services.container import services
+from tarn.api.http.services.container import services_of
 from tarn.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -44,7 +44,7 @@ LONGEST_MEDIA_TYPE = 1024
 
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
-HELD = 0.5, 1.0
+REFUSAL_DELAY = 0.5, 1.0
 """Seconds for which a request over its tenant's rate is held before it is refused, from and to. Whoever sends them at
 full speed would be refused at full speed, at the cost of all others; and has to wait for a second in any case. Those
 that came together are not let go together: they would be back together, and others wait behind all of them."""
@@ -77,7 +77,7 @@ class GuardedRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if not iscoroutinefunction(self.endpoint):
-            handle = _on_a_thread(handle)
+            handle = _with_thread_slot(handle)
         operation = self.name
         access = access_of(operation)
         queries = set(_query_names(self.dependant))
@@ -91,7 +91,7 @@ class GuardedRoute(APIRoute):
             try:
                 await admit(request, operation, access)
             except RateLimited:
-                await asyncio.sleep(random.uniform(*HELD))  # noqa: S311 - nobody gains by knowing it
+                await asyncio.sleep(random.uniform(*REFUSAL_DELAY))  # noqa: S311 - nobody gains by knowing it
                 raise
             _check_query(request, queries)
             _check_lengths(request)
@@ -100,21 +100,21 @@ class GuardedRoute(APIRoute):
             if not access.identified:
                 return await handle(request)
             async with worked_on() as beside_others:
-                services(request).reader.share(beside_others)
+                services_of(request).reader.share(beside_others)
                 if takes_body:
                     await _check_body(request, needs_body)
                 if answers_once:
-                    return await answer_once(request, operation, request.state.caller.identity.tenant, handle)
+                    return await run_once(request, operation, request.state.caller.identity.tenant, handle)
                 return await handle(request)
 
         return recording(operation, guarded)
 
 
-def _on_a_thread(handle: Handler) -> Handler:
+def _with_thread_slot(handle: Handler) -> Handler:
     """The handler of a route that is not async, for whose thread a tenant waits its turn."""
 
     async def handled(request: Request) -> Response:
-        async with thread_place():
+        async with thread_slot():
             return await handle(request)
 
     return handled

@@ -191,7 +191,7 @@ def list_audit(
 
     Refusals of one kind are one entry a minute: `detail.count` says how many they were.
     """
-    wanted = audit.Wanted(
+    wanted = audit.AuditFilter(
         tenant=tenant,
         key=key,
         action=action,

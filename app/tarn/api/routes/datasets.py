@@ -10,8 +10,8 @@ from tarn.api.http.problems import raises
 from tarn.api.http.route_access import Caller, CallerDep, DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep, public_url
-from tarn.api.http.streaming.file_responses import SENT, sent
-from tarn.api.routes.jobs import WaitParam, job_answer
+from tarn.api.http.streaming.file_responses import SENT, file_response
+from tarn.api.routes.jobs import WaitParam, job_response
 from tarn.datasets import registry as datasets
 from tarn.errors import (
     AlreadyExists,
@@ -24,7 +24,15 @@ from tarn.errors import (
     VersionNotFound,
 )
 from tarn.lake import catalog
-from tarn.model.dataset import Catalog, CatalogMetadata, DatasetChange, DatasetConfig, NewDataset, Version, names_tag
+from tarn.model.dataset import (
+    Catalog,
+    CatalogMetadata,
+    DatasetChange,
+    DatasetConfig,
+    NewDataset,
+    Version,
+    matches_none_match,
+)
 from tarn.model.job import Job
 from tarn.model.names import FileName
 from tarn.model.tenant import Level
@@ -90,7 +98,7 @@ def get_dataset(
     """Show a dataset's configuration."""
     config, tag = datasets.read(house.store, dataset)
     response.headers["ETag"] = tag
-    if if_none_match is not None and names_tag(if_none_match, tag):
+    if if_none_match is not None and matches_none_match(if_none_match, tag):
         return Response(status_code=304, headers={"ETag": tag})  # type: ignore[return-value]  # FastAPI passes it on
     return config
 
@@ -130,7 +138,7 @@ async def delete_dataset(
         reason = f"must be {dataset.name!r}: deleting cannot be undone"
         raise SchemaViolation(f"confirm {reason}", errors=[Fault(field="query.confirm", reason=reason)])
     job = await run_in_threadpool(datasets.begin_delete, house.database, house.store, dataset, if_match, caller.act)
-    return await job_answer(house, job, wait, response)
+    return await job_response(house, job, wait, response)
 
 
 @routes.get("/{dataset}/versions")
@@ -157,7 +165,7 @@ async def get_version(
     """Get a former version of a document or an export, as it was."""
     path = versions.version_path(dataset.layout.versions, timestamp, name)
     try:
-        return await sent(house.store, request, path, "application/octet-stream", name)
+        return await file_response(house.store, request, path, "application/octet-stream", name)
     except Missing:
         raise VersionNotFound(f"there is no version {timestamp} of {name}") from None
 

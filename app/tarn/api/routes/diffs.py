@@ -8,14 +8,15 @@ from fastapi import Path, Response
 from pydantic import BaseModel, Field
 
 from tarn.api.http.paging import PagingDep, foreign_cursor
-from tarn.api.http.reads.read_requests import Asked, AskedDep, read_answers
+from tarn.api.http.reads.read_requests import AskedDep, ReadRequest, read_problems
 from tarn.api.http.route_access import DatasetDep
 from tarn.api.http.routing import JSON, router
-from tarn.api.http.streaming.stream_response import Chunks, EndParam, Piece, streamed
+from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece
+from tarn.api.http.streaming.stream_response import stream_response as streamed
 from tarn.api.routes.entity_reads import NDJSON, STREAM, Entity
 from tarn.errors import Fault, InvalidFormat, NoSnapshots
 from tarn.query import diff
-from tarn.query.diff import OPS, Difference, Place
+from tarn.query.diff import OPS, Difference, DiffPosition
 from tarn.query.reader import Reading
 
 routes = router("/v1/datasets/{dataset}/snapshots/{former}/diff", "snapshots")
@@ -47,7 +48,7 @@ class DiffPage(BaseModel):
     next: str | None
 
 
-@routes.get("/{latter}/stream", response_class=Response, responses={**STREAM, **read_answers(NoSnapshots)})
+@routes.get("/{latter}/stream", response_class=Response, responses={**STREAM, **read_problems(NoSnapshots)})
 async def stream_diff(
     asked: AskedDep, dataset: DatasetDep, former: StateParam, latter: StateParam, end: EndParam = False
 ) -> Response:
@@ -62,7 +63,7 @@ async def stream_diff(
     return await streamed(asked, [dataset], NDJSON, end, begin)
 
 
-@routes.get("/{latter}", response_model=DiffPage, responses=read_answers(NoSnapshots))
+@routes.get("/{latter}", response_model=DiffPage, responses=read_problems(NoSnapshots))
 async def diff_snapshots(
     asked: AskedDep, dataset: DatasetDep, former: StateParam, latter: StateParam, page: PagingDep
 ) -> Response:
@@ -82,15 +83,15 @@ async def diff_snapshots(
     return Response(body, media_type=JSON)
 
 
-def _check(asked: Asked) -> None:
+def _check(asked: ReadRequest) -> None:
     if asked.state.at is not None or asked.flushes or asked.state.fresh == "snapshot":
         reason = "the two snapshots are in the path"
         raise InvalidFormat(f"`at` and `fresh` are not for this route: {reason}", errors=[Fault(reason=reason)])
 
 
-def _pieces(found: Iterator[list[Difference]]) -> Iterator[Piece]:
+def _pieces(found: Iterator[list[Difference]]) -> Iterator[StreamPiece]:
     for some in found:
-        yield Piece(b"".join(_json(one) + b"\n" for one in some), len(some), sum(map(_is_invalid, some)))
+        yield StreamPiece(b"".join(_json(one) + b"\n" for one in some), len(some), sum(map(_is_invalid, some)))
 
 
 def _is_invalid(one: Difference) -> bool:
@@ -102,11 +103,11 @@ def _json(one: Difference) -> bytes:
     return b'{"op":"' + one.op.encode() + b'","id":' + orjson.dumps(one.id) + b',"entity":' + entity + b"}"
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> DiffPosition:
     try:
         op, name = orjson.loads(text)
     except ValueError:
         raise foreign_cursor() from None
     if op not in OPS or not isinstance(name, str):
         raise foreign_cursor()
-    return Place(op, name)
+    return DiffPosition(op, name)

@@ -4,12 +4,12 @@ from typing import Annotated
 
 from fastapi import Path, Response
 
-from tarn.api.http.ingest import Deleted, HowToReadDep, WritingDep, Written, record_answers, write_answers
+from tarn.api.http.ingest import Deleted, HowToReadDep, WritingDep, Written, record_responses, write_responses
 from tarn.api.http.routing import records_body, router
 from tarn.errors import Fault, QueryTimeout, SchemaViolation
 from tarn.journal.event_buffer import Events
 from tarn.journal.formats import ENTITY_TYPES
-from tarn.model.statement import LONGEST_ID, Invalid, checked_id
+from tarn.model.statement import LONGEST_ID, InvalidRecord, validate_id
 from tarn.query import delete_counts as counts
 from tarn.query.reader import Reading
 
@@ -20,7 +20,7 @@ EntityId = Annotated[str, Path(min_length=1, max_length=LONGEST_ID)]
 
 @routes.post(
     "/{dataset}/entities",
-    responses=record_answers(Written),
+    responses=record_responses(Written),
     openapi_extra=records_body(ENTITY_TYPES),
     response_model=Written,
 )
@@ -34,7 +34,7 @@ async def add_entities(writing: WritingDep, reading: HowToReadDep) -> Response:
 
 @routes.put(
     "/{dataset}/entities/{entity}",
-    responses=write_answers(Written),
+    responses=write_responses(Written),
     openapi_extra=records_body(("application/json",)),
     response_model=Written,
 )
@@ -43,7 +43,7 @@ async def put_entity(writing: WritingDep, entity: EntityId, reading: HowToReadDe
     return await writing.take_replacement(_checked(entity), reading)
 
 
-@routes.delete("/{dataset}/entities/{entity}", responses=write_answers(Deleted, QueryTimeout), response_model=Deleted)
+@routes.delete("/{dataset}/entities/{entity}", responses=write_responses(Deleted, QueryTimeout), response_model=Deleted)
 async def delete_entity(writing: WritingDep, entity: EntityId) -> Response:
     """Delete what an origin, or every one, says of the entity. What is not there is 0 tombstones."""
     _checked(entity)
@@ -63,8 +63,8 @@ async def delete_entity(writing: WritingDep, entity: EntityId) -> Response:
 
 def _checked(entity: str) -> str:
     try:
-        return checked_id(entity, "path.entity")
-    except Invalid as error:
+        return validate_id(entity, "path.entity")
+    except InvalidRecord as error:
         raise SchemaViolation(
             f"{error.field} {error.reason}", errors=[Fault(field=error.field, reason=error.reason)]
         ) from None

@@ -11,23 +11,24 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Paging, PagingDep, foreign_cursor, paging
 from tarn.api.http.problems import Responses
-from tarn.api.http.reads.read_requests import HEADERS, Asked, AskedDep, read_answers, served
+from tarn.api.http.reads.read_requests import HEADERS, AskedDep, ReadRequest, read_problems, snapshot_header
 from tarn.api.http.route_access import Caller, DatasetDep
 from tarn.api.http.routing import JSON, router
 from tarn.api.http.services.container import Services
 from tarn.api.http.streaming.row_formats import preferred
-from tarn.api.http.streaming.stream_response import Chunks, EndParam, Piece, streamed
+from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece
+from tarn.api.http.streaming.stream_response import stream_response as streamed
 from tarn.api.routes.entities import EntityId
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
 from tarn.errors import EntityNotFound, Fault, NotAcceptable, SchemaViolation
 from tarn.model.names import DatasetPattern, Origin
-from tarn.model.query import And, Comparison, EntityAggregate, EntityQuery, Facet, Node, Op, once
+from tarn.model.query import And, Comparison, EntityAggregate, EntityQuery, Facet, Node, Op, require_unique
 from tarn.model.query_fields import FieldName, SortKey
 from tarn.query import entities
-from tarn.query.entities import Found, Line, Listed, Neighbour, NeighbourPlace
+from tarn.query.entities import EntityLines, Line, LookupResult, Neighbour, NeighbourPlace
 from tarn.query.reader import Reading
-from tarn.query.sorting import NotAPosition, Position, Sorting
+from tarn.query.sorting import EntityPosition, InvalidPosition, Sorting
 
 routes = router("/v1/datasets/{dataset}/entities", "entities")
 lake_routes = router("/v1/entities", "entities")
@@ -43,7 +44,7 @@ Kinds = Annotated[list[str], Query(max_length=100, description="Schemata and all
 Origins = Annotated[list[Origin], Query(max_length=100, description="Origins that say something of it; repeatable.")]
 Sort = Annotated[
     list[SortKey],
-    AfterValidator(once),
+    AfterValidator(require_unique),
     Query(max_length=3, description="`[-]field`, such as `-prop:date`; repeatable."),
 ]
 
@@ -177,7 +178,7 @@ async def _form(request: Request) -> str:
     return preferred(request.headers.get("accept"), (NDJSON,))
 
 
-@routes.get("/stream", response_class=Response, responses={**STREAM, **read_answers(NotAcceptable)})
+@routes.get("/stream", response_class=Response, responses={**STREAM, **read_problems(NotAcceptable)})
 async def stream_entities(
     asked: AskedDep,
     dataset: DatasetDep,
@@ -192,12 +193,12 @@ async def stream_entities(
 
     def begin(reading: Reading) -> Chunks:
         snapshot, pieces = entities.stream(reading, dataset, asked.state, where)
-        return Chunks(snapshot, map(Piece._make, pieces), of_entities=True)
+        return Chunks(snapshot, map(StreamPiece._make, pieces), of_entities=True)
 
     return await streamed(asked, [dataset], form, end, begin)
 
 
-@routes.get("/invalid", response_model=InvalidEntityPage, responses={200: {"headers": HEADERS}, **read_answers()})
+@routes.get("/invalid", response_model=InvalidEntityPage, responses={200: {"headers": HEADERS}, **read_problems()})
 async def list_invalid_entities(asked: AskedDep, dataset: DatasetDep, page: PagingDep) -> Response:
     """List the entities whose statements do not assemble, with the schemata of each origin and the reason.
 
@@ -217,7 +218,7 @@ async def list_invalid_entities(asked: AskedDep, dataset: DatasetDep, page: Pagi
     return _answer({"results": shown}, cursor, snapshot)
 
 
-@routes.get("", response_model=EntityPage, responses={200: {"headers": HEADERS}, **read_answers()})
+@routes.get("", response_model=EntityPage, responses={200: {"headers": HEADERS}, **read_problems()})
 async def list_entities(
     asked: AskedDep, dataset: DatasetDep, where: WhereDep, page: PagingDep, sort: Sort = NONE
 ) -> Response:
@@ -225,33 +226,33 @@ async def list_entities(
     return await _page(asked, [dataset], where, sort, page)
 
 
-@routes.post("/query", response_model=EntityPage, responses={200: {"headers": HEADERS}, **read_answers()})
+@routes.post("/query", response_model=EntityPage, responses={200: {"headers": HEADERS}, **read_problems()})
 async def query_entities(request: Request, asked: AskedDep, dataset: DatasetDep, query: EntityQuery) -> Response:
     """List the entities that match a condition."""
     return await _page(asked, [dataset], query.where, query.sort, _paging(request, query))
 
 
-@lake_routes.post("/query", response_model=EntityPage, responses=read_answers())
+@lake_routes.post("/query", response_model=EntityPage, responses=read_problems())
 async def query_datasets(request: Request, asked: AskedDep, query: DatasetsQuery) -> Response:
     """List the entities that match a condition in several datasets; `at` is a moment, or a ref of all."""
     wanted = await run_in_threadpool(_readable, asked.house, asked.caller, query.datasets)
     return await _page(asked, wanted, query.where, query.sort, _paging(request, query))
 
 
-@routes.post("/aggregate", response_model=Facets, responses={200: {"headers": HEADERS}, **read_answers()})
+@routes.post("/aggregate", response_model=Facets, responses={200: {"headers": HEADERS}, **read_problems()})
 async def aggregate_entities(asked: AskedDep, dataset: DatasetDep, query: EntityAggregate) -> Response:
     """Count and measure the entities that match a condition, in groups."""
     return await _facets(asked, [dataset], query)
 
 
-@lake_routes.post("/aggregate", response_model=Facets, responses=read_answers())
+@lake_routes.post("/aggregate", response_model=Facets, responses=read_problems())
 async def aggregate_datasets(asked: AskedDep, query: DatasetsAggregate) -> Response:
     """Count and measure the entities that match a condition in several datasets, in groups."""
     wanted = await run_in_threadpool(_readable, asked.house, asked.caller, query.datasets)
     return await _facets(asked, wanted, query)
 
 
-@routes.get("/{entity}", response_model=Entity, responses={200: {"headers": HEADERS}, **read_answers(EntityNotFound)})
+@routes.get("/{entity}", response_model=Entity, responses={200: {"headers": HEADERS}, **read_problems(EntityNotFound)})
 async def get_entity(
     asked: AskedDep,
     dataset: DatasetDep,
@@ -260,19 +261,19 @@ async def get_entity(
 ) -> Response:
     """Show an entity, by its canonical id, an entity id or a referent."""
     found = await asked.look([dataset], lambda reading: entities.one(reading, dataset, asked.state, entity, origin))
-    return Response(_shown(found.line, dataset, entity), headers=served(found.snapshot), media_type=JSON)
+    return Response(_shown(found.line, dataset, entity), headers=snapshot_header(found.snapshot), media_type=JSON)
 
 
 @routes.get(
     "/{entity}/adjacent",
     response_model=AdjacentPage,
-    responses={200: {"headers": HEADERS}, **read_answers(EntityNotFound)},
+    responses={200: {"headers": HEADERS}, **read_problems(EntityNotFound)},
 )
 async def list_adjacent(asked: AskedDep, dataset: DatasetDep, entity: EntityId, page: PagingDep) -> Response:
     """List the entities that it refers to and that refer to it, by property."""
     after = None if page.after is None else _neighbour(page.after)
 
-    def read(reading: Reading) -> tuple[Found, list[Neighbour]]:
+    def read(reading: Reading) -> tuple[LookupResult, list[Neighbour]]:
         return entities.adjacent(reading, dataset, asked.state, entity, after, page.fetch)
 
     found, beside = await asked.read([dataset], read)
@@ -290,33 +291,33 @@ async def list_adjacent(asked: AskedDep, dataset: DatasetDep, entity: EntityId, 
 
 
 async def _page(
-    asked: Asked, wanted: Sequence[Dataset], where: Node | None, sort: Sequence[SortKey], page: Paging
+    asked: ReadRequest, wanted: Sequence[Dataset], where: Node | None, sort: Sequence[SortKey], page: Paging
 ) -> Response:
     after = None if page.after is None else _position(page.after, sort)
 
-    def read(reading: Reading) -> Listed:
+    def read(reading: Reading) -> EntityLines:
         return entities.page(reading, wanted, asked.state, where, sort, after, page.limit)
 
-    found = await asked.read(wanted, read) if wanted else Listed([], None, None)
+    found = await asked.read(wanted, read) if wanted else EntityLines([], None, None)
     results = [line.json.strip() for line in found.lines if not line.invalid]
     invalid = [_report(line) for line in found.lines if line.invalid]
     return _answer({"results": results, "invalid": invalid}, page.cursor(found.following), found.snapshot)
 
 
-async def _facets(asked: Asked, wanted: Sequence[Dataset], query: EntityAggregate) -> Response:
+async def _facets(asked: ReadRequest, wanted: Sequence[Dataset], query: EntityAggregate) -> Response:
     def read(reading: Reading) -> tuple[str | None, list[Facet]]:
         return entities.aggregate(reading, wanted, asked.state, query)
 
     snapshot, found = await asked.read(wanted, read) if wanted else (None, [])
     body = orjson.dumps({"results": [facet.model_dump() for facet in found]})
-    return Response(body, headers=served(snapshot), media_type=JSON)
+    return Response(body, headers=snapshot_header(snapshot), media_type=JSON)
 
 
 def _answer(lists: dict[str, list[bytes]], cursor: str | None, snapshot: str | None) -> Response:
     """JSON around records that are JSON already."""
     parts = [orjson.dumps(name) + b":[" + b",".join(records) + b"]" for name, records in lists.items()]
     body = b"{" + b",".join([*parts, b'"next":' + orjson.dumps(cursor)]) + b"}"
-    return Response(body, headers=served(snapshot), media_type=JSON)
+    return Response(body, headers=snapshot_header(snapshot), media_type=JSON)
 
 
 def _report(line: Line) -> bytes:
@@ -338,10 +339,10 @@ def _paging(request: Request, query: EntityQuery) -> Paging:
     return paging(request, query.limit, query.cursor, asked)
 
 
-def _position(text: str, sort: Sequence[SortKey]) -> Position:
+def _position(text: str, sort: Sequence[SortKey]) -> EntityPosition:
     try:
         return Sorting(tuple(sort)).decode(text)
-    except NotAPosition:
+    except InvalidPosition:
         raise foreign_cursor() from None
 
 

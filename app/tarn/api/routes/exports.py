@@ -13,15 +13,15 @@ from tarn.api.http.problems import Responses, raises
 from tarn.api.http.route_access import DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep, public_url
-from tarn.api.http.streaming.file_responses import SENT, sent
+from tarn.api.http.streaming.file_responses import SENT, file_response
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
 from tarn.errors import DocumentInvalid, ExportMissing, RangeNotSatisfiable
 from tarn.lake import export_deltas as deltas
 from tarn.lake import export_records as exports
-from tarn.lake.export_records import Asked, State
-from tarn.model.dataset import etag, names_tag
-from tarn.model.export import DELTA_INDEX, Export, Freshness, Kind, Made, media_type
+from tarn.lake.export_records import ExportState, RequestedFormat
+from tarn.model.dataset import etag, matches_none_match
+from tarn.model.export import DELTA_INDEX, Export, ExportRecord, Freshness, Kind, media_type
 from tarn.storage.store import Missing
 
 routes = router("/v1/datasets/{dataset}", "exports")
@@ -134,13 +134,13 @@ def get_freshness(house: ServicesDep, dataset: DatasetDep) -> Report:
     return Report(tags=dict(sorted(state.tags.items())), waiting=state.waiting, exports=found)
 
 
-def _looked(house: Services, dataset: Dataset) -> tuple[State, Asked]:
+def _looked(house: Services, dataset: Dataset) -> tuple[ExportState, RequestedFormat]:
     config, tag = datasets.read(house.store, dataset)
     with house.database.read() as connection:
-        return exports.state(connection, dataset), Asked(config.compression, tag)
+        return exports.state(connection, dataset), RequestedFormat(config.compression, tag)
 
 
-def _shown(made: Made, reason: str | None) -> Export:
+def _shown(made: ExportRecord, reason: str | None) -> Export:
     return Export(
         kind=made.kind,
         name=made.name,
@@ -158,7 +158,7 @@ def _shown(made: Made, reason: str | None) -> Export:
 
 
 async def _sent(house: Services, dataset: Dataset, name: str, request: Request) -> Response:
-    def find() -> dict[str, Made]:
+    def find() -> dict[str, ExportRecord]:
         with house.database.read() as connection:
             return {made.name: made for made in exports.made_of(connection, dataset).values()}
 
@@ -166,14 +166,16 @@ async def _sent(house: Services, dataset: Dataset, name: str, request: Request) 
     try:
         if name in found:
             kind = found[name].kind
-            return await sent(house.store, request, dataset.layout.export(kind, name), media_type(kind, name), name)
+            return await file_response(
+                house.store, request, dataset.layout.export(kind, name), media_type(kind, name), name
+            )
     except Missing:
         pass
     raise _missing(dataset, name, found.values())
 
 
 async def _delta_index(house: Services, dataset: Dataset, request: Request, until: str | None) -> Response:
-    def find() -> dict[Kind, Made]:
+    def find() -> dict[Kind, ExportRecord]:
         with house.database.read() as connection:
             return exports.made_of(connection, dataset)
 
@@ -183,13 +185,13 @@ async def _delta_index(house: Services, dataset: Dataset, request: Request, unti
     text = orjson.dumps(deltas.index(dataset.name, delta, public_url(house, request), until))
     headers = {"ETag": etag(text), "Content-Length": str(len(text))}
     named = request.headers.get("If-None-Match")
-    if named is not None and names_tag(named, headers["ETag"]):
+    if named is not None and matches_none_match(named, headers["ETag"]):
         return Response(status_code=304, headers={"ETag": headers["ETag"]})
     content = b"" if request.method == "HEAD" else text
     return Response(content, headers=headers, media_type="application/json")
 
 
-def _missing(dataset: Dataset, name: str, made: Iterable[Made]) -> ExportMissing:
+def _missing(dataset: Dataset, name: str, made: Iterable[ExportRecord]) -> ExportMissing:
     known = sorted({one.name for one in made} | {DELTA_INDEX for one in made if one.kind is Kind.DELTA})
     return ExportMissing(
         f"there is no export {name!r} of {dataset.name!r}; there is {', '.join(known) or 'none'}. "
@@ -199,6 +201,8 @@ def _missing(dataset: Dataset, name: str, made: Iterable[Made]) -> ExportMissing
 
 async def _sent_delta(house: Services, dataset: Dataset, name: str, request: Request) -> Response:
     try:
-        return await sent(house.store, request, dataset.layout.export_delta(name), media_type(Kind.DELTA, name), name)
+        return await file_response(
+            house.store, request, dataset.layout.export_delta(name), media_type(Kind.DELTA, name), name
+        )
     except Missing:
         raise ExportMissing(f"there is no delta {name!r} of {dataset.name!r}; delta.json tells of all") from None

@@ -12,18 +12,18 @@ from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from sqlalchemy import Connection
 
-from tarn.api.http.bodies.body_feed import fed, fetching
+from tarn.api.http.bodies.body_feed import run_fetch, run_with_body
 from tarn.api.http.bodies.body_middleware import LIMIT
 from tarn.api.http.bodies.multipart import FORM, LONGEST_HEADER, Form
 from tarn.api.http.idempotency import fingerprint_of
-from tarn.api.http.ingest import KeyHeader, WritingDep, Written, moment_now, write_answers
+from tarn.api.http.ingest import KeyHeader, WritingDep, Written, moment_now, write_responses
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, Paging, PagingDep, foreign_cursor
 from tarn.api.http.problems import Responses, raises
 from tarn.api.http.route_access import Caller, CallerDep, DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep
-from tarn.api.http.streaming.file_responses import OCTETS, SENT, sent
+from tarn.api.http.streaming.file_responses import OCTETS, SENT, file_response
 from tarn.api.routes.datasets import IfNoneMatch
 from tarn.archive import documents
 from tarn.archive import file_index as records
@@ -32,7 +32,7 @@ from tarn.archive.files import Staged
 from tarn.archive.reservations import Reservation
 from tarn.datasets.registry import Dataset
 from tarn.db import idempotency as answers
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import (
     Backpressure,
     Fault,
@@ -48,7 +48,7 @@ from tarn.errors import (
 )
 from tarn.journal.batches import Batch, Overtaken
 from tarn.journal.event_buffer import Events
-from tarn.model.dataset import names_tag
+from tarn.model.dataset import matches_none_match
 from tarn.model.entity import Exploder
 from tarn.model.file import ArchiveFile, NewFile, RemoteFile
 from tarn.model.metadata import Metadata
@@ -248,7 +248,7 @@ async def fetch_file(
             reservation.declare(source.size)
             return house.archive.stage(dataset, new, source, reservation)
 
-    staged = await fetching(stage)
+    staged = await run_fetch(stage)
     return await _committed(house, caller, dataset, request, staged, None, entity)
 
 
@@ -303,7 +303,7 @@ def get_file(
     """Show a file. The entity tag is that of its record, which says more than its content."""
     found = _found(house, dataset, checksum, file)
     response.headers["ETag"] = found.record_tag
-    if if_none_match is not None and names_tag(if_none_match, found.record_tag):
+    if if_none_match is not None and matches_none_match(if_none_match, found.record_tag):
         return Response(status_code=304, headers={"ETag": found.record_tag})  # type: ignore[return-value]  # FastAPI passes it on
     return found
 
@@ -323,7 +323,7 @@ def delete_file(
 
 @routes.post(
     "/{checksum}/{file}/entity",
-    responses=write_answers(WrittenDocument, FileNotFound),
+    responses=write_responses(WrittenDocument, FileNotFound),
     response_model=WrittenDocument,
 )
 async def add_file_entity(writing: WritingDep, checksum: Checksum, file: FileId) -> Response:
@@ -354,7 +354,9 @@ async def put_file_text(
     await run_in_threadpool(_first, house, dataset, checksum)
     tenant, archive = caller.identity.tenant, house.archive
     if key is not None and await run_in_threadpool(_is_known, house, tenant, key):
-        staged = await fed(request.stream(), lambda chunks: archive.stage_text(dataset, origin, chunks, keep=False))
+        staged = await run_with_body(
+            request.stream(), lambda chunks: archive.stage_text(dataset, origin, chunks, keep=False)
+        )
     else:
         reservation = await run_in_threadpool(archive.text_reservation, dataset, tenant, checksum, origin)
         staged = await reserved(
@@ -372,7 +374,7 @@ async def put_file_text(
         archive.put_text(dataset, tenant, checksum, origin, staged, recorded)
         return {"size": staged.size}
 
-    written = await run_in_threadpool(_answered, house, caller, _once(request, key, staged), staged, put)
+    written = await run_in_threadpool(_answered, house, caller, _digest(request, key, staged), staged, put)
     return WrittenText.model_validate(written)
 
 
@@ -392,7 +394,7 @@ async def get_file_text(
     await run_in_threadpool(_first, house, dataset, checksum)
     path, name = dataset.layout.text(checksum, origin), f"{origin}.txt"
     try:
-        return await sent(house.store, request, path, "text/plain; charset=utf-8", name)
+        return await file_response(house.store, request, path, "text/plain; charset=utf-8", name)
     except Missing:
         raise FileNotFound(f"there is no text of {checksum} by {origin!r}") from None
 
@@ -449,7 +451,7 @@ async def reserved(
     """
     try:
         await run_in_threadpool(reservation.declare, length)
-        return await fed(pieces, work)
+        return await run_with_body(pieces, work)
     except BaseException:
         with CancelScope(shield=True):
             await run_in_threadpool(reservation.release)
@@ -472,7 +474,7 @@ async def _staged(
         await run_in_threadpool(house.archive.require, dataset, said)
     elif await run_in_threadpool(_is_known, house, tenant, key):
         # It was put already, and is answered again, or refused; in either case its bytes are not needed.
-        return await fed(pieces, lambda chunks: house.archive.stage(dataset, said, chunks, keep=False))
+        return await run_with_body(pieces, lambda chunks: house.archive.stage(dataset, said, chunks, keep=False))
     reservation = house.archive.reservation(dataset, tenant)
     return await reserved(
         reservation, length, pieces, lambda chunks: house.archive.stage(dataset, said, chunks, reservation)
@@ -492,20 +494,20 @@ async def _committed(
     def put(keep: Keep) -> Any:
         def recorded(connection: Connection, files: list[ArchiveFile]) -> None:
             (file,) = files
-            caller.act.done(connection, target=place_of(dataset, file), size=file.size)
+            caller.act.done(connection, target=file_path(dataset, file), size=file.size)
             keep(connection, file.model_dump(mode="json"))
 
         return house.archive.commit(dataset, caller.identity.tenant, [staged], recorded)[0]
 
-    once = _once(request, key, staged)
+    once = _digest(request, key, staged)
     file = ArchiveFile.model_validate(await run_in_threadpool(_answered, house, caller, once, staged, put))
     if entity:
         await write_document(house, caller, dataset, file)
-    headers = {"Location": place_of(dataset, file), "ETag": file.content_tag}
+    headers = {"Location": file_path(dataset, file), "ETag": file.content_tag}
     return Response(file.model_dump_json(), 201, headers, "application/json")
 
 
-def place_of(dataset: Dataset, file: ArchiveFile) -> str:
+def file_path(dataset: Dataset, file: ArchiveFile) -> str:
     """Where a file is found."""
     return f"/v1/datasets/{dataset.name}/files/{file.checksum}/{file.id}"
 
@@ -514,19 +516,21 @@ Keep = Callable[[Connection, Any], None]
 """Keeps an answer in the transaction that makes it true."""
 
 
-def _once(request: Request, key: str | None, staged: Staged) -> Once | None:
+def _digest(request: Request, key: str | None, staged: Staged) -> IdempotencyKey | None:
     if key is None:
         return None
     digest = hashlib.sha256(orjson.dumps([staged.checksum, staged.said.meta], option=orjson.OPT_SORT_KEYS))
-    return Once(key, fingerprint_of(request, digest.hexdigest()))
+    return IdempotencyKey(key, fingerprint_of(request, digest.hexdigest()))
 
 
-def _answered(house: Services, caller: Caller, once: Once | None, staged: Staged, work: Callable[[Keep], Any]) -> Any:
+def _answered(
+    house: Services, caller: Caller, once: IdempotencyKey | None, staged: Staged, work: Callable[[Keep], Any]
+) -> Any:
     """Do something with what was staged, or give the answer that it got before. Raises IdempotencyMismatch."""
     tenant = caller.identity.tenant
 
     def keep(connection: Connection, answer: Any) -> None:
-        if once is not None and not answers.keep(connection, tenant, once, 200, answer):
+        if once is not None and not answers._insert(connection, tenant, once, 200, answer):
             raise Overtaken
 
     def before() -> Any:
@@ -599,6 +603,6 @@ async def _sent(house: Services, dataset: Dataset, checksum: Checksum, request: 
     file = await run_in_threadpool(_first, house, dataset, checksum)
     path = dataset.layout.blob_data(checksum)
     try:
-        return await sent(house.store, request, path, file.mime_type, file.name, checksum)
+        return await file_response(house.store, request, path, file.mime_type, file.name, checksum)
     except Missing:
         raise FileNotFound(f"the content of {checksum} is not in the archive") from None

@@ -6,7 +6,7 @@ from fastapi import Query, Response
 
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, PagingDep
-from tarn.api.http.polling import looks
+from tarn.api.http.polling import poll_intervals
 from tarn.api.http.problems import raises
 from tarn.api.http.route_access import Caller, CallerDep
 from tarn.api.http.routing import IdParam, router
@@ -39,7 +39,7 @@ def list_jobs(house: ServicesDep, caller: CallerDep, paging: PagingDep) -> JobPa
 async def get_job(house: ServicesDep, caller: CallerDep, job: IdParam, wait: WaitParam = 0) -> Job:
     """Show a job, at once or when it is over."""
     found = await run_in_threadpool(visible, house, caller, job)
-    return await over(house, found, wait)
+    return await wait_for_job(house, found, wait)
 
 
 @routes.post(
@@ -52,7 +52,7 @@ async def retry_job(
 ) -> Job:
     """Try a job again that failed or was cancelled; what it does must still be allowed."""
     again = await run_in_threadpool(_retry, house, caller, job)
-    return await job_answer(house, again, wait, response)
+    return await job_response(house, again, wait, response)
 
 
 @routes.delete(
@@ -65,22 +65,22 @@ async def cancel_job(
 ) -> Job:
     """Give a job up: at once if it waits, at its next step if it runs. What is over stays as it is."""
     asked = await run_in_threadpool(_cancel, house, caller, job)
-    return await job_answer(house, asked, wait, response)
+    return await job_response(house, asked, wait, response)
 
 
-async def over(house: Services, job: Job, wait: float) -> Job:
+async def wait_for_job(house: Services, job: Job, wait: float) -> Job:
     """The job when it is over, or as it is when the wait is, or when the server stops."""
     if not job.state.over:
-        async for _ in looks(house, wait):
+        async for _ in poll_intervals(house, wait):
             job = await run_in_threadpool(_read, house, job.id)
             if job.state.over:
                 break
     return job
 
 
-async def job_answer(house: Services, job: Job, wait: float, response: Response) -> Job:
+async def job_response(house: Services, job: Job, wait: float, response: Response) -> Job:
     """Long work's answer: 202 and where to look, or 200 if it was over within the wait."""
-    job = await over(house, job, wait)
+    job = await wait_for_job(house, job, wait)
     response.status_code = 200 if job.state.over else 202
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return job

@@ -40,10 +40,10 @@ def take_lock(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, lock: 
     """Take a lock that is free or has expired; with its token, hold it on."""
     tenant = caller.identity.tenant
     with house.database.write() as connection:
-        act = locks.take if new.token is None else locks.refresh
+        act = locks.take if new.token is None else locks._refresh
         held = act(connection, dataset, tenant, lock, new)
         caller.act.done(connection, fence=held.fence, ttl=new.ttl)
-    locks.show(house.store, dataset, tenant, lock, held)
+    locks.mirror(house.store, dataset, tenant, lock, held)
     return held
 
 
@@ -60,7 +60,7 @@ def release_lock(
     with house.database.write() as connection:
         locks.release(connection, dataset, tenant, lock, token)
         caller.act.done(connection)
-    locks.show(house.store, dataset, tenant, lock, None)
+    locks.mirror(house.store, dataset, tenant, lock, None)
 
 
 @admin_routes.get("")
@@ -78,5 +78,5 @@ def force_release_lock(house: ServicesDep, caller: CallerDep, lock: IdParam) -> 
     with house.database.write() as connection:
         dataset, freed = locks.take_away(connection, lock)
         caller.act.done(connection, dataset=dataset.name, tenant=freed.tenant, name=freed.name, fence=freed.fence)
-    locks.show(house.store, dataset, freed.tenant, freed.name, None)
+    locks.mirror(house.store, dataset, freed.tenant, freed.name, None)
     return freed

@@ -10,11 +10,11 @@ from tarn.api.http.problems import raises
 from tarn.api.http.route_access import Caller, CallerDep, DatasetDep
 from tarn.api.http.routing import media_type, records_body, router
 from tarn.api.http.services.container import Services, ServicesDep
-from tarn.api.http.streaming.file_responses import SENT, sent
+from tarn.api.http.streaming.file_responses import SENT, file_response
 from tarn.api.routes.datasets import IfMatch, IfNoneMatch, VersionPage
-from tarn.api.routes.jobs import WaitParam, job_answer
+from tarn.api.routes.jobs import WaitParam, job_response
 from tarn.archive import mappings
-from tarn.archive.mappings import Kept, Run
+from tarn.archive.mappings import Run, StoredMapping
 from tarn.datasets.registry import Dataset
 from tarn.db import jobs
 from tarn.errors import (
@@ -27,7 +27,7 @@ from tarn.errors import (
     UnsupportedMediaType,
     VersionNotFound,
 )
-from tarn.model.dataset import names_tag
+from tarn.model.dataset import matches_none_match
 from tarn.model.job import Job, MappingOptions, Operation, ProcessOptions
 from tarn.model.mapping import TYPES, ListedMapping, Mapping, origin_of, parsed
 from tarn.model.names import Checksum, FileName
@@ -76,7 +76,7 @@ async def get_mapping(
     def get() -> Mapping:
         kept = mappings.read(house.store, dataset, content_hash)
         response.headers["ETag"] = kept.tag
-        if if_none_match is not None and names_tag(if_none_match, kept.tag):
+        if if_none_match is not None and matches_none_match(if_none_match, kept.tag):
             return Response(status_code=304, headers={"ETag": kept.tag})  # type: ignore[return-value]  # FastAPI passes it on
         return _shown(house, dataset, content_hash, kept)
 
@@ -147,7 +147,7 @@ async def get_mapping_version(
     """Get a former version of a mapping, as it was."""
     path = versions.version_path(dataset.layout.mapping_versions(content_hash), timestamp, DOCUMENT)
     try:
-        return await sent(house.store, request, path, "application/yaml", DOCUMENT)
+        return await file_response(house.store, request, path, "application/yaml", DOCUMENT)
     except Missing:
         raise VersionNotFound(f"there is no version {timestamp} of the mapping") from None
 
@@ -170,11 +170,11 @@ async def process_mapping(
     wait: WaitParam = 0,
 ) -> Job:
     """Make entities of the rows of a source file, in the place of those that the last run made."""
-    job = await _THREADS.run(lambda: _asked(house, caller, dataset, content_hash, options))
-    return await job_answer(house, job, wait, response)
+    job = await _THREADS.run(lambda: _enqueue(house, caller, dataset, content_hash, options))
+    return await job_response(house, job, wait, response)
 
 
-def _asked(house: Services, caller: Caller, dataset: Dataset, content_hash: Checksum, options: ProcessOptions) -> Job:
+def _enqueue(house: Services, caller: Caller, dataset: Dataset, content_hash: Checksum, options: ProcessOptions) -> Job:
     mappings.read(house.store, dataset, content_hash)
     if house.store.head(dataset.layout.blob_data(content_hash)) is None:
         raise FileNotFound(f"there is no file {content_hash} in the archive of {dataset.name!r}")
@@ -187,7 +187,7 @@ def _asked(house: Services, caller: Caller, dataset: Dataset, content_hash: Chec
     return job
 
 
-def _shown(house: Services, dataset: Dataset, content_hash: Checksum, kept: Kept) -> Mapping:
+def _shown(house: Services, dataset: Dataset, content_hash: Checksum, kept: StoredMapping) -> Mapping:
     with house.database.read() as connection:
         run: Run | None = mappings.last_run(connection, dataset, content_hash)
     return Mapping(

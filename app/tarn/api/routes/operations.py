@@ -8,7 +8,7 @@ from tarn.api.http.problems import Responses
 from tarn.api.http.route_access import Caller, CallerDep, DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep
-from tarn.api.routes.jobs import WaitParam, job_answer
+from tarn.api.routes.jobs import WaitParam, job_response
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
 from tarn.db import jobs
@@ -46,7 +46,7 @@ async def flush_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Flush what waits in the dataset's journal into a snapshot."""
-    return await _asked(house, caller, dataset, Operation.FLUSH, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.FLUSH, options, wait, response)
 
 
 @routes.post("/compact", status_code=202, responses=OVER)
@@ -59,7 +59,7 @@ async def compact_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Fold fresh files, and what happened to older ones, into sorted runs. What is visible stays the same."""
-    return await _asked(house, caller, dataset, Operation.COMPACT, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.COMPACT, options, wait, response)
 
 
 @routes.post("/optimize", status_code=202, responses=OVER)
@@ -72,7 +72,7 @@ async def optimize_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Pack small files into larger ones, with the same rows."""
-    return await _asked(house, caller, dataset, Operation.OPTIMIZE, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.OPTIMIZE, options, wait, response)
 
 
 @routes.post("/vacuum", status_code=202, responses=OVER)
@@ -85,7 +85,7 @@ async def vacuum_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Give up snapshots that are older than the policy keeps, and delete what nothing needs any more."""
-    return await _asked(house, caller, dataset, Operation.VACUUM, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.VACUUM, options, wait, response)
 
 
 @routes.post("/verify", status_code=202, responses=OVER)
@@ -98,7 +98,7 @@ async def verify_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Look whether everything that the dataset consists of is there and fits together."""
-    return await _asked(house, caller, dataset, Operation.VERIFY, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.VERIFY, options, wait, response)
 
 
 @routes.post("/revert", status_code=202, responses=OVER)
@@ -111,7 +111,7 @@ async def revert_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Make a snapshot whose state is an older one's, or the present one without what a snapshot did."""
-    return await _asked(house, caller, dataset, Operation.REVERT, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.REVERT, options, wait, response)
 
 
 @routes.post("/purge", status_code=202, responses=OVER)
@@ -124,7 +124,7 @@ async def purge_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Erase entities for good: from every file, with every older snapshot."""
-    return await _asked(house, caller, dataset, Operation.PURGE, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.PURGE, options, wait, response)
 
 
 @routes.post("/export", status_code=202, responses=OVER)
@@ -137,7 +137,7 @@ async def export_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Flush, and make some exports of the head, where they are not fresh."""
-    return await _asked(house, caller, dataset, Operation.EXPORT, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.EXPORT, options, wait, response)
 
 
 @routes.post("/make", status_code=202, responses=OVER)
@@ -150,7 +150,7 @@ async def make_dataset(
     wait: WaitParam = 0,
 ) -> Job:
     """Flush, and make every export that is not fresh."""
-    return await _asked(house, caller, dataset, Operation.MAKE, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.MAKE, options, wait, response)
 
 
 @routes.post("/crawl", status_code=202, responses=OVER)
@@ -164,7 +164,7 @@ async def crawl_dataset(
 ) -> Job:
     """Take the files below a folder, a store's prefix or an index page into the archive, with their Documents."""
     house.fetcher.check(options.uri)
-    return await _asked(house, caller, dataset, Operation.CRAWL, options, wait, response)
+    return await _enqueued(house, caller, dataset, Operation.CRAWL, options, wait, response)
 
 
 @lake_routes.post("/flush", status_code=202, responses=OVER)
@@ -177,10 +177,10 @@ async def flush_datasets(
 ) -> Job:
     """Flush every dataset that the caller may maintain, as of now."""
     job = await run_in_threadpool(_flush_all, house, caller)
-    return await job_answer(house, job, wait, response)
+    return await job_response(house, job, wait, response)
 
 
-async def _asked(
+async def _enqueued(
     house: Services,
     caller: Caller,
     dataset: Dataset,
@@ -200,7 +200,7 @@ async def _asked(
             caller.act.done(connection, job=job.id, **told)
         return job
 
-    return await job_answer(house, await run_in_threadpool(enqueue), wait, response)
+    return await job_response(house, await run_in_threadpool(enqueue), wait, response)
 
 
 def _flush_all(house: Services, caller: Caller) -> Job:

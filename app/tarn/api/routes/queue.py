@@ -16,9 +16,9 @@ from tarn.api.http.services.container import Services, ServicesDep
 from tarn.coordination import queue
 from tarn.datasets.registry import Dataset
 from tarn.db import idempotency as answers
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import Backpressure, Fault, Forbidden, LockLost, QueueItemConflict, QueueItemNotFound, SchemaViolation
-from tarn.model.entity import Exploded, Exploder, shown
+from tarn.model.entity import Exploded, Exploder, truncated
 from tarn.model.names import TenantName
 from tarn.model.queue import (
     Acknowledgement,
@@ -31,7 +31,7 @@ from tarn.model.queue import (
     TakenQueueItem,
     checked_payload,
 )
-from tarn.model.statement import Invalid, checked_id
+from tarn.model.statement import InvalidRecord, validate_id
 from tarn.model.tenant import Level
 
 routes = router("/v1/datasets/{dataset}/queue", "queue")
@@ -64,7 +64,7 @@ async def add_queue_item(
     if new.to is None:
         caller.require(dataset.name, Level.WRITE)
         await run_in_threadpool(_check, house, dataset, new)
-    once = None if key is None else Once(key, fingerprint(request, hashlib.sha256(await request.body())))
+    once = None if key is None else IdempotencyKey(key, fingerprint(request, hashlib.sha256(await request.body())))
     item = await run_in_threadpool(_added, house, caller, dataset, new, once)
     response.headers["Location"] = f"/v1/datasets/{dataset.name}/queue/{item.id}"
     return item
@@ -103,7 +103,7 @@ def pop_queue_item(
             caller.act.done(connection, item=taken.id, attempt=taken.attempts)
     if taken is None:
         return Response(status_code=204)  # type: ignore[return-value]  # FastAPI passes it on
-    queue.show(house.store, dataset, QueueItem(**taken.model_dump(exclude={"token"})))
+    queue.write_mirror(house.store, dataset, QueueItem(**taken.model_dump(exclude={"token"})))
     return taken
 
 
@@ -122,7 +122,7 @@ def ack_queue_item(
     with house.database.write() as connection:
         settled = queue.acknowledge(connection, dataset, caller.identity.tenant, item, said.token, said.error)
         caller.act.done(connection, state=settled.state)
-    queue.show(house.store, dataset, settled)
+    queue.write_mirror(house.store, dataset, settled)
     return settled
 
 
@@ -134,7 +134,7 @@ def retry_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep,
         if again.to is None:
             caller.require(dataset.name, Level.WRITE)
         caller.act.done(connection)
-    queue.show(house.store, dataset, again)
+    queue.write_mirror(house.store, dataset, again)
     return again
 
 
@@ -144,7 +144,7 @@ def delete_queue_item(house: ServicesDep, caller: CallerDep, dataset: DatasetDep
     with house.database.write() as connection:
         removed = queue.remove(connection, dataset, caller.identity.tenant, item)
         caller.act.done(connection, state=removed.state)
-    queue.hide(house.store, dataset, removed)
+    queue.delete_mirror(house.store, dataset, removed)
 
 
 def _check(house: Services, dataset: Dataset, new: NewQueueItem) -> None:
@@ -154,8 +154,8 @@ def _check(house: Services, dataset: Dataset, new: NewQueueItem) -> None:
         if (new.action, new.resource) == (QueueAction.UPSERT, QueueResource.ENTITY):
             _require_all_values(Exploder().explode(dataset.name, new.payload))
         elif new.resource is QueueResource.ENTITY:
-            checked_id(new.payload["id"], "id")
-    except Invalid as error:
+            validate_id(new.payload["id"], "id")
+    except InvalidRecord as error:
         field = f"payload.{error.field}" if error.field else "payload"
         raise SchemaViolation(f"{field}: {error.reason}", errors=[Fault(field=field, reason=error.reason)]) from None
     if (new.action, new.resource) == (QueueAction.UPSERT, QueueResource.FILE):
@@ -165,10 +165,12 @@ def _check(house: Services, dataset: Dataset, new: NewQueueItem) -> None:
 def _require_all_values(entity: Exploded) -> None:
     """Raise Invalid for a value that would be left out: the worker has nobody to report it to."""
     for one in entity.omitted:
-        raise Invalid(f"properties.{one.prop}", f"{shown(one.value)!r} is {one.reason}")
+        raise InvalidRecord(f"properties.{one.prop}", f"{truncated(one.value)!r} is {one.reason}")
 
 
-def _added(house: Services, caller: Caller, dataset: Dataset, new: NewQueueItem, once: Once | None) -> QueueItem:
+def _added(
+    house: Services, caller: Caller, dataset: Dataset, new: NewQueueItem, once: IdempotencyKey | None
+) -> QueueItem:
     """The item, added now or when the same request came first. Raises IdempotencyMismatch."""
     tenant = caller.identity.tenant
     with house.database.write() as connection:
@@ -179,7 +181,7 @@ def _added(house: Services, caller: Caller, dataset: Dataset, new: NewQueueItem,
                 return QueueItem.model_validate(kept.answer)
         item = queue.add(connection, house.settings, dataset, tenant, new, caller.act.request)
         if once is not None:
-            answers.keep(connection, tenant, once, 201, item.model_dump(mode="json"))
+            answers._insert(connection, tenant, once, 201, item.model_dump(mode="json"))
         caller.act.done(connection, target=f"{caller.act.target}/{item.id}", to=new.to)
-    queue.show(house.store, dataset, item)
+    queue.write_mirror(house.store, dataset, item)
     return item

@@ -39,7 +39,7 @@ def set_ref(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, ref: Ref
     with house.database.write() as connection:
         made = refs.put(connection, dataset, ref, new.snapshot, caller.identity.tenant)
         caller.act.done(connection, snapshot=made.snapshot)
-    refs.show(house.store, dataset, ref, made)
+    refs.mirror(house.store, dataset, ref, made)
     return made
 
 
@@ -49,4 +49,4 @@ def delete_ref(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, ref: 
     with house.database.write() as connection:
         refs.remove(connection, dataset, ref)
         caller.act.done(connection)
-    refs.show(house.store, dataset, ref, None)
+    refs.mirror(house.store, dataset, ref, None)

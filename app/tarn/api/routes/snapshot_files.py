@@ -3,7 +3,7 @@
 import orjson
 import pyarrow as pa
 
-from tarn.api.http.streaming.row_formats import Row, Rows
+from tarn.api.http.streaming.row_formats import ResultRows, Row
 from tarn.model.snapshot import File, Scalar, Snapshot, Table, TableName
 
 FIXED = pa.schema(
@@ -18,7 +18,7 @@ FIXED = pa.schema(
 )
 
 
-def file_rows(snapshot: Snapshot) -> Rows:
+def file_rows(snapshot: Snapshot) -> ResultRows:
     """A row a file.
 
     Each column of a file with statistics gives up to four: `{column}_min`, `_max`, `_nulls` and `_truncated`. What no
@@ -27,7 +27,7 @@ def file_rows(snapshot: Snapshot) -> Rows:
     rows = [row for name in ("statements", "translog") for row in _of_table(name, snapshot.table(name))]
     reported = list(dict.fromkeys(name for row in rows for name in row if name not in FIXED.names))
     types = {name: _unify(rows, name) for name in reported}
-    return Rows(rows, pa.schema([*FIXED, *(pa.field(name, kind) for name, kind in types.items())]))
+    return ResultRows(rows, pa.schema([*FIXED, *(pa.field(name, kind) for name, kind in types.items())]))
 
 
 def _of_table(name: TableName, table: Table) -> list[Row]:

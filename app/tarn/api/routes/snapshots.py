@@ -104,7 +104,7 @@ def list_snapshots(house: ServicesDep, dataset: DatasetDep, paging: PagingDep) -
     One whose manifest is invalid stands in its place, with the problem.
     """
     with house.database.read() as connection:
-        found = snapshots.log(connection, dataset, paging.after_number, paging.fetch)
+        found = snapshots.kept_page(connection, dataset, paging.after_number, paging.fetch)
     named, cursor = paging.cut(found, lambda one: str(one.seq))
     with ThreadPoolExecutor(READERS) as pool:
         entries = list(pool.map(lambda one: _entry(house, dataset, one), named))

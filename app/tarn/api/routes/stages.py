@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
 
-from tarn.api.http.commit_wait import Commit, CommitParam, later, wait_for_snapshot
-from tarn.api.http.ingest import RECORDS_RAISE, HowToReadDep, KeyHeader, Writing, Written
+from tarn.api.http.commit_wait import Commit, CommitParam, accepted_response, wait_for_snapshot
+from tarn.api.http.ingest import RECORDS_RAISE, HowToReadDep, KeyHeader, WriteRequest, Written
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, PagingDep
 from tarn.api.http.problems import raises
@@ -32,14 +32,14 @@ def _staging(
     dataset: DatasetDep,
     stage: IdParam,
     key: KeyHeader = None,
-) -> Writing:
+) -> WriteRequest:
     with house.database.read() as connection:
         row = stages.find(connection, dataset, caller.identity.tenant, stage)
     origin = None if row.origin is None else Origin(row.origin)
-    return Writing(request, house, caller, dataset, origin, "auto", key, row.id)
+    return WriteRequest(request, house, caller, dataset, origin, "auto", key, row.id)
 
 
-StagingDep = Annotated[Writing, Depends(_staging)]
+StagingDep = Annotated[WriteRequest, Depends(_staging)]
 
 
 class StagePage(Page[Stage]):
@@ -64,7 +64,7 @@ def list_stages(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, pagi
     return StagePage(results=results, next=cursor)
 
 
-@routes.post("/commit", responses={**later(Written), **raises(StageNotFound, StageClosed)})
+@routes.post("/commit", responses={**accepted_response(Written), **raises(StageNotFound, StageClosed)})
 async def commit_stages(
     house: ServicesDep,
     caller: CallerDep,
@@ -108,7 +108,10 @@ async def stage_statements(staging: StagingDep, reading: StatementsDep) -> Respo
     return await staging.take_statements(reading)
 
 
-@routes.post("/{stage}/commit", responses={**later(Written), **raises(StageNotFound, StageClosed, PreconditionFailed)})
+@routes.post(
+    "/{stage}/commit",
+    responses={**accepted_response(Written), **raises(StageNotFound, StageClosed, PreconditionFailed)},
+)
 async def commit_stage(
     house: ServicesDep,
     caller: CallerDep,

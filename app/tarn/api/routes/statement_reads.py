@@ -9,18 +9,19 @@ from pydantic import BaseModel, Field
 
 from tarn.api.http.paging import PagingDep, foreign_cursor
 from tarn.api.http.problems import Responses
-from tarn.api.http.reads.read_requests import HEADERS, AskedDep, read_answers, served
+from tarn.api.http.reads.read_requests import HEADERS, AskedDep, read_problems, snapshot_header
 from tarn.api.http.route_access import DatasetDep
 from tarn.api.http.routing import JSON, router
 from tarn.api.http.streaming.row_formats import preferred
-from tarn.api.http.streaming.stream_response import Chunks, EndParam, Piece, streamed
+from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece
+from tarn.api.http.streaming.stream_response import stream_response as streamed
 from tarn.api.routes.entity_reads import NONE, CanonicalIds, Ids, Kinds, Origins, Schemata
 from tarn.errors import Fault, InvalidFormat, NotAcceptable, SchemaViolation
 from tarn.model.query_fields import property_names, schema_names
 from tarn.query import statements
 from tarn.query.reader import Reading
-from tarn.query.statement_formats import FORMS, NDJSON
-from tarn.query.statements import Filter, Place
+from tarn.query.statement_formats import FORMATS, NDJSON
+from tarn.query.statements import StatementFilter, StatementPosition
 
 routes = router("/v1/datasets/{dataset}/statements", "statements")
 
@@ -60,41 +61,41 @@ async def _filter(
     schemata: Kinds = NONE,
     origin: Origins = NONE,
     prop: Props = NONE,
-) -> Filter:
+) -> StatementFilter:
     for name, values in (("schema", schema), ("schemata", schemata)):
         for value in values:
             if value not in schema_names():
-                raise _refused(name, f"{value[:100]!r} is not a schema of FollowTheMoney")
+                raise _violation(name, f"{value[:100]!r} is not a schema of FollowTheMoney")
     for name, values in (("id", id), ("canonical_id", canonical_id)):
         if any("\x00" in value for value in values):
-            raise _refused(name, "must not have NUL characters")
+            raise _violation(name, "must not have NUL characters")
     for value in prop:
         if value not in property_names():
-            raise _refused("prop", f"{value[:100]!r} is not a property of FollowTheMoney")
-    return Filter(id, canonical_id, schema, schemata, origin, prop)
+            raise _violation("prop", f"{value[:100]!r} is not a property of FollowTheMoney")
+    return StatementFilter(id, canonical_id, schema, schemata, origin, prop)
 
 
-def _refused(name: str, reason: str) -> SchemaViolation:
+def _violation(name: str, reason: str) -> SchemaViolation:
     return SchemaViolation(f"{name}: {reason}", errors=[Fault(field=f"query.{name}", reason=reason)])
 
 
-FilterDep = Annotated[Filter, Depends(_filter)]
+FilterDep = Annotated[StatementFilter, Depends(_filter)]
 
 
 async def _form(request: Request) -> str:
-    return preferred(request.headers.get("accept"), tuple(FORMS))
+    return preferred(request.headers.get("accept"), tuple(FORMATS))
 
 
 STREAM: Responses = {
     200: {
         "description": "Statements in the form that was asked for",
         "headers": HEADERS,
-        "content": {form: {"schema": {"type": "string", "format": "binary"}} for form in FORMS},
+        "content": {form: {"schema": {"type": "string", "format": "binary"}} for form in FORMATS},
     }
 }
 
 
-@routes.get("/stream", response_class=Response, responses={**STREAM, **read_answers(NotAcceptable)})
+@routes.get("/stream", response_class=Response, responses={**STREAM, **read_problems(NotAcceptable)})
 async def stream_statements(
     asked: AskedDep,
     dataset: DatasetDep,
@@ -109,32 +110,32 @@ async def stream_statements(
 
     def begin(reading: Reading) -> Chunks:
         snapshot, chunks = statements.stream(reading, dataset, asked.state, wanted, form)
-        return Chunks(snapshot, (Piece(chunk, chunk.count(b"\n")) for chunk in chunks))
+        return Chunks(snapshot, (StreamPiece(chunk, chunk.count(b"\n")) for chunk in chunks))
 
     return await streamed(asked, [dataset], form, end, begin)
 
 
-@routes.get("", response_model=StatementPage, responses={200: {"headers": HEADERS}, **read_answers()})
+@routes.get("", response_model=StatementPage, responses={200: {"headers": HEADERS}, **read_problems()})
 async def list_statements(asked: AskedDep, dataset: DatasetDep, wanted: FilterDep, page: PagingDep) -> Response:
     """List statements, by canonical id and id."""
     after = None if page.after is None else _place(page.after)
 
-    def read(reading: Reading) -> tuple[str | None, list[dict[str, Any]], Place | None]:
+    def read(reading: Reading) -> tuple[str | None, list[dict[str, Any]], StatementPosition | None]:
         return statements.page(reading, dataset, asked.state, wanted, after, page.limit)
 
     snapshot, rows, last = await asked.read([dataset], read)
     cursor = page.cursor(None if last is None else _text(last))
-    return Response(orjson.dumps({"results": rows, "next": cursor}), headers=served(snapshot), media_type=JSON)
+    return Response(orjson.dumps({"results": rows, "next": cursor}), headers=snapshot_header(snapshot), media_type=JSON)
 
 
-def _text(place: Place) -> str:
+def _text(place: StatementPosition) -> str:
     return orjson.dumps([place.canonical_id, place.id.hex(), place.origin]).decode()
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> StatementPosition:
     try:
         canonical_id, statement, origin = orjson.loads(text)
-        place = Place(canonical_id, bytes.fromhex(statement), origin)
+        place = StatementPosition(canonical_id, bytes.fromhex(statement), origin)
     except (ValueError, TypeError):
         raise foreign_cursor() from None
     if type(canonical_id) is not str or type(origin) is not str:

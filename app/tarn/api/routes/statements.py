@@ -11,8 +11,8 @@ from tarn.api.http.ingest import (
     ValuesParam,
     WritingDep,
     Written,
-    record_answers,
-    write_answers,
+    record_responses,
+    write_responses,
 )
 from tarn.api.http.routing import records_body, router
 from tarn.errors import QueryTimeout
@@ -43,7 +43,7 @@ StatementsDep = Annotated[HowToRead, Depends(how_to_read_statements)]
 
 @routes.post(
     "/{dataset}/statements",
-    responses=record_answers(Written),
+    responses=record_responses(Written),
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
@@ -53,7 +53,7 @@ async def add_statements(writing: WritingDep, reading: StatementsDep) -> Respons
 
 
 @routes.delete(
-    "/{dataset}/statements/{statement}", responses=write_answers(Deleted, QueryTimeout), response_model=Deleted
+    "/{dataset}/statements/{statement}", responses=write_responses(Deleted, QueryTimeout), response_model=Deleted
 )
 async def delete_statement(writing: WritingDep, statement: StatementId) -> Response:
     """Delete one statement, of one origin or of every one. What is not there is 0 tombstones."""
@@ -66,7 +66,7 @@ async def delete_statement(writing: WritingDep, statement: StatementId) -> Respo
     return await writing.write(events, Deleted(tombstones=len(events)))
 
 
-@routes.delete("/{dataset}/origins/{name}", responses=write_answers(Deleted, QueryTimeout), response_model=Deleted)
+@routes.delete("/{dataset}/origins/{name}", responses=write_responses(Deleted, QueryTimeout), response_model=Deleted)
 async def delete_origin(writing: WritingDep, name: Origin) -> Response:
     """Delete everything that one origin says, as one event."""
     events = Events()

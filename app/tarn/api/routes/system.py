@@ -84,7 +84,7 @@ async def ready(house: ServicesDep, response: Response) -> Readiness:
 
 
 def _readiness(house: Services) -> Readiness:
-    storage: Literal["ok", "down"] = "ok" if _answers_storage(house) else "down"
+    storage: Literal["ok", "down"] = "ok" if _is_storage_up(house) else "down"
     worker = _worker(house)
     database: Literal["ok", "down"] = "down" if worker == "unknown" else "ok"
     if "down" in (database, storage):
@@ -128,7 +128,7 @@ def whoami(house: ServicesDep, caller: CallerDep) -> WhoAmI:
     return WhoAmI(tenant=identity.tenant, key=identity.key, grants=held, limits=allowed)
 
 
-def _answers_storage(house: Services) -> bool:
+def _is_storage_up(house: Services) -> bool:
     try:
         return house.store.head(Layout.lake) is not None
     except TarnError:

@@ -12,7 +12,7 @@ from tarn.api.http.services.container import ServicesDep
 from tarn.coordination import tags
 from tarn.errors import AlreadyExists, Forbidden, QuotaExceeded, TagNotFound
 from tarn.model.names import TagKey
-from tarn.model.tag import Latest, NewTag, Tag, not_older
+from tarn.model.tag import Latest, NewTag, Tag, newer_tags
 
 routes = router("/v1/datasets/{dataset}", "tags")
 
@@ -51,7 +51,7 @@ def list_tags(
 def get_tag(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, key: KeyParam) -> Tag:
     """Show a tag."""
     with house.database.read() as connection:
-        return tags.get(connection, dataset, caller.identity.tenant, key)
+        return tags._get(connection, dataset, caller.identity.tenant, key)
 
 
 @routes.put("/tag", responses=raises(AlreadyExists, Forbidden, QuotaExceeded))
@@ -67,7 +67,7 @@ def set_tag(
     with house.database.write() as connection:
         tag = tags.put(house.database, connection, dataset, tenant, key, new)
         caller.act.done(connection, key=key)
-    tags.show(house.store, dataset, tenant, key, tag)
+    tags.mirror(house.store, dataset, tenant, key, tag)
     return tag
 
 
@@ -78,7 +78,7 @@ def delete_tag(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, key: 
     with house.database.write() as connection:
         tags.remove(connection, dataset, tenant, key)
         caller.act.done(connection, key=key)
-    tags.show(house.store, dataset, tenant, key, None)
+    tags.mirror(house.store, dataset, tenant, key, None)
 
 
 @routes.get("/tag/is_latest")
@@ -87,7 +87,7 @@ def is_latest_tag(
 ) -> Latest:
     """Tell whether a tag is there, and strictly newer than every one of some others that is."""
     with house.database.read() as connection:
-        found = tags.moments(connection, dataset, caller.identity.tenant, [key, *dep])
+        found = tags._times(connection, dataset, caller.identity.tenant, [key, *dep])
     at = found.get(key)
-    newer = not_older(at, found, dep)
+    newer = newer_tags(at, found, dep)
     return Latest(key=key, latest=at is not None and not newer, at=at, newer=newer)

@@ -19,13 +19,13 @@ from tarn.api.routes.files import (
     EntityParam,
     bytes_body,
     checked_path,
+    file_path,
     length_of,
-    place_of,
     reserved,
     write_document,
 )
 from tarn.archive.uploads import Uploads
-from tarn.db.idempotency import Once
+from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import (
     Backpressure,
     BodyTooLarge,
@@ -78,7 +78,7 @@ async def put_upload_block(
 ) -> Upload:
     """Add a block: durable when answered. Blocks may come in any order, and several at once, and must not overlap."""
     request.scope[LIMIT] = house.settings.max_file_bytes
-    once = None if key is None else (lambda digest: Once(key, fingerprint_of(request, digest)))
+    once = None if key is None else (lambda digest: IdempotencyKey(key, fingerprint_of(request, digest)))
     add, tenant = _uploads(house).put_block, caller.identity.tenant
 
     def recorded(connection: Connection, size: int) -> None:
@@ -113,13 +113,13 @@ async def commit_upload(
     """
 
     def recorded(connection: Connection, file: ArchiveFile) -> None:
-        caller.act.done(connection, target=place_of(dataset, file), size=file.size)
+        caller.act.done(connection, target=file_path(dataset, file), size=file.size)
 
     commit = _uploads(house).commit
     file = await run_in_threadpool(commit, dataset, caller.identity.tenant, upload, recorded, conditions)
     if entity:
         await write_document(house, caller, dataset, file)
-    response.headers["Location"], response.headers["ETag"] = place_of(dataset, file), file.content_tag
+    response.headers["Location"], response.headers["ETag"] = file_path(dataset, file), file.content_tag
     return file
 
 

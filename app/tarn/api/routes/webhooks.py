@@ -19,16 +19,16 @@ def get_webhook(house: ServicesDep, tenant: TenantName) -> Webhook:
     """Show a tenant's webhook and how its deliveries go."""
     with house.database.read() as connection:
         tenants.get(connection, tenant)
-        return webhooks.get(connection, tenant)
+        return webhooks._get(connection, tenant)
 
 
 @routes.put("", responses=raises(TenantNotFound))
 def set_webhook(house: ServicesDep, caller: CallerDep, tenant: TenantName, new: NewWebhook) -> Webhook:
     """Set where a tenant's events are sent: those from now on, or from where it was before; one given up goes on."""
-    _check(house, new.url)
+    _check_url(house, new.url)
     with house.database.write() as connection:
         tenants.get(connection, tenant)
-        changed = webhooks.put(connection, tenant, new)
+        changed = webhooks._put(connection, tenant, new)
         caller.act.done(connection, kinds=[*new.kinds], datasets=[*new.datasets], secret=new.secret is not None)
     return changed
 
@@ -43,7 +43,7 @@ def delete_webhook(house: ServicesDep, caller: CallerDep, tenant: TenantName) ->
         caller.act.done(connection)
 
 
-def _check(house: Services, written: str) -> None:
+def _check_url(house: Services, written: str) -> None:
     """Raise SchemaViolation for an address that nothing is sent to. Each delivery looks again."""
     try:
         url = Url.parse(written)

@@ -81,13 +81,13 @@ def backup(
         from tarn.main import list_backups, run_backup
 
         if list_:
-            output.Output(as_json).table(
+            output.CommandOutput(as_json).table(
                 [one.model_dump(mode="json") for one in list_backups(known, place)],
                 *("id", "at", "tarn", "objects", "size", "copied", "copied_size"),
             )
             return
         made = run_backup(known, place, keep)
-        recovery.show_backup(made, output.Output(as_json))
+        recovery.show_backup(made, output.CommandOutput(as_json))
         if made.lacking:
             raise typer.Exit(1)
 
@@ -106,7 +106,7 @@ def restore(
         from tarn.main import run_restore
 
         restored, found = run_restore(known, place, at)
-        recovery.show_restored(restored, found, output.Output(as_json))
+        recovery.show_restored(restored, found, output.CommandOutput(as_json))
         if found.is_lossy:
             raise typer.Exit(1)
 
@@ -124,7 +124,7 @@ def reconcile(
         from tarn.main import run_reconcile
 
         found = run_reconcile(known, apply)
-        recovery.show_reconciled(found, output.Output(as_json))
+        recovery.show_reconciled(found, output.CommandOutput(as_json))
         if found.is_lossy:
             raise typer.Exit(1)
 

@@ -11,12 +11,12 @@ from typing import Any
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BLOB, RECORD, TEXT = "blob", ".json", ".txt"
 SHA1_DIGITS = 40
-PIECE = 1 << 20
+CHUNK_BYTES = 1 << 20
 EXAMPLES = 5
 
 
 @dataclass
-class Content:
+class ArchivedFile:
     """One content: its bytes, the records of where it came from, and what text was found in it."""
 
     checksum: str
@@ -29,7 +29,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Record:
+class FileRecord:
     """A file as the source describes it, with the path that it gets."""
 
     path: str
@@ -39,7 +39,7 @@ class Record:
 
 
 @dataclass
-class Survey:
+class ArchiveSurvey:
     """What an archive holds, and what is wrong with it."""
 
     files: int = 0
@@ -52,24 +52,24 @@ class Survey:
     """What cannot be imported, a sentence each."""
 
 
-def contents(folder: str) -> Iterator[Content]:
+def archived_files(folder: str) -> Iterator[ArchivedFile]:
     """Everything in an archive, in the order of the hashes."""
     for place, folders, names in os.walk(folder):
         folders.sort()
         if HASH.fullmatch(os.path.basename(place)):
             folders.clear()
-            yield _in_folder(place, sorted(names))
+            yield _in_own_folder(place, sorted(names))
         else:
-            yield from _beside_each_other(place, sorted(names))
+            yield from _in_shared_folder(place, sorted(names))
 
 
-def survey(folder: str) -> Survey:
+def survey(folder: str) -> ArchiveSurvey:
     """What an archive holds. Its records are all read, its contents are not."""
-    seen = Survey()
-    for content in contents(folder):
+    seen = ArchiveSurvey()
+    for content in archived_files(folder):
         found: set[str] = set()
         for path in content.records:
-            record = _read(path, content.checksum)
+            record = _read_record(path, content.checksum)
             if record is None:
                 seen.faults.append(f"{path} is no record of a file")
             elif content.blob is None:
@@ -88,41 +88,41 @@ def survey(folder: str) -> Survey:
     return seen
 
 
-def records(content: Content) -> Iterator[Record]:
+def records(content: ArchivedFile) -> Iterator[FileRecord]:
     """The records of a content that can be used, one for each path."""
     seen: set[str] = set()
     for path in content.records:
-        record = _read(path, content.checksum)
+        record = _read_record(path, content.checksum)
         if record is not None and record.path not in seen:
             seen.add(record.path)
             yield record
 
 
-def sha256(content: Content) -> str | None:
+def sha256(content: ArchivedFile) -> str | None:
     """The SHA-256 of a content. Where the source knows it by its SHA-1, both are computed: None if it is wrong."""
     assert content.blob is not None
     if len(content.checksum) != SHA1_DIGITS:
         return content.checksum  # the server computes it, and refuses what is not so
     old, new = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
     with open(content.blob, "rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(CHUNK_BYTES):
             old.update(piece)
             new.update(piece)
     return new.hexdigest() if old.hexdigest() == content.checksum else None
 
 
-def find(folder: str, checksum: str) -> Content | None:
+def find(folder: str, checksum: str) -> ArchivedFile | None:
     """The content with a hash, as the source knows it."""
     inside = os.path.join(folder, checksum[:2], checksum[2:4], checksum[4:6])
     if os.path.isdir(os.path.join(inside, checksum)):
-        return _in_folder(os.path.join(inside, checksum), sorted(os.listdir(os.path.join(inside, checksum))))
+        return _in_own_folder(os.path.join(inside, checksum), sorted(os.listdir(os.path.join(inside, checksum))))
     if os.path.isfile(os.path.join(inside, checksum)):
-        return Content(checksum, os.path.join(inside, checksum))
+        return ArchivedFile(checksum, os.path.join(inside, checksum))
     return None
 
 
-def _in_folder(folder: str, names: list[str]) -> Content:
-    content = Content(os.path.basename(folder))
+def _in_own_folder(folder: str, names: list[str]) -> ArchivedFile:
+    content = ArchivedFile(os.path.basename(folder))
     for name in names:
         path = os.path.join(folder, name)
         if name == BLOB:
@@ -136,14 +136,14 @@ def _in_folder(folder: str, names: list[str]) -> Content:
     return content
 
 
-def _beside_each_other(folder: str, names: list[str]) -> Iterator[Content]:
+def _in_shared_folder(folder: str, names: list[str]) -> Iterator[ArchivedFile]:
     """As the first version wrote it: the content under its hash, the record and the texts beside it."""
-    found: dict[str, Content] = {}
+    found: dict[str, ArchivedFile] = {}
     for name in names:
         checksum, _, rest = name.partition(".")
         if not HASH.fullmatch(checksum):
             continue
-        content, path = found.setdefault(checksum, Content(checksum)), os.path.join(folder, name)
+        content, path = found.setdefault(checksum, ArchivedFile(checksum)), os.path.join(folder, name)
         if not rest:
             content.blob = path
         elif rest == RECORD[1:]:
@@ -157,7 +157,7 @@ def _beside_each_other(folder: str, names: list[str]) -> Iterator[Content]:
     yield from found.values()
 
 
-def _read(path: str, checksum: str) -> Record | None:
+def _read_record(path: str, checksum: str) -> FileRecord | None:
     """The record in a file, if it is one."""
     from tarn.model.names import Origin
 
@@ -184,7 +184,7 @@ def _read(path: str, checksum: str) -> Record | None:
         origin = None
     extra = said.get("extra")
     meta = (extra if isinstance(extra, dict) else {}) | {"ftm_lakehouse": source}
-    return Record(place, origin, meta, place != told)
+    return FileRecord(place, origin, meta, place != told)
 
 
 def usable_path(told: str, checksum: str) -> str:

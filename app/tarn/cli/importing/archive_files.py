@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.failures import Incomplete, ProblemAnswered
-from tarn.cli.importing.archive import PIECE, Content, Record, contents, records, sha256
+from tarn.cli.importing.archive import CHUNK_BYTES, ArchivedFile, FileRecord, archived_files, records, sha256
 from tarn.cli.importing.stage import patiently
-from tarn.cli.importing.target_dataset import Target
+from tarn.cli.importing.target_dataset import ImportTarget
 from tarn.cli.paths import at
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ LONGEST_META = 4000
 BOUNDARY = "tarn-import-7d2f61c4b9e84a03"
 
 
-class Files:
+class ArchiveUpload:
     """Puts the files of an archive."""
 
-    def __init__(self, target: Target, passed: "Passed", resumed: bool, skip: bool) -> None:
+    def __init__(self, target: ImportTarget, passed: "Passed", resumed: bool, skip: bool) -> None:
         """With `resumed`, what is there is not sent again; with `skip`, what is damaged is left out and told."""
         self._target = target
         self._passed = passed
@@ -35,7 +35,7 @@ class Files:
 
     def put_all(self, folder: str) -> None:
         """Raises Incomplete for a damaged content, ProblemAnswered for what the server refuses."""
-        for content in contents(folder):
+        for content in archived_files(folder):
             told = list(records(content))
             if content.blob is None or not told:
                 continue
@@ -47,7 +47,7 @@ class Files:
             if any(there):
                 self._put_texts(content, checksum)
 
-    def _put(self, content: Content, record: Record, checksum: str) -> bool:
+    def _put(self, content: ArchivedFile, record: FileRecord, checksum: str) -> bool:
         if self._resumed and self._target.has_file(checksum, record.path):
             self._passed(0, 1)
             return True
@@ -61,7 +61,7 @@ class Files:
         self._passed(0, 1)
         return True
 
-    def _sent(self, content: Content, record: Record, checksum: str) -> None:
+    def _sent(self, content: ArchivedFile, record: FileRecord, checksum: str) -> None:
         meta = json.dumps(record.meta, ensure_ascii=False)
         params = {"path": record.path, "origin": record.origin, "checksum": checksum}
         path, client = at(BASE, self._target.name, "files"), self._target.client
@@ -76,11 +76,11 @@ class Files:
     def _pieces(self, path: str | None) -> Iterator[bytes]:
         assert path is not None
         with open(path, "rb") as file:
-            while piece := file.read(PIECE):
+            while piece := file.read(CHUNK_BYTES):
                 yield piece
                 self._passed(len(piece), 0)
 
-    def _put_texts(self, content: Content, checksum: str) -> None:
+    def _put_texts(self, content: ArchivedFile, checksum: str) -> None:
         from tarn.model.names import Origin
 
         for origin, path in content.texts:
@@ -105,7 +105,7 @@ class Files:
 
 def _read(path: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(CHUNK_BYTES):
             yield piece
 
 

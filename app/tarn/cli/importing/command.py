@@ -8,11 +8,11 @@ import typer
 from tarn.cli.failures import Misuse
 from tarn.cli.input.files import STATEMENT_TYPES, STDIN
 from tarn.cli.options import OnError, Quiet
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 
 def import_data(
-    session: Session,
+    session: CommandSession,
     source: Annotated[
         str,
         typer.Argument(
@@ -74,11 +74,11 @@ def import_data(
     """
     if os.path.isdir(source):
         _reject({"--origin": origin, "--format": form}, "files")
-        from tarn.cli.importing.dataset import Choices
+        from tarn.cli.importing.dataset import ImportOptions
         from tarn.cli.importing.directory import import_directory, renames
 
         renamed = renames(rename_origin or [])
-        choices = Choices(into, hidden, on_error == "skip", compare, quiet, renamed)
+        choices = ImportOptions(into, hidden, on_error == "skip", compare, quiet, renamed)
         import_directory(session, source, dataset or [], name, choices, dry_run)
         return
     if source != STDIN and not os.path.exists(source):

@@ -19,15 +19,15 @@ from functools import cached_property
 from tarn.cli.failures import Incomplete, Misuse, ProblemAnswered
 from tarn.cli.importing import archive
 from tarn.cli.importing import dataset_metadata as described
-from tarn.cli.importing.archive_files import Files
-from tarn.cli.importing.layouts import Place
-from tarn.cli.importing.report import Report
-from tarn.cli.importing.stage import Expired, Stage, arrow_parts
-from tarn.cli.importing.tables import Counts, Statements
-from tarn.cli.importing.target_dataset import Target
+from tarn.cli.importing.archive_files import ArchiveUpload
+from tarn.cli.importing.layouts import DatasetDirectory
+from tarn.cli.importing.report import ImportReport
+from tarn.cli.importing.stage import Stage, StageExpired, arrow_parts
+from tarn.cli.importing.tables import ImportCounts, SourceStatements
+from tarn.cli.importing.target_dataset import ImportTarget
 from tarn.cli.importing.unflushed import pending
 from tarn.cli.output.progress import progress
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 BEGUN, DONE = "begun", "done"
 ATTEMPTS = 3
@@ -35,7 +35,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class Choices:
+class ImportOptions:
     """What the person at the terminal wants."""
 
     into: bool = False
@@ -46,17 +46,19 @@ class Choices:
     renamed: dict[str, str] = field(default_factory=dict)
 
 
-class Import:
+class DatasetImport:
     """One dataset's import. Building it looks at everything and changes nothing."""
 
-    def __init__(self, session: Session, place: Place, name: str | None, choices: Choices) -> None:
+    def __init__(
+        self, session: CommandSession, place: DatasetDirectory, name: str | None, choices: ImportOptions
+    ) -> None:
         """Raises Misuse for what is wrong with the source or forbids the target, ProblemAnswered, Unreachable."""
         self._session = session
         self._place = place
         self._choices = choices
-        self.target = Target(session.client, described.checked_name(name or place.name()))
+        self.target = ImportTarget(session.client, described.checked_name(name or place.name()))
         self.exists = self.target.exists()
-        self._statements = Statements(place, choices.hidden)
+        self._statements = SourceStatements(place, choices.hidden)
         self._survey = archive.survey(place.archive)
         self._mappings = dict(described.mappings(place))
         self._metadata, self._unkept = described.metadata(place)
@@ -78,7 +80,7 @@ class Import:
         return self._place.folder
 
     @cached_property
-    def counts(self) -> Counts:
+    def counts(self) -> ImportCounts:
         """How many statements and entities are to come."""
         return self._renamed(self._statements.count())
 
@@ -89,9 +91,9 @@ class Import:
         return self._statements.identity or f"folder-{folder}"
 
     @cached_property
-    def report(self) -> Report:
+    def report(self) -> ImportReport:
         """What there is to be imported, all of it read once. Raises Misuse if data is damaged."""
-        report = Report(self._place.folder, self.target.name, "done before" if self.done else "planned")
+        report = ImportReport(self._place.folder, self.target.name, "done before" if self.done else "planned")
         layout = self._statements.layout
         report.layout = "no statements" if layout is None else layout.described
         report.version = self._statements.version
@@ -115,7 +117,7 @@ class Import:
         if self._choices.compare:
             report.target(self.target.count(), self.target.files(), self.target.mappings())
 
-    def _write(self, report: Report) -> None:
+    def _write(self, report: ImportReport) -> None:
         stage = self._staged()
         for attempt in range(ATTEMPTS):
             try:
@@ -123,7 +125,7 @@ class Import:
                     self._put_files(report)
                     self._put_mappings(report)
                 stage.commit()
-            except Expired:
+            except StageExpired:
                 stage = self._staged()
                 continue
             except BaseException:
@@ -153,16 +155,16 @@ class Import:
             raise
         return stage
 
-    def _put_files(self, report: Report) -> None:
+    def _put_files(self, report: ImportReport) -> None:
         if not self._survey.files:
             return
         choices, resumed = self._choices, self.exists
         with progress(self._session.output, "files", choices.quiet, size=self._survey.size, unit="files") as passed:
-            files = Files(self.target, passed, resumed, choices.skip)
+            files = ArchiveUpload(self.target, passed, resumed, choices.skip)
             files.put_all(self._place.archive)
         report.warnings += files.faults[:100]
 
-    def _put_mappings(self, report: Report) -> None:
+    def _put_mappings(self, report: ImportReport) -> None:
         for checksum, mapping in self._mappings.items():
             try:
                 self.target.put_mapping(self._new_hash(checksum), mapping)
@@ -200,9 +202,9 @@ class Import:
             except ValueError as error:
                 raise Misuse(f"{error}: rename it with --rename-origin '{origin}=NEW'") from None
 
-    def _renamed(self, counts: Counts) -> Counts:
+    def _renamed(self, counts: ImportCounts) -> ImportCounts:
         """The counts under the names that origins get. Of two that become one, entities of both count once or twice."""
-        renamed = Counts(counts.statements, counts.entities)
+        renamed = ImportCounts(counts.statements, counts.entities)
         for origin, (statements, entities) in counts.origins.items():
             name = self._new_origins.get(origin, origin)
             before = renamed.origins.get(name, (0, 0))

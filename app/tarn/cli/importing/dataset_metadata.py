@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tarn.cli.failures import Misuse
-from tarn.cli.importing.layouts import Place
+from tarn.cli.importing.layouts import DatasetDirectory
 
 COMPRESSION = {"gz": "gzip", "zst": "zstd"}
 
-THEIRS = frozenset(
+SOURCE_FIELDS = frozenset(
     {"name", "id", "created", "uri", "storage", "shards", "resources", "stats", "index_url", "version", "updated_at"}
     | {"last_export", "last_change", "entity_count", "thing_count", "target_count", "public_url_prefix", "git_repo"}
     | {"content_type", "total_file_size", "statements_url", "entities_url", "delta_url"}
@@ -27,7 +27,7 @@ def checked_name(name: str) -> str:
         raise Misuse(f"{error}: give it another name with --as") from None
 
 
-def metadata(place: Place) -> tuple[dict[str, Any], list[str]]:
+def metadata(place: DatasetDirectory) -> tuple[dict[str, Any], list[str]]:
     """The fields of a configuration that Tarn has a place for, and the names of those that it cannot take."""
     from pydantic import ValidationError
 
@@ -36,7 +36,7 @@ def metadata(place: Place) -> tuple[dict[str, Any], list[str]]:
     kept: dict[str, Any] = {}
     left: list[str] = []
     for name, value in place.config().items():
-        if name in THEIRS or value in (None, "", [], {}):
+        if name in SOURCE_FIELDS or value in (None, "", [], {}):
             continue
         value = COMPRESSION.get(value, value) if name == "compression" and isinstance(value, str) else value
         value = _plain_publisher(value) if name == "publisher" and isinstance(value, dict) else value
@@ -49,7 +49,7 @@ def metadata(place: Place) -> tuple[dict[str, Any], list[str]]:
     return kept, left
 
 
-def mappings(place: Place) -> Iterator[tuple[str, Any]]:
+def mappings(place: DatasetDirectory) -> Iterator[tuple[str, Any]]:
     """The mapping for each content, under the hash that the source knows it by. Raises Misuse for what is no YAML."""
     from tarn.cli.input.yaml_reader import parse
 
@@ -66,7 +66,7 @@ def mappings(place: Place) -> Iterator[tuple[str, Any]]:
             raise Misuse(f"{path} cannot be read: {error}") from None
         # The dataset and the hash, which stand beside the queries, are told by where the mapping is put.
         queries = said.get("queries") if isinstance(said, dict) else None
-        yield checksum, _without_nothing({"queries": queries} if queries is not None else said)
+        yield checksum, _without_empty({"queries": queries} if queries is not None else said)
 
 
 def _plain_publisher(publisher: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def _plain_publisher(publisher: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in publisher.items() if name in Publisher.model_fields and value is not None}
 
 
-def _without_nothing(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     """The same without fields that say nothing: the source writes down every field that there could be."""
     if isinstance(value, dict):
-        return {name: _without_nothing(field) for name, field in value.items() if field not in (None, [], {})}
-    return [_without_nothing(item) for item in value] if isinstance(value, list) else value
+        return {name: _without_empty(field) for name, field in value.items() if field not in (None, [], {})}
+    return [_without_empty(item) for item in value] if isinstance(value, list) else value

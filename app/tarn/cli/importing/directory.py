@@ -1,20 +1,20 @@
 """The datasets of a directory: all are looked at before the first is written."""
 
 from tarn.cli.failures import Failure, Incomplete, Misuse
-from tarn.cli.importing.dataset import Choices, Import
-from tarn.cli.importing.layouts import Place, found
-from tarn.cli.importing.report import Report
-from tarn.cli.session import Session
+from tarn.cli.importing.dataset import DatasetImport, ImportOptions
+from tarn.cli.importing.layouts import DatasetDirectory, find_datasets
+from tarn.cli.importing.report import ImportReport
+from tarn.cli.session import CommandSession
 
 
 def import_directory(
-    session: Session, path: str, names: list[str], name: str | None, choices: Choices, dry_run: bool
+    session: CommandSession, path: str, names: list[str], name: str | None, choices: ImportOptions, dry_run: bool
 ) -> None:
     """Import the datasets of a directory, or those of these names. Raises Misuse, and Incomplete if a count differs."""
-    places = _chosen(found(path), names, path)
+    places = _chosen(find_datasets(path), names, path)
     if name is not None and len(places) > 1:
         raise Misuse("--as is for one dataset: choose it with --dataset")
-    imports = [Import(session, place, name, choices) for place in places]
+    imports = [DatasetImport(session, place, name, choices) for place in places]
     for one in imports:
         session.output.note(f"looking at {one.folder}")
         one.report  # noqa: B018 - reads all that will be sent, so that damage is found before anything is
@@ -46,7 +46,7 @@ def renames(texts: list[str]) -> dict[str, str]:
     return renamed
 
 
-def _chosen(places: list[Place], names: list[str], path: str) -> list[Place]:
+def _chosen(places: list[DatasetDirectory], names: list[str], path: str) -> list[DatasetDirectory]:
     if not names:
         return places
     known = {place.name(): place for place in places}
@@ -55,7 +55,7 @@ def _chosen(places: list[Place], names: list[str], path: str) -> list[Place]:
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def _show(session: Session, report: Report) -> None:
+def _show(session: CommandSession, report: ImportReport) -> None:
     for warning in report.warnings:
         session.output.note(f"warning: {warning}")
     if report.rejected:

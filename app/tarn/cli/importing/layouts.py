@@ -27,7 +27,7 @@ LOG = "_delta_log"
 
 
 @dataclass(frozen=True)
-class Place:
+class DatasetDirectory:
     """A dataset's directory."""
 
     folder: str
@@ -76,7 +76,7 @@ class Place:
         return said if isinstance(said, str) and said else os.path.basename(self.folder)
 
 
-def found(path: str) -> list[Place]:
+def find_datasets(path: str) -> list[DatasetDirectory]:
     """The datasets at a directory: itself if it is one, else those in it. Raises Misuse if there are none."""
     folder = os.path.abspath(path)
     if not os.path.isdir(folder):
@@ -86,12 +86,12 @@ def found(path: str) -> list[Place]:
             f"{path} is a lake of Tarn itself: a server opens it with TARN_LAKE_URI, nothing is to be imported"
         )
     if _holds_data(folder):
-        return [_foreign(Place(folder))]
-    inside = [Place(below) for below in _folders(folder) if _holds_data(below) or _is_described(below)]
+        return [_checked(DatasetDirectory(folder))]
+    inside = [DatasetDirectory(below) for below in _folders(folder) if _holds_data(below) or _is_described(below)]
     if inside:
-        return [_foreign(place) for place in inside]
+        return [_checked(place) for place in inside]
     if _is_described(folder):
-        return [Place(folder)]
+        return [DatasetDirectory(folder)]
     raise Misuse(
         f"{path} is no directory of ftm-lakehouse: "
         f"neither it nor a folder in it has statements, an archive or a name in its {CONFIG}"
@@ -99,16 +99,16 @@ def found(path: str) -> list[Place]:
 
 
 def _holds_data(folder: str) -> bool:
-    place = Place(folder)
+    place = DatasetDirectory(folder)
     return place.statements is not None or any(os.path.isdir(path) for path in (place.archive, place.mappings))
 
 
 def _is_described(folder: str) -> bool:
     """Whether it says that it is a dataset: a lake has a configuration as well, and no name."""
-    return isinstance(Place(folder).config().get("name"), str)
+    return isinstance(DatasetDirectory(folder).config().get("name"), str)
 
 
-def _foreign(place: Place) -> Place:
+def _checked(place: DatasetDirectory) -> DatasetDirectory:
     """Raises Misuse for a dataset of a lake of Tarn, whose tables have other columns."""
     if os.path.isdir(place.at("snapshots")):
         raise Misuse(f"{place.folder} is a dataset of Tarn itself: what others wrote is imported")

@@ -29,7 +29,7 @@ BASE = "id"
 
 
 @dataclass(frozen=True)
-class Layout:
+class SourceLayout:
     """The columns that tables have, which say how rows are deleted."""
 
     columns: frozenset[str]
@@ -42,7 +42,7 @@ class Layout:
         return "statements with deleted_at" if "deleted_at" in self.columns else "statements, none deleted"
 
 
-def recognised(where: str, columns: list[str], translog: list[str] | None) -> Layout:
+def detect_layout(where: str, columns: list[str], translog: list[str] | None) -> SourceLayout:
     """The layout of tables with these columns. Raises Misuse for columns of which nobody knows what they would say."""
     given = frozenset(columns)
     lacking = [name for name in NEEDED if name not in given]
@@ -52,13 +52,13 @@ def recognised(where: str, columns: list[str], translog: list[str] | None) -> La
         raise Misuse(f"{where} is of a layout that is not known here: it has the columns {', '.join(unknown)}")
     if translog is not None and frozenset(translog) != TRANSLOG:
         raise Misuse(f"the translog beside {where} is of a layout that is not known here: it has {', '.join(translog)}")
-    return Layout(given, translog is not None)
+    return SourceLayout(given, translog is not None)
 
 
-def live(layout: Layout, hidden: bool) -> str:
+def live(layout: SourceLayout, hidden: bool) -> str:
     """The live statements of one origin (`$origin`), out of the relations `raw` and, if there is one, `log`."""
     return f"""
-WITH said AS ({_said(layout)}),
+WITH said AS ({_source_rows(layout)}),
 shown AS ({_from_translog(hidden) if layout.translog else _newest()})
 SELECT entity_id, prop, value, lang, external,
     arg_max({_REST}, coalesce(last, 0)) AS rest, min(first) AS first, max(last) AS last
@@ -73,7 +73,7 @@ FROM (
 )"""
 
 
-def rows(layout: Layout, hidden: bool) -> str:
+def rows(layout: SourceLayout, hidden: bool) -> str:
     """The live statements of one origin, with the columns that Tarn takes."""
     return f"""
 SELECT entity_id, rest.canonical_id AS canonical_id, rest.schema AS "schema", prop, value, lang,
@@ -108,7 +108,7 @@ SELECT id, min(epoch_us(first_seen)) AS first, max(epoch_us(last_seen)) AS last,
 FROM log GROUP BY id"""
 
 
-def _said(layout: Layout) -> str:
+def _source_rows(layout: SourceLayout) -> str:
     def column(name: str, default: str) -> str:
         return name if name in layout.columns else default
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from tarn.cli.importing.tables import Counts
+from tarn.cli.importing.tables import ImportCounts
 
 
 @dataclass
-class Report:
+class ImportReport:
     """One dataset's."""
 
     folder: str
@@ -23,11 +23,11 @@ class Report:
     _source: dict[str, int] = field(default_factory=dict)
     _target: dict[str, int] | None = None
 
-    def source(self, counts: Counts, files: int, mappings: int) -> None:
+    def source(self, counts: ImportCounts, files: int, mappings: int) -> None:
         """What there was to be imported."""
         self._source = _lines(counts, files, mappings)
 
-    def target(self, counts: Counts, files: int, mappings: int) -> None:
+    def target(self, counts: ImportCounts, files: int, mappings: int) -> None:
         """What is there afterwards."""
         self._target = _lines(counts, files, mappings)
 
@@ -66,7 +66,7 @@ class Report:
         }
 
 
-def _lines(counts: Counts, files: int, mappings: int) -> dict[str, int]:
+def _lines(counts: ImportCounts, files: int, mappings: int) -> dict[str, int]:
     lines = {"statements": counts.statements, "entities": counts.entities, "files": files, "mappings": mappings}
     for origin, (statements, entities) in sorted(counts.origins.items()):
         lines |= {f"statements of {origin}": statements, f"entities of {origin}": entities}

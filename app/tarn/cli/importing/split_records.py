@@ -4,8 +4,8 @@ import zlib
 from collections.abc import Iterator
 
 from tarn.cli.failures import Misuse
-from tarn.cli.importing.stage import PART_BYTES, Part
-from tarn.cli.input.files import STATEMENT_TYPES, Source
+from tarn.cli.importing.stage import PART_BYTES, StagePart
+from tarn.cli.input.files import STATEMENT_TYPES, InputFile
 
 CSV, PACK, NDJSON = (STATEMENT_TYPES[name] for name in ("csv", "pack", "ndjson"))
 FORMS = (CSV, PACK, NDJSON)
@@ -17,11 +17,11 @@ UNPACKED, SIP = 1 << 20, 1 << 10
 """Bytes that gzip may give at once; and that zstd is fed, which has no such limit: a few of its bytes can be 128 kB."""
 
 
-def parts(source: Source, kind: str) -> Iterator[Part]:
+def parts(source: InputFile, kind: str) -> Iterator[StagePart]:
     """The records of a source of this type. Raises Misuse for what is damaged, or no such thing."""
-    pieces = _plain(source)
+    pieces = _decompressed(source)
     if kind == NDJSON:
-        yield from (Part(body, body.count(b"\n"), kind) for body in _cut(pieces, quoted=False))
+        yield from (StagePart(body, body.count(b"\n"), kind) for body in _cut(pieces, quoted=False))
         return
     header = b""
     for number, body in enumerate(_cut(pieces, quoted=True)):
@@ -30,10 +30,10 @@ def parts(source: Source, kind: str) -> Iterator[Part]:
             header, body = _header(source, body, kind)
         if not body:
             continue
-        yield Part(header + body, body.count(b"\n"), kind)
+        yield StagePart(header + body, body.count(b"\n"), kind)
 
 
-def _header(source: Source, body: bytes, kind: str) -> tuple[bytes, bytes]:
+def _header(source: InputFile, body: bytes, kind: str) -> tuple[bytes, bytes]:
     """The header and the rest; packs of older tools have none. Raises Misuse for a CSV that has none."""
     line, end, rest = body.partition(b"\n")
     if b"entity_id" in line and b"prop" in line:
@@ -78,7 +78,7 @@ def _end(buffer: bytearray, quoted: bool) -> int:
     return 0
 
 
-def _plain(source: Source) -> Iterator[bytes]:
+def _decompressed(source: InputFile) -> Iterator[bytes]:
     """What a source holds, decompressed as it is read. Raises Misuse if it is damaged or cut off."""
     if source.encoding is None:
         yield from source.pieces()
@@ -88,7 +88,7 @@ def _plain(source: Source) -> Iterator[bytes]:
         yield from _unzstd(source)
 
 
-def _gunzipped(source: Source) -> Iterator[bytes]:
+def _gunzipped(source: InputFile) -> Iterator[bytes]:
     unpacker = zlib.decompressobj(wbits=31)
     try:
         for piece in source.pieces():
@@ -104,7 +104,7 @@ def _gunzipped(source: Source) -> Iterator[bytes]:
         raise Misuse(f"{source.name} is cut off: its gzip has no end")
 
 
-def _unzstd(source: Source) -> Iterator[bytes]:
+def _unzstd(source: InputFile) -> Iterator[bytes]:
     import zstandard
 
     unpacker = zstandard.ZstdDecompressor().decompressobj()

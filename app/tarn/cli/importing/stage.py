@@ -23,7 +23,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 T = TypeVar("T")
 
 
-class Part(NamedTuple):
+class StagePart(NamedTuple):
     """A body of one request."""
 
     body: bytes
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     encoding: str | None = None
 
 
-class Expired(Exception):
+class StageExpired(Exception):
     """The stage was left alone for too long, and is gone with everything that was sent to it."""
 
 
@@ -52,7 +52,7 @@ class Stage:
         opened = patiently(lambda: client.document("POST", self._stages, about))
         self.id: str = opened["id"]
 
-    def send(self, part: Part) -> None:
+    def send(self, part: StagePart) -> None:
         """Send a part, more than once if need be: its key makes sure that it is taken once. Raises ProblemAnswered."""
         self._parts += 1
         headers = {"Content-Type": part.kind, "Idempotency-Key": f"import-{self.id}-{self._parts}"}
@@ -89,9 +89,9 @@ class Stage:
         except ProblemAnswered as problem:
             if problem.slug != "stage-not-found":
                 raise
-            raise Expired from None
+            raise StageExpired from None
         if stage["state"] != "committed":
-            raise Expired
+            raise StageExpired
         return stage
 
 
@@ -109,11 +109,11 @@ def patiently(attempt: Callable[[], T]) -> T:
     return attempt()
 
 
-def arrow_parts(batches: Iterator["pa.RecordBatch"]) -> Iterator[Part]:
+def arrow_parts(batches: Iterator["pa.RecordBatch"]) -> Iterator[StagePart]:
     """Batches of statements gathered into bodies of bounded size."""
     gathered: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in _small(batches):
+    for batch in _split(batches):
         if gathered and (rows + batch.num_rows > PART_ROWS or size + batch.nbytes > PART_BYTES):
             yield _part(gathered)
             gathered, rows, size = [], 0, 0
@@ -123,21 +123,21 @@ def arrow_parts(batches: Iterator["pa.RecordBatch"]) -> Iterator[Part]:
         yield _part(gathered)
 
 
-def _small(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+def _split(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
     """The same rows in batches that fit a part, unless a single row does not."""
     for batch in batches:
         if batch.nbytes > PART_BYTES and batch.num_rows > 1:
             half = batch.num_rows // 2
-            yield from _small(iter((batch.slice(0, half), batch.slice(half))))
+            yield from _split(iter((batch.slice(0, half), batch.slice(half))))
         elif batch.num_rows:
             yield batch
 
 
-def _part(batches: list["pa.RecordBatch"]) -> Part:
+def _part(batches: list["pa.RecordBatch"]) -> StagePart:
     import pyarrow as pa
 
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as out, pa.ipc.new_stream(out, batches[0].schema) as stream:
         for batch in batches:
             stream.write_batch(batch)
-    return Part(sink.getvalue().to_pybytes(), sum(batch.num_rows for batch in batches), ARROW, "zstd")
+    return StagePart(sink.getvalue().to_pybytes(), sum(batch.num_rows for batch in batches), ARROW, "zstd")

@@ -6,20 +6,20 @@ from typing import Any
 
 import typer
 
-from tarn.cli.failures import Misuse, ProblemAnswered, fault_line
+from tarn.cli.failures import Misuse, ProblemAnswered, invalid_line
 from tarn.cli.importing.dataset_metadata import checked_name
 from tarn.cli.importing.split_records import FORMS, parts
-from tarn.cli.importing.stage import Part, Stage
-from tarn.cli.importing.target_dataset import Target
-from tarn.cli.input.files import STDIN, Source, opened, statement_type
+from tarn.cli.importing.stage import Stage, StagePart
+from tarn.cli.importing.target_dataset import ImportTarget
+from tarn.cli.input.files import STDIN, InputFile, opened, statement_type
 from tarn.cli.input.upload import show_omissions
 from tarn.cli.output.progress import progress
 from tarn.cli.output.tables import printable
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 
 def import_file(
-    session: Session,
+    session: CommandSession,
     path: str,
     dataset: str | None,
     kind: str | None,
@@ -32,7 +32,7 @@ def import_file(
     quiet: bool,
 ) -> None:
     """Send a file in parts, and make them visible at once. Raises Misuse, ProblemAnswered, Unreachable."""
-    target = Target(session.client, checked_name(dataset or _named_for(path)))
+    target = ImportTarget(session.client, checked_name(dataset or _named_for(path)))
     exists = target.exists()
     if exists and not into:
         target.require_empty()
@@ -43,7 +43,7 @@ def import_file(
         told = (
             _read(session, source, form, quiet)
             if dry_run
-            else _sent(session, target, exists, source, form, origin, on_error, quiet)
+            else _send(session, target, exists, source, form, origin, on_error, quiet)
         )
     if compare and not dry_run:
         # Of statements that a file has twice, one is there; so a difference is no fault, and is told alone.
@@ -55,7 +55,7 @@ def import_file(
         return
     session.output.record(told)
     for fault in faults:
-        typer.echo(printable(f"left out: {fault_line(fault)}"), err=True)
+        typer.echo(printable(f"left out: {invalid_line(fault)}"), err=True)
     show_omissions({"count": 0, "first": []}, ignored)
 
 
@@ -65,16 +65,16 @@ def _named_for(path: str) -> str:
     return os.path.basename(path).partition(".")[0]
 
 
-def _read(session: Session, source: Source, form: str, quiet: bool) -> dict[str, Any]:
-    lines = sum(part.rows for part in _watched(session, source, form, "reading", quiet))
+def _read(session: CommandSession, source: InputFile, form: str, quiet: bool) -> dict[str, Any]:
+    lines = sum(part.rows for part in _with_progress(session, source, form, "reading", quiet))
     return {"source": source.name, "state": "planned", "format": form, "lines": lines}
 
 
-def _sent(
-    session: Session,
-    target: Target,
+def _send(
+    session: CommandSession,
+    target: ImportTarget,
     exists: bool,
-    source: Source,
+    source: InputFile,
     form: str,
     origin: str | None,
     on_error: str,
@@ -84,7 +84,7 @@ def _sent(
         target.create({})
     stage, lines = Stage(session.client, target.name, origin, source.name, on_error), 0
     try:
-        for part in _watched(session, source, form, "sending", quiet):
+        for part in _with_progress(session, source, form, "sending", quiet):
             try:
                 stage.send(part)
             except ProblemAnswered as problem:
@@ -109,7 +109,9 @@ def _sent(
     }
 
 
-def _watched(session: Session, source: Source, form: str, doing: str, quiet: bool) -> Iterator[Part]:
+def _with_progress(
+    session: CommandSession, source: InputFile, form: str, doing: str, quiet: bool
+) -> Iterator[StagePart]:
     with progress(session.output, doing, quiet) as passed:
         for part in parts(source, form):
             yield part

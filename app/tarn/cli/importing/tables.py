@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarn.cli.failures import Misuse
 from tarn.cli.importing import live_sql
-from tarn.cli.importing.layouts import Place
+from tarn.cli.importing.layouts import DatasetDirectory
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,7 +30,7 @@ DEFAULT_ORIGIN = "default"
 
 
 @dataclass
-class Counts:
+class ImportCounts:
     """How much is live."""
 
     statements: int = 0
@@ -40,17 +40,17 @@ class Counts:
 
 
 @dataclass
-class Hidden:
+class HiddenStatements:
     """Statements that a source with a translog holds and does not show."""
 
     unlisted: int = 0
     said_again: int = 0
 
 
-class Statements:
+class SourceStatements:
     """The live statements of one dataset, as they were when it was opened."""
 
-    def __init__(self, place: Place, hidden: bool = False) -> None:
+    def __init__(self, place: DatasetDirectory, hidden: bool = False) -> None:
         """Raises Misuse if the tables cannot be read or are of a layout that is not known."""
         self._folder = place.statements
         self._hidden = hidden
@@ -60,7 +60,7 @@ class Statements:
         if self._table is not None and self._folder is not None:
             columns = [field.name for field in self._table.schema().fields]
             log = None if self._log is None else [field.name for field in self._log.schema().fields]
-            self.layout = live_sql.recognised(self._folder, columns, log)
+            self.layout = live_sql.detect_layout(self._folder, columns, log)
             for table in filter(None, (self._table, self._log)):
                 _require_files(table)
 
@@ -79,9 +79,9 @@ class Statements:
         with self._connection() as found:
             return [] if found is None else [origin or DEFAULT_ORIGIN for origin in self._origins(found)]
 
-    def count(self) -> Counts:
+    def count(self) -> ImportCounts:
         """How much is live. Raises Misuse if the data is damaged."""
-        counts = Counts()
+        counts = ImportCounts()
         with self._connection() as found:
             if found is None or self.layout is None:
                 return counts
@@ -98,9 +98,9 @@ class Statements:
             (counts.entities,) = _row(found, "SELECT count(DISTINCT id) FROM entities")
         return counts
 
-    def hidden(self) -> Hidden:
+    def hidden(self) -> HiddenStatements:
         """What the source does not show. Raises Misuse if the data is damaged."""
-        total = Hidden()
+        total = HiddenStatements()
         with self._connection() as found:
             if found is None or self._log is None:
                 return total

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.failures import Misuse, ProblemAnswered
 from tarn.cli.importing.stage import ARROW
-from tarn.cli.importing.tables import Counts, engine
+from tarn.cli.importing.tables import ImportCounts, engine
 from tarn.cli.paths import at
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Target:
+class ImportTarget:
     """A dataset of the server, there or not."""
 
     client: "Client"
@@ -77,11 +77,11 @@ class Target:
     def put_mapping(self, content_hash: str, mapping: Any) -> None:
         self.client.document("PUT", self._at("mappings", content_hash), mapping)
 
-    def count(self) -> Counts:
+    def count(self) -> ImportCounts:
         """How much of it is live, by reading all of it."""
         import pyarrow as pa
 
-        counts = Counts()
+        counts = ImportCounts()
         with self.client.stream(self._at("statements", "stream"), ARROW, {}) as pieces, engine() as found:
             body = _Body(pieces)
             try:

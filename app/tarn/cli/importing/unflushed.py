@@ -6,13 +6,13 @@ import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from tarn.cli.importing.layouts import QUEUE, Place
+from tarn.cli.importing.layouts import QUEUE, DatasetDirectory
 
 JOURNAL = "journal.db"
 UPDATED, FLUSHED = "last_updated", "last_flushed"
 
 
-def pending(place: Place) -> Iterator[str]:
+def pending(place: DatasetDirectory) -> Iterator[str]:
     """A sentence for each thing that is not in the directory's tables yet."""
     rows = _journal_rows(place)
     if rows:
@@ -27,11 +27,11 @@ def pending(place: Place) -> Iterator[str]:
         yield f"{waiting} items wait in the source's queue and are not imported: let it work them off first"
 
 
-def _journal(place: Place) -> str:
+def _journal(place: DatasetDirectory) -> str:
     return os.path.join(os.path.dirname(place.folder), JOURNAL)
 
 
-def _journal_rows(place: Place) -> int | None:
+def _journal_rows(place: DatasetDirectory) -> int | None:
     """Rows in the journal that lies beside the dataset, where it lies unless it is set otherwise; None if none does."""
     if not os.path.isfile(_journal(place)):
         return None
@@ -45,12 +45,12 @@ def _journal_rows(place: Place) -> int | None:
         return None
 
 
-def _is_behind(place: Place) -> bool:
+def _is_behind(place: DatasetDirectory) -> bool:
     updated, flushed = _moment(place, UPDATED), _moment(place, FLUSHED)
     return updated is not None and (flushed is None or flushed < updated)
 
 
-def _moment(place: Place, name: str) -> datetime | None:
+def _moment(place: DatasetDirectory, name: str) -> datetime | None:
     try:
         with open(place.at("tags", "lakehouse", "journal", name), encoding="utf-8") as file:
             moment = datetime.fromisoformat(file.read().strip().strip('"'))

@@ -23,7 +23,7 @@ TEXT = frozenset({"application/x-ndjson", "text/csv", "application/x-ftm-pack"})
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFile:
     """Data that is read once, its beginning known already."""
 
     name: str
@@ -56,7 +56,7 @@ class Source:
 
 
 @contextmanager
-def opened(name: str) -> Iterator[Source]:
+def opened(name: str) -> Iterator[InputFile]:
     """A file or standard input. Raises Misuse if it cannot be opened."""
     if name == STDIN:
         yield _source("standard input", sys.stdin.buffer, None)
@@ -70,14 +70,14 @@ def opened(name: str) -> Iterator[Source]:
         yield _source(name, file, about.st_size if stat.S_ISREG(about.st_mode) else None)
 
 
-def entity_type(source: Source) -> str:
+def entity_type(source: InputFile) -> str:
     """NDJSON by its name or where the first line is a whole object; JSON otherwise."""
     if source.suffix in (".ndjson", ".jsonl"):
         return "application/x-ndjson"
     return _json_type(source.beginning())
 
 
-def statement_type(source: Source) -> str:
+def statement_type(source: InputFile) -> str:
     """What the name says, or the first bytes. Raises Misuse if neither tells."""
     named = STATEMENT_TYPES.get(source.suffix.removeprefix("."))
     if named is not None:
@@ -106,13 +106,13 @@ STATEMENT_TYPES = {
 """Media types by what `--format` and names of files call them."""
 
 
-def _source(name: str, file: BinaryIO, size: int | None) -> Source:
+def _source(name: str, file: BinaryIO, size: int | None) -> InputFile:
     try:
         head = file.read(HEAD)
     except OSError as error:
         raise _unreadable(name, error) from None
     encoding = next((encoding for magic, encoding in ENCODINGS.items() if head.startswith(magic)), None)
-    return Source(name, size, encoding, head, file)
+    return InputFile(name, size, encoding, head, file)
 
 
 def _decompressed(head: bytes, encoding: str | None) -> bytes:

@@ -5,11 +5,11 @@ from typing import Any
 
 import typer
 
-from tarn.cli.failures import fault_line
-from tarn.cli.input.files import TEXT, Source
+from tarn.cli.failures import invalid_line
+from tarn.cli.input.files import TEXT, InputFile
 from tarn.cli.output.progress import progress
 from tarn.cli.output.tables import printable
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 UNUSUAL = frozenset({"nested", "deleted"})
 """Counts that are shown only if there is something to count."""
@@ -18,7 +18,7 @@ MOST_SHOWN = 10
 """Values that were left out which are shown one by one."""
 
 
-def load(session: Session, path: str, source: Source, kind: str, params: dict[str, Any], quiet: bool) -> None:
+def load(session: CommandSession, path: str, source: InputFile, kind: str, params: dict[str, Any], quiet: bool) -> None:
     """Send a source, which is of this media type, and show what the server took of it."""
     headers = {"Content-Type": kind} | ({} if source.encoding is None else {"Content-Encoding": source.encoding})
     counts_lines = source.encoding is None and kind in TEXT
@@ -37,7 +37,7 @@ def load(session: Session, path: str, source: Source, kind: str, params: dict[st
     faults, omitted, ignored = (written.pop(name) for name in ("errors", "omitted", "ignored"))
     session.output.record({name: value for name, value in written.items() if value or name not in UNUSUAL})
     for fault in faults:
-        typer.echo(printable(f"left out: {fault_line(fault)}"), err=True)
+        typer.echo(printable(f"left out: {invalid_line(fault)}"), err=True)
     if written["rejected"] > len(faults):
         session.output.note(f"and {written['rejected'] - len(faults)} more")
     show_omissions(omitted, ignored)

@@ -10,7 +10,7 @@ MOST_NAMED = 10
 """Entities that are named one by one on standard error, before the summary."""
 
 
-class LeftOut:
+class OmittedEntities:
     """Counts what one command leaves out. Standard error gets a line for each of the first, and one summary."""
 
     def __init__(self, dataset: str) -> None:

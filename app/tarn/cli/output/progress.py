@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tarn.cli.output.tables import Output
+from tarn.cli.output.tables import CommandOutput
 
 Passed = Callable[[int, int], None]
 """Told of the bytes and rows that passed; rows are 0 where they cannot be counted."""
@@ -13,14 +13,14 @@ Passed = Callable[[int, int], None]
 
 @contextmanager
 def progress(
-    output: Output, doing: str, quiet: bool, rows: int | None = None, size: int | None = None, unit: str = "rows"
+    output: CommandOutput, doing: str, quiet: bool, rows: int | None = None, size: int | None = None, unit: str = "rows"
 ) -> Iterator[Passed]:
     """Show on standard error how far a command is: towards so many rows or bytes, if either is known.
 
     Rows may go by another name.
     """
     if quiet or output.as_json or not sys.stderr.isatty():
-        yield _unseen
+        yield _ignore
         return
     with _bar(doing, rows, size, unit) as passed:
         yield passed
@@ -52,7 +52,7 @@ def _bar(doing: str, rows: int | None, size: int | None, unit: str) -> Iterator[
             raise
 
 
-def _unseen(_bytes: int, _rows: int) -> None:
+def _ignore(_bytes: int, _rows: int) -> None:
     """Nobody looks."""
 
 

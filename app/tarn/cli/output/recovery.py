@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tarn.cli.output.tables import Output, printable
+from tarn.cli.output.tables import CommandOutput, printable
 
 if TYPE_CHECKING:
     from tarn.model.recovery import BackupManifest, KnownBatch, Losses, Reconciled, Reconciliation
@@ -14,7 +14,7 @@ SHOWN = 10
 """Things of one kind that people are shown; programs see all of them."""
 
 
-def show_backup(made: "BackupManifest", out: Output) -> None:
+def show_backup(made: "BackupManifest", out: CommandOutput) -> None:
     if out.as_json:
         out.json(made.model_dump(mode="json"))
         return
@@ -24,7 +24,7 @@ def show_backup(made: "BackupManifest", out: Output) -> None:
     _more(len(made.lacking))
 
 
-def show_restored(restored: "BackupManifest", found: "Reconciliation", out: Output) -> None:
+def show_restored(restored: "BackupManifest", found: "Reconciliation", out: CommandOutput) -> None:
     if out.as_json:
         out.json({"backup": restored.id, "at": restored.at.isoformat(), **found.model_dump(mode="json")})
         return
@@ -32,7 +32,7 @@ def show_restored(restored: "BackupManifest", found: "Reconciliation", out: Outp
     _show(found)
 
 
-def show_reconciled(found: "Reconciliation", out: Output) -> None:
+def show_reconciled(found: "Reconciliation", out: CommandOutput) -> None:
     if out.as_json:
         out.json(found.model_dump(mode="json"))
         return

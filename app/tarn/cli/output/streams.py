@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
 from tarn.cli.failures import Misuse, ProblemAnswered, Unreachable
-from tarn.cli.output.invalid_entities import LeftOut
+from tarn.cli.output.invalid_entities import OmittedEntities
 from tarn.cli.output.progress import progress
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 NDJSON = "application/x-ndjson"
 STDOUT = "-"
@@ -20,7 +20,7 @@ ABOUT = b'{"$'
 quote has a backslash before it."""
 
 
-class Sink(NamedTuple):
+class OutputTarget(NamedTuple):
     """Where records go."""
 
     write: Callable[[bytes], Any]
@@ -28,7 +28,7 @@ class Sink(NamedTuple):
 
 
 @contextmanager
-def sink(name: str) -> Iterator[Sink]:
+def sink(name: str) -> Iterator[OutputTarget]:
     """Standard output, or a file that takes its name only when the context is left without an error.
 
     Raises Misuse for what cannot be written. A reader of standard output that stops early is a BrokenPipeError.
@@ -41,7 +41,7 @@ def sink(name: str) -> Iterator[Sink]:
     written = name if direct else f"{name}.{os.getpid()}.part"
     try:
         with open(written, "wb") as file:
-            yield Sink(file.write, on_terminal=file.isatty())
+            yield OutputTarget(file.write, on_terminal=file.isatty())
         if not direct:
             os.replace(written, name)
     except OSError as error:
@@ -53,13 +53,13 @@ def sink(name: str) -> Iterator[Sink]:
 
 
 def print_records(
-    session: Session,
+    session: CommandSession,
     path: str,
     params: dict[str, Any],
     out: str,
     quiet: bool,
     limit: int | None = None,
-    left_out: LeftOut | None = None,
+    left_out: OmittedEntities | None = None,
 ) -> None:
     """Print a stream of NDJSON, all of it or up to a limit. Count the invalid entities of it in `left_out`."""
     with (
@@ -71,7 +71,13 @@ def print_records(
 
 
 def print_bytes(
-    session: Session, path: str, form: str, params: dict[str, Any], out: str, quiet: bool, size: int | None = None
+    session: CommandSession,
+    path: str,
+    form: str,
+    params: dict[str, Any],
+    out: str,
+    quiet: bool,
+    size: int | None = None,
 ) -> None:
     """Print a stream of another form as it is; `size` is how many bytes it has, if that is known."""
     text = form.startswith("text/")
@@ -85,7 +91,7 @@ def print_bytes(
 
 @contextmanager
 def printing(
-    session: Session, out: str, quiet: bool, limit: int | None = None, text: bool = True, size: int | None = None
+    session: CommandSession, out: str, quiet: bool, limit: int | None = None, text: bool = True, size: int | None = None
 ) -> Iterator[Callable[[bytes], None]]:
     """What writes the pieces of a result as they come, with progress for whoever does not see them pass."""
     with sink(out) as to:
@@ -94,13 +100,13 @@ def printing(
         with progress(session.output, "reading", quiet or to.on_terminal, rows=limit, size=size) as passed:
 
             def write(piece: bytes) -> None:
-                to.write(_tame(piece) if to.on_terminal else piece)
+                to.write(_escape_controls(piece) if to.on_terminal else piece)
                 passed(len(piece), piece.count(b"\n") if text and size is None else 0)
 
             yield write
 
 
-def records(chunks: Iterable[bytes], left_out: LeftOut | None = None) -> Iterator[bytes]:
+def records(chunks: Iterable[bytes], left_out: OmittedEntities | None = None) -> Iterator[bytes]:
     """Blocks of whole lines, each a record. Lines about entities that do not assemble are counted in `left_out`.
 
     Raises ProblemAnswered for a stream that failed, and Unreachable for one without its last line.
@@ -164,7 +170,7 @@ def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         held.append(chunk[cut:])
 
 
-def _standard_output() -> Sink:
+def _standard_output() -> OutputTarget:
     out: BinaryIO = sys.stdout.buffer
 
     def write(data: bytes) -> None:
@@ -172,10 +178,10 @@ def _standard_output() -> Sink:
         out.flush()
 
     sys.stdout.flush()
-    return Sink(write, on_terminal=sys.stdout.isatty())
+    return OutputTarget(write, on_terminal=sys.stdout.isatty())
 
 
-def _tame(block: bytes) -> bytes:
+def _escape_controls(block: bytes) -> bytes:
     """The block for a terminal: what could steer it is escaped as JSON does."""
     text = block.decode(errors="replace")
     return "".join(

@@ -25,7 +25,7 @@ MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
 
 
 @dataclass(frozen=True)
-class Output:
+class CommandOutput:
     """Where a command's result goes, and in which form."""
 
     as_json: bool
@@ -37,14 +37,14 @@ class Output:
             return
         named_first = sorted({**document, **people_only}.items(), key=lambda item: item[0] != "name")
         shown = [{"field": field, "value": value} for field, value in _flat(dict(named_first))]
-        printed(as_table(shown, ("field", "value"), header=False))
+        print_table(as_table(shown, ("field", "value"), header=False))
 
     def table(self, documents: Iterable[dict[str, Any]], *columns: str) -> None:
         """A list. People see these columns of it; programs see an array with all there is."""
         if self.as_json:
             self.json(list(documents))
         else:
-            printed(as_table(list(documents), columns, header=True))
+            print_table(as_table(list(documents), columns, header=True))
 
     def json(self, document: Any) -> None:
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
@@ -104,7 +104,7 @@ def as_table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -
     return table
 
 
-def printed(table: "RenderableType") -> None:
+def print_table(table: "RenderableType") -> None:
     """Print a table, or several, as wide as it must be."""
     from rich.console import Console
 

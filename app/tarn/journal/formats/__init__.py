@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tarn.errors import CodecConfigured, CodecNotStreamable, UnsupportedMediaType
 from tarn.journal.formats import arrow, delimited, json, ndjson, statements
-from tarn.journal.formats.record import BadRecord, IgnoredColumns, Record, Row, Source
+from tarn.journal.formats.record import BadRecord, ByteSource, IgnoredColumns, Record, Row
 
 __all__ = [
     "COLUMNAR",
@@ -29,7 +29,7 @@ FTM_ENTITIES = "application/json+ftm"
 """Entities as FtM's own tools write them: their values are clean."""
 
 T = TypeVar("T")
-Parser = Callable[[Source, int], Iterator[T | BadRecord | IgnoredColumns]]
+Parser = Callable[[ByteSource, int], Iterator[T | BadRecord | IgnoredColumns]]
 
 _ENTITIES: dict[str, Parser[Record]] = {
     "application/x-ndjson": ndjson.lines,
@@ -67,7 +67,7 @@ ENTITY_TYPES = tuple(_ENTITIES)
 STATEMENT_TYPES = tuple(_STATEMENTS)
 
 
-def entity_records(source: Source, media_type: str, longest: int) -> Iterator[Record | BadRecord | IgnoredColumns]:
+def entity_records(source: ByteSource, media_type: str, longest: int) -> Iterator[Record | BadRecord | IgnoredColumns]:
     """Each entity of the body as bytes that its reader is yet to parse.
 
     Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops
@@ -76,7 +76,7 @@ def entity_records(source: Source, media_type: str, longest: int) -> Iterator[Re
     return _parser(_ENTITIES, media_type)(source, longest)
 
 
-def statement_rows(source: Source, media_type: str, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
+def statement_rows(source: ByteSource, media_type: str, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
     """Each statement of the body as a dict; names and types of its fields are as they were sent.
 
     Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops

@@ -11,8 +11,8 @@ import pyarrow.parquet as parquet
 from tarn.journal.formats.arrow_messages import Messages
 from tarn.journal.formats.batch import ROWS, check_schema, is_text, longest_row, reading, statement_rows
 from tarn.journal.formats.budget import Budget
-from tarn.journal.formats.parquet_pages import BY_DICTIONARY, DELTA_BYTE_ARRAY, Page, pages
-from tarn.journal.formats.record import BLOCK, BadRecord, IgnoredColumns, Row, Source, broken
+from tarn.journal.formats.parquet_pages import BY_DICTIONARY, DELTA_BYTE_ARRAY, ParquetPage, pages
+from tarn.journal.formats.record import BLOCK, BadRecord, ByteSource, IgnoredColumns, Row, invalid_format
 
 LARGEST_BATCH = 64 << 20
 """Bytes read at once. A message of an Arrow stream is read whole, so its sender must cut a table into batches."""
@@ -21,7 +21,7 @@ FEW_PREFIXED = 64
 """Rows read at once where values may repeat the beginning of others, however long those may be."""
 
 
-def from_parquet(source: Source, longest: int) -> Generator[Row | BadRecord | IgnoredColumns, None, int]:
+def from_parquet(source: ByteSource, longest: int) -> Generator[Row | BadRecord | IgnoredColumns, None, int]:
     """A statement a row. The body is kept on disk while it is read, for its index is at its end.
 
     Returns how many rows its metadata tells of. Raises InvalidFormat for what is not Parquet, for columns that are not
@@ -63,12 +63,12 @@ def check_pages(file: IO[bytes], metadata: parquet.FileMetaData, budget: Budget,
     for group in groups:
         budget.add_rows(group.num_rows)
     if metadata.num_rows != budget.rows:
-        raise broken(f"the file says that it has {metadata.num_rows} rows, and its groups have {budget.rows}")
+        raise invalid_format(f"the file says that it has {metadata.num_rows} rows, and its groups have {budget.rows}")
     return [_check_group(file, group, budget, names) for group in groups]
 
 
 def _check_group(file: IO[bytes], group: parquet.RowGroupMetaData, budget: Budget, names: Collection[str]) -> Group:
-    columns: list[list[Page]] = []
+    columns: list[list[ParquetPage]] = []
     encoded: list[str] = []
     dictionaries = largest = longest = 0
     for number in range(group.num_columns):
@@ -94,13 +94,13 @@ def _check_group(file: IO[bytes], group: parquet.RowGroupMetaData, budget: Budge
     return Group(rows, encoded)
 
 
-def _counted(found: Iterator[Page], budget: Budget) -> Iterator[Page]:
+def _counted(found: Iterator[ParquetPage], budget: Budget) -> Iterator[ParquetPage]:
     for page in found:
         budget.add_unpacked(page.size)
         yield page
 
 
-def _largest_batch(columns: list[list[Page]], rows: int) -> int:
+def _largest_batch(columns: list[list[ParquetPage]], rows: int) -> int:
     """The size of all pages together in which a batch of so many rows lies, of that batch where it is the most."""
     changes: dict[int, int] = {}
     for column in columns:
@@ -135,7 +135,7 @@ def _batches(
         yield from opened.iter_batches(at_once, [number], names, use_threads=False)
 
 
-def from_arrow(source: Source, longest: int) -> Generator[Row | BadRecord | IgnoredColumns, None, int]:
+def from_arrow(source: ByteSource, longest: int) -> Generator[Row | BadRecord | IgnoredColumns, None, int]:
     """A statement a row, batch after batch as they arrive.
 
     Returns how many rows the headers of its batches tell of. Raises InvalidFormat for what is not an Arrow stream or
@@ -152,7 +152,7 @@ def from_arrow(source: Source, longest: int) -> Generator[Row | BadRecord | Igno
     names = [name for name in stream.schema.names if name not in ignored]
     yield from statement_rows(iter(stream), longest, budget, names)
     if messages.is_cut_off:
-        raise broken("the stream is cut off before its end marker")
+        raise invalid_format("the stream is cut off before its end marker")
     if messages.rest():
-        raise broken("expected nothing after the end of the stream")
+        raise invalid_format("expected nothing after the end of the stream")
     return messages.rows

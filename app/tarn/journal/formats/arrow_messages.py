@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 from tarn.journal.formats.budget import Budget
-from tarn.journal.formats.record import Source, broken
+from tarn.journal.formats.record import ByteSource, invalid_format
 
 LARGEST_METADATA = 1 << 20
 """Bytes of a message's flatbuffer. Those of a batch of statements have some hundred, a schema some thousand."""
@@ -24,7 +24,7 @@ class Messages:
 
     closed = False
 
-    def __init__(self, source: Source, largest: int, budget: Budget) -> None:
+    def __init__(self, source: ByteSource, largest: int, budget: Budget) -> None:
         self.is_cut_off = False
         self.rows = 0
         """Rows of all record batches, as their headers say."""
@@ -60,7 +60,7 @@ class Messages:
             return
         length = int.from_bytes(prefix[-4:], "little", signed=True)
         if not 0 <= length <= LARGEST_METADATA:
-            raise broken(f"a message with metadata of {length} bytes; at most {LARGEST_METADATA} are read")
+            raise invalid_format(f"a message with metadata of {length} bytes; at most {LARGEST_METADATA} are read")
         metadata = self._receive(length)
         if len(metadata) < length or not length:
             self._pending = memoryview(prefix + metadata)
@@ -69,9 +69,9 @@ class Messages:
             message = _Table.root(metadata)
             size = message.number(3, "q")
         except (struct.error, IndexError):
-            raise broken("the metadata of a message cannot be read") from None
+            raise invalid_format("the metadata of a message cannot be read") from None
         if not 0 <= size <= self._largest:
-            raise broken(f"a message of {size} bytes; at most {self._largest} are read at once")
+            raise invalid_format(f"a message of {size} bytes; at most {self._largest} are read at once")
         whole = bytearray(prefix + metadata)
         start = len(whole)
         self._receive_into(whole, size)
@@ -79,7 +79,7 @@ class Messages:
             try:
                 self._check(message, memoryview(whole)[start:])
             except (struct.error, IndexError):
-                raise broken("the metadata of a message cannot be read") from None
+                raise invalid_format("the metadata of a message cannot be read") from None
         self._pending = memoryview(whole)
 
     def _check(self, message: "_Table", body: memoryview) -> None:
@@ -90,7 +90,7 @@ class Messages:
         if kind == DICTIONARY_BATCH:
             found = header.table(1)
             if found is None:
-                raise broken("a dictionary without values")
+                raise invalid_format("a dictionary without values")
             batch = found
         rows, size = batch.number(0, "q"), _unpacked(batch, body)
         self._budget.add_unpacked(size)
@@ -126,10 +126,10 @@ def _unpacked(batch: "_Table", body: memoryview) -> int:
         if not length:
             continue
         if offset < 0 or length < 8 or offset + length > len(body):
-            raise broken("a buffer lies outside its message")
+            raise invalid_format("a buffer lies outside its message")
         (size,) = struct.unpack_from("<q", body, offset)
         if size < -1:
-            raise broken(f"a buffer that unpacks to {size} bytes")
+            raise invalid_format(f"a buffer that unpacks to {size} bytes")
         total += length - 8 if size == -1 else size
     return total
 

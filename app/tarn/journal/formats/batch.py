@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from tarn.journal.formats.budget import Budget
 from tarn.journal.formats.columns import NEEDED, check_columns, truth
-from tarn.journal.formats.record import BadRecord, Row, broken, too_long
+from tarn.journal.formats.record import BadRecord, Row, invalid_format, too_long
 
 ROWS = 8192
 """Rows turned into dicts at once, at most."""
@@ -43,7 +43,7 @@ def check_schema(schema: pa.Schema) -> tuple[str, ...]:
             or (field.name in _TIMES and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)))
         )
         if not fits:
-            raise broken(f"the column {field.name} is of the type {field.type}")
+            raise invalid_format(f"the column {field.name} is of the type {field.type}")
     return ignored
 
 
@@ -161,4 +161,4 @@ def reading(step: Callable[[], T], row: int) -> T:
     except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:  # names are text, too
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
             raise  # the source's or the disk's own, not Arrow's word for a file that ends too early
-        raise broken(str(error).partition("\n")[0], row) from None
+        raise invalid_format(str(error).partition("\n")[0], row) from None

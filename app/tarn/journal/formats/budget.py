@@ -6,7 +6,7 @@ that many rows have) is counted as it is read.
 """
 
 from tarn.errors import BodyTooLarge
-from tarn.journal.formats.record import broken
+from tarn.journal.formats.record import invalid_format
 
 ROWS_PER_BYTE = 32
 FEW_ROWS = 100_000
@@ -37,7 +37,7 @@ class Budget:
         self.rows += count
         most = FEW_ROWS + ROWS_PER_BYTE * self.size
         if not 0 <= count <= most or self.rows > most:
-            raise broken(f"{self.rows} rows in {self.size} bytes; a body of this size may have {most}")
+            raise invalid_format(f"{self.rows} rows in {self.size} bytes; a body of this size may have {most}")
 
     def add_unpacked(self, size: int) -> None:
         """Count bytes that a header declares. Raises BodyTooLarge."""

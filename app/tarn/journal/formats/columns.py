@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from followthemoney.statement.serialize import CSV_COLUMNS
 
-from tarn.journal.formats.record import broken
+from tarn.journal.formats.record import invalid_format
 
 KNOWN = frozenset(CSV_COLUMNS)
 NEEDED = ("entity_id", "prop", "schema", "value")
@@ -24,14 +24,14 @@ def check_columns(
     Raises InvalidFormat if a needed column is missing, if a known one is there twice, or for too many columns.
     """
     if len(names) > MOST_COLUMNS:
-        raise broken(f"the header has {len(names)} columns, at most {MOST_COLUMNS} are read", line)
+        raise invalid_format(f"the header has {len(names)} columns, at most {MOST_COLUMNS} are read", line)
     faults = {
         "lacks": [name for name in needed if name not in names],
         "repeats": [name for name, times in Counter(names).items() if times > 1 and name in known],
     }
     for fault, columns in faults.items():
         if columns:
-            raise broken(f"the header {fault} columns: {', '.join(name[:64] for name in columns[:10])}", line)
+            raise invalid_format(f"the header {fault} columns: {', '.join(name[:64] for name in columns[:10])}", line)
     return tuple(dict.fromkeys(name for name in names if name not in known))
 
 

@@ -8,7 +8,7 @@ import csv
 import re
 from collections.abc import Iterator
 
-from tarn.journal.formats.record import BadRecord, Source, broken, text_blocks, too_long
+from tarn.journal.formats.record import BadRecord, ByteSource, invalid_format, text_blocks, too_long
 
 _CR = "\udc0d"
 """Stands for a carriage return within a line while csv.reader, which cannot bear one outside quotes, has it.
@@ -19,7 +19,7 @@ _TO_QUOTE = re.compile(rb'[^"]*+(?:""[^"]*+)*+')
 Fields = tuple[int, list[str]]
 
 
-def csv_records(source: Source, longest: int) -> Iterator[Fields | BadRecord]:
+def csv_records(source: ByteSource, longest: int) -> Iterator[Fields | BadRecord]:
     """The fields of every record that is not blank, with the line on which it begins.
 
     A record over `longest` bytes, line ends counted, is a BadRecord, skipped to the end of the line that made it so.
@@ -47,7 +47,7 @@ class _Over(Exception):
 class _Lines:
     """Lines for csv.reader. After `_Over`, iterating anew goes on with the next line."""
 
-    def __init__(self, source: Source, longest: int) -> None:
+    def __init__(self, source: ByteSource, longest: int) -> None:
         self.first = 1
         self._pieces = _pieces(text_blocks(source), longest)
         self._longest = longest
@@ -71,15 +71,15 @@ class _Lines:
             self._size += len(piece)
             if self._size > self._longest:
                 if self._drop(piece, quoted=self._size > len(piece)):
-                    raise broken(f"a quote is not closed within {self._longest} bytes", self.first)
+                    raise invalid_format(f"a quote is not closed within {self._longest} bytes", self.first)
                 raise _Over
             try:
                 line = piece.decode()
             except UnicodeDecodeError as error:
-                raise broken(f"not valid UTF-8: {error.reason}", self._number) from None
+                raise invalid_format(f"not valid UTF-8: {error.reason}", self._number) from None
             yield self._mark(line) if "\r" in line else line
         if self._size:
-            raise broken("a quote is not closed", self.first)
+            raise invalid_format("a quote is not closed", self.first)
 
     def _mark(self, line: str) -> str:
         """The line with a mark for every carriage return that is not of its end."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tarn.journal.formats.columns import KNOWN, NEEDED, check_columns, truth
 from tarn.journal.formats.csv_lines import Fields, csv_records
-from tarn.journal.formats.record import BadRecord, IgnoredColumns, Row, Source, broken
+from tarn.journal.formats.record import BadRecord, ByteSource, IgnoredColumns, Row, invalid_format
 
 # One limit for the whole process, which followthemoney lowers when it is imported, above: ours is `longest`.
 csv.field_size_limit(sys.maxsize)
@@ -25,7 +25,7 @@ _PACK_NEEDED = ("entity_id", "prop", "value")
 _PACK_KNOWN = KNOWN - {"schema", "prop_type", "canonical_id"}
 
 
-def from_csv(source: Source, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
+def from_csv(source: ByteSource, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
     """A statement a record, under a header; an empty field is None unless every statement has it.
 
     Raises InvalidFormat for a header that lacks a needed column or repeats one, and as `csv_records` does.
@@ -40,7 +40,7 @@ def from_csv(source: Source, longest: int) -> Iterator[Row | BadRecord | Ignored
     yield from _rows(records, columns, ignored, _from_csv)
 
 
-def from_pack(source: Source, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
+def from_pack(source: ByteSource, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
     """A statement a record, under a header or, as older packs are, without one: then by the number of fields.
 
     A record whose `prop` is not `Schema:prop` is a BadRecord. Raises as `from_csv` does.
@@ -93,7 +93,7 @@ def _first(records: Iterator[Fields | BadRecord]) -> Fields | None:
     """What may be a header. Without it no later record can be read, so a bad one is InvalidFormat."""
     first = next(records, None)
     if isinstance(first, BadRecord):
-        raise broken(f"the first record is {first.reason}", first.line)
+        raise invalid_format(f"the first record is {first.reason}", first.line)
     return first
 
 

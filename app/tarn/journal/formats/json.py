@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from tarn.journal.formats.record import BadRecord, Record, Source, broken, text_blocks, too_long
+from tarn.journal.formats.record import BadRecord, ByteSource, Record, invalid_format, text_blocks, too_long
 
 # Possessive throughout: a failed match gives up at once and never tries the same bytes again.
 _PLAIN = rb'[^"\[\]{}]*+'
@@ -39,7 +39,7 @@ _SPACE = re.compile(rb"[ \t\r\n]*+")
 _END = b""
 
 
-def elements(source: Source, longest: int) -> Iterator[Record | BadRecord]:
+def elements(source: ByteSource, longest: int) -> Iterator[Record | BadRecord]:
     """The elements of a top-level array, or the top-level objects, numbered from 1; none for an empty body.
 
     An element over `longest` bytes is a BadRecord and held no further than that. Raises InvalidFormat, naming
@@ -56,7 +56,7 @@ def _objects(text: "_Text", longest: int) -> Iterator[Record | BadRecord]:
     number = 1
     while (first := text.peek()) != _END:
         if first != b"{":
-            raise broken("expected an object", number)
+            raise invalid_format("expected an object", number)
         yield text.element(number, longest)
         number += 1
 
@@ -73,14 +73,14 @@ def _array(text: "_Text", longest: int) -> Iterator[Record | BadRecord]:
             more = _goes_on(text, number)
             number += 1
     if text.peek() != _END:
-        raise broken("expected nothing after the array", number)
+        raise invalid_format("expected nothing after the array", number)
 
 
 def _goes_on(text: "_Text", number: int) -> bool:
     """Step over what follows an element: true after a comma, false after the end of the array."""
     after = text.peek()
     if after not in (b",", b"]"):
-        raise broken("the array is cut off" if after == _END else "expected , or ] after the element", number)
+        raise invalid_format("the array is cut off" if after == _END else "expected , or ] after the element", number)
     text.step()
     return after == b","
 
@@ -113,14 +113,14 @@ class _Text:
             self._at = match.end()
             return (number, match[0]) if len(match[0]) <= longest else too_long(number, longest)
         if first in (b"]", b"}", b",", b":"):
-            raise broken("expected an element", number)
-        kept = _Kept(longest)
+            raise invalid_format("expected an element", number)
+        kept = _ElementBytes(longest)
         found = self._long_way(kept) if first in (b"[", b"{", b'"') else self._scalar(kept)
         if not found:
-            raise broken("the text is cut off", number)
+            raise invalid_format("the text is cut off", number)
         return (number, bytes(kept.data)) if not kept.over else too_long(number, longest)
 
-    def _scalar(self, kept: "_Kept") -> bool:
+    def _scalar(self, kept: "_ElementBytes") -> bool:
         """Take a number or a word into `kept`; whether there is something after it."""
         while True:
             self._take(_end(_SCALAR, self._data, self._at), kept)
@@ -129,7 +129,7 @@ class _Text:
             if not self._refill():
                 return False
 
-    def _long_way(self, kept: "_Kept") -> bool:
+    def _long_way(self, kept: "_ElementBytes") -> bool:
         """Take a string, array or object into `kept`, over any number of blocks; whether its end was found."""
         quoted = self._data[self._at : self._at + 1] == b'"'
         depth = 0 if quoted else 1
@@ -147,7 +147,7 @@ class _Text:
                 depth += self._steps(depth, kept)
         return True
 
-    def _steps(self, depth: int, kept: "_Kept") -> int:
+    def _steps(self, depth: int, kept: "_ElementBytes") -> int:
         """Take a run of opening or of closing brackets, those that end the element at most; by how much deeper."""
         down = self._data[self._at : self._at + 1] in b"[{"
         end = _end(_DOWN if down else _UP, self._data, self._at)
@@ -161,7 +161,7 @@ class _Text:
         self._take(end, kept)
         return -count
 
-    def _take(self, end: int, kept: "_Kept") -> None:
+    def _take(self, end: int, kept: "_ElementBytes") -> None:
         kept.add(self._data[self._at : end])
         self._at = end
 
@@ -179,7 +179,7 @@ def _end(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
     return match.end()
 
 
-class _Kept:
+class _ElementBytes:
     """The bytes of one element until there are too many."""
 
     def __init__(self, longest: int) -> None:

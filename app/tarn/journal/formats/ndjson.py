@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from tarn.journal.formats.record import BadRecord, Record, Source, text_blocks, too_long
+from tarn.journal.formats.record import BadRecord, ByteSource, Record, text_blocks, too_long
 
 
-def lines(source: Source, longest: int) -> Iterator[Record | BadRecord]:
+def lines(source: ByteSource, longest: int) -> Iterator[Record | BadRecord]:
     """Every line that is not blank, without its line end, numbered with the blank ones counted.
 
     A line over `longest` bytes is a BadRecord; the rest of it is dropped as it arrives.

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pyarrow.parquet as parquet
 
-from tarn.journal.formats.record import broken
+from tarn.journal.formats.record import invalid_format
 
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 BY_DICTIONARY = frozenset({2, 8})
@@ -26,7 +26,7 @@ DEEPEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ParquetPage:
     """What a page declares."""
 
     values: int
@@ -35,7 +35,7 @@ class Page:
     encoding: int
 
 
-def pages(file: IO[bytes], size: int, group: parquet.RowGroupMetaData, number: int) -> Iterator[Page]:
+def pages(file: IO[bytes], size: int, group: parquet.RowGroupMetaData, number: int) -> Iterator[ParquetPage]:
     """The pages of one column of a row group, as a reader comes by them.
 
     Raises InvalidFormat for headers that cannot be read, and for pages that have not as many values as the group rows.
@@ -43,27 +43,27 @@ def pages(file: IO[bytes], size: int, group: parquet.RowGroupMetaData, number: i
     column = group.column(number)
     name, rows = column.path_in_schema, group.num_rows
     if column.num_values != rows:
-        raise broken(f"the column {name} has {column.num_values} values in a group of {rows} rows")
+        raise invalid_format(f"the column {name} has {column.num_values} values in a group of {rows} rows")
     at, end = _extent(column)
     if not 0 <= at <= end <= size:
-        raise broken(f"the column {name} lies outside the file")
+        raise invalid_format(f"the column {name} lies outside the file")
     seen = 0
     while seen < rows:
         header, length = _header(file, at, end, name)
         kind, unpacked, packed = (_number(header, field, name) for field in (1, 2, 3))
         at += length + packed
         if at > end:
-            raise broken(f"a page of the column {name} lies outside its column")
+            raise invalid_format(f"a page of the column {name} lies outside its column")
         body = header.get({DATA_PAGE: 5, DICTIONARY_PAGE: 7, DATA_PAGE_V2: 8}.get(kind, 0), {})
         if kind in (DATA_PAGE, DATA_PAGE_V2):
             values = _number(body, 1, name)
             encoding = _number(body, 2 if kind == DATA_PAGE else 4, name)
             seen += values
-            yield Page(values, unpacked, is_dictionary=False, encoding=encoding)
+            yield ParquetPage(values, unpacked, is_dictionary=False, encoding=encoding)
         elif kind == DICTIONARY_PAGE:
-            yield Page(0, unpacked, is_dictionary=True, encoding=_number(body, 2, name))
+            yield ParquetPage(0, unpacked, is_dictionary=True, encoding=_number(body, 2, name))
     if seen != rows:
-        raise broken(f"the pages of the column {name} have {seen} values in a group of {rows} rows")
+        raise invalid_format(f"the pages of the column {name} have {seen} values in a group of {rows} rows")
 
 
 def _extent(column: parquet.ColumnChunkMetaData) -> tuple[int, int]:
@@ -84,16 +84,16 @@ def _header(file: IO[bytes], at: int, end: int, name: str) -> tuple[dict[int, An
             return reader.struct(), reader.at
         except IndexError:
             if window >= min(LARGEST_HEADER, end - at):
-                raise broken(f"the header of a page of the column {name} is cut off or too long") from None
+                raise invalid_format(f"the header of a page of the column {name} is cut off or too long") from None
             window *= 8
         except ValueError as error:
-            raise broken(f"the header of a page of the column {name}: {error}") from None
+            raise invalid_format(f"the header of a page of the column {name}: {error}") from None
 
 
 def _number(fields: Any, field: int, name: str) -> int:
     value = fields.get(field) if isinstance(fields, dict) else None
     if type(value) is not int or value < 0:
-        raise broken(f"the header of a page of the column {name} has no valid field {field}")
+        raise invalid_format(f"the header of a page of the column {name} has no valid field {field}")
     return value
 
 

@@ -17,7 +17,7 @@ Row = tuple[int, dict[str, Any]]
 """A line, element or row number from 1, and a statement as a dict of FtM's statement fields."""
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """A body. `read` may give fewer bytes than asked, and gives none only at the end."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -43,7 +43,7 @@ def too_long(line: int, longest: int) -> BadRecord:
     return BadRecord(line, f"longer than {longest} bytes")
 
 
-def broken(reason: str, line: int | None = None) -> InvalidFormat:
+def invalid_format(reason: str, line: int | None = None) -> InvalidFormat:
     """The stream itself cannot be read on from here."""
     where = "" if line is None else f" at {line}"
     return InvalidFormat(f"the body cannot be read{where}: {reason}", errors=[Fault(line=line, reason=reason)])
@@ -55,7 +55,7 @@ def require_memory(error: ValueError) -> None:
         raise MemoryError from None
 
 
-def text_blocks(source: Source) -> Iterator[bytes]:
+def text_blocks(source: ByteSource) -> Iterator[bytes]:
     """The body of a text format as it arrives, without the byte order mark it may begin with."""
     head = b""
     while len(head) < len(BOM) and BOM.startswith(head) and (block := source.read(BLOCK)):

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import orjson
 
 from tarn.journal.formats import json, ndjson
-from tarn.journal.formats.record import BadRecord, Record, Row, Source, require_memory
+from tarn.journal.formats.record import BadRecord, ByteSource, Record, Row, require_memory
 
 
-def from_ndjson(source: Source, longest: int) -> Iterator[Row | BadRecord]:
+def from_ndjson(source: ByteSource, longest: int) -> Iterator[Row | BadRecord]:
     """A statement a line. A line that is not a JSON object is a BadRecord."""
     return _objects(ndjson.lines(source, longest))
 
 
-def from_json(source: Source, longest: int) -> Iterator[Row | BadRecord]:
+def from_json(source: ByteSource, longest: int) -> Iterator[Row | BadRecord]:
     """A statement an element. An element that is not an object is a BadRecord; raises as `json.elements` does."""
     return _objects(json.elements(source, longest))
 

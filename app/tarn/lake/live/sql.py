@@ -37,7 +37,7 @@ TABLES = (
     """,
 )
 
-GLANCE = """
+SLICE_STATISTICS = """
 SELECT count(*) FILTER (kind = 1), count(*) FILTER (kind <> 1 AND (entity_id IS NOT NULL OR $is_first)),
     count(*) FILTER (kind <> 1), coalesce(avg(strlen(value)) FILTER (kind = 1), 0),
     coalesce(list_sort(list(DISTINCT origin) FILTER (kind = 1 AND origin IS NOT NULL)), []),

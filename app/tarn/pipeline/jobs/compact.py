@@ -8,11 +8,11 @@ from tarn.lake.commit import Build
 from tarn.model.job import CompactOptions, CompactResult, Report
 from tarn.model.ranges import EVERYTHING, Range, span
 from tarn.model.snapshot import Change, File, Snapshot, TableName
-from tarn.pipeline.jobs.rewrite import Base, Plan, Rewriting
-from tarn.pipeline.jobs.split_ranges import FINE, divided
+from tarn.pipeline.jobs.rewrite import RewriteBase, RewritePlan, Rewriter
+from tarn.pipeline.jobs.split_ranges import FINE, split_range
 from tarn.pipeline.tasks.kernel import AnyTask
-from tarn.pipeline.tasks.key_ranges import have_many_inserts, inserts_of, joined, loads, marks_of
-from tarn.pipeline.tasks.merge_files import Copy, Fold, Part
+from tarn.pipeline.tasks.key_ranges import have_many_inserts, inserts_of, marks_of, merge_adjacent, range_loads
+from tarn.pipeline.tasks.merge_files import Copy, FoldRange, Part
 from tarn.storage.store import Store
 
 GAIN = 0.1
@@ -22,19 +22,21 @@ GAIN = 0.1
 class Compact:
     """Compactions."""
 
-    def __init__(self, rewriting: Rewriting) -> None:
+    def __init__(self, rewriting: Rewriter) -> None:
         self._rewriting = rewriting
 
     def run(self, dataset: Dataset, options: CompactOptions, report: Report) -> CompactResult:
         """Compact what is worth it, or everything. What is visible stays the same."""
 
-        def plan(base: Base) -> Plan | None:
-            chosen = [EVERYTHING] if options.force else worthwhile(base.snapshot, GAIN)
+        def plan(base: RewriteBase) -> RewritePlan | None:
+            chosen = [EVERYTHING] if options.force else ranges_to_fold(base.snapshot, GAIN)
             if not chosen and not have_many_inserts(base.snapshot, GAIN):
                 return None
-            return planned(self._rewriting.store, base, chosen, self._rewriting.kernels().cores)
+            return plan_folds(self._rewriting.store, base, chosen, self._rewriting.kernels().cores)
 
-        done = self._rewriting.run(dataset, Change.COMPACT, plan, report, _counted if options.force else _as_it_is)
+        done = self._rewriting.run(
+            dataset, Change.COMPACT, plan, report, _require_live_count if options.force else _unchecked
+        )
         return CompactResult(
             operation="compact",
             snapshot=done.made(dataset),
@@ -44,11 +46,11 @@ class Compact:
         )
 
 
-def _as_it_is(build: Build, _: Base) -> Build:
+def _unchecked(build: Build, _: RewriteBase) -> Build:
     return build
 
 
-def _counted(build: Build, base: Base) -> Build:
+def _require_live_count(build: Build, base: RewriteBase) -> Build:
     """The build, if it has as many rows as are live. Raises Internal: what it would take the place of stays."""
     rows = sum(file.rows for file in build.added["statements"])
     if rows != base.snapshot.rows.live:
@@ -56,12 +58,14 @@ def _counted(build: Build, base: Base) -> Build:
     return build
 
 
-def worthwhile(snapshot: Snapshot, gain: float) -> list[Range]:
+def ranges_to_fold(snapshot: Snapshot, gain: float) -> list[Range]:
     """The ranges that folding would gain so much from."""
-    return joined(load.keys for load in loads(snapshot) if load.loose and load.gain >= gain)
+    return merge_adjacent(load.keys for load in range_loads(snapshot) if load.loose and load.gain >= gain)
 
 
-def planned(store: Store, base: Base, chosen: Sequence[Range], cores: int, erased: tuple[str, ...] = ()) -> Plan | None:
+def plan_folds(
+    store: Store, base: RewriteBase, chosen: Sequence[Range], cores: int, erased: tuple[str, ...] = ()
+) -> RewritePlan | None:
     """Fold some ranges, and nothing else: rows of files that lie across their bounds are copied as they are.
 
     Inserts are dropped, of all ranges: it costs nothing, as no read needs them.
@@ -75,10 +79,10 @@ def planned(store: Store, base: Base, chosen: Sequence[Range], cores: int, erase
     common = base.dataset.name, base.config.target_file_bytes, base.config.checksum is not None
     tasks: list[tuple[AnyTask, int]] = []
     for keys in chosen:
-        for part, rows in divided(
+        for part, rows in split_range(
             store, base.dataset, base.config.target_file_bytes, keys, _meeting(statements, [keys]), cores, FINE
         ):
-            fold = Fold(
+            fold = FoldRange(
                 len(tasks),
                 *common,
                 within=part,
@@ -104,7 +108,7 @@ def planned(store: Store, base: Base, chosen: Sequence[Range], cores: int, erase
                 outside=tuple(chosen),
             )
             tasks.append((copy, sum(file.rows for file in own)))
-    return Plan(tasks, {"statements": tuple(statements), "translog": (*marks, *inserts)})
+    return RewritePlan(tasks, {"statements": tuple(statements), "translog": (*marks, *inserts)})
 
 
 def _meeting(files: Sequence[File], chosen: Sequence[Range]) -> list[File]:

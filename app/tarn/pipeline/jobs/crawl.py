@@ -13,7 +13,7 @@ import structlog
 
 from tarn.archive import file_index as records
 from tarn.archive.fetch import Fetcher
-from tarn.archive.sources import Failed, Found
+from tarn.archive.sources import ListedFile, ListingFailure
 from tarn.archive.urls import PORTS
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
@@ -22,12 +22,12 @@ from tarn.journal import head as heads
 from tarn.lake.commit import Reached
 from tarn.model.cancellation import checked
 from tarn.model.ids import now
-from tarn.model.job import CrawlOptions, CrawlResult, Existing, NotYet, Progress, Report, UncrawledFile
+from tarn.model.job import CrawlOptions, CrawlResult, Existing, Progress, Report, ResumeLater, UncrawledFile
 from tarn.model.names import LAKEHOUSE, FilePath, TagKey, TenantName
 from tarn.model.omissions import Omissions
 from tarn.pipeline.jobs.flush import Kernels
-from tarn.pipeline.jobs.flush_plan import SLOTS_PER_CORE, packed
-from tarn.pipeline.tasks.crawl_tasks import Fetch
+from tarn.pipeline.jobs.flush_plan import SLOTS_PER_CORE, pack_into_slots
+from tarn.pipeline.tasks.crawl_tasks import FetchFiles
 from tarn.pipeline.tasks.kernel import AnyTask
 from tarn.settings import Settings
 from tarn.storage.store import Store
@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 LAST_RUN = TagKey("operations/crawl/last_run")
 
-LOOKED_AT = 500
+LISTED_AT_ONCE = 500
 """Files that one look at the index asks for."""
 
 TASK_FILES, TASK_BYTES = 500, 256 << 20
@@ -48,7 +48,7 @@ ROW = 1 << 12
 MOST_LISTED = 100
 """Failures that a result lists; the rest are counted."""
 
-AGAIN = timedelta(seconds=10)
+RETRY_DELAY = timedelta(seconds=10)
 """Until a crawl goes on that has filled the journal."""
 
 
@@ -76,24 +76,26 @@ class Crawl:
         Raises what `Fetcher.sources` does, QuotaExceeded, DatasetNotFound, and NotYet while the journal is full.
         """
         begun = now()
-        crawling = _Crawling(self._database, self._fetcher, dataset, options, report)
+        crawling = _CrawlState(self._database, self._fetcher, dataset, options, report)
         try:
             for files in crawling.rounds(lambda: SLOTS_PER_CORE * self._kernels().cores):
                 self._pressed(dataset)
                 self._fetch(crawling, files, tenant, job)
                 self._reached("fetched")
         except Backpressure:
-            raise NotYet(now() + AGAIN) from None
+            raise ResumeLater(now() + RETRY_DELAY) from None
         report(crawling.progress(over=True))
         self._tell(dataset, begun)
         log.info("crawled", dataset=dataset.name, files=crawling.files, failed=crawling.failed)
         return crawling.result()
 
-    def _fetch(self, crawling: "_Crawling", files: list[tuple[Found, ...]], tenant: TenantName, job: str) -> None:
+    def _fetch(
+        self, crawling: "_CrawlState", files: list[tuple[ListedFile, ...]], tenant: TenantName, job: str
+    ) -> None:
         options, dataset = crawling.options, crawling.dataset
         tasks: list[tuple[AnyTask, int]] = [
             (
-                Fetch(
+                FetchFiles(
                     number=number,
                     dataset=dataset.name,
                     dataset_id=dataset.id,
@@ -111,7 +113,7 @@ class Crawl:
         ]
         kernels = self._kernels()
         failure: TarnError | None = None
-        for _, output in kernels.run(packed(tasks, kernels.cores)):
+        for _, output in kernels.run(pack_into_slots(tasks, kernels.cores)):
             if isinstance(output, TarnError):
                 failure = failure or output
                 continue
@@ -143,7 +145,7 @@ class Crawl:
             log.warning("a tag is not shown", dataset=dataset.name, problem=error.slug)
 
 
-class _Crawling:
+class _CrawlState:
     """One crawl: what is listed, and what became of it so far."""
 
     def __init__(
@@ -152,7 +154,7 @@ class _Crawling:
         self.dataset = dataset
         self.options = options
         self.files = self.size = self.skipped = self.failed = 0
-        self.left: deque[Found] = deque()
+        self.left: deque[ListedFile] = deque()
         """What a round had no time for."""
         self.omitted = Omissions()
         self._failures: list[UncrawledFile] = []
@@ -160,7 +162,7 @@ class _Crawling:
         self._fetcher = fetcher
         self._report = report
 
-    def rounds(self, tasks: Callable[[], int]) -> Iterator[list[tuple[Found, ...]]]:
+    def rounds(self, tasks: Callable[[], int]) -> Iterator[list[tuple[ListedFile, ...]]]:
         """Files for so many tasks at most, until all that is wanted was given, and what was left of it.
 
         How many is not asked before there is something to do: Spark may have to be started for it.
@@ -193,9 +195,9 @@ class _Crawling:
             omitted=self.omitted,
         )
 
-    def _tasks(self, wanted: Iterator[Found]) -> Iterator[tuple[Found, ...]]:
+    def _tasks(self, wanted: Iterator[ListedFile]) -> Iterator[tuple[ListedFile, ...]]:
         """Files of one task after the other, in the order of the listing: those of a folder stay together."""
-        some: list[Found] = []
+        some: list[ListedFile] = []
         size = 0
         while (file := self.left.popleft() if self.left else next(wanted, None)) is not None:
             some.append(file)
@@ -206,23 +208,23 @@ class _Crawling:
         if some:
             yield tuple(some)
 
-    def _wanted(self) -> Iterator[Found]:
+    def _wanted(self) -> Iterator[ListedFile]:
         """What is listed and not known yet. Tells of the rest."""
         options = self.options
         listed = self._fetcher.sources(options.uri, options.prefix, options.glob, options.exclude)
         valid = self._valid(listed)
-        while some := list(islice(valid, LOOKED_AT)):
+        while some := list(islice(valid, LISTED_AT_ONCE)):
             self._report(self.progress())
             known = self._known(some)
             self.skipped += len(known)
             yield from (file for file in some if file.path not in known)
 
-    def _valid(self, listed: Iterator[Found | Failed]) -> Iterator[Found]:
+    def _valid(self, listed: Iterator[ListedFile | ListingFailure]) -> Iterator[ListedFile]:
         # On the web a file may be found on several pages.
         is_web = self.options.uri.partition(":")[0].lower() in PORTS
         seen: set[str] = set()
         for one in checked(listed):
-            if isinstance(one, Failed):
+            if isinstance(one, ListingFailure):
                 self.fail(one.path, one.error.detail)
             elif one.path not in seen:
                 if is_web:
@@ -234,7 +236,7 @@ class _Crawling:
                 else:
                     yield one
 
-    def _known(self, some: list[Found]) -> set[str]:
+    def _known(self, some: list[ListedFile]) -> set[str]:
         if self.options.existing is not Existing.SKIP_PATH:
             return set()
         with self._database.read() as connection:

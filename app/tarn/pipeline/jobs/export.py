@@ -30,11 +30,11 @@ from tarn.lake import catalog, snapshots
 from tarn.lake import export_deltas as deltas
 from tarn.lake import export_records as exports
 from tarn.lake.commit import Reached
-from tarn.lake.export_records import Asked, State
+from tarn.lake.export_records import ExportState, RequestedFormat
 from tarn.lake.leases import Lease, Leases
 from tarn.model.cancellation import checked
 from tarn.model.dataset import DatasetConfig
-from tarn.model.export import Kind, Made, OmittedEdges
+from tarn.model.export import ExportRecord, Kind, OmittedEdges
 from tarn.model.ids import new_id, now
 from tarn.model.job import (
     Exported,
@@ -43,8 +43,8 @@ from tarn.model.job import (
     MadeExport,
     MakeOptions,
     MakeResult,
-    NotYet,
     Report,
+    ResumeLater,
     SkippedExport,
 )
 from tarn.model.names import LAKEHOUSE
@@ -54,19 +54,19 @@ from tarn.model.snapshot import Snapshot
 from tarn.model.statistics import Statistics
 from tarn.pipeline.jobs.flush import Flush, Kernels
 from tarn.pipeline.jobs.rewrite import run_tasks
-from tarn.pipeline.jobs.split_ranges import divided
-from tarn.pipeline.tasks.export_tasks import Export, Recount
-from tarn.pipeline.tasks.export_tasks import Exported as Range
+from tarn.pipeline.jobs.split_ranges import split_range
+from tarn.pipeline.tasks.export_tasks import ExportedRange as Range
+from tarn.pipeline.tasks.export_tasks import ExportRange, Recount
 from tarn.pipeline.tasks.kernel import AnyTask
-from tarn.query.active_reads import Running
-from tarn.query.diff import only
+from tarn.query.active_reads import ActiveReads
+from tarn.query.diff import files_of_one
 from tarn.settings import Settings
 from tarn.storage import versions
 from tarn.storage.store import Missing, Store
 
 log = structlog.get_logger(__name__)
 
-AGAIN = timedelta(seconds=2)
+RETRY_DELAY = timedelta(seconds=2)
 """Until a dataset's exports are looked at again that somebody else is making."""
 
 GOES_ON = (Kind.STATISTICS, Kind.DELTA)
@@ -78,7 +78,7 @@ MOST_RECOUNTED = 20_000
 MOST_COUNTED_HERE = 1_000_000
 """Rows that are counted by the worker itself."""
 
-DELTAS = 100
+KEPT_DELTAS = 100
 """Deltas that are kept."""
 
 FRESH = "it is fresh"
@@ -89,8 +89,8 @@ class _Run(NamedTuple):
 
     dataset: Dataset
     config: DatasetConfig
-    asked: Asked
-    state: State
+    asked: RequestedFormat
+    state: ExportState
     snapshot: Snapshot | None
     resolved: datetime
     lease: Lease
@@ -109,7 +109,7 @@ class Exports:
         store: Store,
         flush: Flush,
         kernels: Callable[[], Kernels],
-        running: Running,
+        running: ActiveReads,
         reached: Reached = lambda _: None,
     ) -> None:
         self._database = database
@@ -137,13 +137,13 @@ class Exports:
         Raises NotYet while another worker makes exports of the dataset, LockLost, and whatever keeps it from it.
         """
         config, tag = datasets.read(self._store, dataset)
-        asked = Asked(config.compression, tag)
+        asked = RequestedFormat(config.compression, tag)
         if not force:
             state = self._state(dataset)
             if all(state.stale(kind, asked) is None for kind in kinds):
                 skipped = [_skipped(state.made[kind], FRESH) for kind in kinds]
                 return Exported(
-                    snapshot=state.head.id, version=None, made=[], skipped=skipped, invalid=_left_out(skipped)
+                    snapshot=state.head.id, version=None, made=[], skipped=skipped, invalid=_most_invalid(skipped)
                 )
         flushed = self._flush.run([dataset], lambda: report(None))[dataset.id]
         if flushed.error is not None:
@@ -196,7 +196,7 @@ class Exports:
             else:
                 one = self._put_index(after)
                 made.append(MadeExport(kind=Kind.INDEX, name=one.name, size=one.size, reason=reason))
-        invalid = _left_out([*made, *skipped])
+        invalid = _most_invalid([*made, *skipped])
         kinds_made = [one.kind for one in made]
         log.info("exported", dataset=run.dataset.name, seq=run.state.head.seq, made=kinds_made, invalid=invalid)
         version = run.version if made else None
@@ -211,7 +211,7 @@ class Exports:
         kernels = self._kernels()
         files = () if run.snapshot is None else run.snapshot.statements.files
         target = run.config.target_file_bytes
-        parts = divided(self._store, run.dataset, target, EVERYTHING, files, kernels.cores)
+        parts = split_range(self._store, run.dataset, target, EVERYTHING, files, kernels.cores)
         tasks: list[tuple[AnyTask, int]] = [
             (self._task(run, number, keys, kinds, folder), rows) for number, (keys, rows) in enumerate(parts)
         ]
@@ -228,8 +228,8 @@ class Exports:
         # What goes beyond the memory of one task is for several.
         return None if isinstance(output, TarnError) or output.exported is None else output.exported.statistics
 
-    def _task(self, run: _Run, number: int, keys: KeyRange, kinds: Sequence[Kind], folder: str) -> Export:
-        return Export(
+    def _task(self, run: _Run, number: int, keys: KeyRange, kinds: Sequence[Kind], folder: str) -> ExportRange:
+        return ExportRange(
             number=number,
             dataset=run.dataset.name,
             dataset_id=run.dataset.id,
@@ -241,7 +241,7 @@ class Exports:
             compression=run.config.compression,
         )
 
-    def _last(self, run: _Run, kind: Kind) -> Made | None:
+    def _last(self, run: _Run, kind: Kind) -> ExportRecord | None:
         """The last export of a kind, if its snapshot is still there to be compared with."""
         made = run.state.made.get(kind)
         if made is None or made.snapshot is None or run.snapshot is None:
@@ -259,7 +259,7 @@ class Exports:
         if last is None or run.snapshot is None:
             return None
         former = snapshots.read(self._store, run.dataset, last.seq)
-        rows = sum(file.rows for file in only(former.statements, run.snapshot.statements))
+        rows = sum(file.rows for file in files_of_one(former.statements, run.snapshot.statements))
         if rows > MOST_RECOUNTED:
             return None
         try:
@@ -276,14 +276,14 @@ class Exports:
         change = None if output.exported is None else output.exported.exchanged
         return None if change is None else known.replaced(change.former, change.present)
 
-    def _put_counts(self, run: _Run, counts: Statistics) -> Made:
+    def _put_counts(self, run: _Run, counts: Statistics) -> ExportRecord:
         document = {"dataset": run.dataset.name, "snapshot": run.state.head.id, "version": run.version}
         detail = {"entities": counts.entities, "things": counts.things, "invalid": counts.invalid}
         return self._put_document(run, Kind.STATISTICS, _json(document | counts.document()), detail)
 
-    def _put(self, run: _Run, kind: Kind, ranges: Sequence[Range]) -> Made:
+    def _put(self, run: _Run, kind: Kind, ranges: Sequence[Range]) -> ExportRecord:
         name = kind.form.named(run.config.compression)
-        joining = _Joining(self._store, [one.parts[kind] for one in ranges])
+        joining = _JoinedParts(self._store, [one.parts[kind] for one in ranges])
 
         def joined() -> Iterator[bytes]:
             """What is to be in its place, if this is still whose place it is to fill when it is whole."""
@@ -306,7 +306,7 @@ class Exports:
             self._tell_deltas(run, made)
         return made
 
-    def _put_document(self, run: _Run, kind: Kind, text: bytes, detail: dict[str, Any]) -> Made:
+    def _put_document(self, run: _Run, kind: Kind, text: bytes, detail: dict[str, Any]) -> ExportRecord:
         name = kind.form.named(None)
         self._leases.renew(run.lease)
         former = run.dataset.layout.versions
@@ -323,12 +323,14 @@ class Exports:
             path = run.dataset.layout.export(kind, former.name)
             versions.retire(self._store, path, run.dataset.layout.versions, run.resolved)
 
-    def _record(self, run: _Run, kind: Kind, name: str, size: int, sha1: str, detail: dict[str, Any]) -> Made:
+    def _record(self, run: _Run, kind: Kind, name: str, size: int, sha1: str, detail: dict[str, Any]) -> ExportRecord:
         head = run.state.head
-        made = Made(kind, name, head.id, head.seq, head.content, run.resolved, now(), size, sha1, run.version, detail)
+        made = ExportRecord(
+            kind, name, head.id, head.seq, head.content, run.resolved, now(), size, sha1, run.version, detail
+        )
         with self._database.write() as connection:
             exports.record(connection, run.dataset, made)
-            exports.tell(connection, run.dataset, made)
+            exports.record_event(connection, run.dataset, made)
         self._reached(f"{kind} recorded")
         self._show(run, kind)
         return made
@@ -357,7 +359,7 @@ class Exports:
 
     # Deltas
 
-    def _keep_delta(self, run: _Run, chunks: Iterator[bytes], joining: "_Joining") -> dict[str, Any]:
+    def _keep_delta(self, run: _Run, chunks: Iterator[bytes], joining: "_JoinedParts") -> dict[str, Any]:
         """Keep a delta under its version; which ones are kept then. What SQL does not know of is not among them:
         whoever died over it began at the same snapshot as this one."""
         layout = run.dataset.layout
@@ -372,12 +374,12 @@ class Exports:
             "snapshot": run.state.head.id,
             "content": run.state.head.content,
             "size": joining.size,
-            "restart": not goes_on or deltas.begins_anew(run.state.made),
+            "restart": not goes_on or deltas.needs_restart(run.state.made),
         }
-        known = deltas.kept(run.state.made) if goes_on else []
-        return {"kept": [*known, one][-DELTAS:]}
+        known = deltas.kept_deltas(run.state.made) if goes_on else []
+        return {"kept": [*known, one][-KEPT_DELTAS:]}
 
-    def _tell_deltas(self, run: _Run, made: Made) -> None:
+    def _tell_deltas(self, run: _Run, made: ExportRecord) -> None:
         """Tell of the deltas that are kept, once SQL knows of them, and delete all others."""
         layout = run.dataset.layout
         self._leases.renew(run.lease)
@@ -388,30 +390,30 @@ class Exports:
 
     # The index
 
-    def _put_index(self, run: _Run) -> Made:
+    def _put_index(self, run: _Run) -> ExportRecord:
         """Under the lock of whoever changes the configuration, which the index repeats."""
         head = run.state.head
         self._leases.renew(run.lease)
         with self._database.write() as connection:
             datasets.lock(connection, run.dataset)
             config, tag = datasets.read(self._store, run.dataset)
-            known = exports.made_of(connection, run.dataset)
+            known = exports.records_of(connection, run.dataset)
             text = catalog.index_of(config, known, self._public_url)
-            name, told = Kind.INDEX.form.name, exports.told_by_index(known, tag)
-            made = Made(
+            name, told = Kind.INDEX.form.name, exports.index_detail(known, tag)
+            made = ExportRecord(
                 Kind.INDEX, name, head.id, head.seq, head.content, run.resolved, now(), 0, "", run.version, told
             ).of(text)
             replace_document(connection, self._store, run.dataset.layout.index, run.dataset.layout.versions, text)
             self._reached("index put")
             exports.record(connection, run.dataset, made)
-            exports.tell(connection, run.dataset, made)
+            exports.record_event(connection, run.dataset, made)
         self._show(run, Kind.INDEX)
         catalog.publish(self._database, self._store, self._public_url)
         return made
 
     # Around it
 
-    def _state(self, dataset: Dataset) -> State:
+    def _state(self, dataset: Dataset) -> ExportState:
         with self._database.read() as connection:
             return exports.state(connection, dataset)
 
@@ -424,7 +426,7 @@ class Exports:
         try:
             lease = self._leases.take(dataset)
         except Locked:
-            raise NotYet(now() + AGAIN) from None
+            raise ResumeLater(now() + RETRY_DELAY) from None
         over = Event()
 
         def keep() -> None:
@@ -459,7 +461,7 @@ class Exports:
             self._running.end(hold)
 
 
-class _Joining:
+class _JoinedParts:
     """Parts one after the other, measured and hashed as they pass."""
 
     def __init__(self, store: Store, parts: Sequence[str]) -> None:
@@ -479,11 +481,11 @@ class _Joining:
         return self._digest.hexdigest()
 
 
-def _skipped(made: Made, reason: str) -> SkippedExport:
+def _skipped(made: ExportRecord, reason: str) -> SkippedExport:
     return SkippedExport(kind=made.kind, reason=reason, invalid=made.invalid)
 
 
-def _left_out(files: Sequence[MadeExport | SkippedExport]) -> int | None:
+def _most_invalid(files: Sequence[MadeExport | SkippedExport]) -> int | None:
     """The most entities that one of these files leaves out; None if it is known of none that may leave some out."""
     of_entities = [one.invalid for one in files if one.kind.assembles]
     known = [count for count in of_entities if count is not None]
@@ -513,7 +515,7 @@ def _omitted_edges(run: _Run, ranges: Sequence[Range]) -> OmittedEdges | None:
     return omitted
 
 
-def _version(state: State) -> str:
+def _version(state: ExportState) -> str:
     """FtM's version of a run; after every earlier one, whatever clocks do."""
     version = Version.new()
     latest = max((made.version for made in state.made.values()), default="")

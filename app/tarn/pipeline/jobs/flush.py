@@ -15,17 +15,17 @@ from tarn.journal import segments
 from tarn.journal.batch_contents import PURGE_ROWS
 from tarn.journal.depth import depth
 from tarn.lake import snapshots
-from tarn.lake.commit import Build, HeadMoved, Publisher, Reached
+from tarn.lake.commit import Build, HeadMoved, Reached, SnapshotPublisher
 from tarn.model.flush import Moved
 from tarn.model.ids import new_id, now
 from tarn.model.journal import Depth
 from tarn.model.names import LAKEHOUSE
 from tarn.model.snapshot import Change, SetAside, Snapshot, Tally
 from tarn.model.statement import EPOCH
-from tarn.pipeline.jobs.flush_plan import Job, packed, tasks_of
+from tarn.pipeline.jobs.flush_plan import PendingSegment, pack_into_slots, tasks_of
 from tarn.pipeline.tasks.kernel import AnyTask, Fault, Output, Task
 from tarn.storage.store import Store
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
@@ -60,12 +60,12 @@ class Flush:
         self,
         database: Database,
         store: Store,
-        publisher: Publisher,
+        publisher: SnapshotPublisher,
         kernels: Callable[[], Kernels],
         reached: Reached = lambda _: None,
-        watch: Watch | None = None,
+        watch: Telemetry | None = None,
     ) -> None:
-        self._watch = watch or Watch()
+        self._watch = watch or Telemetry()
         self._database = database
         self._store = store
         self._publisher = publisher
@@ -139,16 +139,18 @@ class Flush:
             segments.close(connection, dataset)
             return segments.last_closed(connection, dataset), depth(connection, dataset)
 
-    def _job(self, dataset: Dataset, limit: int) -> Job | None:
+    def _job(self, dataset: Dataset, limit: int) -> PendingSegment | None:
         with self._database.read() as connection:
             segment = segments.oldest(connection, dataset)
             head = snapshots.recorded(connection, dataset)
         if segment is None or segment.number > limit:
             return None
         config, _ = datasets.read(self._store, dataset)
-        return Job(dataset, config, segment, head)
+        return PendingSegment(dataset, config, segment, head)
 
-    def _round(self, jobs: list[Job], hold: Callable[[], None]) -> Iterator[tuple[str, Snapshot | TarnError | None]]:
+    def _round(
+        self, jobs: list[PendingSegment], hold: Callable[[], None]
+    ) -> Iterator[tuple[str, Snapshot | TarnError | None]]:
         with self._watch.span("build", datasets=len(jobs)):
             builds = self._build(jobs)
         self._reached("built")
@@ -171,7 +173,7 @@ class Flush:
             log.warning("flushed rows stay in the journal for now", problem=error.slug)
         self._reached("purged")
 
-    def _build(self, jobs: list[Job]) -> list[Build | TarnError | None]:
+    def _build(self, jobs: list[PendingSegment]) -> list[Build | TarnError | None]:
         """Builds in the order of their jobs, or why there is none; None where another worker was faster."""
         kernels = self._kernels()
         moment = int((now() - EPOCH).total_seconds() * 1_000_000)
@@ -184,11 +186,11 @@ class Flush:
             sized += [(task, job.segment.rows // len(own)) for task in own]
             owners += [number] * len(own)
         outputs: list[list[Output | TarnError]] = [[] for _ in jobs]
-        for task, output in sorted(kernels.run(packed(sized, kernels.cores)), key=lambda pair: pair[0]):
+        for task, output in sorted(kernels.run(pack_into_slots(sized, kernels.cores)), key=lambda pair: pair[0]):
             outputs[owners[task]].append(output)
-        return [self._checked(job, _assembled(job, made)) for job, made in zip(jobs, outputs, strict=True)]
+        return [self._checked(job, _assemble(job, made)) for job, made in zip(jobs, outputs, strict=True)]
 
-    def _checked(self, job: Job, build: Build | TarnError) -> Build | TarnError | None:
+    def _checked(self, job: PendingSegment, build: Build | TarnError) -> Build | TarnError | None:
         """The build, if every row of its segment is in it: what is done is deleted, and unread rows must not be.
 
         None if another worker flushed the segment before its rows were read, so that they were not to be seen any more.
@@ -226,7 +228,7 @@ def _consumed(snapshot: Snapshot) -> int:
     return rows.added + rows.seen + rows.deleted + rows.set_aside
 
 
-def _assembled(job: Job, outputs: list[Output | TarnError]) -> Build | TarnError:
+def _assemble(job: PendingSegment, outputs: list[Output | TarnError]) -> Build | TarnError:
     """One build from what its tasks made."""
     failures = [output for output in outputs if isinstance(output, TarnError)]
     if failures:
@@ -246,7 +248,7 @@ def _assembled(job: Job, outputs: list[Output | TarnError]) -> Build | TarnError
         },
         tally=tally,
         batches=job.segment.batches,
-        set_aside=tuple(_aside(job, fault) for output in made for fault in output.faults),
+        set_aside=tuple(_rejected(job, fault) for output in made for fault in output.faults),
         checksum=job.config.checksum,
         author=LAKEHOUSE if stage is None else stage.tenant,
         message=None if stage is None else stage.message,
@@ -254,7 +256,7 @@ def _assembled(job: Job, outputs: list[Output | TarnError]) -> Build | TarnError
     )
 
 
-def _aside(job: Job, fault: Fault) -> SetAside:
+def _rejected(job: PendingSegment, fault: Fault) -> SetAside:
     commit, position = fault.ord >> 32, fault.ord & 0xFFFFFFFF
     batch = next(batch for batch in job.segment.batches if batch.commit == commit)
     return SetAside(batch=batch.id, position=position, reason=fault.reason)

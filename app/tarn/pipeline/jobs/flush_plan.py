@@ -27,7 +27,7 @@ SLOTS_PER_CORE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PendingSegment:
     """A dataset's oldest closed segment, and the head that it is built on."""
 
     dataset: Dataset
@@ -36,7 +36,7 @@ class Job:
     head: Head
 
 
-def tasks_of(job: Job, first: int, cores: int, moment: int) -> list[Task]:
+def tasks_of(job: PendingSegment, first: int, cores: int, moment: int) -> list[Task]:
     """The tasks of one segment, numbered from `first` on: ranges of shards, so that an entity's events meet in one."""
     rows = job.segment.rows
     parts = max(-(-rows // TASK_ROWS), -(-job.segment.size // TASK_CHARACTERS), cores if rows >= WORTH_SPLITTING else 1)
@@ -59,7 +59,7 @@ def tasks_of(job: Job, first: int, cores: int, moment: int) -> list[Task]:
     ]
 
 
-def packed(tasks: Sequence[tuple[AnyTask, int]], cores: int) -> list[list[AnyTask]]:
+def pack_into_slots(tasks: Sequence[tuple[AnyTask, int]], cores: int) -> list[list[AnyTask]]:
     """Tasks, each with its rows, in slots of about the same work: a Spark task of its own for each would cost more."""
     count = min(len(tasks), cores * SLOTS_PER_CORE)
     slots: list[list[AnyTask]] = [[] for _ in range(count)]

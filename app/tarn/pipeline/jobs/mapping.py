@@ -19,16 +19,16 @@ import structlog
 from sqlalchemy import select
 
 from tarn.access import limits
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.archive import mappings
-from tarn.archive.mappings import Kept, Run
+from tarn.archive.mappings import Run, StoredMapping
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.format_versions import JOURNAL_PACKS, may_write
 from tarn.db.tables import journal_batches
 from tarn.errors import Fault, FileNotFound, SchemaViolation, StageClosed, TarnError, Unavailable
 from tarn.journal import batches, stages
-from tarn.journal.batches import OPEN, STAGED, Batch, Sized
+from tarn.journal.batches import OPEN, STAGED, Batch, BatchWithEvents
 from tarn.journal.event_buffer import Events
 from tarn.journal.event_chunks import MOST_FAULTS
 from tarn.lake.commit import Reached
@@ -43,9 +43,9 @@ from tarn.model.statement import microseconds
 from tarn.model.tenant import Identity
 from tarn.pipeline.jobs import spreadsheet
 from tarn.pipeline.jobs.flush import Kernels
-from tarn.pipeline.jobs.flush_plan import packed
+from tarn.pipeline.jobs.flush_plan import pack_into_slots
 from tarn.pipeline.tasks import delimited
-from tarn.pipeline.tasks.delimited import Form, Piece
+from tarn.pipeline.tasks.delimited import Dialect, FilePiece
 from tarn.pipeline.tasks.kernel import AnyTask
 from tarn.pipeline.tasks.mapping_tasks import MappedRows, MapRows
 from tarn.settings import Settings
@@ -80,8 +80,8 @@ class _Run(NamedTuple):
     job: Job
     dataset: Dataset
     options: MappingOptions
-    kept: Kept
-    act: Act
+    kept: StoredMapping
+    act: AuditedAction
     stage: str
     stage_id: int
     moment: int
@@ -93,8 +93,8 @@ class _Source(NamedTuple):
 
     header: tuple[str, ...]
     missing: list[str]
-    form: Form
-    pieces: Iterator[Piece]
+    form: Dialect
+    pieces: Iterator[FilePiece]
     path: str | None
     """Where the pieces are bytes of; None: of no file that there is."""
     size: int
@@ -148,7 +148,7 @@ class Mappings:
         while some := list(islice(tasks, kernels.cores * TASKS_PER_CORE)):
             report(Progress(done=min(done, source.size), total=source.size, unit="bytes"))
             sized: list[tuple[AnyTask, int]] = [(task, task.end - task.start) for task in some]
-            for number, output in kernels.run(packed(sized, kernels.cores)):
+            for number, output in kernels.run(pack_into_slots(sized, kernels.cores)):
                 if isinstance(output, TarnError):
                     raise output
                 assert output.mapped is not None
@@ -191,7 +191,7 @@ class Mappings:
 
     # The file
 
-    def _source(self, dataset: Dataset, options: MappingOptions, kept: Kept, report: Report) -> _Source:
+    def _source(self, dataset: Dataset, options: MappingOptions, kept: StoredMapping, report: Report) -> _Source:
         path = dataset.layout.blob_data(options.content_hash)
         entry = self._store.head(path)
         if entry is None:
@@ -208,19 +208,21 @@ class Mappings:
         elif is_zipped:
             blocks = delimited.unzipped(blocks, self._settings.max_body_bytes)
         if is_zipped:
-            blocks = _watched(blocks, report, entry.size)
-            begin, blocks = _peeked(blocks)
-        encoding = options.encoding or delimited.guessed_encoding(begin)
+            blocks = _with_reports(blocks, report, entry.size)
+            begin, blocks = _peek(blocks)
+        encoding = options.encoding or delimited.detect_encoding(begin)
         is_direct = delimited.is_transparent(encoding) and (b"\n" in begin or b"\r" not in begin)
         if not is_direct:
             blocks, encoding = delimited.as_utf8(blocks, encoding), "utf-8"
-            begin, blocks = _peeked(blocks)
+            begin, blocks = _peek(blocks)
         marked = len(delimited.MARK) if encoding == "utf-8" and begin.startswith(delimited.MARK) else 0
         columns = sorted({name for query in kept.document.ftm(dataset.name) for name in _columns(query)})
-        delimiter = options.delimiter or delimited.guessed_delimiter(begin[marked:], encoding, columns)
-        form = Form(encoding, delimiter)
-        pieces = delimited.pieces(_without(blocks, marked), form, target, self._settings.max_record_bytes, start=marked)
-        first = next(pieces, Piece(0, b""))
+        delimiter = options.delimiter or delimited.detect_delimiter(begin[marked:], encoding, columns)
+        form = Dialect(encoding, delimiter)
+        pieces = delimited.pieces(
+            _skip_bytes(blocks, marked), form, target, self._settings.max_record_bytes, start=marked
+        )
+        first = next(pieces, FilePiece(0, b""))
         if first.is_left_out:
             most = self._settings.max_record_bytes
             reason = f"the first row, which is to name the columns, has no end within {most} bytes"
@@ -275,12 +277,12 @@ class Mappings:
                 batches.purge(self._database, batch)
 
     @contextmanager
-    def _staged(self, job: Job, dataset: Dataset, options: MappingOptions, kept: Kept) -> Iterator[_Run]:
+    def _staged(self, job: Job, dataset: Dataset, options: MappingOptions, kept: StoredMapping) -> Iterator[_Run]:
         """A stage of the core's own, which no tenant sees, with the part that ends what was said before."""
         origin = origin_of(options.content_hash)
         tenant = TenantName(job.tenant)
         target = f"/v1/datasets/{dataset.name}/mappings/{options.content_hash}"
-        act = Act(Identity(tenant, "worker", (), 0, 1), "process_mapping", target, job.id)
+        act = AuditedAction(Identity(tenant, "worker", (), 0, 1), "process_mapping", target, job.id)
         new = NewStage(origin=origin, message=f"mapping {options.content_hash}", metadata={"job": job.id})
         ending = Events()
         ending.erase(None, origin)
@@ -288,7 +290,7 @@ class Mappings:
             uid = stages.create(connection, self._settings, dataset, LAKEHOUSE, new).id
             stage_id = stages.find(connection, dataset, LAKEHOUSE, uid).id
             part = Batch(dataset, tenant, act, origin, stage_id)
-            batches.write_whole(connection, self._settings, [Sized(part, ending)])
+            batches.write_small(connection, self._settings, [BatchWithEvents(part, ending)])
             in_packs = may_write(connection, JOURNAL_PACKS)
         run = _Run(job, dataset, options, kept, act, uid, stage_id, microseconds(now(), "now"), in_packs)
         with self._kept_open(stage_id):
@@ -333,7 +335,7 @@ class Mappings:
     def _commit(self, run: _Run, source: _Source, made: Sequence[MappedRows | None]) -> MappingResult:
         """Make the stage visible, and say so, in one transaction."""
         parts = [one for one in made if one is not None]
-        rejected, errors = _faults(made, self._settings.max_record_bytes)
+        rejected, errors = _bad_rows(made, self._settings.max_record_bytes)
         statements = sum(part.statements for part in parts)
         result = _result(
             run.options,
@@ -343,7 +345,7 @@ class Mappings:
             rejected=rejected,
             errors=errors,
             missing=source.missing,
-            omitted=_omitted(made),
+            omitted=_omitted_values(made),
         )
         wanted = {part.batch for part in parts}
         with self._database.write() as connection:
@@ -394,7 +396,7 @@ def _columns(query: Any) -> set[str]:
     return {*query.refs, *(name for name, _ in (*query.source.filters_set, *query.source.filters_not_set))}
 
 
-def _faults(made: Sequence[MappedRows | None], longest: int) -> tuple[int, list[Fault]]:
+def _bad_rows(made: Sequence[MappedRows | None], longest: int) -> tuple[int, list[Fault]]:
     """How many rows were bad, and the first of them, by their number in the file; the header is the first."""
     count, errors, before = 0, [], 1
     for one in made:
@@ -409,7 +411,7 @@ def _faults(made: Sequence[MappedRows | None], longest: int) -> tuple[int, list[
     return count, errors[:MOST_FAULTS]
 
 
-def _omitted(made: Sequence[MappedRows | None]) -> Omissions:
+def _omitted_values(made: Sequence[MappedRows | None]) -> Omissions:
     """The values that were left out, by the number of their row in the file; the header is the first."""
     omitted, before = Omissions(), 1
     for one in made:
@@ -419,7 +421,7 @@ def _omitted(made: Sequence[MappedRows | None]) -> Omissions:
     return omitted
 
 
-def _peeked(blocks: Iterable[bytes]) -> tuple[bytes, Iterable[bytes]]:
+def _peek(blocks: Iterable[bytes]) -> tuple[bytes, Iterable[bytes]]:
     """The beginning, and everything."""
     rest = iter(blocks)
     begin = b""
@@ -428,7 +430,7 @@ def _peeked(blocks: Iterable[bytes]) -> tuple[bytes, Iterable[bytes]]:
     return begin, chain([begin], rest)
 
 
-def _watched(blocks: Iterable[bytes], report: Report, size: int) -> Iterator[bytes]:
+def _with_reports(blocks: Iterable[bytes], report: Report, size: int) -> Iterator[bytes]:
     """The blocks; `report`, which raises when the job is to stop, is called about once a second while they come."""
     called = time.monotonic()
     for block in blocks:
@@ -439,7 +441,7 @@ def _watched(blocks: Iterable[bytes], report: Report, size: int) -> Iterator[byt
             yield block
 
 
-def _without(blocks: Iterable[bytes], count: int) -> Iterator[bytes]:
+def _skip_bytes(blocks: Iterable[bytes], count: int) -> Iterator[bytes]:
     """All but the first few bytes, which are in one block."""
     rest = iter(blocks)
     yield next(rest, b"")[count:]

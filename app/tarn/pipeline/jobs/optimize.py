@@ -9,7 +9,7 @@ from tarn.lake.table_schemas import PARTITIONED
 from tarn.model.job import OptimizeOptions, OptimizeResult, Report
 from tarn.model.ranges import span
 from tarn.model.snapshot import Change, File, TableName
-from tarn.pipeline.jobs.rewrite import Base, Plan, Rewriting
+from tarn.pipeline.jobs.rewrite import RewriteBase, RewritePlan, Rewriter
 from tarn.pipeline.tasks.kernel import AnyTask
 from tarn.pipeline.tasks.merge_files import Copy
 
@@ -23,12 +23,12 @@ TASK_ROWS = 2_000_000
 class Optimize:
     """Packings."""
 
-    def __init__(self, rewriting: Rewriting) -> None:
+    def __init__(self, rewriting: Rewriter) -> None:
         self._rewriting = rewriting
 
     def run(self, dataset: Dataset, _: OptimizeOptions, report: Report) -> OptimizeResult:
         """Pack what is small. What is visible stays the same, and so does every row."""
-        done = self._rewriting.run(dataset, Change.OPTIMIZE, _planned, report)
+        done = self._rewriting.run(dataset, Change.OPTIMIZE, _plan, report)
         return OptimizeResult(
             operation="optimize",
             snapshot=done.made(dataset),
@@ -38,7 +38,7 @@ class Optimize:
         )
 
 
-def _planned(base: Base) -> Plan | None:
+def _plan(base: RewriteBase) -> RewritePlan | None:
     tasks: list[tuple[AnyTask, int]] = []
     removed: dict[TableName, tuple[File, ...]] = {}
     for table in TABLES:
@@ -54,7 +54,7 @@ def _planned(base: Base) -> Plan | None:
             )
             tasks.append((copy, sum(file.rows for file in files)))
             removed[table] = (*removed.get(table, ()), *files)
-    return Plan(tasks, removed) if tasks else None
+    return RewritePlan(tasks, removed) if tasks else None
 
 
 def bins(files: Sequence[File], table: TableName, target: int) -> Iterator[tuple[str, list[File]]]:

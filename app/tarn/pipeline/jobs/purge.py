@@ -15,27 +15,27 @@ from tarn.lake import refs, snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_tables import folder_of
 from tarn.model.cancellation import interrupting
-from tarn.model.export import DELTA_INDEX, Kind, Made
+from tarn.model.export import DELTA_INDEX, ExportRecord, Kind
 from tarn.model.ids import now
-from tarn.model.job import NotYet, PurgeOptions, PurgeResult, Report, VacuumOptions
+from tarn.model.job import PurgeOptions, PurgeResult, Report, ResumeLater, VacuumOptions
 from tarn.model.ranges import Range
 from tarn.model.snapshot import Change, File, Snapshot
-from tarn.pipeline.jobs.compact import planned
+from tarn.pipeline.jobs.compact import plan_folds
 from tarn.pipeline.jobs.flush import Flush
-from tarn.pipeline.jobs.rewrite import Base, Plan, Rewriting
-from tarn.pipeline.tasks.key_ranges import joined, loads
+from tarn.pipeline.jobs.rewrite import RewriteBase, RewritePlan, Rewriter
+from tarn.pipeline.tasks.key_ranges import merge_adjacent, range_loads
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
-AGAIN = timedelta(minutes=1)
+RETRY_DELAY = timedelta(minutes=1)
 """Until running reads are asked again whether they still need what is to be deleted."""
 
 
 class Purge:
     """Purges."""
 
-    def __init__(self, database: Database, rewriting: Rewriting, flush: Flush, vacuum: Vacuum) -> None:
+    def __init__(self, database: Database, rewriting: Rewriter, flush: Flush, vacuum: Vacuum) -> None:
         self._database = database
         self._rewriting = rewriting
         self._flush = flush
@@ -64,7 +64,7 @@ class Purge:
         emptied = self._vacuum.run(dataset, VacuumOptions(), report, keep_from=first.seq)
         if emptied.left:
             log.info("what is erased is still being read", dataset=dataset.name, files=emptied.left)
-            raise NotYet(now() + AGAIN)
+            raise ResumeLater(now() + RETRY_DELAY)
         log.info("purged", dataset=dataset.name, entities=len(erased), statements=first.rows.ended)
         return PurgeResult(
             operation="purge",
@@ -75,19 +75,19 @@ class Purge:
             files=emptied.files,
         )
 
-    def _plan(self, base: Base, erased: tuple[str, ...]) -> Plan | None:
+    def _plan(self, base: RewriteBase, erased: tuple[str, ...]) -> RewritePlan | None:
         keys = _keys_of(self._rewriting.store, base, erased)
-        chosen = [load.keys for load in loads(base.snapshot) if any(load.keys.holds(key) for key in keys)]
+        chosen = [load.keys for load in range_loads(base.snapshot) if any(load.keys.holds(key) for key in keys)]
         if not chosen:
             return None
-        ranges: Sequence[Range] = joined(chosen)
-        return planned(self._rewriting.store, base, ranges, self._rewriting.kernels().cores, erased)
+        ranges: Sequence[Range] = merge_adjacent(chosen)
+        return plan_folds(self._rewriting.store, base, ranges, self._rewriting.kernels().cores, erased)
 
     def _begun(self, dataset: Dataset, head: Snapshot) -> Snapshot:
         """Where a purge that finds nothing left begins history: at the one that erased, if that is what is oldest."""
         if head.retained_from is None:
             return head
-        oldest = snapshots.peek(self._rewriting.store, dataset, head.retained_from)
+        oldest = snapshots.read_if_exists(self._rewriting.store, dataset, head.retained_from)
         return oldest if oldest is not None and oldest.operation is Change.PURGE else head
 
     def _forget(self, dataset: Dataset, erased: tuple[str, ...], first: Snapshot) -> list[str]:
@@ -95,14 +95,14 @@ class Purge:
         with self._database.write() as connection:
             rejected.erase(connection, dataset.id, erased)
             gone = refs.remove_below(connection, dataset, first.seq)
-            older = exports.forget_below(connection, dataset, first.seq)
+            older = exports.delete_records_below(connection, dataset, first.seq)
         store = self._rewriting.store
         for name in gone:
-            refs.show(store, dataset, name, None)
+            refs.mirror(store, dataset, name, None)
         self._drop(dataset, older)
         return [str(name) for name in gone]
 
-    def _drop(self, dataset: Dataset, older: Sequence[Made]) -> None:
+    def _drop(self, dataset: Dataset, older: Sequence[ExportRecord]) -> None:
         """Delete files that were exported before, with their former versions and all deltas."""
         store, layout = self._rewriting.store, dataset.layout
         names = {name for kind in Kind for name in kind.form.names} | {DELTA_INDEX}
@@ -116,7 +116,7 @@ class Purge:
         store.delete(paths)
 
 
-def _keys_of(store: Store, base: Base, erased: tuple[str, ...]) -> list[str]:
+def _keys_of(store: Store, base: RewriteBase, erased: tuple[str, ...]) -> list[str]:
     """Every key under which something is stored of these entities, live or not."""
     found: set[str] = set()
     with duckdb.connect(config={"threads": 2, "memory_limit": "256MB"}) as duck, interrupting(duck.interrupt):

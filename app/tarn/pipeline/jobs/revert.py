@@ -17,8 +17,8 @@ from tarn.model.job import Report, RevertOptions, RevertResult
 from tarn.model.snapshot import Change, File, Snapshot, TableName, Tally
 from tarn.model.statement import EPOCH
 from tarn.pipeline.jobs.flush import Flush
-from tarn.pipeline.jobs.rewrite import TRIES, Base, Rewriting, files_of, run_tasks, tally_of
-from tarn.pipeline.tasks.compare_snapshots import State, TakeBack, compare
+from tarn.pipeline.jobs.rewrite import TRIES, RewriteBase, Rewriter, files_of, run_tasks, tally_of
+from tarn.pipeline.tasks.compare_snapshots import SnapshotFiles, TakeBack, compare
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 class Revert:
     """Reverts."""
 
-    def __init__(self, database: Database, rewriting: Rewriting, flush: Flush) -> None:
+    def __init__(self, database: Database, rewriting: Rewriter, flush: Flush) -> None:
         self._database = database
         self._rewriting = rewriting
         self._flush = flush
@@ -68,13 +68,13 @@ class Revert:
     def _flushed(self, dataset: Dataset, report: Report) -> int:
         """Flush what is acknowledged by now. Returns a commit number between all of that and whatever comes later."""
         with self._database.write() as connection:
-            place = heads.take_place(connection, dataset)
+            place = heads.rotate_and_take(connection, dataset)
         flushed = self._flush.run([dataset], lambda: report(None))[dataset.id]
         if flushed.error is not None:
             raise flushed.error
         return place
 
-    def _to(self, base: Base, named: Named, options: RevertOptions, report: Report) -> Build | None:
+    def _to(self, base: RewriteBase, named: Named, options: RevertOptions, report: Report) -> Build | None:
         wanted = snapshots.read_named(self._rewriting.store, base.dataset, named)
         if wanted.content == base.snapshot.content:
             return None
@@ -92,7 +92,9 @@ class Revert:
             return None
         return self._build(base, options, added, removed, output.tally)
 
-    def _undo(self, base: Base, named: Named, place: int, options: RevertOptions, report: Report) -> Build | None:
+    def _undo(
+        self, base: RewriteBase, named: Named, place: int, options: RevertOptions, report: Report
+    ) -> Build | None:
         store, dataset = self._rewriting.store, base.dataset
         done = snapshots.read_named(store, dataset, named)
         before: Snapshot | None = None
@@ -105,9 +107,9 @@ class Revert:
             dataset.name,
             base.config.target_file_bytes,
             base.config.checksum is not None,
-            before=State.of(before),
-            done=State.of(done),
-            present=State.of(base.snapshot),
+            before=SnapshotFiles.of(before),
+            done=SnapshotFiles.of(done),
+            present=SnapshotFiles.of(base.snapshot),
             ord=place << 32,
             moment=int((now() - EPOCH).total_seconds() * 1_000_000),
         )
@@ -119,7 +121,7 @@ class Revert:
 
     def _build(
         self,
-        base: Base,
+        base: RewriteBase,
         options: RevertOptions,
         added: dict[TableName, tuple[File, ...]],
         removed: dict[TableName, tuple[File, ...]],

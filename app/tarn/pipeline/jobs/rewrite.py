@@ -10,13 +10,13 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import SnapshotConflict, TarnError
 from tarn.lake import snapshots
-from tarn.lake.commit import Build, HeadMoved, Publisher, Reached
+from tarn.lake.commit import Build, HeadMoved, Reached, SnapshotPublisher
 from tarn.model.dataset import DatasetConfig
 from tarn.model.ids import new_id
 from tarn.model.job import MadeSnapshot, Progress, Report
 from tarn.model.snapshot import Change, File, Head, Snapshot, TableName, Tally
 from tarn.pipeline.jobs.flush import Kernels
-from tarn.pipeline.jobs.flush_plan import packed
+from tarn.pipeline.jobs.flush_plan import pack_into_slots
 from tarn.pipeline.tasks.kernel import AnyTask, Output
 from tarn.storage.store import Store
 
@@ -28,7 +28,7 @@ TRIES = 5
 Removed = dict[TableName, tuple[File, ...]]
 
 
-class Base(NamedTuple):
+class RewriteBase(NamedTuple):
     """What a rewriting is built on."""
 
     dataset: Dataset
@@ -37,14 +37,14 @@ class Base(NamedTuple):
     snapshot: Snapshot
 
 
-class Plan(NamedTuple):
+class RewritePlan(NamedTuple):
     """The tasks of a rewriting, each with its rows, and the files that theirs take the place of."""
 
     tasks: list[tuple[AnyTask, int]]
     removed: Removed
 
 
-class Done(NamedTuple):
+class RewriteResult(NamedTuple):
     """What came of it. Without a snapshot there was nothing to do."""
 
     snapshot: Snapshot | None
@@ -59,14 +59,14 @@ class Done(NamedTuple):
         return MadeSnapshot(dataset=dataset.name, seq=self.snapshot.seq, id=self.snapshot.id)
 
 
-class Rewriting:
+class Rewriter:
     """Makes and publishes rewritings."""
 
     def __init__(
         self,
         database: Database,
         store: Store,
-        publisher: Publisher,
+        publisher: SnapshotPublisher,
         kernels: Callable[[], Kernels],
         reached: Reached = lambda _: None,
     ) -> None:
@@ -80,10 +80,10 @@ class Rewriting:
         self,
         dataset: Dataset,
         operation: Change,
-        plan: Callable[[Base], Plan | None],
+        plan: Callable[[RewriteBase], RewritePlan | None],
         report: Report,
-        finish: Callable[[Build, Base], Build] = lambda build, _: build,
-    ) -> Done:
+        finish: Callable[[Build, RewriteBase], Build] = lambda build, _: build,
+    ) -> RewriteResult:
         """Plan on the head, build, publish; again on another head where the build does not hold on it.
 
         Raises SnapshotConflict if the head moves away every time, and whatever storage, database and kernels raise.
@@ -92,7 +92,7 @@ class Rewriting:
             base = self.base(dataset)
             planned = None if base is None else plan(base)
             if base is None or planned is None:
-                return Done(None)
+                return RewriteResult(None)
             build = finish(self._build(base, operation, planned, report), base)
             self._reached("built")
             report(None)
@@ -106,24 +106,24 @@ class Rewriting:
             head=None,
         )
 
-    def base(self, dataset: Dataset) -> Base | None:
+    def base(self, dataset: Dataset) -> RewriteBase | None:
         """The head, if there is one."""
         with self._database.read() as connection:
             head = snapshots.recorded(connection, dataset)
         if head.id is None:
             return None
         config, _ = datasets.read(self.store, dataset)
-        return Base(dataset, config, head, snapshots.read(self.store, dataset, head.seq))
+        return RewriteBase(dataset, config, head, snapshots.read(self.store, dataset, head.seq))
 
-    def publish(self, build: Build) -> Done:
+    def publish(self, build: Build) -> RewriteResult:
         """Raises HeadMoved."""
         snapshot = self._publisher.publish(build)
         log.info("rewritten", dataset=build.dataset.name, operation=build.operation, seq=snapshot.seq)
         added = [file for files in build.added.values() for file in files]
         removed = sum(map(len, build.removed.values()))
-        return Done(snapshot, removed, len(added), sum(file.rows for file in added), build.tally)
+        return RewriteResult(snapshot, removed, len(added), sum(file.rows for file in added), build.tally)
 
-    def _build(self, base: Base, operation: Change, plan: Plan, report: Report) -> Build:
+    def _build(self, base: RewriteBase, operation: Change, plan: RewritePlan, report: Report) -> Build:
         outputs = run_tasks(self.kernels(), plan.tasks, report)
         return Build(
             dataset=base.dataset,
@@ -145,7 +145,7 @@ def run_tasks(kernels: Kernels, tasks: Sequence[tuple[AnyTask, int]], report: Re
     total = sum(rows for _, rows in tasks)
     report(Progress(done=0, total=total, unit="rows"))
     made: list[Output] = []
-    for _, output in sorted(kernels.run(packed(tasks, kernels.cores)), key=lambda pair: pair[0]):
+    for _, output in sorted(kernels.run(pack_into_slots(tasks, kernels.cores)), key=lambda pair: pair[0]):
         if isinstance(output, TarnError):
             raise output
         made.append(output)

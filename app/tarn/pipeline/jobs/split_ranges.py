@@ -26,7 +26,7 @@ SAMPLE, MOST_SAMPLED = 2_000, 20_000
 """Rows that are looked at for each part, and in all."""
 
 
-def divided(
+def split_range(
     store: Store,
     dataset: Dataset,
     target_file_bytes: int,

@@ -23,7 +23,7 @@ from openpyxl.xml.constants import SHARED_STRINGS
 
 from tarn.errors import BodyTooLarge, Fault, SchemaViolation, TarnError
 from tarn.model.cancellation import checked
-from tarn.pipeline.jobs.workbook_parts import Parts, Rows, Strings, broken, scan
+from tarn.pipeline.jobs.workbook_parts import RowCheck, StringCheck, WorkbookParts, invalid_workbook, scan
 
 ZIP = b"PK\x03\x04"
 
@@ -61,33 +61,33 @@ def as_text(blocks: Iterable[bytes], sheet: str | None, most: int) -> Iterator[b
             _require_within(size, most)
             file.write(block)
             yield b""
-        with _reading(), Parts(file) as parts:
+        with _reading(), WorkbookParts(file) as parts:
             _require_within(sum(part.file_size for part in parts.infolist()), most)
-            yield from _rows(file, parts, sheet, most)
+            yield from _convert(file, parts, sheet, most)
 
 
-def _rows(file: IO[bytes], parts: Parts, name: str | None, most: int) -> Iterator[bytes]:
+def _convert(file: IO[bytes], parts: WorkbookParts, name: str | None, most: int) -> Iterator[bytes]:
     reader = ExcelReader(file, read_only=True, data_only=True, keep_links=False)
     reader.archive.close()
     reader.archive = parts
     reader.read_manifest()
     reader.read_workbook()
     apply_stylesheet(parts, reader.wb)
-    title, path = _chosen(reader, name)
-    strings = Strings("")
+    title, path = _select_sheet(reader, name)
+    strings = StringCheck("")
     package: Manifest = reader.package
     found = package.find(SHARED_STRINGS)
     if found is not None:
-        strings = Strings(found.PartName[1:])
+        strings = StringCheck(found.PartName[1:])
         _require_within(parts.getinfo(strings.part).file_size, LARGEST_STRINGS)
         for _ in scan(parts, strings.part, strings):
             yield b""
-    for _ in scan(parts, path, Rows(path)):
+    for _ in scan(parts, path, RowCheck(path)):
         yield b""
-    yield from _lines(_Sheet(reader.wb, title, path, strings.strings), most)
+    yield from _csv_blocks(_Sheet(reader.wb, title, path, strings.strings), most)
 
 
-def _chosen(reader: ExcelReader, name: str | None) -> tuple[str, str]:
+def _select_sheet(reader: ExcelReader, name: str | None) -> tuple[str, str]:
     """The title of a sheet, and its part."""
     sheets = {
         sheet.name: rel.target
@@ -102,11 +102,11 @@ def _chosen(reader: ExcelReader, name: str | None) -> tuple[str, str]:
     return name, sheets[name]
 
 
-def _lines(sheet: Any, most: int) -> Iterator[bytes]:
+def _csv_blocks(sheet: Any, most: int) -> Iterator[bytes]:
     written, size = io.StringIO(), 0
     writer = csv.writer(written, lineterminator="\n")
     for number, row in enumerate(checked(sheet.iter_rows(values_only=True)), 1):
-        texts = [_text(value) for value in row]
+        texts = [_cell_text(value) for value in row]
         while texts and not texts[-1]:
             texts.pop()
         writer.writerow(texts)
@@ -120,7 +120,7 @@ def _lines(sheet: Any, most: int) -> Iterator[bytes]:
     yield written.getvalue().encode("utf-8", "replace")
 
 
-def _text(value: object) -> str:
+def _cell_text(value: object) -> str:
     """A cell as it is meant: days without a time, whole numbers without a point."""
     if value is None:
         return ""
@@ -144,9 +144,9 @@ def _reading() -> Iterator[None]:
     except TarnError:
         raise
     except BadZipFile as error:
-        raise broken(str(error)) from None
+        raise invalid_workbook(str(error)) from None
     except Exception as error:  # a workbook that was tampered with may bring openpyxl to nearly any error
-        raise broken(f"{type(error).__name__}: {error}"[:200]) from error
+        raise invalid_workbook(f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def _require_within(size: int, most: int) -> None:

@@ -54,29 +54,29 @@ ROW_NUMBER = re.compile(r"[0-9]{1,20}(?:\.0{1,20})?")
 LONGEST_SHOWN = 60
 
 
-class Parts(ZipFile):
+class WorkbookParts(ZipFile):
     """A workbook's parts. What is read as a whole is checked before it is returned."""
 
     def __init__(self, file: IO[bytes]) -> None:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # ZipFile reads the directory however large it is
         if end is None:
-            raise broken("it is not a zip file")
+            raise invalid_workbook("it is not a zip file")
         if end[5] > LARGEST_DIRECTORY:
-            raise broken(f"its directory takes {end[5]} bytes, at most {LARGEST_DIRECTORY} are read")
+            raise invalid_workbook(f"its directory takes {end[5]} bytes, at most {LARGEST_DIRECTORY} are read")
         super().__init__(file)
         if len(self.filelist) > MOST_PARTS:
-            raise broken(f"it has {len(self.filelist)} parts, at most {MOST_PARTS} are read")
+            raise invalid_workbook(f"it has {len(self.filelist)} parts, at most {MOST_PARTS} are read")
 
     def read(self, name: Any, pwd: bytes | None = None) -> bytes:
         info = self.getinfo(name)
         if info.file_size > LARGEST_PART:
-            raise broken(f"{name} takes {info.file_size} bytes, at most {LARGEST_PART} are read")
-        for _ in scan(self, name, Elements(name)):
+            raise invalid_workbook(f"{name} takes {info.file_size} bytes, at most {LARGEST_PART} are read")
+        for _ in scan(self, name, ElementCheck(name)):
             pass
         return super().read(name, pwd)
 
 
-class Elements:
+class ElementCheck:
     """What is checked of every part: how many elements it has, and how deep they are nested."""
 
     def __init__(self, part: str) -> None:
@@ -102,10 +102,10 @@ class Elements:
         pass
 
     def error(self, reason: str) -> InvalidFormat:
-        return broken(f"{self.part}: {reason}")
+        return invalid_workbook(f"{self.part}: {reason}")
 
 
-class Rows(Elements):
+class RowCheck(ElementCheck):
     """A sheet: rows and cells are in order and within Excel's bounds, and none of them is large."""
 
     def __init__(self, part: str) -> None:
@@ -170,7 +170,7 @@ class Rows(Elements):
             raise self.error(f"{shown} of row {self._row} comes after column {before}: cells must be in order")
 
 
-class Strings(Elements):
+class StringCheck(ElementCheck):
     """The texts that cells share."""
 
     def __init__(self, part: str) -> None:
@@ -217,7 +217,7 @@ class Strings(Elements):
             raise self.error(f"the text {len(self.strings)} has more than {LONGEST_TEXT} characters or elements")
 
 
-def scan(archive: ZipFile, name: str, check: Elements) -> Iterator[None]:
+def scan(archive: ZipFile, name: str, check: ElementCheck) -> Iterator[None]:
     """Parse a part block by block, and yield now and then. Raises InvalidFormat."""
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
@@ -253,7 +253,7 @@ def scan(archive: ZipFile, name: str, check: Elements) -> Iterator[None]:
             raise check.error(str(error)) from None
 
 
-def broken(reason: str) -> InvalidFormat:
+def invalid_workbook(reason: str) -> InvalidFormat:
     """A workbook that cannot be read, and why."""
     return InvalidFormat(f"the file is no spreadsheet that can be read: {reason}", errors=[Fault(reason=reason)])
 

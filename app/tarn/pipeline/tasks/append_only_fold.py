@@ -18,7 +18,7 @@ NEEDED = ("kind", "id", "entity_id", "schema", "prop", "value", "origin", "first
 Numbers = npt.NDArray[np.int64]
 
 
-def folded(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], bool]) -> pa.Table | None:
+def fold(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], bool]) -> pa.Table | None:
     """The rows that these events leave, sorted by the store's key; None if it takes more than this to tell.
 
     Asks for: adds alone, all of them good, of one origin, under their own entity's id, each entity in one bucket, and

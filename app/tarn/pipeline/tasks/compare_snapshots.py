@@ -14,7 +14,7 @@ from tarn.lake.live import sql as fold_sql
 from tarn.lake.table_schemas import PARTITIONED, PRUNING, SCHEMAS
 from tarn.model.names import DatasetName
 from tarn.model.snapshot import Snapshot, TableName, Tally
-from tarn.pipeline.tasks.data_files import ROW_GROUP, Puts, Writer
+from tarn.pipeline.tasks.data_files import ROW_GROUP, DataFileWriter, FilePuts
 from tarn.pipeline.tasks.key_ranges import marks_of
 from tarn.pipeline.tasks.merge_files import Part, Rewrite
 from tarn.storage.layout import DatasetLayout
@@ -75,14 +75,14 @@ WHERE before.ord IS NULL OR (before.bucket, before.canonical_id) <> (present.buc
 """
 
 
-class State(NamedTuple):
+class SnapshotFiles(NamedTuple):
     """The files that say what is live in a snapshot."""
 
     statements: tuple[Part, ...] = ()
     marks: tuple[Part, ...] = ()
 
     @classmethod
-    def of(cls, snapshot: Snapshot | None) -> "State":
+    def of(cls, snapshot: Snapshot | None) -> "SnapshotFiles":
         if snapshot is None:
             return cls()
         return cls(
@@ -95,33 +95,33 @@ class State(NamedTuple):
 class Compare(Rewrite):
     """Count the statements that are live in the one state and not in the other: `added` here, `ended` there."""
 
-    wanted: State
-    present: State
+    wanted: SnapshotFiles
+    present: SnapshotFiles
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBack(Rewrite):
     """Take back what was done between two states, as far as it is at present as it was then."""
 
-    before: State
-    done: State
-    present: State
+    before: SnapshotFiles
+    done: SnapshotFiles
+    present: SnapshotFiles
     ord: int
     """The place in history of what is written."""
     moment: int
 
 
-class Comparing:
+class _Comparison:
     """One such task at work."""
 
-    def __init__(self, task: Compare | TakeBack, store: Store, duck: duckdb.DuckDBPyConnection, puts: Puts) -> None:
+    def __init__(self, task: Compare | TakeBack, store: Store, duck: duckdb.DuckDBPyConnection, puts: FilePuts) -> None:
         self._task = task
         self._store = store
         self._duck = duck
         self._puts = puts
         self._layout = DatasetLayout(task.dataset)
 
-    def made(self) -> tuple[dict[TableName, Writer], Tally]:
+    def made(self) -> tuple[dict[TableName, DataFileWriter], Tally]:
         if isinstance(self._task, Compare):
             return {}, self._compared(self._task)
         return self._taken_back(self._task)
@@ -134,7 +134,7 @@ class Comparing:
         ended = self._count("FROM present ANTI JOIN wanted USING (id, origin)")
         return Tally(added=added, ended=ended)
 
-    def _taken_back(self, task: TakeBack) -> tuple[dict[TableName, Writer], Tally]:
+    def _taken_back(self, task: TakeBack) -> tuple[dict[TableName, DataFileWriter], Tally]:
         self._touch(task.before, task.done)
         for name, state in (("before", task.before), ("done", task.done), ("present", task.present)):
             self._show(name, state)
@@ -155,7 +155,7 @@ class Comparing:
         ended = self._count("FROM present SEMI JOIN taken_back USING (id, origin) ANTI JOIN before USING (id, origin)")
         return {"statements": rows, "translog": log}, Tally(added=added, ended=ended)
 
-    def _touch(self, one: State, other: State) -> None:
+    def _touch(self, one: SnapshotFiles, other: SnapshotFiles) -> None:
         """Find the entities that may differ: those that a file speaks of which only one of the two has."""
         tables: tuple[TableName, ...] = ("statements", "translog")
         scans = []
@@ -168,7 +168,7 @@ class Comparing:
             f"CREATE OR REPLACE TEMP TABLE touched AS {' UNION '.join(scans) or 'SELECT NULL::VARCHAR AS entity_id'}"
         )
 
-    def _show(self, name: str, state: State) -> None:
+    def _show(self, name: str, state: SnapshotFiles) -> None:
         """Make a table of what is live in a state of the entities that may differ."""
         rows = self._scan("statements", state.statements, ROW) or NO_ROWS
         mark = "id, origin, {kind} AS kind, epoch_us(first_seen) AS first_seen, epoch_us(last_seen) AS last_seen, ord"
@@ -199,10 +199,10 @@ class Comparing:
     def _stream(self, query: str, parameters: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         return iter(self._duck.execute(query, parameters).fetch_record_batch(ROW_GROUP))
 
-    def _writer(self, table: TableName) -> Writer:
+    def _writer(self, table: TableName) -> DataFileWriter:
         folder = self._layout.statements if table == "statements" else self._layout.translog
         task = self._task
-        return Writer(
+        return DataFileWriter(
             self._store,
             folder,
             SCHEMAS[table],
@@ -216,7 +216,7 @@ class Comparing:
 
 def compare(dataset: DatasetName, wanted: Snapshot | None, present: Snapshot | None) -> Compare:
     """The task that counts what reverting to a state does."""
-    return Compare(0, dataset, 0, checksum=False, wanted=State.of(wanted), present=State.of(present))
+    return Compare(0, dataset, 0, checksum=False, wanted=SnapshotFiles.of(wanted), present=SnapshotFiles.of(present))
 
 
 def _differ(one: str, other: str) -> str:

@@ -10,16 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import Connection
 
-from tarn.access.audit import Act
+from tarn.access.audit import AuditedAction
 from tarn.archive import documents
 from tarn.archive import file_index as records
 from tarn.archive.files import SMALL, Archive, Reached, Staged
-from tarn.archive.sources import Found, Source
+from tarn.archive.sources import ListedFile, Source
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import TASK, Database
 from tarn.errors import BodyTooLarge, QuotaExceeded, TarnError
 from tarn.journal import batches
-from tarn.journal.batches import Batch, Sized
+from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.journal.event_buffer import Events
 from tarn.model.entity import Exploder
 from tarn.model.file import ArchiveFile, NewFile
@@ -28,7 +28,7 @@ from tarn.model.job import Existing
 from tarn.model.names import FilePath
 from tarn.model.omissions import Omissions
 from tarn.model.statement import EPOCH
-from tarn.pipeline.tasks.crawl_tasks import Fetch, Fetched, Missed
+from tarn.pipeline.tasks.crawl_tasks import FailedFile, FetchedFiles, FetchFiles
 from tarn.storage.store import Store
 
 BUDGET = 10.0
@@ -44,15 +44,15 @@ POOL = 2
 """Connections of a task to the database, and as many again while they are all in use."""
 
 
-def fetched(
-    task: Fetch, store: Store, clock: Callable[[], float] = time.monotonic, reached: Reached = lambda _: None
-) -> Fetched:
+def fetch_files(
+    task: FetchFiles, store: Store, clock: Callable[[], float] = time.monotonic, reached: Reached = lambda _: None
+) -> FetchedFiles:
     """Do a task. Raises what keeps the archive or the journal from taking anything; a file's own trouble is told."""
     # The only SQLite of this process while it lasts: see docs/decisions/022.
     database = Database(task.settings.database_url, POOL, TASK)
     try:
         with ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch") as pool:
-            return _Fetching(task, database, Archive(database, store, task.settings, reached), pool).run(clock)
+            return _FileFetcher(task, database, Archive(database, store, task.settings, reached), pool).run(clock)
     finally:
         database.close()
 
@@ -64,25 +64,25 @@ class _Unfetched(Exception):
         super().__init__(error.detail)
 
 
-class _Fetching:
-    def __init__(self, task: Fetch, database: Database, archive: Archive, pool: ThreadPoolExecutor) -> None:
+class _FileFetcher:
+    def __init__(self, task: FetchFiles, database: Database, archive: Archive, pool: ThreadPoolExecutor) -> None:
         self._task = task
         self._database = database
         self._dataset = Dataset(task.dataset_id, task.dataset)
         self._archive = archive
-        self._act = Act.of_job(task.tenant, "crawl_dataset", task.job)
+        self._act = AuditedAction.of_job(task.tenant, "crawl_dataset", task.job)
         self._exploder = Exploder()
         self._pool = pool
         self._told: set[str] = set()
         """Folders that the journal has from this task already."""
-        self._missed: list[Missed] = []
+        self._missed: list[FailedFile] = []
         self._omitted = Omissions()
         self._refused: QuotaExceeded | None = None
 
-    def run(self, clock: Callable[[], float]) -> Fetched:
+    def run(self, clock: Callable[[], float]) -> FetchedFiles:
         until = clock() + BUDGET
         size = begun = put = 0
-        for some in _together(self._task.files):
+        for some in _groups(self._task.files):
             if begun and clock() >= until:
                 break
             begun += len(some)
@@ -90,11 +90,11 @@ class _Fetching:
             put += len(files)
             size += sum(file.size for file in files)
         skipped = begun - put - len(self._missed)
-        return Fetched(put, size, skipped, self._missed, self._task.files[begun:], self._omitted)
+        return FetchedFiles(put, size, skipped, self._missed, self._task.files[begun:], self._omitted)
 
     # Fetching
 
-    def _staged(self, some: Sequence[Found]) -> list[Staged]:
+    def _staged(self, some: Sequence[ListedFile]) -> list[Staged]:
         """Those of some files that could be had. Raises what the archive's own store does."""
         found = list(self._pool.map(self._tried, some))
         staged = [one for one in found if isinstance(one, Staged)]
@@ -102,10 +102,10 @@ class _Fetching:
             if isinstance(one, TarnError):
                 self._archive.drop(staged)
                 raise one
-        self._missed += [one for one in found if isinstance(one, Missed)]
+        self._missed += [one for one in found if isinstance(one, FailedFile)]
         return staged
 
-    def _tried(self, found: Found) -> Staged | Missed | TarnError:
+    def _tried(self, found: ListedFile) -> Staged | FailedFile | TarnError:
         try:
             try:
                 return self._stage(found)
@@ -116,11 +116,11 @@ class _Fetching:
                 self._refused = error
                 return self._stage(found, keep=False)
         except (_Unfetched, BodyTooLarge) as error:
-            return Missed(found.path, str(error))
+            return FailedFile(found.path, str(error))
         except TarnError as error:
             return error
 
-    def _stage(self, found: Found, keep: bool = True) -> Staged:
+    def _stage(self, found: ListedFile, keep: bool = True) -> Staged:
         with _opened(self._task, found) as source:
             said = NewFile(path=FilePath(found.path), origin=self._task.origin)
             reservation = self._archive.reservation(self._dataset, self._task.tenant) if keep else None
@@ -154,7 +154,7 @@ class _Fetching:
             omitted = Omissions()  # what was done may be done again
             events = self._events(files, told, omitted)
             batch = Batch(self._dataset, self._task.tenant, self._act, self._task.origin)
-            batches.write_whole(connection, self._task.settings, [Sized(batch, events)])
+            batches.write_small(connection, self._task.settings, [BatchWithEvents(batch, events)])
 
         files = self._archive.commit(self._dataset, self._task.tenant, staged, recorded) if staged else []
         self._told |= told
@@ -176,7 +176,7 @@ class _Fetching:
         return events
 
 
-def _opened(task: Fetch, found: Found) -> Source:
+def _opened(task: FetchFiles, found: ListedFile) -> Source:
     try:
         return task.fetcher.open(found.uri)
     except TarnError as error:
@@ -190,9 +190,9 @@ def _read(source: Source) -> Iterator[bytes]:
         raise _Unfetched(error) from error
 
 
-def _together(files: Sequence[Found]) -> Iterator[list[Found]]:
+def _groups(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
     """Files in their order, as many together as may be in memory at once."""
-    some: list[Found] = []
+    some: list[ListedFile] = []
     held = 0
     for file in files:
         # What is larger passes through the store.

@@ -7,7 +7,7 @@ from tarn.model.names import DatasetName, Origin
 
 if TYPE_CHECKING:
     from tarn.archive.fetch import Fetcher
-    from tarn.archive.sources import Found
+    from tarn.archive.sources import ListedFile
     from tarn.model.job import Existing
     from tarn.model.names import TenantName
     from tarn.model.omissions import Omissions
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class FetchFiles:
     """Files that are to be fetched into an archive."""
 
     number: int
@@ -25,26 +25,26 @@ class Fetch:
     job: str
     origin: Origin
     existing: "Existing"
-    files: "tuple[Found, ...]" = field(repr=False)
+    files: "tuple[ListedFile, ...]" = field(repr=False)
     fetcher: "Fetcher" = field(repr=False)
     settings: "Settings" = field(repr=False)
 
 
-class Missed(NamedTuple):
+class FailedFile(NamedTuple):
     """A file that could not be taken, and why."""
 
     path: str
     reason: str
 
 
-class Fetched(NamedTuple):
+class FetchedFiles(NamedTuple):
     """What came of a task."""
 
     files: int
     size: int
     skipped: int
-    missed: "list[Missed]"
-    left: "tuple[Found, ...]"
+    missed: "list[FailedFile]"
+    left: "tuple[ListedFile, ...]"
     """What there was no time for."""
     omitted: "Omissions"
     """Values that were left out of the Documents and Folders of the files."""

@@ -24,22 +24,22 @@ LARGEST_GROUP = 16 << 20
 LONGEST_BOUND = 64
 """Characters of a bound that are kept."""
 
-PIECE = 8 << 20
+PUT_BYTES = 8 << 20
 
-PUTS_AT_ONCE = 4
+CONCURRENT_PUTS = 4
 
-LARGEST_WAITING = 16 << 20
+LARGEST_PENDING = 16 << 20
 """Bytes of a file that may be held while it is put and the next ones are made."""
 
 
-class Puts:
+class FilePuts:
     """Puts files beside the work that makes them, some at once. Whoever has more than twice as many waits."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(PUTS_AT_ONCE)
-        self._room = BoundedSemaphore(2 * PUTS_AT_ONCE)
+        self._pool = ThreadPoolExecutor(CONCURRENT_PUTS)
+        self._room = BoundedSemaphore(2 * CONCURRENT_PUTS)
 
-    def __enter__(self) -> "Puts":
+    def __enter__(self) -> "FilePuts":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +52,7 @@ class Puts:
         return begun
 
 
-class Writer:
+class DataFileWriter:
     """Writes the rows of one table of one task. Rows come sorted, one partition after the other."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Writer:
         pruning: tuple[str, ...],
         target: int,
         checksum: bool,
-        puts: Puts,
+        puts: FilePuts,
     ) -> None:
         self._store = store
         self._folder = folder
@@ -87,15 +87,17 @@ class Writer:
             partition.add(batch)
         partition.end()
 
-    def begin(self, value: str) -> "Partition":
-        return Partition(lambda: _Open(self._schema, self._pruning), self._target, lambda file: self._put(value, file))
+    def begin(self, value: str) -> "PartitionWriter":
+        return PartitionWriter(
+            lambda: _OpenFile(self._schema, self._pruning), self._target, lambda file: self._put(value, file)
+        )
 
-    def _put(self, value: str, file: "_Open") -> None:
+    def _put(self, value: str, file: "_OpenFile") -> None:
         """Put a file under a name of its own, while the next one is being made unless it is large."""
         data, rows, columns = file.close()
         put = self._puts.begin(lambda: self._stored(value, data, rows, columns))
         self._under_way.append(put)
-        if len(data) > LARGEST_WAITING:
+        if len(data) > LARGEST_PENDING:
             wait([put])
 
     def _stored(self, value: str, data: pa.Buffer, rows: int, columns: dict[str, Column]) -> File:
@@ -103,14 +105,14 @@ class Writer:
         digest = hashlib.sha256() if self._checksum else None
 
         def pieces() -> Iterator[bytes]:
-            for start in range(0, len(data), PIECE):
-                piece = data.slice(start, min(PIECE, len(data) - start)).to_pybytes()
+            for start in range(0, len(data), PUT_BYTES):
+                piece = data.slice(start, min(PUT_BYTES, len(data) - start)).to_pybytes()
                 if digest is not None:
                     digest.update(piece)
                 yield piece
 
         whole = f"{self._folder}/{path}"
-        if len(data) <= PIECE:
+        if len(data) <= PUT_BYTES:
             self._store.put_new(whole, b"".join(pieces()))
         else:
             self._store.put_stream(whole, pieces())
@@ -124,14 +126,14 @@ class Writer:
         )
 
 
-class Partition:
+class PartitionWriter:
     """One partition that is being written, a file at a time."""
 
-    def __init__(self, make: "Callable[[], _Open]", target: int, put: "Callable[[_Open], None]") -> None:
+    def __init__(self, make: "Callable[[], _OpenFile]", target: int, put: "Callable[[_OpenFile], None]") -> None:
         self._make = make
         self._target = target
         self._put = put
-        self._file: _Open | None = None
+        self._file: _OpenFile | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
         parts = -(-batch.nbytes // LARGEST_GROUP)
@@ -149,7 +151,7 @@ class Partition:
             self._put(file)
 
 
-class _Open:
+class _OpenFile:
     """A file that is being written, in memory: it is no larger than the target and one row group."""
 
     def __init__(self, schema: pa.Schema, pruning: tuple[str, ...]) -> None:
@@ -175,16 +177,16 @@ class _Open:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write one row group. It is in the sink when this returns, so that `size` is true."""
-        self._writer.write_batch(_as(batch, self._schema), row_group_size=ROW_GROUP)
+        self._writer.write_batch(_convert(batch, self._schema), row_group_size=ROW_GROUP)
         self._rows += batch.num_rows
 
     def close(self) -> tuple[pa.Buffer, int, dict[str, Column]]:
         self._writer.close()
         (metadata,) = self._collected
-        return self._sink.getvalue(), self._rows, dict(_columns(metadata, self._schema, self._pruning))
+        return self._sink.getvalue(), self._rows, dict(_column_statistics(metadata, self._schema, self._pruning))
 
 
-def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _convert(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Columns in the file's own types; moments come as microseconds."""
     columns = []
     for field in schema:
@@ -195,7 +197,9 @@ def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _columns(metadata: pq.FileMetaData, schema: pa.Schema, pruning: tuple[str, ...]) -> Iterator[tuple[str, Column]]:
+def _column_statistics(
+    metadata: pq.FileMetaData, schema: pa.Schema, pruning: tuple[str, ...]
+) -> Iterator[tuple[str, Column]]:
     """Bounds and nulls of the pruning columns over all row groups; those that the writer did not report are absent."""
     for name in pruning:
         place = schema.get_field_index(name)

@@ -40,7 +40,7 @@ UNREADABLE = "\udcff"
 """Stands for what is not of the file's encoding, in a text that is to be written as UTF-8: no UTF-8 has it."""
 
 
-class Form(NamedTuple):
+class Dialect(NamedTuple):
     """How a file is written."""
 
     encoding: str
@@ -94,7 +94,7 @@ class Form(NamedTuple):
         return csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True)
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """Consecutive bytes of whole records; or a line that is no record, and is left out."""
 
     start: int
@@ -102,7 +102,7 @@ class Piece(NamedTuple):
     is_left_out: bool = False
 
 
-def pieces(blocks: Iterable[bytes], form: Form, target: int, longest: int, start: int = 0) -> Iterator[Piece]:
+def pieces(blocks: Iterable[bytes], form: Dialect, target: int, longest: int, start: int = 0) -> Iterator[FilePiece]:
     """The file, from the byte `start` on, in pieces of about `target` bytes.
 
     A record longer than `longest` is none: a line that has no end, or a quote that is not closed. The line that it
@@ -125,8 +125,8 @@ def pieces(blocks: Iterable[bytes], form: Form, target: int, longest: int, start
             parsed = len(rest) - whole
         while len(rest) - whole > longest:
             if whole:
-                yield Piece(start, bytes(rest[:whole]))
-            yield Piece(start + whole, b"", is_left_out=True)
+                yield FilePiece(start, bytes(rest[:whole]))
+            yield FilePiece(start + whole, b"", is_left_out=True)
             end = rest.find(b"\n", whole) + 1
             unclosed += end > 0
             if unclosed > MOST_UNCLOSED:
@@ -141,11 +141,11 @@ def pieces(blocks: Iterable[bytes], form: Form, target: int, longest: int, start
             whole = form.whole(bytes(rest))
             parsed = len(rest) - whole
         if whole >= target:
-            yield Piece(start, bytes(rest[:whole]))
+            yield FilePiece(start, bytes(rest[:whole]))
             del rest[:whole]
             start, whole = start + whole, 0
     if rest:
-        yield Piece(start, bytes(rest))
+        yield FilePiece(start, bytes(rest))
 
 
 def is_transparent(encoding: str) -> bool:
@@ -156,16 +156,16 @@ def is_transparent(encoding: str) -> bool:
         return False
 
 
-def guessed_encoding(head: bytes) -> str:
+def detect_encoding(head: bytes) -> str:
     """What a file's beginning says it is; without a mark that is UTF-8."""
     return next((encoding for mark, encoding in MARKS.items() if head.startswith(mark)), "utf-8")
 
 
-def guessed_delimiter(head: bytes, encoding: str, columns: Sequence[str]) -> str:
+def detect_delimiter(head: bytes, encoding: str, columns: Sequence[str]) -> str:
     """The delimiter under which the header names most of these columns; a comma unless another one names more."""
 
     def named(delimiter: str) -> int:
-        header, _ = Form(encoding, delimiter).first(head)
+        header, _ = Dialect(encoding, delimiter).first(head)
         return len(set(columns).intersection(header))
 
     return max(DELIMITERS, key=named)

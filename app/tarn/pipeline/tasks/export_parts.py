@@ -20,14 +20,14 @@ from tarn.datasets.registry import Dataset
 from tarn.lake import snapshots
 from tarn.model.export import Kind, OmittedEdges
 from tarn.model.ids import new_id
-from tarn.pipeline.tasks.export_tasks import Export, Exported, Recount
+from tarn.pipeline.tasks.export_tasks import ExportedRange, ExportRange, Recount
 from tarn.query import documents, graph, live
 from tarn.query import statement_formats as forms
 from tarn.query.assembly import entity_lines, invalid_count, ndjson
 from tarn.query.diff import Between, differences
-from tarn.query.incremental_statistics import exchanged
-from tarn.query.statements import in_order
-from tarn.query.statistics import counted
+from tarn.query.incremental_statistics import count_changed
+from tarn.query.statements import sorted_rows
+from tarn.query.statistics import count_entities
 from tarn.query.views import View
 from tarn.storage.store import CHUNK, Store
 
@@ -36,18 +36,18 @@ HEADERS = {Kind.STATEMENTS: forms.CSV_HEADER, Kind.DOCUMENTS: documents.HEADER, 
 INVALID = b'{"$invalid"'
 
 
-def exported(task: Export | Recount, store: Store, duck: duckdb.DuckDBPyConnection, scratch: str) -> Exported:
+def exported(task: ExportRange | Recount, store: Store, duck: duckdb.DuckDBPyConnection, scratch: str) -> ExportedRange:
     """Do a task."""
     if isinstance(task, Recount):
         states = Between(_view(task, store, task.former), _view(task, store, task.seq))
-        return Exported({}, exchanged=exchanged(duck, store, states))
-    return _Exporting(task, store, duck, Path(scratch)).made()
+        return ExportedRange({}, exchanged=count_changed(duck, store, states))
+    return _RangeExport(task, store, duck, Path(scratch)).made()
 
 
-class _Exporting:
+class _RangeExport:
     """A range on its way into files."""
 
-    def __init__(self, task: Export, store: Store, duck: duckdb.DuckDBPyConnection, scratch: Path) -> None:
+    def __init__(self, task: ExportRange, store: Store, duck: duckdb.DuckDBPyConnection, scratch: Path) -> None:
         self._task = task
         self._store = store
         self._duck = duck
@@ -56,19 +56,19 @@ class _Exporting:
         """Entities that each file leaves out because their statements do not assemble."""
         self._omitted_edges = OmittedEdges()
 
-    def made(self) -> Exported:
+    def made(self) -> ExportedRange:
         task = self._task
         live.make_within(self._duck, self._store, _view(task, self._store, task.seq), "live", task.within)
         parts = {kind: self._put(kind, self._packed(kind, make())) for kind, make in self._passes().items()}
         parts |= self._shared()
-        statistics = counted(self._duck) if Kind.STATISTICS in task.kinds else None
-        return Exported(parts, statistics, invalid=dict(self._invalid), omitted_edges=self._omitted_edges)
+        statistics = count_entities(self._duck) if Kind.STATISTICS in task.kinds else None
+        return ExportedRange(parts, statistics, invalid=dict(self._invalid), omitted_edges=self._omitted_edges)
 
     def _passes(self) -> dict[Kind, Callable[[], Iterable[bytes]]]:
         """What takes a pass of its own."""
         duck = self._duck
         makers: dict[Kind, Callable[[], Iterable[bytes]]] = {
-            Kind.STATEMENTS: lambda: forms.csv_rows(in_order(duck, "SELECT * FROM live", [])),
+            Kind.STATEMENTS: lambda: forms.csv_rows(sorted_rows(duck, "SELECT * FROM live", [])),
             Kind.DOCUMENTS: lambda: documents.rows(self._documents()),
         }
         if (base := self._task.base) is not None:
@@ -90,7 +90,7 @@ class _Exporting:
             makers[Kind.DELTA] = _all_new
         wanted = {kind: make for kind, make in makers.items() if kind in self._task.kinds}
         with ExitStack() as opened:
-            files = {kind: opened.enter_context(_Growing(self._scratch / new_id())) for kind in wanted}
+            files = {kind: opened.enter_context(_SpillFile(self._scratch / new_id())) for kind in wanted}
             for batch in entity_lines(self._duck) if wanted else ():
                 # An entity whose schemata do not fit is nothing that others could load; statistics count it.
                 valid = batch.filter(pc.invert(batch.column("invalid")))
@@ -125,7 +125,7 @@ class _Exporting:
         return path
 
 
-class _Growing:
+class _SpillFile:
     """A file on the executor's disk that is written, and then read once."""
 
     def __init__(self, path: Path) -> None:
@@ -142,7 +142,7 @@ class _Growing:
             while chunk := file.read(CHUNK):
                 yield chunk
 
-    def __enter__(self) -> "_Growing":
+    def __enter__(self) -> "_SpillFile":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,7 +151,7 @@ class _Growing:
 
 
 def _compressed(pieces: Iterable[bytes], compression: str) -> Iterator[bytes]:
-    sink = forms.Sink()
+    sink = forms.MemorySink()
     with pa.CompressedOutputStream(pa.PythonFile(sink, "w"), compression) as packing:
         for piece in pieces:
             packing.write(piece)
@@ -159,7 +159,7 @@ def _compressed(pieces: Iterable[bytes], compression: str) -> Iterator[bytes]:
     yield from sink.taken()
 
 
-def _view(task: Export | Recount, store: Store, seq: int | None) -> View:
+def _view(task: ExportRange | Recount, store: Store, seq: int | None) -> View:
     dataset = Dataset(task.dataset_id, task.dataset)
     return View(dataset, None if seq is None else snapshots.read(store, dataset, seq))
 

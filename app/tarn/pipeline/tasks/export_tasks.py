@@ -10,11 +10,11 @@ from tarn.model.ranges import Range
 
 if TYPE_CHECKING:
     from tarn.model.statistics import Statistics
-    from tarn.query.incremental_statistics import Exchanged
+    from tarn.query.incremental_statistics import ChangedStatistics
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class ExportRange:
     """A range of a snapshot, and what to make of it."""
 
     number: int
@@ -41,14 +41,14 @@ class Recount:
     seq: int
 
 
-class Exported(NamedTuple):
+class ExportedRange(NamedTuple):
     """What came of a task."""
 
     parts: Mapping[Kind, str]
     """Where the range's part of each file lies."""
     statistics: "Statistics | None" = None
     """Of the range, if they were asked for."""
-    exchanged: "Exchanged | None" = None
+    exchanged: "ChangedStatistics | None" = None
     """Of a recount, unless too much differs for it to be worth it."""
     invalid: Mapping[Kind, int] = {}
     """How many entities each part leaves out because their statements do not assemble."""

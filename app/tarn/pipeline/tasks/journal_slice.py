@@ -18,7 +18,7 @@ import pyarrow as pa
 from tarn.journal.packs import Pack, within
 
 if TYPE_CHECKING:
-    from tarn.journal.stage_parts import Parts
+    from tarn.journal.stage_parts import StagePartWriter
 
 COLUMNS = (
     "kind",
@@ -36,7 +36,7 @@ COLUMNS = (
     "last_seen",
 )
 
-TYPED = {"kind": "0", "id": "x''", "external": "0", "first_seen": "0", "last_seen": "0"}
+TYPED_DEFAULTS = {"kind": "0", "id": "x''", "external": "0", "first_seen": "0", "last_seen": "0"}
 """Values of the first row that SQLite gives, text elsewhere: its driver takes types from it, and a NULL has none."""
 
 ORD = 'b."commit" * 4294967296 + j.position'
@@ -51,7 +51,7 @@ PACKS = (
     "AND p.high >= {3} AND p.low <= {4}"
 )
 
-PACKS_AT_ONCE = 16
+PACKS_PER_BATCH = 16
 """Packs that SQLite's driver holds at once."""
 
 READ_ONLY = "?mode=ro"
@@ -64,7 +64,10 @@ TEXT, BYTES = "'text'", "x''"
 READABLE = pa.schema(
     [
         ("ord", pa.int64()),
-        *((name, pa.binary() if name == "id" else pa.int64() if name in TYPED else pa.string()) for name in COLUMNS),
+        *(
+            (name, pa.binary() if name == "id" else pa.int64() if name in TYPED_DEFAULTS else pa.string())
+            for name in COLUMNS
+        ),
         ("poison", pa.string()),
     ]
 )
@@ -74,7 +77,7 @@ EVENTS = pa.schema(list(READABLE)[:-1])
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class JournalSlice:
     """Committed events of some segments: of entities in a range of shards, and those that concern every entity."""
 
     dataset_id: str
@@ -102,7 +105,7 @@ class Journal:
             return cls(f"file:{path}{READ_ONLY}", is_sqlite=True)
         return cls(adbc_uri(database_url, TASK), is_sqlite=False)
 
-    def writing(self) -> "AbstractContextManager[Parts]":
+    def writing(self) -> "AbstractContextManager[StagePartWriter]":
         """A connection to write parts of stages by."""
         # With SQLAlchemy it is half a second's import, which executors that only read do without.
         from tarn.journal import stage_parts as parts
@@ -110,7 +113,7 @@ class Journal:
         return parts.opened(self.uri.removesuffix(READ_ONLY), self.is_sqlite)
 
     @contextmanager
-    def opened(self) -> Iterator["OpenJournal"]:
+    def opened(self) -> Iterator["JournalReader"]:
         if self.is_sqlite:
             from adbc_driver_sqlite import dbapi as sqlite
 
@@ -123,12 +126,12 @@ class Journal:
 
             connection = postgresql.connect(self.uri)
         try:
-            yield OpenJournal(connection, self.is_sqlite)
+            yield JournalReader(connection, self.is_sqlite)
         finally:
             connection.close()
 
 
-class OpenJournal:
+class JournalReader:
     """A connection to read by."""
 
     def __init__(self, connection: Any, is_sqlite: bool) -> None:
@@ -136,7 +139,7 @@ class OpenJournal:
         self.is_sqlite = is_sqlite
 
     @contextmanager
-    def events(self, wanted: Slice) -> Iterator[pa.RecordBatchReader]:
+    def events(self, wanted: JournalSlice) -> Iterator[pa.RecordBatchReader]:
         """The events with their `ord`, in no particular order. A row whose `ord` is 0 is none of them.
 
         From SQLite, ArrowInvalid or the driver's own error is raised on the way if a value is of another type. Raises
@@ -152,13 +155,13 @@ class OpenJournal:
                 everything = chain(rows, self._from_packs(wanted, rows.schema))
                 yield pa.RecordBatchReader.from_batches(rows.schema, everything)
 
-    def _from_packs(self, wanted: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _from_packs(self, wanted: JournalSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Those of the events that are in packs, in the types of those that are not."""
         marks = ("?",) * 5 if self.is_sqlite else ("$1", "$2", "$3", "$4", "$5")
         low, high = wanted.shards
         with self._connection.cursor() as cursor:
             if self.is_sqlite:
-                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(PACKS_AT_ONCE)})
+                cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(PACKS_PER_BATCH)})
             cursor.execute(PACKS.format(*marks), (wanted.dataset_id, wanted.after, wanted.upto, low, high))
             for some in cursor.fetch_record_batch():
                 for *place, data in zip(*some.columns, strict=True):
@@ -168,7 +171,7 @@ class OpenJournal:
                     if len(events):
                         yield events.select(schema.names).cast(schema)
 
-    def _from_sqlite(self, wanted: Slice) -> Iterator[pa.RecordBatch]:
+    def _from_sqlite(self, wanted: JournalSlice) -> Iterator[pa.RecordBatch]:
         """Its driver takes long over every single value, and in most columns most events say the same.
 
         So columns in which the first rows are all alike are not read where they say that again; and where they do not,
@@ -196,7 +199,7 @@ class OpenJournal:
 
     def _typed(self, names: Sequence[str], query: str, parameters: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
         """What a query finds in SQLite, after a row that says of which types the columns are."""
-        types = "".join(f", {TYPED.get(name, TEXT)} AS {name}" for name in names)
+        types = "".join(f", {TYPED_DEFAULTS.get(name, TEXT)} AS {name}" for name in names)
         with self._connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             cursor.execute(f"SELECT 0 AS ord{types} UNION ALL {query}", parameters)
@@ -205,18 +208,18 @@ class OpenJournal:
                 raise pa.ArrowInvalid("a column holds values of another type")
             yield from found
 
-    def readable_events(self, wanted: Slice) -> pa.Table:
+    def readable_events(self, wanted: JournalSlice) -> pa.Table:
         """The same events from a SQLite in which some cannot be read: a value of another type, or text that is none.
 
         SQLite keeps in a column whatever somebody put there. Such a value is left out, and `poison` names its column.
         """
         columns = {}
         for name in COLUMNS:
-            kinds = {"id": "'blob'"}.get(name, "'integer'" if name in TYPED else "'text'")
-            value = f'j."{name}"' if name in TYPED else f'CAST(j."{name}" AS BLOB)'
+            kinds = {"id": "'blob'"}.get(name, "'integer'" if name in TYPED_DEFAULTS else "'text'")
+            value = f'j."{name}"' if name in TYPED_DEFAULTS else f'CAST(j."{name}" AS BLOB)'
             columns[name] = f"CASE WHEN typeof(j.\"{name}\") IN ({kinds}, 'null') THEN {value} END"
             columns[f"{name}_kind"] = f"typeof(j.\"{name}\") NOT IN ({kinds}, 'null')"
-        typed = ", ".join(f"{TYPED.get(name, BYTES)} AS {name}, 0 AS {name}_kind" for name in COLUMNS)
+        typed = ", ".join(f"{TYPED_DEFAULTS.get(name, BYTES)} AS {name}, 0 AS {name}_kind" for name in COLUMNS)
         chosen = ", ".join(f"{expression} AS {name}" for name, expression in columns.items())
         query = f"SELECT 0 AS ord, {typed} UNION ALL SELECT {ORD} AS ord, {chosen} {self._source()}"
         with self._connection.cursor() as cursor:
@@ -225,7 +228,7 @@ class OpenJournal:
         for row in found:
             wrong = [name for name in COLUMNS if row.pop(f"{name}_kind")]
             for name in COLUMNS:
-                if name not in TYPED and row[name] is not None:
+                if name not in TYPED_DEFAULTS and row[name] is not None:
                     try:
                         row[name] = row[name].decode()
                     except UnicodeDecodeError:
@@ -236,7 +239,7 @@ class OpenJournal:
         poison = pa.nulls(len(packed), pa.string())
         return pa.concat_tables([pa.Table.from_pylist(found, READABLE), packed.append_column("poison", poison)])
 
-    def _parameters(self, wanted: Slice) -> tuple[Any, ...]:
+    def _parameters(self, wanted: JournalSlice) -> tuple[Any, ...]:
         low, high = wanted.shards
         named = wanted.dataset_id, wanted.after, wanted.upto, low, high
         return (*named, low) if self.is_sqlite else named

@@ -27,19 +27,19 @@ from tarn.model.names import DatasetName, Origin
 from tarn.model.shards import shard_of
 from tarn.model.snapshot import File, TableName, Tally
 from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
-from tarn.pipeline.tasks.append_only_fold import folded
-from tarn.pipeline.tasks.compare_snapshots import Compare, Comparing, TakeBack
-from tarn.pipeline.tasks.crawl_tasks import Fetch, Fetched
-from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP, Puts, Writer
-from tarn.pipeline.tasks.export_tasks import Export, Exported, Recount
-from tarn.pipeline.tasks.journal_slice import Journal, OpenJournal, Slice
+from tarn.pipeline.tasks.append_only_fold import fold
+from tarn.pipeline.tasks.compare_snapshots import Compare, TakeBack, _Comparison
+from tarn.pipeline.tasks.crawl_tasks import FetchedFiles, FetchFiles
+from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP, DataFileWriter, FilePuts
+from tarn.pipeline.tasks.export_tasks import ExportedRange, ExportRange, Recount
+from tarn.pipeline.tasks.journal_slice import Journal, JournalReader, JournalSlice
 from tarn.pipeline.tasks.mapping_tasks import MappedRows, MapRows
-from tarn.pipeline.tasks.merge_files import Copy, Fold, Merging
+from tarn.pipeline.tasks.merge_files import Copy, FoldRange, Merging
 from tarn.storage.connection import Connection
 from tarn.storage.layout import DatasetLayout
 from tarn.storage.store import Store
 
-PASSING = (OperationalError, duckdb.IOException, duckdb.HTTPException)
+TRANSIENT_ERRORS = (OperationalError, duckdb.IOException, duckdb.HTTPException)
 """What databases and stores raise while they are away."""
 
 Result = TypeVar("Result")
@@ -71,7 +71,7 @@ class Task:
     checksum: bool
 
 
-AnyTask = Task | Fold | Copy | Compare | TakeBack | Export | Recount | Fetch | MapRows
+AnyTask = Task | FoldRange | Copy | Compare | TakeBack | ExportRange | Recount | FetchFiles | MapRows
 
 
 class Fault(NamedTuple):
@@ -87,8 +87,8 @@ class Output(NamedTuple):
     files: dict[TableName, list[File]]
     tally: Tally
     faults: list[Fault]
-    exported: Exported | None = None
-    fetched: Fetched | None = None
+    exported: ExportedRange | None = None
+    fetched: FetchedFiles | None = None
     mapped: MappedRows | None = None
 
 
@@ -110,7 +110,7 @@ class Kernel:
         """
         store = Store(self.connection)
         under_way: deque[tuple[AnyTask, _Made | Exception]] = deque()
-        with Puts() as puts, ExitStack() as opened:
+        with FilePuts() as puts, ExitStack() as opened:
             # What only adds does without DuckDB, what only rewrites without the journal, and what reads without tables.
             reading = cache(lambda: opened.enter_context(self._duckdb(scratch)))
             duck = cache(lambda: self._with_tables(reading()))
@@ -120,25 +120,25 @@ class Kernel:
             def made(task: AnyTask) -> _Made:
                 if isinstance(task, Task):
                     return _Work(task, store, duck, journal(), self.buckets, puts).made()
-                if isinstance(task, Export | Recount):
+                if isinstance(task, ExportRange | Recount):
                     # With FtM it is a second's import, which executors that only flush do without.
                     from tarn.pipeline.tasks.export_parts import exported
 
                     return _Made({}, Tally(), [], exported(task, store, reading(), scratch))
-                if isinstance(task, Fetch):
-                    from tarn.pipeline.tasks.crawl_files import fetched
+                if isinstance(task, FetchFiles):
+                    from tarn.pipeline.tasks.crawl_files import fetch_files as fetched
 
                     return _Made({}, Tally(), [], fetched=fetched(task, store))
                 if isinstance(task, MapRows):
-                    from tarn.pipeline.tasks.mapping_rows import mapped
+                    from tarn.pipeline.tasks.mapping_rows import map_rows as mapped
 
                     return _Made({}, Tally(), [], mapped=mapped(task, store, parts()))
-                if isinstance(task, Fold | Copy):
+                if isinstance(task, FoldRange | Copy):
                     return _Made(*Merging(task, store, duck(), puts).made(), [])
-                return _Made(*Comparing(task, store, duck(), puts).made(), [])
+                return _Made(*_Comparison(task, store, duck(), puts).made(), [])
 
             for task in tasks:
-                under_way.append((task, _tried(partial(made, task))))
+                under_way.append((task, _attempt(partial(made, task))))
                 if len(under_way) > TASKS_AHEAD:
                     yield _finished(*under_way.popleft())
             while under_way:
@@ -168,11 +168,11 @@ class Kernel:
 class _Made(NamedTuple):
     """What a task made, while its files are still on their way to the store."""
 
-    writers: dict[TableName, Writer]
+    writers: dict[TableName, DataFileWriter]
     tally: Tally
     faults: list[Fault]
-    exported: Exported | None = None
-    fetched: Fetched | None = None
+    exported: ExportedRange | None = None
+    fetched: FetchedFiles | None = None
     mapped: MappedRows | None = None
 
     def output(self) -> Output:
@@ -202,9 +202,9 @@ class _Work:
         task: Task,
         store: Store,
         duck: Callable[[], duckdb.DuckDBPyConnection],
-        journal: OpenJournal,
+        journal: JournalReader,
         buckets: dict[str, str],
-        puts: Puts,
+        puts: FilePuts,
     ) -> None:
         self._task = task
         self._store = store
@@ -223,7 +223,7 @@ class _Work:
         manifest = self._manifest()
         events = self._read()
         if manifest is None and events is not None:
-            plain = folded(events, self._buckets, _is_origin)
+            plain = fold(events, self._buckets, _is_origin)
             if plain is not None:
                 return self._write_plain(plain, len(events))
         if events is not None:
@@ -244,7 +244,7 @@ class _Work:
     def _read(self) -> pa.Table | None:
         """The slice in memory, or, where that is too little for it, None: then it is in DuckDB, which may spill."""
         task = self._task
-        wanted = Slice(task.dataset_id, task.after, task.upto, task.shards)
+        wanted = JournalSlice(task.dataset_id, task.after, task.upto, task.shards)
         try:
             with self._journal.events(wanted) as incoming:
                 held, size = [], 0
@@ -276,7 +276,7 @@ class _Work:
 
     def _glance(self) -> "_Glance":
         # What every task sees is counted by the first.
-        return _Glance(*self._one(fold_sql.GLANCE, {**MOMENTS, "is_first": self._task.shards[0] == 0}))
+        return _Glance(*self._one(fold_sql.SLICE_STATISTICS, {**MOMENTS, "is_first": self._task.shards[0] == 0}))
 
     def _knows(self, seen: "_Glance") -> bool:
         return all(map(_is_origin, seen.origins)) and self._buckets.keys() >= set(seen.schemata)
@@ -393,7 +393,7 @@ class _Work:
         log.write("insert", batches)
         return _Made({"statements": rows, "translog": log}, Tally(len(plain), adds - len(plain)), [])
 
-    def _write(self) -> tuple[dict[TableName, Writer], int, int]:
+    def _write(self) -> tuple[dict[TableName, DataFileWriter], int, int]:
         """Write everything that the fold found; how many statements are new, and how many ended."""
         rows, log = self._writer("statements"), self._writer("translog")
         for (origin,) in self._all("SELECT DISTINCT origin FROM run WHERE full_row ORDER BY origin"):
@@ -407,9 +407,9 @@ class _Work:
         )
         return {"statements": rows, "translog": log}, added, ended
 
-    def _writer(self, table: TableName) -> Writer:
+    def _writer(self, table: TableName) -> DataFileWriter:
         folder = self._layout.statements if table == "statements" else self._layout.translog
-        return Writer(
+        return DataFileWriter(
             self._store,
             folder,
             SCHEMAS[table],
@@ -432,18 +432,18 @@ class _Work:
         return self._duck.execute(query, parameters).fetchall()
 
 
-def _tried(step: Callable[[], Result]) -> Result | Exception:
+def _attempt(step: Callable[[], Result]) -> Result | Exception:
     """What a step of a task makes, or its failure, for the driver to decide upon."""
     try:
         return step()
-    except PASSING as error:
+    except TRANSIENT_ERRORS as error:
         return Unavailable(f"a task could not read or write: {type(error).__name__}", retry_after=2)
     except Exception as error:  # noqa: BLE001 - told to the driver
         return error
 
 
 def _finished(task: AnyTask, made: _Made | Exception) -> tuple[AnyTask, Output | Exception]:
-    return task, made if isinstance(made, Exception) else _tried(made.output)
+    return task, made if isinstance(made, Exception) else _attempt(made.output)
 
 
 def _is_of_data(error: Exception) -> bool:

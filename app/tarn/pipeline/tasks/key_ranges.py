@@ -10,11 +10,11 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from tarn.model.ranges import Range, Span, span
+from tarn.model.ranges import ColumnSpan, Range, span
 from tarn.model.snapshot import File, Snapshot
 
 
-class Load(NamedTuple):
+class RangeLoad(NamedTuple):
     """A range with the rows that are settled in it, and those that folding would touch."""
 
     keys: Range
@@ -42,11 +42,11 @@ def have_many_inserts(snapshot: Snapshot, share: float) -> bool:
     return rows > 0 and rows >= share * snapshot.rows.live
 
 
-def loads(snapshot: Snapshot) -> list[Load]:
+def range_loads(snapshot: Snapshot) -> list[RangeLoad]:
     """The ranges of a store, in order; together they are everything. How rows are spread over those that a file meets
     is estimated: as the settled ones are."""
-    settled = _settled(snapshot.statements.files)
-    bounds = ["", *(one.first for one in _united(settled)[1:])]
+    settled = _settled_files(snapshot.statements.files)
+    bounds = ["", *(one.first for one in _merge_overlapping(settled)[1:])]
     ranges = [Range(low, high) for low, high in zip(bounds, [*bounds[1:], None], strict=True)]
     kept = {file.path for file in settled}
     fixed = [float(sum(file.rows for file in settled if span(file).meets(keys))) for keys in ranges]
@@ -58,10 +58,10 @@ def loads(snapshot: Snapshot) -> list[Load]:
         weight = sum(fixed[number] for number in met)
         for number in met:
             loose[number] += file.rows * (fixed[number] / weight if weight else 1 / len(met))
-    return [Load(keys, int(rows), more) for keys, rows, more in zip(ranges, fixed, loose, strict=True)]
+    return [RangeLoad(keys, int(rows), more) for keys, rows, more in zip(ranges, fixed, loose, strict=True)]
 
 
-def joined(ranges: Iterable[Range]) -> list[Range]:
+def merge_adjacent(ranges: Iterable[Range]) -> list[Range]:
     """Ranges in order, those that follow on each other made one."""
     found: list[Range] = []
     for keys in ranges:
@@ -72,7 +72,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
-def _settled(files: Sequence[File]) -> list[File]:
+def _settled_files(files: Sequence[File]) -> list[File]:
     """Of each origin the largest files that do not overlap each other."""
 
     def origin(file: File) -> str:
@@ -80,7 +80,7 @@ def _settled(files: Sequence[File]) -> list[File]:
 
     found: list[File] = []
     for _, group in groupby(sorted(files, key=origin), origin):
-        own: list[Span] = []
+        own: list[ColumnSpan] = []
         for file in sorted(group, key=lambda file: (-file.rows, file.path)):
             keys = span(file)
             place = bisect(own, keys.first, key=attrgetter("first"))
@@ -91,14 +91,14 @@ def _settled(files: Sequence[File]) -> list[File]:
     return found
 
 
-def _united(files: Iterable[File]) -> list[Span]:
+def _merge_overlapping(files: Iterable[File]) -> list[ColumnSpan]:
     """What files lie over, in order, those that overlap made one."""
-    found: list[Span] = []
+    found: list[ColumnSpan] = []
     for one in sorted(map(span, files), key=attrgetter("first")):
         last = found[-1] if found else None
         if last is not None and last.overlaps(one):
             end = None if last.last is None or one.last is None else max(last.last, one.last)
-            found[-1] = Span(last.first, end)
+            found[-1] = ColumnSpan(last.first, end)
         else:
             found.append(one)
     return found

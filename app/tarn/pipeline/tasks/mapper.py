@@ -40,9 +40,9 @@ from tarn.model.entity import (
     MOST_KNOWN,
     PLAIN,
     PLAIN_TEXT,
+    REJECTED_BY_CLEANING,
     TIDY,
     TITLE,
-    UNCLEAN,
     Cleaner,
     Exploded,
     Exploder,
@@ -50,15 +50,15 @@ from tarn.model.entity import (
 from tarn.model.mapping import MappingDocument, Query
 from tarn.model.names import DatasetName
 from tarn.model.shards import shards_of
-from tarn.model.statement import Invalid, checked_id
+from tarn.model.statement import InvalidRecord, validate_id
 
-AT_ONCE = 2048
+BLOCK_ROWS = 2048
 """Rows that are mapped together."""
 
-FEW = 8
+FEW_ROWS = 8
 """Rows of which it is not worth to find out which of them is unusual."""
 
-MOST_LANES = 64
+MOST_USUAL_VALUES = 64
 """Values of one property of a row that are usual."""
 
 MOST_VALUES = 5_000
@@ -79,7 +79,7 @@ LONGEST_REASON = 500
 WORTH_DROPPING = 0.95
 """The part of events that are different below which it pays to leave the others out."""
 
-UNREADABLE = re.compile("[\udc80-\udcff]")
+INVALID_BYTES = re.compile("[\udc80-\udcff]")
 """What Python makes of bytes that are not of an encoding."""
 
 PLAIN_DATE = "[12][0-9]{3}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|1[0-9]|2[0-8]))?)?"
@@ -93,7 +93,7 @@ ALL_PLAIN, ALL_DATES, NOTHING = (re.compile(rf"(?:{text}\n)*+") for text in (PLA
 ID = re.compile("[A-Za-z0-9]+")
 """An id that is one for every tool; hashes are."""
 
-NAMES = "namesMentioned"
+NAMES_PROPERTY = "namesMentioned"
 """Where FtM repeats the names of entities that an entity refers to."""
 
 Row = Sequence[str]
@@ -104,7 +104,7 @@ Digests = list[bytes | None]
 Places = npt.NDArray[np.uint16]
 
 
-class Unusual(Exception):
+class UnusualRows(Exception):
     """These rows are for FtM itself to map."""
 
 
@@ -115,7 +115,7 @@ class BadRow(NamedTuple):
     fault: Fault
 
 
-class OmittedAt(NamedTuple):
+class OmittedInRow(NamedTuple):
     """A value that was left out of a row that was mapped: the row's place among those that were given, and why."""
 
     place: int
@@ -125,14 +125,14 @@ class OmittedAt(NamedTuple):
     reason: str
 
 
-class Mapped(NamedTuple):
+class MappedBlock(NamedTuple):
     """What some rows came to: events without their place in a batch, the rows that could not be used, and the values
     that were left out of the others, in the order of their rows."""
 
     events: pa.RecordBatch
     entities: int
     bad: list[BadRow]
-    omitted: list[OmittedAt]
+    omitted: list[OmittedInRow]
 
 
 class Mapper:
@@ -155,18 +155,18 @@ class Mapper:
         ]
         self._used = sorted({name for query in self._queries for name in query.columns})
 
-    def map(self, rows: Sequence[Row], is_doubtful: bool = False) -> Iterator[Mapped]:
+    def map(self, rows: Sequence[Row], is_doubtful: bool = False) -> Iterator[MappedBlock]:
         """What the rows say, in their order. If that is doubtful, they may hold what is not of the file's encoding."""
         self._is_doubtful = is_doubtful
-        for start in range(0, len(rows), AT_ONCE):
-            yield from self._block(rows[start : start + AT_ONCE], start)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            yield from self._block(rows[start : start + BLOCK_ROWS], start)
 
-    def _block(self, rows: Sequence[Row], start: int) -> Iterator[Mapped]:
+    def _block(self, rows: Sequence[Row], start: int) -> Iterator[MappedBlock]:
         """All at once if nothing about them is unusual, else by halves, and the last few one by one."""
         try:
             yield self._at_once(rows, start)
         except Exception:  # noqa: BLE001 - whatever it is, it is met again below, at the row that it is about
-            if len(rows) <= FEW:
+            if len(rows) <= FEW_ROWS:
                 yield self._one_by_one(rows, start)
                 return
             middle = len(rows) // 2
@@ -175,14 +175,14 @@ class Mapper:
 
     # All at once
 
-    def _at_once(self, rows: Sequence[Row], start: int) -> Mapped:
-        if self._is_doubtful and any(map(_is_garbled, rows)):
-            raise Unusual
+    def _at_once(self, rows: Sequence[Row], start: int) -> MappedBlock:
+        if self._is_doubtful and any(map(_has_invalid_bytes, rows)):
+            raise UnusualRows
         texts = {name: self._column(rows, name) for name in self._used}
-        made = _Made()
+        made = _StatementColumns()
         for query in self._queries:
             query.map(texts, len(rows), made)
-        return Mapped(made.table(self._origin, self._moment), made.entities, [], made.omitted(start))
+        return MappedBlock(made.table(self._origin, self._moment), made.entities, [], made.omitted(start))
 
     def _column(self, rows: Sequence[Row], name: str) -> Texts:
         """What `CSVSource.read_csv` makes of a column."""
@@ -199,30 +199,30 @@ class Mapper:
 
     # One by one
 
-    def _one_by_one(self, rows: Sequence[Row], start: int) -> Mapped:
+    def _one_by_one(self, rows: Sequence[Row], start: int) -> MappedBlock:
         events = Events()
         bad: list[BadRow] = []
-        omitted: list[OmittedAt] = []
+        omitted: list[OmittedInRow] = []
         for place, row in enumerate(rows, start):
             try:
                 entities, values = self._entities(row)
                 for entity in entities:
                     events.add_entity(entity, self._origin, self._moment)
-                omitted += [OmittedAt(place, *value) for value in values]
-            except Invalid as error:
+                omitted += [OmittedInRow(place, *value) for value in values]
+            except InvalidRecord as error:
                 bad.append(BadRow(place, Fault(field=error.field, reason=error.reason)))
             except Exception as error:  # noqa: BLE001 - FtM's cleaning may raise nearly anything
                 bad.append(BadRow(place, Fault(reason=(str(error) or type(error).__name__)[:LONGEST_REASON])))
         table = events.table(0) if len(events) else pa.RecordBatch.from_pylist([], SCHEMA)
-        return Mapped(table, events.entities, bad, omitted)
+        return MappedBlock(table, events.entities, bad, omitted)
 
     def _entities(self, row: Row) -> tuple[list[Exploded], list[tuple[str, str, str, str]]]:
         """All that a row stands for, and the values that are left out: schema, property, value and reason.
 
         Raises Invalid, and whatever FtM raises: then it stands for nothing.
         """
-        if self._is_doubtful and _is_garbled(row):
-            raise Invalid(None, "is not in the file's encoding")
+        if self._is_doubtful and _has_invalid_bytes(row):
+            raise InvalidRecord(None, "is not in the file's encoding")
         texts = {name: sanitize_text(row[place]) for name, place in self._places.items() if place < len(row)}
         record = {name: text for name, text in texts.items() if text is not None}
         found: list[Exploded] = []
@@ -243,10 +243,14 @@ class _Query:
         self.ftm = ftm
         self.source = ftm.source
         named_by = {
-            prop.entity for rule in ftm.entities if rule.schema.get(NAMES) for prop in rule.properties if prop.entity
+            prop.entity
+            for rule in ftm.entities
+            if rule.schema.get(NAMES_PROPERTY)
+            for prop in rule.properties
+            if prop.entity
         }
         self._rules = [
-            _Rule(rule, query.entities[rule.name].key_literal, cleaners, dataset, rule.name in named_by)
+            _EntityRule(rule, query.entities[rule.name].key_literal, cleaners, dataset, rule.name in named_by)
             for rule in ftm.entities
         ]
         filtered = {name for name, _ in (*self.source.filters_set, *self.source.filters_not_set)}
@@ -255,17 +259,17 @@ class _Query:
         self._is_counted = any(prop.prop.type.total_size is not None for prop in self._properties)
         self._is_large = sum(len(prop.refs) + len(prop.literals) for prop in self._properties) > MOST_SOURCES
 
-    def map(self, texts: dict[str, Texts], count: int, made: "_Made") -> None:
+    def map(self, texts: dict[str, Texts], count: int, made: "_StatementColumns") -> None:
         """Raises Unusual, and whatever FtM's cleaning raises."""
         if self._is_counted and (self._is_large or self._has_long(texts)):
-            raise Unusual
+            raise UnusualRows
         places = np.arange(count, dtype=np.uint16)
         for columns, wanted in ((self.source.filters_set, True), (self.source.filters_not_set, False)):
             for name, allowed in columns:
                 places = places[[(texts[name][place] in allowed) is wanted for place in places.tolist()]]
         if len(places) < count:
             texts = {name: [texts[name][place] for place in places.tolist()] for name in self.columns}
-        told: dict[str, _Told] = {}
+        told: dict[str, _RuleResult] = {}
         for rule in self._rules:
             told[rule.name] = rule.map(texts, places, told, made)
 
@@ -284,22 +288,22 @@ class _Query:
         """Raise Invalid for a row that would take FtM too long, or too much memory."""
         for prop in self._properties:
             if prop.template is not None:
-                _filled(prop, record)
+                _fill_template(prop, record)
             if prop.split is not None and sum(record.get(ref, "").count(prop.split) for ref in prop.refs) > MOST_VALUES:
-                raise Invalid(prop.prop.name, f"has more than {MOST_VALUES} values")
+                raise InvalidRecord(prop.prop.name, f"has more than {MOST_VALUES} values")
 
     def _has_long(self, texts: dict[str, Texts]) -> bool:
         return any(text is not None and len(text) > LONG for name in self.columns for text in texts[name])
 
 
-class _Told(NamedTuple):
+class _RuleResult(NamedTuple):
     """What a rule made of some rows, for those that refer to it."""
 
     ids: Texts
     names: list[Texts]
 
 
-class _Rule:
+class _EntityRule:
     """An entity of a query."""
 
     def __init__(
@@ -316,15 +320,17 @@ class _Rule:
         self._cleaners = cleaners
         self._sources = [_source(prop, cleaners) for prop in ftm.properties]
         self._required = {prop.prop.name for prop in ftm.properties if prop.required}
-        mentioned = ftm.schema.get(NAMES)
+        mentioned = ftm.schema.get(NAMES_PROPERTY)
         self._mentioned = None if mentioned is None else cleaners.of(mentioned, sanitizes=True)
 
-    def map(self, texts: dict[str, Texts], places: Places, told: dict[str, _Told], made: "_Made") -> _Told:
+    def map(
+        self, texts: dict[str, Texts], places: Places, told: dict[str, _RuleResult], made: "_StatementColumns"
+    ) -> _RuleResult:
         ids = self._ids(texts)
         lanes = [lane for source in self._sources for lane in source.lanes(texts, told, len(places))]
         if self._mentioned is not None:
             related = [told[prop.entity] for prop in self._ftm.properties if prop.entity]
-            lanes += [_Lane(self._mentioned, names) for other in related for names in other.names]
+            lanes += [_ValueColumn(self._mentioned, names) for other in related for names in other.names]
         for name in self._required:
             firsts = zip(*(lane.firsts() for lane in lanes if lane.name == name), strict=True)
             has = [any(first is not None for first in row) for row in firsts] or [False] * len(ids)
@@ -335,7 +341,7 @@ class _Rule:
                 [None if entity is None else name for entity, name in zip(ids, column, strict=True)] for column in names
             ]
         self._say(ids, lanes, places, made)
-        return _Told(ids, names)
+        return _RuleResult(ids, names)
 
     def map_one(
         self, record: Record, entities: dict[str, EntityProxy], reasons: dict[tuple[str, str], str]
@@ -368,7 +374,7 @@ class _Rule:
             ids = texts[self._ftm.id_column]
             for entity in ids:
                 if entity is not None:
-                    checked_id(entity, "id")
+                    validate_id(entity, "id")
             return ids
         sha1, seed = hashlib.sha1, self._seed
         columns = [texts[key] for key in self._ftm.keys]
@@ -377,11 +383,11 @@ class _Rule:
         keys = (b"".join(sorted([text.encode() for text in row if text is not None])) for row in zip(*columns))  # noqa: B905 - alike
         return [sha1(seed + key).hexdigest() if key else None for key in keys]
 
-    def _say(self, ids: Texts, lanes: "list[_Lane]", places: Places, made: "_Made") -> None:
+    def _say(self, ids: Texts, lanes: "list[_ValueColumn]", places: Places, made: "_StatementColumns") -> None:
         """The statements of all entities that are there, and each one's BASE."""
         start = f"{self._dataset}."
         prefixes = [None if entity is None else f"{start}{entity}.".encode() for entity in ids]
-        by_name: dict[str, list[_Lane]] = {}
+        by_name: dict[str, list[_ValueColumn]] = {}
         for lane in lanes:
             by_name.setdefault(lane.name, []).append(lane)
         own = made.entities_of(ids, self.schema)
@@ -448,11 +454,11 @@ class _Rejected(NamedTuple):
     """Whether the mapping accepts it, and whoever loads it does not."""
 
 
-class _Second:
+class _LoadCleaner:
     """The cleaning of values of a type when they are loaded."""
 
     def __init__(self, kind: PropertyType) -> None:
-        self.reason = UNCLEAN.format(kind.name)
+        self.reason = REJECTED_BY_CLEANING.format(kind.name)
         self._cleaner = Cleaner(kind)
 
     def cleaned(self, value: str) -> str | None:
@@ -464,7 +470,7 @@ class _Second:
 class _Cleaner:
     """What becomes of the values of a property: cleaned as its mapping says, and as they are when they are loaded."""
 
-    def __init__(self, prop: Property, fuzzy: bool, form: str | None, second: _Second, sanitizes: bool) -> None:
+    def __init__(self, prop: Property, fuzzy: bool, form: str | None, second: _LoadCleaner, sanitizes: bool) -> None:
         self.name = prop.name
         self.is_name = prop.type is registry.name
         self.refers = prop.type is registry.entity
@@ -516,7 +522,7 @@ class _Cleaner:
             return f"is {len(raw)} characters long, at most {self._longest} are cleaned as {self._kind.name}"
         if self._first(raw):
             return f"the long values of the entity come to more than {self._kind.total_size} characters"
-        return UNCLEAN.format(self._kind.name)
+        return REJECTED_BY_CLEANING.format(self._kind.name)
 
     def is_too_long(self, raw: str) -> bool:
         return self._longest is not None and len(raw) > self._longest
@@ -589,10 +595,10 @@ class _Cleaner:
         return None if text is None else self._kind.clean_text(text, fuzzy=self._fuzzy, format=self._format)
 
 
-class _Verbatim(_Cleaner):
+class _ReferenceCleaner(_Cleaner):
     """A reference to an entity of the same row: FtM does not clean it, whoever loads it does."""
 
-    def __init__(self, prop: Property, second: _Second) -> None:
+    def __init__(self, prop: Property, second: _LoadCleaner) -> None:
         super().__init__(prop, False, None, second, False)
         self._is_simple = False
         self._plain = ID.fullmatch
@@ -609,21 +615,21 @@ class _Cleaners:
     """Cleaners of one process: the second cleaning of a type is the same for all."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, _Second] = {}
+        self._seconds: dict[str, _LoadCleaner] = {}
 
-    def second(self, kind: PropertyType) -> _Second:
-        return self._seconds.setdefault(kind.name, _Second(kind))
+    def second(self, kind: PropertyType) -> _LoadCleaner:
+        return self._seconds.setdefault(kind.name, _LoadCleaner(kind))
 
     def of(self, prop: Property, rule: PropertyMapping | None = None, sanitizes: bool = False) -> _Cleaner:
         second = self.second(prop.type)
         if rule is not None and rule.entity is not None:
-            return _Verbatim(prop, second)
+            return _ReferenceCleaner(prop, second)
         fuzzy = rule is not None and rule.fuzzy
         form = (None if rule is None else rule.format) or prop.format
         return _Cleaner(prop, fuzzy, form, second, sanitizes)
 
 
-class _Lane:
+class _ValueColumn:
     """One value a row, at most, of a property."""
 
     def __init__(self, cleaner: _Cleaner, texts: Texts) -> None:
@@ -638,7 +644,7 @@ class _Lane:
         if self._cleaner.refers and any(
             value is not None and value == entity for entity, value in zip(ids, values, strict=True)
         ):
-            raise Unusual
+            raise UnusualRows
         return values
 
     def originals(self) -> Texts | None:
@@ -651,7 +657,7 @@ class _Lane:
         return self._cleaner.firsts(self._texts)
 
 
-class _Source:
+class _ColumnSource:
     """Where the values of a property come from: a column, or one text for all."""
 
     def __init__(self, rule: PropertyMapping, cleaner: _Cleaner) -> None:
@@ -667,19 +673,19 @@ class _Source:
     ) -> None:
         """Add the values that a row has for an entity, as `PropertyMapping.map` does, and why others are left out."""
         rule, cleaner = self.rule, self._cleaner
-        for value in _given(rule, [record.get(ref) for ref in rule.refs]):
+        for value in _raw_values(rule, [record.get(ref) for ref in rule.refs]):
             is_added = not cleaner.is_too_long(value) and entity.unsafe_add(
                 rule.prop, value, fuzzy=rule.fuzzy, format=rule.format
             )
             if not is_added and sanitize_text(value):
                 reasons[rule.prop.name, value] = cleaner.reason(value)
 
-    def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
+    def lanes(self, texts: dict[str, Texts], told: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
         column: Texts = [*self.rule.literals] * count if self.rule.literals else texts[self.rule.refs[0]]
-        return [_Lane(self._cleaner, column)]
+        return [_ValueColumn(self._cleaner, column)]
 
 
-class _Reference(_Source):
+class _ReferenceSource(_ColumnSource):
     """Another entity of the row."""
 
     def add_to(
@@ -695,32 +701,35 @@ class _Reference(_Source):
             entity.unsafe_add(self.rule.prop, other.id, cleaned=True)
             inline_names(entity, other)
 
-    def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
+    def lanes(self, texts: dict[str, Texts], told: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
         assert self.rule.entity is not None
-        return [_Lane(self._cleaner, told[self.rule.entity].ids)]
+        return [_ValueColumn(self._cleaner, told[self.rule.entity].ids)]
 
 
-class _Several(_Source):
+class _CombinedSource(_ColumnSource):
     """Several columns and texts, joined, split or put into a template."""
 
-    def lanes(self, texts: dict[str, Texts], told: dict[str, _Told], count: int) -> list[_Lane]:
+    def lanes(self, texts: dict[str, Texts], told: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
         rule = self.rule
         columns = [texts[ref] for ref in rule.refs]
         rows = zip(*columns, strict=True) if columns else [()] * count
-        values = [_given(rule, row) for row in rows]
+        values = [_raw_values(rule, row) for row in rows]
         most = max(map(len, values), default=0)
-        if most > MOST_LANES or (rule.template is not None and any(len(text) > LONG for own in values for text in own)):
-            raise Unusual
+        if most > MOST_USUAL_VALUES or (
+            rule.template is not None and any(len(text) > LONG for own in values for text in own)
+        ):
+            raise UnusualRows
         return [
-            _Lane(self._cleaner, [own[place] if place < len(own) else None for own in values]) for place in range(most)
+            _ValueColumn(self._cleaner, [own[place] if place < len(own) else None for own in values])
+            for place in range(most)
         ]
 
 
-def _given(rule: PropertyMapping, row: Sequence[str | None]) -> list[str]:
+def _raw_values(rule: PropertyMapping, row: Sequence[str | None]) -> list[str]:
     """What the columns of a property give it, as `PropertyMapping` makes it."""
     if rule.template is not None:
         record = {ref: text for ref, text in zip(rule.refs, row, strict=True) if text is not None}
-        values = [_filled(rule, record).strip()]
+        values = [_fill_template(rule, record).strip()]
     else:
         values = [*rule.literals, *(text for text in row if text is not None)]
     if rule.join is not None:
@@ -730,30 +739,30 @@ def _given(rule: PropertyMapping, row: Sequence[str | None]) -> list[str]:
     return values
 
 
-def _source(rule: PropertyMapping, cleaners: _Cleaners) -> _Source:
+def _source(rule: PropertyMapping, cleaners: _Cleaners) -> _ColumnSource:
     cleaner = cleaners.of(rule.prop, rule)
     if rule.entity is not None:
-        return _Reference(rule, cleaner)
+        return _ReferenceSource(rule, cleaner)
     is_one = len(rule.refs) + len(rule.literals) == 1
     if is_one and rule.template is None and rule.join is None and rule.split is None:
-        return _Source(rule, cleaner)
-    return _Several(rule, cleaner)
+        return _ColumnSource(rule, cleaner)
+    return _CombinedSource(rule, cleaner)
 
 
-def _filled(rule: PropertyMapping, record: Record) -> str:
+def _fill_template(rule: PropertyMapping, record: Record) -> str:
     """A template with a row's values. Raises Invalid if it would be too long: what is filled in may name others."""
     assert rule.template is not None
     value = rule.template
     for mark, ref in rule.replacements.items():
         text = record.get(ref) or ""
         if len(value) + value.count(mark) * len(text) > LONGEST_TEMPLATE:
-            raise Invalid(rule.prop.name, f"its template grows beyond {LONGEST_TEMPLATE} characters")
+            raise InvalidRecord(rule.prop.name, f"its template grows beyond {LONGEST_TEMPLATE} characters")
         value = value.replace(mark, text)
     return value
 
 
-def _is_garbled(row: Row) -> bool:
-    return UNREADABLE.search("".join(row)) is not None
+def _has_invalid_bytes(row: Row) -> bool:
+    return INVALID_BYTES.search("".join(row)) is not None
 
 
 def _is_plain(text: str) -> bool:
@@ -764,7 +773,7 @@ def _is_plain(text: str) -> bool:
 # Events
 
 
-class _Made:
+class _StatementColumns:
     """Statements of some rows, as columns: those of one property after the other, and each knows its row."""
 
     def __init__(self) -> None:
@@ -785,10 +794,10 @@ class _Made:
         """Report a value that is left out of the entities whose first has this number, in the row at this place."""
         self._omitted[place, first, prop, rejected.value] = schema, rejected.reason
 
-    def omitted(self, start: int) -> list[OmittedAt]:
+    def omitted(self, start: int) -> list[OmittedInRow]:
         """All that is left out, in the order of rows, of which the first has the place `start`."""
         return [
-            OmittedAt(start + place, schema, prop, value, reason)
+            OmittedInRow(start + place, schema, prop, value, reason)
             for (place, _, prop, value), (schema, reason) in sorted(self._omitted.items())
         ]
 
@@ -841,9 +850,9 @@ class _Made:
         prop = pa.array(np.repeat(np.arange(len(self._props)), self._lengths)[order])
         schema = pa.array(np.repeat(np.arange(len(self._schemata)), self._schema_lengths))
         columns = {
-            "batch": _alike(0, count, pa.int64()),
+            "batch": _repeat(0, count, pa.int64()),
             "position": pa.array(np.arange(count)),
-            "kind": _alike(Kind.ADD.value, count, pa.int16()),
+            "kind": _repeat(Kind.ADD.value, count, pa.int16()),
             "shard_key": pa.array(shards[owners[order]].astype(np.int32)),
             "id": pa.array(self._ids, pa.binary()).take(chosen),
             "entity_id": pa.array(self._entity_ids, pa.string()).take(owner),
@@ -853,13 +862,13 @@ class _Made:
             "value": pa.array(self._values, pa.string()).take(chosen),
             "lang": pa.nulls(count, pa.string()),
             "original_value": pa.array(self._originals, pa.string()).take(chosen),
-            "external": _alike(False, count, pa.bool_()),
-            "origin": _alike(origin, count, pa.string()),
-            "first_seen": _alike(moment, count, pa.int64()),
-            "last_seen": _alike(moment, count, pa.int64()),
+            "external": _repeat(False, count, pa.bool_()),
+            "origin": _repeat(origin, count, pa.string()),
+            "first_seen": _repeat(moment, count, pa.int64()),
+            "last_seen": _repeat(moment, count, pa.int64()),
         }
         return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def _alike(value: object, count: int, kind: pa.DataType) -> pa.Array:
+def _repeat(value: object, count: int, kind: pa.DataType) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), count)

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 
 from tarn.errors import Fault
 from tarn.journal.event_chunks import CHUNK_BYTES, CHUNK_ROWS, MOST_FAULTS
-from tarn.journal.stage_parts import Parts
+from tarn.journal.stage_parts import StagePartWriter
 from tarn.model.mapping import MappingDocument
 from tarn.model.names import DatasetName
 from tarn.model.omissions import Omissions
-from tarn.pipeline.tasks.delimited import Form
-from tarn.pipeline.tasks.mapper import AT_ONCE, Mapper
+from tarn.pipeline.tasks.delimited import Dialect
+from tarn.pipeline.tasks.mapper import BLOCK_ROWS, Mapper
 from tarn.pipeline.tasks.mapping_tasks import MappedRows, MapRows
 from tarn.storage.store import Store
 
@@ -29,18 +29,18 @@ def mapper_of(mapping: bytes, header: tuple[str, ...], dataset: DatasetName, ori
     return Mapper(MappingDocument.from_yaml(mapping), header, dataset, origin, moment)
 
 
-def mapped(task: MapRows, store: Store, parts: Parts) -> MappedRows:
+def map_rows(task: MapRows, store: Store, parts: StagePartWriter) -> MappedRows:
     """Do a task. Raises Unavailable if the stage was given up meanwhile."""
     mapper = mapper_of(task.mapping, task.header, task.dataset, task.origin, task.moment)
-    form = Form(task.encoding, task.delimiter)
+    form = Dialect(task.encoding, task.delimiter)
     text, is_sound = form.decoded(store.get_range(task.path, task.start, task.end))
     lines = form.rows(text)
     records = rows = entities = bad = 0
     faults: list[Fault] = []
     omitted = Omissions()
     with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
-        part = _Part(parts, task, behind)
-        while block := list(islice(lines, AT_ONCE)):
+        part = _PartWriter(parts, task, behind)
+        while block := list(islice(lines, BLOCK_ROWS)):
             # FtM reads over blank lines, and people count them.
             numbers = [number for number, row in enumerate(block, records + 1) if row]
             for found in mapper.map([row for row in block if row], is_doubtful=not is_sound):
@@ -57,11 +57,11 @@ def mapped(task: MapRows, store: Store, parts: Parts) -> MappedRows:
     return MappedRows(part.id, records, rows, entities, part.written, bad, faults, omitted)
 
 
-class _Part:
+class _PartWriter:
     """A part of the stage, written some ten thousand events at a time, and one chunk behind: who waits for the database
     maps the next rows meanwhile."""
 
-    def __init__(self, parts: Parts, task: MapRows, behind: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: StagePartWriter, task: MapRows, behind: ThreadPoolExecutor) -> None:
         self.id = parts.open(task.stage, task.tenant)
         self.written = 0
         self._parts = parts

@@ -20,7 +20,7 @@ from tarn.lake.table_schemas import PARTITIONED, PRUNING, SCHEMAS
 from tarn.model.names import DatasetName
 from tarn.model.ranges import Range
 from tarn.model.snapshot import TableName, Tally
-from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP, Puts, Writer
+from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP, DataFileWriter, FilePuts
 from tarn.storage.layout import DatasetLayout
 from tarn.storage.store import Store
 
@@ -60,7 +60,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold(Rewrite):
+class FoldRange(Rewrite):
     """Fold the rows of a range of keys: what is live of them, and nothing else, is written."""
 
     within: Range
@@ -84,20 +84,20 @@ class Copy(Rewrite):
 class Merging:
     """One such task at work."""
 
-    def __init__(self, task: Fold | Copy, store: Store, duck: duckdb.DuckDBPyConnection, puts: Puts) -> None:
+    def __init__(self, task: FoldRange | Copy, store: Store, duck: duckdb.DuckDBPyConnection, puts: FilePuts) -> None:
         self._task = task
         self._store = store
         self._duck = duck
         self._puts = puts
         self._layout = DatasetLayout(task.dataset)
 
-    def made(self) -> tuple[dict[TableName, Writer], Tally]:
+    def made(self) -> tuple[dict[TableName, DataFileWriter], Tally]:
         """The files on their way; the tally says how many live statements were left out."""
         if isinstance(self._task, Copy):
             return self._copied(self._task), Tally()
         return self._folded(self._task)
 
-    def _copied(self, task: Copy) -> dict[TableName, Writer]:
+    def _copied(self, task: Copy) -> dict[TableName, DataFileWriter]:
         writer = self._writer(task.table)
         source = self._parquet(task.table, task.paths)
         where = " AND ".join(f"NOT ({_within(one)})" for one in task.outside) or "true"
@@ -106,7 +106,7 @@ class Merging:
         writer.write(task.partition, self._stream(query, task.table, task.paths))
         return {task.table: writer}
 
-    def _folded(self, task: Fold) -> tuple[dict[TableName, Writer], Tally]:
+    def _folded(self, task: FoldRange) -> tuple[dict[TableName, DataFileWriter], Tally]:
         rows = self._writer("statements")
         self._take_marks(task)
         self._duck.execute("CREATE OR REPLACE TEMP TABLE erased AS SELECT unnest(?::VARCHAR[])", [list(task.erased)])
@@ -120,7 +120,7 @@ class Merging:
             rows.write(origin, self._live(task, origin, paths))
         return {"statements": rows}, Tally(ended=erased)
 
-    def _take_marks(self, task: Fold) -> None:
+    def _take_marks(self, task: FoldRange) -> None:
         self._duck.execute(
             "CREATE OR REPLACE TEMP TABLE marks (id BLOB, origin VARCHAR, kind VARCHAR, first_seen BIGINT, "
             "last_seen BIGINT, ord BIGINT)"
@@ -133,7 +133,7 @@ class Merging:
                 [kind],
             )
 
-    def _find_ended(self, task: Fold, origin: str, paths: tuple[str, ...]) -> int:
+    def _find_ended(self, task: FoldRange, origin: str, paths: tuple[str, ...]) -> int:
         """Find the identities of an origin that have more than one row, and what the marks do to the newest one.
 
         Returns how many live statements are left out as erased.
@@ -160,7 +160,7 @@ class Merging:
         (count,) = self._duck.execute(query).fetchall()[0]
         return int(count)
 
-    def _live(self, task: Fold, origin: str, paths: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    def _live(self, task: FoldRange, origin: str, paths: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         # Its place in history is that of the last event on it: of all that was seen, a later event is later still.
         columns = STATEMENT.format(
             first="least(epoch_us(rows.first_seen), after.first_seen)",
@@ -171,7 +171,7 @@ class Merging:
         query = self._query(task, origin, paths, columns)
         return self._stream(f"{query} ORDER BY bucket, canonical_id, rows.id", "statements", paths)
 
-    def _query(self, task: Fold, origin: str, paths: tuple[str, ...], columns: str, kept: str = "{kept}") -> str:
+    def _query(self, task: FoldRange, origin: str, paths: tuple[str, ...], columns: str, kept: str = "{kept}") -> str:
         rows = f"SELECT * FROM {self._parquet('statements', paths)} WHERE {_within(task.within)}"
         known = "entity_id NOT IN (FROM erased) AND canonical_id NOT IN (FROM erased)" if task.erased else "true"
         return FOLDED.format(rows=rows, columns=columns, kept=kept.format(kept=known))
@@ -201,8 +201,8 @@ class Merging:
     def _folder(self, table: TableName) -> str:
         return self._layout.statements if table == "statements" else self._layout.translog
 
-    def _writer(self, table: TableName) -> Writer:
-        return Writer(
+    def _writer(self, table: TableName) -> DataFileWriter:
+        return DataFileWriter(
             self._store,
             self._folder(table),
             SCHEMAS[table],

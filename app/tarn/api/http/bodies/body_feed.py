@@ -9,7 +9,7 @@ from anyio import BrokenResourceError, CapacityLimiter, EndOfStream, create_memo
 from anyio.lowlevel import RunVar
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from tarn.api.http.limits.tenant_semaphore import Places, limiter, places
+from tarn.api.http.limits.tenant_semaphore import FairSemaphore, fair_semaphore, limiter
 
 BLOCK = 1 << 20
 """Bytes that pass from one to the other at once: what the network delivers is too little to be worth the way."""
@@ -24,7 +24,7 @@ Found = TypeVar("Found")
 Item = bytes | Exception
 
 
-async def fed(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Found]) -> Found:
+async def run_with_body(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Found]) -> Found:
     """Let a thread work on a body while it arrives. Whatever reading the body raises, the thread's iterator raises.
 
     The thread is not taken before the first block is there: a slow client of a small body keeps none waiting.
@@ -34,7 +34,7 @@ async def fed(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Fo
     send, receive = create_memory_object_stream[Item](AHEAD)
     feeding = asyncio.create_task(_feed(blocks, send))
     try:
-        async with places(_files, AT_ONCE).place():
+        async with fair_semaphore(_files, AT_ONCE).place():
             threads = limiter(_file_threads, AT_ONCE)
             return await to_thread.run_sync(lambda: work(_pulled(first, receive)), limiter=threads)
     finally:
@@ -44,9 +44,9 @@ async def fed(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Fo
             await feeding
 
 
-async def fetching(work: Callable[[], Found]) -> Found:
+async def run_fetch(work: Callable[[], Found]) -> Found:
     """Let a thread work on what comes from elsewhere, apart from those that store bodies: a source may be slow."""
-    async with places(_fetches, AT_ONCE).place():
+    async with fair_semaphore(_fetches, AT_ONCE).place():
         return await to_thread.run_sync(work, limiter=limiter(_fetch_threads, AT_ONCE))
 
 
@@ -90,7 +90,7 @@ def _pulled(first: bytes, receive: MemoryObjectReceiveStream[Item]) -> Iterator[
         yield item
 
 
-_files: RunVar[Places] = RunVar("files")
+_files: RunVar[FairSemaphore] = RunVar("files")
 _file_threads: RunVar[CapacityLimiter] = RunVar("file threads")
-_fetches: RunVar[Places] = RunVar("fetches")
+_fetches: RunVar[FairSemaphore] = RunVar("fetches")
 _fetch_threads: RunVar[CapacityLimiter] = RunVar("fetch threads")

@@ -112,7 +112,7 @@ class Pace:
     """Seconds that a body may be behind the minimum rate."""
 
 
-class Bodies:
+class BodyMiddleware:
     """ASGI middleware: handlers receive plain bytes, never more than the limit, and never wait for good.
 
     Errors are raised from `receive`, so that nothing is said about a body before its sender is known.

@@ -20,21 +20,21 @@ from anyio.lowlevel import RunVar
 
 from tarn.db.connection_shares import TENANT
 
-ALONE = 60.0
+ACTIVE_SECONDS = 60.0
 """Seconds after which a tenant that was there is not there any more."""
 
 REQUESTS, BESIDE = 1024, 1
 """Requests that a process works on at once, and those of a tenant beside another."""
 
-BRIEF = 0.1
+REQUEST_SLOT_SECONDS = 0.1
 """Seconds after which a request is worked on elsewhere, if at all: its place on the event loop is free then."""
 
 
-TURN = 0.01
+YIELD_SECONDS = 0.01
 """Seconds for which a tenant that had its turn lets another's request go on alone."""
 
 
-class Places:
+class FairSemaphore:
     """The places of one kind that an event loop has, in which all of it is called."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Places:
         self._had_turn = None
         if self._beside is not None and tenant in self._waiting:
             self._had_turn = tenant, self._clock()
-            asyncio.get_running_loop().call_later(TURN, self._give)
+            asyncio.get_running_loop().call_later(YIELD_SECONDS, self._give)
         self._give()
 
     def _give(self) -> None:
@@ -154,11 +154,11 @@ class Places:
         if self._had_turn is None or not self._held.keys() - {tenant}:
             return False
         last, when = self._had_turn
-        return last == tenant and self._clock() < when + TURN
+        return last == tenant and self._clock() < when + YIELD_SECONDS
 
     def _others(self, tenant: str) -> Iterator[str]:
         """Those who were here within the last minute, besides this one."""
-        since = self._clock() - ALONE
+        since = self._clock() - ACTIVE_SECONDS
         for other, seen in reversed(self._seen.items()):
             if seen < since:
                 return
@@ -169,17 +169,21 @@ class Places:
         self._seen.pop(tenant, None)
         self._seen[tenant] = self._clock()
         oldest = next(iter(self._seen))
-        if self._seen[oldest] < self._clock() - ALONE and oldest not in self._held and oldest not in self._waiting:
+        if (
+            self._seen[oldest] < self._clock() - ACTIVE_SECONDS
+            and oldest not in self._held
+            and oldest not in self._waiting
+        ):
             del self._seen[oldest]
             self._served.pop(oldest, None)
 
 
-def places(kept: RunVar[Places], most: int, beside: int | None = None) -> Places:
+def fair_semaphore(kept: RunVar[FairSemaphore], most: int, beside: int | None = None) -> FairSemaphore:
     """The event loop's own, made when they are first asked for."""
     try:
         return kept.get()
     except LookupError:
-        kept.set(Places(most, beside))
+        kept.set(FairSemaphore(most, beside))
         return kept.get()
 
 
@@ -198,7 +202,7 @@ async def worked_on() -> AsyncIterator[bool]:
 
     Tells whether tenants are beside each other.
     """
-    requests = places(_requests, REQUESTS, BESIDE)
+    requests = fair_semaphore(_requests, REQUESTS, BESIDE)
     tenant, is_over = await requests.acquire(), False
 
     def leave() -> None:
@@ -207,7 +211,7 @@ async def worked_on() -> AsyncIterator[bool]:
             is_over = True
             requests.release(tenant)
 
-    moment = asyncio.get_running_loop().call_later(BRIEF, leave)
+    moment = asyncio.get_running_loop().call_later(REQUEST_SLOT_SECONDS, leave)
     try:
         yield requests.are_shared
     finally:
@@ -215,4 +219,4 @@ async def worked_on() -> AsyncIterator[bool]:
         leave()
 
 
-_requests: RunVar[Places] = RunVar("requests")
+_requests: RunVar[FairSemaphore] = RunVar("requests")

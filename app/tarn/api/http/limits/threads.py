@@ -1,7 +1,7 @@
 """Threads for synchronous work, in pools that never wait for each other.
 
 - routes      what routes do, those that are plain functions included: as many threads as AnyIO has by default, which
-              tenants share as they share everything (`Places`)
+              tenants share as they share everything (`FairSemaphore`)
 - admission   finding out who calls, and recording whom we refused
 - probes      `/readyz` and `/metrics`
 
@@ -16,7 +16,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from anyio.to_thread import current_default_thread_limiter
 
-from tarn.api.http.limits.tenant_semaphore import Places, limiter, places
+from tarn.api.http.limits.tenant_semaphore import FairSemaphore, fair_semaphore, limiter
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -47,14 +47,14 @@ METRICS = Threads("metrics threads", 2)
 """Anybody may ask for both, so neither may take the threads of the other."""
 
 
-def thread_place() -> AbstractAsyncContextManager[None]:
+def thread_slot() -> AbstractAsyncContextManager[None]:
     """A place for what then takes one of AnyIO's default threads, as FastAPI does for routes that are not async."""
-    return places(_places, int(current_default_thread_limiter().total_tokens)).place()
+    return fair_semaphore(_places, int(current_default_thread_limiter().total_tokens)).place()
 
 
 async def run_in_threadpool(work: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
-    """Run a part of a route on a thread, when it is its tenant's turn. Not from within a `thread_place`."""
-    async with thread_place():
+    """Run a part of a route on a thread, when it is its tenant's turn. Not from within a `thread_slot`."""
+    async with thread_slot():
         return await to_thread.run_sync(lambda: work(*args, **options))
 
 
@@ -65,4 +65,4 @@ async def iterate_in_threadpool(items: Iterator[Result]) -> AsyncIterator[Result
         yield item  # type: ignore[misc]  # `done` is no item
 
 
-_places: RunVar[Places] = RunVar("route threads")
+_places: RunVar[FairSemaphore] = RunVar("route threads")

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tarn.api.http.problems import answer
+from tarn.api.http.problems import problem_response
 from tarn.errors import Forbidden
 
 
@@ -21,4 +21,4 @@ class Cors(CORSMiddleware):
 class _Refusal(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = Forbidden("TARN_CORS_ORIGINS does not let a page of this origin make this request")
-        await answer(error, Request(scope))(scope, receive, send)
+        await problem_response(error, Request(scope))(scope, receive, send)

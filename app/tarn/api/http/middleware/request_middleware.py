@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tarn.api.http.problems import answer, path_of
+from tarn.api.http.problems import path_of, problem_response
 from tarn.api.http.services.metrics import Metrics
 from tarn.errors import Internal, TarnError, Unavailable
 from tarn.model.ids import new_id
@@ -23,7 +23,7 @@ CLIENT_GONE = 499
 log = structlog.get_logger(__name__)
 
 
-class RequestScope:
+class RequestMiddleware:
     """Outermost ASGI middleware: whatever happens inside, a request has its id, one log line and its metrics."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -68,8 +68,8 @@ class RequestScope:
             structlog.contextvars.unbind_contextvars("request")
 
 
-class LastNet:
-    """ASGI middleware, inside `RequestScope`.
+class ExceptionMiddleware:
+    """ASGI middleware, inside `RequestMiddleware`.
 
     An exception that nobody turned into a problem becomes one here, without a word of its own; after the headers
     are sent it breaks the connection off instead, so that no client takes half an answer for a whole one.
@@ -92,21 +92,21 @@ class LastNet:
         try:
             await self.app(scope, receive, watched)
         except (Exception, CancelledError) as error:  # whatever it is, it must not leak
-            instead = _instead_of(error, Request(scope))
+            instead = _response_to(error, Request(scope))
             if begun:
                 raise
             await instead(scope, receive, send)
 
 
-def _instead_of(error: Exception | CancelledError, request: Request) -> Response:
+def _response_to(error: Exception | CancelledError, request: Request) -> Response:
     if isinstance(error, TarnError):
-        return answer(error, request)
+        return problem_response(error, request)
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_GONE)
     if isinstance(error, CancelledError):
-        return answer(Unavailable("the server is stopping", retry_after=1), request)
+        return problem_response(Unavailable("the server is stopping", retry_after=1), request)
     log.exception("unexpected error", path=path_of(request))
-    return answer(Internal(f"look for {request.state.request_id} in the server's log"), request)
+    return problem_response(Internal(f"look for {request.state.request_id} in the server's log"), request)
 
 
 def _request_id(request: Request) -> str:

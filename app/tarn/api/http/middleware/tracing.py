@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class TraceScope:
+class TraceMiddleware:
     """ASGI middleware around all others: a span for every request, below the caller's if it says which that is.
 
     The trace's id is in every log line of the request. A span has the route and never the path, which names datasets.

@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from tarn.api.http.commit_wait import flush_first
 from tarn.api.http.problems import Responses, raises
-from tarn.api.http.reads.read_scheduling import turns
+from tarn.api.http.reads.read_scheduling import read_scheduler
 from tarn.api.http.route_access import Caller, CallerDep
 from tarn.api.http.services.container import Services, ServicesDep
 from tarn.datasets.registry import Dataset
@@ -31,12 +31,12 @@ from tarn.errors import (
     TarnError,
 )
 from tarn.model.ref import StateName
-from tarn.query.live import NotBrief
-from tarn.query.reader import Reading, State
+from tarn.query.live import LookupTooLarge
+from tarn.query.reader import Reading, RequestedState
 
 Result = TypeVar("Result")
 
-AGAIN = 0.1
+INTERRUPT_INTERVAL = 0.1
 """Seconds between two interrupts of work for a client that has left."""
 
 HEADER = "Tarn-Snapshot"
@@ -62,7 +62,7 @@ FreshParam = Annotated[
 
 
 @dataclass(slots=True)
-class Patience:
+class ClientWatch:
     """Whether the client is still there. When it leaves, the query that runs for it is interrupted."""
 
     reading: Reading | None = None
@@ -100,7 +100,7 @@ class Patience:
                 self.timed_out = True
                 self._interrupt()
             # Again: an interrupt that comes between two queries of a read is lost on the second.
-            timers[0] = loop.call_later(max(left, AGAIN), check)
+            timers[0] = loop.call_later(max(left, INTERRUPT_INTERVAL), check)
 
         timers = [loop.call_later(seconds, check)]
         try:
@@ -124,7 +124,7 @@ class Patience:
             # An interrupt that comes between two queries of a read is lost on the second.
             while True:
                 self.leave()
-                await asyncio.sleep(AGAIN)
+                await asyncio.sleep(INTERRUPT_INTERVAL)
 
         # Not a task group, which would wrap whatever the read raises.
         watcher = asyncio.create_task(watch())
@@ -141,31 +141,31 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadRequest:
     """Which state a request asks for, and whose request it is."""
 
     request: Request
     house: Services
     caller: Caller
-    state: State
+    state: RequestedState
     flushes: bool
 
     async def read(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
         """Run a query on a thread, after a flush if that was asked for. It ends early if the client leaves."""
         begun = self.house.reader.reading(TENANT.get(), self.house.settings.query_seconds)
-        return await self._read(datasets, work, begun, turns(self.house).query)
+        return await self._read(datasets, work, begun, read_scheduler(self.house).query)
 
     async def look(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
         """The same for what is over in a moment, however much there is: it waits for no query.
 
         What turns out to be more than that is begun anew as a query.
         """
-        patience = Patience()
+        patience = ClientWatch()
         try:
             with patience.limited(self.house.settings.query_seconds):
                 looking = self.house.reader.looking()
-                return await self._read(datasets, work, looking, turns(self.house).look, patience)
-        except NotBrief:
+                return await self._read(datasets, work, looking, read_scheduler(self.house).look, patience)
+        except LookupTooLarge:
             return await self.read((), work)
 
     async def _read(
@@ -174,10 +174,10 @@ class Asked:
         work: Callable[[Reading], Result],
         begun: AbstractContextManager[Reading],
         in_turn: Callable[[Callable[[], Result]], Awaitable[Result]],
-        patience: Patience | None = None,
+        patience: ClientWatch | None = None,
     ) -> Result:
         await self.ready(datasets)
-        patience = patience or Patience()
+        patience = patience or ClientWatch()
 
         def run() -> Result:
             with begun as reading:
@@ -199,24 +199,24 @@ class Asked:
                 await flush_first(self.house, self.caller, dataset)
 
 
-async def _asked(
+async def _read_request(
     request: Request, house: ServicesDep, caller: CallerDep, at: AtParam = None, fresh: FreshParam = None
-) -> Asked:
+) -> ReadRequest:
     if at is not None and fresh is not None:
         reason = "cannot stand beside `at`, which names a state of the past"
         raise InvalidFormat(f"`fresh` {reason}", errors=[Fault(field="query.fresh", reason=reason)])
-    state = State(at, "snapshot" if fresh == "snapshot" else "overlay")
-    return Asked(request, house, caller, state, flushes=fresh == "flush")
+    state = RequestedState(at, "snapshot" if fresh == "snapshot" else "overlay")
+    return ReadRequest(request, house, caller, state, flushes=fresh == "flush")
 
 
-AskedDep = Annotated[Asked, Depends(_asked)]
+AskedDep = Annotated[ReadRequest, Depends(_read_request)]
 
 
-def read_answers(*more: type[TarnError]) -> Responses:
+def read_problems(*more: type[TarnError]) -> Responses:
     """What a route that reads a state may answer besides 200."""
     return raises(InvalidFormat, ManifestInvalid, QueryTimeout, RefNotFound, SnapshotGone, SnapshotNotFound, *more)
 
 
-def served(snapshot: str | None) -> dict[str, str]:
+def snapshot_header(snapshot: str | None) -> dict[str, str]:
     """The header that says what was read."""
     return {} if snapshot is None else {HEADER: snapshot}

@@ -17,25 +17,25 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 
-from tarn.api.http.limits.tenant_semaphore import Places
+from tarn.api.http.limits.tenant_semaphore import FairSemaphore
 from tarn.api.http.services.container import Services
 
 Result = TypeVar("Result")
 
-LINGER = 0.05
+THROTTLE_SECONDS = 0.05
 """Seconds after a body for which reads still stand back: whoever sent it sends another, as a rule."""
 
-REST = 1.0
+PAUSE_FACTOR = 1.0
 """How long a place is left empty after a read beside a body, as a share of the time that the read took."""
 
 
-class Turns:
+class ReadScheduler:
     """The turns of one event loop, in which all of it is called."""
 
     def __init__(self, most: int, is_confined: Callable[[str], bool] = lambda _: False) -> None:
-        self._queries = Places(most, one_at_a_time=is_confined)
+        self._queries = FairSemaphore(most, one_at_a_time=is_confined)
         self._query_threads = CapacityLimiter(most)
-        self._looks = Places(most)
+        self._looks = FairSemaphore(most)
         self._look_threads = CapacityLimiter(most)
         self._most = most
         self._beside_bodies = min(most, max(1, (os.cpu_count() or 1) // 2))
@@ -54,7 +54,7 @@ class Turns:
         """Run what is over in a moment, on a thread, when it is its turn."""
         return await self._in_turn(self._looks, lambda: to_thread.run_sync(work, limiter=self._look_threads))
 
-    async def _in_turn(self, places: Places, run: Callable[[], Awaitable[Result]]) -> Result:
+    async def _in_turn(self, places: FairSemaphore, run: Callable[[], Awaitable[Result]]) -> Result:
         loop = asyncio.get_running_loop()
         tenant = await places.acquire()
         begun = loop.time()
@@ -62,7 +62,7 @@ class Turns:
             return await run()
         finally:
             if self.at_once < self._most:
-                loop.call_later(REST * (loop.time() - begun), places.release, tenant)
+                loop.call_later(PAUSE_FACTOR * (loop.time() - begun), places.release, tenant)
             else:
                 places.release(tenant)
 
@@ -89,7 +89,7 @@ class Turns:
         self._queries.most = self._looks.most = self._beside_bodies
 
     def _end(self) -> None:
-        asyncio.get_running_loop().call_later(LINGER, self._over)
+        asyncio.get_running_loop().call_later(THROTTLE_SECONDS, self._over)
 
     def _over(self) -> None:
         self._bodies -= 1
@@ -97,13 +97,13 @@ class Turns:
             self._queries.most = self._looks.most = self._most
 
 
-_turns: RunVar[Turns] = RunVar("turns")
+_turns: RunVar[ReadScheduler] = RunVar("turns")
 
 
-def turns(house: Services) -> Turns:
+def read_scheduler(house: Services) -> ReadScheduler:
     """The event loop's own, made when it is first asked for."""
     try:
         return _turns.get()
     except LookupError:
-        _turns.set(Turns(house.settings.query_slots, house.reader.is_confined))
+        _turns.set(ReadScheduler(house.settings.query_slots, house.reader.is_confined))
         return _turns.get()

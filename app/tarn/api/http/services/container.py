@@ -8,24 +8,24 @@ from fastapi import Depends, Request
 
 from tarn.access.audit import Denials
 from tarn.access.identity import Authenticator
-from tarn.access.limits import Rate
-from tarn.access.revision import Remembered
+from tarn.access.limits import RateLimiter
+from tarn.access.revision import RevisionCache
 from tarn.api.http.limits.threads import READINESS
 from tarn.api.http.services.event_hub import Hub
-from tarn.api.http.services.identity_cache import Admission, Present
+from tarn.api.http.services.identity_cache import Admission, RevisionReader
 from tarn.api.http.services.metrics import Metrics
-from tarn.api.http.services.ttl_cache import Recent
+from tarn.api.http.services.ttl_cache import TtlCache
 from tarn.archive.fetch import Fetcher
 from tarn.archive.files import Archive
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
-from tarn.journal.parser_pool import Parsers
+from tarn.journal.parser_pool import ParserPool
 from tarn.journal.writer import Writer
 from tarn.model.entity import Exploder
 from tarn.query.reader import Reader
 from tarn.settings import Settings
 from tarn.storage.store import Store
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,29 @@ class Services:
     database: Database
     store: Store
     authenticator: Authenticator
-    rate: Rate
+    rate: RateLimiter
     denials: Denials
-    watch: Watch
+    watch: Telemetry
     metrics: Metrics
     writer: Writer
-    parsers: Parsers
+    parsers: ParserPool
     exploder: Exploder
     """Of the event loop alone; a large body is parsed elsewhere."""
-    present: Present
+    present: RevisionReader
     reader: Reader
     archive: Archive
     fetcher: Fetcher
     hub: Hub
     stopping: Event
     """Set when the server begins to stop: nobody is to be kept waiting any longer."""
-    admissions: Remembered[Admission] = field(default_factory=Remembered)
+    admissions: RevisionCache[Admission] = field(default_factory=RevisionCache)
     """By operation, dataset and key: whom it let through."""
-    datasets: Remembered[Dataset | None] = field(default_factory=Remembered)
+    datasets: RevisionCache[Dataset | None] = field(default_factory=RevisionCache)
     """By name: those that exist and those that do not."""
-    readiness: Recent[Any] = field(default_factory=lambda: Recent(READINESS))
+    readiness: TtlCache[Any] = field(default_factory=lambda: TtlCache(READINESS))
 
 
-def services(request: Request) -> Services:
+def services_of(request: Request) -> Services:
     found = request.app.state.services
     assert isinstance(found, Services)
     return found
@@ -71,7 +71,7 @@ def public_url(house: Services, request: Request) -> str:
 
 async def _services(request: Request) -> Services:
     # A dependency that is not async is run in a thread: a detour for what is at hand.
-    return services(request)
+    return services_of(request)
 
 
 ServicesDep = Annotated[Services, Depends(_services)]

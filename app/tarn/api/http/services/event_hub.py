@@ -19,7 +19,7 @@ import structlog
 from tarn.access import revision
 from tarn.db import outbox as events
 from tarn.db.engine import Database
-from tarn.db.outbox import Page, Told
+from tarn.db.outbox import OutboxEvent, Page
 from tarn.errors import RateLimited, TarnError, Unavailable
 from tarn.settings import Settings
 
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 Answer = TypeVar("Answer")
 
-KEPT = 64
+MAX_BUFFERED = 64
 """Events of a stream that are kept for those who follow it."""
 
 AT_ONCE = 100
@@ -42,13 +42,13 @@ class Found(NamedTuple):
 
 
 @dataclass
-class Watched:
+class WatchedStream:
     """A stream that somebody follows: how far it is known, and the last events of it."""
 
     last: int
     low: int
     """Above this number everything up to `last` is at hand."""
-    recent: deque[Told] = field(default_factory=deque)
+    recent: deque[OutboxEvent] = field(default_factory=deque)
     followers: set["Follower"] = field(default_factory=set)
 
     def add(self, page: Page) -> None:
@@ -58,7 +58,7 @@ class Watched:
             self.low = page.tail
         self.recent.extend(page.told)
         self.last = max(self.last, page.through)
-        while len(self.recent) > KEPT:
+        while len(self.recent) > MAX_BUFFERED:
             self.low = self.recent.popleft().number
 
 
@@ -70,7 +70,7 @@ class Hub:
         self._database = database
         self._stopping = stopping
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="events")
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, WatchedStream] = {}
         self._looking: asyncio.Task[None] | None = None
         self._open: Counter[str] = Counter()
         self.revision = ""
@@ -109,7 +109,7 @@ class Hub:
     async def following(self, stream: str, job: str | None = None) -> AsyncIterator["Follower"]:
         """A follower of a stream, or of one job on it. Raises Unavailable."""
         last = await self.run(lambda: self._head(stream))
-        watched = self._watched.setdefault(stream, Watched(last, last))
+        watched = self._watched.setdefault(stream, WatchedStream(last, last))
         follower = Follower(self, watched, stream, job, 0 if job is not None else last)
         watched.followers.add(follower)
         if self._looking is None:
@@ -180,7 +180,7 @@ class Hub:
 class Follower:
     """One who follows a stream."""
 
-    def __init__(self, hub: Hub, watched: Watched, stream: str, job: str | None, begun: int) -> None:
+    def __init__(self, hub: Hub, watched: WatchedStream, stream: str, job: str | None, begun: int) -> None:
         self.begun = begun
         """The number of the last event before it began to follow; of a job, before all of them."""
         self.woken = asyncio.Event()

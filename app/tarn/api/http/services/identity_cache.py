@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tarn.access import revision
-from tarn.access.identity import Known
+from tarn.access.identity import CachedIdentity
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 
@@ -14,11 +14,11 @@ from tarn.db.engine import Database
 class Admission:
     """A caller that a route let through, and the dataset it let it through to."""
 
-    known: Known
+    known: CachedIdentity
     dataset: Dataset | None
 
 
-class Present:
+class RevisionReader:
     """The revision that holds now: no older than the question.
 
     Whoever asks while it is being read shares the next reading, which begins after they asked; so any number of
@@ -35,7 +35,7 @@ class Present:
         """Raises Unavailable."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._read(self._running))
-            self._next.add_done_callback(_heard)
+            self._next.add_done_callback(_consume_exception)
         # One that leaves must not take the reading away from the others.
         return await asyncio.shield(self._next)
 
@@ -50,7 +50,7 @@ class Present:
             return revision.current(connection)
 
 
-def _heard(reading: "asyncio.Future[str]") -> None:
+def _consume_exception(reading: "asyncio.Future[str]") -> None:
     """A failure is told to those who wait; if nobody does any more, it is no news."""
     if not reading.cancelled():
         reading.exception()

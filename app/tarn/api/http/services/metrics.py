@@ -13,7 +13,7 @@ from tarn.db.engine import Database
 from tarn.errors import TarnError
 from tarn.model.export import Kind
 from tarn.model.ids import now
-from tarn.telemetry import Watch
+from tarn.telemetry import Telemetry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"
@@ -23,8 +23,8 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 class Metrics:
     """Counters by route template, never by path: a label must not grow with what callers send."""
 
-    def __init__(self, database: Database | None = None, watch: Watch | None = None, tenants: int = 0) -> None:
-        self.registry = (watch or Watch()).registry
+    def __init__(self, database: Database | None = None, watch: Telemetry | None = None, tenants: int = 0) -> None:
+        self.registry = (watch or Telemetry()).registry
         self._most = tenants
         self._tenants: set[str] = set()
         if database is not None:

@@ -10,7 +10,7 @@ from tarn.api.http.limits.threads import Threads
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
+class TtlCache(Generic[T]):
     """The last answer, and when it was given.
 
     One thread looks; the others who ask wait on the event loop and hold none.

@@ -20,16 +20,16 @@ from anyio import move_on_after
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from tarn.access.identity import Known
+from tarn.access.identity import CachedIdentity
 from tarn.api.http.limits.threads import ADMISSION
 from tarn.api.http.middleware.protocol import ABORT
 from tarn.api.http.services.container import Services
 from tarn.api.http.services.event_hub import Follower, Found
-from tarn.api.http.streaming.stream_response import StandsStill
+from tarn.api.http.streaming.stream_response import ClientStalled
 from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
 from tarn.db import outbox as events
-from tarn.db.outbox import Told
+from tarn.db.outbox import OutboxEvent
 from tarn.errors import BodyTimeout, TarnError, Unauthenticated
 from tarn.model.event import EventKind
 from tarn.model.tenant import Identity
@@ -46,7 +46,7 @@ class Standing(NamedTuple):
     """What a client was found to be allowed at a moment."""
 
     revision: str
-    known: Known
+    known: CachedIdentity
     gone: bool
     """Whether the dataset is deleted: what was told of it until then may be heard."""
 
@@ -79,7 +79,7 @@ class Listener:
                 gone = found is None or found.id != self.dataset.id
             return Standing(sight.revision, sight.known, gone)
 
-    def hears(self, identity: Identity, told: Told) -> bool:
+    def hears(self, identity: Identity, told: OutboxEvent) -> bool:
         if self.kinds and told.kind not in self.kinds and told.kind is not EventKind.MISSED:
             return False
         return told.audience is None or identity.tenant in told.audience or identity.administers_lake
@@ -118,7 +118,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             reason = await self._tell_all(follower, send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except StandsStill:
+        except ClientStalled:
             reason = "stood still"
             log.info("events broken off: their client takes nothing", told=self._told)
             scope[ABORT]()
@@ -208,7 +208,7 @@ class EventStream(Response):
             return False
         return True
 
-    def _heard(self, found: Found, position: int) -> tuple[list[Told], int]:
+    def _heard(self, found: Found, position: int) -> tuple[list[OutboxEvent], int]:
         """What of a page the client hears, and how far that brings it."""
         page, listener = found.page, self._listener
         assert self._standing is not None
@@ -230,10 +230,10 @@ class EventStream(Response):
         with move_on_after(self._house.settings.stream_patience) as wait:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         if wait.cancelled_caught:
-            raise StandsStill
+            raise ClientStalled
         self._spoke = time.monotonic()
 
 
-def frame(told: Told) -> bytes:
+def frame(told: OutboxEvent) -> bytes:
     """An event as it goes over the wire."""
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (told.number, told.kind.encode(), told.body)

@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 from tarn.api.http.limits.threads import iterate_in_threadpool, run_in_threadpool
 from tarn.api.http.problems import Responses
 from tarn.errors import RangeNotSatisfiable
-from tarn.model.dataset import names_tag
+from tarn.model.dataset import matches_none_match
 from tarn.storage.store import Entry, Missing, Store
 
 ONE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)
@@ -34,14 +34,14 @@ SENT: Responses = {
 }
 
 
-class Slice(NamedTuple):
+class FileSlice(NamedTuple):
     """Bytes from `start` up to `end` of a file."""
 
     start: int
     end: int
 
 
-async def sent(
+async def file_response(
     store: Store, request: Request, path: str, media_type: str, name: str, tag: str | None = None
 ) -> Response:
     """Answer with a file, whose entity tag is the store's unless its content has a name. Raises Missing,
@@ -56,9 +56,9 @@ async def sent(
     if tag is not None:
         entry = replace(entry, etag=tag)
     headers = _headers(entry, name)
-    if _has_it(request, entry):
+    if _is_unmodified(request, entry):
         return Response(status_code=304, headers=headers)
-    part = _asked_for(request, entry)
+    part = _requested_range(request, entry)
     length = entry.size if part is None else part.end - part.start
     headers["Content-Length"] = str(length)
     if request.method == "HEAD":
@@ -97,10 +97,10 @@ def _attachment(name: str) -> str:
     return f'attachment; filename="{plain}"{quoted}'
 
 
-def _has_it(request: Request, entry: Entry) -> bool:
+def _is_unmodified(request: Request, entry: Entry) -> bool:
     """Whether the caller has this state of the file. An entity tag says so more exactly than a moment."""
     if (named := request.headers.get("If-None-Match")) is not None:
-        return names_tag(named, etag_of(entry))
+        return matches_none_match(named, etag_of(entry))
     since = request.headers.get("If-Modified-Since")
     try:
         return since is not None and entry.modified.replace(microsecond=0) <= parsedate_to_datetime(since)
@@ -108,7 +108,7 @@ def _has_it(request: Request, entry: Entry) -> bool:
         return False
 
 
-def _asked_for(request: Request, entry: Entry) -> Slice | None:
+def _requested_range(request: Request, entry: Entry) -> FileSlice | None:
     """The part of the file that is asked for; None: all of it. Raises RangeNotSatisfiable."""
     found = ONE_RANGE.match(request.headers.get("Range", ""))
     of = request.headers.get("If-Range")
@@ -123,4 +123,4 @@ def _asked_for(request: Request, entry: Entry) -> Slice | None:
             return None
     if start >= entry.size or start >= end:
         raise RangeNotSatisfiable(f"the file has {entry.size} bytes", size=entry.size)
-    return Slice(start, end)
+    return FileSlice(start, end)

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Rows:
+class ResultRows:
     """Rows that are in memory, and the columns they have between them. A row need not have them all."""
 
     rows: Sequence[Row]
@@ -46,10 +46,10 @@ class Rows:
         return pa.Table.from_pylist(list(self.rows), schema=self.schema)
 
 
-FORMS: dict[str, Callable[[Rows], bytes]] = {
-    "application/x-ndjson": Rows.ndjson,
-    "application/vnd.apache.parquet": Rows.parquet,
-    "application/vnd.apache.arrow.stream": Rows.arrow,
+FORMS: dict[str, Callable[[ResultRows], bytes]] = {
+    "application/x-ndjson": ResultRows.ndjson,
+    "application/vnd.apache.parquet": ResultRows.parquet,
+    "application/vnd.apache.arrow.stream": ResultRows.arrow,
 }
 """By media type; the first is for callers that do not care."""
 

@@ -13,11 +13,11 @@ from fastapi import Query, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from tarn.api.http.limits.tenant_semaphore import Places, places
+from tarn.api.http.limits.tenant_semaphore import FairSemaphore, fair_semaphore
 from tarn.api.http.middleware.protocol import ABORT
 from tarn.api.http.problems import path_of
-from tarn.api.http.reads.read_requests import Asked, Patience, served
-from tarn.api.http.reads.read_scheduling import turns
+from tarn.api.http.reads.read_requests import ClientWatch, ReadRequest, snapshot_header
+from tarn.api.http.reads.read_scheduling import read_scheduler
 from tarn.datasets.registry import Dataset
 from tarn.errors import Internal, TarnError, Unavailable
 from tarn.query.engine import answering
@@ -38,15 +38,15 @@ STEP = 64 << 10
 
 log = structlog.get_logger(__name__)
 
-_places: RunVar[Places] = RunVar("streams")
+_places: RunVar[FairSemaphore] = RunVar("streams")
 """How many streams may be open at once."""
 
 
-class StandsStill(Exception):
+class ClientStalled(Exception):
     """The client took nothing for too long."""
 
 
-class Piece(NamedTuple):
+class StreamPiece(NamedTuple):
     """Some records of a stream."""
 
     content: bytes
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 class Chunks:
     """What a stream is made of: the snapshot it shows, pieces of it, and how many records were in those so far."""
 
-    def __init__(self, snapshot: str | None, pieces: Iterator[Piece], of_entities: bool = False) -> None:
+    def __init__(self, snapshot: str | None, pieces: Iterator[StreamPiece], of_entities: bool = False) -> None:
         self.snapshot = snapshot
         self.count = 0
         self._invalid = 0
@@ -82,13 +82,13 @@ class Chunks:
         return found.content
 
 
-async def streamed(
-    asked: Asked, datasets: Sequence[Dataset], media_type: str, end: bool, begin: Callable[[Reading], Chunks]
+async def stream_response(
+    asked: ReadRequest, datasets: Sequence[Dataset], media_type: str, end: bool, begin: Callable[[Reading], Chunks]
 ) -> Response:
     """Answer with a stream. Until its first piece is made, what goes wrong is answered as a problem."""
     await asked.ready(datasets)
-    house, patience, held = asked.house, Patience(), ExitStack()
-    open_streams = places(_places, house.settings.query_streams)
+    house, patience, held = asked.house, ClientWatch(), ExitStack()
+    open_streams = fair_semaphore(_places, house.settings.query_streams)
     tenant = open_streams.acquire_now()
     if tenant is None:
         raise Unavailable(f"as many streams are open as may be: {house.settings.query_streams} in all", retry_after=5)
@@ -103,7 +103,7 @@ async def streamed(
 
     try:
         async with patience.watching(asked.request.receive):
-            chunks, piece = await turns(house).query(first)
+            chunks, piece = await read_scheduler(house).query(first)
     except BaseException as error:
         held.close()
         if isinstance(error, duckdb.InterruptException):
@@ -117,15 +117,15 @@ class Stream(Response):
 
     def __init__(
         self,
-        asked: Asked,
+        asked: ReadRequest,
         chunks: Chunks,
         piece: bytes | None,
-        patience: Patience,
+        patience: ClientWatch,
         held: ExitStack,
         media_type: str,
         end: bool,
     ) -> None:
-        super().__init__(media_type=media_type, headers=served(chunks.snapshot))
+        super().__init__(media_type=media_type, headers=snapshot_header(chunks.snapshot))
         del self.headers["content-length"]
         self._asked = asked
         self._chunks = chunks
@@ -139,7 +139,7 @@ class Stream(Response):
             async with self._patience.watching(receive):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await self._send_all(send)
-        except StandsStill:
+        except ClientStalled:
             log.info("stream broken off: its client takes nothing", made=self._chunks.count)
             scope[ABORT]()
             while (await receive())["type"] != "http.disconnect":
@@ -156,8 +156,8 @@ class Stream(Response):
             piece = self._piece
             while piece is not None and not self._patience.left:
                 await self._send(send, piece)
-                piece = await turns(self._asked.house).query(self._next)
-        except StandsStill:
+                piece = await read_scheduler(self._asked.house).query(self._next)
+        except ClientStalled:
             raise
         except Exception as error:
             if self._end and not self._patience.left:
@@ -182,7 +182,7 @@ class Stream(Response):
             with move_on_after(self._asked.house.settings.stream_patience) as wait:
                 await send({"type": "http.response.body", "body": piece[start : start + STEP], "more_body": True})
             if wait.cancelled_caught:
-                raise StandsStill
+                raise ClientStalled
 
 
 def _line(name: str, value: object) -> bytes:

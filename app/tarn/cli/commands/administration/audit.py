@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 
 def audit(
-    session: Session,
+    session: CommandSession,
     tenant: Annotated[str | None, typer.Option(help="Only what this tenant did.")] = None,
     key_id: Annotated[str | None, typer.Option(help="Only what was done, or tried, with the key of this id.")] = None,
     action: Annotated[str | None, typer.Option(help="Only this operation, such as put_entity.")] = None,

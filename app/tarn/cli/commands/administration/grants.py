@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Grants: what a tenant may do on which datasets.")
 
@@ -15,7 +15,7 @@ LevelName = Literal["read", "write", "maintain", "admin"]
 
 
 @client_command(app, "list")
-def list_grants(session: Session, tenant: Tenant) -> None:
+def list_grants(session: CommandSession, tenant: Tenant) -> None:
     """List a tenant's grants."""
     grants = session.client.each(at("/v1/admin/tenants", tenant, "grants"))
     session.output.table(grants, "id", "dataset", "level", "created")
@@ -23,7 +23,7 @@ def list_grants(session: Session, tenant: Tenant) -> None:
 
 @client_command(app, "add")
 def add(
-    session: Session,
+    session: CommandSession,
     tenant: Tenant,
     dataset: Annotated[
         str, typer.Argument(metavar="DATASET", help="A dataset's name, with * for any run of characters.")
@@ -42,7 +42,7 @@ def add(
 
 
 @client_command(app, "remove")
-def remove(session: Session, grant_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+def remove(session: CommandSession, grant_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     """Take a grant back by its id, at once."""
     session.client.request("DELETE", at("/v1/admin/grants", grant_id))
     session.output.note(f"the grant {grant_id} is taken back")

@@ -8,7 +8,7 @@ import typer
 
 from tarn.cli.failures import Misuse
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 
@@ -30,7 +30,7 @@ def moment(text: str) -> str:
 
 
 @client_command(app, "list")
-def list_keys(session: Session, tenant: Tenant) -> None:
+def list_keys(session: CommandSession, tenant: Tenant) -> None:
     """List a tenant's keys, without their secrets."""
     keys = session.client.each(at("/v1/admin/tenants", tenant, "keys"))
     session.output.table(keys, "id", "label", "created", "expires", "revoked")
@@ -38,7 +38,7 @@ def list_keys(session: Session, tenant: Tenant) -> None:
 
 @client_command(app, "create")
 def create(
-    session: Session,
+    session: CommandSession,
     tenant: Tenant,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
     expires: Annotated[
@@ -63,6 +63,6 @@ def create(
 
 
 @client_command(app, "revoke")
-def revoke(session: Session, key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
+def revoke(session: CommandSession, key_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
     """Revoke a key by its id, at once."""
     session.output.record(session.client.document("DELETE", at("/v1/admin/keys", key_id)))

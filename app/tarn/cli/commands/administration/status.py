@@ -1,9 +1,9 @@
 """How the lake's workers are."""
 
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 
-def status(session: Session) -> None:
+def status(session: CommandSession) -> None:
     """Show the workers, what waits in the journals, and the jobs that run."""
     found = session.client.document("GET", "/v1/admin/worker")
     session.output.record(found)

@@ -6,7 +6,7 @@ import typer
 
 from tarn.cli.failures import Misuse
 from tarn.cli.paths import at
-from tarn.cli.session import Session, Yes, client_command
+from tarn.cli.session import CommandSession, Yes, client_command
 
 BASE = "/v1/admin/tenants"
 app = typer.Typer(no_args_is_help=True, help="Tenants: applications with keys and grants of their own.")
@@ -15,26 +15,26 @@ Tenant = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name."
 
 
 @client_command(app, "list")
-def list_tenants(session: Session) -> None:
+def list_tenants(session: CommandSession) -> None:
     """List tenants."""
     session.output.table(session.client.each(BASE), "name", "title", "disabled", "created")
 
 
 @client_command(app, "create")
-def create(session: Session, name: Tenant, title: Annotated[str, typer.Option(help="Who it is.")] = "") -> None:
+def create(session: CommandSession, name: Tenant, title: Annotated[str, typer.Option(help="Who it is.")] = "") -> None:
     """Make a tenant, without keys or grants."""
     session.output.record(session.client.document("POST", BASE, {"name": name, "title": title}))
 
 
 @client_command(app, "show")
-def show(session: Session, name: Tenant) -> None:
+def show(session: CommandSession, name: Tenant) -> None:
     """Show a tenant."""
     session.output.record(session.client.document("GET", at(BASE, name)))
 
 
 @client_command(app, "update")
 def update(
-    session: Session,
+    session: CommandSession,
     name: Tenant,
     title: Annotated[str | None, typer.Option(help="Who it is.")] = None,
     disabled: Annotated[
@@ -50,7 +50,7 @@ def update(
 
 
 @client_command(app, "delete")
-def delete(session: Session, name: Tenant, yes: Yes = False) -> None:
+def delete(session: CommandSession, name: Tenant, yes: Yes = False) -> None:
     """Delete a tenant with its keys and grants. What it wrote stays; its name is not given out again."""
     session.confirm(f"Delete the tenant {name} with its keys and grants?", yes)
     session.client.request("DELETE", at(BASE, name))
@@ -59,7 +59,7 @@ def delete(session: Session, name: Tenant, yes: Yes = False) -> None:
 
 @client_command(app, "limits")
 def limits(
-    session: Session,
+    session: CommandSession,
     name: Tenant,
     rate_limit: Annotated[float | None, typer.Option(min=0, help="Requests a second; 0 is no limit.")] = None,
     rate_burst: Annotated[int | None, typer.Option(min=1, help="Requests at once before the rate counts.")] = None,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tarn.cli.output.tables import as_table, printed
+from tarn.cli.output.tables import as_table, print_table
 from tarn.cli.paths import at
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def top(
-    session: Session,
+    session: CommandSession,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, as is done in a pipe and with --json.")] = False,
 ) -> None:
@@ -37,7 +37,7 @@ def top(
     if session.output.as_json:
         session.output.json(_look(session.client)[0])
     elif once or not sys.stdout.isatty():
-        printed(_shown(*_look(session.client)))
+        print_table(_shown(*_look(session.client)))
     else:
         _watch(session.client, every)
 

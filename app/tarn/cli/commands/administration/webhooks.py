@@ -7,7 +7,7 @@ import typer
 
 from tarn.cli.failures import Misuse
 from tarn.cli.paths import at
-from tarn.cli.session import Session, Yes, client_command
+from tarn.cli.session import CommandSession, Yes, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Webhooks: where tenants' events are sent.")
 
@@ -19,14 +19,14 @@ def place(tenant: str) -> str:
 
 
 @client_command(app, "show")
-def show(session: Session, tenant: Tenant) -> None:
+def show(session: CommandSession, tenant: Tenant) -> None:
     """Show a tenant's webhook and how its deliveries go."""
     session.output.record(session.client.document("GET", place(tenant)))
 
 
 @client_command(app, "set")
 def set_webhook(
-    session: Session,
+    session: CommandSession,
     tenant: Tenant,
     address: Annotated[str, typer.Argument(metavar="URL", help="Where events are sent.")],
     secret_file: Annotated[
@@ -57,7 +57,7 @@ def set_webhook(
 
 
 @client_command(app, "remove")
-def remove(session: Session, tenant: Tenant, yes: Yes = False) -> None:
+def remove(session: CommandSession, tenant: Tenant, yes: Yes = False) -> None:
     """Send a tenant nothing any more."""
     session.confirm(f"Remove the webhook of {tenant}?", yes)
     session.client.request("DELETE", place(tenant))

@@ -1,9 +1,9 @@
 """Who the server takes the caller for."""
 
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 
-def whoami(session: Session) -> None:
+def whoami(session: CommandSession) -> None:
     """Show the tenant, key, grants and limits that you have."""
     me = session.client.document("GET", "/v1/whoami")
     if session.output.as_json:

@@ -9,7 +9,7 @@ import typer
 
 from tarn.cli.output.tables import printable
 from tarn.cli.paths import at
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 FORM = "text/event-stream"
 
@@ -20,7 +20,7 @@ COMMON = ("id", "stream", "kind", "dataset", "at")
 
 
 def events(
-    session: Session,
+    session: CommandSession,
     dataset: Annotated[str, typer.Argument(metavar="DATASET")],
     since: Annotated[
         int | None, typer.Option(min=0, metavar="ID", help="Begin after this event; 0 for all that is kept.")
@@ -41,7 +41,7 @@ def events(
 
 
 def followed(
-    session: Session, path: str, since: int | None, over: Callable[[], bool] = lambda: False, **params: Any
+    session: CommandSession, path: str, since: int | None, over: Callable[[], bool] = lambda: False, **params: Any
 ) -> Iterator[dict[str, Any]]:
     """The events of a stream, asked for again whenever the server ends it, until there is nothing more to tell."""
     heard = since
@@ -65,7 +65,7 @@ def parsed(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix(b"data: "))
 
 
-def tell(session: Session, event: dict[str, Any]) -> None:
+def tell(session: CommandSession, event: dict[str, Any]) -> None:
     """An event on one line: for people its time, number, kind and what else it says; for programs its JSON."""
     if session.output.as_json:
         typer.echo(json.dumps(event, ensure_ascii=False))

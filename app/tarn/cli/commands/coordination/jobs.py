@@ -7,7 +7,7 @@ import typer
 
 from tarn.cli.commands.coordination.events import followed, tell
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 if TYPE_CHECKING:
     from tarn.cli.connection import Client
@@ -35,7 +35,7 @@ def awaited(client: "Client", job_id: str, seconds: float) -> dict[str, Any]:
             return job
 
 
-def outcome(session: Session, job: dict[str, Any]) -> None:
+def outcome(session: CommandSession, job: dict[str, Any]) -> None:
     """Print a job that was asked for: all of it, but to people, when it is over, only what came of it."""
     result = {field: value for field, value in (job["result"] or {}).items() if field != "operation"}
     over = job["finished"] is not None and not session.output.as_json
@@ -60,7 +60,9 @@ def _omitted_summary(omitted: dict[str, Any]) -> str:
 
 
 @client_command(app, "list")
-def list_jobs(session: Session, limit: Annotated[int, typer.Option(min=1, help="At most so many jobs.")] = 100) -> None:
+def list_jobs(
+    session: CommandSession, limit: Annotated[int, typer.Option(min=1, help="At most so many jobs.")] = 100
+) -> None:
     """List your jobs, newest first; the lake's administrator sees everybody's."""
     jobs = session.client.each(BASE, limit)
     session.output.table(jobs, "id", "operation", "dataset", "state", "created", "finished")
@@ -68,7 +70,7 @@ def list_jobs(session: Session, limit: Annotated[int, typer.Option(min=1, help="
 
 @client_command(app, "show")
 def show(
-    session: Session,
+    session: CommandSession,
     job_id: JobId,
     wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait so long for the job to be over.")] = 0,
 ) -> None:
@@ -77,7 +79,7 @@ def show(
 
 
 @client_command(app, "follow")
-def follow(session: Session, job_id: JobId) -> None:
+def follow(session: CommandSession, job_id: JobId) -> None:
     """Show what becomes of a job, a line each, until it is over."""
 
     def over() -> bool:
@@ -88,12 +90,12 @@ def follow(session: Session, job_id: JobId) -> None:
 
 
 @client_command(app, "cancel")
-def cancel(session: Session, job_id: JobId) -> None:
+def cancel(session: CommandSession, job_id: JobId) -> None:
     """Give a job up: at once if it waits, at its next step if it runs. What is over stays as it is."""
     session.output.record(session.client.document("DELETE", at(BASE, job_id)))
 
 
 @client_command(app, "retry")
-def retry(session: Session, job_id: JobId) -> None:
+def retry(session: CommandSession, job_id: JobId) -> None:
     """Try a job again that failed or was cancelled."""
     session.output.record(session.client.document("POST", at(BASE, job_id, "retry")))

@@ -7,7 +7,7 @@ import typer
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.commands.datasets.entities import Dataset
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Locks: names that one process at a time holds, for a while.")
 
@@ -19,7 +19,7 @@ Ttl = Annotated[float, typer.Option(metavar="SECONDS", help="For how long, unles
 
 
 @client_command(app, "list")
-def list_locks(session: Session, dataset: Dataset) -> None:
+def list_locks(session: CommandSession, dataset: Dataset) -> None:
     """List your locks on a dataset that were not given back."""
     locks = session.client.each(at(BASE, dataset, "locks"))
     session.output.table(locks, "name", "holder", "fence", "taken", "expires")
@@ -27,7 +27,7 @@ def list_locks(session: Session, dataset: Dataset) -> None:
 
 @client_command(app, "take")
 def take(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     name: Name,
     ttl: Ttl = 60,
@@ -46,26 +46,28 @@ def take(
 
 
 @client_command(app, "refresh")
-def refresh(session: Session, dataset: Dataset, name: Name, token: Token, ttl: Ttl = 60) -> None:
+def refresh(session: CommandSession, dataset: Dataset, name: Name, token: Token, ttl: Ttl = 60) -> None:
     """Hold a lock on; exits with 1 if it was lost."""
     held = session.client.document("PUT", at(BASE, dataset, "locks", name), {"ttl": ttl, "token": token})
     session.output.record(held)
 
 
 @client_command(app, "release")
-def release(session: Session, dataset: Dataset, name: Name, token: Token) -> None:
+def release(session: CommandSession, dataset: Dataset, name: Name, token: Token) -> None:
     """Give a lock back."""
     session.client.request("DELETE", at(BASE, dataset, "locks", name), params={"token": token})
     session.output.note(f"the lock {name} is free")
 
 
 @client_command(app, "all")
-def all_locks(session: Session) -> None:
+def all_locks(session: CommandSession) -> None:
     """List everybody's locks; for the lake's administrator."""
     session.output.table(session.client.each(ADMIN), "id", "dataset", "tenant", "name", "holder", "fence", "expires")
 
 
 @client_command(app, "force")
-def force(session: Session, lock_id: Annotated[str, typer.Argument(metavar="ID", help="As `all` lists it.")]) -> None:
+def force(
+    session: CommandSession, lock_id: Annotated[str, typer.Argument(metavar="ID", help="As `all` lists it.")]
+) -> None:
     """Free a lock, whoever holds it; for the lake's administrator."""
     session.output.record(session.client.document("DELETE", at(ADMIN, lock_id)))

@@ -11,7 +11,7 @@ from tarn.cli.failures import Cancelled, ProblemAnswered
 from tarn.cli.options import Quiet
 from tarn.cli.output.progress import progress
 from tarn.cli.paths import at
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 Name = Annotated[str, typer.Argument(metavar="DATASET", autocompletion=dataset_names)]
 BETWEEN_LOOKS = 1.0
@@ -21,7 +21,7 @@ Wait = Annotated[bool, typer.Option(help="Wait until it is done.")]
 
 
 def flush(
-    session: Session,
+    session: CommandSession,
     dataset: Annotated[
         str | None,
         typer.Argument(metavar="[DATASET]", help="One dataset instead of all.", autocompletion=dataset_names),
@@ -34,7 +34,7 @@ def flush(
 
 
 def compact(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     force: Annotated[bool, typer.Option(help="Everything, and not only where it is worth it.")] = False,
     wait: Wait = True,
@@ -43,13 +43,13 @@ def compact(
     _do(session, _path(dataset, "compact"), {"force": force}, wait)
 
 
-def optimize(session: Session, dataset: Name, wait: Wait = True) -> None:
+def optimize(session: CommandSession, dataset: Name, wait: Wait = True) -> None:
     """Pack small files into larger ones."""
     _do(session, _path(dataset, "optimize"), {}, wait)
 
 
 def vacuum(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     retention_hours: Annotated[
         float | None, typer.Option(min=0, help="Keep what is younger, instead of what the policy keeps.")
@@ -66,7 +66,7 @@ def vacuum(
 
 
 def verify(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     repair: Annotated[bool, typer.Option(help="Make whole again what can be made whole from the rest.")] = False,
     wait: Wait = True,
@@ -79,7 +79,7 @@ def verify(
 
 
 def revert(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     to: Annotated[str | None, typer.Option(help="Back to this snapshot: id, number, ref or moment.")] = None,
     undo: Annotated[str | None, typer.Option(help="Take back what this one snapshot did.")] = None,
@@ -94,7 +94,7 @@ def revert(
 
 
 def purge(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     entity_ids: Annotated[list[str], typer.Argument(metavar="ENTITY...")],
     confirm: Annotated[
@@ -109,7 +109,7 @@ def purge(
 
 
 def crawl(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     uri: Annotated[str, typer.Argument(metavar="URI", help="A folder, a store's prefix, or an index page.")],
     prefix: Annotated[str, typer.Option(help="Only paths that begin so.")] = "",
@@ -136,7 +136,7 @@ def crawl(
     outcome(session, job)
 
 
-def ask(session: Session, dataset: str, operation: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
+def ask(session: CommandSession, dataset: str, operation: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
     """Ask for a job, and wait for its end if that is wanted. Raises what it failed of."""
     return _awaited(session, _path(dataset, operation), body, wait)
 
@@ -145,14 +145,14 @@ def _path(dataset: str, operation: str) -> str:
     return at("/v1/datasets", dataset, "operations", operation)
 
 
-def _do(session: Session, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
+def _do(session: CommandSession, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
     """Ask for a job, wait for its end if that is wanted, and show it. Raises what it failed of."""
     job = _awaited(session, path, body, wait)
     outcome(session, job)
     return job
 
 
-def _awaited(session: Session, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
+def _awaited(session: CommandSession, path: str, body: dict[str, Any], wait: bool) -> dict[str, Any]:
     job = session.client.document("POST", path, body)
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
@@ -160,7 +160,7 @@ def _awaited(session: Session, path: str, body: dict[str, Any], wait: bool) -> d
     return job
 
 
-def _watched(session: Session, job_id: str, quiet: bool) -> dict[str, Any]:
+def _watched(session: CommandSession, job_id: str, quiet: bool) -> dict[str, Any]:
     """The job when it is over; how far it is, until then."""
     seen = 0
     with progress(session.output, "crawling", quiet, unit="files") as passed:

@@ -12,7 +12,7 @@ from tarn.cli.failures import Misuse
 from tarn.cli.input.files import STDIN
 from tarn.cli.options import Origin
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="The queue: what the worker, or another tenant, is asked to do.")
 
@@ -21,7 +21,7 @@ ItemId = Annotated[str, typer.Argument(metavar="ID", help="The item's id.")]
 
 @client_command(app, "add")
 def add(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     action: Annotated[Literal["upsert", "delete"], typer.Argument(help="What to do.")],
     resource: Annotated[Literal["entity", "file"], typer.Argument(help="With what.")],
@@ -46,7 +46,7 @@ def add(
 
 @client_command(app, "list")
 def list_items(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     sender: Annotated[str | None, typer.Option("--from", help="Who sent it: those that you may read.")] = None,
     state: Annotated[Literal["pending", "done", "dead"] | None, typer.Option(help="What became of them.")] = None,
@@ -59,14 +59,14 @@ def list_items(
 
 
 @client_command(app, "show")
-def show(session: Session, dataset: Dataset, item: ItemId) -> None:
+def show(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
     """Show an item, and what became of it."""
     session.output.record(session.client.document("GET", at(BASE, dataset, "queue", item)))
 
 
 @client_command(app, "pop")
 def pop(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     lease: Annotated[float, typer.Option(metavar="SECONDS", help="For how long it is yours.")] = 60,
 ) -> None:
@@ -83,7 +83,7 @@ def pop(
 
 @client_command(app, "ack")
 def ack(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     item: ItemId,
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="What you got when you took it.")],
@@ -95,13 +95,13 @@ def ack(
 
 
 @client_command(app, "retry")
-def retry(session: Session, dataset: Dataset, item: ItemId) -> None:
+def retry(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
     """Let an item be tried again that is dead."""
     session.output.record(session.client.document("POST", at(BASE, dataset, "queue", item, "retry")))
 
 
 @client_command(app, "delete")
-def delete(session: Session, dataset: Dataset, item: ItemId) -> None:
+def delete(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
     """Take an item out of the queue; what it has done stays."""
     session.client.request("DELETE", at(BASE, dataset, "queue", item))
     session.output.note(f"the item {item} is deleted")

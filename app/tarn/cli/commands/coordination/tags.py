@@ -9,7 +9,7 @@ from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.commands.datasets.entities import Dataset
 from tarn.cli.failures import Misuse
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Tags: what was done when. Yours alone, but for the lake's own.")
 
@@ -18,7 +18,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Names joined by slashes
 
 @client_command(app, "list")
 def list_tags(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     prefix: Annotated[str, typer.Option(help="What keys begin with; lakehouse/ lists the lake's own.")] = "",
 ) -> None:
@@ -31,14 +31,14 @@ def list_tags(
 
 
 @client_command(app, "get")
-def get(session: Session, dataset: Dataset, tag: Key) -> None:
+def get(session: CommandSession, dataset: Dataset, tag: Key) -> None:
     """Show a tag."""
     session.output.record(session.client.document("GET", at(BASE, dataset, "tag"), params={"key": tag}))
 
 
 @client_command(app, "set")
 def set_tag(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     tag: Key,
     moment: Annotated[
@@ -57,7 +57,7 @@ def set_tag(
 
 
 @client_command(app, "delete")
-def delete(session: Session, dataset: Dataset, tag: Key) -> None:
+def delete(session: CommandSession, dataset: Dataset, tag: Key) -> None:
     """Delete a tag."""
     session.client.request("DELETE", at(BASE, dataset, "tag"), params={"key": tag})
     session.output.note(f"the tag {tag} is deleted")
@@ -65,7 +65,7 @@ def delete(session: Session, dataset: Dataset, tag: Key) -> None:
 
 @client_command(app, "is-latest")
 def is_latest(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     tag: Key,
     dep: Annotated[list[str], typer.Argument(metavar="KEY…", help="Tags that it must be newer than.")],

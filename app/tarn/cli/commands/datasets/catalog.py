@@ -5,7 +5,7 @@ from typer.core import TyperGroup
 
 from tarn.cli.commands.datasets.metadata import Assignments, Description, File, Summary, Title, read_metadata
 from tarn.cli.failures import Misuse
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 PATH = "/v1/catalog"
 
@@ -23,7 +23,7 @@ app = typer.Typer(cls=ShowByDefault, help="The catalog: what the lake says of it
 
 
 @client_command(app, "show")
-def show(session: Session) -> None:
+def show(session: CommandSession) -> None:
     """Show the catalog of the datasets you may read. This is what `tarn catalog` does."""
     catalog = session.client.document("GET", PATH)
     if session.output.as_json:
@@ -38,7 +38,7 @@ def show(session: Session) -> None:
 
 @client_command(app, "update")
 def update(
-    session: Session,
+    session: CommandSession,
     title: Title = None,
     summary: Summary = None,
     description: Description = None,

@@ -12,7 +12,7 @@ from tarn.cli.completion import dataset_names
 from tarn.cli.failures import Misuse, ProblemAnswered
 from tarn.cli.options import IfMatch, conditions
 from tarn.cli.paths import at
-from tarn.cli.session import Session, Yes, client_command
+from tarn.cli.session import CommandSession, Yes, client_command
 
 BASE = "/v1/datasets"
 app = typer.Typer(no_args_is_help=True, help="Datasets: made, described, deleted.")
@@ -21,14 +21,14 @@ Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name
 
 
 @client_command(app, "list")
-def list_datasets(session: Session) -> None:
+def list_datasets(session: CommandSession) -> None:
     """List the datasets you may read."""
     session.output.table(session.client.each(BASE), "name", "title", "created")
 
 
 @client_command(app, "create")
 def create(
-    session: Session,
+    session: CommandSession,
     name: Dataset,
     title: Title = None,
     summary: Summary = None,
@@ -46,7 +46,7 @@ def create(
 
 @client_command(app, "show")
 def show(
-    session: Session,
+    session: CommandSession,
     name: Dataset,
     etag: Annotated[bool, typer.Option("--etag", help="Print the entity tag alone, for --if-match.")] = False,
 ) -> None:
@@ -60,7 +60,7 @@ def show(
 
 @client_command(app, "update")
 def update(
-    session: Session,
+    session: CommandSession,
     name: Dataset,
     title: Title = None,
     summary: Summary = None,
@@ -89,7 +89,7 @@ def update(
 
 @client_command(app, "delete")
 def delete(
-    session: Session,
+    session: CommandSession,
     name: Dataset,
     yes: Yes = False,
     wait: Annotated[bool, typer.Option(help="Wait until its files are removed and its name is free.")] = True,
@@ -106,14 +106,14 @@ def delete(
 
 
 @client_command(app, "versions")
-def versions(session: Session, name: Dataset) -> None:
+def versions(session: CommandSession, name: Dataset) -> None:
     """List former versions of a dataset's documents, newest first."""
     session.output.table(session.client.each(at(BASE, name, "versions")), "timestamp", "name", "size")
 
 
 @client_command(app, "version")
 def version(
-    session: Session,
+    session: CommandSession,
     name: Dataset,
     timestamp: Annotated[str, typer.Argument(metavar="TIMESTAMP", help="As `tarn datasets versions` shows it.")],
     file: Annotated[str, typer.Argument(metavar="FILE", help="The document's name, such as config.yml.")],

@@ -29,10 +29,10 @@ from tarn.cli.options import (
     Strict,
     Values,
 )
-from tarn.cli.output.invalid_entities import LeftOut
+from tarn.cli.output.invalid_entities import OmittedEntities
 from tarn.cli.output.streams import line, print_records, printing
 from tarn.cli.paths import at as path_of
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 if TYPE_CHECKING:
     from tarn.cli.connection import Client
@@ -54,7 +54,12 @@ EntityId = Annotated[str, typer.Argument(metavar="ID", help="An entity id, canon
 
 @client_command(app, "get")
 def get(
-    session: Session, dataset: Dataset, entity: EntityId, origin: OneOrigin = None, at: At = None, fresh: Fresh = None
+    session: CommandSession,
+    dataset: Dataset,
+    entity: EntityId,
+    origin: OneOrigin = None,
+    at: At = None,
+    fresh: Fresh = None,
 ) -> None:
     """Show an entity.
 
@@ -70,7 +75,7 @@ def get(
 
 @client_command(app, "query")
 def query(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     where: Annotated[
         str | None,
@@ -97,7 +102,7 @@ def query(
     """
     filters = {"id": id_, "schema": schema, "schemata": schemata, "origin": origin}
     state = {"at": at, "fresh": fresh}
-    left_out = LeftOut(dataset)
+    left_out = OmittedEntities(dataset)
     if where is None and not sort:
         print_records(session, _path(dataset, "stream"), {**filters, **state}, out, quiet, limit, left_out)
     else:
@@ -110,7 +115,7 @@ def query(
 
 @client_command(app, "invalid")
 def invalid(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many entities.")] = None,
     at: At = None,
@@ -130,7 +135,7 @@ def invalid(
 
 @client_command(app, "load")
 def load(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     file: Source,
     origin: Origin = None,
@@ -155,7 +160,7 @@ def load(
 
 @client_command(app, "delete")
 def delete(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Entity ids; - reads them, one a line.")],
     origin: OneOrigin = None,
@@ -179,7 +184,7 @@ def delete(
 
 @client_command(app, "adjacent")
 def adjacent(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     entity: EntityId,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
@@ -245,7 +250,7 @@ def _pages(
     question: dict[str, Any],
     state: dict[str, Any],
     limit: int | None,
-    left_out: LeftOut,
+    left_out: OmittedEntities,
 ) -> Iterator[bytes]:
     """What a query finds, a page at a time, as lines."""
     cursor, left = None, limit

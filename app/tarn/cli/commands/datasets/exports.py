@@ -6,16 +6,16 @@ import typer
 
 from tarn.cli.commands.coordination.jobs import outcome
 from tarn.cli.commands.coordination.operations import Name, Wait, ask
-from tarn.cli.output.invalid_entities import LeftOut
+from tarn.cli.output.invalid_entities import OmittedEntities
 from tarn.cli.output.streams import print_bytes
 from tarn.cli.paths import at
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 KINDS = "statements, entities, statistics, documents, graph, delta, index"
 
 
 def make(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     force: Annotated[bool, typer.Option(help="Make what is fresh, too.")] = False,
     wait: Wait = True,
@@ -28,7 +28,7 @@ def make(
 
 
 def export(
-    session: Session,
+    session: CommandSession,
     dataset: Name,
     kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {KINDS}, or the name of a file.")],
     out: Annotated[
@@ -54,19 +54,19 @@ def export(
     _summarise(dataset, found, found["name"])
 
 
-def exports(session: Session, dataset: Name) -> None:
+def exports(session: CommandSession, dataset: Name) -> None:
     """List what was exported, and whether it is fresh."""
     session.output.table(_listed(session, dataset), "name", "seq", "made", "size", "invalid", "fresh", "reason")
 
 
 def _summarise(dataset: str, result: dict[str, Any], name: str | None = None) -> None:
     """Print how many entities an export or the files of a job leave out, if any."""
-    invalid = LeftOut(dataset)
+    invalid = OmittedEntities(dataset)
     # Null if it is not known, and missing if the server is of an older version.
     invalid.count = result.get("invalid") or 0
     invalid.summarise(name)
 
 
-def _listed(session: Session, dataset: str) -> list[dict[str, Any]]:
+def _listed(session: CommandSession, dataset: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = session.client.document("GET", at("/v1/datasets", dataset, "exports"))["results"]
     return found

@@ -15,7 +15,7 @@ from tarn.cli.options import IfMatch, IfNoneMatch, Out, Quiet, conditions
 from tarn.cli.output.progress import progress
 from tarn.cli.output.streams import print_bytes
 from tarn.cli.paths import at as path_of
-from tarn.cli.session import Session, Yes, client_command
+from tarn.cli.session import CommandSession, Yes, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Files: put, listed, fetched, removed.")
 
@@ -30,7 +30,7 @@ Meta = Annotated[str | None, typer.Option("--meta", metavar="JSON", help="An obj
 
 @client_command(app, "put")
 def put(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     sources: Annotated[
         list[str],
@@ -77,7 +77,7 @@ def put(
 
 @client_command(app, "fetch")
 def fetch(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     uri: Annotated[str, typer.Argument(metavar="URI", help="What the server is to fetch.")],
     path: Annotated[
@@ -107,7 +107,7 @@ def fetch(
 
 @client_command(app, "get")
 def get(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     name: Annotated[str, typer.Argument(metavar="PATH|CHECKSUM", help="Of a path, what was put there last.")],
     out: Out = "-",
@@ -124,7 +124,7 @@ def get(
 
 @client_command(app, "ls")
 def ls(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="What paths begin with.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
@@ -139,7 +139,7 @@ def ls(
 
 @client_command(app, "rm")
 def rm(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Paths of files; of folders, with -r.")],
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Everything below these folders.")] = False,
@@ -164,7 +164,7 @@ def rm(
 
 
 def _sent(
-    session: Session, dataset: str, name: str, params: dict[str, Any], headers: dict[str, str], quiet: bool
+    session: CommandSession, dataset: str, name: str, params: dict[str, Any], headers: dict[str, str], quiet: bool
 ) -> dict[str, Any]:
     with opened(name) as source, progress(session.output, params["path"], quiet, size=source.size) as passed:
 
@@ -214,7 +214,7 @@ def _below(folder: str) -> Iterator[tuple[str, str]]:
             yield whole, os.path.relpath(whole, folder).replace(os.sep, "/")
 
 
-def _newest(session: Session, dataset: str, name: str) -> dict[str, Any]:
+def _newest(session: CommandSession, dataset: str, name: str) -> dict[str, Any]:
     if len(name) == CHECKSUM_DIGITS and set(name) <= set("0123456789abcdef"):
         return next(session.client.each(_path(dataset, name), 1))
     found = [*session.client.each(_path(dataset), path=name)]

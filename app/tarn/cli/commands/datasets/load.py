@@ -9,18 +9,18 @@ import typer
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.completion import dataset_names
 from tarn.cli.failures import Misuse, ProblemAnswered
-from tarn.cli.input.files import STATEMENT_TYPES, STDIN, Source, entity_type, opened, statement_type
+from tarn.cli.input.files import STATEMENT_TYPES, STDIN, InputFile, entity_type, opened, statement_type
 from tarn.cli.input.upload import load as send
 from tarn.cli.options import Commit, OnError, Origin, Quiet, Strict, Values
 from tarn.cli.paths import at as path_of
-from tarn.cli.session import Session
+from tarn.cli.session import CommandSession
 
 COLUMNS = frozenset({"csv", "pack", "parquet", "arrow", "arrows"})
 """Names of files that hold statements only."""
 
 
 def load(
-    session: Session,
+    session: CommandSession,
     file: Annotated[
         str,
         typer.Argument(metavar="[FILE]", help="Entities or statements, also with gzip or zstd; - is standard input."),
@@ -68,7 +68,7 @@ def _named_for(file: str) -> str:
     return os.path.basename(file).partition(".")[0]
 
 
-def _content(source: Source) -> tuple[str, str]:
+def _content(source: InputFile) -> tuple[str, str]:
     """Whether these are entities or statements, and their media type. Raises Misuse if nothing tells."""
     if source.suffix.removeprefix(".") in COLUMNS:
         return "statements", STATEMENT_TYPES[source.suffix.removeprefix(".")]
@@ -89,7 +89,7 @@ def _first(begin: bytes) -> dict[str, Any]:
     return first if isinstance(first, dict) else {}
 
 
-def _create(session: Session, name: str) -> None:
+def _create(session: CommandSession, name: str) -> None:
     try:
         session.client.document("POST", BASE, {"name": name})
     except ProblemAnswered as problem:

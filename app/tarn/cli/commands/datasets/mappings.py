@@ -12,7 +12,7 @@ from tarn.cli.failures import Misuse
 from tarn.cli.options import Quiet
 from tarn.cli.output.progress import progress
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Mappings: which entities the rows of an archived file stand for.")
 
@@ -24,7 +24,7 @@ LOOK = 1.0
 
 @client_command(app, "put")
 def put(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     content_hash: Hash,
     file: Annotated[
@@ -50,20 +50,20 @@ def put(
 
 
 @client_command(app, "get")
-def get(session: Session, dataset: Dataset, content_hash: Hash) -> None:
+def get(session: CommandSession, dataset: Dataset, content_hash: Hash) -> None:
     """Print a mapping as JSON, with when it was last processed."""
     session.output.json(session.client.document("GET", _path(dataset, content_hash)))
 
 
 @client_command(app, "ls")
-def ls(session: Session, dataset: Dataset) -> None:
+def ls(session: CommandSession, dataset: Dataset) -> None:
     """List a dataset's mappings."""
     session.output.table(session.client.each(at(BASE, dataset, "mappings")), "content_hash", "processed")
 
 
 @client_command(app, "run")
 def run(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     content_hash: Hash,
     force: Annotated[bool, typer.Option(help="Though nothing changed since the last time.")] = False,
@@ -83,7 +83,7 @@ def run(
     outcome(session, job)
 
 
-def _watched(session: Session, job: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def _watched(session: CommandSession, job: dict[str, Any], quiet: bool) -> dict[str, Any]:
     """The job when it is over; how much of the file is mapped is shown meanwhile."""
     while job["finished"] is None and job["progress"] is None:
         job = awaited(session.client, job["id"], LOOK)

@@ -7,7 +7,7 @@ import typer
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.commands.datasets.entities import Dataset
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Refs: names for snapshots, which are kept for them.")
 
@@ -15,7 +15,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The ref's name.")]
 
 
 @client_command(app, "list")
-def list_refs(session: Session, dataset: Dataset) -> None:
+def list_refs(session: CommandSession, dataset: Dataset) -> None:
     """List a dataset's refs."""
     refs = session.client.each(at(BASE, dataset, "refs"))
     session.output.table(refs, "name", "seq", "snapshot", "tenant", "updated")
@@ -23,7 +23,7 @@ def list_refs(session: Session, dataset: Dataset) -> None:
 
 @client_command(app, "set")
 def set_ref(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     name: Name,
     snapshot: Annotated[str, typer.Argument(metavar="[SNAPSHOT]", help="Its id or number.")] = "latest",
@@ -36,13 +36,13 @@ def set_ref(
 
 
 @client_command(app, "show")
-def show(session: Session, dataset: Dataset, name: Name) -> None:
+def show(session: CommandSession, dataset: Dataset, name: Name) -> None:
     """Show a ref."""
     session.output.record(session.client.document("GET", at(BASE, dataset, "refs", name)))
 
 
 @client_command(app, "delete")
-def delete(session: Session, dataset: Dataset, name: Name) -> None:
+def delete(session: CommandSession, dataset: Dataset, name: Name) -> None:
     """Delete a ref. The snapshot is then kept only as long as the dataset's policy says."""
     session.client.request("DELETE", at(BASE, dataset, "refs", name))
     session.output.note(f"the ref {name} is deleted")

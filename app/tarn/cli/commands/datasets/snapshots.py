@@ -7,7 +7,7 @@ import typer
 
 from tarn.cli.commands.datasets.datasets import BASE, Dataset
 from tarn.cli.paths import at
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Snapshots: what a dataset was at one moment.")
 
@@ -17,7 +17,7 @@ Snapshot = Annotated[str, typer.Argument(metavar="ID", help="The snapshot's id o
 
 
 def log(
-    session: Session,
+    session: CommandSession,
     name: Dataset,
     limit: Annotated[int, typer.Option(min=1, help="At most so many snapshots.")] = 100,
 ) -> None:
@@ -30,7 +30,7 @@ def log(
 
 
 @client_command(app, "show")
-def show(session: Session, name: Dataset, snapshot: Snapshot = "latest") -> None:
+def show(session: CommandSession, name: Dataset, snapshot: Snapshot = "latest") -> None:
     """Show a snapshot, or the latest: its manifest as JSON, or what people want to know of it.
 
     Example: tarn snapshot show donations 12 --json

@@ -27,7 +27,7 @@ from tarn.cli.options import (
 )
 from tarn.cli.output.streams import NDJSON, print_bytes, print_records
 from tarn.cli.paths import at as path_of
-from tarn.cli.session import Session, client_command
+from tarn.cli.session import CommandSession, client_command
 
 app = typer.Typer(no_args_is_help=True, help="Statements: loaded, asked for, deleted.")
 
@@ -40,7 +40,7 @@ Props = Annotated[list[str] | None, typer.Option("--prop", help="Properties; rep
 
 @client_command(app, "load")
 def load(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     file: Source,
     form: Annotated[
@@ -70,7 +70,7 @@ def load(
 
 @client_command(app, "get")
 def get(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Entity ids, canonical ids or referents.")],
     origin: Origins = None,
@@ -90,7 +90,7 @@ def get(
 
 @client_command(app, "query")
 def query(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     id_: Ids = None,
     canonical_id: Annotated[list[str] | None, typer.Option(help="Canonical ids; repeatable.")] = None,
@@ -125,7 +125,7 @@ def query(
 
 @client_command(app, "delete")
 def delete(
-    session: Session,
+    session: CommandSession,
     dataset: Dataset,
     statement: Annotated[str, typer.Argument(metavar="ID", help="The statement's id.")],
     origin: OneOrigin = None,
@@ -138,7 +138,9 @@ def _path(dataset: str, *below: str) -> str:
     return path_of(BASE, dataset, "statements", *below)
 
 
-def _print(session: Session, dataset: str, params: dict[str, Any], form: str | None, out: str, quiet: bool) -> None:
+def _print(
+    session: CommandSession, dataset: str, params: dict[str, Any], form: str | None, out: str, quiet: bool
+) -> None:
     named = STATEMENT_TYPES.get(os.path.splitext(out)[1].removeprefix(".").lower(), NDJSON)
     kind = STATEMENT_TYPES[form] if form else named
     if kind == NDJSON:
