@@ -1,1 +1,1 @@
-"""Speed, measured: each case is a module with `run() -> dict`, printed as JSON and as a table."""
+"""Benchmarks: each case is a module with `run() -> dict`, printed as JSON and as a table."""

@@ -1,4 +1,4 @@
-"""Entities to measure with: the shared samples scaled up where they are at hand, else made here, alike in shape."""
+"""Test data for benchmarks: scaled-up shared samples if available, otherwise generated entities of similar shape."""
 
 import random
 import subprocess
@@ -13,7 +13,7 @@ WORDS = ["Harbour", "Council", "North", "Relief", "Trust", "Union", "Media", "Fu
 
 
 def entities(count: int, folder: Path) -> Path:
-    """A file of this many entities, a line each; about six statements an entity."""
+    """Write a file of this many entities, one per line, with about six statements each; return its path."""
     path = folder / f"entities-{count}.json"
     if SHARED.exists():
         subprocess.run([sys.executable, SHARED, str(count), path], check=True, stdout=subprocess.DEVNULL)

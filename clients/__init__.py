@@ -1,1 +1,1 @@
-"""Clients of Tarn: the API's document, what is generated from it, and what a change of it would break."""
+"""Clients of Tarn: the OpenAPI document, generated clients, and detection of breaking changes."""

@@ -1,4 +1,4 @@
-"""Exports of a dataset of a server process, made without its Spark."""
+"""Exports of a dataset of a server process, generated without its Spark."""
 
 from concurrent.futures import ProcessPoolExecutor
 
@@ -18,7 +18,7 @@ from tests.server import Server
 
 
 def make_exports(server: Server, dataset: str, kernel_process: ProcessPoolExecutor) -> None:
-    """Make all exports in the server's database and lake: its worker then finds them fresh."""
+    """Generate all exports in the server's database and lake, so that its worker finds them fresh."""
     data = server.folder / "data"
     settings = load_settings(database_url=f"sqlite:///{data}/tarn.db", lake_uri=str(data / "lake"))
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))

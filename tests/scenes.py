@@ -1,4 +1,4 @@
-"""What lake tests stand on beside the house: a dataset with workers and clients in this process."""
+"""Fixtures of lake tests: a dataset with workers and clients in this process, and restore targets."""
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +28,7 @@ def scene(settings: Settings, database: Database, store: Store, kernels: DirectK
 def elsewhere(
     request: pytest.FixtureRequest, database_url: str, tmp_path: Path, kernel_process: ProcessPoolExecutor
 ) -> Iterator[Elsewhere]:
-    """An empty database of the same kind, and a folder without a lake."""
+    """Return an empty database of the same kind, and a folder without a lake."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     with ExitStack() as stack:
@@ -45,7 +45,7 @@ def elsewhere(
 
 @pytest.fixture
 def elsewhere_postgresql(postgresql: str, tmp_path: Path, kernel_process: ProcessPoolExecutor) -> Iterator[Elsewhere]:
-    """An empty PostgreSQL, whatever the test's own database is."""
+    """Return an empty PostgreSQL database, whatever the test's own database is."""
     with copied_postgresql(postgresql) as url:
         settings = load_settings(database_url=url, lake_uri=str(tmp_path / "elsewhere"))
         database = Database(settings.database_url)

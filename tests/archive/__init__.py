@@ -1,1 +1,1 @@
-"""Tests of the archive."""
+"""Tests of the archive of files."""

@@ -1,4 +1,4 @@
-"""Servers on the loopback that say exactly what a test tells them to, and canaries that nobody may touch."""
+"""Servers on the loopback that send exactly what a test scripts, and canaries that must not be connected to."""
 
 import select
 import socket
@@ -12,7 +12,7 @@ Script = Callable[[], Iterable[bytes]]
 
 
 def answer(body: bytes = b"", status: str = "200 OK", **headers: str) -> Script:
-    """A whole answer with its length, and headers with `_` for `-`."""
+    """Return a response with its length, and headers with `_` for `-`."""
     given = {"Content-Length": str(len(body))} | {name.replace("_", "-"): value for name, value in headers.items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in given.items())
     return lambda: [f"HTTP/1.1 {status}\r\n{head}\r\n".encode() + body]
@@ -29,7 +29,7 @@ def redirect(location: str, status: str = "302 Found") -> Script:
 
 @dataclass
 class Scripted:
-    """A server that answers each path with the bytes of its script, one request a connection."""
+    """A server that responds to each path with the bytes of its script, one request per connection."""
 
     listener: socket.socket
     tls: ssl.SSLContext | None = None
@@ -49,7 +49,7 @@ class Scripted:
                 connection, _ = self.listener.accept()
             except OSError:
                 return
-            # A client may go away at any time.
+            # A client may disconnect at any time.
             with connection, suppress(OSError):
                 self._answer(self.tls.wrap_socket(connection, server_side=True) if self.tls else connection)
 
@@ -90,7 +90,10 @@ def listening(address: str = "127.0.0.1", port: int = 0) -> Iterator[socket.sock
 
 @dataclass(frozen=True)
 class Canary:
-    """Listens where nobody may connect to. A connection is there before whoever made it knows, so a look is enough."""
+    """Sockets that must not be connected to.
+
+    A connection is pending before its client knows, so one poll is sufficient.
+    """
 
     listeners: tuple[socket.socket, ...]
 

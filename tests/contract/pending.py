@@ -1,3 +1,3 @@
-"""Rules of docs/contract.md that no test holds yet, with what they wait for. This list only gets shorter."""
+"""Rules of docs/contract.md that have no test yet, with the reason. Entries are only removed."""
 
 PENDING: dict[str, str] = {}

@@ -1,4 +1,6 @@
-"""Cluster mode on the loopback, all of it real: Spark's master and two workers, two APIs and two workers of Tarn."""
+"""Test cluster on the loopback interface with real processes: Spark master, two Spark workers, two Tarn APIs, two Tarn
+workers.
+"""
 
 import json
 import subprocess
@@ -27,7 +29,7 @@ spark.authenticate.secret {SPARK_SECRET}
 spark.network.crypto.enabled true
 spark.network.crypto.authEngineVersion 2
 """
-"""Nine JVMs live for a minute each: what makes them fast later only makes them slow here."""
+"""JVM options for short-lived processes: nine JVMs run for a minute each, so start-up time matters and JIT does not."""
 PATIENCE = 600
 """Seconds after which a test fails instead of hanging."""
 
@@ -35,7 +37,7 @@ Found = TypeVar("Found")
 
 
 def until(look: Callable[[], Found | None], what: str, pause: float = 0.05) -> Found:
-    """What is found, once it is anything."""
+    """Poll `look` until it returns a true value, and return that value."""
     deadline = time.monotonic() + PATIENCE
     while not (found := look()):
         assert time.monotonic() < deadline, f"waited in vain until {what}"
@@ -45,7 +47,7 @@ def until(look: Callable[[], Found | None], what: str, pause: float = 0.05) -> F
 
 @dataclass(frozen=True)
 class Executor:
-    """A JVM that a worker of Spark started for a driver, and the Python processes below it."""
+    """A JVM that a Spark worker started for a driver, with the Python processes below it."""
 
     process: psutil.Process
     folder: Path
@@ -56,16 +58,16 @@ class Executor:
         return (self.folder / "stderr").read_text()
 
     def tasks(self) -> list[psutil.Process]:
-        """Python at work, and what it is forked from."""
+        """Return the Python processes that run tasks, with the daemon that forks them."""
         return self.process.children(recursive=True)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """None of it does anything; nor does what is left of it stay so afterwards."""
+        """Suspend all processes of the executor during the block, and resume those that are left afterwards."""
         all_of_it = [self.process, *self.tasks()]
         try:
             for each in all_of_it:
-                with suppress(psutil.NoSuchProcess):  # Python that is idle ends by itself
+                with suppress(psutil.NoSuchProcess):  # idle Python processes exit without being asked
                     each.suspend()
             yield
         finally:
@@ -76,17 +78,17 @@ class Executor:
 
 @dataclass(frozen=True)
 class SparkWorker:
-    """A worker of Spark, as one machine of a cluster has it."""
+    """A Spark worker, as it would run on one machine of a cluster."""
 
     process: subprocess.Popen[bytes]
     folder: Path
 
     def executors(self) -> list[Executor]:
-        """Those that run now."""
+        """Return the executors that are running now."""
         found = []
         for child in psutil.Process(self.process.pid).children():
             words: list[str] = []
-            with suppress(psutil.Error):  # it has ended meanwhile
+            with suppress(psutil.Error):  # the process has ended meanwhile
                 words = child.cmdline()
             if BACKEND in words:
                 said = dict(pairwise(words))
@@ -97,11 +99,11 @@ class SparkWorker:
 
 @dataclass(frozen=True)
 class Spark:
-    """A standalone cluster: a master, and two machines of two cores, so that two drivers can have a core of each."""
+    """A standalone cluster: a master and two workers of two cores each, so that two drivers can have a core of each."""
 
     url: str
     site: str
-    """Where the master tells in JSON what there is."""
+    """URL of the master's status in JSON."""
     workers: list[SparkWorker]
 
     def executors(self) -> list[Executor]:
@@ -117,14 +119,14 @@ class Spark:
 
 @dataclass(frozen=True)
 class TarnWorker:
-    """A `tarn worker`, which is a driver to Spark at a port of its own."""
+    """A `tarn worker` process, which is a Spark driver on a port of its own."""
 
     process: subprocess.Popen[bytes]
     log: Path
     driver_port: int
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has logged, in whole lines; Spark's own are not JSON."""
+        """Return the complete JSON lines of its log; Spark's own lines are not JSON."""
         whole, _, _ = self.log.read_text().rpartition("\n")
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
@@ -134,7 +136,7 @@ class TarnWorker:
 
 @dataclass(frozen=True)
 class Cluster:
-    """All that runs, and whose executors are whose."""
+    """All running processes, and which executor belongs to which worker."""
 
     lake_uri: str
     spark: Spark
@@ -142,7 +144,7 @@ class Cluster:
     workers: list[TarnWorker]
 
     def worker_at(self, job: str) -> TarnWorker:
-        """The worker that has begun a job, as soon as one has."""
+        """Wait until a worker has started the job, and return that worker."""
         return until(lambda: next((each for each in self.workers if each.has_begun(job)), None), "a job is begun")
 
     def executors_of(self, worker: TarnWorker) -> list[Executor]:
@@ -151,7 +153,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, database_url: str, s3: S3Server) -> Iterator[Cluster]:
-    """A lake of its own on this S3 server and database, with two of everything."""
+    """Start two of every process on a new lake on this S3 server and database."""
     given = s3.settings()
     shared = {
         "TARN_DATABASE_URL": database_url,
@@ -160,7 +162,7 @@ def cluster(folder: Path, database_url: str, s3: S3Server) -> Iterator[Cluster]:
         "TARN_ADMIN_KEY": ADMIN_KEY,
         "TARN_FLUSH_AGE": "86400",
         "TARN_UPKEEP_EVERY": "86400",
-        # Two cores have all of this to run: what is alive may be silent for a while.
+        # Two cores run all of this, so a live process may send no heartbeat for a while.
         "TARN_WORKER_HEARTBEAT": "1",
         "TARN_WORKER_SILENT_AFTER": "10",
         "TARN_LEASE_SECONDS": "5",
@@ -191,7 +193,7 @@ def _standalone(folder: Path) -> Iterator[Spark]:
 
 @contextmanager
 def _daemon(folder: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process of Spark, from the wheel that pip installed, which knows nothing of Tarn's code."""
+    """Start a Spark process from the wheel that pip installed, without Tarn's code on its path."""
     kind, *rest = command
     (folder / "spark-defaults.conf").write_text(SECURED)
     environment = clean_environment(**SPARK, SPARK_DAEMON_MEMORY="128m", SPARK_CONF_DIR=str(folder))

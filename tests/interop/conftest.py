@@ -1,4 +1,4 @@
-"""Tests against programs of others, installed from the package index: `make interop`, and not a part of `make test`."""
+"""Tests with third-party programs, installed from the package index: part of `make interop`, not of `make test`."""
 
 import os
 

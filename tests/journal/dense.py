@@ -1,4 +1,4 @@
-"""Columnar bodies of a few kilobytes that stand for very much."""
+"""Columnar bodies of a few kilobytes that decompress to very much data."""
 
 from io import BytesIO
 from typing import Any
@@ -10,13 +10,13 @@ JANE = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane"
 
 
 def constant_parquet(rows: int, **values: str) -> bytes:
-    """Rows that are all alike: a few bytes for any number of them."""
+    """Return rows that are all equal: a few bytes for any number of them."""
     table = pa.table({name: pa.repeat(value, rows) for name, value in (JANE | values).items()})
     return as_parquet(table, use_dictionary=True, data_page_size=1 << 30)
 
 
 def numbered_parquet(rows: int) -> bytes:
-    """Distinct, valid statements in as few bytes as an honest writer can make of them."""
+    """Return distinct, valid statements in as few bytes as a usual writer needs."""
     columns = {name: pa.repeat(value, rows) for name, value in JANE.items()}
     columns["entity_id"] = pa.array([f"{number:06}" for number in range(rows)])
     encodings = {"entity_id": "DELTA_BYTE_ARRAY"}
@@ -30,21 +30,21 @@ def numbered_parquet(rows: int) -> bytes:
 
 
 def long_parquet(length: int, columns: int) -> bytes:
-    """One row whose values are long and compress to next to nothing."""
+    """Return one row whose long values compress to almost nothing."""
     optional = ["value", "original_value", "lang", "dataset", "origin"][:columns]
     row: dict[str, Any] = JANE | dict.fromkeys(optional, "x" * length)
     return as_parquet(pa.Table.from_pylist([row]), use_dictionary=False)
 
 
 def prefixed_parquet(length: int, rows: int) -> bytes:
-    """Values that all begin with the same long one, which is written once."""
+    """Return values with the same long prefix, which is written once."""
     columns = {name: pa.repeat(value, rows) for name, value in JANE.items()}
     columns["value"] = pa.array(["x" * length] * rows)
     return as_parquet(pa.table(columns), use_dictionary=False, column_encoding={"value": "DELTA_BYTE_ARRAY"})
 
 
 def repeated_parquet(length: int, rows: int) -> bytes:
-    """A long value that is in the dictionary once."""
+    """Return a long value that is in the dictionary once."""
     table = pa.table({name: pa.repeat(value, rows) for name, value in (JANE | {"value": "x" * length}).items()})
     return as_parquet(table, dictionary_pagesize_limit=1 << 30)
 
@@ -57,7 +57,7 @@ def as_parquet(table: pa.Table, **options: Any) -> bytes:
 
 
 def long_arrow(length: int, rows: int) -> bytes:
-    """A batch whose buffers compress to next to nothing."""
+    """Return a batch whose buffers compress to almost nothing."""
     columns = {name: pa.repeat(value, rows) for name, value in JANE.items()}
     columns["value"] = pa.array(["x" * length] * rows, pa.large_string())
     return as_arrow(pa.table(columns))

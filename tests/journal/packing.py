@@ -1,4 +1,4 @@
-"""Rows of the journal turned into packs where they stand, so that whatever is tested with rows can be with packs."""
+"""Convert rows of the journal into packs, so that tests that use rows can run with packs."""
 
 from itertools import groupby
 from typing import Any
@@ -12,7 +12,7 @@ from tarn.journal.packs import encode
 
 
 def pack_rows(database: Database) -> None:
-    """Pack all rows but those that concern every entity: what comes before one of those stays before it."""
+    """Pack all rows except those that concern every entity; the order relative to those is kept."""
     with database.write() as connection:
         rows = connection.execute(select(journal).order_by(journal.c.batch, journal.c.position)).all()
         runs = groupby(rows, key=lambda row: (row.batch, row.shard_key is None))

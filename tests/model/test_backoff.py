@@ -1,4 +1,4 @@
-"""Back-off."""
+"""Exponential backoff."""
 
 from itertools import islice
 

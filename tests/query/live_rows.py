@@ -1,4 +1,4 @@
-"""The relation `live` as a table in memory, and the few columns of it that tests set."""
+"""The relation `live` as an in-memory table, with the few columns that tests set."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ def moment(text: str) -> int:
 
 
 def engine() -> duckdb.DuckDBPyConnection:
-    """A DuckDB as the API runs it: with what is in the wheel, and nothing to be loaded."""
+    """Return a DuckDB configured as the API runs it, with the bundled extensions only."""
     config: Any = {"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 1}
     connection = duckdb.connect(config=config)
     connection.execute(
@@ -36,7 +36,7 @@ def engine() -> duckdb.DuckDBPyConnection:
 
 
 def fill(connection: duckdb.DuckDBPyConnection, rows: Iterable[Row]) -> None:
-    """Make these the only rows there are; an entity id that is not given is the canonical one."""
+    """Replace all rows by these; an entity id that is not given is the canonical one."""
     connection.execute("TRUNCATE live")
     given = [
         (row.dataset, row.canonical_id, row.entity_id or row.canonical_id, row.schema, row.prop, row.value, row.origin,

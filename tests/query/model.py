@@ -1,4 +1,4 @@
-"""What every read should answer, in plain Python over the statements that are live; and histories to read after."""
+"""Reference model of all reads, in Python over live statements; and strategies for random histories."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -39,19 +39,19 @@ class Model:
 
     @cached_property
     def entities(self) -> dict[str, list[Row]]:
-        """All rows of each canonical id, in order."""
+        """Return all rows of each canonical id, in order."""
         found: dict[str, list[Row]] = {}
         for row in self.rows:
             found.setdefault(row.canonical_id, []).append(row)
         return found
 
     def named(self, ids: Iterable[str]) -> list[Row]:
-        """The rows of the entities that these ids name: canonical, or an entity's that is part of one."""
+        """Return the rows of the entities with these ids, canonical or of a merged part."""
         wanted = set(ids)
         return [row for rows in self.entities.values() if wanted & ids_of(rows) for row in rows]
 
     def one(self, name: str, origin: str | None = None) -> bytes | None:
-        """What is shown for an id: of several entities the one whose own it is, or else the first."""
+        """Return the entity shown for an id: of several the one whose canonical id it is, or else the first."""
         rows = [row for row in self.named([name]) if origin in (None, row.origin)]
         chosen = min(
             {row.canonical_id for row in rows}, key=lambda canonical: (canonical != name, canonical), default=""
@@ -65,7 +65,7 @@ class Model:
         return [line(rows) for rows in sorted(filter(matches, self.entities.values()), key=by)]
 
     def facets(self, by: str, matches: Matches) -> list[dict[str, Any]]:
-        """How many entities have each value, how many names these have, and when one of them was last seen."""
+        """Return how many entities have each value, how many distinct names they have, and the latest last_seen."""
         groups: dict[str | None, list[list[Row]]] = {}
         for rows in filter(matches, self.entities.values()):
             found: set[str | None] = {*values(by, rows)}
@@ -84,7 +84,7 @@ class Model:
         ]
 
     def beside(self, name: str) -> list[tuple[str, str, bool, bytes | None]]:
-        """The entities that one refers to and that refer to it, by property and id."""
+        """Return the entities that one refers to and that refer to it, by property and id."""
         chosen = min({row.canonical_id for row in self.named([name])}, key=lambda one: (one != name, one))
         own = ids_of(self.entities[chosen])
         found = {(row.prop, row.value, True) for row in self.entities[chosen] if refers(row)}
@@ -120,13 +120,13 @@ def last_seen(rows: list[Row]) -> int:
 
 
 def shown(row: Row) -> dict[str, Any]:
-    """A statement as FtM's dicts have it."""
+    """Return a statement as FtM's dict."""
     prop = Ftm.instance()[row.schema].get(row.prop)
     moments = {"first_seen": iso(row.first_seen), "last_seen": iso(row.last_seen)}
     return row._asdict() | moments | {"id": row.id.hex(), "prop_type": "id" if prop is None else prop.type.name}
 
 
-# Histories, of few entities and values, so that events meet
+# Histories of few entities and values, so that events collide
 
 ENTITIES = ("a", "b", "c", "é'" + "x" * 70)
 CANONICALS = (None, None, None, "a", "b", "Q1", "Q2")
@@ -145,7 +145,7 @@ entity_ids = st.sampled_from(ENTITIES)
 
 
 def under(dataset: str, event: Event) -> Event:
-    """An event with the id that its statement has in a dataset."""
+    """Return an event with the id that its statement has in a dataset."""
     if event["kind"] == 3:
         return event
     return event | {"id": statement_id(dataset, event["entity_id"], event["prop"], event["value"])}
@@ -178,7 +178,7 @@ def deleted(entity: str, origin: str, fact: tuple[str, str, str]) -> Event:
 
 
 def moved(rows: Iterable[Row], canonical: str, moment: int) -> list[Event]:
-    """The same statements again, as part of another entity."""
+    """Return the same statements as part of another entity."""
     return [
         added(row.entity_id, row.origin, (row.schema, row.prop, row.value), canonical, moment, moment) for row in rows
     ]
@@ -193,7 +193,7 @@ origin_erases = st.builds(lambda origin: [erased(None, origin)], origins)
 
 @st.composite
 def puts(draw) -> list[Event]:
-    """What an origin says of an entity, as a whole: BASE is part of it."""
+    """Return a PUT of an entity by an origin, with its BASE statement."""
     entity, origin, moment = draw(entity_ids), draw(origins), draw(moments)
     said = draw(st.lists(facts, max_size=3))
     said.append(("Person", "id", draw(st.sampled_from(("sum-1", "sum-2")))))
@@ -201,20 +201,20 @@ def puts(draw) -> list[Event]:
 
 
 class Flush:
-    """What was committed is moved into a snapshot."""
+    """Step: flush the committed batches into a snapshot."""
 
 
 class Compact:
-    """All that is flushed is folded into fresh files."""
+    """Step: fold all flushed rows into new files."""
 
 
 class Pack:
-    """Small files become larger ones."""
+    """Step: merge small files into larger ones."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """All that is live of an entity becomes part of another, or its own again."""
+    """Step: make all live statements of an entity part of another, or its own again."""
 
     entity: str
     canonical: str

@@ -1,4 +1,4 @@
-"""What is chosen where an entity leaves a choice."""
+"""Choice of an entity's caption among its names."""
 
 from rigour.names.pick import pick_name
 from tarn.query.captions import MAX_CHARACTERS, CaptionCandidate, choose_caption
@@ -15,7 +15,7 @@ def test_caption_is_ftms_choice_from_all_names_within_the_bound():
 
 
 def test_caption_of_a_hundred_thousand_names_is_chosen_from_the_shortest():
-    # Comparing each with each would take many minutes.
+    # Comparing every pair would take many minutes.
     names = [f"Jane {number:06d} Doe" for number in range(100_000)]
 
     assert choose_caption(said("J Doe", *reversed(names)), names=True) in {"J Doe", *names[: MAX_CHARACTERS // 15]}

@@ -1,4 +1,4 @@
-"""A lake on a local disk and one on a real S3 server; a test that takes `store` runs on both."""
+"""A lake on a local disk and one on a real S3 server; a test that uses `store` runs on both."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.s3 import S3Server
 
 @pytest.fixture(autouse=True)
 def no_ambient_identity(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever runs the tests may be somebody on AWS; the tests are nobody until they say so."""
+    """Remove AWS credentials of the environment in which the tests run."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -39,6 +39,6 @@ def store(connection: Connection) -> Store:
 
 @pytest.fixture(params=["disk", "strict_s3"])
 def racing_store(request: pytest.FixtureRequest) -> Store:
-    """A store that many write to at once."""
+    """Provide a store for many concurrent writers."""
     found = request.getfixturevalue(request.param)
     return Store(found.connection() if isinstance(found, S3Server) else found)

@@ -1,4 +1,4 @@
-"""A process that gives every webhook one turn: started with a database's URL, to be killed halfway."""
+"""A process that runs one round of webhook deliveries on the database with this URL, to be killed during it."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Who calls and what they may do: tenants, keys, grants, limits, audit."""
+"""Authentication and authorization: tenants, API keys, grants, limits, audit log."""

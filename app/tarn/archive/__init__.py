@@ -1,1 +1,1 @@
-"""Source files: content-addressed blobs and their records."""
+"""The archive: source files as content-addressed blobs, their records, uploads, and the guarded fetcher."""

@@ -1,6 +1,6 @@
-"""Documents: what FtM tools are told of a file, and of the folders that its path goes through.
+"""Document and Folder entities of FollowTheMoney for a file and the folders in its path.
 
-Ids depend on nothing but dataset, path and content, so that whoever writes them again writes the same.
+Ids depend only on dataset, path and content, so that writing the entities again gives the same ids.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ SCHEMATA: tuple[tuple[str, str], ...] = (
     ("Video", r"video/.+"),
     ("PlainText", TEXTUAL.pattern),
 )
-"""Which schema is for which MIME types: the first whose pattern fits."""
+"""Schemata with the patterns of their MIME types. The first that matches applies."""
 
 OTHER, FOLDER = "Document", "Folder"
 
@@ -48,17 +48,17 @@ LONGEST_REASON = 500
 
 
 def entities(dataset: DatasetName, file: ArchiveFile) -> list[Entity]:
-    """The entities of a file: its folders, from the outermost on, and the document."""
+    """Return the entities of a file: its folders, from the outermost on, and the document."""
     return [*(folder(dataset, path) for path in file.path.folders), document(dataset, file)]
 
 
 def document(dataset: DatasetName, file: ArchiveFile) -> Entity:
-    """The Document of a file. It has the file's own id."""
+    """Return the Document of a file. It has the file's own id."""
     properties = {
         "contentHash": [file.sha1],
         "fileName": [file.name],
         "fileSize": [str(file.size)],
-        # FtM takes the type of unknown files for none.
+        # FtM does not accept the MIME type of unknown files as a value.
         **({} if file.mime_type == UNKNOWN else {"mimeType": [file.mime_type]}),
         **_parent(dataset, file.path),
     }
@@ -66,13 +66,13 @@ def document(dataset: DatasetName, file: ArchiveFile) -> Entity:
 
 
 def folder(dataset: DatasetName, path: FilePath) -> Entity:
-    """The Folder at a path."""
+    """Return the Folder at a path."""
     properties = {"fileName": [path.name], **_parent(dataset, path)}
     return {"id": folder_id(dataset, path), "schema": FOLDER, "properties": properties}
 
 
 def report_omitted(entity: Entity, exploded: Exploded, path: FilePath, omitted: Omissions) -> None:
-    """Add the properties of a file's Document or of one of its Folders that have no statement."""
+    """Add to `omitted` the properties of a file's Document or Folder that have no statement."""
     stored = set(exploded.props)
     for name, values in entity["properties"].items():
         if name not in stored:
@@ -81,12 +81,12 @@ def report_omitted(entity: Entity, exploded: Exploded, path: FilePath, omitted: 
 
 
 def folder_id(dataset: DatasetName, path: FilePath) -> str:
-    """The id of the Folder at a path."""
+    """Return the id of the Folder at a path."""
     return hashlib.sha1(f"{dataset}/folder/{path}".encode(), usedforsecurity=False).hexdigest()
 
 
 def schema_of(mime_type: str) -> str:
-    """The FtM schema for files of a MIME type."""
+    """Return the FtM schema for files of a MIME type."""
     return next((schema for schema, pattern in _PATTERNS if pattern(mime_type)), OTHER)
 
 

@@ -1,4 +1,4 @@
-"""Documents of the lake: read whole or refused, and replaced by who holds the lock on them."""
+"""Read and replace configuration documents in the lake."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,21 +18,21 @@ Parsed = TypeVar("Parsed")
 
 
 def read_document(store: Store, path: str, parse: Callable[[bytes], Parsed]) -> tuple[Parsed, bytes]:
-    """What a document says, and its bytes. Raises Missing, and DocumentInvalid whatever is wrong with it."""
+    """Return a parsed document and its bytes. Raises Missing, and DocumentInvalid for any parser error."""
     text = store.get(path)
     try:
         return parse(text), text
     except Exception as error:
-        # What was edited by hand can bring a parser to nearly any error: no such date, brackets without end, a tag.
+        # A document edited by hand can cause nearly any parser error: invalid dates, deep nesting, YAML tags.
         log.exception("unreadable document", path=path)
         raise DocumentInvalid(f"{path} in the lake cannot be read") from error
 
 
 def replace_document(connection: Connection, store: Store, path: str, former: Versions, text: bytes) -> None:
-    """Replace a document while this connection's transaction holds the lock on it; the former text is kept."""
+    """Replace a document while this connection's transaction holds its lock; the former text is kept as a version."""
     versions.replace(store, path, former, text, now(), check=lambda: require_alive(connection))
 
 
 def require_alive(connection: Connection) -> None:
-    """Raise Unavailable if the connection is dead: what it held, somebody else may hold by now."""
+    """Raise Unavailable if the connection is dead: another process may hold its lock by now."""
     connection.execute(select(1))

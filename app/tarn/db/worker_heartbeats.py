@@ -1,4 +1,4 @@
-"""Signs of life of the workers."""
+"""Heartbeats of the workers."""
 
 import os
 import socket
@@ -11,6 +11,7 @@ from tarn.model.ids import now
 
 
 def register(connection: Connection, worker: str) -> None:
+    """Add a worker that starts."""
     moment = now()
     connection.execute(
         insert(workers).values(id=worker, host=socket.gethostname(), pid=os.getpid(), started=moment, seen=moment)
@@ -18,16 +19,17 @@ def register(connection: Connection, worker: str) -> None:
 
 
 def beat(connection: Connection, worker: str, forget_after: float) -> None:
-    """Say that this worker lives, and forget those that have been silent for long."""
+    """Record a heartbeat of this worker, and delete workers without one for `forget_after` seconds."""
     moment = now()
     connection.execute(update(workers).where(workers.c.id == worker).values(seen=moment))
     connection.execute(delete(workers).where(workers.c.seen < moment - timedelta(seconds=forget_after)))
 
 
 def leave(connection: Connection, worker: str) -> None:
+    """Delete a worker that stops."""
     connection.execute(delete(workers).where(workers.c.id == worker))
 
 
 def last_seen(connection: Connection) -> datetime | None:
-    """When any worker last gave a sign of life."""
+    """Return the time of the latest heartbeat of any worker."""
     return connection.execute(select(func.max(workers.c.seen, type_=workers.c.seen.type))).scalar()

@@ -1,1 +1,1 @@
-"""The SQL buffer that writes land in: write, rotate, drain, overlay."""
+"""Journal: the SQL write buffer of datasets. Writing, segment rotation, draining, and the overlay for reads."""

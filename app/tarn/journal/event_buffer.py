@@ -1,4 +1,4 @@
-"""Events on their way to the journal: a buffer of columns."""
+"""Columnar in-memory buffer of journal events, convertible to SQL rows and Arrow."""
 
 from enum import IntEnum
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from tarn.model.statement import StatementRow
 
 
 class Kind(IntEnum):
-    """What an event does."""
+    """Kind of an event: add a statement, delete a statement, or erase all statements of an entity or origin."""
 
     ADD = 1
     DELETE = 2
@@ -39,12 +39,12 @@ SCHEMA = pa.schema(
         ("last_seen", pa.int64()),
     ]
 )
-"""The journal's columns, in types that both databases take as they are."""
+"""The journal's columns, in types that both databases accept without conversion."""
 
 OF_ROWS = ("id", "prop", "value", "original_value")
-"""What differs between the statements of one entity."""
+"""Columns that differ between the statements of one entity."""
 OF_RUNS = tuple(name for name in SCHEMA.names if name not in ("batch", "position", *OF_ROWS))
-"""What they have in common, kept once for a run of rows."""
+"""Columns that are equal for all statements of one entity, stored once per run of rows."""
 
 
 class Chunk(Protocol):
@@ -56,18 +56,18 @@ class Chunk(Protocol):
     def statements(self) -> int: ...
     @property
     def size(self) -> int:
-        """Characters of all values: about what they take."""
+        """Total characters of all values, an estimate of their size."""
 
     def __len__(self) -> int: ...
     def rows(self, batch: int, start: int = 0) -> list[dict[str, Any]]:
-        """The events as rows of the journal, for a few of them."""
+        """Return the events as rows of the journal table; for small numbers of events."""
 
     def table(self, batch: int, start: int = 0) -> pa.RecordBatch:
-        """The events as Arrow, for many of them."""
+        """Return the events as Arrow; for large numbers of events."""
 
 
 class Events:
-    """Events in the order in which they are to happen."""
+    """Buffer of events in the order in which they apply."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[Any]] = {name: [] for name in OF_ROWS}
@@ -78,14 +78,14 @@ class Events:
 
     @property
     def size(self) -> int:
-        """Characters of all values: about what they take."""
+        """Total characters of all values, an estimate of their size."""
         return sum(len(value) for value in self._rows["value"] if value is not None)
 
     def __len__(self) -> int:
         return len(self._rows["id"])
 
     def add_entity(self, entity: Exploded, origin: str, now: int) -> None:
-        """Add all statements of an entity, of those nested in it and of its referents."""
+        """Add all statements of an entity, of its nested entities and of their referents."""
         self.add_statements_of(entity, origin, now)
         if entity.referents:
             self.add_referents_of(entity, origin, now)
@@ -93,7 +93,7 @@ class Events:
             self.add_entity(child, origin, now)
 
     def add_statements_of(self, entity: Exploded, origin: str, now: int) -> None:
-        """Add the statements of one entity alone."""
+        """Add the statements of one entity, without nested entities and referents."""
         first, last = _seen(entity, now)
         shard = shard_of(entity.entity_id)
         self._runs.append(
@@ -108,7 +108,7 @@ class Events:
         self.statements += len(entity.ids)
 
     def add_referents_of(self, entity: Exploded, origin: str, now: int) -> None:
-        """Add a BASE statement for each referent of an entity, which makes it one of the ids that name the entity."""
+        """Add a BASE statement for each referent of an entity, which makes the referent an id of that entity."""
         for referent, statement in entity.referents:
             first, last = _seen(entity, now)
             self._append(
@@ -147,18 +147,18 @@ class Events:
         self.statements += 1
 
     def delete(self, statement: bytes, entity_id: str, origin: str) -> None:
-        """End one statement of one origin."""
+        """Delete one statement of one origin."""
         self._append(
             kind=Kind.DELETE.value, shard_key=shard_of(entity_id), id=statement, entity_id=entity_id, origin=origin
         )
 
     def erase(self, entity_id: str | None, origin: str | None) -> None:
-        """End everything that an origin, or every one, says so far: of an entity, or of all."""
+        """Delete all earlier statements of an entity (None: of every entity) by an origin (None: by every origin)."""
         shard = None if entity_id is None else shard_of(entity_id)
         self._append(kind=Kind.ERASE.value, shard_key=shard, entity_id=entity_id, origin=origin)
 
     def rows(self, batch: int, start: int = 0) -> list[dict[str, Any]]:
-        """The events as rows of the journal, for a few of them."""
+        """Return the events as rows of the journal table; for small numbers of events."""
         commons = (
             dict(zip(OF_RUNS, run, strict=True))
             for run, length in zip(self._runs, self._lengths, strict=True)
@@ -171,7 +171,7 @@ class Events:
         ]
 
     def table(self, batch: int, start: int = 0) -> pa.RecordBatch:
-        """The events as Arrow, for many of them."""
+        """Return the events as Arrow; for large numbers of events."""
         count = len(self)
         run_of_row = pa.array(np.repeat(np.arange(len(self._runs)), self._lengths))
         columns: dict[str, pa.Array] = {
@@ -185,7 +185,7 @@ class Events:
         return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
     def _append(self, **values: Any) -> None:
-        """Add one row, which is a run of its own."""
+        """Add one row as a run of length 1."""
         self._runs.append(tuple(values.get(name) for name in OF_RUNS))
         self._lengths.append(1)
         for name, column in self._rows.items():
@@ -193,13 +193,13 @@ class Events:
 
 
 def _seen(entity: Exploded, now: int) -> tuple[int, int]:
-    """When an entity was first and last seen, in microseconds."""
+    """Return when an entity was first and last seen, in microseconds since 1970."""
     first = now if entity.first_seen is None else entity.first_seen
     return first, first if entity.last_seen is None else entity.last_seen
 
 
 class Packed:
-    """Events that another process has gathered, as Arrow."""
+    """Chunk of events that another process has parsed, as Arrow."""
 
     def __init__(self, data: pa.RecordBatch, entities: int, statements: int, size: int) -> None:
         self._data = data
@@ -215,6 +215,6 @@ class Packed:
         return rows
 
     def table(self, batch: int, start: int = 0) -> pa.RecordBatch:
-        """The events under a batch and from a position that were not known where they were gathered."""
+        """Return the events with this batch id and positions from `start`, which the parsing process did not know."""
         place = [pa.repeat(pa.scalar(batch, pa.int64()), len(self)), pa.array(np.arange(start, start + len(self)))]
         return pa.RecordBatch.from_arrays([*place, *self._data.columns[len(place) :]], schema=SCHEMA)

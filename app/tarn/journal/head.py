@@ -1,7 +1,7 @@
-"""The head of a dataset's journal: one row that gives out commit numbers and says which segment is open.
+"""Journal head: one row per dataset that assigns commit numbers and records the open segment.
 
-A batch takes its number by updating that row in the transaction that makes it visible. So numbers rise in the order in
-which batches become visible, and a batch is in the segment that was open then: rotation updates the same row.
+A batch takes its number by updating that row in the transaction that makes it visible. So numbers increase in the order
+in which batches become visible, and a batch is in the segment that was open then: rotation updates the same row.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class CommitNumbers(NamedTuple):
 
 
 class AddedSize(NamedTuple):
-    """What is added to the journal: rows, and the characters of their values."""
+    """Size of what is added to the journal: rows, and characters of their values."""
 
     rows: int
     size: int
@@ -50,10 +50,10 @@ def take(
     moment: datetime,
     within: Settings | None = None,
 ) -> CommitNumbers:
-    """Take the next commit numbers, as the last but the stamping in the transaction that uses them.
+    """Assign the next commit numbers. Call it late in the transaction, as it locks the head's row until the commit.
 
-    Moves `journal/last_updated` in the same transaction. Raises DatasetNotFound if the dataset is being deleted, and
-    Backpressure where settings are given and as much waits as they allow.
+    Updates the tag `journal/last_updated` in the same transaction. Raises DatasetNotFound if the dataset is being
+    deleted, and, if `within` is given, Backpressure if its limits for unflushed rows or their age are exceeded.
     """
     row = connection.execute(
         _TAKE,
@@ -71,13 +71,14 @@ def take(
         if within is not None:
             check_pressure(connection, dataset, within)
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
-    # Not the caller's moment: it may have waited for the row, while a flush said that until then all was flushed.
+    # Not the caller's `moment`: this transaction may have waited for the row while a flush set `last_flushed` to a
+    # later time.
     touch(connection, dataset.id, LAST_UPDATED, now())
     return CommitNumbers(row.commit - batches + 1, row.segment)
 
 
 def rotate(connection: Connection, dataset_id: str) -> int:
-    """Close the open segment and return its number; what commits from now on is in the next one."""
+    """Close the open segment and return its number; later commits are in the next segment."""
     opened: int = connection.execute(
         update(journal_head)
         .where(journal_head.c.dataset_id == dataset_id)
@@ -88,8 +89,10 @@ def rotate(connection: Connection, dataset_id: str) -> int:
 
 
 def rotate_and_take(connection: Connection, dataset: Dataset) -> int:
-    """Close the open segment and take a commit number for what is not of the journal: every commit before it is in a
-    closed segment, and every later one has a greater number."""
+    """Close the open segment and assign a commit number to a change that is not in the journal.
+
+    Every earlier commit is then in a closed segment, and every later one has a greater number. Raises DatasetNotFound.
+    """
     number: int | None = connection.execute(
         update(journal_head)
         .where(journal_head.c.dataset_id == dataset.id)
@@ -102,7 +105,7 @@ def rotate_and_take(connection: Connection, dataset: Dataset) -> int:
 
 
 def check_pressure(connection: Connection, dataset: Dataset, settings: Settings) -> None:
-    """Raise Backpressure if more waits to be flushed, or has waited longer, than is healthy."""
+    """Raise Backpressure if more rows wait to be flushed, or have waited longer, than the settings allow."""
     head = connection.execute(select(journal_head).where(journal_head.c.dataset_id == dataset.id)).first()
     if head is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
@@ -114,7 +117,7 @@ def check_pressure(connection: Connection, dataset: Dataset, settings: Settings)
 
 
 def touch(connection: Connection, dataset_id: str, key: str, moment: datetime) -> None:
-    """Move one of the core's own tags; it never goes back."""
+    """Set the moment of a core tag, unless it has a later one already."""
     connection.execute(
         _TOUCH[connection.dialect.name], {"dataset_id": dataset_id, "tenant": LAKEHOUSE, "key": key, "at": moment}
     )
@@ -124,7 +127,7 @@ def _horizon(settings: Settings) -> datetime:
     return now() - timedelta(seconds=settings.journal_max_age)
 
 
-# Every batch runs these, so they are made once.
+# Every batch runs these statements, so they are built once.
 
 NO_LIMIT, LONG_AGO = 2**63 - 1, datetime(1, 1, 2, tzinfo=UTC)
 
@@ -140,7 +143,7 @@ _TAKE = (
         commit=journal_head.c.commit + bindparam("batches"),
         rows=journal_head.c.rows + bindparam("more"),
         size=journal_head.c.size + bindparam("larger"),
-        # A commit without rows waits for nobody: no flush would ever take its moment away again.
+        # A commit without rows must not set `oldest`: it is never flushed, so no flush would reset it.
         oldest=case(
             (
                 bindparam("more", type_=BigInteger) > 0,

@@ -1,1 +1,1 @@
-"""Delta tables, snapshots and the fold: what is live."""
+"""The lake: Delta tables, snapshots, the commit protocol, and the fold that defines live statements."""

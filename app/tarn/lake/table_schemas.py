@@ -1,4 +1,4 @@
-"""The columns of the two Delta tables, and how they are divided and pruned. Light to import: executors do."""
+"""Schemas of the two Delta tables: columns, partitioning and pruning columns. Light to import, for executors."""
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ STATEMENTS = pa.schema(
         ("origin", pa.string()),
     ]
 )
-"""A row a statement; `id` is FtM's SHA-1 as its twenty bytes, `ord` its place in the dataset's history."""
+"""One row per statement; `id` is FtM's SHA-1 as its twenty bytes, `ord` its position in the dataset's history."""
 
 TRANSLOG = pa.schema(
     [
@@ -40,10 +40,10 @@ TRANSLOG = pa.schema(
         ("kind", pa.string()),
     ]
 )
-"""A row for what happened to a statement: `insert`, `seen` again, `delete`."""
+"""One row per event of a statement: `insert`, `seen` (added again) or `delete`."""
 
 SCHEMAS: dict[TableName, pa.Schema] = {"statements": STATEMENTS, "translog": TRANSLOG}
 PARTITIONED: dict[TableName, str] = {"statements": "origin", "translog": "kind"}
 
 PRUNING = ("bucket", "canonical_id", "entity_id", "first_seen", "last_seen", "ord")
-"""Columns whose bounds are kept for every file."""
+"""Columns whose minimum and maximum are stored for every file."""

@@ -1,1 +1,1 @@
-"""Values without I/O: what the rest of the house passes around."""
+"""Domain model: value objects without I/O."""

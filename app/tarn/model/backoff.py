@@ -1,13 +1,13 @@
-"""How long to wait before trying again: exponential, capped, with full jitter."""
+"""Exponential back-off with a cap and full jitter."""
 
 import random
 from collections.abc import Callable, Iterator
 
 
 def delays(base: float, cap: float, draw: Callable[[float, float], float] = random.uniform) -> Iterator[float]:
-    """Seconds to wait before each further try, without end: each drawn from zero to a bound that doubles up to `cap`.
+    """Yield the seconds to wait before each retry, endlessly: random between zero and a bound that doubles up to `cap`.
 
-    Full jitter, so that those who collided once do not meet again.
+    Full jitter, so that writers that collided once do not collide again.
     """
     bound = base
     while True:

@@ -1,16 +1,16 @@
-"""Buckets: families of schemata, the first part of the store's key. What is read together lies together."""
+"""Schema buckets: families of schemata, the first part of the sort key. Entities read together are stored together."""
 
 from followthemoney import model
 from followthemoney.schema import Schema
 
 FAMILIES = (("Page", "page"), ("Document", "document"), ("Interval", "interval"), ("Thing", "thing"))
-"""The first that a schema is a kind of."""
+"""Base schemata and their buckets; the first one that a schema descends from applies."""
 
 OTHER = "other"
 
 
 def buckets() -> dict[str, str]:
-    """Every schema that FtM knows, with its family."""
+    """Return the bucket of every FtM schema."""
     return {schema.name: _bucket(schema) for schema in model.schemata.values()}
 
 

@@ -1,4 +1,4 @@
-"""Shards: a stable division of entities, so that all that is said of one meets in one task."""
+"""Shards: a stable hash partition of entities, so that one task gets all statements of an entity."""
 
 import zlib
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ ALL_SHARDS = (0, 0xFFFF)
 
 
 def shard_of(entity_id: str) -> int:
-    """A 16-bit hash of the entity id, kept with every event in the journal."""
+    """Return the shard of an entity id: a 16-bit hash, stored with every event in the journal."""
     return zlib.crc32(entity_id.encode()) & 0xFFFF
 
 
 def shards_of(entity_ids: Iterable[str]) -> list[int]:
-    """The same of many."""
+    """Return the shards of many entity ids."""
     crc32 = zlib.crc32
     return [crc32(entity_id.encode()) & 0xFFFF for entity_id in entity_ids]

@@ -1,1 +1,1 @@
-"""Spark: the session, and one module per job."""
+"""Spark pipeline: the Spark session, the jobs that run on the driver, and the tasks that run on executors."""

@@ -1,1 +1,1 @@
-"""Reads: DuckDB over pinned files and the unflushed journal."""
+"""Reads: DuckDB queries over the data files of a snapshot and the unflushed journal."""

@@ -1,1 +1,1 @@
-"""The object-store port, the layout of the lake on it, and what is written once."""
+"""Object storage: the store, the paths of the lake on it, and versioned documents."""

@@ -1,4 +1,4 @@
-"""What a local disk needs beyond obstore: writes that survive a power cut, and no empty folders left behind."""
+"""Local disk support beyond obstore: fsync after writes, removal of empty folders and of unfinished files."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 AT_ONCE = 8
-"""Syncs that are under way at once in a process."""
+"""Maximum number of concurrent fsyncs of a process."""
 
 SYNCS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="sync")
 
@@ -26,16 +26,16 @@ class Disk:
         self._writers = 0
 
     def make(self) -> None:
-        """Make the root, and put it on the disk with every folder that had to be made above it. Raises OSError."""
+        """Create the root and missing parent folders, and fsync them. Raises OSError."""
         absent = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         self.root.mkdir(parents=True, exist_ok=True)
         for folder in absent:
             _fsync(folder.parent)
 
     def chunks(self, path: str, start: int, end: int | None, size: int) -> Iterator[bytes]:
-        """A file's bytes from `start` up to `end`. obstore reads it in pieces of 8 KB, which takes ten times as long.
+        """Yield a file's bytes from `start` up to `end`. obstore reads 8 KB at a time, which takes ten times as long.
 
-        An open file stays what it is when another takes its place. Raises OSError.
+        An open file keeps its content when it is replaced. Raises OSError.
         """
         with (self.root / path).open("rb", buffering=0) as file:
             file.seek(start)
@@ -43,15 +43,15 @@ class Disk:
                 yield chunk
 
     def sync(self, paths: Iterable[str], above: bool = True) -> None:
-        """Put files and every folder above them on the disk, up to the root; or only the folders that they are in.
+        """Fsync files and every folder above them up to the root; without `above`, only their parent folders.
 
-        All folders, not only those that look new: another process may have made one a moment ago and not synced it
-        yet. A file that is gone by now needs no sync. Raises OSError.
+        All folders, not only new ones: another process may just have created one and not synced it yet. A file that
+        was deleted meanwhile needs no sync. Raises OSError.
         """
         files = list(paths)
         folders = {folder for path in files for folder in (_above(path) if above else _above(path)[:1])}
-        # What a folder names is there before the folder is. Together they wait for the same few writes of the disk's
-        # own log; one after the other, each waits for its own.
+        # Files before the folders that name them. Concurrent fsyncs share a few commits of the file system's journal;
+        # sequential ones wait for one each.
         for places in (files, [*folders]):
             if len(places) == 1:
                 self._sync(places[0])
@@ -63,10 +63,10 @@ class Disk:
             _fsync(f"{self.root}/{place}")
 
     def prune(self, paths: Iterable[str]) -> None:
-        """Remove the folders above these paths that are empty, never the root.
+        """Remove empty folders above these paths, never the root.
 
-        A write makes its folders first and its file after, and fails if one goes away in between. So nothing is removed
-        while this process writes: an empty folder that stays harms nobody.
+        A write creates its folders first and its file afterwards, and fails if a folder is removed in between. So
+        nothing is removed while this process writes: a remaining empty folder does no harm.
         """
         with self._lock:
             if not self._writers:
@@ -74,7 +74,7 @@ class Disk:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Keep folders from being removed for as long as something is being written."""
+        """Prevent the removal of folders while something is being written."""
         with self._lock:
             self._writers += 1
         try:
@@ -84,9 +84,9 @@ class Disk:
                 self._writers -= 1
 
     def remove_unfinished(self, folder: str, before: datetime) -> None:
-        """Remove the files in which obstore gathers what is written, below a folder, that nobody has written to since.
+        """Remove obstore's temporary files below a folder that were last written before a point in time.
 
-        Their names end in # and a number, and no listing shows them. Raises OSError.
+        Their names end in # and a number, and listings omit them. Raises OSError.
         """
         for place, _, names in os.walk(self.root / folder):
             for name in names:
@@ -112,7 +112,7 @@ class Disk:
 
 
 def _above(path: str) -> list[str]:
-    """The folders that a path is in, from the innermost to the root."""
+    """Return the folders above a path, from the innermost to the root."""
     names = path.split("/")[:-1]
     return ["/".join(names[:depth]) for depth in range(len(names), -1, -1)]
 

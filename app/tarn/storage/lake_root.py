@@ -1,4 +1,4 @@
-"""The lake's root: whose it is, and whether the store under it keeps the promise that commits rest on."""
+"""Lake root: open or create `lake.json`, and check that the store supports put-if-absent, which commits rely on."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Lake:
-    """What `lake.json` says: which lake this is and since when."""
+    """The content of `lake.json`: the lake's id and time of creation."""
 
     id: str
     created: datetime
 
 
 def open_lake(store: Store) -> Lake:
-    """The lake at the store's root, made if the root is empty; of many that make it at once, one wins.
+    """Return the lake at the store's root, created if the root is empty; of concurrent creators one wins.
 
     1. read     a `lake.json` that is there must be ours, in the version we write
-    2. empty    without one, anything at the root belongs to somebody else: nothing is written. Tarn writes
-                `lake.json` before all else, so what another process of ours made meanwhile has one beside it
-    3. probe    the store must keep put-if-absent
-    4. make     put-if-absent, and whoever loses reads the winner's
+    2. empty    without one, any object at the root is foreign: nothing is written. Tarn writes `lake.json` first,
+                so objects that another Tarn process wrote meanwhile come with one
+    3. probe    the store must support put-if-absent
+    4. make     put-if-absent; the loser reads the winner's
 
     Raises StartRefused, or UnsupportedStore from the probe.
     """
@@ -47,7 +47,7 @@ def open_lake(store: Store) -> Lake:
 
 
 def probe_put_if_absent(store: Store) -> None:
-    """Write a key of our own twice. Raises UnsupportedStore unless the second write is refused and changes nothing."""
+    """Write a probe key twice. Raises UnsupportedStore unless the second write is refused and changes nothing."""
     path = Layout().probe(new_id())
     try:
         store.put_new(path, b"first")
@@ -90,7 +90,7 @@ def _read(store: Store) -> Lake | None:
 
 
 def _first_object(store: Store) -> str | None:
-    """Anything at the root but the probes of processes that died over them."""
+    """Return any object at the root, except probes left by crashed processes."""
     return next((entry.path for entry in store.list("") if not entry.path.startswith(f"{Layout.probes}/")), None)
 
 

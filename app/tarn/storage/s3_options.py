@@ -1,4 +1,4 @@
-"""S3's options, in the one form that the rest of the storage code reads."""
+"""Normalisation and validation of S3 options."""
 
 import difflib
 import os
@@ -30,12 +30,14 @@ PASSED_ON = frozenset(
         "disable_bulk_delete",
     }
 )
-"""Given to obstore and deltalake as they are. Readers of the data need none of these but the first."""
+"""Passed unchanged to obstore and deltalake. Readers of the data need none of these but the first."""
 
 
 def s3_options(given: Mapping[str, str]) -> dict[str, str]:
-    """The options under one name each (no `aws_`, lower case), endpoint and region taken from the surroundings where
-    they are not given, so that whoever gets a copy means the same store. Raises StartRefused."""
+    """Return the options under canonical names (no `aws_`, lower case). Raises StartRefused.
+
+    Endpoint and region are taken from the environment if absent, so that a copy elsewhere means the same store.
+    """
     options: dict[str, str] = {}
     for key, value in given.items():
         name = key.lower().removeprefix("aws_")

@@ -1,11 +1,11 @@
-"""The one door to the object store: whole objects in, whole objects out, on any of the stores obstore knows.
+"""Object store: read, write, list and delete whole objects, on any store that obstore supports.
 
-What holds on every store:
-- an object is seen whole or not at all; a write that fails leaves what was there before;
+Guarantees on every store:
+- writes are atomic; a failed write leaves the previous object;
 - once a write has returned, it survives a power cut (on a local disk: file and folders are fsynced);
-- `put_new` and `copy_new` have one winner, whoever else tries.
+- of concurrent `put_new` or `copy_new` calls for a path exactly one succeeds.
 
-Raises `Missing` for an object that is not there, and of `tarn.errors`: PathExists, StorageFull, Unavailable.
+Raises `Missing` for an object that does not exist, and of `tarn.errors`: PathExists, StorageFull, Unavailable.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,11 +63,11 @@ class Store:
             return bytes(self._objects.get(path).bytes())
 
     def get_range(self, path: str, start: int, end: int) -> bytes:
-        """The bytes from `start` up to `end`, or to the object's own end if that comes first."""
+        """Return the bytes from `start` up to `end`, or up to the end of the object if it is shorter."""
         return b"".join(self.stream(path, start, end))
 
     def stream(self, path: str, start: int = 0, end: int | None = None, chunk_size: int = CHUNK) -> Iterator[bytes]:
-        """The bytes in chunks, all from one state of the object, whatever replaces it meanwhile."""
+        """Yield the bytes in chunks, all of one state of the object, even if it is replaced meanwhile."""
         if end is not None and end <= start:
             return
         with translated(path, self.connection):
@@ -80,7 +80,7 @@ class Store:
                 try:
                     found = self._objects.get(path, options={"range": (start, end) if end else {"offset": start}})
                 except BaseError:
-                    # Stores differ in what they say of a range that begins past the end.
+                    # Stores differ in their error for a range that begins past the end.
                     if start >= self._objects.head(path)["size"]:
                         return
                     raise
@@ -88,7 +88,7 @@ class Store:
                 yield bytes(chunk)
 
     def open(self, path: str, start: int = 0, end: int | None = None) -> tuple[Entry, Iterator[bytes]]:
-        """An object and its bytes from `start` up to `end`, both of one state of it. `start` must lie within it."""
+        """Return an object and its bytes from `start` up to `end`, both of one state. `start` must lie within it."""
         with translated(path, self.connection):
             whole = start == 0 and end is None
             found = self._objects.get(
@@ -111,9 +111,9 @@ class Store:
             return None
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[Entry]:
-        """Every object below the folder `prefix` ("" is the root), in the order of their paths' characters.
+        """Yield every object below the folder `prefix` ("" is the root), sorted by the characters of the path.
 
-        `after` leaves out everything up to and including that path. What is written meanwhile may be in it or not.
+        `after` skips everything up to and including that path. Objects written concurrently may be listed or not.
         """
         with translated(prefix, self.connection):
             if self._disk:
@@ -123,7 +123,7 @@ class Store:
                     yield from map(Entry.of, page)
 
     def _walk(self, prefix: str, after: str | None) -> Iterator[Entry]:
-        """A disk lists in no order at all; one folder at a time can be sorted without holding the whole tree."""
+        """List a disk in order: sort one folder at a time, so that the tree is never in memory as a whole."""
         found = self._objects.list_with_delimiter(prefix or None)
         places: dict[str, Entry | None] = {f"{folder}/": None for folder in found["common_prefixes"]}
         places |= {meta["path"]: Entry.of(meta) for meta in found["objects"]}
@@ -135,7 +135,7 @@ class Store:
                 yield entry
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """The names of the folders right below `prefix`, sorted."""
+        """Return the names of the folders directly below `prefix`, sorted."""
         with translated(prefix, self.connection):
             found = self._objects.list_with_delimiter(prefix or None)["common_prefixes"]
         return sorted(folder.rsplit("/", 1)[-1] for folder in found)
@@ -143,20 +143,20 @@ class Store:
     # Writing
 
     def put(self, path: str, data: bytes) -> None:
-        """Put an object, replacing the whole of what was there."""
+        """Put an object; replace an existing one."""
         with self._writing(path):
             self._objects.put(path, data, use_multipart=False)
 
     def put_hint(self, path: str, data: bytes) -> None:
-        """Put an object that may be lost in a power cut: what it says is known for certain elsewhere."""
+        """Put an object that may be lost in a power cut: its content is stored durably elsewhere."""
         with self._writing(path, durable=False):
             self._objects.put(path, data, use_multipart=False)
 
     def put_new(self, path: str, data: bytes) -> None:
         """Put an object only if nothing is there.
 
-        Raises PathExists, which on a network may be the answer to our own write, repeated because its first answer
-        was lost: whoever must know reads what is there.
+        Raises PathExists. On a network that may be the response to this write, retried because the first response was
+        lost: a caller for which it matters must read the object.
         """
         with self._writing(path):
             self._objects.put(path, data, mode="create")
@@ -169,7 +169,7 @@ class Store:
     def put_stream(self, path: str, chunks: Iterable[bytes], durable: bool = True) -> int:
         """Put an object from chunks, in bounded memory, and return its size. If `chunks` raises, nothing was put.
 
-        What is not durable may be lost in a power cut: for parts of something that is made anew then.
+        An object that is not durable may be lost in a power cut; use that for parts that can be written again.
         """
 
         def send(received: Iterator[bytes]) -> None:
@@ -179,7 +179,7 @@ class Store:
         return pump(chunks, send)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the store, replacing the whole of what was there."""
+        """Copy an object within the store; replace an existing one."""
         self._copy(source, target, overwrite=True)
 
     def copy_new(self, source: str, target: str) -> None:
@@ -205,7 +205,7 @@ class Store:
             self._objects.copy(source, target, overwrite=overwrite)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, and on a disk the folders that this leaves empty. What is not there is deleted already."""
+        """Delete objects, and on a disk the folders that this leaves empty. Missing objects are ignored."""
         gone = [*paths]
         if not gone:
             return
@@ -221,16 +221,16 @@ class Store:
                 self._disk.prune(gone)
 
     def sweep_unfinished(self, prefix: str, before: datetime) -> None:
-        """Delete what writes that died before a moment have left below a folder, which no listing shows.
+        """Delete the files that interrupted writes left below a folder before a point in time; listings omit them.
 
-        Elsewhere than on a disk that is the store's own business: a lifecycle rule for incomplete multipart uploads.
+        Only on a disk: object stores need a lifecycle rule for incomplete multipart uploads.
         """
         if self._disk:
             with translated(prefix, self.connection):
                 self._disk.remove_unfinished(prefix, before)
 
     def sync(self, paths: Iterable[str], above: bool = True) -> None:
-        """Make durable what was written at these paths, by whomever; elsewhere than on a disk it is so already.
+        """Make the objects at these paths durable, whichever process wrote them; only a local disk needs it.
 
         Without `above`, the folders that they are in must have been synced since they were made.
         """
@@ -240,7 +240,7 @@ class Store:
 
     @contextmanager
     def _writing(self, path: str, source: str | None = None, durable: bool = True) -> Iterator[None]:
-        """Errors are ours, what was written is durable, and what was not leaves no folder behind."""
+        """Translate errors, make the write durable, and remove folders that a failed write left empty."""
         try:
             keeping = self._disk.writing() if self._disk else nullcontext()
             with keeping, translated(source or path, self.connection, target=path):

@@ -1,4 +1,4 @@
-"""Documents that are replaced whole, their former contents kept under `versions/`."""
+"""Versioned documents: replace a document and keep its former contents under `versions/`."""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -20,10 +20,10 @@ def replace(
     moment: datetime,
     check: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Replace a small document whole. True if anything was written; equal bytes write nothing.
+    """Replace a small document. Return whether anything was written: equal bytes are not written again.
 
-    The former content is kept first, then the new one is put: a crash between the two leaves the document as it was,
-    and one version more that says the same. `check` is called right before the put; what it raises ends it there.
+    The former content is kept first, then the new one is put: a crash between the two leaves the document unchanged,
+    with one more version of equal content. `check` is called right before the put, which an exception prevents.
     """
     with suppress(Missing):
         former = store.get(path)
@@ -38,7 +38,7 @@ def replace(
 def replace_with(store: Store, path: str, versions: Versions, source: str, moment: datetime) -> None:
     """Replace a document of any size by the object at `source`, which stays; the former content is kept.
 
-    No bytes pass through memory. A crash leaves the document as it was or as it is to be.
+    No bytes pass through memory. A crash leaves either the former or the new document.
     """
     with suppress(Missing):
         _keep(path, versions, moment, lambda place: store.copy_new(path, place))
@@ -46,9 +46,9 @@ def replace_with(store: Store, path: str, versions: Versions, source: str, momen
 
 
 def replace_stream(store: Store, path: str, versions: Versions, chunks: Iterable[bytes], moment: datetime) -> int:
-    """Replace a document of any size by what comes in chunks, and return its size; the former content is kept.
+    """Replace a document of any size by a stream of chunks, and return its size; the former content is kept.
 
-    If `chunks` raises, and in a crash, the document is as it was.
+    If `chunks` raises or the process crashes, the document is unchanged.
     """
     with suppress(Missing):
         _keep(path, versions, moment, lambda place: store.copy_new(path, place))
@@ -56,7 +56,7 @@ def replace_stream(store: Store, path: str, versions: Versions, chunks: Iterable
 
 
 def retire(store: Store, path: str, versions: Versions, moment: datetime) -> None:
-    """Take a document out of its place; its content is kept."""
+    """Delete a document; its content is kept as a version."""
     with suppress(Missing):
         _keep(path, versions, moment, lambda place: store.copy_new(path, place))
     store.delete([path])
@@ -73,7 +73,7 @@ def _keep(path: str, versions: Versions, moment: datetime, write: Callable[[str]
 
 
 def list_versions(store: Store, versions: Versions) -> list[Version]:
-    """Every former content, newest first; of one moment, the last name first."""
+    """Return every former content, newest first; at equal times, by name descending."""
     found = []
     for entry in store.list(versions.folder):
         stamp, name = entry.path.split("/")[-2:]
@@ -82,7 +82,7 @@ def list_versions(store: Store, versions: Versions) -> list[Version]:
 
 
 def version_path(versions: Versions, stamp: str, name: FileName) -> str:
-    """Where one former content is, if there is such a one. Raises VersionNotFound for what is no timestamp."""
+    """Return the path of a former content, which may not exist. Raises VersionNotFound for an invalid timestamp."""
     try:
         return versions.at(parse_stamp(stamp), name)
     except ValueError:

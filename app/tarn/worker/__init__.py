@@ -1,1 +1,1 @@
-"""The background process: finds work, claims it, runs it."""
+"""Worker process: claims jobs, queue items and webhook deliveries, and runs them in the background."""

@@ -1,4 +1,4 @@
-"""Where Spark finds the format `tarn` by itself: it looks for a `DefaultSource` in packages of such names."""
+"""Registers the format `tarn` with Spark, which looks for `DefaultSource` in packages named `pyspark_{format}`."""
 
 from tarn_client.spark import TarnDataSource as DefaultSource
 

@@ -1,4 +1,4 @@
-"""The columns of a statement, as every tabular format has them."""
+"""Statement columns shared by all tabular formats: validation of headers and parsing of booleans."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ KNOWN = frozenset(CSV_COLUMNS)
 NEEDED = ("entity_id", "prop", "schema", "value")
 
 MOST_COLUMNS = 1000
-"""Columns of a table, those that are ignored included."""
+"""Maximum columns of a table, including ignored ones."""
 
 _TRUTH = {"": False, "f": False, "n": False, "0": False, "t": True, "y": True, "1": True}
 
@@ -19,9 +19,9 @@ _TRUTH = {"": False, "f": False, "n": False, "0": False, "t": True, "y": True, "
 def check_columns(
     names: Sequence[str], line: int | None = None, *, needed: Sequence[str] = NEEDED, known: frozenset[str] = KNOWN
 ) -> tuple[str, ...]:
-    """The columns that no statement has, which are ignored.
+    """Return the columns that are not fields of a statement, which are ignored.
 
-    Raises InvalidFormat if a needed column is missing, if a known one is there twice, or for too many columns.
+    Raises InvalidFormat if a required column is missing, a known one is repeated, or there are too many columns.
     """
     if len(names) > MOST_COLUMNS:
         raise invalid_format(f"the header has {len(names)} columns, at most {MOST_COLUMNS} are read", line)
@@ -36,8 +36,8 @@ def check_columns(
 
 
 def truth(text: str) -> bool | None:
-    """What a text says as FtM reads booleans, or None where it says neither.
+    """Parse a boolean like FtM, but return None for text that is neither true nor false.
 
-    `rigour.boolean.text_bool` takes any other word for false, and remembers every text it has seen.
+    `rigour.boolean.text_bool` is not used: it treats any other text as false, and caches every text it has seen.
     """
     return _TRUTH.get(text[:1].lower())

@@ -1,4 +1,4 @@
-"""Statements as FtM writes them in lines of fields: CSV and pack."""
+"""Parsers of FtM's delimited statement formats: CSV and FtM pack."""
 
 import csv
 import sys
@@ -10,25 +10,25 @@ from tarn.journal.formats.columns import KNOWN, NEEDED, check_columns, truth
 from tarn.journal.formats.csv_lines import Fields, csv_records
 from tarn.journal.formats.record import BadRecord, ByteSource, IgnoredColumns, Row, invalid_format
 
-# One limit for the whole process, which followthemoney lowers when it is imported, above: ours is `longest`.
+# The limit is global, and followthemoney lowers it when it is imported above. The parsers here enforce `longest`.
 csv.field_size_limit(sys.maxsize)
 
 PACK_COLUMNS = [
     "entity_id", "prop", "value", "dataset", "lang", "original_value", "origin", "external", "first_seen", "last_seen",
     "id",
 ]  # fmt: skip
-"""The columns of a pack as FtM writes it today, which has them in its header."""
+"""The columns of a pack in the order of FtM's current version, which also writes them as a header."""
 
 _TARGET = frozenset({"", "t", "f"})
-"""What the seventh field of a pack without a header may say of being a target; anything else is an origin."""
+"""Values of the seventh field of a pack without header if it is the target flag; any other value is an origin."""
 _PACK_NEEDED = ("entity_id", "prop", "value")
 _PACK_KNOWN = KNOWN - {"schema", "prop_type", "canonical_id"}
 
 
 def from_csv(source: ByteSource, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
-    """A statement a record, under a header; an empty field is None unless every statement has it.
+    """Yield one statement per record after the header; an empty field is None unless the field is required.
 
-    Raises InvalidFormat for a header that lacks a needed column or repeats one, and as `csv_records` does.
+    Raises InvalidFormat for a header that lacks a required column or repeats one, and as `csv_records` does.
     """
     records = csv_records(source, longest)
     first = _first(records)
@@ -41,7 +41,7 @@ def from_csv(source: ByteSource, longest: int) -> Iterator[Row | BadRecord | Ign
 
 
 def from_pack(source: ByteSource, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
-    """A statement a record, under a header or, as older packs are, without one: then by the number of fields.
+    """Yield one statement per record. Older packs have no header; their columns depend on the number of fields.
 
     A record whose `prop` is not `Schema:prop` is a BadRecord. Raises as `from_csv` does.
     """
@@ -53,7 +53,7 @@ def from_pack(source: ByteSource, longest: int) -> Iterator[Row | BadRecord | Ig
     if "entity_id" in columns and "prop" in columns:
         ignored = check_columns(columns, line, needed=_PACK_NEEDED, known=_PACK_KNOWN)
     else:
-        # Ten fields, as older versions write them: the seventh says whether the entity is a target, later the origin.
+        # Older versions write ten fields, of which the seventh is the target flag, in later ones the origin.
         columns = PACK_COLUMNS if len(columns) == len(PACK_COLUMNS) else PACK_COLUMNS[:-1]
         if len(first[1]) == len(columns) and (first[1][6] or "f") in ("t", "f"):
             yield IgnoredColumns(("target",))
@@ -90,7 +90,8 @@ def _from_old_pack(line: int, statement: dict[str, Any]) -> Row | BadRecord:
 
 
 def _first(records: Iterator[Fields | BadRecord]) -> Fields | None:
-    """What may be a header. Without it no later record can be read, so a bad one is InvalidFormat."""
+    """Return the first record, which may be the header. Raises InvalidFormat if it cannot be read, as no later one can
+    be interpreted without it."""
     first = next(records, None)
     if isinstance(first, BadRecord):
         raise invalid_format(f"the first record is {first.reason}", first.line)
@@ -112,7 +113,9 @@ def _rows(
         if len(fields) != len(columns):
             yield BadRecord(line, f"{len(fields)} fields, not {len(columns)}")
             continue
-        statement: dict[str, Any] = dict(zip(columns, fields, strict=False))  # just checked, and strict takes its time
+        statement: dict[str, Any] = dict(
+            zip(columns, fields, strict=False)
+        )  # lengths were checked, and strict is slower
         for column in optional:
             if not statement[column]:
                 statement[column] = None

@@ -1,4 +1,4 @@
-"""Statements sent as JSON documents, in lines or in an array."""
+"""Parsers of statements as JSON objects, in lines (NDJSON) or in an array."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,12 @@ from tarn.journal.formats.record import BadRecord, ByteSource, Record, Row, requ
 
 
 def from_ndjson(source: ByteSource, longest: int) -> Iterator[Row | BadRecord]:
-    """A statement a line. A line that is not a JSON object is a BadRecord."""
+    """Yield one statement per line. A line that is not a JSON object is a BadRecord."""
     return _objects(ndjson.lines(source, longest))
 
 
 def from_json(source: ByteSource, longest: int) -> Iterator[Row | BadRecord]:
-    """A statement an element. An element that is not an object is a BadRecord; raises as `json.elements` does."""
+    """Yield one statement per element. An element that is not an object is a BadRecord. Raises as `json.elements`."""
     return _objects(json.elements(source, longest))
 
 
