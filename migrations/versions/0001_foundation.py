@@ -33,7 +33,7 @@ def upgrade():
             "revision",
             sa.Integer(),
             nullable=False,
-            comment="counts changes of the configuration; its row is their lock",
+            comment="number of changes of the configuration, which are serialized by locking this row",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_datasets")),
     )
@@ -48,7 +48,10 @@ def upgrade():
     op.create_table(
         "lake",
         sa.Column(
-            "id", sa.String(length=36), nullable=False, comment="the id in lake.json: a database serves one lake"
+            "id",
+            sa.String(length=36),
+            nullable=False,
+            comment="the id in lake.json, because a database serves one lake",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_lake")),
     )
@@ -62,7 +65,7 @@ def upgrade():
             "deleted",
             Moment(),
             nullable=True,
-            comment="names are not given out twice: old tags and queue items bear them",
+            comment="names are not reused, because old tags and queue items have them",
         ),
         sa.Column("rate_limit", sa.Float(), nullable=True),
         sa.Column("rate_burst", sa.Integer(), nullable=True),
@@ -86,9 +89,7 @@ def upgrade():
         sa.Column("id", sa.String(length=36), nullable=False),
         sa.Column("tenant", sa.String(length=64), nullable=False),
         sa.Column("label", sa.Text(), nullable=False),
-        sa.Column(
-            "digest", sa.String(length=64), nullable=False, comment="SHA-256 of the key; the key itself is nowhere"
-        ),
+        sa.Column("digest", sa.String(length=64), nullable=False, comment="SHA-256 of the key, which is not stored"),
         sa.Column("created", Moment(), nullable=False),
         sa.Column("expires", Moment(), nullable=True),
         sa.Column("revoked", Moment(), nullable=True),
@@ -100,7 +101,12 @@ def upgrade():
         "grants",
         sa.Column("id", sa.String(length=36), nullable=False),
         sa.Column("tenant", sa.String(length=64), nullable=False),
-        sa.Column("dataset", sa.String(length=128), nullable=False, comment="a name, with * for any run of characters"),
+        sa.Column(
+            "dataset",
+            sa.String(length=128),
+            nullable=False,
+            comment="a name or a pattern, in which * matches any characters",
+        ),
         sa.Column("level", sa.String(length=16), nullable=False),
         sa.Column("created", Moment(), nullable=False),
         sa.ForeignKeyConstraint(["tenant"], ["tenants.name"], name=op.f("fk_grants_tenant")),

@@ -1,4 +1,4 @@
-"""The mark that changes with everything that decides who may do what."""
+"""The access revision, which changes with every change of access rights."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,7 +15,7 @@ def upgrade():
             "revision",
             sa.String(length=36),
             nullable=False,
-            comment="one row, drawn anew with every change of who may do what",
+            comment="one row; a new random value with every change of access rights",
         ),
         sa.PrimaryKeyConstraint("revision", name=op.f("pk_access_revision")),
     )

@@ -1,4 +1,4 @@
-"""Jobs that are tried again: when, and since when they are left in peace."""
+"""Jobs that are retried: the earliest time of the next attempt, and when an attempt last ended abnormally."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,7 @@ down_revision = "0003"
 def upgrade():
     op.add_column(
         "jobs",
-        sa.Column("not_before", Moment(), nullable=True, comment="when a queued job may be taken, if not at once"),
+        sa.Column("not_before", Moment(), nullable=True, comment="earliest time for the next attempt; null: at once"),
     )
     op.add_column(
         "jobs",
@@ -19,10 +19,10 @@ def upgrade():
             "disturbed",
             Moment(),
             nullable=True,
-            comment="when an attempt last broke off: what it sent may still be under way",
+            comment="when an attempt last ended abnormally: its requests to the store may still arrive",
         ),
     )
-    # Deletes that failed were never tried again, and kept the names of their datasets.
+    # Failed deletions were not retried, and the names of their datasets stayed reserved.
     op.execute(
         "UPDATE jobs SET state = 'queued', finished = NULL, worker = NULL, heartbeat = NULL, attempts = 0 "
         "WHERE operation = 'delete' AND state = 'failed'"

@@ -1,4 +1,4 @@
-"""Snapshots: recorded heads, what manifests say of themselves, leases; rows set aside; jobs with arguments."""
+"""Snapshots: recorded heads, an index of manifests, leases; rejected rows; arguments of jobs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,11 +13,11 @@ def upgrade():
         "journal_rejected",
         sa.Column("id", sa.String(length=36), nullable=False),
         sa.Column("dataset_id", sa.String(length=36), nullable=False),
-        sa.Column("batch", sa.String(length=36), nullable=False, comment="the uid of the batch it came with"),
+        sa.Column("batch", sa.String(length=36), nullable=False, comment="the uid of its batch"),
         sa.Column("tenant", sa.String(length=64), nullable=False),
         sa.Column("commit", sa.BigInteger(), nullable=False),
         sa.Column("position", sa.BigInteger(), nullable=False),
-        sa.Column("event", sa.JSON(), nullable=False, comment="the journal's row as it was, bytes as hexadecimal"),
+        sa.Column("event", sa.JSON(), nullable=False, comment="the row of the journal, bytes as hexadecimal"),
         sa.Column("reason", sa.Text(), nullable=False),
         sa.Column("at", Moment(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_journal_rejected_dataset_id")),
@@ -33,11 +33,11 @@ def upgrade():
             "seq",
             sa.BigInteger(),
             nullable=False,
-            comment="a dataset made again goes on above the one that had its name",
+            comment="starts above that of an earlier dataset of the same name",
         ),
-        sa.Column("snapshot", sa.String(length=36), nullable=True, comment="null: none yet"),
+        sa.Column("snapshot", sa.String(length=36), nullable=True, comment="null: there is none yet"),
         sa.Column("content", sa.BigInteger(), nullable=False),
-        sa.Column("segment", sa.BigInteger(), nullable=False, comment="the last segment that is in it"),
+        sa.Column("segment", sa.BigInteger(), nullable=False, comment="the last segment that it includes"),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_snapshot_heads_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", name=op.f("pk_snapshot_heads")),
     )
@@ -56,25 +56,26 @@ def upgrade():
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_snapshots_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", "seq", name=op.f("pk_snapshots")),
         sa.UniqueConstraint("dataset_id", "id", name=op.f("uq_snapshots_dataset_id_id")),
-        comment="what the manifests say of themselves, to be found by id, segment or moment",
+        comment="index of the manifests",
     )
     op.create_table(
         "leases",
         sa.Column("dataset_id", sa.String(length=36), nullable=False),
         sa.Column("owner", sa.String(length=36), nullable=False),
-        sa.Column("token", sa.BigInteger(), nullable=False, comment="rises with every holder"),
+        sa.Column("token", sa.BigInteger(), nullable=False, comment="fencing number, rises with every holder"),
         sa.Column("expires", Moment(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_leases_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", name=op.f("pk_leases")),
     )
     with op.batch_alter_table("jobs") as jobs:
         jobs.alter_column(
-            "dataset_id", existing_type=sa.String(length=36), nullable=True, comment="null: it concerns several"
+            "dataset_id",
+            existing_type=sa.String(length=36),
+            nullable=True,
+            comment="null: the job concerns several datasets",
         )
         jobs.add_column(sa.Column("arguments", sa.JSON(), nullable=False, server_default="{}"))
-        jobs.add_column(
-            sa.Column("cancelled", Moment(), nullable=True, comment="when somebody asked for it to be given up")
-        )
+        jobs.add_column(sa.Column("cancelled", Moment(), nullable=True, comment="when cancellation was requested"))
         jobs.alter_column(
             "state",
             existing_type=sa.String(length=16),
@@ -91,7 +92,7 @@ def upgrade():
                     sa.BigInteger(),
                     nullable=False,
                     server_default="0",
-                    comment="characters of their values",
+                    comment="total characters of their values",
                 )
             )
         with op.batch_alter_table(table) as altered:

@@ -1,4 +1,4 @@
-"""Reads: refs, snapshots that expired, and batches by commit."""
+"""Reads: refs, expired snapshots, and an index of batches by commit."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,14 +15,14 @@ def upgrade():
         sa.Column("name", sa.String(length=128), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("snapshot", sa.String(length=36), nullable=False),
-        sa.Column("tenant", sa.String(length=64), nullable=False, comment="who set it last"),
+        sa.Column("tenant", sa.String(length=64), nullable=False, comment="the tenant that last set it"),
         sa.Column("updated", Moment(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_refs_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", "name", name=op.f("pk_refs")),
-        comment="named pins on snapshots, mirrored in the layout",
+        comment="names that keep a snapshot, mirrored in the layout",
     )
     op.add_column(
         "snapshots",
-        sa.Column("expired", Moment(), nullable=True, comment="when its manifest was given up; null: it is kept"),
+        sa.Column("expired", Moment(), nullable=True, comment="when the snapshot was expired; null: it is kept"),
     )
     op.create_index("ix_journal_batches_dataset_id_commit", "journal_batches", ["dataset_id", "commit"])

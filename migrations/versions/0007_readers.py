@@ -1,4 +1,4 @@
-"""What API processes read, for whoever deletes files; and which tenant was served when."""
+"""Heartbeats of API processes with the snapshots that they read; an index of jobs by tenant and start."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,12 +15,12 @@ def upgrade():
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("seen", Moment(), nullable=False),
-        sa.Column("beat", sa.BigInteger(), nullable=False, comment="counts its reports"),
+        sa.Column("beat", sa.BigInteger(), nullable=False, comment="number of heartbeats"),
         sa.Column(
             "oldest",
             sa.JSON(),
             nullable=False,
-            comment="by dataset, the oldest snapshot that it reads; 0: nobody knows yet",
+            comment="the oldest snapshot that it reads, by dataset; 0: not known yet",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_readers")),
     )

@@ -1,4 +1,4 @@
-"""Exports, of which snapshot each was made, and who is at work on them."""
+"""Exports with the snapshots that they were made from, and their leases."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ def upgrade():
         "export_leases",
         sa.Column("dataset_id", sa.String(length=36), nullable=False),
         sa.Column("owner", sa.String(length=36), nullable=False),
-        sa.Column("token", sa.BigInteger(), nullable=False, comment="rises with every holder"),
+        sa.Column("token", sa.BigInteger(), nullable=False, comment="fencing number, rises with every holder"),
         sa.Column("expires", Moment(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_export_leases_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", name=op.f("pk_export_leases")),
@@ -23,10 +23,10 @@ def upgrade():
         sa.Column("dataset_id", sa.String(length=36), nullable=False),
         sa.Column("kind", sa.String(length=16), nullable=False),
         sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("snapshot", sa.String(length=36), nullable=True, comment="null: made of a dataset without snapshots"),
+        sa.Column("snapshot", sa.String(length=36), nullable=True, comment="null: the dataset had no snapshot"),
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("content", sa.BigInteger(), nullable=False),
-        sa.Column("resolved", Moment(), nullable=False, comment="when its snapshot was found to be the head"),
+        sa.Column("resolved", Moment(), nullable=False, comment="when its snapshot was resolved as the head"),
         sa.Column("made", Moment(), nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("sha1", sa.String(length=40), nullable=False),

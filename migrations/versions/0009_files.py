@@ -1,4 +1,4 @@
-"""Files: an index of the archive's records, files on their way into it, and uploads in blocks."""
+"""Files: an index of the archive's records, files that are being archived, and uploads in blocks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,18 +19,18 @@ def upgrade():
             "path_head",
             ByCodePoint,
             nullable=False,
-            comment="its first 255 characters: PostgreSQL indexes no long texts",
+            comment="the first 255 characters of the path, because PostgreSQL does not index long texts",
         ),
         sa.Column("path", ByCodePoint, nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("mime_type", sa.Text(), nullable=False),
         sa.Column("created", Moment(), nullable=False),
-        sa.Column("tenant", sa.String(length=64), nullable=False, comment="whose quota it counts against"),
+        sa.Column("tenant", sa.String(length=64), nullable=False, comment="the tenant whose quota it counts towards"),
         sa.Column("origin", sa.String(length=128), nullable=False),
         sa.Column("meta", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_files_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", "id", name=op.f("pk_files")),
-        comment="what the File records in the archive say, to be found by path",
+        comment="index of the archive's File records",
     )
     op.create_index("ix_files_dataset_id_path_head", "files", ["dataset_id", "path_head"])
     op.create_index("ix_files_dataset_id_checksum", "files", ["dataset_id", "checksum"])
@@ -41,11 +41,11 @@ def upgrade():
         sa.Column("checksum", sa.String(length=64), nullable=False),
         sa.Column("file_id", sa.String(length=40), nullable=False),
         sa.Column("tenant", sa.String(length=64), nullable=False),
-        sa.Column("reserved", sa.BigInteger(), nullable=False, comment="bytes taken from the tenant's quota"),
+        sa.Column("reserved", sa.BigInteger(), nullable=False, comment="bytes reserved from the tenant's quota"),
         sa.Column("expires", Moment(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_file_puts_dataset_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_file_puts")),
-        comment="files on their way into the archive, whose blobs nobody may collect",
+        comment="files that are being archived, whose blobs must not be garbage-collected",
     )
     op.create_index("ix_file_puts_dataset_id_checksum", "file_puts", ["dataset_id", "checksum"])
     op.create_table(
@@ -55,10 +55,14 @@ def upgrade():
         sa.Column("tenant", sa.String(length=64), nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("length", sa.BigInteger(), nullable=False),
-        sa.Column("checksum", sa.String(length=64), nullable=True, comment="what the sender says it will be"),
+        sa.Column(
+            "checksum", sa.String(length=64), nullable=True, comment="the expected checksum, if the sender declared it"
+        ),
         sa.Column("origin", sa.String(length=128), nullable=True),
         sa.Column("meta", sa.JSON(), nullable=True),
-        sa.Column("file", sa.JSON(), nullable=True, comment="the File record that it became; null: it is open"),
+        sa.Column(
+            "file", sa.JSON(), nullable=True, comment="the File record that it was committed as; null: it is open"
+        ),
         sa.Column("created", Moment(), nullable=False),
         sa.Column("expires", Moment(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_uploads_dataset_id")),
@@ -70,7 +74,7 @@ def upgrade():
         sa.Column("upload", sa.String(length=36), nullable=False),
         sa.Column("start", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("end", sa.BigInteger(), nullable=False),
-        sa.Column("part", sa.String(length=64), nullable=False, comment="the name of the object that holds it"),
+        sa.Column("part", sa.String(length=64), nullable=False, comment="the name of the object that stores it"),
         sa.ForeignKeyConstraint(["upload"], ["uploads.id"], name=op.f("fk_upload_blocks_upload")),
         sa.PrimaryKeyConstraint("upload", "start", name=op.f("pk_upload_blocks")),
     )

@@ -1,4 +1,4 @@
-"""Mappings, and what the last run of each was made of."""
+"""Mappings: the last run of each."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -14,13 +14,15 @@ def upgrade():
         sa.Column("dataset_id", sa.String(length=36), nullable=False),
         sa.Column("content_hash", sa.String(length=64), nullable=False),
         sa.Column(
-            "job", sa.String(length=36), nullable=False, comment="the job that did it, so that none does it twice"
+            "job", sa.String(length=36), nullable=False, comment="the job that ran it, so that no job runs it twice"
         ),
-        sa.Column("mapping", sa.String(length=64), nullable=False, comment="the entity tag that the mapping had"),
-        sa.Column("form", sa.JSON(), nullable=False, comment="how the file was to be read"),
+        sa.Column(
+            "mapping", sa.String(length=64), nullable=False, comment="the mapping's entity tag at the time of the run"
+        ),
+        sa.Column("form", sa.JSON(), nullable=False, comment="options with which the file was read"),
         sa.Column("processed", Moment(), nullable=False),
         sa.Column("result", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_mapping_runs_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", "content_hash", name=op.f("pk_mapping_runs")),
-        comment="of each mapping, the last run that was committed",
+        comment="the last committed run of each mapping",
     )

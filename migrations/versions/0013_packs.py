@@ -1,4 +1,4 @@
-"""Packs: many events of a journal's batch in one row."""
+"""Packs: many events of a batch in one row."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,16 +12,23 @@ def upgrade():
     op.create_table(
         "journal_packs",
         sa.Column("batch", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("position", sa.BigInteger(), autoincrement=False, nullable=False, comment="of its first event"),
-        sa.Column("rows", sa.Integer(), nullable=False, comment="events in it, whose positions follow on each other"),
-        sa.Column("low", sa.Integer(), nullable=False, comment="the least shard key of its events"),
-        sa.Column("high", sa.Integer(), nullable=False, comment="the greatest"),
-        sa.Column("has_canonical", sa.Boolean(), nullable=False, comment="some name a canonical id, of whatever shard"),
+        sa.Column(
+            "position", sa.BigInteger(), autoincrement=False, nullable=False, comment="position of its first event"
+        ),
+        sa.Column("rows", sa.Integer(), nullable=False, comment="number of events, which have consecutive positions"),
+        sa.Column("low", sa.Integer(), nullable=False, comment="the lowest shard key of its events"),
+        sa.Column("high", sa.Integer(), nullable=False, comment="the greatest shard key of its events"),
+        sa.Column("has_canonical", sa.Boolean(), nullable=False, comment="whether any event has a canonical id"),
         sa.Column("checksum", sa.BigInteger(), nullable=False, comment="CRC-32 of the data"),
-        sa.Column("data", sa.LargeBinary(), nullable=False, comment="the events: Arrow, see app/journal/packs.py"),
+        sa.Column(
+            "data",
+            sa.LargeBinary(),
+            nullable=False,
+            comment="the events in Arrow format, see app/tarn/journal/packs.py",
+        ),
         sa.PrimaryKeyConstraint("batch", "position", name=op.f("pk_journal_packs")),
-        comment="many events of a batch in one row, beside those in `journal`",
+        comment="events of batches, many in one row; others are in `journal`",
     )
     if op.get_bind().dialect.name == "postgresql":
-        # What is compressed already is not to be compressed again.
+        # The data is compressed already.
         op.execute("ALTER TABLE journal_packs ALTER COLUMN data SET STORAGE EXTERNAL")

@@ -1,4 +1,4 @@
-"""Upgrades: whom the database serves, what processes can read; how PostgreSQL cleans up after the journal."""
+"""Upgrades: supported versions, formats that processes can read; autovacuum settings of the journal."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -7,9 +7,9 @@ revision = "0014"
 down_revision = "0013"
 compatible_from = "0012"
 
-# docs/postgresql.md has the reasons. What is not named keeps the server's own settings.
+# docs/postgresql.md has the reasons. Other settings keep the server's defaults.
 STORAGE = {
-    # Rows come and go by the million, and none is ever changed: what counts is how many are dead, not which share.
+    # Millions of rows are inserted and deleted, and none is updated: the number of dead rows matters, not their share.
     "journal": {
         "autovacuum_vacuum_scale_factor": 0,
         "autovacuum_vacuum_threshold": 100_000,
@@ -19,7 +19,7 @@ STORAGE = {
         "autovacuum_analyze_threshold": 1_000_000,
         "autovacuum_vacuum_cost_delay": 0,
     },
-    # As many events in a few large rows.
+    # The same number of events in fewer, larger rows.
     "journal_packs": {"autovacuum_vacuum_scale_factor": 0, "autovacuum_vacuum_threshold": 500},
     "journal_batches": {
         "autovacuum_vacuum_scale_factor": 0,
@@ -27,7 +27,7 @@ STORAGE = {
         "autovacuum_analyze_scale_factor": 0,
         "autovacuum_analyze_threshold": 10_000,
     },
-    # A few rows, each changed with every write: with room beside them a change stays in its page, and cleans it up.
+    # Few rows, each updated with every write: with free space in its page, an update stays there and prunes the page.
     **{
         table: {"fillfactor": 20, "autovacuum_vacuum_scale_factor": 0, "autovacuum_vacuum_threshold": 1_000}
         for table in ("journal_head", "event_heads", "queue_heads", "snapshot_heads", "readers", "workers")
@@ -42,7 +42,7 @@ def upgrade():
             "oldest",
             sa.String(length=32),
             nullable=False,
-            comment="the oldest revision whose code this database serves; one row",
+            comment="the oldest revision whose code this database supports; one row",
         ),
         sa.PrimaryKeyConstraint("oldest", name=op.f("pk_compatibility")),
     )
@@ -50,7 +50,7 @@ def upgrade():
     op.add_column(
         "readers",
         sa.Column(
-            "speaks", sa.JSON(), nullable=True, comment="forms of data that it reads; null: those of the first version"
+            "speaks", sa.JSON(), nullable=True, comment="data formats that it reads; null: those of the first version"
         ),
     )
     if op.get_bind().dialect.name == "postgresql":

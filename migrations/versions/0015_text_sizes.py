@@ -1,6 +1,6 @@
-"""Texts of files: who put each and how many bytes it has, to count them against a quota.
+"""Extracted texts of files: the tenant and size of each, for quotas.
 
-Texts that are there already have no row: only the store knows them. `tarn verify --repair` counts them.
+Texts stored before this migration have no row. `tarn verify --repair` adds them.
 """
 
 import sqlalchemy as sa
@@ -17,9 +17,9 @@ def upgrade():
         sa.Column("dataset_id", sa.String(length=36), nullable=False),
         sa.Column("checksum", sa.String(length=64), nullable=False),
         sa.Column("origin", sa.String(length=128), nullable=False),
-        sa.Column("tenant", sa.String(length=64), nullable=False, comment="whose quota it counts against"),
+        sa.Column("tenant", sa.String(length=64), nullable=False, comment="the tenant whose quota it counts towards"),
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["dataset_id"], ["datasets.id"], name=op.f("fk_file_texts_dataset_id")),
         sa.PrimaryKeyConstraint("dataset_id", "checksum", "origin", name=op.f("pk_file_texts")),
-        comment="texts of contents, as they are counted; what they say is in the archive",
+        comment="sizes of extracted texts, for quotas; the texts are in the archive",
     )

@@ -1,4 +1,4 @@
-"""Every SQL table. Alembic's migrations make them; a test holds the two equal."""
+"""SQLAlchemy definitions of every SQL table. Alembic's migrations create them; a test compares the two."""
 
 from datetime import UTC, datetime
 
@@ -36,7 +36,7 @@ metadata = MetaData(
 
 
 class Moment(TypeDecorator[datetime]):
-    """A point in time: aware and UTC on our side, whatever the database keeps."""
+    """A timestamp column: timezone-aware UTC in Python, on either database."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -56,29 +56,29 @@ class Moment(TypeDecorator[datetime]):
 Id = String(36)
 
 ByCodePoint = Text().with_variant(Text(collation="C"), "postgresql")
-"""Text in the order of its code points, as SQLite has it, whatever language the database speaks."""
+"""Text that sorts by code point on either database, whatever PostgreSQL's collation."""
 
 lake = Table(
     "lake",
     metadata,
-    Column("id", Id, primary_key=True, comment="the id in lake.json: a database serves one lake"),
+    Column("id", Id, primary_key=True, comment="the id in lake.json, because a database serves one lake"),
 )
 
 compatibility = Table(
     "compatibility",
     metadata,
     Column(
-        "oldest", String(32), primary_key=True, comment="the oldest revision whose code this database serves; one row"
+        "oldest", String(32), primary_key=True, comment="the oldest revision whose code this database supports; one row"
     ),
 )
 
 clock = Table(
     "clock",
     metadata,
-    Column("boot", String(64), primary_key=True, comment="which run of the machine it counts in"),
-    Column("since", Float, nullable=False, comment="seconds since the machine started, when it said `at`"),
+    Column("boot", String(64), primary_key=True, comment="id of the machine's boot in which `since` was counted"),
+    Column("since", Float, nullable=False, comment="seconds since the machine started, at the time `at`"),
     Column("at", Moment, nullable=False),
-    comment="what SQLite, which has no clock of its own, goes by; one row at most",
+    comment="the database clock of SQLite, which has none of its own; at most one row",
 )
 
 tenants = Table(
@@ -88,7 +88,7 @@ tenants = Table(
     Column("title", Text, nullable=False),
     Column("created", Moment, nullable=False),
     Column("disabled", Boolean, nullable=False),
-    Column("deleted", Moment, comment="names are not given out twice: old tags and queue items bear them"),
+    Column("deleted", Moment, comment="names are not reused, because old tags and queue items have them"),
     Column("rate_limit", Float),
     Column("rate_burst", Integer),
     Column("quota_statements", BigInteger),
@@ -103,7 +103,7 @@ api_keys = Table(
     Column("id", Id, primary_key=True),
     Column("tenant", ForeignKey("tenants.name"), nullable=False, index=True),
     Column("label", Text, nullable=False),
-    Column("digest", String(64), nullable=False, comment="SHA-256 of the key; the key itself is nowhere"),
+    Column("digest", String(64), nullable=False, comment="SHA-256 of the key, which is not stored"),
     Column("created", Moment, nullable=False),
     Column("expires", Moment),
     Column("revoked", Moment),
@@ -114,7 +114,7 @@ grants = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("tenant", ForeignKey("tenants.name"), nullable=False),
-    Column("dataset", String(128), nullable=False, comment="a name, with * for any run of characters"),
+    Column("dataset", String(128), nullable=False, comment="a name or a pattern, in which * matches any characters"),
     Column("level", String(16), nullable=False),
     Column("created", Moment, nullable=False),
     UniqueConstraint("tenant", "dataset", "level"),
@@ -123,7 +123,7 @@ grants = Table(
 access_revision = Table(
     "access_revision",
     metadata,
-    Column("revision", Id, primary_key=True, comment="one row, drawn anew with every change of who may do what"),
+    Column("revision", Id, primary_key=True, comment="one row; a new random value with every change of access rights"),
 )
 
 audit = Table(
@@ -148,7 +148,12 @@ datasets = Table(
     Column("name", String(128), nullable=False),
     Column("state", String(16), nullable=False, comment="active, deleting or deleted"),
     Column("created", Moment, nullable=False),
-    Column("revision", Integer, nullable=False, comment="counts changes of the configuration; its row is their lock"),
+    Column(
+        "revision",
+        Integer,
+        nullable=False,
+        comment="number of changes of the configuration, which are serialized by locking this row",
+    ),
     Index(
         "uq_datasets_name",
         "name",
@@ -162,11 +167,11 @@ journal_head = Table(
     "journal_head",
     metadata,
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
-    Column("commit", BigInteger, nullable=False, comment="the last commit number given out"),
-    Column("segment", BigInteger, nullable=False, comment="the segment that is open"),
-    Column("rows", BigInteger, nullable=False, comment="committed rows that no snapshot holds yet"),
-    Column("size", BigInteger, nullable=False, comment="characters of their values"),
-    Column("oldest", Moment, comment="when the oldest of them was committed"),
+    Column("commit", BigInteger, nullable=False, comment="the last commit number that was assigned"),
+    Column("segment", BigInteger, nullable=False, comment="the open segment"),
+    Column("rows", BigInteger, nullable=False, comment="committed rows that are not in a snapshot"),
+    Column("size", BigInteger, nullable=False, comment="total characters of their values"),
+    Column("oldest", Moment, comment="when the oldest of these rows was committed"),
 )
 
 journal_batches = Table(
@@ -178,14 +183,14 @@ journal_batches = Table(
     Column("tenant", String(64), nullable=False),
     Column("origin", String(128)),
     Column("state", String(16), nullable=False, comment="open, staged, committed, aborted or done"),
-    Column("is_stage", Boolean, nullable=False, comment="a stage has no rows of its own, but those sent to it"),
-    Column("stage", ForeignKey("journal_batches.id"), index=True, comment="the stage this request was sent to"),
+    Column("is_stage", Boolean, nullable=False, comment="a stage has no rows, only batches that refer to it"),
+    Column("stage", ForeignKey("journal_batches.id"), index=True, comment="the stage that the batch belongs to"),
     Column("segment", BigInteger),
     Column("commit", BigInteger),
     Column("entities", BigInteger, nullable=False),
     Column("rows", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False, comment="characters of their values"),
-    Column("reserved", BigInteger, nullable=False, comment="statements taken from the tenant's quota"),
+    Column("size", BigInteger, nullable=False, comment="total characters of their values"),
+    Column("reserved", BigInteger, nullable=False, comment="statements reserved from the tenant's quota"),
     Column("message", Text),
     Column("metadata", JSON, nullable=False),
     Column("created", Moment, nullable=False),
@@ -201,17 +206,17 @@ journal = Table(
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
     Column("position", BigInteger, primary_key=True, autoincrement=False),
     Column("kind", SmallInteger, nullable=False, comment="1 add, 2 delete, 3 erase"),
-    Column("shard_key", Integer, comment="null: it concerns every entity"),
+    Column("shard_key", Integer, comment="null: the event concerns every entity"),
     Column("id", LargeBinary, comment="the statement's SHA-1, twenty bytes"),
     Column("entity_id", Text),
-    Column("canonical_id", Text, comment="null: the entity id"),
+    Column("canonical_id", Text, comment="null: the same as the entity id"),
     Column("schema", Text),
     Column("prop", Text),
     Column("value", Text),
     Column("lang", Text),
     Column("original_value", Text),
     Column("external", Boolean),
-    Column("origin", Text, comment="null in a delete or an erase: every origin"),
+    Column("origin", Text, comment="null in a delete or erase: every origin"),
     Column("first_seen", BigInteger, comment="microseconds since 1970"),
     Column("last_seen", BigInteger),
     sqlite_with_rowid=False,
@@ -221,14 +226,14 @@ journal_packs = Table(
     "journal_packs",
     metadata,
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
-    Column("position", BigInteger, primary_key=True, autoincrement=False, comment="of its first event"),
-    Column("rows", Integer, nullable=False, comment="events in it, whose positions follow on each other"),
-    Column("low", Integer, nullable=False, comment="the least shard key of its events"),
-    Column("high", Integer, nullable=False, comment="the greatest"),
-    Column("has_canonical", Boolean, nullable=False, comment="some name a canonical id, of whatever shard"),
+    Column("position", BigInteger, primary_key=True, autoincrement=False, comment="position of its first event"),
+    Column("rows", Integer, nullable=False, comment="number of events, which have consecutive positions"),
+    Column("low", Integer, nullable=False, comment="the lowest shard key of its events"),
+    Column("high", Integer, nullable=False, comment="the greatest shard key of its events"),
+    Column("has_canonical", Boolean, nullable=False, comment="whether any event has a canonical id"),
     Column("checksum", BigInteger, nullable=False, comment="CRC-32 of the data"),
-    Column("data", LargeBinary, nullable=False, comment="the events: Arrow, see app/journal/packs.py"),
-    comment="many events of a batch in one row, beside those in `journal`",
+    Column("data", LargeBinary, nullable=False, comment="the events in Arrow format, see app/tarn/journal/packs.py"),
+    comment="events of batches, many in one row; others are in `journal`",
 )
 
 journal_rejected = Table(
@@ -236,11 +241,11 @@ journal_rejected = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
-    Column("batch", Id, nullable=False, comment="the uid of the batch it came with"),
+    Column("batch", Id, nullable=False, comment="the uid of its batch"),
     Column("tenant", String(64), nullable=False),
     Column("commit", BigInteger, nullable=False),
     Column("position", BigInteger, nullable=False),
-    Column("event", JSON, nullable=False, comment="the journal's row as it was, bytes as hexadecimal"),
+    Column("event", JSON, nullable=False, comment="the row of the journal, bytes as hexadecimal"),
     Column("reason", Text, nullable=False),
     Column("at", Moment, nullable=False),
     UniqueConstraint("dataset_id", "batch", "position"),
@@ -250,10 +255,10 @@ snapshot_heads = Table(
     "snapshot_heads",
     metadata,
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
-    Column("seq", BigInteger, nullable=False, comment="a dataset made again goes on above the one that had its name"),
-    Column("snapshot", Id, comment="null: none yet"),
+    Column("seq", BigInteger, nullable=False, comment="starts above that of an earlier dataset of the same name"),
+    Column("snapshot", Id, comment="null: there is none yet"),
     Column("content", BigInteger, nullable=False),
-    Column("segment", BigInteger, nullable=False, comment="the last segment that is in it"),
+    Column("segment", BigInteger, nullable=False, comment="the last segment that it includes"),
 )
 
 snapshots = Table(
@@ -265,9 +270,9 @@ snapshots = Table(
     Column("content", BigInteger, nullable=False),
     Column("segment", BigInteger, nullable=False),
     Column("created", Moment, nullable=False),
-    Column("expired", Moment, comment="when its manifest was given up; null: it is kept"),
+    Column("expired", Moment, comment="when the snapshot was expired; null: it is kept"),
     UniqueConstraint("dataset_id", "id"),
-    comment="what the manifests say of themselves, to be found by id, segment or moment",
+    comment="index of the manifests",
 )
 
 refs = Table(
@@ -277,9 +282,9 @@ refs = Table(
     Column("name", String(128), primary_key=True),
     Column("seq", BigInteger, nullable=False),
     Column("snapshot", Id, nullable=False),
-    Column("tenant", String(64), nullable=False, comment="who set it last"),
+    Column("tenant", String(64), nullable=False, comment="the tenant that last set it"),
     Column("updated", Moment, nullable=False),
-    comment="named pins on snapshots, mirrored in the layout",
+    comment="names that keep a snapshot, mirrored in the layout",
 )
 
 leases = Table(
@@ -287,7 +292,7 @@ leases = Table(
     metadata,
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
     Column("owner", Id, nullable=False),
-    Column("token", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("token", BigInteger, nullable=False, comment="fencing number, rises with every holder"),
     Column("expires", Moment, nullable=False),
 )
 
@@ -296,7 +301,7 @@ export_leases = Table(
     metadata,
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
     Column("owner", Id, nullable=False),
-    Column("token", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("token", BigInteger, nullable=False, comment="fencing number, rises with every holder"),
     Column("expires", Moment, nullable=False),
 )
 
@@ -306,10 +311,10 @@ exports = Table(
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
     Column("kind", String(16), primary_key=True),
     Column("name", String(64), nullable=False),
-    Column("snapshot", Id, comment="null: made of a dataset without snapshots"),
+    Column("snapshot", Id, comment="null: the dataset had no snapshot"),
     Column("seq", BigInteger, nullable=False),
     Column("content", BigInteger, nullable=False),
-    Column("resolved", Moment, nullable=False, comment="when its snapshot was found to be the head"),
+    Column("resolved", Moment, nullable=False, comment="when its snapshot was resolved as the head"),
     Column("made", Moment, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("sha1", String(40), nullable=False),
@@ -322,12 +327,12 @@ mapping_runs = Table(
     metadata,
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
     Column("content_hash", String(64), primary_key=True),
-    Column("job", Id, nullable=False, comment="the job that did it, so that none does it twice"),
-    Column("mapping", String(64), nullable=False, comment="the entity tag that the mapping had"),
-    Column("form", JSON, nullable=False, comment="how the file was to be read"),
+    Column("job", Id, nullable=False, comment="the job that ran it, so that no job runs it twice"),
+    Column("mapping", String(64), nullable=False, comment="the mapping's entity tag at the time of the run"),
+    Column("form", JSON, nullable=False, comment="options with which the file was read"),
     Column("processed", Moment, nullable=False),
     Column("result", JSON, nullable=False),
-    comment="of each mapping, the last run that was committed",
+    comment="the last committed run of each mapping",
 )
 
 tags = Table(
@@ -337,7 +342,7 @@ tags = Table(
     Column("tenant", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("at", Moment, nullable=False),
-    Column("value", JSON(none_as_null=True), comment="null: it tells no more than its moment"),
+    Column("value", JSON(none_as_null=True), comment="null: the tag has only a timestamp"),
 )
 
 locks = Table(
@@ -348,17 +353,22 @@ locks = Table(
     Column("name", String(128), primary_key=True),
     Column("id", Id, nullable=False, unique=True),
     Column("holder", Text, nullable=False),
-    Column("token", String(64), comment="what its holder shows; null: it is free"),
-    Column("fence", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("token", String(64), comment="secret that proves the lock is held; null: the lock is free"),
+    Column("fence", BigInteger, nullable=False, comment="fencing number, rises with every holder"),
     Column("taken", Moment, nullable=False),
-    Column("expires", Moment, nullable=False, comment="by the database's clock"),
+    Column("expires", Moment, nullable=False, comment="compared with the database's clock"),
 )
 
 queue_heads = Table(
     "queue_heads",
     metadata,
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
-    Column("last", Id, nullable=False, comment="the last id given out; whoever adds an item holds the row"),
+    Column(
+        "last",
+        Id,
+        nullable=False,
+        comment="the last id that was assigned; a transaction that adds an item locks the row",
+    ),
 )
 
 queue_leases = Table(
@@ -366,18 +376,18 @@ queue_leases = Table(
     metadata,
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
     Column("owner", Id, nullable=False),
-    Column("token", BigInteger, nullable=False, comment="rises with every holder"),
+    Column("token", BigInteger, nullable=False, comment="fencing number, rises with every holder"),
     Column("expires", Moment, nullable=False),
 )
 
 queue = Table(
     "queue",
     metadata,
-    Column("id", Id, primary_key=True, comment="rises within a dataset in the order of commits, whatever clocks say"),
+    Column("id", Id, primary_key=True, comment="rises within a dataset in the order of commits, independent of clocks"),
     Column("dataset_id", ForeignKey("datasets.id"), nullable=False),
-    Column("tenant", String(64), nullable=False, comment="who sent it"),
-    Column("recipient", String(64), comment="who is to take it; null: the worker does it"),
-    Column("shared", Boolean, nullable=False, comment="whether all who may read the dataset may read it"),
+    Column("tenant", String(64), nullable=False, comment="the tenant that sent it"),
+    Column("recipient", String(64), comment="the tenant that it is addressed to; null: the worker processes it"),
+    Column("shared", Boolean, nullable=False, comment="whether every tenant that may read the dataset may read it"),
     Column("action", String(16), nullable=False),
     Column("resource", String(16), nullable=False),
     Column("origin", String(128)),
@@ -387,8 +397,8 @@ queue = Table(
     Column("attempts", Integer, nullable=False),
     Column("created", Moment, nullable=False),
     Column("finished", Moment),
-    Column("not_before", Moment, comment="when it may be tried again, if not at once"),
-    Column("token", String(64), comment="what its recipient shows; null: it was not taken"),
+    Column("not_before", Moment, comment="earliest time for the next attempt; null: at once"),
+    Column("token", String(64), comment="secret that proves the lease; null: the item was not taken"),
     Column("leased_until", Moment),
     Column("problem", JSON(none_as_null=True)),
     Index("ix_queue_state_recipient_dataset_id_id", "state", "recipient", "dataset_id", "id"),
@@ -406,18 +416,21 @@ files = Table(
     Column("checksum", String(64), nullable=False),
     Column("sha1", String(40), nullable=False),
     Column(
-        "path_head", ByCodePoint, nullable=False, comment="its first 255 characters: PostgreSQL indexes no long texts"
+        "path_head",
+        ByCodePoint,
+        nullable=False,
+        comment="the first 255 characters of the path, because PostgreSQL does not index long texts",
     ),
     Column("path", ByCodePoint, nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("mime_type", Text, nullable=False),
     Column("created", Moment, nullable=False),
-    Column("tenant", String(64), nullable=False, comment="whose quota it counts against"),
+    Column("tenant", String(64), nullable=False, comment="the tenant whose quota it counts towards"),
     Column("origin", String(128), nullable=False),
     Column("meta", JSON, nullable=False),
     Index("ix_files_dataset_id_path_head", "dataset_id", "path_head"),
     Index("ix_files_dataset_id_checksum", "dataset_id", "checksum"),
-    comment="what the File records in the archive say, to be found by path",
+    comment="index of the archive's File records",
 )
 
 file_texts = Table(
@@ -426,9 +439,9 @@ file_texts = Table(
     Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
     Column("checksum", String(64), primary_key=True),
     Column("origin", String(128), primary_key=True),
-    Column("tenant", String(64), nullable=False, comment="whose quota it counts against"),
+    Column("tenant", String(64), nullable=False, comment="the tenant whose quota it counts towards"),
     Column("size", BigInteger, nullable=False),
-    comment="texts of contents, as they are counted; what they say is in the archive",
+    comment="sizes of extracted texts, for quotas; the texts are in the archive",
 )
 
 file_puts = Table(
@@ -439,10 +452,10 @@ file_puts = Table(
     Column("checksum", String(64), nullable=False),
     Column("file_id", String(40), nullable=False),
     Column("tenant", String(64), nullable=False),
-    Column("reserved", BigInteger, nullable=False, comment="bytes taken from the tenant's quota"),
+    Column("reserved", BigInteger, nullable=False, comment="bytes reserved from the tenant's quota"),
     Column("expires", Moment, nullable=False),
     Index("ix_file_puts_dataset_id_checksum", "dataset_id", "checksum"),
-    comment="files on their way into the archive, whose blobs nobody may collect",
+    comment="files that are being archived, whose blobs must not be garbage-collected",
 )
 
 uploads = Table(
@@ -453,10 +466,10 @@ uploads = Table(
     Column("tenant", String(64), nullable=False),
     Column("path", Text, nullable=False),
     Column("length", BigInteger, nullable=False),
-    Column("checksum", String(64), comment="what the sender says it will be"),
+    Column("checksum", String(64), comment="the expected checksum, if the sender declared it"),
     Column("origin", String(128)),
     Column("meta", JSON),
-    Column("file", JSON, comment="the File record that it became; null: it is open"),
+    Column("file", JSON, comment="the File record that it was committed as; null: it is open"),
     Column("created", Moment, nullable=False),
     Column("expires", Moment, nullable=False),
 )
@@ -467,7 +480,7 @@ upload_blocks = Table(
     Column("upload", ForeignKey("uploads.id"), primary_key=True),
     Column("start", BigInteger, primary_key=True, autoincrement=False),
     Column("end", BigInteger, nullable=False),
-    Column("part", String(64), nullable=False, comment="the name of the object that holds it"),
+    Column("part", String(64), nullable=False, comment="the name of the object that stores it"),
 )
 
 idempotency = Table(
@@ -486,12 +499,12 @@ jobs = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("operation", String(32), nullable=False),
-    Column("dataset_id", ForeignKey("datasets.id"), comment="null: it concerns several"),
+    Column("dataset_id", ForeignKey("datasets.id"), comment="null: the job concerns several datasets"),
     Column("arguments", JSON, nullable=False),
     Column("tenant", String(64), nullable=False),
     Column("request", String(128), nullable=False),
     Column("state", String(16), nullable=False, comment="queued, running, done, failed or cancelled"),
-    Column("cancelled", Moment, comment="when somebody asked for it to be given up"),
+    Column("cancelled", Moment, comment="when cancellation was requested"),
     Column("created", Moment, nullable=False),
     Column("started", Moment),
     Column("finished", Moment),
@@ -501,9 +514,11 @@ jobs = Table(
     Column("progress", JSON),
     Column("result", JSON),
     Column("problem", JSON),
-    Column("not_before", Moment, comment="when a queued job may be taken, if not at once"),
-    Column("disturbed", Moment, comment="when an attempt last broke off: what it sent may still be under way"),
-    Column("told", Moment, comment="when an event last said how far it is"),
+    Column("not_before", Moment, comment="earliest time for the next attempt; null: at once"),
+    Column(
+        "disturbed", Moment, comment="when an attempt last ended abnormally: its requests to the store may still arrive"
+    ),
+    Column("told", Moment, comment="when the last progress event was recorded"),
     Index("ix_jobs_state_id", "state", "id"),
     Index("ix_jobs_tenant_id", "tenant", "id"),
     Index("ix_jobs_tenant_started", "tenant", "started"),
@@ -526,19 +541,17 @@ readers = Table(
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("seen", Moment, nullable=False),
-    Column("beat", BigInteger, nullable=False, comment="counts its reports"),
-    Column(
-        "oldest", JSON, nullable=False, comment="by dataset, the oldest snapshot that it reads; 0: nobody knows yet"
-    ),
-    Column("speaks", JSON, comment="forms of data that it reads; null: those of the first version"),
+    Column("beat", BigInteger, nullable=False, comment="number of heartbeats"),
+    Column("oldest", JSON, nullable=False, comment="the oldest snapshot that it reads, by dataset; 0: not known yet"),
+    Column("speaks", JSON, comment="data formats that it reads; null: those of the first version"),
 )
 
 event_heads = Table(
     "event_heads",
     metadata,
-    Column("stream", Id, primary_key=True, comment="a dataset's id, or of a job on several datasets its own"),
-    Column("last", BigInteger, nullable=False, comment="the last number given out"),
-    Column("tail", BigInteger, nullable=False, comment="up to this number nothing is kept any more"),
+    Column("stream", Id, primary_key=True, comment="a dataset's id; for a job on several datasets, the job's"),
+    Column("last", BigInteger, nullable=False, comment="the last number that was assigned"),
+    Column("tail", BigInteger, nullable=False, comment="events up to this number are deleted"),
 )
 
 events = Table(
@@ -548,11 +561,11 @@ events = Table(
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("kind", String(32), nullable=False),
     Column("at", Moment, nullable=False, index=True),
-    Column("job", Id, comment="the job that it tells of"),
-    Column("audience", JSON, comment="tenants that may see it; null: whoever may read the dataset"),
+    Column("job", Id, comment="the job that it is about"),
+    Column("audience", JSON, comment="tenants that may see it; null: all that may read the dataset"),
     Column("data", JSON, nullable=False),
     Index("ix_events_job_number", "job", "number"),
-    comment="what happened, written in the transaction in which it did",
+    comment="the outbox: each event is written in the transaction of the change that it reports",
 )
 
 webhooks = Table(
@@ -561,19 +574,19 @@ webhooks = Table(
     Column("tenant", ForeignKey("tenants.name"), primary_key=True),
     Column("id", Id, nullable=False),
     Column("url", Text, nullable=False),
-    Column("secret", Text, nullable=False, comment="as it was given: a signature cannot be made from a digest"),
-    Column("kinds", JSON, nullable=False, comment="none: every kind"),
-    Column("datasets", JSON, nullable=False, comment="patterns of names"),
+    Column("secret", Text, nullable=False, comment="in plain text: deliveries are signed with it"),
+    Column("kinds", JSON, nullable=False, comment="an empty list means every kind"),
+    Column("datasets", JSON, nullable=False, comment="patterns of dataset names"),
     Column("created", Moment, nullable=False),
     Column("updated", Moment, nullable=False),
     Column("state", String(16), nullable=False, comment="active, failing or given_up"),
-    Column("attempts", Integer, nullable=False, comment="at the event that is next"),
+    Column("attempts", Integer, nullable=False, comment="failed attempts to deliver the next event"),
     Column("problem", Text, comment="why the last attempt failed"),
-    Column("next_try", Moment, comment="when to try again, if not at once"),
+    Column("next_try", Moment, comment="earliest time for the next attempt; null: at once"),
     Column("delivered", BigInteger, nullable=False),
-    Column("failed", BigInteger, nullable=False, comment="attempts, in all"),
+    Column("failed", BigInteger, nullable=False, comment="failed attempts since the webhook was created"),
     Column("last_delivered", Moment),
-    Column("worker", Id, comment="who delivers now"),
+    Column("worker", Id, comment="the worker that holds the lease"),
     Column("leased_until", Moment),
 )
 
@@ -582,5 +595,5 @@ webhook_cursors = Table(
     metadata,
     Column("tenant", ForeignKey("webhooks.tenant"), primary_key=True),
     Column("stream", Id, primary_key=True),
-    Column("number", BigInteger, nullable=False, comment="the last event that was delivered or is of no interest"),
+    Column("number", BigInteger, nullable=False, comment="the last event that was delivered or skipped"),
 )
