@@ -1,4 +1,4 @@
-"""The Python package against a server process."""
+"""Fixtures of the tests of the Python client, which run against a server process."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +12,15 @@ from tests.server import Server
 
 @pytest.fixture
 def lake(server: Server) -> Iterator[Lake]:
+    """Provide a client with the administrator's key."""
     with Lake(server.url, server.admin_key) as lake:
         yield lake
 
 
 @pytest.fixture
 def dataset(lake: Lake) -> Dataset:
-    return lake.create(f"c{uuid4().hex[:12]}", title="From a notebook")
+    """Create a dataset with a unique name."""
+    return lake.create(f"c{uuid4().hex[:12]}", title="Test")
 
 
 def person(number: int) -> dict[str, Any]:

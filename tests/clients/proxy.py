@@ -1,4 +1,4 @@
-"""A proxy on loopback that breaks connections off where a test says."""
+"""A proxy on loopback that cuts connections after a given number of bytes."""
 
 import math
 import socket
@@ -14,7 +14,7 @@ CHUNK_BYTES = 65536
 
 @dataclass(frozen=True)
 class Cut:
-    """How many bytes a connection carries to the server, and back, before it is broken off; what is over is lost."""
+    """The number of bytes that a connection forwards to the server and back before it is cut; the rest is dropped."""
 
     up: float = math.inf
     down: float = math.inf
@@ -22,46 +22,46 @@ class Cut:
 
 @dataclass
 class Proxy:
-    """Carries bytes to a server: each connection by the next plan, and all of it when there are no more."""
+    """Forwards bytes to a server: each connection up to the next cut, and without a limit when no cuts are left."""
 
     target: tuple[str, int]
-    plans: deque[Cut]
+    cuts: deque[Cut]
     url: str = ""
-    broken: int = 0
+    cut_count: int = 0
     connections: list[socket.socket] = field(default_factory=list)
 
     def serve(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # which is how closing the listener ends this
+        with suppress(OSError):  # raised when the listener is closed
             while True:
                 client, _ = listener.accept()
-                cut = self.plans.popleft() if self.plans else Cut()
+                cut = self.cuts.popleft() if self.cuts else Cut()
                 server = socket.create_connection(self.target)
                 self.connections += [client, server]
-                for source, sink, most in ((client, server, cut.up), (server, client, cut.down)):
-                    threading.Thread(target=self._carry, args=(source, sink, most), daemon=True).start()
+                for source, sink, limit in ((client, server, cut.up), (server, client, cut.down)):
+                    threading.Thread(target=self._forward, args=(source, sink, limit), daemon=True).start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket, most: float) -> None:
-        left = most
+    def _forward(self, source: socket.socket, sink: socket.socket, limit: float) -> None:
+        remaining = limit
         with suppress(OSError):
-            while piece := source.recv(CHUNK_BYTES):
-                if len(piece) > left:
-                    sink.sendall(piece[: int(left)])
-                    self.broken += 1
+            while chunk := source.recv(CHUNK_BYTES):
+                if len(chunk) > remaining:
+                    sink.sendall(chunk[: int(remaining)])
+                    self.cut_count += 1
                     break
-                sink.sendall(piece)
-                left -= len(piece)
+                sink.sendall(chunk)
+                remaining -= len(chunk)
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def cutting(url: str, plans: Iterable[Cut]) -> Iterator[Proxy]:
-    """A proxy before the server at this URL, as long as the context is open."""
+def cutting_proxy(url: str, cuts: Iterable[Cut]) -> Iterator[Proxy]:
+    """Run a proxy in front of the server at this URL."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
-    proxy = Proxy((parts.hostname, parts.port), deque(plans))
+    proxy = Proxy((parts.hostname, parts.port), deque(cuts))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         proxy.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         threading.Thread(target=proxy.serve, args=(listener,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""`spark.read.format("tarn")`: a snapshot, read by many tasks, found by Spark by itself."""
+"""The Spark data source `tarn`: Spark finds it without registration and reads one snapshot in several tasks."""
 
 import json
 import subprocess
@@ -37,9 +37,7 @@ spark.stop()
 
 
 @pytest.mark.xdist_group("spark")
-def test_spark_reads_one_snapshot_in_parts_and_nothing_that_came_later(
-    dataset: Dataset, server: Server, tmp_path: Path
-):
+def test_spark_reads_the_head_or_an_earlier_snapshot_in_partitions(dataset: Dataset, server: Server, tmp_path: Path):
     (tmp_path / "script.py").write_text(SCRIPT)
     for part, origin in enumerate(("crawl", "mapping")):
         with dataset.writer(origin) as writer:
@@ -49,7 +47,7 @@ def test_spark_reads_one_snapshot_in_parts_and_nothing_that_came_later(
         writer.add(person(99))
     exported = dataset.export("entities", tmp_path / "entities.ftm.json")
 
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "script.py", server.url, server.admin_key, dataset.name],
         cwd=tmp_path,
         env=clean_environment(PYTHONPATH=str(SDK), PYSPARK_PYTHON=sys.executable),
@@ -59,18 +57,18 @@ def test_spark_reads_one_snapshot_in_parts_and_nothing_that_came_later(
         check=False,
     )
 
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
     numbers = [*range(20), 99]
-    everybody = [f"p{number:05}" for number in numbers]
+    ids = [f"p{number:05}" for number in numbers]
     assert len(exported.read_bytes().splitlines()) == 21
-    assert found["statements"] == everybody
-    assert found["entities"] == [[f"p{number:05}", f"Person {number}"] for number in numbers]
-    assert (found["origins"], found["ranges"], found["kinds"]) == (3, 3, ["timestamp"])
-    assert found["first"] == everybody[:10]
+    assert result["statements"] == ids
+    assert result["entities"] == [[f"p{number:05}", f"Person {number}"] for number in numbers]
+    assert (result["origins"], result["ranges"], result["kinds"]) == (3, 3, ["timestamp"])
+    assert result["first"] == ids[:10]
 
 
-def test_boundaries_divide_files_evenly_and_never_twice_at_one_id():
+def test_boundaries_split_files_evenly_and_never_repeat_an_id():
     files = [{"canonical_id_min": f"id{number % 50:02}", "rows": 10} for number in range(100)]
 
     bounds = boundaries(files, 4)

@@ -1,4 +1,4 @@
-"""Writing with the Python package: in chunks, each once, whatever happens to the connection."""
+"""Writes with the Python client: in chunks, each applied exactly once although connections break."""
 
 from uuid import uuid4
 
@@ -7,15 +7,15 @@ from followthemoney import model
 from tarn_client import Dataset, Lake, Problem, Unreachable
 
 from tests.clients.conftest import person
-from tests.clients.proxy import Cut, cutting
+from tests.clients.proxy import Cut, cutting_proxy
 from tests.server import Server
 
 COUNT = 2000
 SMALL_CHUNK = 5_000
-"""Bytes of a chunk, where a test wants many of them."""
+"""Bytes of a chunk, for tests that need many chunks."""
 
 
-def test_writer_sends_chunks_and_tells_what_was_written(dataset: Dataset, server: Server):
+def test_writer_sends_chunks_and_reports_what_was_written(dataset: Dataset, server: Server):
     with dataset.writer("crawl", chunk_bytes=SMALL_CHUNK) as writer:
         writer.add_all(person(number) for number in range(COUNT))
     journal = server.client().get(f"/v1/datasets/{dataset.name}/journal").json()
@@ -25,7 +25,7 @@ def test_writer_sends_chunks_and_tells_what_was_written(dataset: Dataset, server
     assert {entity["id"] for entity in dataset.entities(origin="crawl")} == {f"p{n:05}" for n in range(COUNT)}
 
 
-def test_writer_takes_objects_of_followthemoney_and_statements(dataset: Dataset):
+def test_writer_accepts_entities_of_followthemoney_and_statements(dataset: Dataset):
     jane = model.make_entity("Person")
     jane.id = "jane"
     jane.add("name", "Jane Doe")
@@ -42,41 +42,39 @@ def test_writer_takes_objects_of_followthemoney_and_statements(dataset: Dataset)
 
 
 CUTS = [Cut(up=500), Cut(down=0), Cut(down=700), Cut(up=2_500), Cut(down=1_500), Cut(down=0)]
-"""Within a request, before an answer, within a later answer, within a later request, and so on."""
+"""Cuts within a request, before a response, within a later response, within a later request, and so on."""
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_connection_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(
-    dataset: Dataset, server: Server, atomic: bool
-):
-    with cutting(server.url, CUTS) as proxy, Lake(proxy.url, server.admin_key) as cut_off:
-        with cut_off.dataset(dataset.name).writer("crawl", atomic=atomic, chunk_bytes=SMALL_CHUNK) as writer:
+def test_repeatedly_cut_connection_loses_and_duplicates_nothing(dataset: Dataset, server: Server, atomic: bool):
+    with cutting_proxy(server.url, CUTS) as proxy, Lake(proxy.url, server.admin_key) as lake:
+        with lake.dataset(dataset.name).writer("crawl", atomic=atomic, chunk_bytes=SMALL_CHUNK) as writer:
             writer.add_all(person(number) for number in range(COUNT))
-        broken = proxy.broken
+        cut_count = proxy.cut_count
     journal = server.client().get(f"/v1/datasets/{dataset.name}/journal").json()
 
-    assert broken == len(CUTS)
+    assert cut_count == len(CUTS)
     assert (writer.written.entities, writer.written.statements) == (COUNT, 2 * COUNT)
-    # Rows of the journal, which a request that was done twice would have twice.
+    # A request that was applied twice would have its rows in the journal twice.
     assert (journal["rows"], journal["commit"]) == (2 * COUNT, writer.written.commit)
     assert [entity["id"] for entity in dataset.entities()] == [f"p{n:05}" for n in range(COUNT)]
 
 
-def test_atomic_writer_whose_block_fails_leaves_nothing(dataset: Dataset, server: Server):
-    def until_it_fails() -> None:
+def test_atomic_writer_whose_block_fails_writes_nothing(dataset: Dataset, server: Server):
+    def write_and_fail() -> None:
         with dataset.writer("crawl", atomic=True, chunk_bytes=100) as writer:
             writer.add_all(person(number) for number in range(10))
             raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="the source broke"):
-        until_it_fails()
+        write_and_fail()
     stages = server.client().get(f"/v1/datasets/{dataset.name}/stages").json()["results"]
 
     assert list(dataset.entities()) == []
     assert [stage["state"] for stage in stages if stage["state"] == "open"] == []
 
 
-def test_bad_record_is_named_by_its_number_among_all(dataset: Dataset):
+def test_invalid_record_is_reported_by_its_number_among_all_records(dataset: Dataset):
     people = [person(number) for number in range(50)]
     people[40] = {"id": "bad", "schema": "Nonsense", "properties": {}}
 
@@ -90,24 +88,24 @@ def test_bad_record_is_named_by_its_number_among_all(dataset: Dataset):
     assert (refused.value.slug, refused.value.errors[0]["line"]) == ("schema-violation", 41)
 
 
-def test_server_that_asks_to_wait_is_waited_for_and_who_has_no_patience_hears_of_it(lake: Lake, server: Server):
+def test_rate_limited_request_is_retried_unless_retries_are_disabled(lake: Lake, server: Server):
     admin, tenant = server.client(), f"t{uuid4().hex[:12]}"
     admin.post("/v1/admin/tenants", json={"name": tenant}).raise_for_status()
     admin.post(f"/v1/admin/tenants/{tenant}/grants", json={"dataset": f"{tenant}_*", "level": "admin"})
     admin.put(f"/v1/admin/tenants/{tenant}/limits", json={"rate_limit": 2, "rate_burst": 1}).raise_for_status()
     key = admin.post(f"/v1/admin/tenants/{tenant}/keys", json={}).json()["key"]
 
-    with Lake(server.url, key) as slow, Lake(server.url, key, patience=0) as hasty:
-        limited = slow.create(f"{tenant}_one")
+    with Lake(server.url, key) as retrying, Lake(server.url, key, retry_timeout=0) as without_retries:
+        limited = retrying.create(f"{tenant}_one")
         with limited.writer("crawl", chunk_bytes=1) as writer:
             writer.add_all(person(number) for number in range(3))
         with pytest.raises(Problem) as refused:
-            [hasty.whoami() for _ in range(50)]
+            [without_retries.whoami() for _ in range(50)]
 
     assert writer.written.entities == 3
     assert (refused.value.slug, refused.value.retry_after is not None) == ("rate-limited", True)
 
 
-def test_no_server_is_said_when_patience_is_at_its_end():
-    with Lake("http://127.0.0.1:1", "key", patience=0.3) as nowhere, pytest.raises(Unreachable):
-        nowhere.whoami()
+def test_missing_server_raises_unreachable_after_the_retry_timeout():
+    with Lake("http://127.0.0.1:1", "key", retry_timeout=0.3) as lake, pytest.raises(Unreachable):
+        lake.whoami()

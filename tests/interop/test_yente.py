@@ -1,9 +1,9 @@
-"""yente, installed from the package index into an environment of its own, loads a real server.
+"""yente, installed from the package index into a separate environment, loads data from a real server.
 
-Its own code reads the manifest and the catalog, chooses between a full load and deltas, fetches them with the key,
-checks the checksum and makes the documents that it would index. Skipped: Elasticsearch and OpenSearch, and so
-everything that yente does from there on (writing the index, moving its alias, search and matching). Without a package
-index, and without an earlier environment in `.tools`, all of it is skipped.
+yente's own code reads the manifest and the catalog, chooses between a full load and deltas, fetches them with the key,
+verifies the checksum and builds the documents that it would index. Not covered: Elasticsearch and OpenSearch, and
+therefore what yente does with them (writing the index, moving its alias, search and matching). Without a package index
+and without an earlier environment in `.tools`, all tests are skipped.
 """
 
 import json
@@ -26,61 +26,62 @@ VERSION = os.environ.get("YENTE_VERSION", "5.5.0")
 DRIVER = Path(__file__).with_name("yente_driver.py")
 
 TIMEOUT = 900
-"""Seconds that an installation, or an export, may take."""
+"""Time limit of an installation or an export, in seconds."""
 
 
 @pytest.fixture(scope="session")
 def yente() -> Path:
-    """The Python of an environment with yente, made once and kept."""
+    """Return the Python of an environment with yente, which is created once and kept."""
     folder = ROOT / ".tools" / f"yente-{VERSION}"
-    python, done = folder / "bin" / "python", folder / ".done"
-    if not done.exists():
+    python, marker = folder / "bin" / "python", folder / ".done"
+    if not marker.exists():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=TIMEOUT)
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"yente=={VERSION}"]
-        made = subprocess.run(install, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        if made.returncode:
-            pytest.skip(f"yente {VERSION} cannot be installed from the package index: {made.stderr[-500:]}")
-        done.touch()
+        installation = subprocess.run(install, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        if installation.returncode:
+            pytest.skip(f"yente {VERSION} cannot be installed from the package index: {installation.stderr[-500:]}")
+        marker.touch()
     return python
 
 
 class Lake:
-    """A server with datasets to load, and a tenant that may only read."""
+    """A server with datasets to load, and a tenant with read access to them."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.admin = server.client()
         self.admin.timeout = 120  # the first flush starts Spark
-        self._call("POST", "/v1/admin/tenants", json={"name": "screening"})
-        self._call("POST", "/v1/admin/tenants/screening/grants", json={"dataset": "*", "level": "read"})
-        self.key = self._call("POST", "/v1/admin/tenants/screening/keys", json={}).json()["key"]
+        self._request("POST", "/v1/admin/tenants", json={"name": "screening"})
+        self._request("POST", "/v1/admin/tenants/screening/grants", json={"dataset": "*", "level": "read"})
+        self.key = self._request("POST", "/v1/admin/tenants/screening/keys", json={}).json()["key"]
 
     def create(self, name: str, **metadata: Any) -> None:
-        self._call("POST", "/v1/datasets", json={"name": name, "title": name.title(), **metadata})
+        self._request("POST", "/v1/datasets", json={"name": name, "title": name.title(), **metadata})
 
     def write(self, dataset: str, *entities: dict[str, Any]) -> None:
-        self._call("POST", f"/v1/datasets/{dataset}/entities?origin=crawl", json=list(entities))
+        self._request("POST", f"/v1/datasets/{dataset}/entities?origin=crawl", json=list(entities))
 
     def delete(self, dataset: str, entity: str) -> None:
-        self._call("DELETE", f"/v1/datasets/{dataset}/entities/{entity}")
+        self._request("DELETE", f"/v1/datasets/{dataset}/entities/{entity}")
 
     def make(self, dataset: str) -> None:
-        path = f"/v1/jobs/{self._call('POST', f'/v1/datasets/{dataset}/operations/make').json()['id']}"
-        wait_until(lambda: self._call("GET", path).json()["state"] not in ("queued", "running"), TIMEOUT)
-        job = self._call("GET", path).json()
+        path = f"/v1/jobs/{self._request('POST', f'/v1/datasets/{dataset}/operations/make').json()['id']}"
+        wait_until(lambda: self._request("GET", path).json()["state"] not in ("queued", "running"), TIMEOUT)
+        job = self._request("GET", path).json()
         assert job["state"] == "done", job
 
     def exported(self, dataset: str) -> dict[str, Any]:
-        lines = self._call("GET", f"/v1/datasets/{dataset}/exports/entities.ftm.json").content.splitlines()
+        lines = self._request("GET", f"/v1/datasets/{dataset}/exports/entities.ftm.json").content.splitlines()
         return {entity["id"]: entity for entity in map(json.loads, lines)}
 
-    def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
         return self.admin.request(method, path, **options).raise_for_status()
 
 
 @pytest.fixture(scope="session")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    """Start a server with four datasets: two that yente can load, one without exports, and one compressed."""
     with running(tmp_path_factory.mktemp("lake")) as server:
         lake = Lake(server)
         lake.create("people")
@@ -110,7 +111,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     catalog: Mapping[str, Any] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run yente's code on a manifest as its documentation shows one, with the key from the environment."""
+    """Run yente's code with a manifest as in its documentation, and the key in the environment."""
     entry = {"url": f"{lake.server.url}{path}", "auth_token": "$LAKE_KEY", **(catalog or {})}
     manifest = folder / "manifest.yml"
     manifest.write_text(json.dumps({"catalogs": [entry]}))  # JSON is YAML
@@ -126,19 +127,20 @@ def load(
     )
 
 
-def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
+def result_of(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return what the driver printed."""
+    assert process.returncode == 0, process.stderr
     # yente logs to standard output; the document is the last line.
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def apply_operations(operations: list[dict[str, Any]], entities: Mapping[str, Any]) -> dict[str, Any]:
-    known = dict(entities)
+    result = dict(entities)
     for operation in operations:
-        known.pop(operation["entity"]["id"], None)
+        result.pop(operation["entity"]["id"], None)
         if operation["op"] != "DEL":
-            known[operation["entity"]["id"]] = operation["entity"]
-    return known
+            result[operation["entity"]["id"]] = operation["entity"]
+    return result
 
 
 @pytest.mark.parametrize(
@@ -153,28 +155,28 @@ def apply_operations(operations: list[dict[str, Any]], entities: Mapping[str, An
 def test_catalog_and_full_datasets_are_loaded(
     yente: Path, tmp_path: Path, lake: Lake, path: str, catalog: dict[str, str], stream: str
 ):
-    done = load(yente, tmp_path, lake, path=path, environment={"YENTE_STREAM_LOAD": stream}, catalog=catalog)
+    process = load(yente, tmp_path, lake, path=path, environment={"YENTE_STREAM_LOAD": stream}, catalog=catalog)
 
-    found = result_of(done)
-    assert found.keys() == {"people", "group", "never", "packed"}
+    result = result_of(process)
+    assert result.keys() == {"people", "group", "never", "packed"}
     for name in ("people", "group"):
-        assert (found[name]["needs_update"], found[name]["is_incremental"]) == (True, False)
-        assert found[name]["checksum"] is not None
-        assert apply_operations(found[name]["operations"], {}) == lake.exported(name)
-        assert {one["_id"] for one in found[name]["documents"]} == lake.exported(name).keys()
-        assert found[name]["model"]["entities_url"].startswith(f"{lake.server.url}/v1/")
+        assert (result[name]["needs_update"], result[name]["is_incremental"]) == (True, False)
+        assert result[name]["checksum"] is not None
+        assert apply_operations(result[name]["operations"], {}) == lake.exported(name)
+        assert {document["_id"] for document in result[name]["documents"]} == lake.exported(name).keys()
+        assert result[name]["model"]["entities_url"].startswith(f"{lake.server.url}/v1/")
     for name in ("never", "packed"):
-        assert (found[name]["needs_update"], found[name]["model"]["entities_url"]) == (False, None)
-    assert done.stdout.count("Cannot identify resource with FtM entities") == 2
+        assert (result[name]["needs_update"], result[name]["model"]["entities_url"]) == (False, None)
+    assert process.stdout.count("Cannot identify resource with FtM entities") == 2
 
 
 def test_scope_loads_one_dataset(yente: Path, tmp_path: Path, lake: Lake):
-    found = result_of(load(yente, tmp_path, lake, catalog={"scope": "group"}))
+    result = result_of(load(yente, tmp_path, lake, catalog={"scope": "group"}))
 
-    assert [name for name, one in found.items() if one["needs_update"]] == ["group"]
+    assert [name for name, dataset in result.items() if dataset["needs_update"]] == ["group"]
 
 
-def test_deltas_lead_from_any_version_to_the_newest(yente: Path, tmp_path: Path, lake: Lake):
+def test_deltas_update_any_version_to_the_newest(yente: Path, tmp_path: Path, lake: Lake):
     first = result_of(load(yente, tmp_path, lake))["people"]
     versions, states = [first["target_version"]], [apply_operations(first["operations"], {})]
     changes = [(person("new", country=["de"]), "p0"), (person("p1", country=["fr"]), "new")]
@@ -182,14 +184,14 @@ def test_deltas_lead_from_any_version_to_the_newest(yente: Path, tmp_path: Path,
         lake.write("people", written)
         lake.delete("people", deleted)
         lake.make("people")
-        found = result_of(load(yente, tmp_path, lake, {"people": versions[-1]}))["people"]
-        assert (found["needs_update"], found["is_incremental"]) == (True, True)
-        assert found["target_version"] == found["model"]["version"] > versions[-1]
-        states.append(apply_operations(found["operations"], states[-1]))
-        versions.append(found["target_version"])
+        result = result_of(load(yente, tmp_path, lake, {"people": versions[-1]}))["people"]
+        assert (result["needs_update"], result["is_incremental"]) == (True, True)
+        assert result["target_version"] == result["model"]["version"] > versions[-1]
+        states.append(apply_operations(result["operations"], states[-1]))
+        versions.append(result["target_version"])
         assert states[-1] == lake.exported("people")
-        assert {operation["op"] for operation in found["operations"]} >= {"DEL"}
-        assert len(found["operations"]) == len(found["documents"]) == 2
+        assert {operation["op"] for operation in result["operations"]} >= {"DEL"}
+        assert len(result["operations"]) == len(result["documents"]) == 2
 
     both = result_of(load(yente, tmp_path, lake, {"people": versions[0]}))["people"]
     current = result_of(load(yente, tmp_path, lake, {"people": versions[-1]}))["people"]
@@ -202,8 +204,8 @@ def test_deltas_lead_from_any_version_to_the_newest(yente: Path, tmp_path: Path,
     assert apply_operations(old["operations"], {}) == states[-1]
 
 
-def test_wrong_key_is_an_error_that_names_the_status(yente: Path, tmp_path: Path, lake: Lake):
-    done = load(yente, tmp_path, lake, key="tarn_wrong_key")
+def test_wrong_key_is_an_error_with_the_status(yente: Path, tmp_path: Path, lake: Lake):
+    process = load(yente, tmp_path, lake, key="tarn_wrong_key")
 
-    assert done.returncode != 0
-    assert "401 Unauthorized" in done.stderr
+    assert process.returncode != 0
+    assert "401 Unauthorized" in process.stderr

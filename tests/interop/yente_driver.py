@@ -1,7 +1,7 @@
 """Load a manifest with yente's own code, without a search index; runs in yente's environment, not in Tarn's.
 
-Arguments: the manifest, and the version of each dataset that is loaded already, as JSON. Prints one JSON document: by
-dataset what yente decides and the operations that it would index.
+Arguments: the manifest, and as JSON the loaded version of each dataset. Prints one JSON document: for each dataset,
+what yente decides and the operations that it would index.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from yente.search.indexer import iter_entity_docs
 
 async def main(manifest: str, loaded: dict[str, str]) -> dict[str, Any]:
     catalog = await Catalog.load(await Manifest.load(manifest))
-    found = {}
+    results = {}
     for dataset in catalog.datasets:
         updater = await DatasetUpdater.build(dataset, loaded.get(dataset.name))
         needed = updater.needs_update()
-        found[dataset.name] = {
+        results[dataset.name] = {
             "model": dataset.model.model_dump(mode="json"),
             "checksum": dataset.model.entities_checksum,
             "needs_update": needed,
@@ -29,7 +29,7 @@ async def main(manifest: str, loaded: dict[str, str]) -> dict[str, Any]:
             "operations": [operation async for operation in updater.load()] if needed else [],
             "documents": [document async for document in iter_entity_docs(updater, "index")] if needed else [],
         }
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -1,25 +1,31 @@
-"""Why something did not work.
+"""Exceptions and warnings of the client.
 
 Exception
 └── LakeError
-    ├── Problem         the server refused, and says why (RFC 9457)
-    ├── Unreachable     no server answered, though it was asked again for as long as patience lasts
-    └── BrokenOff       an answer ended before its end: what came of it is not the whole
+    ├── InvalidRequest  the URL, key, name or body cannot be sent; no request was made
+    ├── Problem         the server refused, with the reason (RFC 9457)
+    ├── JobCancelled    the job that the client waited for was cancelled
+    ├── Unreachable     no complete response, although the request was retried for `retry_timeout` seconds
+    └── IncompleteResponse       a stream ended early: the data received so far is incomplete
 
 Warning
 └── UserWarning
-    └── InvalidEntitiesWarning   entities are left out, as their statements do not assemble
+    └── InvalidEntitiesWarning   entities were left out because their statements do not assemble
 """
 
 from typing import Any
 
 
 class LakeError(Exception):
-    """What goes wrong between here and a lake."""
+    """Base class of the client's exceptions."""
+
+
+class InvalidRequest(LakeError, ValueError):
+    """The arguments cannot be sent. No request was made."""
 
 
 class Problem(LakeError):
-    """The server's refusal. `slug` is its kind, such as `dataset-not-found`; `errors` are the records at fault."""
+    """The server refused. `slug` is the kind, such as `dataset-not-found`; `errors` lists the invalid records."""
 
     def __init__(self, document: dict[str, Any], retry_after: float | None = None) -> None:
         self.document = document
@@ -28,19 +34,28 @@ class Problem(LakeError):
         self.retryable = bool(document.get("retryable", False))
         self.errors: list[dict[str, Any]] = document.get("errors") or []
         self.retry_after = retry_after
-        super().__init__(document.get("detail") or document.get("title") or self.slug)
+        self.detail = str(document.get("detail") or document.get("title") or self.slug)
+        super().__init__(self.detail)
 
     def __str__(self) -> str:
-        return f"{super().__str__()} ({self.slug})"
+        return f"{self.detail} ({self.slug})"
+
+
+class JobCancelled(LakeError):
+    """The job was cancelled before it finished."""
 
 
 class Unreachable(LakeError):
-    """No server answers. Whether a write was made is not known; sent again under its key it is made once."""
+    """No complete response. Unless `connected` is false, it is unknown whether a write was executed."""
+
+    def __init__(self, message: str, connected: bool = True) -> None:
+        self.connected = connected
+        super().__init__(message)
 
 
-class BrokenOff(LakeError):
-    """A stream ended before its end."""
+class IncompleteResponse(LakeError):
+    """A stream ended early."""
 
 
 class InvalidEntitiesWarning(UserWarning):
-    """Entities are left out of what was read or exported, as their statements do not assemble."""
+    """Entities were left out of a read or an export because their statements do not assemble."""

@@ -1,26 +1,25 @@
-"""A lake: where datasets are found and made."""
+"""The lake: the entry point of the client; list, open and create datasets."""
 
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from tarn_client.connection import Connection
 from tarn_client.dataset import Dataset
-from tarn_client.pages import pages
-
-PATIENCE, TIMEOUT = 120.0, 120.0
 
 
 class Lake:
-    """A server, as the holder of one key sees it.
+    """A server, with one key.
 
-    What fails for a while is tried again for `patience` seconds. `timeout` is how long the server may be silent.
+    Temporary failures are retried for `retry_timeout` seconds. `timeout` is how long the server may be silent.
     """
 
     def __init__(
-        self, url: str, key: str | None = None, *, patience: float = PATIENCE, timeout: float = TIMEOUT
+        self, url: str, key: str | None = None, *, retry_timeout: float = 120.0, timeout: float = 120.0
     ) -> None:
-        self.connection = Connection(url, key, patience, timeout)
+        """Raises InvalidRequest for an invalid URL or key. No request is sent."""
+        from tarn_client.connection import Connection  # late import: httpx takes longer than everything else here
+
+        self.connection = Connection(url, key, retry_timeout=retry_timeout, timeout=timeout)
 
     def __enter__(self) -> "Lake":
         return self
@@ -34,20 +33,19 @@ class Lake:
         self.connection.close()
 
     def dataset(self, name: str) -> Dataset:
-        """A dataset by its name. Nothing is asked: whether there is one shows when it is used."""
+        """Return a dataset by its name. No request is sent: a missing dataset raises Problem when it is used."""
         return Dataset(self.connection, name)
 
     def datasets(self) -> Iterator[Dataset]:
-        """The datasets that the key may read."""
-        for page in pages(self.connection, "/v1/datasets"):
-            yield from (self.dataset(found["name"]) for found in page["results"])
+        """Return the datasets that the key may read."""
+        for dataset in self.connection.each("/v1/datasets"):
+            yield self.dataset(dataset["name"])
 
     def create(self, name: str, **metadata: Any) -> Dataset:
-        """Make a dataset, with a title and whatever else FtM's datasets have."""
-        self.connection.write("POST", "/v1/datasets", body={"name": name, **metadata})
+        """Create a dataset, with a title and other metadata of FtM datasets."""
+        self.connection.write("POST", "/v1/datasets", {"name": name, **metadata})
         return self.dataset(name)
 
     def whoami(self) -> dict[str, Any]:
-        """The tenant, key, grants and limits that the key stands for."""
-        found: dict[str, Any] = self.connection.read("/v1/whoami")
-        return found
+        """Return the key's tenant, grants and limits."""
+        return self.connection.read("/v1/whoami")

@@ -1,4 +1,7 @@
-"""What is read: records one by one, or all of them as a table of one's favourite library, imported when it is used."""
+"""Results of reads: iterate over records, or convert them to pandas, Polars, DuckDB or Arrow tables.
+
+Table libraries are imported only when they are used.
+"""
 
 import json
 import warnings
@@ -6,40 +9,38 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
-from tarn_client.connection import Connection
-from tarn_client.errors import BrokenOff, InvalidEntitiesWarning, Problem
-from tarn_client.pages import pages
+from tarn_client.errors import InvalidEntitiesWarning
+from tarn_client.ndjson import NDJSON, record_blocks
 
 if TYPE_CHECKING:
     import duckdb
+    import httpx
     import pandas
     import polars
     import pyarrow
 
-NDJSON = "application/x-ndjson"
+    from tarn_client.connection import Connection
+
 ARROW = "application/vnd.apache.arrow.stream"
 
-
 MOST_INVALID = 1000
-"""Invalid entities that are kept of a read; all of them are counted."""
+"""How many invalid entities of a read are kept; all of them are counted."""
 
 
 class Records(ABC):
-    """Records that match what was asked for. Each use reads them anew."""
+    """Records that match a request. Each iteration sends a new request."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The records, as they arrive. Raises BrokenOff if they do not come to their end."""
+        """Yield the records as they arrive. Raises IncompleteResponse if the response ends early."""
 
     @abstractmethod
     def schema(self) -> "pyarrow.Schema":
-        """The columns of the table."""
+        """Return the Arrow schema of the table."""
 
     @abstractmethod
     def batches(self) -> Iterator["pyarrow.RecordBatch"]:
-        """The same as Arrow, a batch at a time, so that memory is bounded."""
+        """Yield the records as Arrow batches, so that memory is bounded."""
 
     def arrow(self) -> "pyarrow.Table":
         import pyarrow
@@ -53,20 +54,20 @@ class Records(ABC):
         import polars
 
         frame = polars.from_arrow(self.arrow())
-        assert isinstance(frame, polars.DataFrame)  # what a table becomes
+        assert isinstance(frame, polars.DataFrame)  # a table becomes a frame, only a column a series
         return frame
 
     def duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyRelation":
-        """A relation of this connection, or of DuckDB's default one."""
+        """Return a relation of this connection, or of DuckDB's default one."""
         import duckdb
 
         return duckdb.from_arrow(self.arrow(), connection=connection or duckdb.default_connection())
 
 
 class Statements(Records):
-    """Statements of one state."""
+    """Statements of one state of a dataset."""
 
-    def __init__(self, connection: Connection, path: str, params: Mapping[str, Any]) -> None:
+    def __init__(self, connection: "Connection", path: str, params: Mapping[str, Any]) -> None:
         self._connection = connection
         self._path = path
         self._params = params
@@ -84,7 +85,7 @@ class Statements(Records):
 
         with (
             self._connection.stream(f"{self._path}/stream", ARROW, self._params) as response,
-            pyarrow.ipc.open_stream(Body(response)) as reader,
+            pyarrow.ipc.open_stream(ResponseFile(response)) as reader,
         ):
             yield from (batch.select(self.schema().names) for batch in reader)
 
@@ -92,12 +93,12 @@ class Statements(Records):
 class Entities(Records):
     """Entities. Those whose statements do not assemble are left out, with an InvalidEntitiesWarning at the end.
 
-    After a read, `invalid_count` is how many they were, and `invalid` has the first thousand: id, reason, schemata.
+    After a read, `invalid_count` is their number, and `invalid` has the first thousand: id, reason, schemata.
     """
 
     def __init__(
         self,
-        connection: Connection,
+        connection: "Connection",
         path: str,
         filters: Mapping[str, list[str]],
         state: Mapping[str, Any],
@@ -121,7 +122,7 @@ class Entities(Records):
         return self._read()
 
     def _read(self) -> Iterator[dict[str, Any]]:
-        """The entities, and a warning at their end, or where their reader has enough of them."""
+        """Yield the entities; warn of invalid ones at the end, or when the caller stops iterating."""
         try:
             if self._where is None and not self._sort and self._limit is None:
                 params = {**self._filters, **self._state}
@@ -160,45 +161,36 @@ class Entities(Records):
 
     def _paged(self) -> Iterator[dict[str, Any]]:
         parts = [{"field": name, "op": "in", "value": values} for name, values in self._filters.items()]
-        given = [*parts, *([] if self._where is None else [self._where])]
-        query = {"where": {"and": given} if given else None, "sort": self._sort}
-        for page in pages(self._connection, f"{self._path}/query", self._state, query, self._limit):
+        conditions = [*parts, *([] if self._where is None else [self._where])]
+        query = {"where": {"and": conditions} if conditions else None, "sort": self._sort}
+        for page in self._connection.pages(f"{self._path}/query", self._state, query, self._limit):
             for report in page["invalid"]:
                 self._leave_out(report)
             yield from page["results"]
 
 
 def lines(
-    connection: Connection,
+    connection: "Connection",
     path: str,
     params: Mapping[str, Any],
     leave_out: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Iterator[dict[str, Any]]:
-    """The records of a stream of NDJSON. Raises BrokenOff, or the Problem that it ended with.
+    """Yield the records of an NDJSON stream. Raises IncompleteResponse, or the Problem that the stream ended with.
 
-    `leave_out` is told of each entity whose statements do not assemble: its id, the reason, and its schemata.
+    `leave_out` is called for each entity whose statements do not assemble, with its id, reason and schemata.
     """
     with connection.stream(path, NDJSON, {**params, "end": True}) as response:
-        for line in response.iter_lines():
-            record = json.loads(line)
-            # A record has no such members: these lines are about the stream.
-            if "$end" in record:
-                return
-            if "$error" in record:
-                raise Problem(record["$error"])
-            if "$invalid" in record:
-                leave_out(record["$invalid"])
-            else:
-                yield record
-    raise BrokenOff("the stream ended without its last line: what came of it is not the whole")
+        for block in record_blocks(response.iter_bytes(), leave_out):
+            for line in block.splitlines():
+                yield json.loads(line)
 
 
-class Body:
-    """The body of an answer as a file, for who can only read files."""
+class ResponseFile:
+    """The body of a response as a readable file object, for libraries that need one."""
 
     closed = False
 
-    def __init__(self, response: httpx.Response) -> None:
+    def __init__(self, response: "httpx.Response") -> None:
         self._pieces = response.iter_bytes()
         self._rest = b""
 
@@ -206,15 +198,15 @@ class Body:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        held = [self._rest]
+        pieces = [self._rest]
         length = len(self._rest)
         while size < 0 or length < size:
             piece = next(self._pieces, b"")
             if not piece:
                 break
-            held.append(piece)
+            pieces.append(piece)
             length += len(piece)
-        whole = b"".join(held)
-        cut = len(whole) if size < 0 else size
-        self._rest = whole[cut:]
-        return whole[:cut]
+        data = b"".join(pieces)
+        end = len(data) if size < 0 else size
+        self._rest = data[end:]
+        return data[:end]

@@ -1,11 +1,11 @@
-"""Datasets as a source of Spark: `spark.read.format("tarn")`.
+"""Spark data source for datasets: `spark.read.format("tarn")`.
 
-A read is of one snapshot, which is named when it is planned: the latest, or `at`. All tasks read that one, whatever is
-written meanwhile. Entities are divided into ranges of canonical ids, taken from what the snapshot's files hold;
-statements by origin.
+A read is of one snapshot, chosen when it is planned: the latest, or `at`. All tasks read that snapshot, whatever is
+written meanwhile. Entities are split into ranges of canonical ids, by the statistics of the snapshot's files;
+statements are split by origin.
 
-Options: `url`, `key`, `dataset`; `table`, `statements` (the default) or `entities`; `at`; `partitions`, how many ranges
-of entities there should be.
+Options: `url`, `key`, `dataset`; `table`, `statements` (the default) or `entities`; `at`; `partitions`, the
+maximum number of ranges of entities.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,8 @@ SCHEMATA = {"statements": tables.STATEMENTS, "entities": tables.ENTITIES}
 
 
 @dataclass
-class Part(InputPartition):
-    """What one task reads of a snapshot: an origin's statements, or the entities from one id to before another."""
+class SnapshotPart(InputPartition):
+    """The part of a snapshot that one task reads: an origin's statements, or entities with ids in [start, stop)."""
 
     snapshot: str
     origin: str | None = None
@@ -35,7 +35,7 @@ class Part(InputPartition):
 
 
 class TarnDataSource(DataSource):
-    """A dataset of a lake."""
+    """The data source `tarn`: one dataset of a lake."""
 
     @classmethod
     def name(cls) -> str:
@@ -50,7 +50,7 @@ class TarnDataSource(DataSource):
     def _table(self) -> str:
         for needed in ("url", "dataset"):
             if needed not in self.options:
-                raise ValueError(f'say which with .option("{needed}", …)')
+                raise ValueError(f'missing option: set .option("{needed}", …)')
         table = self.options.get("table", "statements")
         if table not in SCHEMATA:
             raise ValueError(f"there is no table {table!r}, only {' and '.join(SCHEMATA)}")
@@ -58,7 +58,7 @@ class TarnDataSource(DataSource):
 
 
 class TarnReader(DataSourceReader):
-    """Reads one snapshot, in parts."""
+    """Reads one snapshot in partitions."""
 
     def __init__(self, options: dict[str, str], table: str, columns: Sequence[str]) -> None:
         self._options = options
@@ -71,47 +71,48 @@ class TarnReader(DataSourceReader):
             snapshot = dataset.snapshot(self._options.get("at"))
             if snapshot is None:
                 return []
-            named = str(snapshot["id"])
-            files = [file for file in dataset.snapshot_files(named) if file["table"] == "statements"]
+            snapshot_id = str(snapshot["id"])
+            files = [file for file in dataset.snapshot_files(snapshot_id) if file["table"] == "statements"]
         if self._table == "statements":
             origins = sorted({str(file["partition"]["origin"]) for file in files})
-            return [Part(named, origin=origin) for origin in origins]
+            return [SnapshotPart(snapshot_id, origin=origin) for origin in origins]
         bounds = boundaries(files, int(self._options.get("partitions", PARTITIONS)))
         return [
-            Part(named, start=start, stop=stop) for start, stop in zip([None, *bounds], [*bounds, None], strict=True)
+            SnapshotPart(snapshot_id, start=start, stop=stop)
+            for start, stop in zip([None, *bounds], [*bounds, None], strict=True)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
+        assert isinstance(partition, SnapshotPart)
         with self._lake() as lake:
             dataset = lake.dataset(self._options["dataset"])
             if self._table == "statements":
-                found = dataset.statements(origin=partition.origin, at=partition.snapshot).batches()
+                batches = dataset.statements(origin=partition.origin, at=partition.snapshot).batches()
             else:
-                found = dataset.entities(where=_between(partition), at=partition.snapshot).batches()
-            yield from (batch.select(self._columns) for batch in found)
+                batches = dataset.entities(where=_between(partition), at=partition.snapshot).batches()
+            yield from (batch.select(self._columns) for batch in batches)
 
     def _lake(self) -> Lake:
         return Lake(self._options["url"], self._options.get("key"))
 
 
 def boundaries(files: Sequence[dict[str, Any]], partitions: int) -> list[str]:
-    """Canonical ids that divide what files hold into about as many parts of about the same number of rows.
+    """Return canonical ids that split the rows of files into up to this many ranges of similar size.
 
-    Any id is a right boundary: what files report only makes the parts even.
+    Any id is a correct boundary: the statistics of files only make the ranges even.
     """
     starts = sorted((str(file["canonical_id_min"]), int(file["rows"])) for file in files if "canonical_id_min" in file)
     share = sum(rows for _, rows in starts) / max(partitions, 1)
     bounds: list[str] = []
-    held = 0.0
+    rows_before = 0.0
     for position, (start, rows) in enumerate(starts):
-        if position and held >= share * (len(bounds) + 1) and start not in bounds:
+        if position and rows_before >= share * (len(bounds) + 1) and start not in bounds:
             bounds.append(start)
-        held += rows
+        rows_before += rows
     return bounds
 
 
-def _between(part: Part) -> dict[str, Any] | None:
-    given = [("gte", part.start), ("lt", part.stop)]
-    edges = [{"field": "canonical_id", "op": op, "value": edge} for op, edge in given if edge is not None]
+def _between(part: SnapshotPart) -> dict[str, Any] | None:
+    bounds = [("gte", part.start), ("lt", part.stop)]
+    edges = [{"field": "canonical_id", "op": op, "value": edge} for op, edge in bounds if edge is not None]
     return {"and": edges} if edges else None

@@ -1,4 +1,4 @@
-"""Records as Arrow."""
+"""Arrow schemas of statements and entities, and the conversion of entities to Arrow."""
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -47,10 +47,10 @@ ENTITIES = pa.schema(
 
 
 def entity_batches(entities: Iterable[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    """Entities as Arrow: their properties are a map, and moments have a type."""
-    coming = iter(entities)
-    while some := list(islice(coming, BATCH_ROWS)):
-        yield pa.RecordBatch.from_pylist([_row(entity) for entity in some], ENTITIES)
+    """Yield entities as Arrow batches: properties become a map, and timestamps are typed."""
+    remaining = iter(entities)
+    while batch := list(islice(remaining, BATCH_ROWS)):
+        yield pa.RecordBatch.from_pylist([_row(entity) for entity in batch], ENTITIES)
 
 
 def _row(entity: dict[str, Any]) -> dict[str, Any]:
