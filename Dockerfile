@@ -1,11 +1,11 @@
-# One image, its commands: `api` (the default), `worker`, `migrate`, and `executor`, which Spark asks for on Kubernetes.
-# The root file system may be read-only: everything writes below /scratch and /tmp, and `serve` with no settings keeps
-# its data in /data.
+# One image, with the commands `api` (the default), `worker`, `migrate`, and `executor`, which Spark starts on
+# Kubernetes. The root file system may be read-only: all processes write below /scratch and /tmp, and `serve` without
+# settings stores its data in /data.
 
-# Bookworm is named because Spark's JRE 17 is in it; the release after it has 21 only.
+# Pinned to Bookworm because it has JRE 17, which Spark needs; the next Debian release has only 21.
 FROM python:3.11-slim-bookworm AS build
 
-# PyICU, a dependency of followthemoney, comes as source.
+# PyICU, a dependency of followthemoney, is built from source.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends \
         g++=4:12.* \
@@ -17,14 +17,18 @@ RUN python -m venv /opt/tarn
 ENV PATH=/opt/tarn/bin:$PATH
 WORKDIR /src
 
-# Dependencies first, on a package that is still empty, so that a change of code does not fetch them again.
+# Install dependencies first, with empty packages, so that this layer is reused when only code changes.
 COPY LICENSE README.md constraints.txt pyproject.toml ./
 COPY app/tarn/__init__.py ./app/tarn/
-RUN pip install --no-cache-dir --constraint constraints.txt '.[otel]'
+COPY clients/python/LICENSE clients/python/README.md clients/python/pyproject.toml ./clients/python/
+COPY clients/python/pyspark_tarn/__init__.py ./clients/python/pyspark_tarn/
+COPY clients/python/tarn_client/__init__.py ./clients/python/tarn_client/
+RUN pip install --no-cache-dir --constraint constraints.txt ./clients/python '.[otel]'
 
 COPY app ./app
+COPY clients/python ./clients/python
 COPY migrations ./migrations
-RUN pip install --no-cache-dir --no-deps --force-reinstall .
+RUN pip install --no-cache-dir --no-deps --force-reinstall ./clients/python .
 
 
 FROM python:3.11-slim-bookworm
@@ -35,8 +39,8 @@ RUN apt-get update \
         openjdk-17-jre-headless=17.* \
     && rm -rf /var/lib/apt/lists/*
 
-# The number is fixed so that volumes keep their owner and Kubernetes can see that it is not root.
-# Spark asks for the user's name, so it needs a line in /etc/passwd.
+# The uid is fixed so that volumes keep their owner and Kubernetes can verify that it is not root.
+# Spark looks up the user's name, so it needs an entry in /etc/passwd.
 RUN groupadd --gid 10001 tarn \
     && useradd --no-log-init --uid 10001 --gid tarn --home-dir /scratch --no-create-home --shell /usr/sbin/nologin tarn \
     && install --directory --owner tarn --group tarn /data /scratch
@@ -56,14 +60,14 @@ ENV PATH=/opt/tarn/bin:$PATH \
     TARN_DATABASE_URL=sqlite:////data/tarn.db \
     TARN_ADMIN_KEY_FILE=/data/admin.key
 
-# DuckDB and Spark spill into TMPDIR and SPARK_LOCAL_DIRS, or into the working directory where nobody tells them otherwise.
+# DuckDB and Spark spill to TMPDIR and SPARK_LOCAL_DIRS, or to the working directory if these are not set.
 WORKDIR /scratch
 USER 10001:10001
 VOLUME ["/scratch", "/tmp"]
 EXPOSE 8000
 
-# For the API. A container that runs `worker` or `migrate` listens on no port: switch it off there.
-# The empty proxy handler keeps a proxy of the environment out of a call to ourselves.
+# For the API. A container that runs `worker` or `migrate` listens on no port: disable the check there.
+# The empty ProxyHandler ignores proxy settings of the environment for this local request.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:' + os.environ.get('TARN_PORT', '8000') + '/healthz', timeout=4)"]
 

@@ -24,6 +24,8 @@ from tarn.settings import load_settings
 from tests.ship.dockerfile import ROOT, Instruction, copied_from_the_tree, final_stage, image_environment, instructions
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CLIENT = tomllib.loads((ROOT / "clients" / "python" / "pyproject.toml").read_text())
+CLIENT_PACKAGES = ("pyspark_tarn", "tarn_client")
 
 
 def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
@@ -111,6 +113,7 @@ def copy(step: Instruction, source: Path) -> None:
             shutil.copy(ROOT / name, source / name)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(missing_build_requirements()), reason=f"not installed here: {missing_build_requirements()}")
 def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
     source = tmp_path / "source"
@@ -119,17 +122,20 @@ def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
 
     def install(step: Instruction) -> None:
         target = tmp_path / f"step-{len(wheels)}"
+        projects = [source / part.partition("[")[0] for part in step.parts if part.startswith(".")]
         options = ("--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", target)
-        built = run(sys.executable, "-m", "pip", "wheel", *options, source)
+        built = run(sys.executable, "-m", "pip", "wheel", *options, *projects)
         assert built.returncode == 0, built.stdout + built.stderr
-        wheels.extend(target.glob("*.whl"))
+        wheels.extend(sorted(target.glob("*.whl")))
 
     copies, installs = copied_from_the_tree(), [each for each in instructions() if each.text.startswith("pip install")]
     for step in (each for each in instructions() if each in copies or each in installs):
         copy(step, source) if step in copies else install(step)
 
-    assert len(wheels) == 2
-    with zipfile.ZipFile(wheels[-1]) as wheel:
+    versions = {name: project["project"]["version"] for name, project in (("tarn", PROJECT), ("tarn_client", CLIENT))}
+    named = [f"{name}-{version}-py3-none-any.whl" for name, version in versions.items()]
+    assert [wheel.name for wheel in wheels] == named * 2
+    with zipfile.ZipFile(wheels[-2]) as wheel:
         packed = set(wheel.namelist())
         scripts = next(name for name in packed if name.endswith("entry_points.txt"))
         assert f"tarn = {PROJECT['project']['scripts']['tarn']}" in wheel.read(scripts).decode()
@@ -142,6 +148,16 @@ def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
     assert {"tarn/settings.py", "tarn/migrations/__init__.py"} <= modules | migrations
     assert modules | migrations <= packed
     assert {name.partition("/")[0] for name in packed if ".dist-info/" not in name} == {"tarn"}
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        client = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    folder = ROOT / "clients" / "python"
+    modules = {str(path.relative_to(folder)) for name in CLIENT_PACKAGES for path in (folder / name).rglob("*.py")}
+    assert client == modules | {"tarn_client/py.typed"}
+
+
+def test_the_package_needs_the_client_of_the_same_commit():
+    needed = [Requirement(each) for each in PROJECT["project"]["dependencies"]]
+    assert f"tarn-client=={CLIENT['project']['version']}" in {str(each) for each in needed}
 
 
 class Health(http.server.BaseHTTPRequestHandler):
@@ -250,12 +266,14 @@ def image() -> Iterator[Image]:
         for step in copied_from_the_tree():
             copy(step, source)
         offline = ("--no-index", "--no-deps", "--no-build-isolation")
-        built = run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, source)
+        projects = (source, source / "clients" / "python")
+        built = run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, *projects)
         assert built.returncode == 0, built.stdout + built.stderr
         venv.create(folder / "venv", with_pip=False, symlinks=True)
         (packages,) = (folder / "venv" / "lib").glob("*/site-packages")
-        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-            wheel.extractall(packages)
+        for path in folder.glob("*.whl"):
+            with zipfile.ZipFile(path) as wheel:
+                wheel.extractall(packages)
         compileall.compile_dir(packages, quiet=1)
         (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
         found = Image(folder / "venv" / "bin" / "python", folder)
