@@ -53,7 +53,7 @@ def test_delete_in_a_pipe_is_refused_without_yes_and_nothing_is_deleted(tarn: Ta
 
     assert (refused.stdout, refused.stderr) == (
         "",
-        "tarn: there is nobody to ask: give --yes to delete without being asked\n",
+        "tarn: standard input is not a terminal: give --yes to delete without confirmation\n",
     )
     assert tarn.json("tenants", "show", tenant)["name"] == tenant
 

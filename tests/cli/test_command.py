@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tarn.cli.failures import Cancelled, Misuse, ProblemAnswered, Unreachable
+from tarn.cli.failures import Misuse, exit_code
+from tarn_client import IncompleteResponse, InvalidRequest, JobCancelled, Problem, Unreachable
 
 from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment
@@ -52,7 +53,8 @@ def test_without_a_server_it_says_how_to_get_one(server: Server):
 
     assert (failed.returncode, failed.stdout) == (3, "")
     assert failed.stderr == (
-        f"tarn: no server answers at {NOWHERE}: start one with make run or tarn serve, or name one with --url\n"
+        f"tarn: no server answers at {NOWHERE}: [Errno 111] Connection refused\n"
+        "    start a server with make run or tarn serve, or name another one with --url\n"
     )
 
 
@@ -80,7 +82,8 @@ def test_interrupt_ends_a_load_with_130_and_nothing_is_taken(server: Server, tar
 
 def test_exit_codes_are_those_in_the_docs_and_in_the_help(server: Server):
     documented = set(re.findall(r"^\| (\d+) \|", (DOCS / "clients.md").read_text(), re.MULTILINE))
-    known = {str(failure.exit_code) for failure in (ProblemAnswered, Cancelled, Misuse, Unreachable)}
+    errors = (Problem({}), JobCancelled(), Misuse(), InvalidRequest(), Unreachable(""), IncompleteResponse())
+    known = {str(exit_code(error)) for error in errors}
 
     assert documented == {"0", "130", *known}
     assert all(f"{code} " in run(server, "--help").stdout.partition("Exit codes:")[2] for code in sorted(known))

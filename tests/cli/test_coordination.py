@@ -27,7 +27,7 @@ def test_tags_are_set_shown_compared_and_deleted(tarn: Tarn, dataset: str):
     tarn("tags", "delete", dataset, "a/new")
     assert "there is no tag" in tarn("tags", "get", dataset, "a/new", code=1).output
     assert "not JSON" in tarn("tags", "set", dataset, "a", "--value", "{", code=2).output
-    assert "written by nobody" in tarn("tags", "set", dataset, "lakehouse/x", code=1).output
+    assert "can only be written by the lake" in tarn("tags", "set", dataset, "lakehouse/x", code=1).output
 
 
 def test_items_are_added_taken_acknowledged_and_deleted(tarn: Tarn, dataset: str, other: tuple[Tarn, str]):
@@ -39,10 +39,10 @@ def test_items_are_added_taken_acknowledged_and_deleted(tarn: Tarn, dataset: str
     assert [each["id"] for each in taker.json("queue", "list", dataset)] == [item]
     taken = taker.json("queue", "pop", dataset, "--lease", "600")
     assert (taken["id"], taken["payload"]) == (item, {"id": 1})
-    assert "nothing to be taken" in taker("queue", "pop", dataset, code=1).output
+    assert "there is no item to take" in taker("queue", "pop", dataset, code=1).output
     failed = taker.json("queue", "ack", dataset, item, taken["token"], "--error", "out of ink")
     assert failed["problem"]["detail"] == "out of ink"
-    assert "only a dead one" in tarn("queue", "retry", dataset, item, code=1).output
+    assert "only a dead item" in tarn("queue", "retry", dataset, item, code=1).output
     assert tarn.json("queue", "show", dataset, item)["attempts"] == 1
     tarn("queue", "delete", dataset, item)
     assert taker.json("queue", "list", dataset) == []

@@ -128,7 +128,7 @@ def test_tenant_with_a_grant_makes_datasets_that_its_pattern_matches_and_no_othe
     caller("datasets", "create", f"{tenant}_own")
     refused = caller("datasets", "create", "others", code=1)
 
-    assert refused.stderr == "tarn: admin on 'others' is needed (forbidden)\n"
+    assert refused.stderr == "tarn: this requires admin on 'others' (forbidden)\n"
     assert [entry["name"] for entry in caller.json("datasets", "list")] == [f"{tenant}_own"]
 
 

@@ -80,7 +80,7 @@ def test_query_prints_a_line_for_each_entity_that_matches(
 
 
 def test_query_that_walks_pages_prints_what_the_stream_does(tarn: Tarn, dataset: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tarn.cli.commands.datasets.entities.PAGE", 2)
+    monkeypatch.setattr("tarn_client.connection.LARGEST_PAGE", 2)
     tarn("entities", "load", dataset, "-", stdin=ndjson(*(person(f"jürgen {number}") for number in range(7))))
 
     streamed = tarn("entities", "query", dataset).stdout
@@ -269,7 +269,7 @@ def test_delete_of_one_origin_leaves_what_others_say(tarn: Tarn, people: str):
 def test_delete_that_fails_halfway_says_how_far_it_came(tarn: Tarn, people: str):
     failed = tarn("entities", "delete", people, "ann", "..", "bob", code=2)
 
-    assert failed.stderr.splitlines()[0] == "1 entities are deleted, and the others are not:"
+    assert failed.stderr.splitlines()[0] == "1 entities were deleted; the others were not:"
     assert "bob" in found(tarn, people)
 
 
@@ -352,8 +352,8 @@ def test_server_that_goes_away_halfway_is_never_taken_for_the_end(mortal: Server
         reading.wait(60)
 
     assert (reading.returncode, loading.returncode) == (3, 3)
-    assert b"gave no whole answer" in said
-    assert b"gave no whole answer" in told
+    assert b"the stream ended early" in said
+    assert b"no complete response from" in told
     whole_lines = (first + rest).splitlines()
     assert 0 < len(whole_lines) < 200
     assert all(json.loads(line)["schema"] == "Person" for line in whole_lines)

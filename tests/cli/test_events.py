@@ -2,7 +2,7 @@
 
 import json
 
-from tarn.cli.commands.coordination.events import parsed
+from tarn_client.events import parse_events
 
 from tests.cli.conftest import Tarn
 
@@ -42,7 +42,7 @@ def test_events_are_told_from_pieces_of_a_stream_as_they_come():
 
     pieces = [stream[start : start + 3] for start in range(0, len(stream), 3)]
 
-    assert list(parsed(pieces)) == [{"id": 8}, {"id": 9}]
+    assert list(parse_events(pieces)) == [{"id": 8}, {"id": 9}]
 
 
 def test_webhook_is_set_shown_and_removed(tarn: Tarn, tenant: str, tmp_path):

@@ -82,7 +82,7 @@ def test_what_is_put_before_a_failure_is_told(tarn: Tarn, dataset: str, folder: 
 
     failed = tarn("files", "put", dataset, str(folder), code=1)
 
-    assert "1 files are put, and the others are not" in failed.stderr
+    assert "1 files were uploaded; the others were not" in failed.stderr
     assert "(invalid-path)" in failed.stderr
     assert listed(tarn, dataset) == ["a.txt"]
 

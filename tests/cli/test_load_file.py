@@ -59,7 +59,7 @@ def test_load_without_a_place_or_of_nothing_known_changes_nothing(tarn: Tarn, na
     missing = tarn("load", str(tmp_path / f"{name}.json"), code=1)
 
     assert "give --dataset" in nowhere.stderr
-    assert "does not tell what it holds" in unknown.stderr
+    assert "has no recognizable format" in unknown.stderr
     assert "(dataset-not-found)" in missing.stderr
     tarn("datasets", "show", name, code=1)
 

@@ -3,6 +3,8 @@
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Tarn
 from tests.server import Server, running
 
@@ -37,7 +39,7 @@ def test_mapping_is_put_listed_and_shown(tarn: Tarn, dataset: str):
 def test_mapping_that_is_none_is_refused_with_its_field(tarn: Tarn, dataset: str):
     refused = tarn("mapping", "put", dataset, HASH, "-", stdin=YAML.replace("Person", "Parson"), code=1)
     assert "queries.0.entities.person.schema" in refused.output
-    assert "no YAML" in tarn("mapping", "put", dataset, HASH, "-", stdin="a: [", code=2).output
+    assert "is neither YAML nor JSON" in tarn("mapping", "put", dataset, HASH, "-", stdin="a: [", code=2).output
 
 
 def test_run_of_a_file_that_is_not_in_the_archive_is_refused(tarn: Tarn, dataset: str):
@@ -46,6 +48,7 @@ def test_run_of_a_file_that_is_not_in_the_archive_is_refused(tarn: Tarn, dataset
     assert "there is no file" in tarn("mapping", "run", dataset, HASH, code=1).output
 
 
+@pytest.mark.long
 def test_run_is_waited_for_and_tells_what_it_did(tmp_path: Path):
     with running(tmp_path) as server:
         tarn = Tarn(server.url, server.admin_key)

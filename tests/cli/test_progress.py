@@ -124,7 +124,7 @@ def test_what_could_steer_a_terminal_is_escaped_on_one_and_whole_in_a_pipe(serve
 def test_form_that_is_not_text_is_kept_from_a_terminal(server: Server, dataset: str):
     code, _, seen = on_terminal(server, "statements", "query", dataset, "--format", "parquet", stdout=True)
 
-    assert (code, seen) == (2, "tarn: this form is not for a terminal: name a file with -o, or pipe it on\r\n")
+    assert (code, seen) == (2, "tarn: this format is binary: write it to a file with -o, or to a pipe\r\n")
 
 
 @pytest.mark.parametrize("silence", ["--quiet", "--json"])

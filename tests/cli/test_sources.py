@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tarn.cli.failures import Misuse
-from tarn.cli.input.files import entity_type, opened, statement_type
+from tarn.cli.input.files import entity_type, open_input, statement_type
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from tarn.cli.input.files import entity_type, opened, statement_type
 def test_lines_are_told_from_documents_by_how_they_begin(tmp_path: Path, begin: bytes, kind: str):
     (tmp_path / "data").write_bytes(begin)
 
-    with opened(str(tmp_path / "data")) as source:
+    with open_input(str(tmp_path / "data")) as source:
         assert entity_type(source) == kind
 
 
@@ -50,14 +50,14 @@ def test_form_of_statements_is_told_by_the_name_or_the_first_bytes(
 ):
     (tmp_path / name).write_bytes(content)
 
-    with opened(str(tmp_path / name)) as source:
+    with open_input(str(tmp_path / name)) as source:
         assert statement_type(source) == kind
 
 
 def test_form_that_nothing_tells_must_be_given(tmp_path: Path):
     (tmp_path / "data").write_text("x,Thing:name,y\n")
 
-    with opened(str(tmp_path / "data")) as source, pytest.raises(Misuse, match="give --format"):
+    with open_input(str(tmp_path / "data")) as source, pytest.raises(Misuse, match="give --format"):
         statement_type(source)
 
 
@@ -65,7 +65,7 @@ def test_what_is_looked_at_is_also_sent(tmp_path: Path):
     content = bytes(range(256)) * 4000
     (tmp_path / "data").write_bytes(content)
 
-    with opened(str(tmp_path / "data")) as source:
+    with open_input(str(tmp_path / "data")) as source:
         pieces = list(source.pieces())
 
     assert (b"".join(pieces), source.size) == (content, len(content))

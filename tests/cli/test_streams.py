@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from tarn.cli.failures import ProblemAnswered, Unreachable
-from tarn.cli.output.streams import limited, records
+from tarn.cli.output.streams import limited
+from tarn_client import IncompleteResponse, Problem
+from tarn_client.ndjson import record_blocks
 
 from tests.cli.conftest import Tarn
 
@@ -48,8 +49,8 @@ def answering() -> Iterator[Callable[[bytes], str]]:
     [
         (b'{"$end": {"snapshot": null, "count": 1}}\n', 0, ""),
         (b'{"$error": ' + json.dumps(PROBLEM).encode() + b"}\n", 1, "tarn: the stream failed halfway (internal)\n"),
-        (b"", 3, "tarn: the server's stream ended too early: what came of it is not the whole\n"),
-        (b'{"id": "b', 3, "tarn: the server's stream ended too early: what came of it is not the whole\n"),
+        (b"", 3, "tarn: the stream ended without its last line: the data received is incomplete\n"),
+        (b'{"id": "b', 3, "tarn: the stream ended without its last line: the data received is incomplete\n"),
     ],
 )
 def test_last_line_of_a_stream_is_not_printed_and_decides_how_the_command_ends(
@@ -67,23 +68,23 @@ def test_records_are_whole_lines_wherever_the_bytes_are_cut(size: int):
     body = b'{"id":"a{\\"$b"}\n{"id":"c"}\n{"$end":{"count":2}}\n'
     chunks = [body[start : start + size] for start in range(0, len(body), size)]
 
-    blocks = [block for block in records(chunks) if block]
+    blocks = [block for block in record_blocks(chunks) if block]
 
     assert b"".join(blocks) == b'{"id":"a{\\"$b"}\n{"id":"c"}\n'
     assert all(block.endswith(b"\n") for block in blocks)
 
 
 def test_what_came_before_an_error_is_given_out_before_it_is_raised():
-    stream = records([b'{"id":"a"}\n{"$error":' + json.dumps(PROBLEM).encode() + b"}\n"])
+    stream = record_blocks([b'{"id":"a"}\n{"$error":' + json.dumps(PROBLEM).encode() + b"}\n"])
 
     assert next(stream) == b'{"id":"a"}\n'
-    with pytest.raises(ProblemAnswered, match="failed halfway"):
+    with pytest.raises(Problem, match="failed halfway"):
         next(stream)
 
 
 def test_stream_without_its_last_line_is_not_whole():
-    with pytest.raises(Unreachable, match="is not the whole"):
-        list(records([b'{"id":"a"}\n']))
+    with pytest.raises(IncompleteResponse, match="is incomplete"):
+        list(record_blocks([b'{"id":"a"}\n']))
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, b"a\nb\nc\n"), (1, b"a\n"), (2, b"a\nb\n"), (9, b"a\nb\nc\n")])

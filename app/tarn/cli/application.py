@@ -1,6 +1,6 @@
-"""The `tarn` command: the server's processes, and a client of its API.
+"""The `tarn` command: commands that run server processes, and commands that call the API.
 
-Nothing of the server is imported here or by the client's modules, so that a command starts at once.
+Neither this module nor the client's modules import server code, so that a command starts fast.
 """
 
 from typing import Annotated
@@ -16,12 +16,12 @@ from tarn.cli.commands.datasets import (
     entities,
     exports,
     files,
+    load,
     mappings,
     refs,
     snapshots,
     statements,
 )
-from tarn.cli.commands.datasets import load as load_file
 from tarn.cli.commands.processes import add_processes
 from tarn.cli.importing.command import import_data
 from tarn.cli.session import client_command
@@ -34,12 +34,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="A lakehouse for FollowTheMoney data.",
-    epilog="Exit codes: 0 done, 1 the server refused, 2 wrong usage or settings, 3 no server answers.",
+    epilog="Exit codes: 0 success, 1 refused by the server, 2 wrong usage or settings, 3 server not reachable.",
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"tarn {version('tarn')}")
@@ -52,12 +52,12 @@ def _options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options of `tarn` itself."""
+    """Declare the options of `tarn` itself."""
 
 
 add_processes(app)
 client_command(app, "whoami", LAKE)(whoami.whoami)
-client_command(app, "load", LAKE)(load_file.load)
+client_command(app, "load", LAKE)(load.load)
 client_command(app, "import", LAKE)(import_data)
 app.add_typer(catalog.app, name="catalog", rich_help_panel=LAKE)
 app.add_typer(datasets.app, name="datasets", rich_help_panel=LAKE)

@@ -1,20 +1,18 @@
-"""What a shell offers behind the tab key, beyond the commands and options that typer knows."""
+"""Shell completion of dataset names; typer completes commands and options."""
 
 import os
 
-from tarn.cli.failures import Failure
+from tarn.cli.connection import DEFAULT_URL, connected
+from tarn.cli.failures import FAILURES
 
 MOST = 100
 
 
 def dataset_names(incomplete: str) -> list[str]:
-    """The datasets that begin so, on the server and with the key of the environment; none where nothing answers."""
-    from tarn.cli.connection import Client
-    from tarn.cli.session import DEFAULT_URL
-
+    """Return dataset names with this prefix, using TARN_URL and TARN_KEY; none if the server is not reachable."""
     try:
-        with Client(os.environ.get("TARN_URL") or DEFAULT_URL, os.environ.get("TARN_KEY")) as client:
-            names = (found["name"] for found in client.each("/v1/datasets"))
+        with connected(os.environ.get("TARN_URL") or DEFAULT_URL, os.environ.get("TARN_KEY")) as connection:
+            names = (dataset["name"] for dataset in connection.each("/v1/datasets"))
             return [name for name in names if name.startswith(incomplete)][:MOST]
-    except Failure:
+    except FAILURES:
         return []

@@ -1,79 +1,60 @@
-"""Why a command ends without its result.
+"""Errors that end a command, each with an exit code: those of the client package, and those of the command line.
 
-Exception
-└── Failure                 one sentence for the person at the terminal, and an exit code
-    ├── ProblemAnswered     1   the server refused, and says why in a problem document
-    ├── Cancelled           1   somebody gave up the job that was waited for
-    ├── Incomplete          1   what was imported is not what its source holds
-    ├── Misuse              2   nothing was changed: the command is wrong as it was given
-    └── Unreachable         3   no server answered, or not to the end
+| exit code | error                                                                             |
+|-----------|-----------------------------------------------------------------------------------|
+| 1         | Problem: the server refused; JobCancelled; Incomplete: an import differs          |
+| 2         | Misuse and InvalidRequest: wrong usage; nothing was changed                       |
+| 3         | Unreachable and IncompleteResponse: no response, or an incomplete one             |
 """
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-
-def invalid_line(fault: dict[str, Any]) -> str:
-    """What is wrong with one record or field, as the server says it."""
-    line = f"line {fault['line']}" if fault.get("line") is not None else None
-    return ": ".join(str(part) for part in (line, fault.get("field"), fault.get("reason")) if part)
+from tarn_client.errors import InvalidRequest, JobCancelled, LakeError, Problem
 
 
 class Failure(Exception):
-    """A command that has no result; the message is what to say of it."""
+    """Base class of the command line's own errors."""
 
     exit_code: ClassVar[int]
 
-    def lines(self) -> Iterator[str]:
-        """What a person reads on standard error."""
-        yield f"tarn: {self}"
-
-
-class ProblemAnswered(Failure):
-    """The server answered with a problem (RFC 9457), which is kept as it came."""
-
-    exit_code = 1
-
-    def __init__(self, problem: dict[str, Any], hint: str | None = None, after: int | None = None) -> None:
-        super().__init__(problem["detail"])
-        self.problem = problem
-        self.hint = hint
-        self.after = after
-        """In how many seconds the server wants to be asked again."""
-
-    @property
-    def slug(self) -> str:
-        return str(self.problem["type"]).rsplit("/", 1)[-1]
-
-    def lines(self) -> Iterator[str]:
-        yield f"tarn: {self} ({self.slug})"
-        faults = self.problem.get("errors", ())
-        # The only one is mostly what the sentence above says already.
-        if len(faults) > 1 or any(str(fault["reason"]) not in str(self) for fault in faults):
-            yield from (f"    {invalid_line(fault)}" for fault in faults)
-        if self.hint is not None:
-            yield f"    {self.hint}"
-
-
-class Cancelled(Failure):
-    """Somebody gave up the job that was waited for."""
-
-    exit_code = 1
-
 
 class Incomplete(Failure):
-    """An import broke off, or ended and the counts of source and target differ."""
+    """An import was aborted, or the counts of source and target differ at its end."""
 
     exit_code = 1
 
 
 class Misuse(Failure):
-    """The command cannot be carried out as it was given. Nothing was changed."""
+    """The arguments are invalid. Nothing was changed."""
 
     exit_code = 2
 
 
-class Unreachable(Failure):
-    """There is no whole answer. Whether a change was made is not known, unless nothing listened at all."""
+FAILURES = (Failure, LakeError)
+"""The errors that end a command with a message instead of a traceback."""
 
-    exit_code = 3
+
+def exit_code(error: Failure | LakeError) -> int:
+    """Return the exit code of an error."""
+    if isinstance(error, Failure):
+        return error.exit_code
+    if isinstance(error, InvalidRequest):
+        return 2
+    return 1 if isinstance(error, (Problem, JobCancelled)) else 3
+
+
+def error_lines(error: Failure | LakeError) -> Iterator[str]:
+    """Yield the lines of an error for standard error: its message, invalid records or fields, and notes."""
+    yield f"tarn: {error}"
+    invalid = error.errors if isinstance(error, Problem) else []
+    # A single one is usually part of the message already.
+    if len(invalid) > 1 or any(str(each["reason"]) not in str(error) for each in invalid):
+        yield from (f"    {invalid_line(each)}" for each in invalid)
+    yield from (f"    {note}" for note in getattr(error, "__notes__", ()))
+
+
+def invalid_line(invalid: dict[str, Any]) -> str:
+    """Return the line, field and reason of an invalid record or field, as text."""
+    line = f"line {invalid['line']}" if invalid.get("line") is not None else None
+    return ": ".join(str(part) for part in (line, invalid.get("field"), invalid.get("reason")) if part)

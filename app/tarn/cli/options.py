@@ -1,4 +1,4 @@
-"""Options that several commands of data have."""
+"""Options shared by several data commands."""
 
 from typing import Annotated, Literal
 
@@ -6,12 +6,10 @@ import typer
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Entity ids, canonical ids or referents; repeatable.")]
 Schema = Annotated[list[str] | None, typer.Option("--schema", help="Schemata, exactly; repeatable.")]
-Schemata = Annotated[
-    list[str] | None, typer.Option("--schemata", help="Schemata and all that are one of them; repeatable.")
-]
-Origins = Annotated[list[str] | None, typer.Option("--origin", help="Who says something of it; repeatable.")]
-Origin = Annotated[str | None, typer.Option("--origin", help="Who says it; `default` if nothing else does.")]
-OneOrigin = Annotated[str | None, typer.Option("--origin", help="Only what this origin says.")]
+Schemata = Annotated[list[str] | None, typer.Option("--schemata", help="Schemata and their descendants; repeatable.")]
+Origins = Annotated[list[str] | None, typer.Option("--origin", help="Origins of the statements; repeatable.")]
+Origin = Annotated[str | None, typer.Option("--origin", help="Origin of the statements; `default` if none is given.")]
+OneOrigin = Annotated[str | None, typer.Option("--origin", help="Only statements of this origin.")]
 
 At = Annotated[
     str | None,
@@ -21,21 +19,22 @@ Fresh = Annotated[
     Literal["overlay", "flush", "snapshot"] | None,
     typer.Option(
         "--fresh",
-        help="overlay: all that was acknowledged, as is read without this option; flush: the same after a flush; "
-        "snapshot: the latest snapshot alone.",
+        help="overlay (default): every acknowledged write; flush: the same, after a flush; "
+        "snapshot: only the latest snapshot.",
     ),
 ]
 Commit = Annotated[
     Literal["auto", "wait_for", "force"],
     typer.Option(
-        "--commit", help="auto: done when it is durable; wait_for: when a snapshot holds it; force: flush for that."
+        "--commit",
+        help="Return when the data is durable (auto), when a snapshot has it (wait_for), or after a flush (force).",
     ),
 ]
 OnError = Annotated[
     Literal["abort", "skip", "drop"],
     typer.Option(
         "--on-error",
-        help="abort: refuse everything for one bad record; skip: leave that record out; drop: leave out only the "
+        help="abort: refuse everything if a record is invalid; skip: leave that record out; drop: leave out only the "
         "property or value that cannot be stored.",
     ),
 ]
@@ -48,32 +47,37 @@ Values = Annotated[
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse everything if any value would be left out.")]
 
-Source = Annotated[
-    str, typer.Argument(metavar="FILE", help="- is standard input. What is compressed with gzip or zstd is sent so.")
+InputPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="File to send, - for standard input. gzip and zstd are recognised and sent as they are."
+    ),
 ]
 Out = Annotated[
     str,
     typer.Option(
-        "--out", "-o", metavar="FILE", help="Where to, - for standard output. A file is there when it is whole."
+        "--out", "-o", metavar="FILE", help="Output file, - for standard output. A file appears when it is complete."
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 IfMatch = Annotated[
-    str | None, typer.Option("--if-match", metavar="ETAG", help="Fail unless what this tag stands for is still there.")
+    str | None, typer.Option("--if-match", metavar="ETAG", help="Fail unless the current entity tag is this one.")
 ]
 IfNoneMatch = Annotated[
     str | None,
-    typer.Option("--if-none-match", metavar="ETAG", help="Fail if it is there already; '*': if anything is."),
+    typer.Option(
+        "--if-none-match", metavar="ETAG", help="Fail if the current entity tag is this one; '*': if it exists at all."
+    ),
 ]
 
 
 def conditions(if_match: str | None, if_none_match: str | None = None) -> dict[str, str]:
-    """The headers of a request that must find what its caller knows."""
-    given = {"If-Match": if_match, "If-None-Match": if_none_match}
-    return {name: _quoted(tag) for name, tag in given.items() if tag is not None}
+    """Return the headers of a conditional request."""
+    headers = {"If-Match": if_match, "If-None-Match": if_none_match}
+    return {name: _quoted(tag) for name, tag in headers.items() if tag is not None}
 
 
 def _quoted(tag: str) -> str:
-    """An entity tag as HTTP wants it; shells take its quotes away."""
+    """Return an entity tag in quotes, as HTTP needs it; shells strip them."""
     return tag if tag == "*" or tag.endswith('"') else f'"{tag}"'

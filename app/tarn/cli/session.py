@@ -1,4 +1,4 @@
-"""What every client command has: a server to speak to, somewhere to answer, and one way to fail."""
+"""Session of a client command: the connection, the output, common options and error reporting."""
 
 import functools
 import inspect
@@ -11,14 +11,15 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from tarn_client.errors import Problem
 
-from tarn.cli.failures import Failure, Misuse, ProblemAnswered
+from tarn.cli.connection import DEFAULT_URL, connected
+from tarn.cli.failures import FAILURES, Misuse, error_lines, exit_code
 from tarn.cli.output.tables import CommandOutput, printable
 
 if TYPE_CHECKING:
-    from tarn.cli.connection import Client
+    from tarn_client.connection import Connection
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 PANEL = "Server and output"
 
 Url = Annotated[str, typer.Option("--url", envvar="TARN_URL", help="The server.", rich_help_panel=PANEL)]
@@ -33,24 +34,24 @@ Key = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the API's JSON.", rich_help_panel=PANEL)]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 Function = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class CommandSession:
-    """One command's conversation with a server."""
+    """The connection and output of one command."""
 
-    client: "Client"
+    connection: "Connection"
     output: CommandOutput
 
     def confirm(self, question: str, yes: bool) -> None:
-        """Return if the person agrees, or has agreed with --yes; else raise Misuse. Nobody is asked in a pipe."""
+        """Ask for confirmation unless --yes is given. Raises Misuse if it is declined or there is no terminal."""
         if yes:
             return
         if not sys.stdin.isatty():
-            raise Misuse("there is nobody to ask: give --yes to delete without being asked")
+            raise Misuse("standard input is not a terminal: give --yes to delete without confirmation")
         # Not `typer.confirm`, which leaves a blank on standard output.
         typer.echo(f"{question} [y/N] ", nl=False, err=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -58,9 +59,9 @@ class CommandSession:
 
 
 def client_command(app: typer.Typer, name: str, panel: str | None = None) -> Callable[[Function], Function]:
-    """Add a command that speaks to a server: a function of a Session and of the command's own options.
+    """Register a command that calls a server: a function of a CommandSession and of the command's own options.
 
-    The command also takes --url, --key and --json, and a Failure becomes its words on standard error and its exit code.
+    The command also takes --url, --key and --json. An error is printed to standard error and sets the exit code.
     """
 
     def register(function: Function) -> Function:
@@ -68,10 +69,8 @@ def client_command(app: typer.Typer, name: str, panel: str | None = None) -> Cal
 
         @functools.wraps(function)
         def run(url: str, key: str | None, as_json: bool, **options: Any) -> None:
-            from tarn.cli.connection import Client
-
-            with _reported(as_json), Client(url, key) as client:
-                function(CommandSession(client, CommandOutput(as_json)), **options)
+            with _report_errors(as_json), connected(url, key) as connection:
+                function(CommandSession(connection, CommandOutput(as_json)), **options)
 
         parameters = [*own, *_common()]
         # Typer reads the options from here.
@@ -92,12 +91,12 @@ def _common() -> list[Parameter]:
 
 
 @contextmanager
-def _reported(as_json: bool) -> Iterator[None]:
+def _report_errors(as_json: bool) -> Iterator[None]:
     try:
         yield
-    except Failure as failure:
-        if as_json and isinstance(failure, ProblemAnswered):
-            typer.echo(json.dumps(failure.problem, indent=2, ensure_ascii=False), err=True)
+    except FAILURES as error:
+        if as_json and isinstance(error, Problem):
+            typer.echo(json.dumps(error.document, indent=2, ensure_ascii=False), err=True)
         else:
-            typer.echo("\n".join(printable(line) for line in failure.lines()), err=True)
-        raise typer.Exit(failure.exit_code) from None
+            typer.echo("\n".join(printable(line) for line in error_lines(error)), err=True)
+        raise typer.Exit(exit_code(error)) from None

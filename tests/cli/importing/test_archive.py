@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tarn.cli.importing.archive import archived_files, records, sha256, survey, usable_path
+from tarn.cli.importing.archive import archived_files, file_records, sha256, survey, usable_path
 
 from tests.cli.importing.lakes import archived, archived_first
 
@@ -16,8 +16,8 @@ def test_contents_records_and_texts_of_both_layouts_are_found(tmp_path: Path):
     found = {content.checksum: content for content in archived_files(str(tmp_path / "archive"))}
     seen = survey(str(tmp_path / "archive"))
 
-    assert (seen.files, seen.size, seen.texts, seen.faults) == (3, 15, 1, [])
-    assert [record.path for record in records(found[old])] == ["c.txt"]
+    assert (seen.files, seen.size, seen.texts, seen.errors) == (3, 15, 1, [])
+    assert [record.path for record in file_records(found[old])] == ["c.txt"]
     assert sha256(found[old]) == hashlib.sha256(b"older").hexdigest()
 
 
@@ -42,7 +42,7 @@ def test_what_cannot_be_imported_is_told(tmp_path: Path):
     seen = survey(str(tmp_path / "archive"))
 
     assert (seen.files, seen.unrecorded, seen.others) == (2, 1, 1)
-    assert sorted(fault.split()[-1] for fault in seen.faults) == sorted([gone, "file"])
+    assert sorted(fault.split()[-1] for fault in seen.errors) == sorted([gone, "file"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`tarn import`, against a server process: what it serves afterwards is what the source held."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 from followthemoney import Statement
-from tarn.cli.connection import Client
-from tarn.cli.failures import ProblemAnswered, Unreachable
 from tarn.cli.importing import dataset as dataset_import
 from tarn.cli.importing import stage
 from tarn.cli.importing.layouts import DatasetDirectory
 from tarn.cli.importing.report import ImportReport
 from tarn.cli.importing.tables import SourceStatements
+from tarn_client import Problem
+from tarn_client.connection import Connection
 
 from tests.cli.conftest import TARN, Tarn
 from tests.cli.importing.lakes import (
@@ -86,7 +85,7 @@ def test_lake_with_deletes_inline_is_served_as_it_was_held(tarn: Tarn, tmp_path:
     wanted = held(name, JANE | {"last_seen": moment(30)}, JOE | {"last_seen": moment(20)}, ANN, BASE[1], mapped)
     assert served(tarn, name) == wanted
     assert (report["state"], counted(report)["statements"], counted(report)["files"]) == ("imported", (5, 5), (3, 3))
-    assert report["warnings"] == [f"fields of {folder}/config.yml that do not fit are left out: license"]
+    assert report["warnings"] == [f"invalid fields of {folder}/config.yml are left out: license"]
     config = tarn.json("datasets", "show", name)
     assert (config["title"], config["publisher"]["name"], config["compression"]) == ("Donations", "Newsroom", "zstd")
     files = tarn.json("files", "ls", name)
@@ -153,7 +152,8 @@ def test_what_is_wrong_is_told_before_anything_is_changed(tarn: Tarn, tmp_path: 
     assert counted(report)["statements of sure"] == (1, 1)
     assert "is for files" in tarn("import", lake, "--origin", "a", code=2).stderr
     assert (
-        "no directory of ftm-lakehouse" in tarn("import", str(tmp_path / "lake" / name / "statements"), code=2).stderr
+        "not a directory of ftm-lakehouse"
+        in tarn("import", str(tmp_path / "lake" / name / "statements"), code=2).stderr
     )
     assert "there is no file and no directory" in tarn("import", str(tmp_path / "nowhere"), code=2).stderr
 
@@ -190,7 +190,7 @@ def test_target_that_has_data_is_left_alone_unless_asked(tarn: Tarn, tmp_path: P
     with_deletes_inline(tmp_path / dataset, [[JANE, JOE]])
 
     refused = tarn("import", str(tmp_path / dataset), code=2).stderr
-    assert f"the dataset {dataset} is there and has statements: give --into" in refused
+    assert f"the dataset {dataset} exists and has statements: give --into" in refused
     assert len(served(tarn, dataset)) == 2
 
     tarn("import", str(tmp_path / dataset), "--into")
@@ -218,11 +218,11 @@ def test_killed_import_shows_no_statement_and_is_completed_by_the_next(
     with_deletes_inline(folder, [[JANE, JOE, ANN]])
     for number in range(60):
         archived(folder, b"content %d" % number, f"{number:03}.txt")
-    environment = clean_environment(TARN_URL=server.url, TARN_KEY=server.admin_key, PYTHONPATH=os.getcwd())
+    environment = clean_environment(TARN_URL=server.url, TARN_KEY=server.admin_key)
 
     running = subprocess.Popen([*TARN, "import", str(folder)], env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    with Client(tarn.url, tarn.key) as client:
+    with Connection(tarn.url, tarn.key) as client:
         while not (there := _files(client, name)) and time.monotonic() < deadline:
             time.sleep(0.01)
         running.send_signal(signal.SIGKILL)
@@ -234,10 +234,10 @@ def test_killed_import_shows_no_statement_and_is_completed_by_the_next(
     assert (counted(report)["files"], served(tarn, name)) == ((60, 60), held(name, JANE, JOE, ANN))
 
 
-def _files(client: Client, name: str) -> int:
+def _files(client: Connection, name: str) -> int:
     try:
         return sum(1 for _ in client.each(f"/v1/datasets/{name}/files"))
-    except ProblemAnswered:
+    except Problem:
         return 0  # the dataset is not there yet
 
 
@@ -261,34 +261,15 @@ def test_stage_that_is_gone_when_files_are_there_is_filled_again(
 
     def long_put_files(self: dataset_import.DatasetImport, report: ImportReport) -> None:
         put_files(self, report)
-        with Client(tarn.url, tarn.key) as client:
+        with Connection(tarn.url, tarn.key) as client:
             (only,) = client.each(f"/v1/datasets/{name}/stages")
-            client.request("DELETE", f"/v1/datasets/{name}/stages/{only['id']}")
+            client.write("DELETE", f"/v1/datasets/{name}/stages/{only['id']}")
 
     monkeypatch.setattr(dataset_import.DatasetImport, "_put_files", long_put_files)
 
     tarn("import", str(tmp_path / name))
 
     assert served(tarn, name) == held(name, JANE, ANN)
-
-
-def test_server_that_is_away_or_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch):
-    waited: list[float] = []
-    monkeypatch.setattr("tarn.cli.importing.stage.time.sleep", waited.append)
-    busy = ProblemAnswered({"type": "/problems/backpressure", "detail": "full", "retryable": True}, after=7)
-    broke = ProblemAnswered({"type": "/problems/quota-exceeded", "detail": "used up", "retryable": True}, after=7)
-    answers: list[Exception | str] = [Unreachable("away"), busy, "done", broke]
-
-    def attempt() -> str:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert stage.patiently(attempt) == "done"
-    assert waited == [stage.PAUSES[0], 7]
-    with pytest.raises(ProblemAnswered, match="used up"):
-        stage.patiently(attempt)
 
 
 @pytest.mark.parametrize("form", ["csv", "pack"])

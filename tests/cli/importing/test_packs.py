@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import zstandard
 from tarn.cli.failures import Misuse
-from tarn.cli.importing import split_records as packs
+from tarn.cli.importing import split_records
 from tarn.cli.importing.split_records import CSV, NDJSON, PACK, parts
-from tarn.cli.input.files import opened
+from tarn.cli.input.files import open_input
 
 HEADER = ["entity_id", "prop", "schema", "value"]
 ROWS = [["jane", "name", "Person", f'Jane "the\nfirst", {number}'] for number in range(200)]
@@ -23,7 +23,7 @@ def as_csv(rows: list[list[str]], header: list[str] | None = HEADER) -> bytes:
 
 
 def bodies(path: Path, kind: str) -> list[bytes]:
-    with opened(str(path)) as source:
+    with open_input(str(path)) as source:
         return [part.body for part in parts(source, kind)]
 
 
@@ -33,9 +33,9 @@ def read(body: bytes) -> list[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packs, "PART_BYTES", 1000)
-    monkeypatch.setattr("tarn.cli.input.files.PIECE", 300)
-    monkeypatch.setattr("tarn.cli.input.files.HEAD", 300)
+    monkeypatch.setattr(split_records, "PART_BYTES", 1000)
+    monkeypatch.setattr("tarn.cli.input.files.PIECE_BYTES", 300)
+    monkeypatch.setattr("tarn.cli.input.files.HEAD_BYTES", 300)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_ndjson_is_cut_at_lines(tmp_path: Path):
 
 def test_what_is_cut_off_or_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(as_csv(ROWS))[:-20])
-    with pytest.raises(Misuse, match="cut off"):
+    with pytest.raises(Misuse, match="is truncated"):
         bodies(tmp_path / "a.csv.gz", CSV)
-    monkeypatch.setattr(packs, "LONGEST_RECORD", 3000)
+    monkeypatch.setattr(split_records, "LONGEST_RECORD", 3000)
     (tmp_path / "b.csv").write_bytes(as_csv([]) + b'jane,name,Person,"' + b"Jane\n" * 1000)
-    with pytest.raises(Misuse, match="a quote is missing"):
+    with pytest.raises(Misuse, match="is a closing quote missing"):
         bodies(tmp_path / "b.csv", CSV)

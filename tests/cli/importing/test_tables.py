@@ -94,7 +94,7 @@ def test_what_the_translog_hides_is_counted_and_taken_on_request(tmp_path: Path)
 
     hidden = SourceStatements(place).hidden()
 
-    assert (hidden.unlisted, hidden.said_again) == (1, 1)
+    assert (hidden.unlisted, hidden.rewritten) == (1, 1)
     assert names(tmp_path) == [("crawl", "Jane Doe")]
     assert names(tmp_path, hidden=True) == [
         ("crawl", "Jane Doe"),
@@ -131,10 +131,10 @@ def test_table_with_columns_that_nobody_knows_is_refused(tmp_path: Path):
     table = DeltaTable(str(tmp_path / "statements")).to_pyarrow_table()
     write_deltalake(str(tmp_path / "later/statements"), table.append_column("valid_to", table["last_seen"]))
 
-    with pytest.raises(Misuse, match="not known here: it has the columns valid_to"):
+    with pytest.raises(Misuse, match="unknown layout: it has the additional columns valid_to"):
         SourceStatements(DatasetDirectory(str(tmp_path / "later")))
     write_deltalake(str(tmp_path / "poor/statements"), table.drop_columns(["prop", "origin"]))
-    with pytest.raises(Misuse, match="lacks origin, prop"):
+    with pytest.raises(Misuse, match="lacks the columns origin, prop"):
         SourceStatements(DatasetDirectory(str(tmp_path / "poor")))
 
 
@@ -165,10 +165,10 @@ def test_directories_are_told_apart(tmp_path: Path):
 
     assert [place.name() for place in find_datasets(str(tmp_path / "lake"))] == ["one", "second"]
     assert [place.name() for place in find_datasets(str(tmp_path / "lake/one"))] == ["one"]
-    with pytest.raises(Misuse, match="no directory of ftm-lakehouse"):
+    with pytest.raises(Misuse, match="not a directory of ftm-lakehouse"):
         find_datasets(str(tmp_path))
     (tmp_path / "lake/lake.json").write_text("{}")
-    with pytest.raises(Misuse, match="a lake of Tarn itself"):
+    with pytest.raises(Misuse, match="is a lake of Tarn"):
         find_datasets(str(tmp_path / "lake"))
 
 

@@ -1,4 +1,4 @@
-"""The files of a lakehouse's archive: contents by their hash, and a record for each path that a content came from."""
+"""Reader of an ftm-lakehouse archive: files by hash, with a record for each path at which a file was found."""
 
 import hashlib
 import json
@@ -12,25 +12,24 @@ HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 BLOB, RECORD, TEXT = "blob", ".json", ".txt"
 SHA1_DIGITS = 40
 CHUNK_BYTES = 1 << 20
-EXAMPLES = 5
 
 
 @dataclass
 class ArchivedFile:
-    """One content: its bytes, the records of where it came from, and what text was found in it."""
+    """One file of an archive: its bytes, the records of its paths, and the texts extracted from it."""
 
     checksum: str
     blob: str | None = None
     records: list[str] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
-    """The origin of each text, and its file."""
+    """The origin of each text, and the file that contains it."""
     others: int = 0
-    """Files that others put beside it."""
+    """The number of files in its folder that are none of these."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file as the source describes it, with the path that it gets."""
+    """The path, origin and metadata under which a file is imported."""
 
     path: str
     origin: str | None
@@ -40,7 +39,7 @@ class FileRecord:
 
 @dataclass
 class ArchiveSurvey:
-    """What an archive holds, and what is wrong with it."""
+    """The counts of an archive, and what cannot be imported."""
 
     files: int = 0
     size: int = 0
@@ -48,153 +47,158 @@ class ArchiveSurvey:
     unrecorded: int = 0
     others: int = 0
     renamed: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     """What cannot be imported, a sentence each."""
 
 
 def archived_files(folder: str) -> Iterator[ArchivedFile]:
-    """Everything in an archive, in the order of the hashes."""
-    for place, folders, names in os.walk(folder):
+    """Yield every file of an archive, ordered by hash."""
+    for path, folders, names in os.walk(folder):
         folders.sort()
-        if HASH.fullmatch(os.path.basename(place)):
+        if HASH.fullmatch(os.path.basename(path)):
             folders.clear()
-            yield _in_own_folder(place, sorted(names))
+            yield _in_own_folder(path, sorted(names))
         else:
-            yield from _in_shared_folder(place, sorted(names))
+            yield from _in_shared_folder(path, sorted(names))
 
 
 def survey(folder: str) -> ArchiveSurvey:
-    """What an archive holds. Its records are all read, its contents are not."""
-    seen = ArchiveSurvey()
-    for content in archived_files(folder):
-        found: set[str] = set()
-        for path in content.records:
-            record = _read_record(path, content.checksum)
+    """Count what an archive has. All records are read, the files themselves are not."""
+    counts = ArchiveSurvey()
+    for file in archived_files(folder):
+        paths: set[str] = set()
+        for path in file.records:
+            record = _read_record(path, file.checksum)
             if record is None:
-                seen.faults.append(f"{path} is no record of a file")
-            elif content.blob is None:
-                seen.faults.append(f"{record.path} has no content: there is none with the hash {content.checksum}")
+                counts.errors.append(f"{path} is not a record of a file")
+            elif file.blob is None:
+                counts.errors.append(
+                    f"{record.path} has no content: the archive has no file with the hash {file.checksum}"
+                )
             else:
-                found.add(record.path)
+                paths.add(record.path)
                 if record.renamed:
-                    seen.renamed.append(record.path)
-        seen.files += len(found)
-        seen.others += content.others
-        if content.blob is not None and found:
-            seen.size += os.path.getsize(content.blob) * len(found)
-            seen.texts += len(content.texts)
-        elif content.blob is not None and not content.records:
-            seen.unrecorded += 1
-    return seen
+                    counts.renamed.append(record.path)
+        counts.files += len(paths)
+        counts.others += file.others
+        if file.blob is not None and paths:
+            counts.size += os.path.getsize(file.blob) * len(paths)
+            counts.texts += len(file.texts)
+        elif file.blob is not None and not file.records:
+            counts.unrecorded += 1
+    return counts
 
 
-def records(content: ArchivedFile) -> Iterator[FileRecord]:
-    """The records of a content that can be used, one for each path."""
+def file_records(file: ArchivedFile) -> Iterator[FileRecord]:
+    """Yield the valid records of a file, one for each path."""
     seen: set[str] = set()
-    for path in content.records:
-        record = _read_record(path, content.checksum)
+    for path in file.records:
+        record = _read_record(path, file.checksum)
         if record is not None and record.path not in seen:
             seen.add(record.path)
             yield record
 
 
-def sha256(content: ArchivedFile) -> str | None:
-    """The SHA-256 of a content. Where the source knows it by its SHA-1, both are computed: None if it is wrong."""
-    assert content.blob is not None
-    if len(content.checksum) != SHA1_DIGITS:
-        return content.checksum  # the server computes it, and refuses what is not so
+def sha256(file: ArchivedFile) -> str | None:
+    """Return the SHA-256 of a file. If the source names it by its SHA-1, that is checked: None if it is wrong."""
+    assert file.blob is not None
+    if len(file.checksum) != SHA1_DIGITS:
+        return file.checksum  # the server computes it, and refuses a wrong one
     old, new = hashlib.sha1(usedforsecurity=False), hashlib.sha256()
-    with open(content.blob, "rb") as file:
-        while piece := file.read(CHUNK_BYTES):
-            old.update(piece)
-            new.update(piece)
-    return new.hexdigest() if old.hexdigest() == content.checksum else None
+    with open(file.blob, "rb") as blob:
+        while chunk := blob.read(CHUNK_BYTES):
+            old.update(chunk)
+            new.update(chunk)
+    return new.hexdigest() if old.hexdigest() == file.checksum else None
 
 
 def find(folder: str, checksum: str) -> ArchivedFile | None:
-    """The content with a hash, as the source knows it."""
-    inside = os.path.join(folder, checksum[:2], checksum[2:4], checksum[4:6])
-    if os.path.isdir(os.path.join(inside, checksum)):
-        return _in_own_folder(os.path.join(inside, checksum), sorted(os.listdir(os.path.join(inside, checksum))))
-    if os.path.isfile(os.path.join(inside, checksum)):
-        return ArchivedFile(checksum, os.path.join(inside, checksum))
+    """Return the file with a hash, as the source names it."""
+    path = os.path.join(folder, checksum[:2], checksum[2:4], checksum[4:6], checksum)
+    if os.path.isdir(path):
+        return _in_own_folder(path, sorted(os.listdir(path)))
+    if os.path.isfile(path):
+        return ArchivedFile(checksum, path)
     return None
 
 
 def _in_own_folder(folder: str, names: list[str]) -> ArchivedFile:
-    content = ArchivedFile(os.path.basename(folder))
+    file = ArchivedFile(os.path.basename(folder))
     for name in names:
         path = os.path.join(folder, name)
         if name == BLOB:
-            content.blob = path
+            file.blob = path
         elif name.endswith(RECORD):
-            content.records.append(path)
+            file.records.append(path)
         elif name.endswith(TEXT):
-            content.texts.append((name.removesuffix(TEXT), path))
+            file.texts.append((name.removesuffix(TEXT), path))
         else:
-            content.others += 1
-    return content
+            file.others += 1
+    return file
 
 
 def _in_shared_folder(folder: str, names: list[str]) -> Iterator[ArchivedFile]:
-    """As the first version wrote it: the content under its hash, the record and the texts beside it."""
-    found: dict[str, ArchivedFile] = {}
+    """Yield the files of the first version's layout: `{hash}`, `{hash}.json` and `{hash}.txt` in one folder."""
+    files: dict[str, ArchivedFile] = {}
     for name in names:
-        checksum, _, rest = name.partition(".")
+        checksum, _, suffix = name.partition(".")
         if not HASH.fullmatch(checksum):
             continue
-        content, path = found.setdefault(checksum, ArchivedFile(checksum)), os.path.join(folder, name)
-        if not rest:
-            content.blob = path
-        elif rest == RECORD[1:]:
-            content.records.append(path)
-        elif rest == TEXT[1:]:
-            content.texts.append(("default", path))
-        elif rest.endswith(TEXT):
-            content.texts.append((rest.removesuffix(TEXT), path))
+        file, path = files.setdefault(checksum, ArchivedFile(checksum)), os.path.join(folder, name)
+        if not suffix:
+            file.blob = path
+        elif suffix == RECORD[1:]:
+            file.records.append(path)
+        elif suffix == TEXT[1:]:
+            file.texts.append(("default", path))
+        elif suffix.endswith(TEXT):
+            file.texts.append((suffix.removesuffix(TEXT), path))
         else:
-            content.others += 1
-    yield from found.values()
+            file.others += 1
+    yield from files.values()
 
 
 def _read_record(path: str, checksum: str) -> FileRecord | None:
-    """The record in a file, if it is one."""
+    """Return the record in a file, if it is one."""
     from tarn.model.names import Origin
 
     try:
         with open(path, encoding="utf-8") as file:
-            said = json.load(file)
+            record = json.load(file)
     except (OSError, ValueError):
         return None
-    if not isinstance(said, dict) or not isinstance(
-        told := said.get("key") or said.get("path") or said.get("name"), str
-    ):
+    if not isinstance(record, dict):
         return None
-    place = usable_path(told, checksum)
-    origin = said.get("origin")
-    source = {name: said[name] for name in ("id", "mimetype", "created_at", "updated_at") if said.get(name) is not None}
+    original_path = record.get("key") or record.get("path") or record.get("name")
+    if not isinstance(original_path, str):
+        return None
+    new_path = usable_path(original_path, checksum)
+    origin = record.get("origin")
+    source = {
+        name: record[name] for name in ("id", "mimetype", "created_at", "updated_at") if record.get(name) is not None
+    }
     source |= {"checksum": checksum}
-    if place != told:
-        source["path"] = told
+    if new_path != original_path:
+        source["path"] = original_path
     try:
         Origin(origin or "")
     except ValueError:
         if origin:
             source["origin"] = str(origin)
         origin = None
-    extra = said.get("extra")
+    extra = record.get("extra")
     meta = (extra if isinstance(extra, dict) else {}) | {"ftm_lakehouse": source}
-    return FileRecord(place, origin, meta, place != told)
+    return FileRecord(new_path, origin, meta, new_path != original_path)
 
 
-def usable_path(told: str, checksum: str) -> str:
-    """A path that Tarn takes: the one that was told, without what leads out of its root, or else the content's hash."""
+def usable_path(path: str, checksum: str) -> str:
+    """Return a valid path: this one, else without empty and `.` segments, else the file's hash."""
     from tarn.model.names import FilePath
 
-    names = [name for name in told.replace("\\", "/").split("/") if name not in ("", ".")]
-    for path in (told, "/".join(names)):
+    names = [name for name in path.replace("\\", "/").split("/") if name not in ("", ".")]
+    for candidate in (path, "/".join(names)):
         try:
-            return str(FilePath(path))
+            return str(FilePath(candidate))
         except ValueError:
             continue
     return checksum

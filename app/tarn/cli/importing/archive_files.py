@@ -1,118 +1,137 @@
-"""Files and texts of a source's archive, put into the dataset's: each is checked against its hash, and put once."""
+"""Upload of a source archive's files and texts: each is checked against its hash and sent once."""
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tarn_client.errors import Problem
+from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.failures import Incomplete, ProblemAnswered
-from tarn.cli.importing.archive import CHUNK_BYTES, ArchivedFile, FileRecord, archived_files, records, sha256
-from tarn.cli.importing.stage import patiently
+from tarn.cli.connection import LONG_TIMEOUT
+from tarn.cli.failures import Incomplete
+from tarn.cli.importing.archive import CHUNK_BYTES, ArchivedFile, FileRecord, archived_files, file_records, sha256
+from tarn.cli.importing.stage import RETRY_TIMEOUT
 from tarn.cli.importing.target_dataset import ImportTarget
-from tarn.cli.paths import at
 
 if TYPE_CHECKING:
-    from tarn.cli.output.progress import Passed
+    from tarn.cli.output.progress import Advance
 
 OCTETS = "application/octet-stream"
 LONGEST_META = 4000
-"""Characters of JSON that go into a query; longer ones go as a form."""
+"""Characters of JSON that are sent in the query; longer metadata is sent as a form."""
 
 BOUNDARY = "tarn-import-7d2f61c4b9e84a03"
 
 
 class ArchiveUpload:
-    """Puts the files of an archive."""
+    """Uploads the files of an archive to the target dataset."""
 
-    def __init__(self, target: ImportTarget, passed: "Passed", resumed: bool, skip: bool) -> None:
-        """With `resumed`, what is there is not sent again; with `skip`, what is damaged is left out and told."""
+    def __init__(self, target: ImportTarget, advance: "Advance", resumed: bool, skip: bool) -> None:
+        """With `resumed`, files that the target has are not sent again; with `skip`, damaged ones are left out."""
         self._target = target
-        self._passed = passed
+        self._connection = target.connection.with_retries(RETRY_TIMEOUT)
+        self._advance = advance
         self._resumed = resumed
         self._skip = skip
-        self.faults: list[str] = []
+        self.warnings: list[str] = []
         self.texts = 0
 
-    def put_all(self, folder: str) -> None:
-        """Raises Incomplete for a damaged content, ProblemAnswered for what the server refuses."""
-        for content in archived_files(folder):
-            told = list(records(content))
-            if content.blob is None or not told:
+    def upload_all(self, folder: str) -> None:
+        """Upload every file that has a record. Raises Incomplete for a damaged one, and LakeError."""
+        for file in archived_files(folder):
+            records = list(file_records(file))
+            if file.blob is None or not records:
                 continue
-            checksum = sha256(content)
+            checksum = sha256(file)
             if checksum is None:
-                self._damaged(f"{content.blob} is damaged: its SHA-1 is not {content.checksum}")
+                self._damaged(f"{file.blob} is damaged: its SHA-1 is not {file.checksum}")
                 continue
-            there = [self._put(content, record, checksum) for record in told]
-            if any(there):
-                self._put_texts(content, checksum)
+            uploaded = [self._upload(file, record, checksum) for record in records]
+            if any(uploaded):
+                self._upload_texts(file, checksum)
 
-    def _put(self, content: ArchivedFile, record: FileRecord, checksum: str) -> bool:
+    def _upload(self, file: ArchivedFile, record: FileRecord, checksum: str) -> bool:
         if self._resumed and self._target.has_file(checksum, record.path):
-            self._passed(0, 1)
+            self._advance(0, 1)
             return True
         try:
-            patiently(lambda: self._sent(content, record, checksum))
-        except ProblemAnswered as problem:
+            self._send(file, record, checksum)
+        except Problem as problem:
             if problem.slug not in ("invalid-path", "schema-violation"):
                 raise
-            self._damaged(f"{record.path} ({content.blob}): {problem}", problem)
+            self._damaged(f"{record.path} ({file.blob}): {problem.detail}", problem)
             return False
-        self._passed(0, 1)
+        self._advance(0, 1)
         return True
 
-    def _sent(self, content: ArchivedFile, record: FileRecord, checksum: str) -> None:
-        meta = json.dumps(record.meta, ensure_ascii=False)
+    def _send(self, file: ArchivedFile, record: FileRecord, checksum: str) -> None:
+        """Send a file with its metadata. A repeated request changes nothing, so that it needs no idempotency key."""
+        assert file.blob is not None
+        blob, meta = file.blob, json.dumps(record.meta, ensure_ascii=False)
+        path = path_of(BASE, self._target.name, "files")
         params = {"path": record.path, "origin": record.origin, "checksum": checksum}
-        path, client = at(BASE, self._target.name, "files"), self._target.client
         if len(meta) <= LONGEST_META:
-            client.upload(
-                path, self._pieces(content.blob), {"Content-Type": OCTETS}, params | {"meta": meta}, method="PUT"
+            self._connection.request(
+                "PUT",
+                path,
+                params={**params, "meta": meta},
+                content=lambda: self._chunks(blob),
+                headers={"Content-Type": OCTETS},
+                timeout=LONG_TIMEOUT,
             )
         else:
-            kind = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-            client.upload(path, _form(meta, self._pieces(content.blob)), kind, params)
+            self._connection.request(
+                "POST",
+                path,
+                params=params,
+                content=lambda: _form(meta, self._chunks(blob)),
+                headers={"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"},
+                timeout=LONG_TIMEOUT,
+            )
 
-    def _pieces(self, path: str | None) -> Iterator[bytes]:
-        assert path is not None
-        with open(path, "rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                yield piece
-                self._passed(len(piece), 0)
+    def _chunks(self, path: str) -> Iterator[bytes]:
+        for chunk in _read(path):
+            yield chunk
+            self._advance(len(chunk), 0)
 
-    def _put_texts(self, content: ArchivedFile, checksum: str) -> None:
+    def _upload_texts(self, file: ArchivedFile, checksum: str) -> None:
         from tarn.model.names import Origin
 
-        for origin, path in content.texts:
+        for origin, text_file in file.texts:
             try:
                 Origin(origin)
             except ValueError as error:
-                self.faults.append(f"{path} is left out: {error}")
+                self.warnings.append(f"{text_file} is left out: {error}")
                 continue
-            place = at(BASE, self._target.name, "files", checksum, "text", origin)
-
-            def send(place: str = place, path: str = path) -> Any:
-                return self._target.client.upload(place, _read(path), {"Content-Type": OCTETS}, {}, method="PUT")
-
-            patiently(send)
+            self._upload_text(checksum, origin, text_file)
             self.texts += 1
 
-    def _damaged(self, sentence: str, problem: ProblemAnswered | None = None) -> None:
+    def _upload_text(self, checksum: str, origin: str, text_file: str) -> None:
+        self._connection.request(
+            "PUT",
+            path_of(BASE, self._target.name, "files", checksum, "text", origin),
+            content=lambda: _read(text_file),
+            headers={"Content-Type": OCTETS},
+            timeout=LONG_TIMEOUT,
+        )
+
+    def _damaged(self, message: str, problem: Problem | None = None) -> None:
         if not self._skip:
-            raise problem or Incomplete(sentence)
-        self.faults.append(sentence)
+            raise problem or Incomplete(message)
+        self.warnings.append(message)
 
 
 def _read(path: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        while piece := file.read(CHUNK_BYTES):
-            yield piece
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
 
 
-def _form(meta: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The file and what is said of it, as a form."""
+def _form(meta: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the metadata and the file as a form."""
     head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n'
     yield (head % ("meta", "")).encode() + meta.encode() + b"\r\n"
     yield (head % ("file", '; filename="file"')).encode()
-    yield from pieces
+    yield from chunks
     yield f"\r\n--{BOUNDARY}--\r\n".encode()

@@ -1,4 +1,4 @@
-"""`tarn import`: what others wrote, into datasets of a server."""
+"""`tarn import`: import ftm-lakehouse directories and FtM statement files into datasets of a server."""
 
 import os
 from typing import Annotated, Literal
@@ -17,8 +17,8 @@ def import_data(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="A directory of ftm-lakehouse: a dataset's, or that of a whole lake. Or FtM statements as CSV, pack "
-            "or NDJSON, also with gzip or zstd; - is standard input.",
+            help="A directory of ftm-lakehouse (a dataset, or a lake with several), or a file of FtM statements as "
+            "CSV, pack or NDJSON, optionally with gzip or zstd; - is standard input.",
         ),
     ],
     dataset: Annotated[
@@ -27,44 +27,42 @@ def import_data(
             "--dataset",
             "-d",
             metavar="NAME",
-            help="Of a lake, only this dataset; repeatable. Of a file, the dataset that it goes to.",
+            help="Of a lake: import only this dataset; repeatable. Of a file: the target dataset.",
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--as", metavar="NAME", help="What the dataset is to be called here.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="New name of the dataset.")] = None,
     into: Annotated[
-        bool, typer.Option("--into", help="Add to a dataset that has data already; nothing of it is taken away.")
+        bool, typer.Option("--into", help="Add to a dataset that has data; nothing in it is deleted.")
     ] = False,
     origin: Annotated[
-        str | None, typer.Option("--origin", help="Of a file: who says it, whatever the statements tell themselves.")
+        str | None, typer.Option("--origin", help="Of a file: the origin of all statements, instead of their own.")
     ] = None,
     rename_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="OLD=NEW", help="Of a directory: what an origin is to be called here; repeatable."),
+        typer.Option(metavar="OLD=NEW", help="Of a directory: rename an origin; repeatable."),
     ] = None,
     hidden: Annotated[
         bool,
         typer.Option(
             "--hidden",
-            help="Of a directory: also statements that the source holds and, by its translog, does not show.",
+            help="Of a directory: also import statements that the source has stored but hides by its translog.",
         ),
     ] = False,
     form: Annotated[
         Literal["csv", "pack", "ndjson"] | None,
-        typer.Option("--format", help="Of a file: what it is, where neither its name nor its beginning tells."),
+        typer.Option("--format", help="Of a file: its format, if neither its name nor its first bytes show it."),
     ] = None,
     on_error: OnError = "abort",
-    compare: Annotated[bool, typer.Option(help="Read everything back, and compare the counts.")] = True,
+    compare: Annotated[bool, typer.Option(help="Read everything back and compare the counts.")] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look at everything, say what is there, change nothing.")
+        bool, typer.Option("--dry-run", help="Read and check everything and print what would be imported.")
     ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Import a directory of ftm-lakehouse, or a file of FtM statements.
 
-    Statements become visible all at once, with their origins and times, when everything is there; an import that broke
-    off is completed by running the command again.
+    All statements become visible at once, with their origins and times, when everything has been sent. To resume an
+    import that failed, run the command again.
 
     Example: tarn import ./lakehouse --dry-run
 
@@ -78,22 +76,22 @@ def import_data(
         from tarn.cli.importing.directory import import_directory, renames
 
         renamed = renames(rename_origin or [])
-        choices = ImportOptions(into, hidden, on_error == "skip", compare, quiet, renamed)
-        import_directory(session, source, dataset or [], name, choices, dry_run)
+        options = ImportOptions(into, hidden, on_error == "skip", compare, quiet, renamed)
+        import_directory(session, source, dataset or [], name, options, dry_run)
         return
     if source != STDIN and not os.path.exists(source):
         raise Misuse(f"there is no file and no directory {source}")
     _reject({"--rename-origin": rename_origin, "--hidden": hidden}, "directories")
     if len(dataset or []) > 1:
-        raise Misuse("a file goes to one dataset: give --dataset once")
+        raise Misuse("a file is imported into one dataset: give --dataset once")
     from tarn.cli.importing.statement_file import import_file
 
     kind = None if form is None else STATEMENT_TYPES[form]
-    wanted = name or next(iter(dataset or ()), None)
+    target = name or next(iter(dataset or ()), None)
     import_file(
         session,
         source,
-        wanted,
+        target,
         kind,
         origin,
         into=into,
@@ -104,7 +102,7 @@ def import_data(
     )
 
 
-def _reject(options: dict[str, object], what: str) -> None:
-    for option, given in options.items():
-        if given:
-            raise Misuse(f"{option} is for {what}")
+def _reject(options: dict[str, object], subject: str) -> None:
+    for option, value in options.items():
+        if value:
+            raise Misuse(f"{option} is for {subject}")

@@ -1,28 +1,29 @@
-"""A lakehouse's dataset on its way into one of Tarn.
+"""Import of one dataset of an ftm-lakehouse.
 
-1. look     everything that can be wrong with the source or forbids the target is found; nothing is changed
-2. target   made if it is not there, and marked as begun, so that running the command again goes on
-3. stage    all statements are sent, and checked by the server; nobody sees them
-4. files    each is put when it is whole; those that are there are not sent again
-5. mappings those that Tarn can use
-6. commit   the statements become visible, all of them at once; the mark says that it is done
-7. compare  what is there now with what was to come
+1. check    read the source and the target's state, and report every error; nothing is changed
+2. target   create the dataset if it does not exist, and mark the import as begun, so that it can be resumed
+3. stage    send all statements to a stage; the server validates them, and no reader sees them
+4. files    upload each file; files that the target has already are not sent again
+5. mappings store those that Tarn can use
+6. commit   commit the stage: all statements become visible at once; mark the import as done
+7. compare  compare the counts of source and target
 
-A crash before 6 leaves no statement behind: the stage expires. One after it leaves a mark that says `begun`: running
-the command again says the same once more, which changes nothing.
+After a crash before step 6 no statement is visible: the stage expires. After a crash between the commit and the mark,
+running the command again imports the same statements once more, which changes nothing.
 """
 
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from tarn.cli.failures import Incomplete, Misuse, ProblemAnswered
-from tarn.cli.importing import archive
-from tarn.cli.importing import dataset_metadata as described
+from tarn_client.errors import Problem
+
+from tarn.cli.failures import Incomplete, Misuse
+from tarn.cli.importing import archive, dataset_metadata
 from tarn.cli.importing.archive_files import ArchiveUpload
 from tarn.cli.importing.layouts import DatasetDirectory
 from tarn.cli.importing.report import ImportReport
-from tarn.cli.importing.stage import Stage, StageExpired, arrow_parts
+from tarn.cli.importing.stage import ImportStage, StageExpired, arrow_parts
 from tarn.cli.importing.tables import ImportCounts, SourceStatements
 from tarn.cli.importing.target_dataset import ImportTarget
 from tarn.cli.importing.unflushed import pending
@@ -31,12 +32,15 @@ from tarn.cli.session import CommandSession
 
 BEGUN, DONE = "begun", "done"
 ATTEMPTS = 3
-"""How often statements are staged, if files take longer than a stage lives."""
+"""How often statements are sent to a stage, if uploading files takes longer than a stage lives."""
+
+EXAMPLES = 5
+"""Maximum number of errors of the source that are listed when the import is refused."""
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the person at the terminal wants."""
+    """The options of `tarn import` for directories."""
 
     into: bool = False
     hidden: bool = False
@@ -47,53 +51,53 @@ class ImportOptions:
 
 
 class DatasetImport:
-    """One dataset's import. Building it looks at everything and changes nothing."""
+    """The import of one dataset. Creating it reads and checks everything, and changes nothing."""
 
     def __init__(
-        self, session: CommandSession, place: DatasetDirectory, name: str | None, choices: ImportOptions
+        self, session: CommandSession, directory: DatasetDirectory, name: str | None, options: ImportOptions
     ) -> None:
-        """Raises Misuse for what is wrong with the source or forbids the target, ProblemAnswered, Unreachable."""
+        """Raises Misuse if the source is invalid or the target has data, and LakeError."""
         self._session = session
-        self._place = place
-        self._choices = choices
-        self.target = ImportTarget(session.client, described.checked_name(name or place.name()))
+        self._directory = directory
+        self._options = options
+        self.target = ImportTarget(session.connection, dataset_metadata.checked_name(name or directory.name()))
         self.exists = self.target.exists()
-        self._statements = SourceStatements(place, choices.hidden)
-        self._survey = archive.survey(place.archive)
-        self._mappings = dict(described.mappings(place))
-        self._metadata, self._unkept = described.metadata(place)
-        self._mark = self.target.mark(self._source) if self.exists else None
-        self.done = self._mark is not None and self._mark.get("state") == DONE and not choices.into
-        if self.exists and self._mark is None and not choices.into:
+        self._statements = SourceStatements(directory, options.hidden)
+        self._survey = archive.survey(directory.archive)
+        self._mappings = dict(dataset_metadata.mappings(directory))
+        self._metadata, self._ignored_fields = dataset_metadata.metadata(directory)
+        self._progress = self.target.mark(self._source) if self.exists else None
+        self.done = self._progress is not None and self._progress.get("state") == DONE and not options.into
+        if self.exists and self._progress is None and not options.into:
             self.target.require_empty()
-        if self._survey.faults and not choices.skip:
-            first = "; ".join(self._survey.faults[: archive.EXAMPLES])
+        if self._survey.errors and not options.skip:
+            first = "; ".join(self._survey.errors[:EXAMPLES])
             raise Misuse(
-                f"{len(self._survey.faults)} files of {place.archive} cannot be imported, "
+                f"{len(self._survey.errors)} files of {directory.archive} cannot be imported, "
                 f"give --on-error skip to leave them out: {first}"
             )
         self._check_origins()
 
     @property
     def folder(self) -> str:
-        """Where the source is."""
-        return self._place.folder
+        """The directory of the source."""
+        return self._directory.folder
 
     @cached_property
     def counts(self) -> ImportCounts:
-        """How many statements and entities are to come."""
+        """The number of statements and entities to import."""
         return self._renamed(self._statements.count())
 
     @property
     def _source(self) -> str:
-        """What tells this source from others: the table's own id, or its folder where there is none."""
-        folder = hashlib.sha1(self._place.folder.encode(), usedforsecurity=False).hexdigest()
+        """The id of the source in the progress mark: its table's id, or its directory if it has no table."""
+        folder = hashlib.sha1(self._directory.folder.encode(), usedforsecurity=False).hexdigest()
         return self._statements.identity or f"folder-{folder}"
 
     @cached_property
     def report(self) -> ImportReport:
-        """What there is to be imported, all of it read once. Raises Misuse if data is damaged."""
-        report = ImportReport(self._place.folder, self.target.name, "done before" if self.done else "planned")
+        """The report of what will be imported. Reads all of it; raises Misuse if data is damaged."""
+        report = ImportReport(self._directory.folder, self.target.name, "done before" if self.done else "planned")
         layout = self._statements.layout
         report.layout = "no statements" if layout is None else layout.described
         report.version = self._statements.version
@@ -103,18 +107,18 @@ class DatasetImport:
         return report
 
     def run(self) -> None:
-        """Do it, unless it was done. Raises ProblemAnswered, Unreachable, and Misuse if the source was changed."""
+        """Import the dataset, unless it was imported. Raises LakeError, and Misuse if the source has changed."""
         if self.done:
             return
         report = self.report
         if not self.exists:
             self.target.create(self._metadata)
-        about = {"folder": self._place.folder[-1000:], "version": self._statements.version}
+        about = {"folder": self._directory.folder[-1000:], "version": self._statements.version}
         self.target.set_mark(self._source, state=BEGUN, **about)
         self._write(report)
         self.target.set_mark(self._source, state=DONE, **about)
         report.state = "imported"
-        if self._choices.compare:
+        if self._options.compare:
             report.target(self.target.count(), self.target.files(), self.target.mappings())
 
     def _write(self, report: ImportReport) -> None:
@@ -133,21 +137,25 @@ class DatasetImport:
                 raise
             break
         else:
-            raise Incomplete("the stage expired again and again: its lifetime, TARN_STAGE_EXPIRY, is too short")
-        report.rejected, report.faults = stage.rejected, stage.faults
+            raise Incomplete(
+                f"the stage expired {ATTEMPTS} times before it was committed: raise TARN_STAGE_EXPIRY on the server"
+            )
+        report.rejected, report.errors = stage.rejected, stage.invalid
 
-    def _staged(self) -> Stage:
-        """A stage with all statements. Raises ProblemAnswered for one that the server refuses, and nothing is kept."""
-        session, choices = self._session, self._choices
-        stage = Stage(session.client, self.target.name, None, self._place.folder, "skip" if choices.skip else "abort")
+    def _staged(self) -> ImportStage:
+        """Return a stage with all statements. Aborts it and raises Problem if the server refuses one."""
+        session, options = self._session, self._options
+        stage = ImportStage(
+            session.connection, self.target.name, None, self._directory.folder, "skip" if options.skip else "abort"
+        )
         try:
-            with progress(session.output, "statements", choices.quiet, rows=self.counts.statements) as passed:
+            with progress(session.output, "statements", options.quiet, rows=self.counts.statements) as advance:
                 for part in arrow_parts(self._statements.batches(self._new_origins)):
                     stage.send(part)
-                    passed(len(part.body), part.rows)
-        except ProblemAnswered as problem:
+                    advance(len(part.body), part.rows)
+        except Problem as problem:
             if problem.slug == "schema-violation":
-                problem.hint = "nothing is imported; give --on-error skip to leave such statements out"
+                problem.add_note("nothing is imported; give --on-error skip to leave such statements out")
             stage.abort()
             raise
         except BaseException:
@@ -158,30 +166,30 @@ class DatasetImport:
     def _put_files(self, report: ImportReport) -> None:
         if not self._survey.files:
             return
-        choices, resumed = self._choices, self.exists
-        with progress(self._session.output, "files", choices.quiet, size=self._survey.size, unit="files") as passed:
-            files = ArchiveUpload(self.target, passed, resumed, choices.skip)
-            files.put_all(self._place.archive)
-        report.warnings += files.faults[:100]
+        options, resumed = self._options, self.exists
+        with progress(self._session.output, "files", options.quiet, size=self._survey.size, unit="files") as advance:
+            upload = ArchiveUpload(self.target, advance, resumed, options.skip)
+            upload.upload_all(self._directory.archive)
+        report.warnings += upload.warnings[:100]
 
     def _put_mappings(self, report: ImportReport) -> None:
         for checksum, mapping in self._mappings.items():
             try:
                 self.target.put_mapping(self._new_hash(checksum), mapping)
-            except ProblemAnswered as problem:
-                if problem.problem.get("status") != 422 and problem.slug != "invalid-format":
+            except Problem as problem:
+                if problem.status != 422 and problem.slug != "invalid-format":
                     raise
-                report.warnings.append(f"the mapping for {checksum} is left out, as it does not fit: {problem}")
+                report.warnings.append(f"the mapping for {checksum} is invalid and left out: {problem.detail}")
 
     def _new_hash(self, checksum: str) -> str:
-        """The SHA-256 of the content that a mapping is for; what the source calls it if that is not to be found."""
+        """Return the SHA-256 of the file that a mapping is for, or the source's hash if the file is missing."""
         return self._hashes.get(checksum, checksum)
 
     @cached_property
     def _hashes(self) -> dict[str, str]:
         known: dict[str, str] = {}
         for checksum in self._mappings:
-            content = archive.find(self._place.archive, checksum)
+            content = archive.find(self._directory.archive, checksum)
             new = archive.sha256(content) if content is not None and content.blob is not None else None
             if new is not None and new != checksum:
                 known[checksum] = new
@@ -189,9 +197,9 @@ class DatasetImport:
 
     @cached_property
     def _new_origins(self) -> dict[str, str]:
-        """Origins that are called otherwise here: what a mapping said is its own under its new hash, too."""
+        """New names of origins: those of --rename-origin, and those of mappings, which contain the file's hash."""
         mapped = {f"mapping:{old}": f"mapping:{new}" for old, new in self._hashes.items()}
-        return mapped | self._choices.renamed
+        return mapped | self._options.renamed
 
     def _check_origins(self) -> None:
         from tarn.model.names import Origin
@@ -203,7 +211,7 @@ class DatasetImport:
                 raise Misuse(f"{error}: rename it with --rename-origin '{origin}=NEW'") from None
 
     def _renamed(self, counts: ImportCounts) -> ImportCounts:
-        """The counts under the names that origins get. Of two that become one, entities of both count once or twice."""
+        """Return the counts by new origin. If two origins become one, an entity of both is counted twice."""
         renamed = ImportCounts(counts.statements, counts.entities)
         for origin, (statements, entities) in counts.origins.items():
             name = self._new_origins.get(origin, origin)
@@ -212,36 +220,36 @@ class DatasetImport:
         return renamed
 
     def _warnings(self) -> list[str]:
-        warnings = [*pending(self._place)]
-        before = (self._mark or {}).get("version")
+        warnings = [*pending(self._directory)]
+        before = (self._progress or {}).get("version")
         if self.done and before != self._statements.version:
             warnings.append(
                 f"it was imported at version {before}, and the source is at {self._statements.version}: give --into to "
-                "add what is new; what was deleted since then is not taken away"
+                "add what is new; what was deleted since then is kept"
             )
         hidden, survey = self._statements.hidden(), self._survey
-        if not self._choices.hidden:
+        if not self._options.hidden:
             if hidden.unlisted:
                 warnings.append(
-                    f"{hidden.unlisted} statements have no line in the source's translog, so that it does not show "
-                    "them, and are left out: give --hidden to take them"
+                    f"{hidden.unlisted} statements have no row in the source's translog, which hides them, "
+                    "and are left out: give --hidden to import them"
                 )
-            if hidden.said_again:
+            if hidden.rewritten:
                 warnings.append(
-                    f"{hidden.said_again} statements were said again after their delete, the source does not show "
-                    "them, and they are left out: give --hidden to take them"
+                    f"{hidden.rewritten} statements were written again after their delete, the source hides them, "
+                    "and they are left out: give --hidden to import them"
                 )
         for count, sentence in (
-            (self._statements.roles(), "rows name a role, which Tarn has no place for: what they say is imported"),
-            (survey.unrecorded, "contents of the archive have no record, and are left out"),
-            (survey.others, "other files lie in the archive beside contents, and are left out"),
-            (len(survey.renamed), f"files get another path, such as {', '.join(survey.renamed[:3])}"),
+            (self._statements.roles(), "rows have a role, which Tarn does not store: they are imported without it"),
+            (survey.unrecorded, "files of the archive have no record, and are left out"),
+            (survey.others, "other files in the archive are left out"),
+            (len(survey.renamed), f"files get a new path, such as {', '.join(survey.renamed[:3])}"),
         ):
             if count:
                 warnings.append(f"{count} {sentence}")
-        warnings += survey.faults[:100]
-        if self._unkept and not self.exists:
+        warnings += survey.errors[:100]
+        if self._ignored_fields and not self.exists:
             warnings.append(
-                f"fields of {self._place.at('config.yml')} that do not fit are left out: {', '.join(self._unkept)}"
+                f"invalid fields of {self._directory.at('config.yml')} are left out: {', '.join(self._ignored_fields)}"
             )
         return warnings

@@ -1,4 +1,4 @@
-"""Where things are in a directory that ftm-lakehouse wrote, in the layouts of its versions.
+"""Directory layouts of the ftm-lakehouse versions.
 
 | versions  | statements            | what was deleted                        | archive                               |
 |-----------|-----------------------|-----------------------------------------|---------------------------------------|
@@ -8,7 +8,7 @@
 | 0.4       | `entities/statements` | rows with a `deleted_at` of their own   | the same                              |
 | 0.5-0.7   | `statements`          | rows with a `deleted_at` of their own   | the same                              |
 
-What a directory holds is told by what lies in it: none of the versions writes down which one it was.
+The layout is recognised by the files in a directory: no version of ftm-lakehouse records which one it is.
 """
 
 import os
@@ -20,7 +20,7 @@ from tarn.cli.failures import Misuse
 
 CONFIG = "config.yml"
 TABLES = ("statements", os.path.join("entities", "statements"))
-"""Where statements are; of both, the first counts."""
+"""Folders of the table of statements; if both exist, the first is read."""
 TRANSLOG = os.path.join("entities", "translog")
 ARCHIVE, MAPPINGS, QUEUE = "archive", "mappings", "queue"
 LOG = "_delta_log"
@@ -39,7 +39,7 @@ class DatasetDirectory:
 
     @property
     def translog(self) -> str | None:
-        """The folder of the table that says what was deleted, if there is one."""
+        """The folder of the table of deletions, if there is one."""
         path = self.at(TRANSLOG)
         return path if self.statements == self.at(TABLES[1]) and os.path.isdir(os.path.join(path, LOG)) else None
 
@@ -55,64 +55,63 @@ class DatasetDirectory:
         return os.path.join(self.folder, *names)
 
     def config(self) -> dict[str, Any]:
-        """What its configuration says; nothing if there is none. Raises Misuse if it cannot be read."""
-        from tarn.cli.input.yaml_reader import parse  # late: only who imports something needs YAML
+        """Return its configuration; empty if it has none. Raises Misuse if it cannot be read."""
+        from tarn.cli.input.yaml_reader import parse  # late import: only imports need YAML
 
         path = self.at(CONFIG)
         try:
             with open(path, encoding="utf-8") as file:
-                said = parse(file.read())
+                config = parse(file.read())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             raise Misuse(f"{path} cannot be read: {error}") from None
-        if not isinstance(said, dict):
-            raise Misuse(f"{path} must hold fields and their values")
-        return said
+        if not isinstance(config, dict):
+            raise Misuse(f"{path} must contain an object of fields and values")
+        return config
 
     def name(self) -> str:
-        """What it is called: by its configuration, or else by its folder."""
-        said = self.config().get("name")
-        return said if isinstance(said, str) and said else os.path.basename(self.folder)
+        """Return its name: from its configuration, or that of its folder."""
+        config = self.config().get("name")
+        return config if isinstance(config, str) and config else os.path.basename(self.folder)
 
 
 def find_datasets(path: str) -> list[DatasetDirectory]:
-    """The datasets at a directory: itself if it is one, else those in it. Raises Misuse if there are none."""
+    """Return the datasets of a directory: itself if it is one, else those in it. Raises Misuse if there are none."""
     folder = os.path.abspath(path)
     if not os.path.isdir(folder):
         raise Misuse(f"there is no directory {path}")
     if os.path.exists(os.path.join(folder, "lake.json")):
-        raise Misuse(
-            f"{path} is a lake of Tarn itself: a server opens it with TARN_LAKE_URI, nothing is to be imported"
-        )
+        raise Misuse(f"{path} is a lake of Tarn: serve it with TARN_LAKE_URI instead of importing it")
     if _holds_data(folder):
         return [_checked(DatasetDirectory(folder))]
-    inside = [DatasetDirectory(below) for below in _folders(folder) if _holds_data(below) or _is_described(below)]
-    if inside:
-        return [_checked(place) for place in inside]
+    datasets = [DatasetDirectory(below) for below in _folders(folder) if _holds_data(below) or _is_described(below)]
+    if datasets:
+        return [_checked(directory) for directory in datasets]
     if _is_described(folder):
         return [DatasetDirectory(folder)]
     raise Misuse(
-        f"{path} is no directory of ftm-lakehouse: "
+        f"{path} is not a directory of ftm-lakehouse: "
         f"neither it nor a folder in it has statements, an archive or a name in its {CONFIG}"
     )
 
 
 def _holds_data(folder: str) -> bool:
-    place = DatasetDirectory(folder)
-    return place.statements is not None or any(os.path.isdir(path) for path in (place.archive, place.mappings))
+    directory = DatasetDirectory(folder)
+    folders = (directory.archive, directory.mappings)
+    return directory.statements is not None or any(os.path.isdir(path) for path in folders)
 
 
 def _is_described(folder: str) -> bool:
-    """Whether it says that it is a dataset: a lake has a configuration as well, and no name."""
+    """Return whether its configuration has a name: that of a lake has none."""
     return isinstance(DatasetDirectory(folder).config().get("name"), str)
 
 
-def _checked(place: DatasetDirectory) -> DatasetDirectory:
-    """Raises Misuse for a dataset of a lake of Tarn, whose tables have other columns."""
-    if os.path.isdir(place.at("snapshots")):
-        raise Misuse(f"{place.folder} is a dataset of Tarn itself: what others wrote is imported")
-    return place
+def _checked(directory: DatasetDirectory) -> DatasetDirectory:
+    """Return the directory. Raises Misuse for a dataset of Tarn, whose tables have other columns."""
+    if os.path.isdir(directory.at("snapshots")):
+        raise Misuse(f"{directory.folder} is a dataset of Tarn: only data of other tools can be imported")
+    return directory
 
 
 def _folders(folder: str) -> Iterator[str]:

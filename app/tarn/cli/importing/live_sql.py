@@ -1,15 +1,18 @@
-"""Which statements of a lakehouse are live, in SQL: what its own merge would leave, one row to each of Tarn's.
+"""SQL for the live statements of an ftm-lakehouse dataset: the result of its merge, one row per Tarn statement.
 
-Of rows with a `deleted_at` of their own, a group's newest count: a group is a statement under one origin and role, or
-with a `fragment` all that was said of an entity's property in it, so that what is said later takes the place of what
-was said before. A tombstone is as new as what it ends, and wins.
+In tables whose rows have a `deleted_at`, the newest rows of a group are live: a group is a statement of one origin and
+role, or with a `fragment` all values of an entity's property in that fragment, so that later values replace earlier
+ones. A tombstone has the time of the statement that it deletes, and wins.
 
-With a translog, a statement is shown if its line there says nothing of a delete; its times are that line's. One without
-a line is not shown, nor is one that was said again after its delete: both are `hidden`.
+With a translog, a statement is live if its row there has no delete; its times are those of that row. A statement
+without a row, and one that was written again after its delete, are `hidden`: stored, but not live.
 
-Tarn knows a statement by its origin, entity, property, value, language and whether it is external, and of an entity's
-BASE statements of one origin only the newest. Roles and fragments are no part of that: rows that differ in nothing else
-are one, first seen when the first was and last seen when the last was.
+Tarn identifies a statement by its origin, entity, property, value, language and whether it is external, and keeps only
+the newest of an entity's BASE statements of one origin. Roles and fragments are not part of that: rows that differ in
+nothing else become one, with the earliest first_seen and the latest last_seen.
+
+This is not the definition of Tarn's own live rows (`tarn.lake.live`): the other format has no order of events, so times
+decide what is newest, and its deletes, fragments and roles have no counterpart in Tarn.
 """
 
 # ruff: noqa: S608 - put together from constants of this module
@@ -30,7 +33,7 @@ BASE = "id"
 
 @dataclass(frozen=True)
 class SourceLayout:
-    """The columns that tables have, which say how rows are deleted."""
+    """The columns of the source's tables, which show how it deletes rows."""
 
     columns: frozenset[str]
     translog: bool
@@ -43,22 +46,22 @@ class SourceLayout:
 
 
 def detect_layout(where: str, columns: list[str], translog: list[str] | None) -> SourceLayout:
-    """The layout of tables with these columns. Raises Misuse for columns of which nobody knows what they would say."""
-    given = frozenset(columns)
-    lacking = [name for name in NEEDED if name not in given]
-    if lacking:
-        raise Misuse(f"{where} is no table of statements: it lacks {', '.join(lacking)}")
-    if unknown := sorted(given - KNOWN):
-        raise Misuse(f"{where} is of a layout that is not known here: it has the columns {', '.join(unknown)}")
+    """Return the layout of tables with these columns. Raises Misuse if it is not a known one."""
+    present = frozenset(columns)
+    absent = [name for name in NEEDED if name not in present]
+    if absent:
+        raise Misuse(f"{where} is not a table of statements: it lacks the columns {', '.join(absent)}")
+    if unknown := sorted(present - KNOWN):
+        raise Misuse(f"{where} has an unknown layout: it has the additional columns {', '.join(unknown)}")
     if translog is not None and frozenset(translog) != TRANSLOG:
-        raise Misuse(f"the translog beside {where} is of a layout that is not known here: it has {', '.join(translog)}")
-    return SourceLayout(given, translog is not None)
+        raise Misuse(f"the translog of {where} has an unknown layout: it has the columns {', '.join(translog)}")
+    return SourceLayout(present, translog is not None)
 
 
 def live(layout: SourceLayout, hidden: bool) -> str:
-    """The live statements of one origin (`$origin`), out of the relations `raw` and, if there is one, `log`."""
+    """Return SQL for the live statements of one origin (`$origin`) from the relations `raw` and, if any, `log`."""
     return f"""
-WITH said AS ({_source_rows(layout)}),
+WITH source_rows AS ({_source_rows(layout)}),
 shown AS ({_from_translog(hidden) if layout.translog else _newest()})
 SELECT entity_id, prop, value, lang, external,
     arg_max({_REST}, coalesce(last, 0)) AS rest, min(first) AS first, max(last) AS last
@@ -74,7 +77,7 @@ FROM (
 
 
 def rows(layout: SourceLayout, hidden: bool) -> str:
-    """The live statements of one origin, with the columns that Tarn takes."""
+    """Return SQL for the live statements of one origin, with the columns that Tarn reads."""
     return f"""
 SELECT entity_id, rest.canonical_id AS canonical_id, rest.schema AS "schema", prop, value, lang,
     rest.original_value AS original_value, external, $name AS origin,
@@ -83,9 +86,9 @@ FROM ({live(layout, hidden)})"""
 
 
 def counted(live: str) -> str:
-    """The entities among live statements, and how many each has.
+    """Return SQL for the entities of live statements, with the number of each.
 
-    All that will be read again is read, not what counting needs alone: pages of any column may be damaged.
+    It reads every column that the import will read, because pages of any column may be damaged.
     """
     return (
         f"SELECT entity_id, count(*) AS rows, count(hash(rest, value, lang)) AS read FROM ({live}) GROUP BY entity_id"
@@ -93,11 +96,11 @@ def counted(live: str) -> str:
 
 
 def hidden_rows() -> str:
-    """How many statements of one origin are held and not shown: without a line in the translog, and said again."""
-    said = "SELECT id FROM raw WHERE origin IS NOT DISTINCT FROM $origin"
+    """Return SQL for the number of hidden statements of one origin: without a translog row, and written again."""
+    source_rows = "SELECT id FROM raw WHERE origin IS NOT DISTINCT FROM $origin"
     return f"""
 SELECT count(*) FILTER (log.id IS NULL), count(*) FILTER (log.id IS NOT NULL AND NOT live AND last > ended)
-FROM ({said}) LEFT JOIN ({_LINES}) log USING (id)"""
+FROM ({source_rows}) LEFT JOIN ({_LINES}) log USING (id)"""
 
 
 _REST = "{'canonical_id': canonical_id, 'schema': schema, 'original_value': original_value}"
@@ -131,7 +134,7 @@ SELECT * EXCLUDE (newest, state) FROM (
     SELECT * REPLACE (min(first) OVER one AS first),
         last IS NOT DISTINCT FROM max(last) OVER (PARTITION BY {group}) AS newest,
         max({{'last': last, 'dead': ended IS NOT NULL}}) OVER one AS state
-    FROM said
+    FROM source_rows
     WINDOW one AS (PARTITION BY bucket, role, fragment, id)
 ) WHERE newest AND NOT state.dead"""
 
@@ -139,6 +142,8 @@ SELECT * EXCLUDE (newest, state) FROM (
 def _from_translog(hidden: bool) -> str:
     shown = "log.live" if not hidden else "log.id IS NULL OR log.live OR log.last > log.ended"
     return f"""
-SELECT said.* REPLACE (coalesce(log.first, said.first) AS first, coalesce(log.last, said.last) AS last)
-FROM said LEFT JOIN ({_LINES}) log ON said.id = log.id
+SELECT source_rows.* REPLACE (
+    coalesce(log.first, source_rows.first) AS first, coalesce(log.last, source_rows.last) AS last
+)
+FROM source_rows LEFT JOIN ({_LINES}) log ON source_rows.id = log.id
 WHERE {shown}"""

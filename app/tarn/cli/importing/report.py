@@ -1,4 +1,4 @@
-"""What an import found, did, and left: the source beside the target."""
+"""Import report: counts of source and target, warnings and errors."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from tarn.cli.importing.tables import ImportCounts
 
 @dataclass
 class ImportReport:
-    """One dataset's."""
+    """The report of one dataset's import."""
 
     folder: str
     dataset: str
@@ -18,21 +18,21 @@ class ImportReport:
     size: int = 0
     texts: int = 0
     rejected: int = 0
-    faults: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _source: dict[str, int] = field(default_factory=dict)
     _target: dict[str, int] | None = None
 
     def source(self, counts: ImportCounts, files: int, mappings: int) -> None:
-        """What there was to be imported."""
+        """Set the counts of the source."""
         self._source = _lines(counts, files, mappings)
 
     def target(self, counts: ImportCounts, files: int, mappings: int) -> None:
-        """What is there afterwards."""
+        """Set the counts of the target after the import."""
         self._target = _lines(counts, files, mappings)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Each thing that was counted, in the source and in the target."""
+        """Return a row for each count, of the source and of the target."""
         names = [*self._source, *(name for name in self._target or {} if name not in self._source)]
         return [
             {"what": name, "source": self._source.get(name, 0)}
@@ -41,7 +41,7 @@ class ImportReport:
         ]
 
     def differing(self, only_missing: bool) -> list[str]:
-        """What the target has another count of; with `only_missing`, what it has less of."""
+        """Return a sentence for each count that differs; with `only_missing`, only if the target has less."""
         if self._target is None:
             return []
         return [
@@ -61,7 +61,7 @@ class ImportReport:
             "bytes": self.size,
             "texts": self.texts,
             "rejected": self.rejected,
-            "errors": self.faults[:100],
+            "errors": self.errors[:100],
             "warnings": self.warnings,
         }
 

@@ -1,4 +1,4 @@
-"""Files of FtM statements, cut into parts of whole records, so that a connection that breaks costs one part."""
+"""Split FtM statement files into parts of complete records, so that a broken connection costs one part."""
 
 import zlib
 from collections.abc import Iterator
@@ -11,14 +11,15 @@ CSV, PACK, NDJSON = (STATEMENT_TYPES[name] for name in ("csv", "pack", "ndjson")
 FORMS = (CSV, PACK, NDJSON)
 
 LONGEST_RECORD = 128 << 20
-"""Bytes that are looked through for the end of a record."""
+"""Maximum number of bytes of one record."""
 
-UNPACKED, SIP = 1 << 20, 1 << 10
-"""Bytes that gzip may give at once; and that zstd is fed, which has no such limit: a few of its bytes can be 128 kB."""
+MAX_OUTPUT, ZSTD_INPUT = 1 << 20, 1 << 10
+"""Bytes that gzip may return at once, and bytes given to zstd at once: it has no output limit, and a few of its bytes
+can be 128 kB."""
 
 
 def parts(source: InputFile, kind: str) -> Iterator[StagePart]:
-    """The records of a source of this type. Raises Misuse for what is damaged, or no such thing."""
+    """Yield the records of a source in parts. Raises Misuse if it is damaged or of another format."""
     pieces = _decompressed(source)
     if kind == NDJSON:
         yield from (StagePart(body, body.count(b"\n"), kind) for body in _cut(pieces, quoted=False))
@@ -34,10 +35,10 @@ def parts(source: InputFile, kind: str) -> Iterator[StagePart]:
 
 
 def _header(source: InputFile, body: bytes, kind: str) -> tuple[bytes, bytes]:
-    """The header and the rest; packs of older tools have none. Raises Misuse for a CSV that has none."""
-    line, end, rest = body.partition(b"\n")
+    """Return the header and the rest; packs of older tools have no header. Raises Misuse for a CSV without."""
+    line, end, remainder = body.partition(b"\n")
     if b"entity_id" in line and b"prop" in line:
-        return line + end, rest
+        return line + end, remainder
     if kind == CSV:
         raise Misuse(
             f"{source.name} has no header with the columns of statements: is it a pack? Then give --format pack"
@@ -46,7 +47,7 @@ def _header(source: InputFile, body: bytes, kind: str) -> tuple[bytes, bytes]:
 
 
 def _cut(pieces: Iterator[bytes], quoted: bool) -> Iterator[bytes]:
-    """Bodies that end where a record does. A line end between quotes is within one."""
+    """Yield bodies that end at the end of a record. A line end between quotes is not one."""
     buffer = bytearray()
     for piece in pieces:
         buffer += piece
@@ -54,32 +55,32 @@ def _cut(pieces: Iterator[bytes], quoted: bool) -> Iterator[bytes]:
             yield bytes(buffer[:end])
             del buffer[:end]
         if len(buffer) > LONGEST_RECORD:
-            raise Misuse(f"there is no end of a record within {LONGEST_RECORD} bytes: a quote is missing")
+            raise Misuse(f"no record ends within {LONGEST_RECORD} bytes: is a closing quote missing?")
     if buffer:
         yield bytes(buffer)
 
 
 def _end(buffer: bytearray, quoted: bool) -> int:
-    """The end of the last record that fits a part, or else of the first one; 0 if none has ended."""
-    place = PART_BYTES
-    quotes = buffer.count(b'"', 0, place) if quoted else 0
-    while (line := buffer.rfind(b"\n", 0, place)) >= 0:
-        quotes -= buffer.count(b'"', line, place) if quoted else 0
+    """Return the end of the last record that fits into a part, or else of the first one; 0 if none ends."""
+    position = PART_BYTES
+    quotes = buffer.count(b'"', 0, position) if quoted else 0
+    while (line := buffer.rfind(b"\n", 0, position)) >= 0:
+        quotes -= buffer.count(b'"', line, position) if quoted else 0
         if quotes % 2 == 0:
             return line + 1
-        place = line
-    place = PART_BYTES
-    quotes = buffer.count(b'"', 0, place) if quoted else 0
-    while (line := buffer.find(b"\n", place)) >= 0:
-        quotes += buffer.count(b'"', place, line) if quoted else 0
+        position = line
+    position = PART_BYTES
+    quotes = buffer.count(b'"', 0, position) if quoted else 0
+    while (line := buffer.find(b"\n", position)) >= 0:
+        quotes += buffer.count(b'"', position, line) if quoted else 0
         if quotes % 2 == 0:
             return line + 1
-        place = line + 1
+        position = line + 1
     return 0
 
 
 def _decompressed(source: InputFile) -> Iterator[bytes]:
-    """What a source holds, decompressed as it is read. Raises Misuse if it is damaged or cut off."""
+    """Yield the content of a source, decompressed. Raises Misuse if it is damaged or truncated."""
     if source.encoding is None:
         yield from source.pieces()
     elif source.encoding == "gzip":
@@ -95,13 +96,13 @@ def _gunzipped(source: InputFile) -> Iterator[bytes]:
             while piece:
                 if unpacker.eof:  # another member follows
                     unpacker = zlib.decompressobj(wbits=31)
-                yield unpacker.decompress(piece, UNPACKED)
+                yield unpacker.decompress(piece, MAX_OUTPUT)
                 piece = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
         yield unpacker.flush()
     except zlib.error as error:
         raise Misuse(f"{source.name} is not valid gzip: {error}") from None
     if not unpacker.eof:
-        raise Misuse(f"{source.name} is cut off: its gzip has no end")
+        raise Misuse(f"{source.name} is truncated: its gzip stream does not end")
 
 
 def _unzstd(source: InputFile) -> Iterator[bytes]:
@@ -109,9 +110,9 @@ def _unzstd(source: InputFile) -> Iterator[bytes]:
 
     unpacker = zstandard.ZstdDecompressor().decompressobj()
     try:
-        for whole in source.pieces():
-            for start in range(0, len(whole), SIP):
-                piece = whole[start : start + SIP]
+        for chunk in source.pieces():
+            for start in range(0, len(chunk), ZSTD_INPUT):
+                piece = chunk[start : start + ZSTD_INPUT]
                 while piece:
                     if unpacker.eof:  # another frame follows
                         unpacker = zstandard.ZstdDecompressor().decompressobj()
@@ -120,4 +121,4 @@ def _unzstd(source: InputFile) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         raise Misuse(f"{source.name} is not valid zstd: {error}") from None
     if not unpacker.eof:
-        raise Misuse(f"{source.name} is cut off: its zstd has no end")
+        raise Misuse(f"{source.name} is truncated: its zstd stream does not end")

@@ -1,130 +1,91 @@
-"""Statements on their way: parts of a stage that are sent until the server has them, and one commit."""
+"""Upload of statements to a stage of the server, in parts that are retried, and its commit."""
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarn_client.errors import Problem
+from tarn_client.paths import path_of
+from tarn_client.stage import Stage
 
 from tarn.cli.commands.datasets.datasets import BASE
-from tarn.cli.failures import Failure, ProblemAnswered, Unreachable
-from tarn.cli.paths import at
+from tarn.cli.connection import LONG_TIMEOUT
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from tarn_client.connection import Connection
 
-    from tarn.cli.connection import Client
-
-PAUSES = (1, 2, 4, 8, 15, 30, 60, 60, 60)
-"""Seconds between attempts, if the server does not say itself when to come again."""
+RETRY_TIMEOUT = 300.0
+"""Seconds for which a request of an import is retried while the server is unreachable or busy."""
 
 PART_ROWS, PART_BYTES = 100_000, 16 << 20
 ARROW = "application/vnd.apache.arrow.stream"
 
-T = TypeVar("T")
-
 
 class StagePart(NamedTuple):
-    """A body of one request."""
+    """The body of one request."""
 
     body: bytes
     rows: int
-    kind: str
+    media_type: str
     encoding: str | None = None
 
 
 class StageExpired(Exception):
-    """The stage was left alone for too long, and is gone with everything that was sent to it."""
+    """The stage expired, and everything that was sent to it is lost."""
 
 
-class Stage:
-    """A stage of a dataset. What is sent to it is seen when it is committed, and not at all if it never is."""
+class ImportStage:
+    """An open stage that collects the statements of an import until all of them become visible at once."""
 
-    def __init__(self, client: "Client", dataset: str, origin: str | None, source: str, on_error: str) -> None:
-        """Opens it. Raises ProblemAnswered, Unreachable."""
-        self._client = client
-        self._stages = at(BASE, dataset, "stages")
+    def __init__(self, connection: "Connection", dataset: str, origin: str | None, source: str, on_error: str) -> None:
+        """Open the stage. Raises LakeError."""
+        retrying = connection.with_retries(RETRY_TIMEOUT)
+        self._stage = Stage(retrying, path_of(BASE, dataset), origin, f"import of {source}")
         self._on_error = on_error
-        self._parts = 0
         self.rejected = 0
-        self.faults: list[dict[str, Any]] = []
+        self.invalid: list[dict[str, Any]] = []
         self.ignored: dict[str, int] = {}
-        about = {"origin": origin, "message": f"import of {source}"}
-        opened = patiently(lambda: client.document("POST", self._stages, about))
-        self.id: str = opened["id"]
 
     def send(self, part: StagePart) -> None:
-        """Send a part, more than once if need be: its key makes sure that it is taken once. Raises ProblemAnswered."""
-        self._parts += 1
-        headers = {"Content-Type": part.kind, "Idempotency-Key": f"import-{self.id}-{self._parts}"}
+        """Send a part. Raises LakeError."""
+        headers = {"Content-Type": part.media_type}
         headers |= {} if part.encoding is None else {"Content-Encoding": part.encoding}
-        path, params = f"{self._stages}/{self.id}/statements", {"on_error": self._on_error}
-        written = patiently(lambda: self._client.upload(path, [part.body], headers, params)).json()
+        written = self._stage.send("statements", part.body, headers, {"on_error": self._on_error}, timeout=LONG_TIMEOUT)
         self.rejected += written["rejected"]
-        self.faults += written["errors"]
+        self.invalid += written["errors"]
         for name, count in written["ignored"].items():
             self.ignored[name] = self.ignored.get(name, 0) + count
 
     def commit(self) -> dict[str, Any]:
-        """Make it visible; what it holds then. Raises Expired, ProblemAnswered."""
-
-        def committed() -> dict[str, Any]:
-            try:
-                return self._client.document("POST", f"{self._stages}/{self.id}/commit")
-            except ProblemAnswered as problem:
-                if problem.slug not in ("stage-closed", "stage-not-found"):
-                    raise
-            # The answer to a commit before this one may have been lost.
-            return self._as_committed()
-
-        return patiently(committed)
+        """Make the statements visible and return the committed stage. Raises StageExpired, LakeError."""
+        try:
+            return self._stage.commit()
+        except Problem as problem:
+            if problem.slug in ("stage-closed", "stage-not-found"):
+                raise StageExpired from None
+            raise
 
     def abort(self) -> None:
-        """Give it up, if the server can be reached; otherwise it goes by itself."""
-        with suppress(Failure):
-            self._client.request("DELETE", f"{self._stages}/{self.id}")
-
-    def _as_committed(self) -> dict[str, Any]:
-        try:
-            stage = self._client.document("GET", f"{self._stages}/{self.id}")
-        except ProblemAnswered as problem:
-            if problem.slug != "stage-not-found":
-                raise
-            raise StageExpired from None
-        if stage["state"] != "committed":
-            raise StageExpired
-        return stage
-
-
-def patiently(attempt: Callable[[], T]) -> T:
-    """What the attempt gives, made again while the server is away or busy. Raises what the last one does."""
-    for pause in PAUSES:
-        try:
-            return attempt()
-        except Unreachable:
-            time.sleep(pause)
-        except ProblemAnswered as problem:
-            if not problem.problem.get("retryable") or problem.slug == "quota-exceeded":
-                raise
-            time.sleep(pause if problem.after is None else problem.after)
-    return attempt()
+        """Abort the stage if the server can be reached; otherwise it expires."""
+        self._stage.abort()
 
 
 def arrow_parts(batches: Iterator["pa.RecordBatch"]) -> Iterator[StagePart]:
-    """Batches of statements gathered into bodies of bounded size."""
-    gathered: list[pa.RecordBatch] = []
+    """Yield batches of statements collected into bodies of bounded size."""
+    pending: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in _split(batches):
-        if gathered and (rows + batch.num_rows > PART_ROWS or size + batch.nbytes > PART_BYTES):
-            yield _part(gathered)
-            gathered, rows, size = [], 0, 0
-        gathered.append(batch)
+        if pending and (rows + batch.num_rows > PART_ROWS or size + batch.nbytes > PART_BYTES):
+            yield _part(pending)
+            pending, rows, size = [], 0, 0
+        pending.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
-    if gathered:
-        yield _part(gathered)
+    if pending:
+        yield _part(pending)
 
 
 def _split(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-    """The same rows in batches that fit a part, unless a single row does not."""
+    """Yield the same rows in batches that fit into a part, unless a single row does not."""
     for batch in batches:
         if batch.nbytes > PART_BYTES and batch.num_rows > 1:
             half = batch.num_rows // 2

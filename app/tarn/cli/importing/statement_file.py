@@ -1,17 +1,18 @@
-"""A file of FtM statements into a dataset, as one commit."""
+"""Import of an FtM statement file into a dataset, as one commit."""
 
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import typer
+from tarn_client.errors import Problem
 
-from tarn.cli.failures import Misuse, ProblemAnswered, invalid_line
+from tarn.cli.failures import Misuse, invalid_line
 from tarn.cli.importing.dataset_metadata import checked_name
 from tarn.cli.importing.split_records import FORMS, parts
-from tarn.cli.importing.stage import Stage, StagePart
+from tarn.cli.importing.stage import ImportStage, StagePart
 from tarn.cli.importing.target_dataset import ImportTarget
-from tarn.cli.input.files import STDIN, InputFile, opened, statement_type
+from tarn.cli.input.files import STDIN, InputFile, open_input, statement_type
 from tarn.cli.input.upload import show_omissions
 from tarn.cli.output.progress import progress
 from tarn.cli.output.tables import printable
@@ -31,37 +32,37 @@ def import_file(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Send a file in parts, and make them visible at once. Raises Misuse, ProblemAnswered, Unreachable."""
-    target = ImportTarget(session.client, checked_name(dataset or _named_for(path)))
+    """Send a file in parts and make them visible at once. Raises Misuse, LakeError."""
+    target = ImportTarget(session.connection, checked_name(dataset or _named_for(path)))
     exists = target.exists()
     if exists and not into:
         target.require_empty()
-    with opened(path) as source:
+    with open_input(path) as source:
         form = kind or statement_type(source)
         if form not in FORMS:
-            raise Misuse(f"{source.name} is neither CSV nor pack nor NDJSON: tarn statements load takes it")
-        told = (
+            raise Misuse(f"{source.name} is neither CSV nor pack nor NDJSON: use tarn statements load")
+        result = (
             _read(session, source, form, quiet)
             if dry_run
             else _send(session, target, exists, source, form, origin, on_error, quiet)
         )
     if compare and not dry_run:
-        # Of statements that a file has twice, one is there; so a difference is no fault, and is told alone.
-        there = target.count()
-        told["there"] = {"statements": there.statements, "entities": there.entities}
-    faults, ignored = told.pop("errors", []), told.pop("ignored", {})
+        # A file may contain a statement twice, so a difference is only reported.
+        counts = target.count()
+        result["there"] = {"statements": counts.statements, "entities": counts.entities}
+    invalid, ignored = result.pop("errors", []), result.pop("ignored", {})
     if session.output.as_json:
-        session.output.json(told | {"errors": faults, "ignored": ignored})
+        session.output.json(result | {"errors": invalid, "ignored": ignored})
         return
-    session.output.record(told)
-    for fault in faults:
-        typer.echo(printable(f"left out: {invalid_line(fault)}"), err=True)
+    session.output.record(result)
+    for each in invalid:
+        typer.echo(printable(f"left out: {invalid_line(each)}"), err=True)
     show_omissions({"count": 0, "first": []}, ignored)
 
 
 def _named_for(path: str) -> str:
     if path == STDIN:
-        raise Misuse("standard input has no name that says where to: give --dataset")
+        raise Misuse("the dataset cannot be derived from standard input: give --dataset")
     return os.path.basename(path).partition(".")[0]
 
 
@@ -82,13 +83,13 @@ def _send(
 ) -> dict[str, Any]:
     if not exists:
         target.create({})
-    stage, lines = Stage(session.client, target.name, origin, source.name, on_error), 0
+    stage, lines = ImportStage(session.connection, target.name, origin, source.name, on_error), 0
     try:
         for part in _with_progress(session, source, form, "sending", quiet):
             try:
                 stage.send(part)
-            except ProblemAnswered as problem:
-                problem.hint = f"nothing is imported; lines are counted from line {lines + 1} of the file on"
+            except Problem as problem:
+                problem.add_note(f"nothing is imported; lines are counted from line {lines + 1} of the file on")
                 raise
             lines += part.rows
         written = stage.commit()
@@ -104,7 +105,7 @@ def _send(
         "statements": written["statements"],
         "rejected": stage.rejected,
         "commit": written["commit"],
-        "errors": stage.faults[:100],
+        "errors": stage.invalid[:100],
         "ignored": stage.ignored,
     }
 
@@ -112,7 +113,7 @@ def _send(
 def _with_progress(
     session: CommandSession, source: InputFile, form: str, doing: str, quiet: bool
 ) -> Iterator[StagePart]:
-    with progress(session.output, doing, quiet) as passed:
+    with progress(session.output, doing, quiet) as advance:
         for part in parts(source, form):
             yield part
-            passed(len(part.body), part.rows)
+            advance(len(part.body), part.rows)

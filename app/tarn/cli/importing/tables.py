@@ -1,7 +1,7 @@
-"""The statements of a lakehouse directory: its Delta tables opened, checked, and read in bounded memory.
+"""Reader of an ftm-lakehouse directory's Delta tables: open, check and read statements in bounded memory.
 
-Everything that can be wrong with them is found before anything is sent: the log, the files that it names, the columns,
-and by counting what is live, every page that will be read again.
+All damage is found before anything is sent: in the log, in the files that it names, in the columns, and, by
+counting the live statements, in every page that the import will read.
 """
 
 import os
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 MEMORY, THREADS = "1GB", 2
-"""What DuckDB may take; what does not fit goes to the disk."""
+"""Limits of DuckDB; what does not fit into memory is spilled to disk."""
 
 BATCH_ROWS = 4096
 DEFAULT_ORIGIN = "default"
-"""The origin of what names none, here as at the server."""
+"""The origin of statements without one, as on the server."""
 
 
 @dataclass
 class ImportCounts:
-    """How much is live."""
+    """The number of live statements and entities, in total and by origin."""
 
     statements: int = 0
     entities: int = 0
@@ -41,21 +41,21 @@ class ImportCounts:
 
 @dataclass
 class HiddenStatements:
-    """Statements that a source with a translog holds and does not show."""
+    """The number of statements that a source with a translog has stored but hides."""
 
     unlisted: int = 0
-    said_again: int = 0
+    rewritten: int = 0
 
 
 class SourceStatements:
-    """The live statements of one dataset, as they were when it was opened."""
+    """The live statements of one dataset, at the version at which it was opened."""
 
-    def __init__(self, place: DatasetDirectory, hidden: bool = False) -> None:
-        """Raises Misuse if the tables cannot be read or are of a layout that is not known."""
-        self._folder = place.statements
+    def __init__(self, directory: DatasetDirectory, hidden: bool = False) -> None:
+        """Open the tables. Raises Misuse if they cannot be read or have an unknown layout."""
+        self._folder = directory.statements
         self._hidden = hidden
         self._table = None if self._folder is None else _opened(self._folder)
-        self._log = None if place.translog is None else _opened(place.translog)
+        self._log = None if directory.translog is None else _opened(directory.translog)
         self.layout = None
         if self._table is not None and self._folder is not None:
             columns = [field.name for field in self._table.schema().fields]
@@ -66,7 +66,7 @@ class SourceStatements:
 
     @property
     def identity(self) -> str | None:
-        """What tells this table from every other."""
+        """The id of the table."""
         return None if self._table is None else str(self._table.metadata().id)
 
     @property
@@ -75,79 +75,80 @@ class SourceStatements:
         return [table.version() for table in (self._table, self._log) if table is not None]
 
     def origins(self) -> list[str]:
-        """Who says something, live or not. Raises Misuse if the data is damaged."""
-        with self._connection() as found:
-            return [] if found is None else [origin or DEFAULT_ORIGIN for origin in self._origins(found)]
+        """Return the origins of all statements, live or not. Raises Misuse if the data is damaged."""
+        with self._connection() as connection:
+            return [] if connection is None else [origin or DEFAULT_ORIGIN for origin in self._origins(connection)]
 
     def count(self) -> ImportCounts:
-        """How much is live. Raises Misuse if the data is damaged."""
+        """Count the live statements. Raises Misuse if the data is damaged."""
         counts = ImportCounts()
-        with self._connection() as found:
-            if found is None or self.layout is None:
+        with self._connection() as connection:
+            if connection is None or self.layout is None:
                 return counts
-            found.execute("CREATE TEMP TABLE entities (id VARCHAR)")
+            connection.execute("CREATE TEMP TABLE entities (id VARCHAR)")
             live = live_sql.live(self.layout, self._hidden)
-            for origin in self._origins(found):
-                found.execute(f"CREATE OR REPLACE TEMP TABLE one AS {live_sql.counted(live)}", {"origin": origin})
-                statements, entities = _row(found, "SELECT coalesce(sum(rows), 0)::BIGINT, count(*) FROM one")
-                found.execute("INSERT INTO entities SELECT entity_id FROM one")
+            for origin in self._origins(connection):
+                connection.execute(f"CREATE OR REPLACE TEMP TABLE one AS {live_sql.counted(live)}", {"origin": origin})
+                statements, entities = _row(connection, "SELECT coalesce(sum(rows), 0)::BIGINT, count(*) FROM one")
+                connection.execute("INSERT INTO entities SELECT entity_id FROM one")
                 if statements:
                     before = counts.origins.get(origin or DEFAULT_ORIGIN, (0, 0))
                     counts.origins[origin or DEFAULT_ORIGIN] = (before[0] + statements, before[1] + entities)
                     counts.statements += statements
-            (counts.entities,) = _row(found, "SELECT count(DISTINCT id) FROM entities")
+            (counts.entities,) = _row(connection, "SELECT count(DISTINCT id) FROM entities")
         return counts
 
     def hidden(self) -> HiddenStatements:
-        """What the source does not show. Raises Misuse if the data is damaged."""
+        """Count the hidden statements. Raises Misuse if the data is damaged."""
         total = HiddenStatements()
-        with self._connection() as found:
-            if found is None or self._log is None:
+        with self._connection() as connection:
+            if connection is None or self._log is None:
                 return total
-            for origin in self._origins(found):
-                unlisted, again = _row(found, live_sql.hidden_rows(), {"origin": origin})
+            for origin in self._origins(connection):
+                unlisted, again = _row(connection, live_sql.hidden_rows(), {"origin": origin})
                 total.unlisted += unlisted
-                total.said_again += again
+                total.rewritten += again
         return total
 
     def roles(self) -> int:
-        """How many rows name who said them, which Tarn has no place for."""
+        """Return the number of rows with a role, which Tarn does not store."""
         if self.layout is None or "role" not in self.layout.columns:
             return 0
-        with self._connection() as found:
-            assert found is not None
-            (named,) = _row(found, "SELECT count(*) FROM raw WHERE role <> ''")
+        with self._connection() as connection:
+            assert connection is not None
+            (named,) = _row(connection, "SELECT count(*) FROM raw WHERE role <> ''")
         return int(named)
 
     def batches(self, renamed: dict[str, str]) -> Iterator["pa.RecordBatch"]:
-        """The live statements in small batches, with the columns that Tarn takes. Raises Misuse."""
-        with self._connection() as found:
-            if found is None or self.layout is None:
+        """Yield the live statements in small batches, with the columns that Tarn reads. Raises Misuse."""
+        with self._connection() as connection:
+            if connection is None or self.layout is None:
                 return
-            for origin in self._origins(found):
+            for origin in self._origins(connection):
                 name = renamed.get(origin or DEFAULT_ORIGIN, origin or DEFAULT_ORIGIN)
-                asked = {"origin": origin, "name": name}
-                yield from found.execute(live_sql.rows(self.layout, self._hidden), asked).to_arrow_reader(BATCH_ROWS)
+                parameters = {"origin": origin, "name": name}
+                rows = connection.execute(live_sql.rows(self.layout, self._hidden), parameters)
+                yield from rows.to_arrow_reader(BATCH_ROWS)
 
-    def _origins(self, found: "duckdb.DuckDBPyConnection") -> list[str | None]:
-        return [origin for (origin,) in found.execute("SELECT DISTINCT origin FROM raw ORDER BY ALL").fetchall()]
+    def _origins(self, connection: "duckdb.DuckDBPyConnection") -> list[str | None]:
+        return [origin for (origin,) in connection.execute("SELECT DISTINCT origin FROM raw ORDER BY ALL").fetchall()]
 
     @contextmanager
     def _connection(self) -> Iterator["duckdb.DuckDBPyConnection | None"]:
-        """DuckDB over the tables, or nothing if there are none."""
+        """Yield a DuckDB connection to the tables, or None if there are none."""
         if self._table is None:
             yield None
             return
-        with engine() as found, _damage_told(self._folder or ""):
-            found.register("raw", self._table.to_pyarrow_dataset())
+        with open_duckdb() as connection, _report_damage(self._folder or ""):
+            connection.register("raw", self._table.to_pyarrow_dataset())
             if self._log is not None:
-                found.register("log", self._log.to_pyarrow_dataset())
-            yield found
+                connection.register("log", self._log.to_pyarrow_dataset())
+            yield connection
 
 
 @contextmanager
-def engine() -> Iterator["duckdb.DuckDBPyConnection"]:
-    """DuckDB in this process, bounded in memory, its temporary files gone afterwards."""
+def open_duckdb() -> Iterator["duckdb.DuckDBPyConnection"]:
+    """Open DuckDB in this process with bounded memory; its temporary files are deleted afterwards."""
     import duckdb
 
     folder = tempfile.mkdtemp(prefix="tarn-import-")
@@ -160,8 +161,10 @@ def engine() -> Iterator["duckdb.DuckDBPyConnection"]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _row(found: "duckdb.DuckDBPyConnection", query: str, asked: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    row = found.execute(query, asked or {}).fetchone()
+def _row(
+    connection: "duckdb.DuckDBPyConnection", query: str, parameters: dict[str, Any] | None = None
+) -> tuple[Any, ...]:
+    row = connection.execute(query, parameters or {}).fetchone()
     assert row is not None
     return row
 
@@ -184,7 +187,7 @@ def _require_files(table: "DeltaTable") -> None:
 
 
 @contextmanager
-def _damage_told(folder: str) -> Iterator[None]:
+def _report_damage(folder: str) -> Iterator[None]:
     import duckdb
     import pyarrow as pa
     from deltalake.exceptions import DeltaError

@@ -1,4 +1,4 @@
-"""What is loaded: a file or standard input, read once in pieces, and what it is by its name or its first bytes."""
+"""Input files: a file or standard input, read once in chunks; its format is detected by name or first bytes."""
 
 import json
 import os
@@ -13,18 +13,18 @@ from typing import BinaryIO
 
 from tarn.cli.failures import Misuse
 
-HEAD, PIECE = 64 << 10, 256 << 10
+HEAD_BYTES, PIECE_BYTES = 64 << 10, 256 << 10
 STDIN = "-"
 
 ENCODINGS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 COMPRESSED = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 TEXT = frozenset({"application/x-ndjson", "text/csv", "application/x-ftm-pack"})
-"""Types of which a line is a record, but for a header and line ends within values."""
+"""Media types with one record per line, apart from a header and line breaks within values."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """Data that is read once, its beginning known already."""
+    """Input that is read once; its first bytes are buffered."""
 
     name: str
     size: int | None
@@ -34,21 +34,21 @@ class InputFile:
 
     @property
     def suffix(self) -> str:
-        """The end of the name that says what it is, without that of a compression; empty for standard input."""
+        """File extension without that of a compression; empty for standard input."""
         return os.path.splitext(COMPRESSED.sub("", self.name))[1].lower()
 
     def pieces(self) -> Iterator[bytes]:
-        """All of it, as it is stored. Raises Misuse if it cannot be read on."""
+        """Yield the stored bytes, compressed or not. Raises Misuse on a read error."""
         yield self.head
         try:
-            # Whatever a pipe holds is sent on; a full piece is not waited for.
-            while piece := self._file.read1(PIECE):  # type: ignore[attr-defined]  # BinaryIO does not tell that it is buffered
+            # read1: send what a pipe has, without waiting for a full chunk.
+            while piece := self._file.read1(PIECE_BYTES):  # type: ignore[attr-defined]  # BinaryIO does not tell that it is buffered
                 yield piece
         except OSError as error:
             raise _unreadable(self.name, error) from None
 
     def beginning(self) -> bytes:
-        """The first bytes of what it holds, decompressed. Raises Misuse if that cannot be done."""
+        """Return the first bytes, decompressed. Raises Misuse if they cannot be decompressed."""
         try:
             return _decompressed(self.head, self.encoding).removeprefix(b"\xef\xbb\xbf").lstrip()
         except ValueError as error:
@@ -56,8 +56,8 @@ class InputFile:
 
 
 @contextmanager
-def opened(name: str) -> Iterator[InputFile]:
-    """A file or standard input. Raises Misuse if it cannot be opened."""
+def open_input(name: str) -> Iterator[InputFile]:
+    """Open a file or standard input. Raises Misuse if it cannot be open_input."""
     if name == STDIN:
         yield _source("standard input", sys.stdin.buffer, None)
         return
@@ -66,19 +66,19 @@ def opened(name: str) -> Iterator[InputFile]:
     except OSError as error:
         raise _unreadable(name, error) from None
     with file:
-        about = os.fstat(file.fileno())
-        yield _source(name, file, about.st_size if stat.S_ISREG(about.st_mode) else None)
+        status = os.fstat(file.fileno())
+        yield _source(name, file, status.st_size if stat.S_ISREG(status.st_mode) else None)
 
 
 def entity_type(source: InputFile) -> str:
-    """NDJSON by its name or where the first line is a whole object; JSON otherwise."""
+    """Return the media type: NDJSON by extension or if the first line is a complete object; otherwise JSON."""
     if source.suffix in (".ndjson", ".jsonl"):
         return "application/x-ndjson"
     return _json_type(source.beginning())
 
 
 def statement_type(source: InputFile) -> str:
-    """What the name says, or the first bytes. Raises Misuse if neither tells."""
+    """Return the media type by extension or first bytes. Raises Misuse if neither shows it."""
     named = STATEMENT_TYPES.get(source.suffix.removeprefix("."))
     if named is not None:
         return named
@@ -91,7 +91,7 @@ def statement_type(source: InputFile) -> str:
         return _json_type(begin)
     if b"canonical_id" in begin.partition(b"\n")[0]:
         return STATEMENT_TYPES["csv"]
-    raise Misuse(f"{source.name} does not tell what it holds: give --format")
+    raise Misuse(f"{source.name} has no recognizable format: give --format")
 
 
 STATEMENT_TYPES = {
@@ -103,12 +103,12 @@ STATEMENT_TYPES = {
     "arrow": "application/vnd.apache.arrow.stream",
     "arrows": "application/vnd.apache.arrow.stream",
 }
-"""Media types by what `--format` and names of files call them."""
+"""Media types by value of `--format` or file extension."""
 
 
 def _source(name: str, file: BinaryIO, size: int | None) -> InputFile:
     try:
-        head = file.read(HEAD)
+        head = file.read(HEAD_BYTES)
     except OSError as error:
         raise _unreadable(name, error) from None
     encoding = next((encoding for magic, encoding in ENCODINGS.items() if head.startswith(magic)), None)
@@ -116,10 +116,10 @@ def _source(name: str, file: BinaryIO, size: int | None) -> InputFile:
 
 
 def _decompressed(head: bytes, encoding: str | None) -> bytes:
-    """Raises ValueError for what is not of this encoding."""
+    """Return the decompressed bytes. Raises ValueError if they are not of this encoding."""
     if encoding == "gzip":
         try:
-            return zlib.decompressobj(wbits=31).decompress(head, HEAD)
+            return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
         except zlib.error as error:
             raise ValueError(str(error)) from None
     if encoding == "zstd":
@@ -127,7 +127,7 @@ def _decompressed(head: bytes, encoding: str | None) -> bytes:
 
         try:
             with zstandard.ZstdDecompressor().stream_reader(head) as reader:
-                return reader.read(HEAD)
+                return reader.read(HEAD_BYTES)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from None
     return head
@@ -138,10 +138,10 @@ def _json_type(begin: bytes) -> str:
     if begin.startswith(b"["):
         return "application/json"
     try:
-        whole = not end or isinstance(json.loads(line), dict)
+        is_record = not end or isinstance(json.loads(line), dict)
     except ValueError:
-        whole = False
-    return "application/x-ndjson" if whole else "application/json"
+        is_record = False
+    return "application/x-ndjson" if is_record else "application/json"
 
 
 def _unreadable(name: str, error: OSError) -> Misuse:

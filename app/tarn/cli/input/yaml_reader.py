@@ -1,4 +1,4 @@
-"""What a text on the command line or in a file stands for: JSON, or YAML as Tarn reads it everywhere."""
+"""Parser of JSON or YAML given on the command line or in a file."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from tarn.model import document
 
 
 def parse(text: str) -> Any:
-    """The value that a text stands for. Raises ValueError, in one line, for what is neither JSON nor YAML."""
+    """Return the parsed value. Raises ValueError, with a one-line message, for text that is neither JSON nor YAML."""
     try:
         return json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What comes out: records as they arrive, to standard output or a file, and never a part as if it were the whole."""
+"""Output of streams: records as they arrive, to standard output or a file, which appears when it is complete."""
 
 import json
 import os
@@ -7,49 +7,47 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
-from tarn.cli.failures import Misuse, ProblemAnswered, Unreachable
+from tarn_client.ndjson import NDJSON, record_blocks
+
+from tarn.cli.connection import LONG_TIMEOUT
+from tarn.cli.failures import Misuse
 from tarn.cli.output.invalid_entities import OmittedEntities
 from tarn.cli.output.progress import progress
 from tarn.cli.session import CommandSession
 
-NDJSON = "application/x-ndjson"
 STDOUT = "-"
-
-ABOUT = b'{"$'
-"""How a line begins that is about the stream. Nothing else has this: records have no such fields, and in a string the
-quote has a backslash before it."""
 
 
 class OutputTarget(NamedTuple):
-    """Where records go."""
+    """Standard output, or a file."""
 
     write: Callable[[bytes], Any]
     on_terminal: bool
 
 
 @contextmanager
-def sink(name: str) -> Iterator[OutputTarget]:
-    """Standard output, or a file that takes its name only when the context is left without an error.
+def open_output(name: str) -> Iterator[OutputTarget]:
+    """Open standard output, or a file that gets its name only when the context is left without an error.
 
-    Raises Misuse for what cannot be written. A reader of standard output that stops early is a BrokenPipeError.
+    Raises Misuse if the file cannot be written, and BrokenPipeError if the reader of standard output stops early.
     """
     if name == STDOUT:
         yield _standard_output()
         return
-    # A device or a pipe has no other name to be written under first.
+    # A device or a pipe cannot be written under another name first.
     direct = os.path.exists(name) and not os.path.isfile(name)
-    written = name if direct else f"{name}.{os.getpid()}.part"
+    temporary = name if direct else f"{name}.{os.getpid()}.part"
     try:
-        with open(written, "wb") as file:
+        with open(temporary, "wb") as file:
             yield OutputTarget(file.write, on_terminal=file.isatty())
         if not direct:
-            os.replace(written, name)
+            os.replace(temporary, name)
     except OSError as error:
         raise Misuse(f"{name} cannot be written: {error.strerror or error}") from None
     finally:
         if not direct:
             with suppress(OSError):
-                os.unlink(written)
+                os.unlink(temporary)
 
 
 def print_records(
@@ -59,33 +57,31 @@ def print_records(
     out: str,
     quiet: bool,
     limit: int | None = None,
-    left_out: OmittedEntities | None = None,
+    omitted: OmittedEntities | None = None,
 ) -> None:
-    """Print a stream of NDJSON, all of it or up to a limit. Count the invalid entities of it in `left_out`."""
-    with (
-        printing(session, out, quiet, limit) as write,
-        session.client.stream(path, NDJSON, {**params, "end": True}) as chunks,
-    ):
-        for block in limited(records(chunks, left_out), limit):
+    """Print a stream of NDJSON, all of it or up to a limit. Count its invalid entities in `omitted`."""
+    stream = session.connection.stream(path, NDJSON, {**params, "end": True}, timeout=LONG_TIMEOUT)
+    with printing(session, out, quiet, limit) as write, stream as response:
+        chunks = response.iter_bytes()
+        blocks = record_blocks(chunks) if omitted is None else record_blocks(chunks, omitted.add, omitted.end)
+        for block in limited(blocks, limit):
             write(block)
 
 
 def print_bytes(
     session: CommandSession,
     path: str,
-    form: str,
+    media_type: str,
     params: dict[str, Any],
     out: str,
     quiet: bool,
     size: int | None = None,
 ) -> None:
-    """Print a stream of another form as it is; `size` is how many bytes it has, if that is known."""
-    text = form.startswith("text/")
-    with (
-        printing(session, out, quiet, text=text, size=size) as write,
-        session.client.stream(path, form, params) as chunks,
-    ):
-        for chunk in chunks:
+    """Print a stream of another media type unchanged; `size` is its number of bytes, if known."""
+    text = media_type.startswith("text/")
+    stream = session.connection.stream(path, media_type, params, timeout=LONG_TIMEOUT)
+    with printing(session, out, quiet, text=text, size=size) as write, stream as response:
+        for chunk in response.iter_bytes():
             write(chunk)
 
 
@@ -93,81 +89,36 @@ def print_bytes(
 def printing(
     session: CommandSession, out: str, quiet: bool, limit: int | None = None, text: bool = True, size: int | None = None
 ) -> Iterator[Callable[[bytes], None]]:
-    """What writes the pieces of a result as they come, with progress for whoever does not see them pass."""
-    with sink(out) as to:
-        if to.on_terminal and not text:
-            raise Misuse("this form is not for a terminal: name a file with -o, or pipe it on")
-        with progress(session.output, "reading", quiet or to.on_terminal, rows=limit, size=size) as passed:
+    """Yield the function that writes a result's pieces; show progress unless they are printed on the terminal."""
+    with open_output(out) as target:
+        if target.on_terminal and not text:
+            raise Misuse("this format is binary: write it to a file with -o, or to a pipe")
+        with progress(session.output, "reading", quiet or target.on_terminal, rows=limit, size=size) as advance:
 
             def write(piece: bytes) -> None:
-                to.write(_escape_controls(piece) if to.on_terminal else piece)
-                passed(len(piece), piece.count(b"\n") if text and size is None else 0)
+                target.write(_escape_controls(piece) if target.on_terminal else piece)
+                advance(len(piece), piece.count(b"\n") if text and size is None else 0)
 
             yield write
 
 
-def records(chunks: Iterable[bytes], left_out: OmittedEntities | None = None) -> Iterator[bytes]:
-    """Blocks of whole lines, each a record. Lines about entities that do not assemble are counted in `left_out`.
-
-    Raises ProblemAnswered for a stream that failed, and Unreachable for one without its last line.
-    """
-    for block in _whole_lines(chunks):
-        if ABOUT not in block:
-            yield block
-            continue
-        kept: list[bytes] = []
-        for line in block.splitlines(keepends=True):
-            if not line.startswith(ABOUT):
-                kept.append(line)
-                continue
-            ((about, what),) = json.loads(line).items()
-            if about == "$invalid":
-                if kept:
-                    # A reader that has enough with these has left nothing out that comes after them.
-                    yield b"".join(kept)
-                    kept = []
-                if left_out is not None:
-                    left_out.add(what)
-                continue
-            yield b"".join(kept)
-            if about == "$end":
-                if left_out is not None:
-                    # Of a diff, whose records have such entities as null, this line alone has the number.
-                    left_out.count = what.get("invalid", left_out.count)
-                return
-            raise ProblemAnswered(what)
-        yield b"".join(kept)
-    raise Unreachable("the server's stream ended too early: what came of it is not the whole")
-
-
 def limited(blocks: Iterable[bytes], limit: int | None) -> Iterator[bytes]:
-    """The first lines, so many, or all."""
+    """Yield the first lines, up to a limit if there is one."""
     if limit is None:
         yield from blocks
         return
-    left = limit
+    remaining = limit
     for block in blocks:
         lines = block.splitlines(keepends=True)
-        yield b"".join(lines[:left])
-        left -= len(lines)
-        if left <= 0:
+        yield b"".join(lines[:remaining])
+        remaining -= len(lines)
+        if remaining <= 0:
             return
 
 
 def line(record: dict[str, Any]) -> bytes:
-    """A record as the server's streams have it."""
+    """Return a record as a line of NDJSON, as the server writes it."""
     return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-
-
-def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes, cut after line ends. What comes after the last one is not a line, and left out."""
-    held: list[bytes] = []
-    for chunk in chunks:
-        cut = chunk.rfind(b"\n") + 1
-        if cut:
-            yield b"".join([*held, chunk[:cut]])
-            held = []
-        held.append(chunk[cut:])
 
 
 def _standard_output() -> OutputTarget:
@@ -182,7 +133,7 @@ def _standard_output() -> OutputTarget:
 
 
 def _escape_controls(block: bytes) -> bytes:
-    """The block for a terminal: what could steer it is escaped as JSON does."""
+    """Return the block for a terminal: control characters are escaped as in JSON."""
     text = block.decode(errors="replace")
     return "".join(
         char if char.isprintable() or char in "\n\r" else char.encode("unicode_escape").decode() for char in text

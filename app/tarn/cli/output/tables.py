@@ -1,4 +1,4 @@
-"""Results for people and for programs: tables and records, or the API's JSON; nothing else on standard output.
+"""Output of results: tables and records for people, or the API's JSON; nothing else on standard output.
 
 On a terminal tables are rich's. In a pipe they are plain aligned text whose lines are as long as they must be, so
 that no id or key is ever cut or wrapped.
@@ -26,12 +26,12 @@ MOMENT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")
 
 @dataclass(frozen=True)
 class CommandOutput:
-    """Where a command's result goes, and in which form."""
+    """Prints a command's result, as text or JSON."""
 
     as_json: bool
 
     def record(self, document: dict[str, Any], **people_only: Any) -> None:
-        """One document. People are spared what is empty, and see nested fields under dotted names."""
+        """Print one document. In text output, empty fields are omitted and nested ones have dotted names."""
         if self.as_json:
             self.json(document)
             return
@@ -40,7 +40,7 @@ class CommandOutput:
         print_table(as_table(shown, ("field", "value"), header=False))
 
     def table(self, documents: Iterable[dict[str, Any]], *columns: str) -> None:
-        """A list. People see these columns of it; programs see an array with all there is."""
+        """Print a list: these columns as text, or an array with all fields as JSON."""
         if self.as_json:
             self.json(list(documents))
         else:
@@ -50,13 +50,13 @@ class CommandOutput:
         typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
     def note(self, sentence: str) -> None:
-        """A word to the person at the terminal, beside the result."""
+        """Print a note to standard error; nothing with JSON output."""
         if not self.as_json:
             typer.echo(printable(sentence), err=True)
 
 
 def printable(text: str) -> str:
-    """The text without what could steer a terminal: others wrote it."""
+    """Return untrusted text without terminal control characters."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
 
 
@@ -91,7 +91,7 @@ def _cell(value: Any) -> str:
 
 
 def as_table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -> "Table":
-    """These columns of some documents."""
+    """Return a table of these columns of the documents."""
     from rich.table import Table
     from rich.text import Text
 
@@ -105,12 +105,12 @@ def as_table(rows: list[dict[str, Any]], columns: Sequence[str], header: bool) -
 
 
 def print_table(table: "RenderableType") -> None:
-    """Print a table, or several, as wide as it must be."""
+    """Print a table, or several, without truncating columns."""
     from rich.console import Console
 
     unbounded = Console(highlight=False, width=UNBOUNDED)
     if unbounded.is_terminal:
-        # Rich cuts what does not fit; a terminal that is too narrow for the words had better wrap lines itself.
+        # Rich truncates what does not fit; if the terminal is too narrow, let it wrap lines instead.
         width = max(Console().width, unbounded.measure(table).minimum)
         Console(highlight=False, width=width).print(table)
         return

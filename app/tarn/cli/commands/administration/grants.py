@@ -1,23 +1,23 @@
-"""Grants: what a tenant may do on which datasets."""
+"""`tarn grants`: list, add and remove the access levels of a tenant on datasets."""
 
 from typing import Annotated, Literal
 
 import typer
+from tarn_client.paths import path_of
 
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession, client_command
 
-app = typer.Typer(no_args_is_help=True, help="Grants: what a tenant may do on which datasets.")
+app = typer.Typer(no_args_is_help=True, help="List, add and remove the access levels of a tenant on datasets.")
 
 Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
 LevelName = Literal["read", "write", "maintain", "admin"]
-"""The levels of the model, which takes too long to import for a word in a help text."""
+"""The levels of `tarn.model.tenant`, repeated because importing it would slow down every command."""
 
 
 @client_command(app, "list")
 def list_grants(session: CommandSession, tenant: Tenant) -> None:
     """List a tenant's grants."""
-    grants = session.client.each(at("/v1/admin/tenants", tenant, "grants"))
+    grants = session.connection.each(path_of("/v1/admin/tenants", tenant, "grants"))
     session.output.table(grants, "id", "dataset", "level", "created")
 
 
@@ -30,7 +30,7 @@ def add(
     ],
     level: Annotated[
         LevelName,
-        typer.Argument(metavar="LEVEL", help="read, write, maintain or admin; each holds the ones before it."),
+        typer.Argument(metavar="LEVEL", help="read, write, maintain or admin; each includes the ones before it."),
     ],
 ) -> None:
     """Grant a tenant a level on the datasets that a pattern matches.
@@ -38,11 +38,11 @@ def add(
     Example: tarn grants add alice 'leaks_*' write
     """
     new = {"dataset": dataset, "level": level}
-    session.output.record(session.client.document("POST", at("/v1/admin/tenants", tenant, "grants"), new))
+    session.output.record(session.connection.write("POST", path_of("/v1/admin/tenants", tenant, "grants"), new))
 
 
 @client_command(app, "remove")
 def remove(session: CommandSession, grant_id: Annotated[str, typer.Argument(metavar="ID")]) -> None:
-    """Take a grant back by its id, at once."""
-    session.client.request("DELETE", at("/v1/admin/grants", grant_id))
-    session.output.note(f"the grant {grant_id} is taken back")
+    """Remove a grant by its id, effective immediately."""
+    session.connection.write("DELETE", path_of("/v1/admin/grants", grant_id))
+    session.output.note(f"the grant {grant_id} was removed")

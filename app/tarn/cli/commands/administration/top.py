@@ -1,4 +1,4 @@
-"""A lake at work, seen live: what waits in its journals, the jobs that run, the workers, the tenants."""
+"""`tarn top`: live view of journals, running jobs, workers and tenants."""
 
 import sys
 import time
@@ -8,15 +8,14 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from tarn_client.paths import path_of
 
 from tarn.cli.output.tables import as_table, print_table
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession
 
 if TYPE_CHECKING:
     from rich.console import Group
-
-    from tarn.cli.connection import Client
+    from tarn_client.connection import Connection
 
 TENANTS = "/v1/admin/tenants"
 MOST_TENANTS = 20
@@ -30,41 +29,43 @@ COLUMNS = {
 
 def top(
     session: CommandSession,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often to look.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once, as is done in a pipe and with --json.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Seconds between two updates.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the state once and exit; always so in a pipe and with --json.")
+    ] = False,
 ) -> None:
-    """Watch the lake at work: journal depth, flush lag, jobs, workers and tenants. Ctrl-C ends it."""
+    """Show live activity: journal depth, flush lag, jobs, workers and tenants. Ctrl-C ends it."""
     if session.output.as_json:
-        session.output.json(_look(session.client)[0])
+        session.output.json(_read_state(session.connection)[0])
     elif once or not sys.stdout.isatty():
-        print_table(_shown(*_look(session.client)))
+        print_table(_render(*_read_state(session.connection)))
     else:
-        _watch(session.client, every)
+        _watch(session.connection, every)
 
 
-def _watch(client: "Client", every: float) -> None:
+def _watch(connection: "Connection", every: float) -> None:
     from rich.live import Live
 
     try:
-        with Live(_shown(*_look(client)), screen=True, auto_refresh=False) as live:
+        with Live(_render(*_read_state(connection)), screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(_shown(*_look(client)), refresh=True)
+                live.update(_render(*_read_state(connection)), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def _look(client: "Client") -> tuple[dict[str, Any], datetime]:
-    """What the server says of its work and its tenants, and when, by its own clock."""
-    answer = client.request("GET", "/v1/admin/worker")
+def _read_state(connection: "Connection") -> tuple[dict[str, Any], datetime]:
+    """Return the server's workload and tenants, and the server's time."""
+    response = connection.request("GET", "/v1/admin/worker")
     tenants = [
-        {"tenant": each["name"], **client.document("GET", at(TENANTS, each["name"], "limits"))}
-        for each in client.each(TENANTS, MOST_TENANTS)
+        {"tenant": each["name"], **connection.read(path_of(TENANTS, each["name"], "limits"))}
+        for each in connection.each(TENANTS, limit=MOST_TENANTS)
     ]
-    return {**answer.json(), "tenants": tenants}, parsedate_to_datetime(answer.headers["Date"])
+    return {**response.json(), "tenants": tenants}, parsedate_to_datetime(response.headers["Date"])
 
 
-def _shown(work: dict[str, Any], now: datetime) -> "Group":
+def _render(work: dict[str, Any], now: datetime) -> "Group":
     from rich.console import Group
     from rich.text import Text
 
@@ -76,7 +77,7 @@ def _shown(work: dict[str, Any], now: datetime) -> "Group":
 
 
 def summary(work: dict[str, Any], now: datetime) -> str:
-    """All of it in one line."""
+    """Return the workload as one line."""
     waiting, queued = work["journal"], sum(each["jobs"] for each in work["jobs"] if each["state"] == "queued")
     rows = sum(each["rows"] for each in waiting)
     lag = f", the oldest for {since(waiting[0]['oldest'], now)}" if waiting else ""
@@ -108,7 +109,7 @@ def _rows(work: dict[str, Any], now: datetime) -> dict[str, list[dict[str, Any]]
 
 
 def how_far(progress: dict[str, Any] | None) -> str | None:
-    """How far a job is, where it tells."""
+    """Return a job's progress as text; None if it reports none."""
     if progress is None:
         return None
     total = "" if progress["total"] is None else f" of {progress['total']:,}"
@@ -116,7 +117,7 @@ def how_far(progress: dict[str, Any] | None) -> str | None:
 
 
 def since(moment: str | None, now: datetime) -> str:
-    """How long ago something was, in words that stay short."""
+    """Return the time since a moment as short text."""
     if moment is None:
         return "-"
     seconds = max(0, round((now - datetime.fromisoformat(moment)).total_seconds()))

@@ -1,50 +1,50 @@
-"""Webhooks: where tenants' events are sent."""
+"""Webhook commands: show, set and remove the URL that a tenant's events are sent to."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from tarn_client.paths import path_of
 
 from tarn.cli.failures import Misuse
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession, Yes, client_command
 
-app = typer.Typer(no_args_is_help=True, help="Webhooks: where tenants' events are sent.")
+app = typer.Typer(no_args_is_help=True, help="Show, set and remove the URL that a tenant's events are sent to.")
 
 Tenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's name.")]
 
 
-def place(tenant: str) -> str:
-    return at("/v1/admin/tenants", tenant, "webhooks")
+def webhook_path(tenant: str) -> str:
+    return path_of("/v1/admin/tenants", tenant, "webhooks")
 
 
 @client_command(app, "show")
 def show(session: CommandSession, tenant: Tenant) -> None:
-    """Show a tenant's webhook and how its deliveries go."""
-    session.output.record(session.client.document("GET", place(tenant)))
+    """Show a tenant's webhook and the state of its deliveries."""
+    session.output.record(session.connection.read(webhook_path(tenant)))
 
 
 @client_command(app, "set")
 def set_webhook(
     session: CommandSession,
     tenant: Tenant,
-    address: Annotated[str, typer.Argument(metavar="URL", help="Where events are sent.")],
+    address: Annotated[str, typer.Argument(metavar="URL", help="URL that events are sent to.")],
     secret_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             allow_dash=True,
             help="A file with the secret that deliveries are signed with, - for standard input. "
-            "Needed the first time; without it the one that is there stays.",
+            "Required for a new webhook; without it, the current secret is kept.",
         ),
     ] = None,
-    kind: Annotated[list[str] | None, typer.Option("--kind", help="Only these kinds; repeatable.")] = None,
+    kind: Annotated[list[str] | None, typer.Option("--kind", help="Only events of these kinds; repeatable.")] = None,
     dataset: Annotated[
         list[str] | None,
         typer.Option("--dataset", help="Only these datasets, with * for any run of characters; repeatable."),
     ] = None,
 ) -> None:
-    """Send a tenant's events to a URL, from now on; one that was given up is tried again.
+    """Send a tenant's events to a URL; a webhook that was disabled after failures is enabled again.
 
     Example: openssl rand -hex 32 | tarn webhooks set alice https://alice.example.org/tarn --secret-file -
     """
@@ -53,14 +53,14 @@ def set_webhook(
         new["datasets"] = dataset
     if secret_file is not None:
         new["secret"] = _secret(secret_file)
-    session.output.record(session.client.document("PUT", place(tenant), new))
+    session.output.record(session.connection.write("PUT", webhook_path(tenant), new))
 
 
 @client_command(app, "remove")
 def remove(session: CommandSession, tenant: Tenant, yes: Yes = False) -> None:
-    """Send a tenant nothing any more."""
+    """Remove a tenant's webhook."""
     session.confirm(f"Remove the webhook of {tenant}?", yes)
-    session.client.request("DELETE", place(tenant))
+    session.connection.write("DELETE", webhook_path(tenant))
     session.output.note(f"the webhook of {tenant} is removed")
 
 

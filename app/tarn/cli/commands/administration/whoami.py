@@ -1,11 +1,11 @@
-"""Who the server takes the caller for."""
+"""`tarn whoami`: the caller's tenant, key, grants and limits."""
 
 from tarn.cli.session import CommandSession
 
 
 def whoami(session: CommandSession) -> None:
     """Show the tenant, key, grants and limits that you have."""
-    me = session.client.document("GET", "/v1/whoami")
+    me = session.connection.read("/v1/whoami")
     if session.output.as_json:
         session.output.json(me)
     else:

@@ -1,20 +1,22 @@
-"""The queue: what the worker, or another tenant, is asked to do."""
+"""Queue commands: add, list, take and acknowledge queue items."""
 
 import json
 import sys
 from typing import Annotated, Any, Literal
 
 import typer
+from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.commands.datasets.entities import Dataset
 from tarn.cli.failures import Misuse
 from tarn.cli.input.files import STDIN
 from tarn.cli.options import Origin
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession, client_command
 
-app = typer.Typer(no_args_is_help=True, help="The queue: what the worker, or another tenant, is asked to do.")
+app = typer.Typer(
+    no_args_is_help=True, help="Add, list, take and acknowledge queue items, for the worker or for another tenant."
+)
 
 ItemId = Annotated[str, typer.Argument(metavar="ID", help="The item's id.")]
 
@@ -23,21 +25,25 @@ ItemId = Annotated[str, typer.Argument(metavar="ID", help="The item's id.")]
 def add(
     session: CommandSession,
     dataset: Dataset,
-    action: Annotated[Literal["upsert", "delete"], typer.Argument(help="What to do.")],
-    resource: Annotated[Literal["entity", "file"], typer.Argument(help="With what.")],
-    payload: Annotated[str, typer.Argument(metavar="JSON", help="Which one, as JSON; - reads standard input.")],
-    to: Annotated[str | None, typer.Option(help="The tenant that is to take it; else the worker does it.")] = None,
+    action: Annotated[Literal["upsert", "delete"], typer.Argument(help="Action.")],
+    resource: Annotated[Literal["entity", "file"], typer.Argument(help="Resource that the action applies to.")],
+    payload: Annotated[
+        str, typer.Argument(metavar="JSON", help="The entity or file, as JSON; - reads standard input.")
+    ],
+    to: Annotated[str | None, typer.Option(help="Tenant that processes the item; default: the worker.")] = None,
     origin: Origin = None,
-    shared: Annotated[bool, typer.Option("--shared", help="All who may read the dataset may read it.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id alone.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Let every tenant that may read the dataset read the item.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the id.")] = False,
 ) -> None:
-    """Ask for something to be done.
+    """Add an item to the queue.
 
     Example: tarn queue add donations delete entity '{"id": "jane"}'
     """
     item = {"action": action.upper(), "resource": resource, "payload": _parsed(payload), "shared": shared}
     item |= {name: value for name, value in (("to", to), ("origin", origin)) if value is not None}
-    added = session.client.document("POST", at(BASE, dataset, "queue"), item)
+    added = session.connection.write("POST", path_of(BASE, dataset, "queue"), item)
     if quiet:
         typer.echo(added["id"])
     else:
@@ -48,37 +54,39 @@ def add(
 def list_items(
     session: CommandSession,
     dataset: Dataset,
-    sender: Annotated[str | None, typer.Option("--from", help="Who sent it: those that you may read.")] = None,
-    state: Annotated[Literal["pending", "done", "dead"] | None, typer.Option(help="What became of them.")] = None,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="Those that were accepted after this one.")] = None,
+    sender: Annotated[str | None, typer.Option("--from", help="Only items of this tenant.")] = None,
+    state: Annotated[Literal["pending", "done", "dead"] | None, typer.Option(help="Only items in this state.")] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="Only items added after this one.")] = None,
 ) -> None:
-    """List items that you sent or are to take, oldest first; with --from, all of a tenant's that you may read."""
+    """List items that you sent or that are addressed to you, oldest first; with --from, those of one tenant."""
     params: dict[str, Any] = {"from": sender, "state": state, "after": after}
-    items = session.client.each(at(BASE, dataset, "queue"), **params)
+    items = session.connection.each(path_of(BASE, dataset, "queue"), params)
     session.output.table(items, "id", "tenant", "to", "action", "resource", "state", "attempts", "created")
 
 
 @client_command(app, "show")
 def show(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
-    """Show an item, and what became of it."""
-    session.output.record(session.client.document("GET", at(BASE, dataset, "queue", item)))
+    """Show an item and its state."""
+    session.output.record(session.connection.read(path_of(BASE, dataset, "queue", item)))
 
 
 @client_command(app, "pop")
 def pop(
     session: CommandSession,
     dataset: Dataset,
-    lease: Annotated[float, typer.Option(metavar="SECONDS", help="For how long it is yours.")] = 60,
+    lease: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds until it returns to the queue unless acknowledged.")
+    ] = 60,
 ) -> None:
     """Take the oldest item that is addressed to you; exits with 1 if there is none.
 
     Example: tarn queue pop donations --lease 600 --json > item.json
     """
-    answer = session.client.request("POST", at(BASE, dataset, "queue", "pop"), {"lease": lease})
-    if answer.status_code == 204:
-        session.output.note("there is nothing to be taken")
+    item = session.connection.write("POST", path_of(BASE, dataset, "queue", "pop"), {"lease": lease})
+    if not item:
+        session.output.note("there is no item to take")
         raise typer.Exit(1)
-    session.output.record(answer.json())
+    session.output.record(item)
 
 
 @client_command(app, "ack")
@@ -86,24 +94,24 @@ def ack(
     session: CommandSession,
     dataset: Dataset,
     item: ItemId,
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="What you got when you took it.")],
-    error: Annotated[str | None, typer.Option(help="Why it could not be done: it is tried again later.")] = None,
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token returned by `tarn queue pop`.")],
+    error: Annotated[str | None, typer.Option(help="Why it failed; it is retried later.")] = None,
 ) -> None:
-    """Say that an item that you took is done, or why it is not."""
-    said = {"token": token} | ({} if error is None else {"error": error})
-    session.output.record(session.client.document("POST", at(BASE, dataset, "queue", item, "ack"), said))
+    """Acknowledge an item that you took as done, or report with --error why it failed."""
+    body = {"token": token} | ({} if error is None else {"error": error})
+    session.output.record(session.connection.write("POST", path_of(BASE, dataset, "queue", item, "ack"), body))
 
 
 @client_command(app, "retry")
 def retry(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
-    """Let an item be tried again that is dead."""
-    session.output.record(session.client.document("POST", at(BASE, dataset, "queue", item, "retry")))
+    """Retry a dead item."""
+    session.output.record(session.connection.write("POST", path_of(BASE, dataset, "queue", item, "retry")))
 
 
 @client_command(app, "delete")
 def delete(session: CommandSession, dataset: Dataset, item: ItemId) -> None:
-    """Take an item out of the queue; what it has done stays."""
-    session.client.request("DELETE", at(BASE, dataset, "queue", item))
+    """Delete an item from the queue; its effects stay."""
+    session.connection.write("DELETE", path_of(BASE, dataset, "queue", item))
     session.output.note(f"the item {item} is deleted")
 
 

@@ -1,39 +1,44 @@
-"""Tags: what was done when, to tell whether something derived is still fresh."""
+"""Tag commands: timestamps that show whether derived data is up to date."""
 
 import json
 from typing import Annotated, Any
 
 import typer
+from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.commands.datasets.entities import Dataset
 from tarn.cli.failures import Misuse
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession, client_command
 
-app = typer.Typer(no_args_is_help=True, help="Tags: what was done when. Yours alone, but for the lake's own.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, get, set and compare tags: timestamps of processing steps, your own and those of the lake.",
+)
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Names joined by slashes; the lake's own begin lakehouse/.")]
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help="Names joined by slashes; the lake's tags begin with lakehouse/.")
+]
 
 
 @client_command(app, "list")
 def list_tags(
     session: CommandSession,
     dataset: Dataset,
-    prefix: Annotated[str, typer.Option(help="What keys begin with; lakehouse/ lists the lake's own.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only keys with this prefix; lakehouse/ for the lake's tags.")] = "",
 ) -> None:
     """List your tags on a dataset.
 
     Example: tarn tags list donations --prefix lakehouse/
     """
-    tags = session.client.each(at(BASE, dataset, "tags"), prefix=prefix or None)
+    tags = session.connection.each(path_of(BASE, dataset, "tags"), {"prefix": prefix or None})
     session.output.table(tags, "key", "at", "value")
 
 
 @client_command(app, "get")
 def get(session: CommandSession, dataset: Dataset, tag: Key) -> None:
     """Show a tag."""
-    session.output.record(session.client.document("GET", at(BASE, dataset, "tag"), params={"key": tag}))
+    session.output.record(session.connection.read(path_of(BASE, dataset, "tag"), params={"key": tag}))
 
 
 @client_command(app, "set")
@@ -42,24 +47,27 @@ def set_tag(
     dataset: Dataset,
     tag: Key,
     moment: Annotated[
-        str | None, typer.Option("--at", metavar="MOMENT", help="2030-01-31T12:00:00Z; now if it is left out.")
+        str | None,
+        typer.Option("--at", metavar="MOMENT", help="Timestamp, such as 2030-01-31T12:00:00Z; default: now."),
     ] = None,
-    value: Annotated[str | None, typer.Option(metavar="JSON", help="What to keep with it.")] = None,
+    value: Annotated[str | None, typer.Option(metavar="JSON", help="Value stored with the tag.")] = None,
 ) -> None:
     """Set a tag, to now unless a moment is given.
 
     Example: tarn tags set donations crawl/last_run --value '{"pages": 12}'
     """
-    said = {} if moment is None else {"at": moment}
+    body: dict[str, Any] = {} if moment is None else {"at": moment}
     if value is not None:
-        said["value"] = _parsed(value)
-    session.output.record(session.client.document("PUT", at(BASE, dataset, "tag"), said or None, params={"key": tag}))
+        body["value"] = _parsed(value)
+    session.output.record(
+        session.connection.write("PUT", path_of(BASE, dataset, "tag"), body or None, params={"key": tag})
+    )
 
 
 @client_command(app, "delete")
 def delete(session: CommandSession, dataset: Dataset, tag: Key) -> None:
     """Delete a tag."""
-    session.client.request("DELETE", at(BASE, dataset, "tag"), params={"key": tag})
+    session.connection.write("DELETE", path_of(BASE, dataset, "tag"), params={"key": tag})
     session.output.note(f"the tag {tag} is deleted")
 
 
@@ -70,14 +78,14 @@ def is_latest(
     tag: Key,
     dep: Annotated[list[str], typer.Argument(metavar="KEY…", help="Tags that it must be newer than.")],
 ) -> None:
-    """Tell whether a tag is newer than others; exits with 1 if it is not.
+    """Check whether a tag is newer than others; exits with 1 if it is not.
 
     Example: tarn tags is-latest donations mine/index lakehouse/statements/last_updated
     """
-    path = at(BASE, dataset, "tag", "is_latest")
-    found = session.client.document("GET", path, params={"key": tag, "dep": dep})
-    session.output.record(found)
-    if not found["latest"]:
+    path = path_of(BASE, dataset, "tag", "is_latest")
+    result = session.connection.read(path, params={"key": tag, "dep": dep})
+    session.output.record(result)
+    if not result["latest"]:
         raise typer.Exit(1)
 
 

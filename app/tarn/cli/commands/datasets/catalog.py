@@ -1,4 +1,4 @@
-"""The catalog: what the lake says of itself, and the datasets in it."""
+"""`tarn catalog`: show the lake's metadata and datasets, and update the metadata."""
 
 import typer
 from typer.core import TyperGroup
@@ -11,7 +11,7 @@ PATH = "/v1/catalog"
 
 
 class ShowByDefault(TyperGroup):
-    """`tarn catalog` is `tarn catalog show`, also with its options."""
+    """Command group that runs `show`, with its options, when no subcommand is given."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # Typer's context is a class of its own, and what is passed
         asks_for_help = args[:1] == ["--help"]
@@ -19,13 +19,13 @@ class ShowByDefault(TyperGroup):
         return super().parse_args(ctx, args if named or asks_for_help else ["show", *args])
 
 
-app = typer.Typer(cls=ShowByDefault, help="The catalog: what the lake says of itself, and the datasets in it.")
+app = typer.Typer(cls=ShowByDefault, help="Show the lake's metadata and its datasets, or update the metadata.")
 
 
 @client_command(app, "show")
 def show(session: CommandSession) -> None:
-    """Show the catalog of the datasets you may read. This is what `tarn catalog` does."""
-    catalog = session.client.document("GET", PATH)
+    """Show the lake's metadata and the datasets you may read. The default of `tarn catalog`."""
+    catalog = session.connection.read(PATH)
     if session.output.as_json:
         session.output.json(catalog)
         return
@@ -45,12 +45,12 @@ def update(
     file: File = None,
     assignments: Assignments = None,
 ) -> None:
-    """Change what the lake says of itself; fields left out stay as they are.
+    """Update the lake's metadata; fields left out are unchanged.
 
     Example: tarn catalog update --title 'Our lake' --set publisher.name=Us
     """
     metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
     if not metadata:
         raise Misuse("there is nothing to change: give --title, --summary, --description, --set or --file")
-    current = session.client.document("GET", PATH) if metadata.extends else None
-    session.output.record(session.client.document("PATCH", PATH, metadata.body(current)))
+    current = session.connection.read(PATH) if metadata.extends else None
+    session.output.record(session.connection.write("PATCH", PATH, metadata.body(current)))

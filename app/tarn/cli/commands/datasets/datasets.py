@@ -1,21 +1,22 @@
-"""Datasets: made, described, deleted."""
+"""`tarn datasets`: create, show, update and delete datasets."""
 
-import math
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from tarn_client.errors import Problem
+from tarn_client.jobs import wait_for_job
+from tarn_client.paths import path_of
 
-from tarn.cli.commands.coordination.jobs import awaited, outcome
+from tarn.cli.commands.coordination.jobs import outcome
 from tarn.cli.commands.datasets.metadata import Assignments, Description, File, Summary, Title, read_metadata
 from tarn.cli.completion import dataset_names
-from tarn.cli.failures import Misuse, ProblemAnswered
+from tarn.cli.failures import Misuse
 from tarn.cli.options import IfMatch, conditions
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession, Yes, client_command
 
 BASE = "/v1/datasets"
-app = typer.Typer(no_args_is_help=True, help="Datasets: made, described, deleted.")
+app = typer.Typer(no_args_is_help=True, help="Create, show, update and delete datasets.")
 
 Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name.", autocompletion=dataset_names)]
 
@@ -23,7 +24,7 @@ Dataset = Annotated[str, typer.Argument(metavar="NAME", help="The dataset's name
 @client_command(app, "list")
 def list_datasets(session: CommandSession) -> None:
     """List the datasets you may read."""
-    session.output.table(session.client.each(BASE), "name", "title", "created")
+    session.output.table(session.connection.each(BASE), "name", "title", "created")
 
 
 @client_command(app, "create")
@@ -36,22 +37,22 @@ def create(
     file: File = None,
     assignments: Assignments = None,
 ) -> None:
-    """Make a dataset.
+    """Create a dataset.
 
     Example: tarn datasets create donations --title Donations --set publisher.name=Parliament
     """
     metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
-    session.output.record(session.client.document("POST", BASE, metadata.body() | {"name": name}))
+    session.output.record(session.connection.write("POST", BASE, metadata.body() | {"name": name}))
 
 
 @client_command(app, "show")
 def show(
     session: CommandSession,
     name: Dataset,
-    etag: Annotated[bool, typer.Option("--etag", help="Print the entity tag alone, for --if-match.")] = False,
+    etag: Annotated[bool, typer.Option("--etag", help="Print only the entity tag, for --if-match.")] = False,
 ) -> None:
     """Show a dataset's configuration."""
-    config, tag = session.client.tagged(at(BASE, name))
+    config, tag = _read_with_etag(session, path_of(BASE, name))
     if etag:
         typer.echo(tag)
     else:
@@ -69,7 +70,7 @@ def update(
     assignments: Assignments = None,
     if_match: IfMatch = None,
 ) -> None:
-    """Change a dataset's configuration; fields left out stay as they are, null goes back to the default.
+    """Update a dataset's configuration; fields left out are unchanged, null restores the default.
 
     Example: tarn datasets update donations --set policy.retention.days=30 --set summary=null
 
@@ -78,13 +79,13 @@ def update(
     metadata = read_metadata(file, assignments, title=title, summary=summary, description=description)
     if not metadata:
         raise Misuse("there is nothing to change: give --title, --summary, --description, --set or --file")
-    path, current = at(BASE, name), None
+    path, current = path_of(BASE, name), None
     if metadata.extends:
-        # The API replaces a field as a whole; the tag makes sure that it is still what we extend.
-        current, tag = session.client.tagged(path)
+        # The API replaces whole fields; the tag ensures that the field has not changed since it was read.
+        current, tag = _read_with_etag(session, path)
         if_match = if_match or tag
     headers = conditions(if_match)
-    session.output.record(session.client.document("PATCH", path, metadata.body(current), headers=headers))
+    session.output.record(session.connection.write("PATCH", path, metadata.body(current), headers=headers))
 
 
 @client_command(app, "delete")
@@ -92,23 +93,23 @@ def delete(
     session: CommandSession,
     name: Dataset,
     yes: Yes = False,
-    wait: Annotated[bool, typer.Option(help="Wait until its files are removed and its name is free.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until its files are deleted and its name can be reused.")] = True,
 ) -> None:
-    """Delete a dataset and everything in it. It is hidden at once; a job removes its files."""
+    """Delete a dataset and everything in it. It is hidden immediately; a job deletes its files."""
     session.confirm(f"Delete the dataset {name} and everything in it?", yes)
-    job = session.client.document("DELETE", at(BASE, name), params={"confirm": name})
+    job = session.connection.write("DELETE", path_of(BASE, name), params={"confirm": name})
     if wait:
         session.output.note(f"waiting for the job {job['id']}")
-        job = awaited(session.client, job["id"], math.inf)
+        job = wait_for_job(session.connection, job["id"])
         if job["problem"] is not None:
-            raise ProblemAnswered(job["problem"])
+            raise Problem(job["problem"])
     outcome(session, job)
 
 
 @client_command(app, "versions")
 def versions(session: CommandSession, name: Dataset) -> None:
     """List former versions of a dataset's documents, newest first."""
-    session.output.table(session.client.each(at(BASE, name, "versions")), "timestamp", "name", "size")
+    session.output.table(session.connection.each(path_of(BASE, name, "versions")), "timestamp", "name", "size")
 
 
 @client_command(app, "version")
@@ -118,9 +119,14 @@ def version(
     timestamp: Annotated[str, typer.Argument(metavar="TIMESTAMP", help="As `tarn datasets versions` shows it.")],
     file: Annotated[str, typer.Argument(metavar="FILE", help="The document's name, such as config.yml.")],
 ) -> None:
-    """Print a former version of a document, as it was.
+    """Print a former version of a document, unchanged.
 
     Example: tarn datasets version donations 20300131T120000.000000Z config.yml
     """
     sys.stdout.flush()
-    sys.stdout.buffer.write(session.client.request("GET", at(BASE, name, "versions", timestamp, file)).content)
+    sys.stdout.buffer.write(session.connection.request("GET", path_of(BASE, name, "versions", timestamp, file)).content)
+
+
+def _read_with_etag(session: CommandSession, path: str) -> tuple[dict[str, Any], str]:
+    response = session.connection.request("GET", path)
+    return response.json(), response.headers.get("ETag", "*")

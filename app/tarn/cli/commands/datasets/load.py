@@ -1,29 +1,30 @@
-"""A file of FtM data into a dataset, whatever it holds."""
+"""`tarn load`: load a file of entities or statements into a dataset, detecting its format."""
 
 import json
 import os
 from typing import Annotated, Any
 
 import typer
+from tarn_client.errors import Problem
+from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.completion import dataset_names
-from tarn.cli.failures import Misuse, ProblemAnswered
-from tarn.cli.input.files import STATEMENT_TYPES, STDIN, InputFile, entity_type, opened, statement_type
+from tarn.cli.failures import Misuse
+from tarn.cli.input.files import STATEMENT_TYPES, STDIN, InputFile, entity_type, open_input, statement_type
 from tarn.cli.input.upload import load as send
 from tarn.cli.options import Commit, OnError, Origin, Quiet, Strict, Values
-from tarn.cli.paths import at as path_of
 from tarn.cli.session import CommandSession
 
 COLUMNS = frozenset({"csv", "pack", "parquet", "arrow", "arrows"})
-"""Names of files that hold statements only."""
+"""File extensions of formats that contain statements only."""
 
 
 def load(
     session: CommandSession,
     file: Annotated[
         str,
-        typer.Argument(metavar="[FILE]", help="Entities or statements, also with gzip or zstd; - is standard input."),
+        typer.Argument(metavar="[FILE]", help="Entities or statements, optionally gzip or zstd; - is standard input."),
     ] = STDIN,
     dataset: Annotated[
         str | None,
@@ -31,11 +32,11 @@ def load(
             "--dataset",
             "-d",
             metavar="DATASET",
-            help="Where to; else the dataset that the file is named for.",
+            help="Target dataset; default: the file name up to its first dot.",
             autocompletion=dataset_names,
         ),
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the dataset if there is none.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create the dataset if it does not exist.")] = False,
     origin: Origin = None,
     on_error: OnError = "abort",
     values: Values = "as_is",
@@ -43,9 +44,9 @@ def load(
     commit: Commit = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Load a file as FtM's tools write them: entities, changes or statements. All of it is taken, or nothing.
+    """Load a file written by FtM tools: entities, changes or statements. All of it is stored, or nothing.
 
-    Values are stored as they are, since FtM's tools have cleaned them; --values clean cleans them again.
+    Values are stored unchanged, since FtM tools have cleaned them; --values clean cleans them again.
 
     Example: tarn load donations.ftm.json --create
 
@@ -53,7 +54,7 @@ def load(
     """
     name = dataset or _named_for(file)
     params = {"origin": origin, "on_error": on_error, "values": values, "strict": strict, "commit": commit}
-    with opened(file) as source:
+    with open_input(file) as source:
         records, kind = _content(source)
         if create:
             _create(session, name)
@@ -62,14 +63,14 @@ def load(
 
 
 def _named_for(file: str) -> str:
-    """`donations` for `…/donations.ftm.json.gz`."""
+    """Return the dataset name for a file: `donations` for `…/donations.ftm.json.gz`."""
     if file == STDIN:
-        raise Misuse("standard input has no name that says where to: give --dataset")
+        raise Misuse("the dataset cannot be derived from standard input: give --dataset")
     return os.path.basename(file).partition(".")[0]
 
 
 def _content(source: InputFile) -> tuple[str, str]:
-    """Whether these are entities or statements, and their media type. Raises Misuse if nothing tells."""
+    """Return `entities` or `statements`, and the media type. Raises Misuse if they cannot be detected."""
     if source.suffix.removeprefix(".") in COLUMNS:
         return "statements", STATEMENT_TYPES[source.suffix.removeprefix(".")]
     begin = source.beginning()
@@ -80,7 +81,7 @@ def _content(source: InputFile) -> tuple[str, str]:
 
 
 def _first(begin: bytes) -> dict[str, Any]:
-    """The first record of JSON, if the beginning holds all of it."""
+    """Return the first JSON record, or an empty one if the first bytes do not contain all of it."""
     text = begin.decode(errors="replace").lstrip("[ \r\n\t")
     try:
         first, _ = json.JSONDecoder().raw_decode(text)
@@ -91,7 +92,7 @@ def _first(begin: bytes) -> dict[str, Any]:
 
 def _create(session: CommandSession, name: str) -> None:
     try:
-        session.client.document("POST", BASE, {"name": name})
-    except ProblemAnswered as problem:
+        session.connection.write("POST", BASE, {"name": name})
+    except Problem as problem:
         if problem.slug != "already-exists":
             raise

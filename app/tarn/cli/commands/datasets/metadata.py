@@ -1,4 +1,4 @@
-"""Metadata from the command line: a file, `--set` assignments and options of their own, later ones winning."""
+"""Metadata options: fields of a file, overridden by `--set` assignments, overridden by dedicated options."""
 
 import copy
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ import typer
 from tarn.cli.failures import Misuse
 
 SERVERS_OWN = frozenset({"name", "id", "created"})
-"""What stands in a dataset's document and is not for a caller to set there."""
+"""Fields of a dataset's document that only the server sets."""
 
-Title = Annotated[str | None, typer.Option(help="What people call it.")]
-Summary = Annotated[str | None, typer.Option(help="What it is, in a sentence.")]
-Description = Annotated[str | None, typer.Option(help="What it is, at length.")]
+Title = Annotated[str | None, typer.Option(help="Display title.")]
+Summary = Annotated[str | None, typer.Option(help="Description in one sentence.")]
+Description = Annotated[str | None, typer.Option(help="Full description.")]
 File = Annotated[
     typer.FileText | None,
     typer.Option(
         "--file",
         metavar="FILE",
         encoding="utf-8",
-        help="Fields from YAML or JSON, - for standard input. What the server alone sets (name, id, created) is "
-        "passed over, so that a document it gave out can be sent back.",
+        help="Fields from YAML or JSON, - for standard input. Fields that only the server sets (name, id, created) "
+        "are ignored, so that a document from the server can be sent back.",
     ),
 ]
 Assignments = Annotated[
@@ -30,7 +30,7 @@ Assignments = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Set any field; may be given often. The value is read as JSON or YAML, empty is null, and dots lead into "
+        help="Set any field; repeatable. The value is parsed as JSON or YAML, an empty value is null, and dots address "
         "nested fields: --set publisher.name=Parliament --set 'tags=\\[money, power]'",
     ),
 ]
@@ -38,7 +38,7 @@ Assignments = Annotated[
 
 @dataclass(frozen=True)
 class Metadata:
-    """Fields to send: whole ones, and assignments that reach into nested ones."""
+    """Fields to send: complete ones, and assignments to nested ones."""
 
     fields: dict[str, Any]
     assignments: list[tuple[list[str], Any]]
@@ -48,11 +48,11 @@ class Metadata:
 
     @property
     def extends(self) -> set[str]:
-        """Fields of which only a part is given: what else they hold must be known to send them."""
+        """Names of fields given only in part: their current value is needed to send them."""
         return {path[0] for path, _ in self.assignments if len(path) > 1} - self.fields.keys()
 
     def body(self, current: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What to send. A field that is given in part keeps the rest of what it holds currently."""
+        """Return the request body. A field given in part keeps the rest of its current value."""
         extended = {field: (current or {}).get(field) or {} for field in self.extends}
         body: dict[str, Any] = copy.deepcopy(extended | self.fields)
         for path, value in self.assignments:
@@ -61,7 +61,7 @@ class Metadata:
 
 
 def read_metadata(file: typer.FileText | None, assignments: Iterable[str] | None, **options: str | None) -> Metadata:
-    """What the command line says. Raises Misuse where it cannot be understood."""
+    """Return the metadata of the command line. Raises Misuse if it cannot be parsed."""
     parsed = [_assignment(text) for text in assignments or ()]
     parsed += [([field], value) for field, value in options.items() if value is not None]
     return Metadata({} if file is None else _fields(file), parsed)
@@ -73,7 +73,7 @@ def _fields(file: typer.FileText) -> dict[str, Any]:
     except ValueError as error:
         raise Misuse(f"{file.name} cannot be read: {error}") from None
     if not isinstance(fields, dict) or not all(isinstance(field, str) for field in fields):
-        raise Misuse(f"{file.name} must hold fields and their values")
+        raise Misuse(f"{file.name} must contain an object of fields and values")
     return {field: value for field, value in fields.items() if field not in SERVERS_OWN}
 
 
@@ -98,6 +98,6 @@ def _assign(body: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _plain(text: str) -> Any:
-    from tarn.cli.input.yaml_reader import parse  # late: only who sets something needs YAML
+    from tarn.cli.input.yaml_reader import parse  # late import: only commands that set something need YAML
 
     return parse(text)

@@ -1,15 +1,18 @@
-"""Refs: names for snapshots, which then stay readable."""
+"""`tarn refs`: list, set, show and delete names of snapshots."""
 
 from typing import Annotated
 
 import typer
+from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.commands.datasets.entities import Dataset
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession, client_command
 
-app = typer.Typer(no_args_is_help=True, help="Refs: names for snapshots, which are kept for them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, set, show and delete refs: names of snapshots, which do not expire while they have one.",
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The ref's name.")]
 
@@ -17,7 +20,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The ref's name.")]
 @client_command(app, "list")
 def list_refs(session: CommandSession, dataset: Dataset) -> None:
     """List a dataset's refs."""
-    refs = session.client.each(at(BASE, dataset, "refs"))
+    refs = session.connection.each(path_of(BASE, dataset, "refs"))
     session.output.table(refs, "name", "seq", "snapshot", "tenant", "updated")
 
 
@@ -26,23 +29,23 @@ def set_ref(
     session: CommandSession,
     dataset: Dataset,
     name: Name,
-    snapshot: Annotated[str, typer.Argument(metavar="[SNAPSHOT]", help="Its id or number.")] = "latest",
+    snapshot: Annotated[str, typer.Argument(metavar="[SNAPSHOT]", help="The snapshot's id or number.")] = "latest",
 ) -> None:
-    """Name a snapshot, the latest unless another is given; a ref that is there already is moved.
+    """Set a ref to a snapshot, by default the latest; an existing ref is moved.
 
     Example: tarn refs set donations published 12
     """
-    session.output.record(session.client.document("PUT", at(BASE, dataset, "refs", name), {"snapshot": snapshot}))
+    session.output.record(session.connection.write("PUT", path_of(BASE, dataset, "refs", name), {"snapshot": snapshot}))
 
 
 @client_command(app, "show")
 def show(session: CommandSession, dataset: Dataset, name: Name) -> None:
     """Show a ref."""
-    session.output.record(session.client.document("GET", at(BASE, dataset, "refs", name)))
+    session.output.record(session.connection.read(path_of(BASE, dataset, "refs", name)))
 
 
 @client_command(app, "delete")
 def delete(session: CommandSession, dataset: Dataset, name: Name) -> None:
-    """Delete a ref. The snapshot is then kept only as long as the dataset's policy says."""
-    session.client.request("DELETE", at(BASE, dataset, "refs", name))
+    """Delete a ref. The snapshot then expires by the dataset's retention policy."""
+    session.connection.write("DELETE", path_of(BASE, dataset, "refs", name))
     session.output.note(f"the ref {name} is deleted")

@@ -1,15 +1,15 @@
-"""Snapshots: a dataset's log, and what is in one of them."""
+"""`tarn log` and `tarn snapshot`: list a dataset's snapshots, and show one."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
+from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE, Dataset
-from tarn.cli.paths import at
 from tarn.cli.session import CommandSession, client_command
 
-app = typer.Typer(no_args_is_help=True, help="Snapshots: what a dataset was at one moment.")
+app = typer.Typer(no_args_is_help=True, help="Show a snapshot of a dataset.")
 
 COLUMNS = ("seq", "id", "created", "operation", "added", "seen", "ended", "live", "message")
 
@@ -19,35 +19,35 @@ Snapshot = Annotated[str, typer.Argument(metavar="ID", help="The snapshot's id o
 def log(
     session: CommandSession,
     name: Dataset,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many snapshots.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of snapshots.")] = 100,
 ) -> None:
     """List a dataset's snapshots, newest first.
 
     Example: tarn log donations --limit 10
     """
-    entries = session.client.each(at(BASE, name, "snapshots"), limit)
+    entries = session.connection.each(path_of(BASE, name, "snapshots"), limit=limit)
     session.output.table(entries if session.output.as_json else map(_line, entries), *COLUMNS)
 
 
 @client_command(app, "show")
 def show(session: CommandSession, name: Dataset, snapshot: Snapshot = "latest") -> None:
-    """Show a snapshot, or the latest: its manifest as JSON, or what people want to know of it.
+    """Show a snapshot, by default the latest: its manifest with --json, otherwise a summary.
 
     Example: tarn snapshot show donations 12 --json
     """
-    manifest = session.client.document("GET", at(BASE, name, "snapshots", snapshot))
+    manifest = session.connection.read(path_of(BASE, name, "snapshots", snapshot))
     session.output.record(manifest if session.output.as_json else dict(_summary(manifest)))
 
 
 def _line(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of the log with its counts side by side; one that cannot be read says why."""
+    """Return an entry of the log with its counts as columns, or with the problem if it cannot be read."""
     if "problem" in entry:
         return {"seq": entry["seq"], "id": entry["id"], "message": entry["problem"]["detail"]}
     return {**entry, **entry["rows"]}
 
 
 def _summary(manifest: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """A manifest with the number of its batches and files for the lists of them."""
+    """Yield a manifest's fields, with counts instead of the lists of batches and files."""
     for field, value in manifest.items():
         if field in ("statements", "translog"):
             counts = {part: len(value[part]) for part in ("files", "added", "removed")}

@@ -1,19 +1,22 @@
-"""Statements: loaded, asked for, deleted."""
+"""`tarn statements`: load, get, query and delete statements."""
 
 import os
 from typing import Annotated, Any, Literal
 
 import typer
+from tarn_client.ndjson import NDJSON
+from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE
 from tarn.cli.commands.datasets.entities import Dataset
-from tarn.cli.input.files import STATEMENT_TYPES, opened, statement_type
+from tarn.cli.input.files import STATEMENT_TYPES, open_input, statement_type
 from tarn.cli.input.upload import load as send
 from tarn.cli.options import (
     At,
     Commit,
     Fresh,
     Ids,
+    InputPath,
     OneOrigin,
     OnError,
     Origin,
@@ -22,18 +25,16 @@ from tarn.cli.options import (
     Quiet,
     Schema,
     Schemata,
-    Source,
     Values,
 )
-from tarn.cli.output.streams import NDJSON, print_bytes, print_records
-from tarn.cli.paths import at as path_of
+from tarn.cli.output.streams import print_bytes, print_records
 from tarn.cli.session import CommandSession, client_command
 
-app = typer.Typer(no_args_is_help=True, help="Statements: loaded, asked for, deleted.")
+app = typer.Typer(no_args_is_help=True, help="Load, get, query and delete statements.")
 
 Form = Annotated[
     Literal["ndjson", "csv", "parquet", "arrow"] | None,
-    typer.Option("--format", help="In which form; else by the name of the file, or NDJSON."),
+    typer.Option("--format", help="Output format; default: by the file's extension, or NDJSON."),
 ]
 Props = Annotated[list[str] | None, typer.Option("--prop", help="Properties; repeatable.")]
 
@@ -42,28 +43,29 @@ Props = Annotated[list[str] | None, typer.Option("--prop", help="Properties; rep
 def load(
     session: CommandSession,
     dataset: Dataset,
-    file: Source,
+    file: InputPath,
     form: Annotated[
         Literal["ndjson", "csv", "pack", "parquet", "arrow"] | None,
-        typer.Option("--format", help="What it is, where neither its name nor its beginning tells."),
+        typer.Option("--format", help="Its format, if neither the file's name nor its first bytes show it."),
     ] = None,
     origin: Origin = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a statement whose own id or dataset is another one.")
+        bool,
+        typer.Option("--strict", help="Refuse a statement whose id or dataset field differs from the computed one."),
     ] = False,
     on_error: OnError = "abort",
     values: Values = None,
     commit: Commit = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Load statements as FtM writes them. They are durable when the command is done: all of them, or none.
+    """Load statements as FtM writes them: all of them or none. They are durable when the command succeeds.
 
-    Ids are computed anew under the dataset, so that statements of another one can be loaded.
+    Ids are computed for the dataset, so that statements of another dataset can be loaded.
 
     Example: tarn statements load donations statements.csv.gz --origin crawl
     """
     params = {"origin": origin, "strict": strict, "on_error": on_error, "values": values, "commit": commit}
-    with opened(file) as source:
+    with open_input(file) as source:
         kind = STATEMENT_TYPES[form] if form else statement_type(source)
         send(session, _path(dataset), source, kind, params, quiet)
 
@@ -81,7 +83,7 @@ def get(
     out: Out = "-",
     quiet: Quiet = False,
 ) -> None:
-    """Print the statements of entities: what is said of them, by whom, and when it was seen.
+    """Print the statements of entities, with origins and the times at which they were seen.
 
     Example: tarn statements get donations jane --prop name
     """
@@ -104,7 +106,7 @@ def query(
     out: Out = "-",
     quiet: Quiet = False,
 ) -> None:
-    """Print the statements that match; all of them if nothing is asked for.
+    """Print the statements that match the filters; all of them without filters.
 
     Example: tarn statements query donations --prop name --format csv
 
@@ -130,8 +132,8 @@ def delete(
     statement: Annotated[str, typer.Argument(metavar="ID", help="The statement's id.")],
     origin: OneOrigin = None,
 ) -> None:
-    """Delete a statement, of one origin or of every one. Snapshots that hold it stay as they are."""
-    session.output.record(session.client.document("DELETE", _path(dataset, statement), params={"origin": origin}))
+    """Delete a statement, of one origin or all. Existing snapshots keep it."""
+    session.output.record(session.connection.write("DELETE", _path(dataset, statement), params={"origin": origin}))
 
 
 def _path(dataset: str, *below: str) -> str:
