@@ -1,4 +1,4 @@
-"""One identity, one endpoint, for obstore, deltalake, DuckDB and other processes alike."""
+"""One identity and one endpoint for obstore, deltalake, DuckDB and other processes."""
 
 import os
 import pickle
@@ -50,7 +50,7 @@ def write(connection: Connection) -> None:
 
 
 def read(connection: Connection) -> tuple[bytes, list[int], list[tuple[int]]]:
-    """What obstore, deltalake and DuckDB each see."""
+    """Return what obstore, deltalake and DuckDB each read."""
     table = DeltaTable(connection.table_uri("ds/table"), storage_options=connection.delta_options())
     paths = [connection.file_url(f"ds/table/{path}") for path in pa.table(table.get_add_actions())["path"].to_pylist()]
     with duckdb.connect() as database:
@@ -64,19 +64,19 @@ READ_BY_ALL = (b"hello", [1, 2], [(1,), (2,)])
 
 @pytest.fixture
 def ambient(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Connection:
-    """A lake whose address and keys come from the environment alone."""
+    """Provide a lake whose endpoint and keys come from the environment alone."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     return Connection.from_settings(s3.settings(storage_options={}))
 
 
-def test_every_library_sees_the_same_lake(connection):
+def test_every_library_reads_the_same_lake(connection):
     write(connection)
     assert read(connection) == READ_BY_ALL
 
 
-def test_ambient_and_configured_identity_see_the_same_lake(s3, ambient, monkeypatch):
+def test_ambient_and_configured_identity_read_the_same_lake(s3, ambient, monkeypatch):
     write(ambient)
     assert read(ambient) == READ_BY_ALL
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -84,7 +84,7 @@ def test_ambient_and_configured_identity_see_the_same_lake(s3, ambient, monkeypa
     assert read(Connection.from_settings(s3.settings(lake_uri=ambient.uri))) == READ_BY_ALL
 
 
-def test_identity_of_a_profile_is_ambient_too(s3, tmp_path, monkeypatch):
+def test_identity_of_a_profile_is_used_as_ambient_identity(s3, tmp_path, monkeypatch):
     config = tmp_path / "config"
     config.write_text(
         f"[profile lake]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
@@ -97,7 +97,7 @@ def test_identity_of_a_profile_is_ambient_too(s3, tmp_path, monkeypatch):
     assert read(connection) == READ_BY_ALL
 
 
-def test_workload_identity_is_exchanged_for_keys_that_every_library_gets(tmp_path, monkeypatch):
+def test_workload_identity_is_exchanged_for_keys_that_every_library_uses(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("a-token-of-the-cluster")
     with moto_server() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
@@ -131,7 +131,7 @@ def test_pickled_connection_reads_the_same_lake_in_another_process(connection):
     assert in_another_process(connection) == "hello 2 2"
 
 
-def test_pickled_ambient_connection_takes_its_endpoint_along_and_no_keys(ambient):
+def test_pickled_ambient_connection_has_its_endpoint_and_no_keys(ambient):
     write(ambient)
     assert SECRET_KEY.encode() not in pickle.dumps(ambient)
     keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
@@ -139,7 +139,7 @@ def test_pickled_ambient_connection_takes_its_endpoint_along_and_no_keys(ambient
 
 
 class Recorder(ThreadingHTTPServer):
-    """Answers 404 to everything and remembers who asked."""
+    """An HTTP server that responds 404 to everything and records the credentials of requests."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str, str | None]] = set()
@@ -173,8 +173,8 @@ def recorder() -> Iterator[Recorder]:
 
 
 @pytest.fixture
-def someone_else(monkeypatch):
-    """An environment that belongs to another program."""
+def foreign_environment(monkeypatch):
+    """Set the environment variables of another program's identity."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "OTHER",
         "AWS_SECRET_ACCESS_KEY": "other-secret",
@@ -193,7 +193,9 @@ def someone_else(monkeypatch):
 
 
 @pytest.mark.parametrize(("token", "sent"), [({"aws_session_token": "ours"}, {"ours"}), ({}, {None, ""})])
-def test_configured_identity_wins_over_the_environment_in_every_library(recorder, someone_else, token, sent):
+def test_configured_identity_takes_precedence_over_the_environment_in_every_library(
+    recorder, foreign_environment, token, sent
+):
     connection = connect(
         "s3://lake/root",
         aws_endpoint=f"http://127.0.0.1:{recorder.server_port}",
@@ -220,7 +222,7 @@ def test_configured_identity_wins_over_the_environment_in_every_library(recorder
         assert {token for _, _, token in seen} <= sent
 
 
-def test_deltalake_on_a_silent_server_ends_when_the_limit_is_over(monkeypatch):
+def test_deltalake_times_out_on_a_server_that_does_not_respond(monkeypatch):
     monkeypatch.setattr(limits, "WHOLE_REQUEST", "50ms")
     monkeypatch.setattr(limits, "RETRIES", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -229,7 +231,7 @@ def test_deltalake_on_a_silent_server_ends_when_the_limit_is_over(monkeypatch):
             DeltaTable(connection.table_uri("t"), storage_options=connection.delta_options())
 
 
-def test_duckdb_gives_a_silent_server_up_within_a_minute(s3):
+def test_duckdb_times_out_within_a_minute_on_a_server_that_does_not_respond(s3):
     with duckdb.connect() as database:
         s3.connection().prepare(database)
         names = ("http_timeout", "http_retries", "http_retry_wait_ms", "http_retry_backoff")
@@ -239,9 +241,9 @@ def test_duckdb_gives_a_silent_server_up_within_a_minute(s3):
     assert 45 < (1 + retries) * timeout + waits <= 60
 
 
-def test_duckdb_never_installs_and_can_be_prepared_again_when_locked(connection, tmp_path):
+def test_duckdb_never_installs_extensions_and_can_be_prepared_again_when_locked(connection, tmp_path):
     write(connection)
-    # Not the home folder's extensions, where anybody may have installed some.
+    # Not the extensions in the home folder, where other programs may have installed some.
     with duckdb.connect(config={"extension_directory": str(tmp_path)}) as database:
         connection.prepare(database)
         database.execute("SET lock_configuration = true")
@@ -254,7 +256,7 @@ def test_duckdb_never_installs_and_can_be_prepared_again_when_locked(connection,
         assert loaded.fetchall() == []
 
 
-def test_duckdb_keys_are_for_the_bucket_only_and_do_not_show(s3):
+def test_duckdb_keys_are_for_the_bucket_only_and_are_redacted(s3):
     connection = s3.connection()
     with duckdb.connect() as database:
         connection.prepare(database)
@@ -264,13 +266,13 @@ def test_duckdb_keys_are_for_the_bucket_only_and_do_not_show(s3):
     assert SECRET_KEY not in str(secrets)
 
 
-def test_duckdb_of_another_version_than_the_extension_refuses_the_start(s3, monkeypatch):
+def test_duckdb_of_another_version_than_the_extension_stops_the_start(s3, monkeypatch):
     monkeypatch.setattr(duckdb, "__version__", "0.0.1")
     with duckdb.connect() as database, pytest.raises(StartRefused, match=r"no build for DuckDB 0\.0\.1"):
         s3.connection().prepare(database)
 
 
-def test_value_with_quotes_is_a_value(s3):
+def test_value_with_quotes_is_escaped(s3):
     connection = Connection.from_settings(s3.settings(storage_options=s3.options | {"aws_region": "x', KEY_ID 'y"}))
     with duckdb.connect() as database:
         connection.prepare(database)
@@ -280,11 +282,11 @@ def test_value_with_quotes_is_a_value(s3):
 
 
 @pytest.mark.parametrize("uri", ["{0}/lake", "file://{0}/lake", "file://localhost{0}/la%6be"])
-def test_local_path_in_any_form_is_that_folder(tmp_path, uri):
+def test_local_path_in_any_form_is_the_same_folder(tmp_path, uri):
     assert connect(uri.format(tmp_path)).folder == tmp_path / "lake"
 
 
-def test_relative_path_means_the_same_folder_wherever_it_is_used(tmp_path, monkeypatch):
+def test_relative_path_is_resolved_once_against_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     connection = connect("data/lake")
     monkeypatch.chdir("/")
@@ -326,20 +328,20 @@ AZURE = {"azure_storage_account_name": "acc", "azure_storage_account_key": "c2Vr
         ("az://b", AZURE | {"azure_storage_account_key": "!sekrit!"}, "options cannot be used"),
     ],
 )
-def test_place_or_option_that_cannot_be_used_refuses_the_start_in_one_sentence(uri, options, sentence):
+def test_unusable_uri_or_option_stops_the_start_with_one_sentence(uri, options, sentence):
     with pytest.raises(StartRefused, match=sentence) as caught:
         connect(uri, **options)
     assert "sekrit" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_profile_refuses_the_start(monkeypatch):
+def test_unknown_profile_stops_the_start(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(StartRefused, match="profile"):
         connect("s3://bucket")
 
 
-def test_secrets_do_not_show():
+def test_secrets_are_not_in_the_representation():
     connection = connect("s3://b/x/", aws_access_key_id="AKIA", aws_secret_access_key="sekrit", token="sekrit-token")
     assert repr(connection) == "Connection(uri='s3://b/x')"
     assert "sekrit" not in repr(vars(Store(connection)))
@@ -347,7 +349,7 @@ def test_secrets_do_not_show():
     assert connection.redact("<Secret>sekrit</Secret> sekrit-token") == "<Secret>***</Secret> ***"
 
 
-def test_virtual_hosts_are_one_endpoint_for_every_library():
+def test_virtual_hosts_give_every_library_the_same_endpoint():
     connection = connect(
         "s3://b",
         aws_access_key_id="k",
@@ -376,7 +378,7 @@ def test_google_and_azure_options_reach_obstore_and_deltalake_under_the_same_nam
 
 @pytest.fixture
 def google(tmp_path: Path) -> Iterator[str]:
-    """As much of Google's storage as a reader needs: objects by path, whole or in ranges, from `tmp_path`."""
+    """Serve the objects in `tmp_path` as Google's storage does for readers, whole or in ranges."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -406,7 +408,7 @@ def google(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_duckdb_reads_google_storage_through_the_very_store_that_obstore_uses(google, tmp_path):
+def test_duckdb_reads_google_storage_through_the_store_of_obstore(google, tmp_path):
     (tmp_path / "bucket/lake/ds").mkdir(parents=True)
     parquet.write_table(pa.table({"n": [1, 2]}), tmp_path / "bucket/lake/ds/file.parquet")
     connection = connect("gs://bucket/lake", google_base_url=google, google_skip_signature="true")
@@ -416,6 +418,6 @@ def test_duckdb_reads_google_storage_through_the_very_store_that_obstore_uses(go
         assert database.read_parquet(connection.file_url("ds/file.parquet")).fetchall() == [(1,), (2,)]
 
 
-def test_folder_of_the_data_is_where_the_format_says(disk, tmp_path):
+def test_data_folder_has_the_path_of_the_format(disk, tmp_path):
     write(disk)
     assert Path(tmp_path / "lake/ds/table/_delta_log").is_dir()

@@ -1,4 +1,4 @@
-"""What a local disk owes beyond obstore: durability, room, and no empty folders."""
+"""Guarantees on a local disk beyond those of obstore: durability, disk full, and no empty folders."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def root(disk: Connection) -> Path:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What was fsynced, in order."""
+    """Record what is fsynced, in order."""
     done: list[Path] = []
     fsync = os.fsync
 
@@ -50,14 +50,14 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_write_is_on_the_disk_with_every_folder_up_to_the_root(store, root, synced, write):
+def test_write_is_synced_with_every_folder_up_to_the_root(store, root, synced, write):
     (root / "source").write_bytes(b"1")
     write(store)
     assert synced[0] == root / "ds/a/doc"
     assert sorted(synced[1:]) == [root, root / "ds", root / "ds/a"]
 
 
-def test_sync_covers_what_another_library_wrote_and_each_folder_once(store, root, synced):
+def test_sync_covers_files_of_other_libraries_and_each_folder_once(store, root, synced):
     log = root / "ds/t/_delta_log"
     log.mkdir(parents=True)
     for name in ("0.json", "1.json"):
@@ -67,7 +67,7 @@ def test_sync_covers_what_another_library_wrote_and_each_folder_once(store, root
     assert sorted(synced[2:]) == [root, root / "ds", root / "ds/t", log]
 
 
-def test_sync_of_many_leaves_out_nothing_and_does_nothing_twice(store, root, synced):
+def test_sync_of_many_files_syncs_each_exactly_once(store, root, synced):
     names = [f"ds/{number % 3}/{number}" for number in range(50)]
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -78,19 +78,19 @@ def test_sync_of_many_leaves_out_nothing_and_does_nothing_twice(store, root, syn
     )
 
 
-def test_sync_without_what_is_above_covers_the_folders_that_files_are_in(store, root, synced):
+def test_sync_without_ancestors_covers_only_the_folders_of_the_files(store, root, synced):
     (root / "ds/a").mkdir(parents=True)
     (root / "ds/a/doc").write_text("{}")
     store.sync(["ds/a/doc"], above=False)
     assert synced == [root / "ds/a/doc", root / "ds/a"]
 
 
-def test_root_that_is_made_is_on_the_disk_too(tmp_path, synced):
+def test_created_root_is_synced(tmp_path, synced):
     Store(Connection(str(tmp_path / "new/lake")))
     assert synced == [tmp_path / "new", tmp_path]
 
 
-def test_fsync_that_finds_no_room_is_storage_full(store, monkeypatch):
+def test_fsync_on_a_full_disk_is_storage_full(store, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
@@ -99,7 +99,7 @@ def test_fsync_that_finds_no_room_is_storage_full(store, monkeypatch):
         store.put("doc", b"1")
 
 
-def test_fsync_that_fails_is_unavailable(store, monkeypatch):
+def test_failed_fsync_is_storage_unavailable(store, monkeypatch):
     def broken(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -120,7 +120,7 @@ def test_delete_of_the_last_object_leaves_no_folder(store, root):
     assert list(root.iterdir()) == []
 
 
-def test_writes_and_deletes_in_one_folder_at_once_lose_nothing(store):
+def test_concurrent_writes_and_deletes_in_one_folder_lose_nothing(store):
     start = Barrier(8)
 
     def churn(writer: int) -> None:
@@ -179,7 +179,7 @@ except StorageFull as error:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_root_that_cannot_be_made_refuses_the_start(tmp_path):
+def test_root_that_cannot_be_created_stops_the_start(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StartRefused, match="cannot be made"):
         Store(Connection(str(tmp_path / "file" / "lake")))

@@ -1,9 +1,11 @@
+"""The store that injects faults into calls of another store."""
+
 import inspect
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tarn.errors import Unavailable
-from tarn.storage import fault_injection as faults
+from tarn.storage import fault_injection
 from tarn.storage.fault_injection import Call, FaultyStore
 from tarn.storage.store import Missing, Store
 
@@ -20,7 +22,7 @@ def faulty(store) -> FaultyStore:
     return FaultyStore(store)
 
 
-def test_without_faults_it_is_the_store_and_records_every_call(faulty):
+def test_without_faults_every_call_is_passed_on_and_recorded(faulty):
     faulty.put("a", b"1")
     faulty.put_new("b/c", b"2")
     faulty.put_stream("d", [b"34", b"5"])
@@ -49,7 +51,7 @@ def test_without_faults_it_is_the_store_and_records_every_call(faulty):
     ]
 
 
-def test_every_method_of_the_store_goes_through_the_twin():
+def test_every_method_of_the_store_is_intercepted():
     public = {name for name, _ in inspect.getmembers(Store, inspect.isfunction) if not name.startswith("_")}
     assert public <= vars(FaultyStore).keys()
 
@@ -65,13 +67,13 @@ def test_failing_before_has_no_effect_and_failing_after_has_it(faulty, store):
         store.get("a")
 
 
-def test_answer_that_is_lost_may_have_been_a_refusal(faulty):
+def test_lost_response_may_have_been_a_conflict(faulty):
     faulty.fail("get", "none", DOWN, after=True)
     with pytest.raises(Unavailable):
         faulty.get("none")
 
 
-def test_only_the_nth_matching_call_is_hit(faulty):
+def test_only_the_nth_matching_call_fails(faulty):
     faulty.fail("put", "*/manifest-*", DOWN, nth=2)
     faulty.put("ds/manifest-1", b"")
     faulty.put("ds/other", b"")
@@ -80,7 +82,7 @@ def test_only_the_nth_matching_call_is_hit(faulty):
     faulty.put("ds/manifest-3", b"")
 
 
-def test_every_call_from_the_nth_on_is_hit_until_healed(faulty):
+def test_every_call_from_the_nth_on_fails_until_healed(faulty):
     faulty.fail("get", "*", DOWN, nth=2, every=True)
     faulty.put("a", b"1")
     faulty.get("a")
@@ -101,7 +103,7 @@ def test_iterators_fail_when_they_are_read(faulty, method):
 
 
 @pytest.mark.parametrize(("after", "seen"), [(False, None), (True, b"1")])
-def test_blocked_call_is_held_before_or_after_its_effect_until_released(faulty, store, after, seen):
+def test_blocked_call_waits_before_or_after_its_effect_until_released(faulty, store, after, seen):
     gate = faulty.block("put", "a", after=after)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(faulty.put, "a", b"1")
@@ -124,16 +126,16 @@ def test_other_calls_pass_while_one_is_blocked(faulty):
         held.result()
 
 
-def test_call_that_never_comes_or_is_never_released_fails_instead_of_hanging(faulty, monkeypatch):
-    monkeypatch.setattr(faults, "TIMEOUT_SECONDS", 0.01)
+def test_call_that_is_never_made_or_never_released_fails_instead_of_hanging(faulty, monkeypatch):
+    monkeypatch.setattr(fault_injection, "TIMEOUT_SECONDS", 0.01)
     gate = faulty.block("put", "a")
-    with pytest.raises(TimeoutError, match="never came"):
+    with pytest.raises(TimeoutError, match="never made"):
         gate.wait_arrived()
     with pytest.raises(TimeoutError, match="never released"):
         faulty.put("a", b"1")
 
 
-def test_delayed_call_takes_its_time_and_its_effect(faulty, store):
+def test_delayed_call_has_its_effect_after_the_delay(faulty, store):
     faulty.delay("put", "a", 0.001)
     faulty.put("a", b"1")
     assert store.get("a") == b"1"

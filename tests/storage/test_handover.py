@@ -1,3 +1,5 @@
+"""Chunks of an asynchronous source, passed to a sender in a thread."""
+
 from threading import Event
 
 import pytest
@@ -10,7 +12,7 @@ def test_chunks_arrive_in_order_and_are_counted():
     assert arrived == [b"a", b"bc", b""]
 
 
-def test_source_is_read_no_further_ahead_than_agreed():
+def test_source_is_read_ahead_only_up_to_the_limit():
     read = []
     go = Event()
 

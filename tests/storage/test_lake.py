@@ -1,3 +1,5 @@
+"""Opening a lake: its root is initialised once, and unsuitable roots and stores are refused."""
+
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson
@@ -14,7 +16,7 @@ def paths(store):
     return [entry.path for entry in store.list("")]
 
 
-def test_empty_root_becomes_a_lake_and_stays_that_lake(store):
+def test_empty_root_becomes_a_lake_that_keeps_its_id(store):
     made = open_lake(store)
     assert open_lake(store) == made
     assert paths(store) == ["lake.json"]
@@ -26,13 +28,13 @@ def test_empty_root_becomes_a_lake_and_stays_that_lake(store):
     }
 
 
-def test_processes_that_start_at_once_open_one_lake(racing_store):
+def test_processes_that_start_concurrently_open_one_lake(racing_store):
     with ThreadPoolExecutor(8) as pool:
         lakes = set(pool.map(lambda _: open_lake(racing_store), range(8)))
     assert len(lakes) == 1
 
 
-def test_loser_of_the_race_reads_the_winner(store):
+def test_process_that_loses_the_race_opens_the_lake_of_the_winner(store):
     faulty = FaultyStore(store)
     gate = faulty.block("put_new", "lake.json")
     with ThreadPoolExecutor(1) as pool:
@@ -43,7 +45,7 @@ def test_loser_of_the_race_reads_the_winner(store):
         assert loser.result() == winner
 
 
-def test_lake_made_and_used_between_two_looks_is_opened(store):
+def test_lake_created_and_used_between_two_checks_is_opened(store):
     faulty = FaultyStore(store)
     gate = faulty.block("get", "lake.json", after=True)
     with ThreadPoolExecutor(1) as pool:
@@ -55,14 +57,14 @@ def test_lake_made_and_used_between_two_looks_is_opened(store):
         assert late.result() == lake
 
 
-def test_root_with_something_else_in_it_is_refused_and_not_touched(store):
+def test_root_with_foreign_content_is_refused_and_unchanged(store):
     store.put("holiday/photo.jpg", b"1")
     with pytest.raises(StartRefused, match=r"holds holiday/photo.jpg and no lake.json"):
         open_lake(store)
     assert paths(store) == ["holiday/photo.jpg"]
 
 
-def test_probe_of_a_process_that_died_does_not_refuse_the_next(store):
+def test_probe_left_by_a_killed_process_does_not_stop_the_next_start(store):
     faulty = FaultyStore(store)
     faulty.fail("delete", ".probe/*", Unavailable("died"))
     with pytest.raises(Unavailable):
@@ -86,7 +88,7 @@ def test_probe_of_a_process_that_died_does_not_refuse_the_next(store):
         (b'{"magic": "tarn-lake", "version": 1, "id": "x", "created": "then"}', "lacks a readable id"),
     ],
 )
-def test_lake_json_that_is_not_ours_is_refused_and_not_touched(disk, document, sentence):
+def test_foreign_lake_json_is_refused_and_unchanged(disk, document, sentence):
     store = Store(disk)
     store.put("lake.json", document)
     with pytest.raises(StartRefused, match=sentence):
@@ -97,16 +99,16 @@ def test_lake_json_that_is_not_ours_is_refused_and_not_touched(disk, document, s
 
 @pytest.mark.contract("W9")
 def test_server_that_ignores_put_if_absent_is_refused_and_left_clean():
-    """A real S3 server, before conditional writes were invented."""
+    """Run a real S3 server that ignores conditions, as those before conditional writes did."""
 
-    def forgetful(app):
+    def unconditional(app):
         def without_condition(environ, start_response):
             environ.pop("HTTP_IF_NONE_MATCH", None)
             return app(environ, start_response)
 
         return without_condition
 
-    with moto_server(forgetful) as server:
+    with moto_server(unconditional) as server:
         store = Store(server.connection())
         with pytest.raises(UnsupportedStore, match="conditional writes"):
             open_lake(store)
@@ -114,7 +116,7 @@ def test_server_that_ignores_put_if_absent_is_refused_and_left_clean():
 
 
 @pytest.mark.contract("W9")
-def test_same_server_with_its_conditions_is_accepted():
+def test_same_server_with_conditional_writes_is_accepted():
     with moto_server() as server:
         store = Store(server.connection())
         open_lake(store)
@@ -122,8 +124,8 @@ def test_same_server_with_its_conditions_is_accepted():
 
 
 @pytest.mark.contract("W9")
-def test_store_that_refuses_and_overwrites_all_the_same_is_refused(disk):
-    class TwoFaced(Store):
+def test_store_that_reports_a_conflict_and_still_overwrites_is_refused(disk):
+    class OverwritingStore(Store):
         def put_new(self, path: str, data: bytes) -> None:
             taken = self.head(path)
             self.put(path, data)
@@ -131,4 +133,4 @@ def test_store_that_refuses_and_overwrites_all_the_same_is_refused(disk):
                 raise PathExists(path)
 
     with pytest.raises(UnsupportedStore, match="overwrote it all the same"):
-        probe_put_if_absent(TwoFaced(disk))
+        probe_put_if_absent(OverwritingStore(disk))

@@ -1,4 +1,4 @@
-"""What holds on every store: each test runs on a local disk and on an S3 server."""
+"""Conformance of stores: each test runs on a local disk and on an S3 server."""
 
 import pickle
 import socket
@@ -31,20 +31,20 @@ def test_put_replaces_the_whole_object(store):
     assert store.get("a/b/doc") == b"short"
 
 
-def test_names_with_every_character_that_layout_uses_survive(store):
+def test_names_with_every_character_of_the_layout_are_kept_unchanged(store):
     path = "ds/entities/statements/origin=mapping:a.b-c_d/part-0.parquet"
     store.put(path, b"1")
     assert paths(store) == [path]
 
 
 @pytest.mark.parametrize("read", [Store.get, lambda s, p: s.get_range(p, 0, 1), lambda s, p: list(s.stream(p))])
-def test_reading_an_absent_object_is_missing_and_names_it(store, read):
+def test_read_of_an_absent_object_raises_missing_with_its_path(store, read):
     with pytest.raises(Missing) as caught:
         read(store, "not/there")
     assert caught.value.path == "not/there"
 
 
-def test_copying_an_absent_object_is_missing_and_leaves_nothing(store):
+def test_copy_of_an_absent_object_raises_missing_and_creates_nothing(store):
     with pytest.raises(Missing) as caught:
         store.copy_new("not/there", "a/b/target")
     assert caught.value.path == "not/there"
@@ -54,12 +54,12 @@ def test_copying_an_absent_object_is_missing_and_leaves_nothing(store):
 @pytest.mark.parametrize(
     ("start", "end", "expected"), [(0, 4, b"0123"), (3, 100, b"3456789"), (10, 12, b""), (50, 60, b""), (4, 4, b"")]
 )
-def test_range_ends_where_the_object_ends(store, start, end, expected):
+def test_range_is_cut_at_the_end_of_the_object(store, start, end, expected):
     store.put("digits", b"0123456789")
     assert store.get_range("digits", start, end) == expected
 
 
-def test_stream_gives_the_object_in_bounded_chunks_from_an_offset(store):
+def test_stream_yields_the_object_in_bounded_chunks_from_an_offset(store):
     data = bytes(range(256)) * 4096 * 4
     store.put("large", data)
     chunks = list(store.stream("large", start=100, chunk_size=256 << 10))
@@ -67,7 +67,7 @@ def test_stream_gives_the_object_in_bounded_chunks_from_an_offset(store):
     assert max(map(len, chunks)) < MIB
 
 
-def test_stream_of_an_object_that_is_replaced_meanwhile_goes_on_with_the_one_it_began(store):
+def test_stream_of_a_replaced_object_continues_with_the_former_one(store):
     store.put("doc", b"a" * 8 * MIB)
     stream = store.stream("doc", chunk_size=MIB)
     first = next(stream)
@@ -75,7 +75,7 @@ def test_stream_of_an_object_that_is_replaced_meanwhile_goes_on_with_the_one_it_
     assert set(first + b"".join(stream)) == {ord("a")}
 
 
-def test_head_tells_size_time_and_etag_or_none(store):
+def test_head_returns_size_time_and_etag_or_none(store):
     before = datetime.now(UTC) - timedelta(seconds=2)
     store.put("doc", b"12345")
     entry = store.head("doc")
@@ -86,7 +86,7 @@ def test_head_tells_size_time_and_etag_or_none(store):
 
 
 @pytest.mark.contract("W4")
-def test_put_new_on_a_taken_path_is_refused_and_changes_nothing(store):
+def test_put_new_on_an_existing_path_is_refused_and_changes_nothing(store):
     store.put_new("a/manifest", b"first")
     with pytest.raises(PathExists, match="a/manifest exists"):
         store.put_new("a/manifest", b"second")
@@ -132,7 +132,7 @@ def test_sixteen_copies_to_one_new_path_have_one_winner(racing_store):
     assert racing_store.get("target") == b"%d" % winners[0]
 
 
-def test_copy_replaces_and_the_two_are_apart_afterwards(store):
+def test_copy_replaces_its_target_and_is_independent_of_its_source(store):
     store.put("from", b"new")
     store.put("to", b"old")
     store.copy("from", "to")
@@ -140,7 +140,7 @@ def test_copy_replaces_and_the_two_are_apart_afterwards(store):
     assert store.get("to") == b"new"
 
 
-def test_copy_above_the_largest_that_s3_copies_passes_through(s3, monkeypatch):
+def test_copy_above_the_limit_of_s3_is_streamed(s3, monkeypatch):
     monkeypatch.setattr(store_module, "LARGEST_COPY", MIB)
     store = Store(s3.connection())
     store.put("blob", b"x" * (MIB + 1))
@@ -150,17 +150,17 @@ def test_copy_above_the_largest_that_s3_copies_passes_through(s3, monkeypatch):
         store.copy_new("blob", "place/data")
 
 
-def test_put_stream_takes_more_than_a_part_and_returns_the_size(store):
+def test_put_stream_of_several_parts_returns_the_size(store):
     assert store.put_stream("big", (bytes([n]) * MIB for n in range(20))) == 20 * MIB
     assert store.get("big") == b"".join(bytes([n]) * MIB for n in range(20))
 
 
-def test_put_stream_without_chunks_is_an_empty_object(store):
+def test_put_stream_without_chunks_writes_an_empty_object(store):
     assert store.put_stream("empty", []) == 0
     assert store.get("empty") == b""
 
 
-def test_put_stream_of_much_takes_little_memory(connection):
+def test_put_stream_of_a_large_object_uses_little_memory(connection):
     script = """
 import pickle, resource, sys
 from tarn.storage.store import Store
@@ -174,7 +174,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert Store(connection).head("big").size == 256 * MIB
 
 
-def test_put_stream_takes_a_stream_of_the_same_store(store):
+def test_put_stream_accepts_a_stream_of_the_same_store(store):
     store.put("one", b"x" * MIB)
     store.put_stream("two", store.stream("one", chunk_size=1000))
     assert store.get("two") == b"x" * MIB
@@ -183,7 +183,7 @@ def test_put_stream_takes_a_stream_of_the_same_store(store):
 @pytest.mark.contract("W3")
 @pytest.mark.parametrize("before", [0, 1, 20])
 @pytest.mark.parametrize("error", [FileNotFoundError("the client went away"), ValueError("checksum")])
-def test_put_stream_whose_source_fails_raises_that_and_leaves_nothing(store, before, error):
+def test_put_stream_whose_source_fails_raises_its_error_and_leaves_nothing(store, before, error):
     def source():
         for _ in range(before):
             yield b"x" * MIB
@@ -221,7 +221,7 @@ def test_failed_put_stream_leaves_the_former_object(store):
     assert store.get("export") == b"former"
 
 
-def test_list_is_sorted_by_the_characters_of_the_whole_path(store):
+def test_list_is_sorted_by_the_code_points_of_whole_paths(store):
     names = ["b/1", "a/2", "a-b/1", "a.b", "a/10", "a/1/x", "c", "B"]
     for name in names:
         store.put(f"root/{name}", b"")
@@ -231,14 +231,14 @@ def test_list_is_sorted_by_the_characters_of_the_whole_path(store):
         assert paths(store, "root", after=path) == expected[position + 1 :]
 
 
-def test_list_takes_a_prefix_as_a_folder(store):
+def test_list_treats_a_prefix_as_a_folder(store):
     store.put("ds/one", b"")
     store.put("ds_other/two", b"")
     assert paths(store, "ds") == ["ds/one"]
     assert paths(store, "nothing/here") == []
 
 
-def test_list_pages_through_more_than_a_page(s3):
+def test_list_returns_more_than_a_page(s3):
     store = Store(s3.connection())
     names = [f"many/{number:05d}" for number in range(1100)]
     with ThreadPoolExecutor(16) as pool:
@@ -248,13 +248,13 @@ def test_list_pages_through_more_than_a_page(s3):
     assert paths(store) == []
 
 
-def test_folders_are_the_names_right_below(store):
+def test_folders_are_direct_children(store):
     for path in ("b/x", "a/y/z", "file"):
         store.put(path, b"")
     assert (list(store.folders("")), list(store.folders("a")), list(store.folders("none"))) == (["a", "b"], ["y"], [])
 
 
-def test_delete_takes_what_is_there_and_does_not_mind_what_is_not(store):
+def test_delete_removes_objects_and_ignores_absent_ones(store):
     for path in ("a/1", "a/2", "b"):
         store.put(path, b"")
     store.delete(["a/0", "a/1", "a/1", "none/at/all", "b"])
@@ -262,14 +262,14 @@ def test_delete_takes_what_is_there_and_does_not_mind_what_is_not(store):
     assert paths(store) == ["a/2"]
 
 
-def test_bucket_that_is_not_there_is_no_missing_object(s3):
+def test_absent_bucket_is_not_a_missing_object(s3):
     store = Store(Connection("s3://nowhere/lake", s3.connection().options))
     for call in (lambda: store.get("a"), lambda: store.put_new("a", b"")):
         with pytest.raises(Unavailable, match="bucket"):
             call()
 
 
-def test_server_that_stopped_is_unavailable(tmp_path, monkeypatch):
+def test_stopped_server_is_storage_unavailable(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "RETRIES", 1)
     with s3_server(tmp_path) as server:
         store = Store(server.connection())
@@ -281,7 +281,7 @@ def test_server_that_stopped_is_unavailable(tmp_path, monkeypatch):
             assert server.endpoint not in str(caught.value)
 
 
-def test_server_that_accepts_and_never_answers_is_unavailable_when_the_limit_is_over(monkeypatch):
+def test_server_that_never_responds_is_unavailable_after_the_timeout(monkeypatch):
     monkeypatch.setattr(limits, "READ", "50ms")
     monkeypatch.setattr(limits, "RETRIES", 1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -291,11 +291,11 @@ def test_server_that_accepts_and_never_answers_is_unavailable_when_the_limit_is_
                 call("doc")
 
 
-def test_identity_that_is_refused_is_unavailable_and_no_secret_shows(strict_s3: S3Server):
+def test_refused_identity_is_unavailable_and_the_error_has_no_secret(strict_s3: S3Server):
     wrong = strict_s3.options | {"aws_secret_access_key": "not-the-secret"}
     store = Store(Connection.from_settings(strict_s3.settings(storage_options=wrong)))
     with pytest.raises(Unavailable, match="refuses the identity") as caught:
         store.get("doc")
-    shown = f"{caught.value!r} {caught.value.__cause__!r} {store.connection!r} {vars(store)!r}"
-    assert "not-the-secret" not in shown
+    message = f"{caught.value!r} {caught.value.__cause__!r} {store.connection!r} {vars(store)!r}"
+    assert "not-the-secret" not in message
     assert ACCESS_KEY not in str(caught.value)

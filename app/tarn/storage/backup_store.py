@@ -1,12 +1,12 @@
-"""A place of backups: what lakes held, each state of an object once, and which of it each backup needs.
+"""Backup store: each state of a lake's objects once, and for each backup the index of those that it needs.
 
-    objects/{path in the lake}/{state}     shared by all backups that found the object in that state
+    objects/{path in the lake}/{state}     shared by all backups that need the object in that state
     backups/{id}/tables/{table}.ndjson.zst the dump
     backups/{id}/objects.ndjson.zst        the index: path in the lake, object, size
-    backups/{id}/backup.json               put last: a backup without it was never finished
+    backups/{id}/backup.json               put last: a backup without it is unfinished
 
-An object's state is named by its entity tag and size, which the lake's store tells without reading it. So what is here
-already is known by its name, and is not read again.
+An object's state is named by its entity tag and size, which the lake's store lists without reading the object. An
+object that is already backed up is therefore recognised by its name and not read again.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ OBJECTS, BACKUPS = "objects", "backups"
 
 LEVEL = 3
 BLOCK = 1 << 20
-"""Bytes of text that are compressed at once."""
+"""Bytes of text per compression call."""
 
 DELETED_AT_ONCE = 1000
 
 
 class DamagedBackup(StartRefused):
-    """A backup is not whole: the message says what is missing or not as it was."""
+    """A backup is incomplete or damaged: the message says what is missing or has changed."""
 
 
 class BackupObject(NamedTuple):
-    """An object that a backup needs: where it was, and where it is."""
+    """An object that a backup needs: its path in the lake, and its path in the backup store."""
 
     path: str
     object: str
@@ -45,16 +45,16 @@ class BackupObject(NamedTuple):
 
 
 def object_of(entry: Entry) -> str:
-    """Where an object of the lake in the state that it has is kept."""
+    """Return the path in the backup store of an object of the lake in its current state."""
     state = f"{entry.etag or entry.modified.isoformat()} {entry.size}"
     return f"{OBJECTS}/{entry.path}/{hashlib.sha256(state.encode()).hexdigest()[:16]}"
 
 
 class BackupStore:
-    """The backups at one place."""
+    """The backups at one location."""
 
     def __init__(self, store: Store) -> None:
-        """Raises StartRefused for a place that is a lake."""
+        """Raise StartRefused for a location that is a lake."""
         self.store = store
         if store.head(Layout.lake) is not None:
             raise StartRefused(f"{store.connection.uri} is a lake: keep backups elsewhere")
@@ -62,53 +62,53 @@ class BackupStore:
     # Backups
 
     def new(self) -> str:
-        """The id of a backup that begins now. Ids sort by time."""
+        """Return the id of a new backup. Ids sort by time."""
         return stamp(now())
 
     def finished(self) -> list[str]:
-        """The ids of all backups that are whole, oldest first."""
-        return [one for one in self.store.folders(BACKUPS) if self.store.head(f"{BACKUPS}/{one}/backup.json")]
+        """Return the ids of all finished backups, oldest first."""
+        return [backup for backup in self.store.folders(BACKUPS) if self.store.head(f"{BACKUPS}/{backup}/backup.json")]
 
     def read(self, backup: str) -> BackupManifest:
-        """What a backup says of itself. Raises Damaged."""
+        """Return a backup's manifest. Raises Damaged."""
         path = f"{BACKUPS}/{backup}/backup.json"
         try:
             return BackupManifest.model_validate_json(self.store.get(path))
         except Missing:
             known = self.finished()
-            there = f"; there are {', '.join(known)}" if known else "; there is none"
-            raise DamagedBackup(f"{self.store.connection.uri} has no backup {backup!r}{there}") from None
+            existing = f"; there are {', '.join(known)}" if known else "; there is none"
+            raise DamagedBackup(f"{self.store.connection.uri} has no backup {backup!r}{existing}") from None
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"])) or "document"
-            raise DamagedBackup(f"{path} is not as this version of Tarn writes it: {field}: {first['msg']}") from None
+            raise DamagedBackup(f"{path} is not a valid backup manifest: {field}: {first['msg']}") from None
 
     def finish(self, manifest: BackupManifest) -> None:
-        """Make a backup one: until here there was none."""
+        """Finish a backup by writing its manifest: without it the backup does not exist."""
         text = orjson.dumps(manifest.model_dump(mode="json"), option=orjson.OPT_INDENT_2)
         self.store.put_new(f"{BACKUPS}/{manifest.id}/backup.json", text)
 
     def remove(self, backup: str) -> None:
-        """Remove a backup, but for the objects that it needs. First what makes it one."""
+        """Remove a backup, its manifest first. The shared objects stay until `sweep`."""
         self.store.delete([f"{BACKUPS}/{backup}/backup.json"])
         self.store.delete([entry.path for entry in self.store.list(f"{BACKUPS}/{backup}")])
 
-    # Lists of lines
+    # Tables and indexes, as compressed lines
 
     def put_table(self, backup: str, table: str, lines: Iterable[bytes]) -> DumpedTable:
-        """Write the lines of a table; the first of them is no row."""
+        """Write the lines of a table; the first one is a header and not counted as a row."""
         return self._put(f"{BACKUPS}/{backup}/tables/{table}.ndjson.zst", table, lines, -1)
 
     def put_index(self, backup: str, held: Iterable[BackupObject]) -> DumpedTable:
-        lines = (orjson.dumps(one._asdict()) + b"\n" for one in held)
+        lines = (orjson.dumps(each._asdict()) + b"\n" for each in held)
         return self._put(f"{BACKUPS}/{backup}/objects.ndjson.zst", "objects", lines, 0)
 
     def table(self, backup: str, table: DumpedTable) -> Iterator[bytes]:
-        """The lines of a table, checked against what the backup says of it. Raises Damaged, by the end."""
+        """Yield the lines of a table and check them against the manifest's digest. Raises Damaged."""
         return self._lines(f"{BACKUPS}/{backup}/tables/{table.table}.ndjson.zst", table)
 
     def index(self, manifest: BackupManifest) -> Iterator[BackupObject]:
-        """What a backup needs, in the order of paths within each dataset. Raises Damaged."""
+        """Yield the objects that a backup needs, ordered by path within each dataset. Raises Damaged."""
         for line in self._lines(f"{BACKUPS}/{manifest.id}/objects.ndjson.zst", manifest.index):
             yield BackupObject(**orjson.loads(line))
 
@@ -136,8 +136,8 @@ class BackupStore:
         try:
             for chunk in self.store.stream(path):
                 digest.update(chunk)
-                *whole, left = (left + unpacking.decompress(chunk)).split(b"\n")
-                yield from whole
+                *complete, left = (left + unpacking.decompress(chunk)).split(b"\n")
+                yield from complete
         except Missing:
             raise DamagedBackup(f"the backup lacks {path}") from None
         except zstandard.ZstdError:
@@ -148,35 +148,35 @@ class BackupStore:
     # Objects
 
     def known(self, folder: str) -> dict[str, int]:
-        """The objects of a folder of the lake, or the states of one object, that are here, with their sizes."""
+        """Return the backed-up objects of a folder of the lake, or the states of one object, with their sizes."""
         return {entry.path: entry.size for entry in self.store.list(f"{OBJECTS}/{folder}".rstrip("/"))}
 
     def sweep(self, needed: Callable[[], Iterable[BackupObject]]) -> int:
-        """Delete the objects that no backup needs, and what was never finished; how many objects that were."""
+        """Delete the objects that no backup needs and the unfinished backups; return the number of deleted objects."""
         kept = {held.object for held in needed()}
         unneeded = (entry.path for entry in self.store.list(OBJECTS) if entry.path not in kept)
-        deleted, some = 0, []
+        deleted, batch = 0, []
         for path in unneeded:
-            some.append(path)
-            if len(some) == DELETED_AT_ONCE:
-                self.store.delete(some)
-                deleted, some = deleted + len(some), []
-        self.store.delete(some)
-        whole = set(self.finished())
+            batch.append(path)
+            if len(batch) == DELETED_AT_ONCE:
+                self.store.delete(batch)
+                deleted, batch = deleted + len(batch), []
+        self.store.delete(batch)
+        finished = set(self.finished())
         for backup in self.store.folders(BACKUPS):
-            if backup not in whole:
+            if backup not in finished:
                 self.remove(backup)
-        return deleted + len(some)
+        return deleted + len(batch)
 
 
 def _blocks(lines: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
-    some: list[bytes] = []
+    batch: list[bytes] = []
     size = 0
     for line in lines:
-        some.append(line)
+        batch.append(line)
         size += len(line)
         if size >= BLOCK:
-            yield b"".join(some), len(some)
-            some, size = [], 0
-    if some:
-        yield b"".join(some), len(some)
+            yield b"".join(batch), len(batch)
+            batch, size = [], 0
+    if batch:
+        yield b"".join(batch), len(batch)

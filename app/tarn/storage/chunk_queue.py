@@ -1,4 +1,4 @@
-"""Chunks handed from the thread that makes them to one that sends them."""
+"""Bounded queue of chunks between the thread that produces them and the one that uploads them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,25 +6,25 @@ from queue import Queue
 from threading import Event
 
 AHEAD = 4
-"""Chunks that wait between the two at most."""
+"""Maximum number of chunks in the queue."""
 
 
 class Abandoned(Exception):
-    """The source failed: what was sent so far must not become an object."""
+    """The source failed: the upload must be aborted and not become an object."""
 
 
 def pump(chunks: Iterable[bytes], send: Callable[[Iterator[bytes]], object]) -> int:
-    """Read `chunks` here while `send` consumes them in a thread of its own; return how many bytes passed.
+    """Read `chunks` in this thread while `send` consumes them in another; return the number of bytes.
 
-    obstore reads an iterator from inside its event loop, where any other call of obstore panics; a source may well
-    be such a call. If the source raises, `send` gets Abandoned from its iterator, and the source's error is raised
-    when it is done; if `send` raises, the source is read no further.
+    obstore reads an iterator inside its event loop, where any other obstore call panics, and a source may itself be
+    such a call. If the source raises, `send` gets Abandoned from its iterator, and the source's error is raised once
+    `send` has returned; if `send` raises, the source is read no further.
     """
-    handed: Queue[bytes | None] = Queue(AHEAD)
+    queued: Queue[bytes | None] = Queue(AHEAD)
     abandoned, ended = Event(), Event()
 
     def received() -> Iterator[bytes]:
-        while (chunk := handed.get()) is not None:
+        while (chunk := queued.get()) is not None:
             yield chunk
         if abandoned.is_set():
             raise Abandoned
@@ -34,9 +34,9 @@ def pump(chunks: Iterable[bytes], send: Callable[[Iterator[bytes]], object]) -> 
             send(received())
         finally:
             ended.set()
-            # The source may be waiting for room; it looks at `ended` before it hands over another chunk.
-            while not handed.empty():
-                handed.get_nowait()
+            # The source may be blocked on a full queue; it checks `ended` before it puts another chunk.
+            while not queued.empty():
+                queued.get_nowait()
 
     size = 0
     with ThreadPoolExecutor(1, thread_name_prefix="put") as pool:
@@ -45,12 +45,12 @@ def pump(chunks: Iterable[bytes], send: Callable[[Iterator[bytes]], object]) -> 
             for chunk in chunks:
                 if ended.is_set():
                     break
-                handed.put(chunk)
+                queued.put(chunk)
                 size += len(chunk)
         except BaseException:
             abandoned.set()
             raise
         finally:
-            handed.put(None)
+            queued.put(None)
         sent.result()
     return size

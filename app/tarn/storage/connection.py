@@ -1,4 +1,4 @@
-"""Where the lake is and who we are there: the one place where addresses and credentials reach any library."""
+"""Storage connection: the lake's URI, options and credentials, and how obstore, deltalake and DuckDB get them."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from obstore.fsspec import FsspecStore
 from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from tarn.errors import StartRefused
-from tarn.storage import duckdb_setup as duck
+from tarn.storage import duckdb_setup
 from tarn.storage.disk import Disk
 from tarn.storage.s3_identity import AwsIdentity, Keys
 from tarn.storage.s3_options import s3_options
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from tarn.settings import Settings
 
 CONNECT, READ, RETRIES, RETRY_FOR = "10s", "30s", 3, timedelta(seconds=30)
-"""A store that does not answer becomes an error after a minute at most, retries included."""
+"""Timeouts: a store that does not answer is an error after at most a minute, retries included."""
 LONGEST_CALL = 120.0
-"""Seconds after which nothing of a call is under way any more: that minute, and as much again to be sure."""
+"""Seconds after which no call can still be in flight: that minute, doubled for safety."""
 WHOLE_STREAM = "24h"
-"""obstore would end a download after 30 s, however fast it comes; `READ` ends those that stand still."""
+"""Total timeout of a stream: obstore's default ends any download after 30 s. `READ` ends those that stall."""
 WHOLE_REQUEST = "60s"
-"""deltalake does not hear of `READ`; it asks for files in parts."""
+"""Total timeout of a deltalake request: it ignores `READ`, and reads files in parts."""
 STANDSTILL = 14
-"""Seconds without a byte after which DuckDB gives up a try. It counts its tries and not the time they take."""
+"""Seconds without a byte after which DuckDB ends an attempt. DuckDB limits attempts, not their total time."""
 
 SECRET = re.compile("key|secret|token|password")
 
 
 @dataclass(frozen=True)
 class Connection:
-    """The lake's root and its options. Pickled, it means the same lake in another process.
+    """The lake's root and its options. It can be pickled for use in another process.
 
-    Configured keys travel with it. An ambient identity does not: each process has its own and renews it.
+    Configured keys are pickled with it. An ambient identity is not: each process obtains and renews its own.
     """
 
     uri: str
@@ -52,12 +52,12 @@ class Connection:
 
     @classmethod
     def from_settings(cls, settings: "Settings") -> "Connection":
-        """Raises StartRefused, with one sentence, for a place or an option that cannot be used."""
+        """Return the lake's connection. Raises StartRefused for a URI or an option that cannot be used."""
         return cls.at(settings.lake_uri, _shown(settings.storage_options), "TARN_LAKE_URI", "TARN_STORAGE_OPTIONS")
 
     @classmethod
     def to_backups(cls, settings: "Settings", uri: str) -> "Connection":
-        """A place of backups, with options of its own, or those of the lake where both are of one kind.
+        """Return a connection to a backup location, with its own options, or the lake's if both have the same scheme.
 
         Raises StartRefused.
         """
@@ -75,7 +75,7 @@ class Connection:
 
     @classmethod
     def at(cls, uri: str, options: dict[str, str], named: str, options_named: str) -> "Connection":
-        """A place, by what its operator calls it and its options. Raises StartRefused."""
+        """Return a connection; errors name the settings `named` and `options_named`. Raises StartRefused."""
         url = urlsplit(uri)
         if url.scheme in ("", "file"):
             if options:
@@ -90,7 +90,7 @@ class Connection:
         return connection
 
     def overlaps(self, other: "Connection") -> bool:
-        """Whether one of two places is within the other."""
+        """Return whether one of two locations contains the other."""
         mine, theirs = f"{self.uri.rstrip('/')}/", f"{other.uri.rstrip('/')}/"
         return mine.startswith(theirs) or theirs.startswith(mine)
 
@@ -179,26 +179,26 @@ class Connection:
         options["aws_access_key_id"] = keys.access_key_id
         options["aws_secret_access_key"] = keys.secret_access_key
         if keys.token or "AWS_SESSION_TOKEN" in os.environ:
-            # Left out, it would be taken from the environment, whoever that belongs to.
+            # If omitted, it would be read from the environment, where it may belong to other keys.
             options["aws_session_token"] = keys.token or ""
         return options
 
     def keys(self) -> Keys | None:
-        """The keys of this moment that `prepare` gives to DuckDB; None where it gives none. Raises Unavailable."""
+        """Return the current keys that `prepare` passes to DuckDB; None if it passes none. Raises Unavailable."""
         return self._identity.keys() if self.scheme == "s3" else None
 
     def prepare(self, connection: DuckDBPyConnection) -> None:
-        """Let DuckDB read `file_url`s with the keys of this moment.
+        """Configure DuckDB to read `file_url`s with the current keys.
 
-        Do it again before a query when `keys` are others: temporary ones last ten minutes at least, and no longer than
-        they last. One thread at a time: DuckDB refuses two that set keys at once. It keeps working when the
-        configuration has been locked since.
+        Call it again before a query when `keys` has changed: temporary keys are valid for at least ten more minutes.
+        Call it from one thread at a time: DuckDB rejects concurrent changes of keys. It also works after the
+        configuration has been locked.
         """
-        duck.forbid_downloads(connection)
+        duckdb_setup.forbid_downloads(connection)
         if self.scheme == "s3":
-            duck.load_httpfs(connection)
-            duck.set_limits(connection, STANDSTILL, RETRIES)
-            duck.set_keys(
+            duckdb_setup.load_httpfs(connection)
+            duckdb_setup.set_limits(connection, STANDSTILL, RETRIES)
+            duckdb_setup.set_keys(
                 connection,
                 self._bucket,
                 self._identity.keys(),
@@ -210,7 +210,7 @@ class Connection:
             files = FsspecStore(self.scheme, config=self._config(), **self._limits())  # type: ignore[call-overload]  # it wants literals
             connection.register_filesystem(files)
 
-    # What they are given
+    # Options for the libraries
 
     @cached_property
     def _identity(self) -> AwsIdentity:
@@ -229,7 +229,7 @@ class Connection:
         return dict(self.options)
 
     def _s3_config(self) -> Any:
-        """S3's options but for the keys. What could come from the environment is said, so that it does not."""
+        """Return S3's options without the keys. Set those that a library would read from the environment."""
         own = {"access_key_id", "secret_access_key", "session_token", "endpoint"}
         config = {name: value for name, value in self.options.items() if name not in own}
         config["virtual_hosted_style_request"] = str(self._by_host).lower()
@@ -251,7 +251,7 @@ class Connection:
         return {"client_options": client, "retry_config": retry}
 
     def redact(self, text: str) -> str:
-        """The text without any secret of this connection that it may hold."""
+        """Return the text with all secrets of this connection replaced by ***."""
         secrets = [value for name, value in self.options.items() if SECRET.search(name) and value]
         if "_identity" in vars(self):
             secrets += self._identity.handed_out()

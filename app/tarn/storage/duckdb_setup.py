@@ -1,4 +1,4 @@
-"""DuckDB on the lake's store, without ever fetching an extension."""
+"""DuckDB configuration for the lake's store: httpfs from its wheel, limits and S3 keys; no extension downloads."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -7,31 +7,31 @@ import duckdb
 import duckdb_extension_httpfs
 
 from tarn.errors import StartRefused
+from tarn.storage.duckdb_sql import quote_literal
 from tarn.storage.s3_identity import Keys
 
 OFF = ("autoinstall_known_extensions", "autoload_known_extensions")
 
 
 def forbid_downloads(connection: duckdb.DuckDBPyConnection) -> None:
-    """Extensions are those in DuckDB's wheel and httpfs's."""
+    """Turn off automatic extensions: only those in the wheels of DuckDB and httpfs are used."""
     for setting in OFF:
         _set(connection, setting, False)
 
 
 def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:
-    """Load httpfs from its wheel. Raises StartRefused if the wheel does not fit this DuckDB."""
+    """Load httpfs from its wheel. Raises StartRefused if the wheel has no build for this DuckDB version."""
     wheel = Path(duckdb_extension_httpfs.__path__[0])
     extension = wheel / "extensions" / f"v{duckdb.__version__}" / "httpfs.duckdb_extension"
     if not extension.is_file():
         raise StartRefused(
             f"duckdb-extension-httpfs has no build for DuckDB {duckdb.__version__}: install them together"
         )
-    quoted = str(extension).replace("'", "''")
-    connection.execute(f"LOAD '{quoted}'")
+    connection.execute(f"LOAD {quote_literal(str(extension))}")
 
 
 def set_limits(connection: duckdb.DuckDBPyConnection, standstill: int, retries: int) -> None:
-    """How long httpfs, which is loaded, waits for a store that sends nothing, and how often it asks again."""
+    """Set httpfs's timeout for a stalled store and its number of retries. httpfs must be loaded."""
     _set(connection, "http_timeout", standstill)
     _set(connection, "http_retries", retries)
 
@@ -39,12 +39,12 @@ def set_limits(connection: duckdb.DuckDBPyConnection, standstill: int, retries: 
 def set_keys(
     connection: duckdb.DuckDBPyConnection, bucket: str, keys: Keys, region: str, endpoint: str | None, *, by_host: bool
 ) -> None:
-    """Give DuckDB the keys for one bucket, in memory, in place of those it had. Nothing of them gets into an error."""
+    """Set or replace DuckDB's keys for one bucket, in memory. Errors do not contain them."""
     parameters: dict[str, object] = {
         "KEY_ID": keys.access_key_id,
         "SECRET": keys.secret_access_key,
         "REGION": region,
-        # Left out, it would be taken from AWS_SESSION_TOKEN, whoever that belongs to.
+        # If omitted, DuckDB would read AWS_SESSION_TOKEN, which may belong to other keys.
         "SESSION_TOKEN": keys.token or "",
         "SCOPE": f"s3://{bucket}",
     }
@@ -59,10 +59,10 @@ def set_keys(
             f"CREATE OR REPLACE SECRET tarn_lake (TYPE s3, PROVIDER config, {columns})", [*parameters.values()]
         )
     except duckdb.Error:
-        raise StartRefused("DuckDB does not take the lake's S3 options") from None
+        raise StartRefused("DuckDB rejects the lake's S3 options: check TARN_STORAGE_OPTIONS") from None
 
 
 def _set(connection: duckdb.DuckDBPyConnection, setting: str, value: bool | int) -> None:
-    """Say it once, to every connection of the instance: later the configuration may be locked."""
+    """Set an option once for all connections of the instance: later the configuration may be locked."""
     if connection.execute("SELECT current_setting(?)", [setting]).fetchone() != (value,):
         connection.execute(f"SET GLOBAL {setting} = {value}")

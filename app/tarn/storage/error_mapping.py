@@ -1,4 +1,4 @@
-"""What a store's failures mean to us: each becomes one of our errors, without addresses or secrets in its detail."""
+"""Mapping of store failures to Tarn's errors, without addresses or secrets in their details."""
 
 import errno
 import re
@@ -23,7 +23,7 @@ NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist")
 
 
 class Missing(KeyError):
-    """There is no object at this path. A signal for the code that asked, no answer to a request."""
+    """There is no object at this path. Internal: it is never an API error."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -32,8 +32,8 @@ class Missing(KeyError):
 
 @contextmanager
 def translated(path: str, connection: Connection, target: str | None = None) -> Iterator[None]:
-    """Turn what obstore and the disk raise into Missing (of `path`), PathExists (of `target`, or else of `path`),
-    StorageFull or Unavailable. The cause is chained, its text freed of secrets."""
+    """Translate errors of obstore and the disk into Missing (of `path`), PathExists (of `target`, or else of `path`),
+    StorageFull or Unavailable. The cause is chained, with secrets removed from its text."""
     try:
         yield
     except FileNotFoundError as error:
@@ -50,7 +50,9 @@ def _unanswered(error: Exception) -> TarnError:
     if (isinstance(error, OSError) and error.errno in FULL) or FULL_TEXT.search(str(error)):
         return StorageFull("the store has no room left")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
-        return Unavailable("the object store refuses the identity that Tarn has; its operator must look at it")
+        return Unavailable(
+            "the object store refuses the identity of this server: its operator must check credentials and permissions"
+        )
     return Unavailable("the object store does not answer as it should")
 
 

@@ -1,4 +1,4 @@
-"""The store's fault-injecting twin: fails, delays or blocks chosen calls, before or after they took effect.
+"""Fault-injecting store for tests: fails, delays or blocks chosen calls, before or after they took effect.
 
 A test that blocks a call waits until it has arrived and releases it; nothing here is timed.
 """
@@ -13,7 +13,7 @@ from threading import Event, Lock
 from tarn.storage.store import CHUNK, Entry, Store
 
 TIMEOUT_SECONDS = 30.0
-"""Seconds after which a test that waits in vain, or a call that nobody releases, fails instead of hanging."""
+"""Seconds after which a waiting test, or a blocked call that is not released, fails instead of hanging."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Call:
 
 @dataclass
 class Gate:
-    """A blocked call, as its test sees it."""
+    """Controls a blocked call in a test."""
 
     _arrived: Event = field(default_factory=Event)
     _released: Event = field(default_factory=Event)
 
     def wait_arrived(self) -> None:
-        """Return once the call is there and held. Raises TimeoutError if it never comes."""
+        """Return once the call is blocked. Raises TimeoutError if it is never made."""
         if not self._arrived.wait(TIMEOUT_SECONDS):
-            raise TimeoutError("the call that was to be blocked never came")
+            raise TimeoutError("the call that should be blocked was never made")
 
     def release(self) -> None:
-        """Let the call go on; one that has not come yet will pass."""
+        """Unblock the call; if it has not been made yet, it will not block."""
         self._released.set()
 
     def hold(self) -> None:
@@ -55,7 +55,7 @@ class _Fault:
     seen: int = 0
 
     def fires(self, method: str, paths: Sequence[str]) -> bool:
-        """Whether this call is the one; every matching call is counted."""
+        """Return whether the fault applies to this call; every matching call is counted."""
         if self.method != method or not any(fnmatchcase(path, self.glob) for path in paths):
             return False
         self.seen += 1
@@ -67,7 +67,7 @@ class FaultyStore(Store):
 
     `glob` is matched against the whole path, `*` crossing slashes; for a copy the path is the target. `nth` counts
     matching calls from 1 on; with `every`, all calls from the nth on are hit. `after` means that the call took effect
-    and its answer was lost.
+    and its response was lost.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -90,7 +90,7 @@ class FaultyStore(Store):
     def delay(
         self, method: str, glob: str, seconds: float, *, nth: int = 1, every: bool = False, after: bool = False
     ) -> None:
-        """Hold the call for a while, to stand for a slow store; no way to make a test wait."""
+        """Delay the call, as a slow store would. Not a way to make a test wait."""
 
         def act() -> None:
             Event().wait(seconds)
@@ -104,7 +104,7 @@ class FaultyStore(Store):
         return gate
 
     def heal(self) -> None:
-        """Take back every fault. Calls that are held stay held."""
+        """Remove every fault. Blocked calls stay blocked."""
         with self._lock:
             self._faults.clear()
 

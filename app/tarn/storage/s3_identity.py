@@ -1,4 +1,4 @@
-"""Who we are to S3: the keys that were configured, or else the identity that the surroundings give this process."""
+"""S3 credentials: configured keys, or else the ambient AWS identity of this process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ VALID_FOR = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Keys:
-    """Credentials as they are at this moment."""
+    """The current credentials."""
 
     access_key_id: str = field(repr=False)
     secret_access_key: str = field(repr=False)
@@ -28,12 +28,12 @@ class Keys:
 
 
 class AwsIdentity:
-    """Keys for every library alike. Called, it is a credential provider for obstore."""
+    """The source of keys for every library. It is callable as obstore's credential provider."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Raises StartRefused if no keys are configured and the surroundings give none.
+        """Raise StartRefused if no keys are configured and there is no ambient identity.
 
-        The surroundings are botocore's chain: environment, profile, web identity, container, instance metadata.
+        It comes from botocore's chain: environment, profile, web identity, container, instance metadata.
         """
         self._static: Keys | None = None
         self._ambient: Credentials | None = None
@@ -54,19 +54,21 @@ class AwsIdentity:
             )
 
     def keys(self) -> Keys:
-        """The keys of this moment, fetched anew when they are about to expire. Raises Unavailable."""
+        """Return the current keys, renewed when they are about to expire. Raises Unavailable."""
         if self._static:
             return self._static
         assert self._ambient is not None
         try:
             frozen = self._ambient.get_frozen_credentials()
         except (BotoCoreError, ClientError) as error:
-            raise Unavailable("the object store's keys cannot be had: the identity service does not answer") from error
+            raise Unavailable(
+                "the object store's keys cannot be fetched: the identity service does not answer"
+            ) from error
         self._last = Keys(frozen.access_key, frozen.secret_key, frozen.token)
         return self._last
 
     def handed_out(self) -> list[str]:
-        """The secrets that were given to libraries last, which must not show in what they say."""
+        """Return the secrets last passed to libraries, to be redacted from their errors."""
         last = self._static or self._last
         return [secret for secret in (last.secret_access_key, last.token) if secret] if last else []
 

@@ -1,4 +1,4 @@
-"""The store's own clock, by which it says when an object was written."""
+"""The store's clock, which sets the modification times of objects."""
 
 from datetime import datetime
 
@@ -9,10 +9,10 @@ from tarn.storage.store import Store
 
 
 def store_time(store: Store) -> datetime:
-    """What the store's clock says now: a key of our own is written, looked at and removed.
+    """Return the store's current time: write a probe key, read its modification time and delete it.
 
-    It is looked at in a listing, as those who compare with it do: a single look may give whole seconds where a
-    listing gives fractions. Raises Unavailable.
+    The time is read from a listing, as the callers that compare with it do: a HEAD request may give whole seconds where
+    a listing gives fractions. Raises Unavailable.
     """
     path = Layout().probe(new_id())
     store.put(path, b"")
@@ -21,5 +21,5 @@ def store_time(store: Store) -> datetime:
     finally:
         store.delete([path])
     if written is None:
-        raise Unavailable("the object store does not list what it was just given")
+        raise Unavailable("the object store does not list an object that was just written")
     return written
