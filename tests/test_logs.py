@@ -1,4 +1,4 @@
-"""Logs, which people read over the operator's shoulder."""
+"""Secrets in logs, which other people than the operator may read."""
 
 import logging
 from collections.abc import Iterator
@@ -24,23 +24,23 @@ def _restored() -> Iterator[None]:
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_unexpected_error_is_logged_without_the_callers_key(
-    house: InProcessApi,
+    api: InProcessApi,
     settings: Settings,
     form: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    def explode(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("something broke")
 
-    house.dataset("donations")
-    monkeypatch.setattr(house.services.store, "get", explode)
+    api.dataset("donations")
+    monkeypatch.setattr(api.services.store, "get", fail)
     logs.configure(settings.model_copy(update={"log_format": form}))
 
-    status = house.admin.get("/v1/datasets/donations").status_code
+    status = api.admin.get("/v1/datasets/donations").status_code
     written = capsys.readouterr().err
 
     assert status == 500
     assert "RuntimeError" in written
     assert "something broke" in written
-    assert str(house.admin.key) not in written
+    assert str(api.admin.key) not in written

@@ -1,4 +1,4 @@
-"""Settings: read once, refused in one sentence, documented by themselves."""
+"""Settings: loaded once, rejected with one sentence, documented by their descriptions."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from tarn.errors import StartRefused
 from tarn.settings import Settings, load_settings, settings_table
 
 
-def test_defaults_run_on_one_machine_without_any_set_up():
+def test_defaults_run_on_one_machine_without_configuration():
     settings = load_settings()
 
     assert (settings.lake_uri, settings.database_url, settings.port) == ("data/lake", "sqlite:///data/tarn.db", 8000)
     assert (settings.commit_backoff_base, settings.commit_backoff_cap) == (0.01, 2.0)
 
 
-def test_environment_is_read(monkeypatch: pytest.MonkeyPatch):
+def test_settings_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TARN_PORT", "9000")
     monkeypatch.setenv("TARN_CORS_ORIGINS", "https://a.example, https://b.example")
     monkeypatch.setenv("TARN_STORAGE_OPTIONS", '{"aws_endpoint": "http://127.0.0.1:7070"}')
@@ -71,7 +71,7 @@ def test_environment_is_read(monkeypatch: pytest.MonkeyPatch):
         ("TARN_FETCH_PATIENCE", "0", "TARN_FETCH_PATIENCE"),
     ],
 )
-def test_wrong_setting_is_one_sentence_that_names_it(
+def test_invalid_setting_is_rejected_in_one_sentence_with_its_name(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, sentence: str
 ):
     monkeypatch.setenv(variable, value)
@@ -81,13 +81,13 @@ def test_wrong_setting_is_one_sentence_that_names_it(
     assert "\n" not in str(refused.value)
 
 
-def test_driver_of_the_database_is_ours_to_choose(monkeypatch: pytest.MonkeyPatch):
+def test_driver_in_the_database_url_is_replaced(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TARN_DATABASE_URL", "sqlite+foo:///a%3Fb.db")
 
     assert load_settings().database_url == "sqlite:///a%3Fb.db"
 
 
-def test_administrators_key_may_end_with_a_line_end(monkeypatch: pytest.MonkeyPatch):
+def test_administrator_key_may_end_with_a_newline(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TARN_ADMIN_KEY", "0123456789abcdef\n")
 
     key = load_settings().admin_key
@@ -96,7 +96,7 @@ def test_administrators_key_may_end_with_a_line_end(monkeypatch: pytest.MonkeyPa
     assert key.get_secret_value() == "0123456789abcdef"
 
 
-def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch):
+def test_secrets_are_not_in_the_representation(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TARN_ADMIN_KEY", "hunter2-hunter2-hunter2")
     monkeypatch.setenv("TARN_STORAGE_OPTIONS", '{"aws_secret_access_key": "hunter2"}')
     monkeypatch.setenv("TARN_FETCH_STORES", '{"s3://drop": {"aws_secret_access_key": "hunter2"}}')
@@ -104,7 +104,7 @@ def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch):
     assert "hunter2" not in repr(load_settings())
 
 
-def test_wrong_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
+def test_invalid_secret_is_not_part_of_the_error(monkeypatch: pytest.MonkeyPatch):
     for variable, value in (
         ("TARN_ADMIN_KEY", "hunter2"),
         ("TARN_STORAGE_OPTIONS", '{"aws_secret_access_key": hunter2'),
@@ -117,7 +117,7 @@ def test_wrong_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
             assert "hunter2" not in str(refused.value)
 
 
-def test_table_has_a_line_for_every_setting_and_the_docs_hold_it():
+def test_settings_table_has_every_setting_and_equals_the_docs():
     table = settings_table()
 
     assert all(f"`TARN_{name.upper()}`" in table for name in Settings.model_fields)

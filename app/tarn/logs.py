@@ -1,4 +1,4 @@
-"""Structured logs: one event a line, with the request it belongs to."""
+"""Structured logging: one event per line, with the request it belongs to."""
 
 import logging
 import sys
@@ -10,10 +10,10 @@ from structlog.typing import Processor
 from tarn.settings import Settings
 
 LIBRARY_LEVEL = logging.WARNING
-"""The least level at which libraries are heard: below it they tell of URLs and headers, and of what is in them."""
+"""Minimum log level of libraries: below it they log URLs and headers, which can contain secrets."""
 
 LIBRARIES_WITH_LEVEL = ("alembic", "py4j", "uvicorn")
-"""Libraries that set a level of their own."""
+"""Libraries that set their own log level."""
 
 
 def _json(event: object, **_: object) -> str:
@@ -21,21 +21,21 @@ def _json(event: object, **_: object) -> str:
 
 
 def configure(settings: Settings) -> None:
-    """Send everything, our own events and those of libraries, through one renderer to standard error."""
-    people = sys.stderr.isatty() if settings.log_format == "auto" else settings.log_format == "console"
+    """Configure logging: events of Tarn and of libraries go through one renderer to standard error."""
+    console = sys.stderr.isatty() if settings.log_format == "auto" else settings.log_format == "console"
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     rendering: list[Processor] = (
-        # The default formatter shows the locals of every frame, and with them headers and keys.
+        # The default formatter prints the local variables of every frame, including headers and keys.
         [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        if people
+        if console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_json)]
     )
-    # Our own events go straight to the stream, a line for every request: the detour through `logging` costs more than
-    # the event. What libraries log comes by `logging` and is rendered alike.
+    # Tarn's own events (one per request) are written directly to the stream: passing them through `logging` costs more
+    # than the event itself. Libraries log through `logging`, with the same renderer.
     structlog.configure(
         processors=[*shared, *rendering],
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),

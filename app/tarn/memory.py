@@ -1,7 +1,7 @@
-"""Free memory goes back to the system.
+"""Return free heap memory to the operating system (`malloc_trim`).
 
-Threads come and go with requests, and glibc keeps an arena for each that was busy at once: what they freed stays with
-them, in pieces, and a process that lives for weeks grows without holding anything more.
+glibc keeps an allocation arena for each thread that was active concurrently. Memory freed in an arena stays there in
+fragments, so a process that runs for weeks grows although it does not use more memory.
 """
 
 import ctypes
@@ -9,23 +9,23 @@ from threading import Event, Thread
 from types import TracebackType
 
 EVERY = 30.0
-"""Seconds. It takes some milliseconds for a hundred megabytes."""
+"""Seconds between two trims. One takes some milliseconds per hundred megabytes."""
 
 
-def give_back() -> None:
-    """Let the system have the pages that nothing lies on; with an allocator other than glibc's, nothing happens."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def trim() -> None:
+    """Return unused pages to the operating system; does nothing with an allocator other than glibc's."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 class PeriodicTrim:
-    """Gives back what is free, again and again, until the block ends."""
+    """Context manager with a background thread that periodically returns free memory to the operating system."""
 
     def __init__(self, every: float = EVERY) -> None:
         self._every = every
         self._stop = Event()
-        self._thread = Thread(target=self._run, name="gives back memory", daemon=True)
+        self._thread = Thread(target=self._run, name="malloc-trim", daemon=True)
 
     def __enter__(self) -> "PeriodicTrim":
         self._thread.start()
@@ -39,4 +39,4 @@ class PeriodicTrim:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
-            give_back()
+            trim()

@@ -1,4 +1,4 @@
-"""Every setting there is: read once from `TARN_…` in `main` or `cli`, and passed down from there."""
+"""Settings: read once from the `TARN_…` environment variables in `main` or `cli`, and passed down from there."""
 
 import difflib
 import json
@@ -19,7 +19,7 @@ from tarn.errors import StartRefused
 
 PREFIX = "TARN_"
 CLIENT_VARIABLES = frozenset({"TARN_URL", "TARN_KEY"})
-"""Read by the CLI when it speaks to a server; no settings of the server."""
+"""Environment variables of the CLI client; not settings of the server."""
 
 LAKE_SCHEMES = ("", "file", "s3", "gs", "az")
 
@@ -28,10 +28,10 @@ STORE = re.compile(r"(s3|gs|az)://[^/@?#\s]+(/[^/?#\s]+)*")
 DATABASE_FORM = "must look like sqlite:///path or postgresql://user@host/name"
 
 LEAST_KEY = 16
-"""Characters that the administrator's key has at least."""
+"""Minimum length of the administrator's key, in characters."""
 
 LEAST_RATE = 0.001
-"""The lowest limit there is besides none: below it a wait has no sensible number of seconds."""
+"""Lowest rate limit other than 0 (no limit): below it, `Retry-After` would be uselessly long."""
 
 
 def _sensible_rate(rate: float) -> float:
@@ -41,14 +41,14 @@ def _sensible_rate(rate: float) -> float:
 
 
 RequestRate = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_sensible_rate)]
-"""Requests a second; 0 is no limit."""
+"""Requests per second; 0 means no limit."""
 
 
 def checked_admin_key(key: str) -> str:
-    """The administrator's key, without the line end that a file gives it.
+    """Return the administrator's key, stripped of surrounding whitespace such as a file's final newline.
 
-    Raises ValueError for what no request could present: a header carries no such character, and what looks like a
-    tenant's key or like a JWT is looked for among those.
+    Raises ValueError for a key that no request could present: one with characters that a header cannot carry, or one
+    that looks like a tenant's key or a JWT and would be looked up as such.
     """
     key = key.strip()
     if len(key) < LEAST_KEY:
@@ -56,12 +56,14 @@ def checked_admin_key(key: str) -> str:
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError("the key must be ASCII without spaces")
     if key.startswith("tarn_") or key.count(".") == 2:
-        raise ValueError("the key must not start with tarn_ or have two dots: it would be taken for another kind")
+        raise ValueError(
+            "the key must not start with tarn_ or have two dots: it would be parsed as a tenant key or a JWT"
+        )
     return key
 
 
 class Settings(BaseSettings):
-    """One lake, one database, one set of limits."""
+    """Configuration of a process: one lake, one database, one set of limits."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
@@ -74,73 +76,78 @@ class Settings(BaseSettings):
     backup_options: Annotated[dict[str, SecretStr], NoDecode] = Field(
         default={},
         description="JSON object of object-store options for where `tarn backup` writes and `tarn restore` reads; "
-        "without it, those of a lake of the same kind.",
+        "without it, `TARN_STORAGE_OPTIONS`, if the lake has the same URI scheme.",
     )
     database_url: str = Field("sqlite:///data/tarn.db", description="`sqlite:///path` or `postgresql://…`.")
     database_pool: int = Field(
         10,
         ge=1,
         le=1000,
-        description="Connections a process keeps to the database; it takes as many again while all are in use, "
+        description="Size of a process's database connection pool. It may open as many again while all are in use, "
         "and 16 more on SQLite.",
     )
 
     host: str = Field("127.0.0.1", description="Address the API listens on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port the API listens on; 0 takes a free one.")
+    port: int = Field(8000, ge=0, le=65535, description="Port the API listens on; 0 picks a free port.")
     public_url: str | None = Field(
         None,
         pattern=r"^https?://[^\s?#]+$",
-        description="Where clients reach the API: exports and deltas in catalogs have addresses below it. Without it, "
-        "answers of the API use the address of the request, and documents in the lake have no addresses.",
+        description="Public base URL of the API; URLs of exports and deltas in catalogs start with it. Without it, API "
+        "responses use the URL of the request, and documents in the lake contain no URLs.",
     )
     metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="Serve `/metrics` on a port of its own instead of the API's."
+        None, ge=1, le=65535, description="Serve `/metrics` on this separate port instead of the API's port."
     )
     worker_metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="Serve the metrics of a worker on this port; without one it listens on none."
+        None, ge=1, le=65535, description="Port on which a worker serves its metrics; without it, a worker serves none."
     )
     metrics_tenants: int = Field(
         0,
         ge=0,
         le=1000,
-        description="Tenants that metrics of requests tell apart; any further one is `other`, and with 0 none is told.",
+        description="Maximum number of tenants that request metrics have as label values; further ones are `other`. "
+        "With 0, no tenant is named.",
     )
     traces_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^\s]+$",
-        description="Send traces to this OpenTelemetry collector, by OTLP over HTTP: "
-        "`http://collector:4318/v1/traces`, say. Needs `tarn[otel]`.",
+        description="OpenTelemetry collector that receives traces by OTLP over HTTP, such as "
+        "`http://collector:4318/v1/traces`. Needs `tarn[otel]`.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=(), description="Comma-separated origins that browsers may call from; `*` for any."
+        default=(), description="Comma-separated CORS origins allowed to call the API from a browser; `*` for any."
     )
-    shutdown_grace: int = Field(30, ge=0, description="Seconds that running requests and jobs get to finish.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least level logged.")
+    shutdown_grace: int = Field(
+        30, ge=0, description="Seconds that running requests and jobs have to finish at shutdown."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum level that is logged.")
     log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="`auto` is for people on a terminal and JSON elsewhere."
+        "auto", description="`auto`: console format on a terminal, JSON otherwise."
     )
 
     umask: str = Field(
         "077",
-        description="Octal file mode creation mask of every process of the server: permissions that files which Tarn "
-        "writes do not have. `027` lets the group read.",
+        description="Octal file mode creation mask of every server process: the permission bits that files written by "
+        "Tarn do not get. `027` lets the group read.",
     )
     admin_key: SecretStr | None = Field(
         None,
-        description="The administrator's key while it is set: ASCII, 16 characters or more. "
-        "Without it one is made at the first start.",
+        description="The administrator's key: ASCII, 16 characters or more. "
+        "Without it, a key is generated at the first start.",
     )
     admin_key_file: Path = Field(
-        Path("data/admin.key"), description="Where the key made at the first start is kept, mode 0600."
+        Path("data/admin.key"), description="File that stores the key generated at the first start, mode 0600."
     )
     oidc_issuer: str | None = Field(None, description="Accept JWTs of this OpenID Connect issuer.")
-    oidc_audience: str | None = Field(None, description="The audience a JWT must name; needed with an issuer.")
-    oidc_jwks_url: str | None = Field(None, description="The issuer's keys, if not where its discovery document says.")
+    oidc_audience: str | None = Field(None, description="The audience a JWT must name; required with an issuer.")
+    oidc_jwks_url: str | None = Field(
+        None, description="URL of the issuer's key set (JWKS); without it, the one in its discovery document."
+    )
     oidc_tenant_claim: str = Field("tenant", description="The claim of a JWT that names the tenant.")
     oidc_allow_admin: bool = Field(
         False,
-        description="Accept JWTs that name an administrator of the lake: the tenant `admin`, or one that was granted "
-        "`admin` on `*`. Otherwise they are refused.",
+        description="Accept JWTs that name an administrator of the lake: the tenant `admin`, or a tenant with a grant "
+        "of `admin` on `*`. Otherwise they are refused.",
     )
 
     max_document_bytes: int = Field(1 << 20, ge=1024, description="Largest JSON document, decompressed.")
@@ -153,29 +160,31 @@ class Settings(BaseSettings):
     body_min_rate: int = Field(
         1024,
         ge=0,
-        description="Bytes a second, as sent, that a request body must arrive at on average, or the request is refused "
-        "(408); 0 is no minimum. Time during which the server does not read does not count.",
+        description="Minimum average rate of a request body in bytes per second, as sent; a slower request is refused "
+        "(408). 0 means no minimum. Time during which the server does not read is not counted.",
     )
     body_rate_grace: float = Field(
-        60, gt=0, description="Seconds that a request body may be behind `TARN_BODY_MIN_RATE`, at its start and later."
+        60, gt=0, description="Seconds that a request body may lag behind `TARN_BODY_MIN_RATE`, at its start and later."
     )
     rate_limit: RequestRate = Field(
         0,
-        description="Requests a second per tenant and API process, unless the tenant has its own; 0 is no limit. "
-        "The administrator has none.",
+        description="Requests per second per tenant and API process, unless the tenant has its own limit; 0 means no "
+        "limit. Does not apply to the administrator.",
     )
-    rate_burst: int = Field(100, ge=1, description="Requests a tenant may send at once before its rate limit counts.")
+    rate_burst: int = Field(
+        100, ge=1, description="Requests a tenant may send in a burst before its rate limit applies."
+    )
     quota_statements: int | None = Field(
         None, ge=0, description="Statements a tenant may write, unless it has its own quota."
     )
     quota_bytes: int | None = Field(
         None, ge=0, description="Bytes of files and their texts a tenant may store, unless it has its own quota."
     )
-    audit_days: float = Field(90, gt=0, description="Days for which the audit log is kept.")
+    audit_days: float = Field(90, gt=0, description="Days for which entries of the audit log are kept.")
 
     fetch_roots: Annotated[tuple[Path, ...], NoDecode] = Field(
         default=(),
-        description="Comma-separated folders of the server from below which any tenant may fetch and crawl files.",
+        description="Comma-separated folders on the server; any tenant may fetch and crawl files below them.",
     )
     fetch_stores: Annotated[dict[str, dict[str, SecretStr]], NoDecode] = Field(
         default={},
@@ -184,159 +193,176 @@ class Settings(BaseSettings):
     )
     fetch_private_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Comma-separated host names, addresses and networks that may be fetched from though they are not "
-        "public, in an intranet say.",
+        description="Comma-separated host names, IP addresses and networks that may be fetched from although they are "
+        "not public, such as hosts of an intranet.",
     )
-    fetch_max_bytes: int = Field(16 << 30, ge=1, description="Largest file that is fetched.")
+    fetch_max_bytes: int = Field(16 << 30, ge=1, description="Largest file that may be fetched, in bytes.")
     fetch_patience: float = Field(
-        30, gt=0, description="Seconds without a byte after which a fetch from the web is given up."
+        30, gt=0, description="Seconds without a byte received after which a fetch from the web is aborted."
     )
-    fetch_longest: float = Field(3600, gt=0, description="Seconds that a fetch from the web takes at most.")
+    fetch_longest: float = Field(3600, gt=0, description="Maximum duration of a fetch from the web, in seconds.")
 
-    batch_expiry: float = Field(600, gt=0, description="Seconds after which an upload that stands still is given up.")
-    stage_expiry: float = Field(3600, gt=0, description="Seconds after which a stage that is left alone is given up.")
-    upload_expiry: float = Field(
-        86_400, gt=0, description="Seconds after which the upload of a file that stands still is given up."
+    batch_expiry: float = Field(
+        600, gt=0, description="Seconds without progress after which an upload of entities or statements expires."
     )
-    idempotency_hours: float = Field(24, gt=0, description="Hours for which the answer to an Idempotency-Key is kept.")
+    stage_expiry: float = Field(3600, gt=0, description="Seconds without a request after which a stage expires.")
+    upload_expiry: float = Field(
+        86_400, gt=0, description="Seconds without progress after which the upload of a file expires."
+    )
+    idempotency_hours: float = Field(
+        24, gt=0, description="Hours for which the response to an Idempotency-Key is kept."
+    )
     journal_max_rows: int = Field(
-        50_000_000, ge=1, description="Unflushed statements of a dataset past which writes must wait (429)."
+        50_000_000, ge=1, description="Unflushed statements of a dataset above which writes are refused (429)."
     )
     journal_max_age: float = Field(
-        7 * 86_400, gt=0, description="Seconds the oldest unflushed statement may wait before writes must (429)."
+        7 * 86_400,
+        gt=0,
+        description="Age of the oldest unflushed statement, in seconds, above which writes are refused (429).",
     )
 
     queue_max_items: int = Field(
         10_000,
         ge=1,
-        description="Items of one tenant that may wait in a dataset's queue; more must wait outside (429).",
+        description="Maximum pending items of one tenant in a dataset's queue; more are refused (429).",
     )
-    queue_days: float = Field(7, gt=0, description="Days for which a queue item that is done can be looked at.")
+    queue_days: float = Field(7, gt=0, description="Days for which a completed queue item is kept.")
 
-    spark_master: str = Field("local[*]", description="The Spark master that the worker runs its jobs on.")
+    spark_master: str = Field("local[*]", description="Spark master on which the worker runs its jobs.")
     spark_memory: str = Field(
         "2g", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of the Spark driver and executors."
     )
     spark_cores: int | None = Field(
         None,
         ge=1,
-        description="Cores of a standalone Spark cluster that a worker takes at most. Without it the first worker "
-        "takes all, and the others have none.",
+        description="Maximum cores of a standalone Spark cluster that a worker uses. Without it, the first worker "
+        "takes all cores, and others get none.",
     )
     spark_secret: SecretStr | None = Field(
         None,
         min_length=16,
-        description="The secret that the processes of a standalone Spark cluster share (`spark.authenticate.secret`). "
-        "On a local master and on Kubernetes Spark makes one by itself.",
+        description="Shared secret of the processes of a standalone Spark cluster (`spark.authenticate.secret`). "
+        "On a local master and on Kubernetes, Spark generates one.",
     )
     spark_patience: float = Field(
         600,
         gt=0,
-        description="Seconds that a job on a Spark cluster waits while there is no executor, before it goes back to be "
-        "tried again.",
+        description="Seconds that a job on a Spark cluster waits for an executor before it is returned to the queue to "
+        "be retried.",
     )
     upkeep_every: float = Field(
-        10, gt=0, description="Seconds between two looks for datasets that are due for maintenance."
+        10, gt=0, description="Seconds between two checks for datasets that are due for maintenance."
     )
-    job_days: float = Field(30, gt=0, description="Days for which a job that is over can be looked at.")
+    job_days: float = Field(30, gt=0, description="Days for which a finished job is kept.")
     job_slots: int = Field(
         3,
         ge=1,
         le=32,
-        description="Jobs that a worker runs at the same time, beside flushes. A tenant that has one running leaves "
-        "the last free slot to others.",
+        description="Jobs that a worker runs concurrently, in addition to flushes. The last free slot is reserved for "
+        "tenants without a running job.",
     )
-    worker_poll: float = Field(0.5, gt=0, description="Seconds between two looks for work.")
-    worker_heartbeat: float = Field(5, gt=0, description="Seconds between two signs of life of a worker.")
+    worker_poll: float = Field(0.5, gt=0, description="Interval in seconds at which a worker polls for work.")
+    worker_heartbeat: float = Field(5, gt=0, description="Seconds between two heartbeats of a worker.")
     worker_silent_after: float = Field(
-        30, gt=0, description="Seconds without a sign of life after which a worker counts as dead."
+        30, gt=0, description="Seconds without a heartbeat after which a worker is considered dead."
     )
 
-    flush_rows: int = Field(100_000, ge=1, description="Unflushed statements of a dataset that start a flush.")
-    flush_bytes: int = Field(64 << 20, ge=1, description="Unflushed bytes of values that start a flush.")
-    flush_age: float = Field(10, gt=0, description="Seconds that a statement waits for its flush at most.")
+    flush_rows: int = Field(
+        100_000, ge=1, description="Number of unflushed statements of a dataset that triggers a flush."
+    )
+    flush_bytes: int = Field(64 << 20, ge=1, description="Unflushed bytes of values that trigger a flush.")
+    flush_age: float = Field(
+        10, gt=0, description="Maximum age of an unflushed statement, in seconds, before a flush starts."
+    )
     kernel_memory: str = Field(
-        "512m", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of one Spark task's own work, outside the JVM."
+        "512m", pattern=r"^[1-9][0-9]*[mg]$", description="Memory of one Spark task outside the JVM."
     )
     query_memory: str = Field(
         "1g",
         pattern=r"^[1-9][0-9]*[mg]$",
-        description="Memory that an API process uses for queries. Gets of one entity have as much, and seldom need it.",
+        description="Memory that an API process uses for queries; point lookups have a second limit of the same size.",
     )
     parser_memory: str = Field(
         "1g",
         pattern=r"^[1-9][0-9]*[mg]$",
-        description="Memory that parsing one body takes at most; a body that needs more is refused (413).",
+        description="Maximum memory for parsing one body; a body that needs more is refused (413).",
     )
     query_temp_space: str = Field(
-        "10g", pattern=r"^[1-9][0-9]*[mg]$", description="Disk that an API process uses for queries beyond that memory."
+        "10g",
+        pattern=r"^[1-9][0-9]*[mg]$",
+        description="Disk space to which queries of an API process may spill when memory is full.",
     )
-    query_threads: int = Field(2, ge=1, le=1024, description="Threads that work on an API process's queries.")
+    query_threads: int = Field(2, ge=1, le=1024, description="Threads that execute the queries of an API process.")
     query_slots: int = Field(
         4,
         ge=2,
         le=1000,
-        description="Queries that an API process works on at once, and beside them as many gets. The last free one of "
-        "each is kept for a tenant that has none.",
+        description="Queries that an API process runs concurrently, and separately as many point lookups. The last "
+        "free slot of each is reserved for a tenant that has none.",
     )
     query_streams: int = Field(
         64,
         ge=1,
         le=100_000,
-        description="Streams that an API process keeps open at once. The last free "
-        "one is kept for a tenant that has none.",
+        description="Streams that an API process keeps open concurrently. The last free "
+        "slot is reserved for a tenant that has none.",
     )
     query_seconds: float = Field(
         60,
         gt=0,
         le=86_400,
-        description="Seconds that a query or a get may run before it is stopped (504), from when it has a slot.",
+        description="Maximum duration of a query or point lookup in seconds, counted from when it gets a slot (504).",
     )
     stream_patience: float = Field(
-        300, gt=0, description="Seconds after which a stream whose client takes nothing is broken off."
+        300, gt=0, description="Seconds without the client reading after which a stream is closed."
     )
     stream_seconds: float = Field(
         600,
         gt=0,
         le=86_400,
-        description="Seconds that a stream's query may run for its first or its next rows before it is stopped. Time "
-        "in which the client takes what it was sent does not count.",
+        description="Maximum seconds that a stream's query may run until its first or its next rows. Time in which the "
+        "client reads rows it was sent is not counted.",
     )
-    event_poll: float = Field(0.5, gt=0, description="Seconds between two looks of an API process for new events.")
+    event_poll: float = Field(
+        0.5, gt=0, description="Interval in seconds at which an API process polls for new events."
+    )
     event_heartbeat: float = Field(
-        15, gt=0, description="Seconds without an event after which a stream of them shows that it is alive."
+        15, gt=0, description="Seconds without an event after which an event stream sends a keep-alive comment."
     )
     event_longest: float = Field(
-        3600, gt=0, description="Seconds after which a stream of events ends, and its client comes again."
+        3600, gt=0, description="Seconds after which the server ends an event stream; its client reconnects."
     )
-    event_streams: int = Field(
-        1000, ge=1, le=100_000, description="Streams of events that an API process keeps open at once."
-    )
+    event_streams: int = Field(1000, ge=1, le=100_000, description="Maximum open event streams of an API process.")
     event_streams_per_tenant: int = Field(
-        100, ge=1, le=100_000, description="Streams of events that one tenant keeps open at an API process."
+        100, ge=1, le=100_000, description="Maximum open event streams of one tenant at an API process."
     )
-    event_days: float = Field(7, gt=0, description="Days for which an event can be told again.")
-    event_most: int = Field(100_000, ge=1, description="Events of one dataset that can be told again.")
-    webhook_patience: float = Field(10, gt=0, description="Seconds that a webhook's receiver has for one event.")
+    event_days: float = Field(7, gt=0, description="Days for which an event is kept and can be replayed.")
+    event_most: int = Field(
+        100_000, ge=1, description="Maximum number of events of one dataset that are kept and can be replayed."
+    )
+    webhook_patience: float = Field(10, gt=0, description="Timeout in seconds of one webhook delivery.")
     webhook_attempts: int = Field(
-        20, ge=1, le=1000, description="How often an event is sent to a webhook before the webhook is given up."
+        20, ge=1, le=1000, description="Delivery attempts of one event after which its webhook is disabled."
     )
     reader_heartbeat: float = Field(
-        2, gt=0, description="Seconds between two reports of an API process on what it reads."
+        2, gt=0, description="Seconds between two heartbeats in which an API process reports the snapshots it reads."
     )
     reader_silent_after: float = Field(
-        60, gt=0, description="Seconds without a report after which a vacuum takes an API process for dead."
+        60, gt=0, description="Seconds without such a heartbeat after which a vacuum considers an API process dead."
     )
     overlay_rows: int = Field(
-        500_000, ge=0, description="Unflushed statements that an API process keeps in memory for its readers."
+        500_000, ge=0, description="Unflushed statements that an API process caches in memory for reads."
     )
-    lease_seconds: float = Field(60, gt=0, description="Seconds after which a lease that is not renewed is free.")
-    commit_wait: float = Field(60, ge=0, description="Seconds a write waits for its flush.")
-    commit_retries: int = Field(10, ge=0, description="How often a commit that lost a race is tried again.")
+    lease_seconds: float = Field(60, gt=0, description="Seconds after which a lease that is not renewed expires.")
+    commit_wait: float = Field(60, ge=0, description="Maximum seconds that a write waits for its flush.")
+    commit_retries: int = Field(10, ge=0, description="How often a commit that lost a race is retried.")
     commit_backoff_base: float = Field(
-        0.01, gt=0, description="Seconds of the first back-off; each is drawn from zero up to twice the last bound."
+        0.01,
+        gt=0,
+        description="Upper bound of the first back-off in seconds. The bound doubles with each retry; each wait is "
+        "random between zero and the bound.",
     )
-    commit_backoff_cap: float = Field(2.0, gt=0, description="The longest back-off in seconds.")
+    commit_backoff_cap: float = Field(2.0, gt=0, description="Maximum back-off in seconds.")
 
     @property
     def parser_memory_bytes(self) -> int:
@@ -423,7 +449,7 @@ class Settings(BaseSettings):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment. Raises StartRefused with one sentence naming the variable that is wrong."""
+    """Return the settings from the environment. Raises StartRefused with one sentence naming the invalid variable."""
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | CLIENT_VARIABLES
     for variable in sorted(name for name in os.environ if name.upper().startswith(PREFIX)):
         if variable.upper() not in known:
@@ -441,12 +467,12 @@ def load_settings(**overrides: Any) -> Settings:
 def _parsed(value: Any, example: str) -> Any:
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except (ValueError, RecursionError):  # without the parser's words, which could repeat a secret
+    except (ValueError, RecursionError):  # without the parser's message, which could contain a secret
         raise ValueError(f"must be a JSON object, such as {example}") from None
 
 
 def _check_postgresql(url: URL) -> None:
-    """Raise ValueError for an option that PostgreSQL's library does not know; it would say so only when it connects."""
+    """Raise ValueError for a connection option unknown to libpq, which would report it only when connecting."""
     try:
         make_conninfo(**dict.fromkeys(url.query, ""))
     except psycopg.Error as error:
@@ -454,7 +480,7 @@ def _check_postgresql(url: URL) -> None:
 
 
 def settings_table() -> str:
-    """The settings as a Markdown table, generated so that it cannot fall behind."""
+    """Return the settings as a Markdown table: the body of docs/settings.md, which `make docs` writes."""
     lines = ["| variable | default | meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = field.get_default(call_default_factory=True, validated_data={})

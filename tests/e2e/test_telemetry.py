@@ -1,4 +1,4 @@
-"""A server, its worker and Spark, watched as Prometheus and a collector of traces would."""
+"""Metrics and traces of a server, its worker and Spark, as Prometheus and a trace collector receive them."""
 
 import time
 from collections.abc import Iterator
@@ -14,15 +14,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from tests.s3 import free_port
 from tests.server import running
-from tests.test_telemetry import JANE, told
+from tests.test_telemetry import JANE, samples
+
+pytestmark = pytest.mark.long
 
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
-"""A trace that is under way when a request is sent."""
+"""A trace that is in progress when a request is sent."""
 
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Where it listens, and the spans that it has got."""
+    """Start a trace collector; return its address and the spans that it receives."""
     got: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -35,7 +37,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -46,16 +48,16 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 
 def settled(url: str, name: str, value: float) -> dict[str, float]:
-    """The metrics of a process, once one of them has a value: a counter moves just after what it counts."""
+    """Wait until a metric of a process has a value and return all metrics: counters increase just after the event."""
     deadline = time.monotonic() + 120
-    while (found := told(httpx.get(url).text)).get(name) != value:
+    while (found := samples(httpx.get(url).text)).get(name) != value:
         assert time.monotonic() < deadline, f"{name} is {found.get(name)}"
         time.sleep(0.05)
     return found
 
 
 @pytest.mark.xdist_group("spark")
-def test_what_goes_through_a_server_shows_in_its_metrics_and_traces(tmp_path: Path):
+def test_requests_and_jobs_appear_in_metrics_and_traces(tmp_path: Path):
     port = free_port()
     with (
         collector() as (endpoint, got),
