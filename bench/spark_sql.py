@@ -1,7 +1,7 @@
-"""The same segment by plain Spark SQL, for docs/decisions/011: fold, split, sort and write, without kernels.
+"""Benchmark of plain Spark SQL against the kernels, for decision 011: fold, split, sort and write the same segment.
 
-It is given a head start: its events are in Parquet already, nothing is looked up in the store, and nothing is committed
-to a Delta table, which without delta-spark's JARs it could not be.
+The comparison favours plain Spark SQL: its events are already in Parquet, it looks nothing up in existing files, and it
+commits nothing to a Delta table (which would need delta-spark's JARs).
 """
 
 import multiprocessing
@@ -19,37 +19,37 @@ from tarn.model.shards import ALL_SHARDS
 from tarn.pipeline.tasks.journal_slice import Journal, JournalSlice
 
 from bench.data import entities
-from bench.flush import COUNT, Bench, _house
+from bench.flush import COUNT, Bench, started_bench
 
 KEY = ("bucket", "canonical_id", "id")
 
 
 def run() -> dict[str, Any]:
-    """Statements/s of both on the same events, on the same session, warm, each the best of three."""
-    with tempfile.TemporaryDirectory() as name, _house(Path(name)) as house:
+    """Measure statements/s of both on the same events and warm session, best of three runs each."""
+    with tempfile.TemporaryDirectory() as name, started_bench(Path(name)) as bench:
         path = entities(COUNT, Path(name))
-        house.load("warm", path)
-        house.flush("warm")
-        statements = house.load("events", path)
-        events = _export_events(house, Path(name))
+        bench.load("warm", path)
+        bench.flush("warm")
+        statements = bench.load("events", path)
+        events = _export_events(bench, Path(name))
         kernels = []
         for number in range(3):
-            house.load(f"again{number}", path)
-            kernels.append(house.flush(f"again{number}"))
-        session = house.flusher._sessions.current()
-        plain = [_run_spark_sql(session, events, Path(name) / f"plain{number}") for number in range(4)][1:]
+            bench.load(f"again{number}", path)
+            kernels.append(bench.flush(f"again{number}"))
+        session = bench.flusher._sessions.current()
+        spark_sql = [_run_spark_sql(session, events, Path(name) / f"plain{number}") for number in range(4)][1:]
     return {
         "kernels statements/s": statements / min(kernels),
-        "plain Spark SQL statements/s": statements / min(plain),
-        "kernels / plain Spark SQL": min(plain) / min(kernels),
+        "plain Spark SQL statements/s": statements / min(spark_sql),
+        "kernels / plain Spark SQL": min(spark_sql) / min(kernels),
     }
 
 
-def _export_events(house: Bench, folder: Path) -> Path:
-    """The dataset's events as Parquet, as the kernel would read them: in a process of its own, as it does."""
+def _export_events(bench: Bench, folder: Path) -> Path:
+    """Export the dataset's events to Parquet with the kernel's reader, in a separate process as the kernel does."""
     target = folder / "events.parquet"
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pool.submit(export, house.settings.database_url, house.dataset("events"), target).result()
+        pool.submit(export, bench.settings.database_url, bench.dataset("events"), target).result()
     return target
 
 
@@ -60,17 +60,17 @@ def export(database_url: str, dataset_id: str, target: Path) -> None:
 
 
 def _run_spark_sql(session: SparkSession, events: Path, target: Path) -> float:
-    begun = time.perf_counter()
-    families = session.createDataFrame(list(buckets().items()), "schema string, bucket string")
-    newest = Window.partitionBy("id", "origin")
+    start = time.perf_counter()
+    bucket_rows = session.createDataFrame(list(buckets().items()), "schema string, bucket string")
+    by_statement = Window.partitionBy("id", "origin")
     folded = (
         session.read.parquet(str(events))
         .where("ord <> 0 AND kind = 1")
-        .join(f.broadcast(families), "schema")
+        .join(f.broadcast(bucket_rows), "schema")
         .withColumn("canonical_id", f.coalesce("canonical_id", "entity_id"))
-        .withColumn("first_seen", f.min("first_seen").over(newest))
-        .withColumn("last_seen", f.max("last_seen").over(newest))
-        .withColumn("place", f.row_number().over(newest.orderBy(f.desc("ord"))))
+        .withColumn("first_seen", f.min("first_seen").over(by_statement))
+        .withColumn("last_seen", f.max("last_seen").over(by_statement))
+        .withColumn("place", f.row_number().over(by_statement.orderBy(f.desc("ord"))))
         .where("place = 1")
         .drop("place", "kind")
         .persist()
@@ -79,7 +79,7 @@ def _run_spark_sql(session: SparkSession, events: Path, target: Path) -> float:
     log = folded.select(*KEY, "entity_id", "origin", "first_seen", "last_seen", "ord", f.lit("insert").alias("kind"))
     _write(log, target / "translog", "kind")
     folded.unpersist()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _write(rows: DataFrame, target: Path, partition: str) -> None:

@@ -1,7 +1,7 @@
-"""The OpenAPI document as a file, and the promises of the last release.
+"""Write the OpenAPI document to a file, and record what a release promises.
 
-python -m clients.document            write `openapi.json`, as the code has it
-python -m clients.document --release  and take what it promises for what later versions are held to
+python -m clients.document            write `openapi.json` from the code
+python -m clients.document --release  also record its promises in `released.txt`, which later versions must keep
 """
 
 import json
@@ -14,25 +14,25 @@ HERE = Path(__file__).parent
 DOCUMENT, RELEASED, DECLARED = HERE / "openapi.json", HERE / "released.txt", HERE / "breaking.txt"
 
 ABOUT_DECLARED = """\
-# What a change takes away from clients of the last release, or newly demands of them: each line as the failing test
-# names it, below a comment that says why. A release empties this file.
+# Breaking changes since the last release: removed promises and new requirements. Each line is as the failing test
+# prints it, below a comment with the reason. A release empties this file.
 """
 
 
 def document_text() -> str:
-    """The document of the code, as it is checked in."""
+    """Return the OpenAPI document of the code, formatted as it is checked in."""
     from tarn.api.application import openapi_document
 
     return json.dumps(openapi_document(), indent=1, ensure_ascii=False) + "\n"
 
 
 def released() -> Surface:
-    """What the last release promised and demanded."""
+    """Return the promises and requirements of the last release."""
     return Surface.parse(RELEASED.read_text())
 
 
 def declared() -> set[str]:
-    """The lines that a change has been declared to break."""
+    """Return the lines of `breaking.txt`: the declared breaking changes."""
     return {line for line in DECLARED.read_text().splitlines() if line and not line.startswith("#")}
 
 

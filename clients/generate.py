@@ -1,4 +1,4 @@
-"""Clients in other languages, generated from the OpenAPI document that is checked in.
+"""Generate clients from the OpenAPI document that is checked in.
 
 python -m clients.generate python FOLDER      the package `tarn_generated`, by openapi-python-client
 python -m clients.generate typescript FOLDER  a package for Node and browsers, by openapi-typescript and openapi-fetch
@@ -19,26 +19,26 @@ from clients.document import DOCUMENT, HERE
 PACKAGE = "tarn_generated"
 TYPESCRIPT = HERE / "typescript"
 TOOLS = HERE.parent / ".tools" / "typescript"
-"""Where `make tools` puts what makes the TypeScript client, if npm is at hand."""
+"""Where `make tools` installs the generator of the TypeScript client, if npm is available."""
 
 STRUCTURED = frozenset({"application/json", "multipart/form-data"})
-"""Types of bodies that openapi-python-client knows how to make."""
+"""Media types of request bodies that openapi-python-client supports."""
 
 RENAMED = {"Mapping": "StoredMapping", "And": "AllOf", "Or": "AnyOf"}
-"""Schemata whose names are also names of openapi-python-client's own code, or of one of their properties."""
+"""Schemata whose names collide with names in openapi-python-client's code, or with one of their properties."""
 
 
 class CannotGenerate(Exception):
-    """A generator is missing, or is not content with the document."""
+    """A generator is not installed, or fails on the document."""
 
 
 def python(folder: Path) -> Path:
-    """The Python package, below this folder. Raises CannotGenerate."""
+    """Generate the Python package below this folder. Raises CannotGenerate."""
     document = json.loads(DOCUMENT.read_text())
     config = {
         "package_name_override": PACKAGE,
         "post_hooks": [],
-        # What the generator does not know is sent as the bytes that it is given.
+        # Bodies of types that the generator does not support are sent as bytes.
         "content_type_overrides": dict.fromkeys(_streams(document), "application/octet-stream"),
         "class_overrides": {name: {"class_name": new, "module_name": _module(new)} for name, new in RENAMED.items()},
     }
@@ -54,16 +54,16 @@ def python(folder: Path) -> Path:
 
 
 def typescript(folder: Path) -> Path:
-    """The TypeScript package, in this folder: its types, the few lines around them, and what it needs installed.
+    """Generate the TypeScript package in this folder: types, the wrapper `index.ts` and the package files.
 
     Raises CannotGenerate.
     """
     generator = TOOLS / "node_modules" / ".bin" / "openapi-typescript"
     if not generator.exists():
-        raise CannotGenerate(f"openapi-typescript is not in {TOOLS}: `make tools` puts it there where npm is installed")
+        raise CannotGenerate(f"openapi-typescript is not in {TOOLS}: install npm, then run `make tools`")
     for name in ("index.ts", "package.json", "package-lock.json", "tsconfig.json"):
         shutil.copy(TYPESCRIPT / name, folder)
-    # What has a default may be left out by who sends it.
+    # Properties with a default may be left out of requests.
     _run([generator, DOCUMENT, "--default-non-nullable=false", "--output", folder / "schema.ts"], folder)
     return folder
 
@@ -87,7 +87,7 @@ def _run(command: Sequence[str | Path], folder: Path) -> None:
 
 
 def main() -> None:
-    """Generate what is asked for."""
+    """Generate the client that the command line names."""
     try:
         language, folder = sys.argv[1:]
         generate = GENERATORS[language]

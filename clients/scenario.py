@@ -1,6 +1,6 @@
-"""What every client must be able to do: make a dataset, write, flush, read back, export. Prints what it found.
+"""Test scenario for the generated Python client: create a dataset, write, flush, read back, export; print the results.
 
-The same as `typescript/scenario.ts`, with the generated Python client.
+`typescript/scenario.ts` does the same with the TypeScript client.
 """
 
 import io
@@ -17,10 +17,10 @@ from tarn_generated.client import AuthenticatedClient
 from tarn_generated.models import (
     Entity,
     EntityNotFoundProblem,
+    ExportKind,
     ExportOptions,
     GetEntityFreshType0,
     Job,
-    Kind,
     NewDataset,
     Written,
 )
@@ -30,14 +30,14 @@ Answer = TypeVar("Answer")
 
 
 def done(answer: object, kind: type[Answer]) -> Answer:
-    """What a call answered, if it is of this type. Raises TypeError for a problem."""
+    """Return the result of a call if it has this type. Raises TypeError for a problem."""
     if not isinstance(answer, kind):
         raise TypeError(answer)
     return answer
 
 
 def over(client: AuthenticatedClient, answer: object) -> Job:
-    """A job when it is over: the first flush of a server starts Spark, which may take longer than one wait."""
+    """Wait for a job and return it: the first flush of a server starts Spark, which may take longer than one wait."""
     job = done(answer, Job)
     while job.finished is None:
         job = done(get_job.sync(job.id, client=client, wait=60), Job)
@@ -45,12 +45,12 @@ def over(client: AuthenticatedClient, answer: object) -> Job:
 
 
 def lines(answer: object) -> int:
-    """How many records a file has."""
+    """Return the number of lines of a file."""
     return len(done(answer, File).payload.read().splitlines())
 
 
 def main(url: str, key: str, name: str) -> None:
-    """Play the scenario on a new dataset of this name."""
+    """Run the scenario on a new dataset of this name."""
     people = [{"id": one, "schema": "Person", "properties": {"name": [f"{one} Doe"]}} for one in ("jane", "joe")]
     body = io.BytesIO("\n".join(json.dumps(person) for person in people).encode())
     with AuthenticatedClient(base_url=url, token=key, timeout=None) as client:
@@ -64,10 +64,10 @@ def main(url: str, key: str, name: str) -> None:
         jane = done(get_entity.sync(name, "jane", client=client, fresh=fresh), Entity)
         missing = done(get_entity.sync(name, "nobody", client=client), EntityNotFoundProblem)
         streamed = lines(stream_entities.sync(name, client=client))
-        options = ExportOptions(kinds=[Kind.ENTITIES])
+        options = ExportOptions(kinds=[ExportKind.ENTITIES])
         made = over(client, export_dataset.sync(name, client=client, body=options, wait=60))
         exported = lines(get_export.sync(name, "entities.ftm.json", client=client))
-    found = {
+    results = {
         "written": [written.entities, written.statements],
         "flushed": flushed.state,
         "caption": jane.caption,
@@ -76,7 +76,7 @@ def main(url: str, key: str, name: str) -> None:
         "made": made.state,
         "exported": exported,
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

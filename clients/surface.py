@@ -1,8 +1,8 @@
-"""What an OpenAPI document promises to clients and demands of them, a line each, so that two versions can be compared.
+"""Detect breaking changes: list what an OpenAPI document promises to clients and requires of them, one per line.
 
-A later version may promise more and demand less. A promise that is gone breaks whoever relied on it, and a demand that
-is new breaks whoever does not meet it. Names of operations and of schemata are promises too: generated clients have
-them.
+A later version may promise more and require less. A removed promise breaks clients that relied on it, and a new
+requirement (a *demand*) breaks clients that do not meet it. Names of operations and schemata are promises too, because
+generated clients use them.
 """
 
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ Json = dict[str, Any]
 
 COMPONENT = "#/components/schemas/"
 DEMAND = "! "
-"""How a line of a demand begins, where promises and demands stand in one text."""
+"""Prefix of demands in a text that has promises and demands."""
 
 
 @dataclass(frozen=True)
 class Surface:
-    """Lines of promises and of demands."""
+    """The promises and demands of one version of the API."""
 
     promises: frozenset[str]
     demands: frozenset[str]
 
     def broken_by(self, later: "Surface") -> set[str]:
-        """What a later version takes away from this one, or newly demands of what is here already."""
+        """Return promises that a later version removes, and demands that it adds to existing routes and schemata."""
         return {*(self.promises - later.promises), *filter(self._is_of, later.demands - self.demands)}
 
     def _is_of(self, demand: str) -> bool:
-        """Whether it is on a route, a schema or a property that is promised here: on another one it is no news."""
+        """Return whether a demand is on a promised route, schema or property; on a new one it breaks no client."""
         whole, null, _ = demand.partition("may be null")
         beginning = whole if null else demand.partition("needs ")[0]
         return any(promise.startswith(beginning) for promise in self.promises)
@@ -45,16 +45,16 @@ class Surface:
 
 
 def surface(document: Json) -> Surface:
-    """The surface of a document."""
-    found = _Collector(document.get("components", {}).get("schemas", {}))
+    """Return the surface of an OpenAPI document."""
+    collector = _Collector(document.get("components", {}).get("schemas", {}))
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            found.operation(f"{method.upper()} {path}", operation)
-    return Surface(frozenset(found.promises), frozenset(found.demands))
+            collector.operation(f"{method.upper()} {path}", operation)
+    return Surface(frozenset(collector.promises), frozenset(collector.demands))
 
 
 class _Collector:
-    """The lines found so far, and the schemata that were looked at on either side."""
+    """Collects promises and demands; visits each schema once as sent and once as received."""
 
     def __init__(self, schemata: dict[str, Json]) -> None:
         self._schemata = schemata
@@ -81,13 +81,13 @@ class _Collector:
                 schema = content.get("schema", {})
                 if status < "400":
                     self._gives(f"{name} answers {status} {kind}", schema)
-                # Which problems a status stands for may change; what each of them says may not.
-                for form in _forms(schema):
+                # The problems of a status may change; the properties of each problem may not.
+                for form in _alternatives(schema):
                     self._members(form, self._received, self._shows)
 
     def _takes(self, what: str, schema: Json) -> None:
-        """A place where clients send: each form that it takes is a promise, and so is each value of an enum."""
-        for form in _forms(schema):
+        """Record what clients may send here: each accepted alternative and each value of an enum is a promise."""
+        for form in _alternatives(schema):
             self.promises.add(f"{what}: {_name(form)}")
             self.promises.update(f"{what}: {value!r}" for value in form.get("enum", ()))
             for inner in _inner(form):
@@ -101,8 +101,8 @@ class _Collector:
         self.promises.update(f"{owner} takes {value!r}" for value in schema.get("enum", ()))
 
     def _gives(self, what: str, schema: Json) -> None:
-        """A place where clients read: each form is a promise; that it may be null is something they must bear."""
-        for form in _forms(schema):
+        """Record what clients receive here: each alternative is a promise; that it may be null is a demand."""
+        for form in _alternatives(schema):
             if form.get("type") == "null":
                 self.demands.add(f"{what}: may be null")
                 continue
@@ -116,31 +116,31 @@ class _Collector:
             self._gives(f"{owner} has {prop}", inner)
         self.promises.update(f"{owner} always has {prop}" for prop in schema.get("required", ()))
 
-    def _members(self, form: Json, seen: set[str], look: Any) -> None:
-        """Look at a schema once, by its name."""
+    def _members(self, form: Json, seen: set[str], visit: Any) -> None:
+        """Visit a named schema, once."""
         name = _name(form)
         if "$ref" not in form or name in seen:
             return
         seen.add(name)
         schema = self._schemata[name]
-        look(name, schema)
-        for alternative in _forms(schema):
+        visit(name, schema)
+        for alternative in _alternatives(schema):
             if "$ref" in alternative:
-                self._members(alternative, seen, look)
+                self._members(alternative, seen, visit)
 
 
-def _forms(schema: Json) -> Iterator[Json]:
-    """The alternatives of a schema, or the schema."""
+def _alternatives(schema: Json) -> Iterator[Json]:
+    """Yield the alternatives of a schema, or the schema itself."""
     alternatives = schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf")
     if alternatives is None:
         yield schema
         return
     for alternative in alternatives:
-        yield from _forms(alternative)
+        yield from _alternatives(alternative)
 
 
 def _inner(form: Json) -> Iterator[Json]:
-    """What an array or a map holds."""
+    """Yield the schemata of the items of an array or the values of a map."""
     yield from (form[inner] for inner in ("items", "additionalProperties") if isinstance(form.get(inner), dict))
 
 

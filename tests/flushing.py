@@ -1,4 +1,4 @@
-"""A flush in a test: kernels in a child process, without Spark."""
+"""Fixtures that flush in a test: kernels in a child process, without Spark."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -27,24 +27,24 @@ def kernels(settings: Settings, kernel_process: ProcessPoolExecutor) -> DirectKe
 
 
 @pytest.fixture
-def dataset(house: InProcessApi) -> Dataset:
-    house.dataset("test")
-    with house.services.database.read() as connection:
-        found = find(connection, DatasetName("test"))
-    assert found is not None
-    return found
+def dataset(api: InProcessApi) -> Dataset:
+    api.dataset("test")
+    with api.services.database.read() as connection:
+        dataset = find(connection, DatasetName("test"))
+    assert dataset is not None
+    return dataset
 
 
 @pytest.fixture
-def flush(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> Callable[[], list[Snapshot]]:
-    """Flush the dataset, and get the snapshots that this makes."""
-    services = house.services
+def flush(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> Callable[[], list[Snapshot]]:
+    """Return a function that flushes the dataset and returns the new snapshots."""
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flushing = Flush(services.database, services.store, publisher, lambda: kernels)
 
     def run() -> list[Snapshot]:
-        done = flushing.run([dataset], lambda: None)[dataset.id]
-        assert done.error is None, done.error
-        return done.snapshots
+        outcome = flushing.run([dataset], lambda: None)[dataset.id]
+        assert outcome.error is None, outcome.error
+        return outcome.snapshots
 
     return run

@@ -1,4 +1,4 @@
-"""The API in process, and callers of it: what a test needs to speak HTTP without a server."""
+"""The API in this process and its callers: HTTP requests without a server."""
 
 from dataclasses import replace
 from types import TracebackType
@@ -11,7 +11,7 @@ from tarn.api.application import create_app
 from tarn.api.http.services.container import Services
 
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-"""For what does not depend on which database it is."""
+"""Runs a test on SQLite only, because its subject does not depend on the database."""
 
 
 NOTHING_LEFT_OUT = {
@@ -21,7 +21,7 @@ NOTHING_LEFT_OUT = {
     "nested": 0,
     "deleted": 0,
 }
-"""What the answer to a write says if all of it was stored as it was given."""
+"""The response to a write that stored everything as it was sent."""
 
 
 class Caller:
@@ -55,14 +55,16 @@ class Caller:
 
 
 class InProcessApi:
-    """The application around real services, with its administrator and anybody else a test invites."""
+    """The application around real services, with clients of its administrator and of the tenants that a test
+    creates.
+    """
 
     def __init__(self, services: Services, admin_key: str, owns_parsers: bool = True) -> None:
         self.services = services
         self._owns_parsers = owns_parsers
         self._client = TestClient(create_app(services), raise_server_exceptions=False)
         self.admin = Caller(self._client, admin_key)
-        self.nobody = Caller(self._client, None)
+        self.anonymous = Caller(self._client, None)
 
     def __enter__(self) -> "InProcessApi":
         self._client.__enter__()
@@ -79,7 +81,7 @@ class InProcessApi:
         self.services.denials.close()
 
     def with_settings(self, **changes: Any) -> "InProcessApi":
-        """The same house, run with other settings."""
+        """Return the same API with other settings."""
         settings = self.services.settings.model_copy(update=changes)
         return InProcessApi(replace(self.services, settings=settings), str(self.admin.key), self._owns_parsers)
 
@@ -87,7 +89,9 @@ class InProcessApi:
         return Caller(self._client, key)
 
     def tenant(self, name: str, **grants: str) -> Caller:
-        """A new tenant with a key, and a grant for each `dataset=level`; `any` stands for `*`."""
+        """Create a tenant with a grant for each `dataset=level`, where `any` means `*`; return a caller with its
+        key.
+        """
         assert self.admin.post("/v1/admin/tenants", {"name": name}).status_code == 201
         for dataset, level in grants.items():
             grant = {"dataset": "*" if dataset == "any" else dataset, "level": level}
@@ -95,7 +99,7 @@ class InProcessApi:
         return self.with_key(self.admin.post(f"/v1/admin/tenants/{name}/keys", {}).json()["key"])
 
     def dataset(self, name: str, **metadata: Any) -> dict[str, Any]:
-        answer = self.admin.post("/v1/datasets", {"name": name, **metadata})
-        assert answer.status_code == 201, answer.text
-        created: dict[str, Any] = answer.json()
+        response = self.admin.post("/v1/datasets", {"name": name, **metadata})
+        assert response.status_code == 201, response.text
+        created: dict[str, Any] = response.json()
         return created

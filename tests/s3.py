@@ -1,4 +1,6 @@
-"""A real S3 server on the loopback, which tells what it was asked: versitygw where it was built, or else moto's."""
+"""A real S3 server on the loopback interface that records its requests: versitygw where it was built, otherwise
+moto's.
+"""
 
 import logging
 import os
@@ -27,44 +29,44 @@ ACCESS_KEY, SECRET_KEY = "tarn-test-key", "tarn-test-secret"
 BUCKET = "lake"
 
 LOGGED = re.compile(r" s3_\w+ .* (/\S*) (\d{3}) ")
-"""A line of versitygw's log. The method is not in it; the operation is."""
+"""A line of versitygw's log, which has the operation but not the method."""
 OPERATION = re.compile(r" s3_(\w+) ")
 METHODS = {"GetObject": "GET", "HeadObject": "HEAD", "PutObject": "PUT", "ListObjectsV2": "LIST"}
 
 
 class Request(NamedTuple):
-    """What one HTTP request asked for, whichever library sent it."""
+    """One HTTP request, independent of the client library."""
 
     operation: str
-    """GET, HEAD, PUT or LIST; what is rarer has the name that the server gives it."""
+    """GET, HEAD, PUT or LIST; rarer operations have the server's name for them."""
     key: str
-    """Of the object; of a LIST, the prefix."""
+    """Key of the object; for a LIST, the prefix."""
     status: int
 
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where it listens, what it was asked so far, and how to end it before its time."""
+    """A running server: its address, the requests so far, and functions to stop or pause it."""
 
     endpoint: str
     strict: bool = True
-    """Whether it checks signatures and decides races; moto's server does neither."""
+    """Whether the server checks signatures and resolves races; moto's server does neither."""
     stop: Callable[[], None] = field(repr=False, default=lambda: None)
     signal: Callable[[int], None] | None = field(repr=False, default=None)
-    """Sends a signal to the server's process, if it has one of its own."""
+    """Send a signal to the server's process, if it has a process of its own."""
     requests: Callable[[], list[Request]] = field(repr=False, default=list)
 
     @contextmanager
     def counted(self) -> Iterator[list[Request]]:
-        """A list that has, at the end, every request that was answered meanwhile."""
+        """Yield a list that is filled at the end of the block with all requests answered during it."""
         before = len(self.requests())
-        made: list[Request] = []
-        yield made
-        made += self.requests()[before:]
+        requests: list[Request] = []
+        yield requests
+        requests += self.requests()[before:]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The server takes connections and answers nothing."""
+        """Suspend the server: it accepts connections and does not respond."""
         assert self.signal is not None
         self.signal(signal.SIGSTOP)
         try:
@@ -81,7 +83,7 @@ class S3Server:
         }
 
     def client(self) -> Any:
-        """Amazon's own client, for what Tarn has no word for."""
+        """Return Amazon's own client, for operations that Tarn does not have."""
         return botocore.session.get_session().create_client(
             "s3",
             endpoint_url=self.endpoint,
@@ -91,9 +93,9 @@ class S3Server:
         )
 
     def settings(self, **overrides: Any) -> Settings:
-        """Settings for a lake of its own on this server."""
-        given: dict[str, Any] = {"lake_uri": f"s3://{BUCKET}/{new_id()}", "storage_options": self.options}
-        return load_settings(**(given | overrides))
+        """Return settings for a new lake on this server."""
+        values: dict[str, Any] = {"lake_uri": f"s3://{BUCKET}/{new_id()}", "storage_options": self.options}
+        return load_settings(**(values | overrides))
 
     def connection(self) -> Connection:
         return Connection.from_settings(self.settings())
@@ -101,7 +103,7 @@ class S3Server:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One server for all tests of this test process that leave it running."""
+    """Start one server for all tests of this test process that do not stop it."""
     with s3_server(tmp_path_factory.mktemp("s3") / "data") as server:
         yield server
 
@@ -109,13 +111,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def strict_s3(s3: S3Server) -> S3Server:
     if not s3.strict:
-        pytest.skip("versitygw is not built here, and moto's server checks no signature and decides no race")
+        pytest.skip("versitygw is not built here, and moto's server checks no signatures and resolves no races")
     return s3
 
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
-    """The best S3 server there is here, with one empty bucket, its data in `folder`."""
+    """Start the best available S3 server with one empty bucket and its data in `folder`."""
     with versitygw(folder) if VERSITYGW.exists() else moto_server() as server:
         yield server
 
@@ -142,7 +144,7 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
             f"http://127.0.0.1:{port}",
             stop=stop,
             signal=process.send_signal,
-            # A line is there before its answer is.
+            # A line is written before the response is sent.
             requests=lambda: [*map(_logged, log.read_text().splitlines()[1:])],
         )
     finally:
@@ -151,12 +153,12 @@ def versitygw(folder: Path) -> Iterator[S3Server]:
 
 @contextmanager
 def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Server]:
-    """moto's server, which checks no signature and issues keys for roles; `wrap` goes around its WSGI application."""
+    """Start moto's server, which checks no signatures and issues keys for roles; `wrap` wraps its WSGI application."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    noted: list[Request] = []
-    application = _recording(wrap(DomainDispatcherApplication(create_backend_app)), noted)
+    recorded: list[Request] = []
+    application = _recording(wrap(DomainDispatcherApplication(create_backend_app)), recorded)
     server = make_server("127.0.0.1", 0, application, threaded=True)
     thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
     thread.start()
@@ -169,32 +171,32 @@ def moto_server(wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[S3Serv
     endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
         S3Server(endpoint).client().create_bucket(Bucket=BUCKET)
-        yield S3Server(endpoint, strict=False, stop=stop, requests=lambda: [*noted])
+        yield S3Server(endpoint, strict=False, stop=stop, requests=lambda: [*recorded])
     finally:
         stop()
 
 
 def _logged(line: str) -> Request:
-    found, operation = LOGGED.search(line), OPERATION.search(line)
-    assert found is not None, line
+    request, operation = LOGGED.search(line), OPERATION.search(line)
+    assert request is not None, line
     assert operation is not None, line
-    return _request(METHODS.get(operation[1], operation[1]), found[1], int(found[2]))
+    return _request(METHODS.get(operation[1], operation[1]), request[1], int(request[2]))
 
 
-def _recording(application: Any, noted: list[Request]) -> Any:
-    """The WSGI application, which notes what it is asked before it answers."""
+def _recording(application: Any, recorded: list[Request]) -> Any:
+    """Wrap a WSGI application so that each request is recorded when its response begins."""
 
-    def noting(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+    def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         def start(status: str, *more: Any) -> Any:
             url = f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"
             method = environ["REQUEST_METHOD"]
             method = "LIST" if method == "GET" and "list-type=" in url else method
-            noted.append(_request(method, url, int(status.split()[0])))
+            recorded.append(_request(method, url, int(status.split()[0])))
             return start_response(status, *more)
 
         return application(environ, start)
 
-    return noting
+    return respond
 
 
 def _request(operation: str, url: str, status: int) -> Request:
@@ -219,7 +221,7 @@ def _await_listener(port: int, process: "subprocess.Popen[bytes]") -> None:
             return
         except ConnectionRefusedError:
             try:
-                raise RuntimeError(f"the S3 server ended with {process.wait(timeout=0.01)}")
+                raise RuntimeError(f"the S3 server exited with {process.wait(timeout=0.01)}")
             except subprocess.TimeoutExpired:
                 continue
-    raise TimeoutError("the S3 server does not listen")
+    raise TimeoutError("the S3 server does not accept connections")

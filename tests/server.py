@@ -1,10 +1,10 @@
-"""A real server process for tests that need one: started on a free port, stopped for sure."""
+"""A real server process, started on a free port and stopped reliably."""
 
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
@@ -15,7 +15,7 @@ READY = "Tarn listens on "
 
 
 class Server:
-    """A running `tarn serve` or `tarn api`, and clients of it."""
+    """A running `tarn serve` or `tarn api`, and clients for it."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path, greeting: list[str], log: Path) -> None:
         self.process = process
@@ -30,7 +30,7 @@ class Server:
         return (self.folder / "data" / "admin.key").read_text().strip()
 
     def client(self, key: str | None = None) -> httpx.Client:
-        """A client with this key, or the administrator's; closed with the server."""
+        """Return a client with this key, or the administrator's; it is closed with the server."""
         headers = {"Authorization": f"Bearer {key or self.admin_key}"}
         self._clients.append(httpx.Client(base_url=self.url, headers=headers, timeout=30))
         return self._clients[-1]
@@ -45,14 +45,16 @@ class Server:
 
 
 @contextmanager
-def running(folder: Path, command: str = "serve", package: str = "tarn", **environment: str) -> Iterator[Server]:
-    """A server with `./data` in this folder, ready to be asked. Fails with what it said if it does not start."""
+def running(
+    folder: Path, command: str = "serve", package: str = "tarn", program: Sequence[str] = (), **environment: str
+) -> Iterator[Server]:
+    """Start a server with `./data` in this folder. Raises with its output if it does not start."""
     log = folder / f"{command}.log"
     with log.open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{package}.cli", command],
+            [*(program or (sys.executable, "-m", f"{package}.cli")), command],
             cwd=folder,
-            # No flush and no maintenance by itself, and so no Spark, unless a test asks for it.
+            # No automatic flush or maintenance, and so no Spark, unless a test configures it.
             env=clean_environment(
                 **{"TARN_PORT": "0", "TARN_FLUSH_AGE": "86400", "TARN_UPKEEP_EVERY": "86400"} | environment
             ),
@@ -74,7 +76,7 @@ def running(folder: Path, command: str = "serve", package: str = "tarn", **envir
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
-    """This process's environment without settings of Tarn, but with these."""
+    """Return this process's environment without Tarn's settings, plus these variables."""
     return {name: value for name, value in os.environ.items() if not name.upper().startswith("TARN_")} | variables
 
 

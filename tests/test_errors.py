@@ -1,4 +1,4 @@
-"""The error tree and its closed list."""
+"""The error classes and the closed list of problem types."""
 
 import re
 
@@ -25,14 +25,14 @@ ADDITIONAL = {
 }  # fmt: skip
 
 
-def test_list_is_the_contracts_and_what_http_itself_needs():
-    found = {slug: kind.status for slug, kind in problem_types().items()}
+def test_problem_types_are_those_of_the_contract_and_those_that_http_needs():
+    statuses = {slug: kind.status for slug, kind in problem_types().items()}
 
-    assert {slug: status for slug, status in found.items() if slug not in ADDITIONAL} == CONTRACT
-    assert found.keys() >= ADDITIONAL
+    assert {slug: status for slug, status in statuses.items() if slug not in ADDITIONAL} == CONTRACT
+    assert statuses.keys() >= ADDITIONAL
 
 
-def test_what_may_help_when_tried_again_is_io_conflicts_and_limits():
+def test_retryable_problems_are_io_errors_conflicts_and_limits():
     assert {slug for slug, kind in problem_types().items() if kind.retryable} == {
         "snapshot-conflict", "quota-exceeded", "rate-limited", "backpressure", "source-failed", "unavailable",
         "body-timeout",
@@ -40,7 +40,7 @@ def test_what_may_help_when_tried_again_is_io_conflicts_and_limits():
 
 
 @pytest.mark.parametrize("kind", problem_types().values())
-def test_every_problem_has_a_slug_a_title_and_a_schema_that_fixes_them(kind: type[TarnError]):
+def test_every_problem_has_slug_title_and_schema_with_constant_type_and_status(kind: type[TarnError]):
     schema = kind.model().model_json_schema()
 
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", kind.slug)
@@ -51,7 +51,7 @@ def test_every_problem_has_a_slug_a_title_and_a_schema_that_fixes_them(kind: typ
 
 
 @pytest.mark.parametrize("kind", problem_types().values())
-def test_title_is_the_first_sentence_whole(kind: type[TarnError]):
+def test_title_is_the_whole_first_sentence_of_the_docstring(kind: type[TarnError]):
     title = kind.title()
 
     assert kind.__doc__ is not None
@@ -61,22 +61,22 @@ def test_title_is_the_first_sentence_whole(kind: type[TarnError]):
 
 
 def test_title_is_not_cut_at_a_dot_inside_a_word():
-    assert DocumentInvalid.title() == "A stored document, such as a `config.yml` edited by hand, cannot be read"
+    assert DocumentInvalid.title() == "A stored document, such as a `config.yml` edited by hand, cannot be parsed"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in problem_types().values() if kind.status in (429, 503)])
-def test_limit_and_outage_always_say_when_to_try_again(kind: type[TarnError]):
+def test_limits_and_outages_always_have_retry_after(kind: type[TarnError]):
     assert kind("no").retry_after
     assert kind("no", retry_after=7).retry_after == 7
 
 
-def test_members_are_in_the_problem():
-    problem = SnapshotConflict("somebody was first", expected="a", head="b").problem("/v1/x")
+def test_members_are_part_of_the_problem():
+    problem = SnapshotConflict("another writer committed first", expected="a", head="b").problem("/v1/x")
 
     assert problem.model_dump()["head"] == "b"
     assert problem.title == "Another writer committed first"
 
 
-def test_member_that_the_class_does_not_have_is_a_mistake():
+def test_unknown_member_is_a_type_error():
     with pytest.raises(TypeError, match="has no member head"):
         SchemaViolation("no", errors=[], head="b")

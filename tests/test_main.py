@@ -1,4 +1,4 @@
-"""Starting: what is done before the first request."""
+"""Start-up: what is loaded before the first request."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ print(sorted(set(sys.modules) - loaded))
 """
 
 
-def test_first_entity_loads_nothing_that_warming_up_has_not():
+def test_first_entity_imports_nothing_after_warm_up():
     result = subprocess.run([sys.executable, "-c", WARMED], capture_output=True, text=True, check=True)
 
     assert result.stdout == "[]\n"

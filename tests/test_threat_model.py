@@ -1,4 +1,4 @@
-"""Every promise of docs/threat-model.md names tests that there are."""
+"""Every guarantee in docs/threat-model.md names existing tests."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ TEST_REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def guarantees() -> list[str]:
-    """The rows of the table of promises, without its head."""
+    """Return the rows of the table of guarantees, without its header."""
     section = (ROOT / "docs" / "threat-model.md").read_text().split("## Promises\n")[1].split("\n## ")[0]
     return [line for line in section.splitlines() if line.startswith("|")][2:]
 
@@ -19,12 +19,12 @@ def names_in(path: Path) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_every_promise_names_a_test():
+def test_every_guarantee_names_a_test():
     assert len(guarantees()) > 20
     assert [row for row in guarantees() if not TEST_REFERENCE.search(row)] == []
 
 
-def test_every_test_that_is_named_exists():
-    named = [found for row in guarantees() for found in TEST_REFERENCE.findall(row)]
+def test_every_named_test_exists():
+    named = [reference for row in guarantees() for reference in TEST_REFERENCE.findall(row)]
 
     assert [f"{path}::{name}" for path, name in named if name not in names_in(ROOT / path)] == []

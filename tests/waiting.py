@@ -1,16 +1,18 @@
-"""Waiting for something to hold, without taking the processor from those who are to bring it about."""
+"""Polling for a condition, without occupying the CPU that the tested code needs."""
 
 import time
 from collections.abc import Callable
 
 PAUSE = 0.005
-"""Seconds between two looks. Without it a test takes a core for itself, and Python's lock from its own threads."""
+"""Seconds between two checks. Without a pause a test would occupy a core, and its own threads would compete for the
+GIL.
+"""
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 60) -> float:
-    """Look again and again until this holds; how long that took. Fails if it does not in so many seconds."""
-    begun = time.monotonic()
-    while not holds():
-        assert time.monotonic() < begun + seconds, "what was waited for never came"
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> float:
+    """Poll until the condition holds; return how long that took. Fails after this many seconds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + seconds, "the condition was not met in time"
         time.sleep(PAUSE)
-    return time.monotonic() - begun
+    return time.monotonic() - began

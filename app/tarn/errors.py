@@ -1,15 +1,15 @@
-"""Everything that can go wrong, as one tree and one closed list.
+"""Exception classes and problem types (RFC 9457): the complete list.
 
     Exception
-    ├── StartRefused            the process must not start; one sentence for its operator
+    ├── StartRefused            the process must not start; the message is one sentence for the operator
     │   └── UnsupportedStore
-    └── TarnError               answered as RFC 9457 application/problem+json
-        ├── NotFound            …-not-found, one class per noun
+    └── TarnError               returned as RFC 9457 application/problem+json
+        ├── NotFound            …-not-found, one class per kind of resource
         ├── Limited             429, always with Retry-After
         └── …                   one class per slug, below
 
-A class is a problem type: its slug, its status, whether trying again can help, the members it adds to the
-problem, and (`model()`) the OpenAPI schema of all that. Its docstring's first sentence is the problem's title.
+A class is a problem type: its slug, its status, whether a retry can succeed, the members it adds to the problem, and
+(`model()`) its OpenAPI schema. The first sentence of its docstring is the problem's title.
 """
 
 import re
@@ -20,15 +20,15 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 
 class StartRefused(Exception):
-    """The process cannot start as it is configured; the message says in one sentence what to change."""
+    """The process cannot start with its configuration; the message says in one sentence what to change."""
 
 
 class UnsupportedStore(StartRefused):
-    """The object store does not keep a promise that commits rest on."""
+    """The object store lacks a guarantee that commits depend on."""
 
 
-class Fault(BaseModel):
-    """One thing that is wrong with a request: where it is and why."""
+class FieldError(BaseModel):
+    """One validation error of a request: its location and its reason."""
 
     line: int | None = None
     field: str | None = None
@@ -36,7 +36,7 @@ class Fault(BaseModel):
 
 
 class Problem(BaseModel):
-    """What every error answer holds (RFC 9457)."""
+    """The members of every error response (RFC 9457)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,13 +49,13 @@ class Problem(BaseModel):
 
 
 class TarnError(Exception):
-    """An error with an answer. Annotations of a subclass are members of its problem, passed by keyword."""
+    """An error that is returned as a problem. Annotations of a subclass are its members, passed by keyword."""
 
     slug: ClassVar[str]
     status: ClassVar[int]
     retryable: ClassVar[bool] = False
     wait: ClassVar[int | None] = None
-    """Seconds in `Retry-After` when who raises it knows no better; None sends none."""
+    """Default of `Retry-After` in seconds, if the raising code passes none; None: the header is not sent."""
 
     def __init__(self, detail: str, *, retry_after: int | None = None, **members: Any) -> None:
         super().__init__(detail)
@@ -76,13 +76,13 @@ class TarnError(Exception):
 
     @classmethod
     def member_types(cls) -> dict[str, Any]:
-        """The problem's own members: annotations that are not class variables."""
+        """Return the problem's own members with their types: annotations that are not class variables."""
         return {name: kind for name, kind in get_type_hints(cls).items() if "ClassVar" not in str(kind)}
 
     @classmethod
     @cache
     def model(cls) -> type[Problem]:
-        """The OpenAPI schema of this problem: the common fields, fixed where the class fixes them, and its own."""
+        """Return the OpenAPI schema: the common fields, as literals where the class fixes them, and its own members."""
         fixed: dict[str, Any] = {
             "type": (Literal[cls.type_uri()], ...),
             "status": (Literal[cls.status], ...),
@@ -106,37 +106,37 @@ class TarnError(Exception):
         )
 
 
-# Requests that cannot be understood
+# Invalid requests
 
 
 class InvalidFormat(TarnError):
-    """The body or a parameter is not in the form it claims. Nothing was changed."""
+    """The body or a parameter cannot be parsed. Nothing was changed."""
 
     slug, status = "invalid-format", 400
-    errors: list[Fault]
+    errors: list[FieldError]
 
 
 class EmptyBody(TarnError):
-    """The request needs a body and has none."""
+    """The request requires a body and has none."""
 
     slug, status = "empty-body", 400
 
 
 class InvalidPath(TarnError):
-    """The path is not one that may be stored."""
+    """The path is not a valid file path."""
 
     slug, status = "invalid-path", 400
 
 
 class SchemaViolation(TarnError):
-    """The request is well formed and not valid: each fault has its line, field and reason. Nothing was changed."""
+    """Validation of the request failed: each error has its line, field and reason. Nothing was changed."""
 
     slug, status = "schema-violation", 422
-    errors: list[Fault]
+    errors: list[FieldError]
 
 
 class BodyTooLarge(TarnError):
-    """The body, decompressed, is larger than this route takes."""
+    """The decompressed body is larger than this route accepts."""
 
     slug, status = "body-too-large", 413
     limit: int
@@ -149,33 +149,33 @@ class BodyTimeout(TarnError):
 
 
 class UnsupportedMediaType(TarnError):
-    """The body's type or encoding is not one this route takes."""
+    """This route does not support the body's media type or encoding."""
 
     slug, status = "unsupported-media-type", 415
     supported: list[str]
 
 
 class CodecConfigured(TarnError):
-    """A raw byte stream was sent to a route that takes records."""
+    """A raw byte stream was sent to a route that accepts records."""
 
     slug, status = "codec-configured", 415
 
 
 class CodecNotStreamable(TarnError):
-    """Records were sent in a form that cannot be read as a stream."""
+    """Records were sent in a format that cannot be read as a stream."""
 
     slug, status = "codec-not-streamable", 415
 
 
 class NotAcceptable(TarnError):
-    """No form that the caller accepts can be served."""
+    """None of the media types that the client accepts is available."""
 
     slug, status = "not-acceptable", 406
     supported: list[str]
 
 
 class IdempotencyMismatch(TarnError):
-    """This idempotency key was used for another request."""
+    """This idempotency key was used for a different request."""
 
     slug, status = "idempotency-mismatch", 422
 
@@ -184,27 +184,27 @@ class IdempotencyMismatch(TarnError):
 
 
 class Unauthenticated(TarnError):
-    """A valid API key or token is needed."""
+    """A valid API key or token is required."""
 
     slug, status = "unauthenticated", 401
 
     def __init__(self, detail: str, *, key: str | None = None) -> None:
         super().__init__(detail)
-        # Which key was refused, if there is such a key: for the audit log, and never in the answer.
+        # The id of the refused key, if it exists: for the audit log only, never in the response.
         self.key = key
 
 
 class Forbidden(TarnError):
-    """The caller's grants do not reach this far."""
+    """The caller's grants do not allow this."""
 
     slug, status = "forbidden", 403
 
 
-# Things that are not there
+# Resources that do not exist
 
 
 class NotFound(TarnError):
-    """What was asked for does not exist, or not for this caller."""
+    """The resource does not exist, or the caller may not see it."""
 
     status = 404
 
@@ -216,7 +216,7 @@ class RouteNotFound(NotFound):
 
 
 class MethodNotAllowed(TarnError):
-    """The route does not take this method."""
+    """The route does not support this method."""
 
     slug, status = "method-not-allowed", 405
     allowed: list[str]
@@ -325,13 +325,13 @@ class VersionNotFound(NotFound):
 
 
 class ProblemNotFound(NotFound):
-    """There is no such type of problem."""
+    """There is no such problem type."""
 
     slug = "problem-not-found"
 
 
 class ExportMissing(NotFound):
-    """This export was never made."""
+    """This export does not exist yet."""
 
     slug = "export-missing"
 
@@ -349,7 +349,7 @@ class SnapshotNotFound(NotFound):
 
 
 class SnapshotGone(TarnError):
-    """The snapshot was there and has been vacuumed away."""
+    """The snapshot has expired and was removed by a vacuum."""
 
     slug, status = "snapshot-gone", 410
 
@@ -358,13 +358,13 @@ class SnapshotGone(TarnError):
 
 
 class AlreadyExists(TarnError):
-    """Something of this name is there already."""
+    """A resource with this name exists already."""
 
     slug, status = "already-exists", 409
 
 
 class PathExists(TarnError):
-    """The key exists and is never overwritten."""
+    """The key exists, and existing keys are never overwritten."""
 
     slug, status = "path-exists", 409
 
@@ -378,7 +378,7 @@ class SnapshotConflict(TarnError):
 
 
 class PreconditionFailed(TarnError):
-    """What `If-Match` names is no longer what is there, or what `If-None-Match` names is."""
+    """The current entity tag does not satisfy `If-Match` or `If-None-Match`."""
 
     slug, status = "precondition-failed", 412
     expected: str
@@ -386,26 +386,26 @@ class PreconditionFailed(TarnError):
 
 
 class RangeMissing(TarnError):
-    """Parts of the upload have not arrived."""
+    """Parts of the upload are missing."""
 
     slug, status = "range-missing", 409
 
 
 class RangeNotSatisfiable(TarnError):
-    """The part of the file that is asked for does not exist."""
+    """The requested range is outside the file."""
 
     slug, status = "range-not-satisfiable", 416
     size: int
 
 
 class OverlappingBlocks(TarnError):
-    """A block overlaps one that has arrived already."""
+    """The block overlaps a block that was uploaded already."""
 
     slug, status = "overlapping-blocks", 409
 
 
 class ComponentMismatch(TarnError):
-    """The dataset was written with other components than these."""
+    """The dataset was written with different components."""
 
     slug, status = "component-mismatch", 409
 
@@ -431,7 +431,7 @@ class QueueItemConflict(TarnError):
 
 
 class Locked(TarnError):
-    """Somebody else holds the lock."""
+    """The lock is held by another holder."""
 
     slug, status = "locked", 409
     holder: str
@@ -447,7 +447,7 @@ class LockLost(TarnError):
 
 
 class Limited(TarnError):
-    """The caller is over a limit."""
+    """The caller has exceeded a limit."""
 
     status, retryable, wait = 429, True, 1
 
@@ -465,69 +465,69 @@ class QuotaExceeded(Limited):
 
 
 class Backpressure(Limited):
-    """The journal is full; the flush is catching up."""
+    """The journal has too many unflushed statements. Retry after the next flush."""
 
     slug = "backpressure"
 
 
-# Our side
+# Server errors
 
 
 class ManifestInvalid(TarnError):
-    """A stored manifest lacks what it must have."""
+    """A stored manifest has a missing or invalid field."""
 
     slug, status = "manifest-invalid", 500
     field: str
 
 
 class DocumentInvalid(TarnError):
-    """A stored document, such as a `config.yml` edited by hand, cannot be read."""
+    """A stored document, such as a `config.yml` edited by hand, cannot be parsed."""
 
     slug, status = "document-invalid", 500
 
 
 class StorageFull(TarnError):
-    """The store has no room left."""
+    """The store has no space left."""
 
     slug, status = "storage-full", 507
 
 
 class SourceFailed(TarnError):
-    """The source that was to be fetched did not give it, or not all of it. Nothing was stored."""
+    """Fetching the source failed or was incomplete. Nothing was stored."""
 
     slug, status, retryable = "source-failed", 502, True
 
 
 class QueueItemFailed(TarnError):
-    """Whoever took the queue item could not do it, or never said that it did."""
+    """The consumer of the queue item reported a failure or did not acknowledge the item in time."""
 
     slug, status = "queue-item-failed", 502
 
 
 class Unavailable(TarnError):
-    """The database or the object store does not answer."""
+    """The database or the object store is not available."""
 
     slug, status, retryable, wait = "unavailable", 503, True, 2
 
 
 class QueryTimeout(TarnError):
-    """The query ran longer than a query may, and was stopped. Narrow it; sent again as it is, it is stopped again."""
+    """The query exceeded the time limit and was stopped. Narrow it: the same query would be stopped again."""
 
     slug, status = "query-timeout", 504
     seconds: float
 
 
 class Internal(TarnError):
-    """Something went wrong on the server. The request id finds it in the logs."""
+    """Internal server error. Search the logs for the request id."""
 
     slug, status = "internal", 500
 
 
 def problem_types() -> dict[str, type[TarnError]]:
-    """Every problem there is, by slug."""
+    """Return every problem type by its slug."""
 
     def leaves(cls: type[TarnError]) -> list[type[TarnError]]:
-        found = [cls] if "slug" in vars(cls) else []
-        return found + [leaf for child in cls.__subclasses__() for leaf in leaves(child)]
+        own = [cls] if "slug" in vars(cls) else []
+        return own + [leaf for child in cls.__subclasses__() for leaf in leaves(child)]
 
     return {cls.slug: cls for cls in sorted(leaves(TarnError), key=lambda cls: cls.slug)}

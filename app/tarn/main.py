@@ -1,4 +1,4 @@
-"""The processes, put together: settings in; a running API, a worker, or both out."""
+"""Entry points of the processes: build and run the API, a worker, or both, and the recovery commands, from settings."""
 
 import gc
 import os
@@ -32,6 +32,8 @@ from tarn.api.http.services.identity_cache import RevisionReader
 from tarn.api.http.services.metrics import Metrics
 from tarn.archive.fetch import Fetcher
 from tarn.archive.files import Archive
+from tarn.child_process import run_when_parent_dies
+from tarn.coordination.events import EventReader
 from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.db.tables import lake as lake_table
@@ -41,7 +43,7 @@ from tarn.journal.writer import Writer
 from tarn.model.entity import Exploder, warm_up
 from tarn.model.ids import new_id
 from tarn.model.recovery import BackupManifest, Reconciliation
-from tarn.query.active_reads import ActiveReadReporter, holding
+from tarn.query.active_reads import ActiveReadReporter, hold_snapshots
 from tarn.query.reader import Reader
 from tarn.recovery.backup import Backup
 from tarn.recovery.reconcile import Reconcile, require_no_heartbeats
@@ -54,32 +56,34 @@ from tarn.storage.store import Store
 from tarn.telemetry import build_telemetry
 from tarn.worker.loop import Worker
 from tarn.worker.queue import Consumer
-from tarn.worker.worker_process import WorkerProcess, when_parent_dies
+from tarn.worker.worker_process import WorkerProcess
 
 log = structlog.get_logger(__name__)
 
 BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Backlog of the listening sockets: connections waiting to be accepted."""
 
 SWITCH_SECONDS = 0.001
-"""How long a thread may keep Python to itself while others wait for it. A small request needs it half a dozen times,
-and each time would wait for five times as long by default, beside a query of somebody else."""
+"""Switch interval of the GIL. A small request acquires the GIL about six times. With the default of 5 ms, each time it
+would wait five times as long for a thread that is busy with a query."""
 
 
 def run_serve(settings: Settings) -> None:
-    """Everything on one machine: migrations, the API, and a worker as its child."""
+    """Run everything on one machine: migrations, the API, and a worker as its child process."""
     run_migrate(settings)
     _run_api(settings, with_worker=True)
 
 
 def run_api(settings: Settings) -> None:
-    """The API alone, on a database that has been migrated."""
+    """Run the API alone, on a database that has been migrated."""
     _run_api(settings, with_worker=False)
 
 
 def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
-    """A worker alone. It stops on SIGTERM and SIGINT, handing back what it was doing, however long that would take."""
-    # Spark is a second's import, and of no use to an API.
+    """Run a worker alone. On SIGTERM and SIGINT it stops, and returns unfinished jobs to the queue."""
+    # Python processes that Spark starts must not import modules of the current folder in place of ours.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    # Importing Spark takes a second, and the API does not need it.
     from tarn.worker.flusher import SparkFlusher
 
     logs.configure(settings)
@@ -93,7 +97,7 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
 
         def stop(*_: object) -> None:
             worker.stop()
-            # What is amid a long Spark job gets as long as a request does, and is handed back then.
+            # A running Spark job gets the same grace period as a request; after that its job returns to the queue.
             late = Timer(settings.shutdown_grace, flusher.cancel)
             late.daemon = True
             late.start()
@@ -101,13 +105,13 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         if until_stdin_closes:
-            when_parent_dies(stop)
+            run_when_parent_dies(stop)
         with ActiveReadReporter(database, flusher.running, settings.reader_heartbeat):
             worker.run()
 
 
 def run_migrate(settings: Settings) -> None:
-    """Bring the database to this version's schema."""
+    """Migrate the database to the schema of this version."""
     database = Database(settings.database_url, pool=1, name="tarn-migrate")
     try:
         migrate.upgrade(database)
@@ -115,58 +119,58 @@ def run_migrate(settings: Settings) -> None:
         database.close()
 
 
-def run_backup(settings: Settings, place: str, keep: int | None) -> BackupManifest:
-    """Back up database and lake, and keep only the newest so many backups. Raises StartRefused.
+def run_backup(settings: Settings, location: str, keep: int | None) -> BackupManifest:
+    """Back up database and lake, and delete all but the newest `keep` backups. Raises StartRefused.
 
-    Nobody but this user may read what it writes: there are webhooks' secrets and digests of keys in it.
+    Only this user may read the files: they contain webhook secrets and key digests.
     """
     logs.configure(settings)
-    with _to_oneself(), _opened(settings) as (database, store):
-        vault = _vault(settings, place, store)
-        with holding(database, settings.reader_heartbeat) as pin:
+    with _private_umask(), _opened(settings) as (database, store):
+        vault = _vault(settings, location, store)
+        with hold_snapshots(database, settings.reader_heartbeat) as pin:
             backup = Backup(database, store, vault, open_lake(store).id, pin)
-            made = backup.run()
+            manifest = backup.run()
         if keep is not None:
             backup.keep(keep)
-    return made
+    return manifest
 
 
-def list_backups(settings: Settings, place: str) -> list[BackupManifest]:
-    """The backups at a place, oldest first. Raises StartRefused."""
-    vault = BackupStore(Store(Connection.to_backups(settings, place)))
+def list_backups(settings: Settings, location: str) -> list[BackupManifest]:
+    """Return the backups at a location, oldest first. Raises StartRefused."""
+    vault = BackupStore(Store(Connection.to_backups(settings, location)))
     return [vault.read(backup) for backup in vault.finished()]
 
 
-def run_restore(settings: Settings, place: str, at: str | None) -> tuple[BackupManifest, Reconciliation]:
-    """Restore a backup, the newest one if none is named, into the database and the lake that are set, both empty.
+def run_restore(settings: Settings, location: str, at: str | None) -> tuple[BackupManifest, Reconciliation]:
+    """Restore a backup, by default the newest, into the configured database and lake; both must be empty.
 
     Raises StartRefused.
     """
     logs.configure(settings)
     store = Store(Connection.from_settings(settings))
-    vault = _vault(settings, place, store)
-    found = vault.finished()
-    if at is None and not found:
-        raise StartRefused(f"{place} has no backup")
+    vault = _vault(settings, location, store)
+    backups = vault.finished()
+    if at is None and not backups:
+        raise StartRefused(f"{location} has no backup")
     database = Database(settings.database_url, settings.database_pool)
-    told: list[Reconciliation] = []
+    reports: list[Reconciliation] = []
     try:
-        restore = Restore(database, store, vault, at or found[-1])
+        restore = Restore(database, store, vault, at or backups[-1])
         reconcile = Reconcile(database, store, settings)
 
-        def fit() -> None:
+        def run_reconciliation() -> None:
             require_no_heartbeats(database, settings)
-            told.append(reconcile.run(apply=True))
+            reports.append(reconcile.run(apply=True))
 
-        return restore.run(fit), told[0]
+        return restore.run(run_reconciliation), reports[0]
     finally:
         database.close()
 
 
 def run_reconcile(settings: Settings, apply: bool) -> Reconciliation:
-    """Look how a database and a lake of different moments fit together, and with `apply` make them one.
+    """Compare a database and a lake that were restored from different times, and with `apply` make them consistent.
 
-    Raises StartRefused, also while anybody is at work.
+    Raises StartRefused, also while any process of Tarn is running.
     """
     logs.configure(settings)
     with _opened(settings) as (database, store):
@@ -175,8 +179,8 @@ def run_reconcile(settings: Settings, apply: bool) -> Reconciliation:
 
 
 @contextmanager
-def _to_oneself() -> Iterator[None]:
-    """What this process writes is for its own user alone."""
+def _private_umask() -> Iterator[None]:
+    """Create files that only the user of this process can read."""
     former = os.umask(0o077)
     try:
         yield
@@ -184,15 +188,17 @@ def _to_oneself() -> Iterator[None]:
         os.umask(former)
 
 
-def _vault(settings: Settings, place: str, store: Store) -> BackupStore:
-    connection = Connection.to_backups(settings, place)
+def _vault(settings: Settings, location: str, store: Store) -> BackupStore:
+    connection = Connection.to_backups(settings, location)
     if connection.overlaps(store.connection):
-        raise StartRefused(f"{place} and the lake at {store.connection.uri} are within each other: keep them apart")
+        raise StartRefused(
+            f"{location} and the lake at {store.connection.uri} are within each other: choose separate locations"
+        )
     return BackupStore(Store(connection))
 
 
 def run_executor() -> None:
-    """Become an executor of Spark. Raises StartRefused where Spark did not ask for one."""
+    """Replace this process with a Spark executor. Raises StartRefused if Spark did not start it."""
     from tarn.pipeline.executor import executor_command
 
     command = executor_command(os.environ)
@@ -200,7 +206,7 @@ def run_executor() -> None:
 
 
 def build_services(settings: Settings, database: Database, store: Store) -> Services:
-    """What the API's routes work with. Raises StartRefused for places that cannot be fetched from, or traced to."""
+    """Build the services of the API's routes. Raises StartRefused for invalid fetch sources or trace endpoints."""
     stopping = Event()
     watch = build_telemetry(settings, "api")
     return Services(
@@ -210,22 +216,22 @@ def build_services(settings: Settings, database: Database, store: Store) -> Serv
         authenticator=Authenticator(database, settings, configured_issuer(settings)),
         rate=RateLimiter(),
         denials=Denials(database),
-        watch=watch,
+        telemetry=watch,
         metrics=Metrics(database, watch, settings.metrics_tenants),
         writer=Writer(database, settings, watch),
         parsers=ParserPool(UPLOADS, settings.parser_memory_bytes),
         exploder=Exploder(),
-        present=RevisionReader(database),
+        revision_reader=RevisionReader(database),
         reader=Reader(settings, database, store, watch),
         archive=Archive(database, store, settings),
         fetcher=Fetcher.from_settings(settings),
-        hub=Hub(settings, database, stopping),
+        hub=Hub(settings, EventReader(database), stopping),
         stopping=stopping,
     )
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that says where it listens, which matters when the port was left to the system, and that it stops."""
+    """Uvicorn server that prints its address (the system may choose the port) and signals shutdown to services."""
 
     def __init__(self, config: uvicorn.Config, services: Services) -> None:
         super().__init__(config)
@@ -242,13 +248,14 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         self._services.stopping.set()
         await super().shutdown(sockets)
-        # Running requests have had their time. A thread that waits for a parser ends with it, and the loop with that.
+        # The grace period of running requests is over. Closing the parsers ends the threads that wait for them, and so
+        # the event loop.
         self._services.parsers.close()
 
 
 def _run_api(settings: Settings, with_worker: bool) -> None:
     logs.configure(settings)
-    # Uvicorn passes a signal on once it has shut down; it must end this function, not skip its clean-up.
+    # Uvicorn re-raises the signal after its shutdown; it must end this function without skipping the clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with ExitStack() as sockets, _opened(settings, "tarn-api") as (database, store):
         listening = [sockets.enter_context(listener) for listener in _listeners(settings)]
@@ -278,23 +285,23 @@ def _run_api(settings: Settings, with_worker: bool) -> None:
             closing(services.denials),
             WorkerProcess() if with_worker else nullcontext(),
         ):
-            # Nobody waits for this: most of it is another process's start.
+            # In the background: most of the time is the start of another process, and no request depends on it.
             Thread(target=services.reader.warm_up, daemon=True).start()
             Thread(target=_load_names, args=(services.exploder,), daemon=True).start()
             Server(config, services).run(listening)
 
 
 def _load_names(exploder: Exploder) -> None:
-    """Let FtM load what cleaning needs, once for the process; until then parsers clean what needs it."""
+    """Load FtM's data for cleaning, once per process; until then, parser processes clean values that need it."""
     warm_up(Exploder())
     exploder.limit.is_loading = False
 
 
 def _listeners(settings: Settings) -> list[socket]:
-    """A socket for each address of the host. Raises StartRefused if one cannot be had."""
+    """Return a listening socket for each address of the host. Raises StartRefused if one cannot be opened."""
     try:
-        found = getaddrinfo(settings.host or None, settings.port, type=SOCK_STREAM, flags=AI_PASSIVE)
-        return [create_server(address, family=family, backlog=BACKLOG) for family, _, _, _, address in found]
+        addresses = getaddrinfo(settings.host or None, settings.port, type=SOCK_STREAM, flags=AI_PASSIVE)
+        return [create_server(address, family=family, backlog=BACKLOG) for family, _, _, _, address in addresses]
     except (OSError, ValueError) as error:
         raise _unreachable(settings.host, settings.port, "TARN_PORT", error) from None
 
@@ -307,15 +314,16 @@ def _serve_metrics(host: str, port: int, registry: CollectorRegistry, variable: 
 
 
 def _unreachable(host: str, port: int, variable: str, error: Exception) -> StartRefused:
-    # Python's own text ends with the address, which is said here already.
+    # Python's message ends with the address, which this message already contains.
     reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
     return StartRefused(f"TARN_HOST={host} and {variable}={port} cannot be listened on: {reason}")
 
 
 def _collect_seldom() -> None:
-    """Let Python look for garbage in cycles seldom, and never among what was loaded at the start.
+    """Run the cyclic garbage collector rarely, and never on objects that were loaded at the start.
 
-    Ingest makes and drops millions of small objects without cycles; the default made a third of its time of this.
+    Ingest creates and drops millions of small objects without cycles; with the default thresholds, garbage collection
+    took a third of its time.
     """
     gc.collect()
     gc.freeze()
@@ -324,7 +332,7 @@ def _collect_seldom() -> None:
 
 @contextmanager
 def _opened(settings: Settings, name: str = "tarn") -> Iterator[tuple[Database, Store]]:
-    """The database and the lake, checked to be of this version and to belong together."""
+    """Open the database and the lake, and check that their versions are current and that they belong together."""
     database = Database(settings.database_url, settings.database_pool, name)
     try:
         migrate.require_current(database)
@@ -339,16 +347,16 @@ def _opened(settings: Settings, name: str = "tarn") -> Iterator[tuple[Database, 
 def _warn_of_open_files(settings: Settings, store: Store) -> None:
     """Log a warning if the database or the lake has permissions that TARN_UMASK forbids.
 
-    A umask holds for new files only, and SQLite gives its log the permissions of the database: what an earlier version
-    wrote stays open to other users until its owner changes that.
+    A umask applies to new files only, and SQLite gives its log the permissions of the database: files that an earlier
+    version wrote remain readable by other users until their owner changes that.
     """
-    places = [store.connection.folder]
+    paths = [store.connection.folder]
     if settings.database_url.startswith("sqlite"):
-        places.append(Path(str(make_url(settings.database_url).database)))
-    for place in places:
+        paths.append(Path(str(make_url(settings.database_url).database)))
+    for place in paths:
         if place is not None and place.exists() and place.stat().st_mode & int(settings.umask, 8):
             log.warning(
-                "other users may read what was written earlier; run chmod -R on it once",
+                "other users may read existing files; run chmod -R on this path once",
                 path=str(place),
                 mode=stat.filemode(place.stat().st_mode),
                 umask=settings.umask,
@@ -356,7 +364,7 @@ def _warn_of_open_files(settings: Settings, store: Store) -> None:
 
 
 def _bind(database: Database, lake_id: str) -> None:
-    """One database serves one lake: rows that speak of another lake's files would be worse than no start."""
+    """Bind the database to the lake. Raises StartRefused if it belongs to another: its rows name that lake's files."""
     with database.write() as connection:
         database.serialize(connection, "lake")
         known = connection.execute(select(lake_table.c.id)).scalar()

@@ -1,4 +1,4 @@
-/** A typed client of one server: `schema.ts` beside this file is generated from its OpenAPI document. */
+/** A typed client for one server. `schema.ts` in the same folder is generated from the OpenAPI document. */
 
 import createClient, { type Client } from "openapi-fetch";
 import type { components, paths } from "./schema.js";
@@ -7,17 +7,17 @@ export type { components, paths };
 export type Tarn = Client<paths>;
 export type Problem = { type: string; status: number; detail: string; retryable: boolean };
 
-/** A client that sends this key. */
+/** Return a client that authenticates with this key. */
 export function tarn(url: string, key: string): Tarn {
   return createClient<paths>({
     baseUrl: url,
     headers: { Authorization: `Bearer ${key}` },
-    // As the server reads lists: `id=a&id=b`.
+    // The format in which the server expects lists: `id=a&id=b`.
     querySerializer: { array: { style: "form", explode: true } },
   });
 }
 
-/** What a call answered, or its problem as an error. */
+/** Return the data of a response; throw an Error for a problem. */
 export function done<Data>(answer: { data?: Data; error?: Problem; response: Response }): Data {
   if (answer.error !== undefined) {
     throw new Error(`${answer.error.detail} (${answer.error.type})`);

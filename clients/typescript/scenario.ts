@@ -1,4 +1,4 @@
-/** What every client must be able to do: make a dataset, write, flush, read back, export. Prints what it found. */
+/** Test scenario for the TypeScript client: create a dataset, write, flush, read back, export; print the results. */
 
 import { type components, done, tarn } from "./index.js";
 
@@ -6,7 +6,7 @@ const [url, key, name] = process.argv.slice(2) as [string, string, string];
 const client = tarn(url, key);
 const dataset = { path: { dataset: name } };
 
-/** A job when it is over: the first flush of a server starts Spark, which may take longer than one wait. */
+/** Wait for a job and return it: the first flush of a server starts Spark, which may take longer than one wait. */
 async function over(job: components["schemas"]["Job"]): Promise<components["schemas"]["Job"]> {
   if (job.finished !== null) return job;
   return over(done(await client.GET("/v1/jobs/{job}", { params: { path: { job: job.id }, query: { wait: 60 } } })));

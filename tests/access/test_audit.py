@@ -1,17 +1,19 @@
-"""The audit log: a flood of denials, and how long it is kept."""
+"""The audit log: repeated denials are aggregated, and old records expire."""
 
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import insert
 from tarn.access import audit
-from tarn.access.audit import ANY, RECORD_SECONDS, AuditedAction, Denials
+from tarn.access.audit import ANY, RECORD_SECONDS, AuditedAction, AuditLog, Denials
 from tarn.db import tables
 from tarn.db.engine import Database
 from tarn.errors import DatasetNotFound, Forbidden, Unauthenticated
 from tarn.model.ids import first_id, new_id, now
 from tarn.model.names import TenantName
 from tarn.model.tenant import AuditEntry, Identity
+
+pytestmark = pytest.mark.both_databases
 
 ALICE = Identity(TenantName("alice"), "k1", (), 0, 0)
 
@@ -25,11 +27,10 @@ class Clock:
 
 
 def records(database: Database) -> list[AuditEntry]:
-    with database.read() as connection:
-        return audit.page(connection, ANY, None, 1000)[::-1]
+    return AuditLog(database).page(ANY, None, 1000)[::-1]
 
 
-def test_flood_of_denials_is_one_record_that_counts_them(database: Database):
+def test_repeated_denials_are_one_record_with_a_count(database: Database):
     denials = Denials(database)
 
     for number in range(200):
@@ -40,7 +41,7 @@ def test_flood_of_denials_is_one_record_that_counts_them(database: Database):
     assert (entry.request, entry.detail) == ("r0", {"problem": "unauthenticated", "detail": "no", "count": 200})
 
 
-def test_denials_of_other_keys_routes_and_reasons_are_records_of_their_own(database: Database):
+def test_denials_of_different_keys_routes_and_reasons_are_separate_records(database: Database):
     denials = Denials(database)
 
     denials.record(AuditedAction(None, "whoami", "/v1/whoami", "r"), Unauthenticated("no", key="k1"))
@@ -59,7 +60,7 @@ def test_denials_of_other_keys_routes_and_reasons_are_records_of_their_own(datab
     ]
 
 
-def test_denial_after_the_minute_is_a_new_record_and_the_old_one_keeps_its_count(database: Database):
+def test_denial_after_a_minute_is_a_new_record_and_the_old_one_keeps_its_count(database: Database):
     clock = Clock()
     denials = Denials(database, clock)
     act = AuditedAction(ALICE, "get_dataset", "/v1/datasets/a", "r")
@@ -73,7 +74,7 @@ def test_denial_after_the_minute_is_a_new_record_and_the_old_one_keeps_its_count
 
 
 @pytest.mark.parametrize("most", [2, 5000])
-def test_records_older_than_they_are_kept_go_and_the_others_stay(database: Database, monkeypatch, most: int):
+def test_records_beyond_their_retention_are_deleted_and_others_are_kept(database: Database, monkeypatch, most: int):
     monkeypatch.setattr(audit, "TRIM_ROWS", most)
     moment = now()
     old = [first_id(moment - timedelta(days=days)) + new_id()[13:] for days in (9, 8, 7, 6, 5)]

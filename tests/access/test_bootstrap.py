@@ -1,4 +1,4 @@
-"""The first key."""
+"""The first administrator key."""
 
 import os
 import stat
@@ -15,7 +15,9 @@ from tarn.errors import StartRefused, Unauthenticated
 from tarn.settings import Settings
 
 
-def test_first_start_makes_a_key_shows_it_once_and_keeps_it_for_its_owner_alone(database: Database, settings: Settings):
+def test_first_start_creates_a_key_logs_it_once_and_stores_it_readable_by_its_owner_only(
+    database: Database, settings: Settings
+):
     first, second = ensure_admin(database, settings), ensure_admin(database, settings)
 
     path = settings.admin_key_file
@@ -26,25 +28,25 @@ def test_first_start_makes_a_key_shows_it_once_and_keeps_it_for_its_owner_alone(
     assert _tenant(database, settings, first) == "admin"
 
 
-def test_key_set_by_the_operator_replaces_the_made_one_while_it_is_set(database: Database, settings: Settings):
-    made = ensure_admin(database, settings)
-    assert made is not None
+def test_key_set_by_the_operator_replaces_the_generated_one_while_it_is_set(database: Database, settings: Settings):
+    created = ensure_admin(database, settings)
+    assert created is not None
     own = settings.model_copy(update={"admin_key": SecretStr("the-operators-own-key")})
 
     shown = ensure_admin(database, own)
     with_own = _tenant(database, settings, "the-operators-own-key")
     with pytest.raises(Unauthenticated):
-        _tenant(database, settings, made)
+        _tenant(database, settings, created)
     ensure_admin(database, settings)
 
     assert shown is None
     assert with_own == "admin"
-    assert _tenant(database, settings, made) == "admin"
+    assert _tenant(database, settings, created) == "admin"
     with pytest.raises(Unauthenticated):
         _tenant(database, settings, "the-operators-own-key")
 
 
-def test_start_that_died_between_file_and_row_is_taken_up(
+def test_start_that_crashed_between_file_and_row_is_completed_by_the_next(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
     def die(*_: object) -> None:
@@ -60,12 +62,12 @@ def test_start_that_died_between_file_and_row_is_taken_up(
     assert _tenant(database, settings, left) == "admin"
 
 
-def test_many_first_starts_at_once_agree_on_one_key(settings: Settings):
-    made: list[str | None] = []
+def test_concurrent_first_starts_agree_on_one_key(settings: Settings):
+    created: list[str | None] = []
 
     def start() -> None:
         database = Database(settings.database_url)
-        made.append(ensure_admin(database, settings))
+        created.append(ensure_admin(database, settings))
         database.close()
 
     threads = [threading.Thread(target=start) for _ in range(6)]
@@ -74,29 +76,29 @@ def test_many_first_starts_at_once_agree_on_one_key(settings: Settings):
     for thread in threads:
         thread.join()
 
-    assert len(made) == 6
-    assert [key for key in made if key is not None] == [settings.admin_key_file.read_text().strip()]
+    assert len(created) == 6
+    assert [key for key in created if key is not None] == [settings.admin_key_file.read_text().strip()]
 
 
-def test_key_set_by_the_operator_ends_when_it_is_no_longer_set(database: Database, settings: Settings):
+def test_key_set_by_the_operator_is_invalid_when_it_is_no_longer_set(database: Database, settings: Settings):
     ensure_admin(database, settings.model_copy(update={"admin_key": SecretStr("the-operators-own-key")}))
 
-    made = ensure_admin(database, settings)
+    created = ensure_admin(database, settings)
 
-    assert made is not None
-    assert settings.admin_key_file.read_text().strip() == made
-    assert _tenant(database, settings, made) == "admin"
+    assert created is not None
+    assert settings.admin_key_file.read_text().strip() == created
+    assert _tenant(database, settings, created) == "admin"
     with pytest.raises(Unauthenticated):
         _tenant(database, settings, "the-operators-own-key")
 
 
-def test_made_key_outlives_its_file(database: Database, settings: Settings):
-    made = ensure_admin(database, settings)
+def test_generated_key_is_valid_after_its_file_is_deleted(database: Database, settings: Settings):
+    created = ensure_admin(database, settings)
     settings.admin_key_file.unlink()
 
     assert ensure_admin(database, settings) is None
     assert not settings.admin_key_file.exists()
-    assert _tenant(database, settings, str(made)) == "admin"
+    assert _tenant(database, settings, str(created)) == "admin"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_made_key_outlives_its_file(database: Database, settings: Settings):
         (b"a-key-that-is-long-enough\n", 0o604, "chmod 600"),
     ],
 )
-def test_key_file_with_no_good_key_or_for_everybody_stops_the_start(
+def test_key_file_that_is_malformed_or_readable_by_others_stops_the_start(
     database: Database, settings: Settings, content: bytes, mode: int, sentence: str
 ):
     settings.admin_key_file.write_bytes(content)
@@ -121,12 +123,12 @@ def test_key_file_with_no_good_key_or_for_everybody_stops_the_start(
 
 
 @pytest.mark.parametrize("path", ["/proc/nope/key", "/proc", "/dev/null/key"])
-def test_key_file_that_cannot_be_made_stops_the_start(database: Database, settings: Settings, path: str):
+def test_key_file_that_cannot_be_created_stops_the_start(database: Database, settings: Settings, path: str):
     with pytest.raises(StartRefused, match=f"^TARN_ADMIN_KEY_FILE: {path} cannot be used"):
         ensure_admin(database, settings.model_copy(update={"admin_key_file": Path(path)}))
 
 
-def test_made_key_and_its_folder_are_on_the_disk_before_the_row(
+def test_generated_key_and_its_folder_are_synced_before_the_row_is_written(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ):
     synced: list[int] = []

@@ -1,4 +1,4 @@
-"""Rates and quotas."""
+"""Rate limits and quotas."""
 
 import threading
 
@@ -10,6 +10,8 @@ from tarn.errors import QuotaExceeded
 from tarn.model.tenant import NewLimits, NewTenant
 from tarn.settings import Settings
 
+pytestmark = pytest.mark.both_databases
+
 
 class Clock:
     def __init__(self) -> None:
@@ -19,13 +21,13 @@ class Clock:
         return self.now
 
 
-def test_bucket_gives_its_burst_at_once_and_then_its_rate():
+def test_bucket_allows_its_burst_at_once_and_then_its_rate():
     clock = Clock()
     rate = RateLimiter(clock)
 
-    at_once = [rate.wait("a", rate=2, burst=3) for _ in range(4)]
+    at_once = [rate.acquire("a", rate=2, burst=3) for _ in range(4)]
     clock.now = 0.5
-    later = [rate.wait("a", rate=2, burst=3) for _ in range(2)]
+    later = [rate.acquire("a", rate=2, burst=3) for _ in range(2)]
 
     assert at_once == [0, 0, 0, 0.5]
     assert later == [0, 0.5]
@@ -34,13 +36,13 @@ def test_bucket_gives_its_burst_at_once_and_then_its_rate():
 def test_bucket_never_holds_more_than_its_burst():
     clock = Clock()
     rate = RateLimiter(clock)
-    rate.wait("a", rate=2, burst=3)
+    rate.acquire("a", rate=2, burst=3)
     clock.now = 1000
 
-    assert [rate.wait("a", rate=2, burst=3) for _ in range(4)] == [0, 0, 0, 0.5]
+    assert [rate.acquire("a", rate=2, burst=3) for _ in range(4)] == [0, 0, 0, 0.5]
 
 
-def test_quota_is_taken_up_to_its_last_unit_and_given_back(database: Database, settings: Settings):
+def test_quota_can_be_used_to_its_last_unit_and_released(database: Database, settings: Settings):
     tenant = _tenant(database, quota_statements=10)
 
     with database.write() as connection:
@@ -55,11 +57,11 @@ def test_quota_is_taken_up_to_its_last_unit_and_given_back(database: Database, s
         assert limits.of(connection, tenant, settings).used_statements == 10
 
 
-def test_of_many_who_reach_for_the_last_units_only_those_who_fit_get_them(database: Database, settings: Settings):
+def test_concurrent_requests_for_the_last_units_never_exceed_the_quota(database: Database, settings: Settings):
     tenant = _tenant(database, quota_bytes=500)
     outcomes: list[bool] = []
 
-    def reach() -> None:
+    def take() -> None:
         try:
             with database.write() as connection:
                 limits.reserve(connection, tenant, settings, size=100)
@@ -67,7 +69,7 @@ def test_of_many_who_reach_for_the_last_units_only_those_who_fit_get_them(databa
         except QuotaExceeded:
             outcomes.append(False)
 
-    threads = [threading.Thread(target=reach) for _ in range(12)]
+    threads = [threading.Thread(target=take) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Tokens of a real issuer: a server that hands out its keys, and tokens signed with them."""
+"""Tokens of a real issuer: a server that publishes its keys, and tokens signed with them."""
 
 import json
 import threading
@@ -81,7 +81,7 @@ def authenticator(issuer: FakeIssuer, database: Database, settings: Settings) ->
     return Authenticator(database, settings, Issuer(settings))
 
 
-def test_token_of_the_issuer_is_its_tenants_identity(issuer: FakeIssuer, authenticator: Authenticator):
+def test_token_of_the_issuer_authenticates_its_tenant(issuer: FakeIssuer, authenticator: Authenticator):
     identity = _identity(authenticator, issuer.token())
 
     assert (identity.tenant, identity.key) == ("alice", "oidc:someone")
@@ -109,14 +109,14 @@ OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         {"key": "", "algorithm": "none"},
     ],
 )
-def test_token_with_anything_wrong_is_refused(issuer: FakeIssuer, authenticator: Authenticator, changes):
+def test_invalid_token_is_refused(issuer: FakeIssuer, authenticator: Authenticator, changes):
     with pytest.raises(Unauthenticated, match="send a valid key"):
         _identity(authenticator, issuer.token(**changes))
 
 
 @pytest.fixture
 def deputy(authenticator: Authenticator, database: Database) -> None:
-    """A tenant that was granted what the administrator has."""
+    """Return a tenant that has the grants of the administrator."""
     with database.write() as connection:
         name = tenants.create(connection, NewTenant.model_validate({"name": "deputy"})).name
         grants.create(connection, name, NewGrant.model_validate({"dataset": "*", "level": "admin"}))
@@ -129,7 +129,7 @@ def test_token_that_names_an_administrator_is_refused(
 ):
     ensure_admin(database, settings)
 
-    for _ in range(2):  # also when the identity is remembered
+    for _ in range(2):  # also when the identity is cached
         with pytest.raises(Unauthenticated, match=f"names the tenant '{name}'.*TARN_OIDC_ALLOW_ADMIN") as refused:
             _identity(authenticator, issuer.token(tenant=name))
         assert refused.value.key == "oidc:someone"
@@ -138,7 +138,7 @@ def test_token_that_names_an_administrator_is_refused(
 
 @pytest.mark.usefixtures("deputy")
 @pytest.mark.parametrize("name", ["admin", "deputy"])
-def test_token_that_names_an_administrator_is_accepted_where_a_setting_allows_it(
+def test_token_that_names_an_administrator_is_accepted_if_a_setting_allows_it(
     issuer: FakeIssuer, database: Database, settings: Settings, name: str
 ):
     ensure_admin(database, settings)
@@ -165,7 +165,7 @@ def test_token_is_refused_from_the_request_after_its_tenant_became_administrator
 @pytest.mark.parametrize(
     "claim", ["Admin", "ADMIN", " admin", "admin ", "admin\n", ["admin"], {"admin": True}, True, "\uff41dmin"]
 )
-def test_claim_that_resembles_the_administrators_name_is_not_taken_for_it(
+def test_claim_that_resembles_the_administrators_name_is_not_the_administrator(
     issuer: FakeIssuer, authenticator: Authenticator, database: Database, settings: Settings, claim: object
 ):
     ensure_admin(database, settings)
@@ -174,7 +174,7 @@ def test_claim_that_resembles_the_administrators_name_is_not_taken_for_it(
         _identity(authenticator, issuer.token(tenant=claim))
 
 
-def test_other_claim_names_the_tenant_where_it_is_set_and_no_administrator(
+def test_configured_claim_names_the_tenant_but_never_an_administrator(
     issuer: FakeIssuer, authenticator: Authenticator, database: Database, settings: Settings
 ):
     ensure_admin(database, settings)
@@ -187,7 +187,7 @@ def test_other_claim_names_the_tenant_where_it_is_set_and_no_administrator(
         _identity(mapping, issuer.token(tenant="alice", nickname="admin"))
 
 
-def test_unknown_key_ids_do_not_make_us_ask_every_time(issuer: FakeIssuer, authenticator: Authenticator):
+def test_unknown_key_ids_do_not_cause_a_request_each(issuer: FakeIssuer, authenticator: Authenticator):
     for number in range(20):
         with pytest.raises(Unauthenticated):
             _identity(authenticator, issuer.token(kid=f"k-{number}"))
@@ -195,7 +195,7 @@ def test_unknown_key_ids_do_not_make_us_ask_every_time(issuer: FakeIssuer, authe
     assert len(issuer.asked) == 2
 
 
-def test_issuer_that_is_away_is_unavailable_and_no_refusal(issuer: FakeIssuer, authenticator: Authenticator):
+def test_unreachable_issuer_is_unavailable_and_not_a_refusal(issuer: FakeIssuer, authenticator: Authenticator):
     token = issuer.token()
     issuer.server.shutdown()
     issuer.server.server_close()
@@ -204,7 +204,7 @@ def test_issuer_that_is_away_is_unavailable_and_no_refusal(issuer: FakeIssuer, a
         _identity(authenticator, token)
 
 
-def test_slow_issuer_is_asked_by_one_caller_and_nobody_else_waits(issuer: FakeIssuer, authenticator: Authenticator):
+def test_slow_issuer_is_requested_by_one_caller_and_no_other_waits(issuer: FakeIssuer, authenticator: Authenticator):
     issuer.going.clear()
     outcomes: list[object] = []
 
@@ -215,7 +215,7 @@ def test_slow_issuer_is_asked_by_one_caller_and_nobody_else_waits(issuer: FakeIs
     thread.start()
     issuer.reached.wait(10)
 
-    # Were they to wait, it would be for the issuer, which waits for this thread.
+    # If they waited, it would be for the issuer, which waits for this thread: a deadlock.
     for number in range(100):
         with pytest.raises(Unavailable) as unavailable:
             _identity(authenticator, issuer.token(kid=f"k-{number}"))
@@ -227,7 +227,7 @@ def test_slow_issuer_is_asked_by_one_caller_and_nobody_else_waits(issuer: FakeIs
     assert len(issuer.asked) == 2
 
 
-def test_issuer_that_fails_is_not_asked_again_at_once(issuer: FakeIssuer, authenticator: Authenticator):
+def test_failed_request_to_the_issuer_is_not_repeated_at_once(issuer: FakeIssuer, authenticator: Authenticator):
     issuer.status = 500
 
     for _ in range(20):
@@ -237,7 +237,7 @@ def test_issuer_that_fails_is_not_asked_again_at_once(issuer: FakeIssuer, authen
     assert len(issuer.asked) == 1
 
 
-def test_old_keys_stay_in_use_while_new_ones_cannot_be_had(
+def test_cached_keys_are_used_while_the_issuer_is_unavailable(
     issuer: FakeIssuer, authenticator: Authenticator, monkeypatch: pytest.MonkeyPatch
 ):
     _identity(authenticator, issuer.token())

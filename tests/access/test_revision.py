@@ -1,4 +1,4 @@
-"""What is remembered of callers and datasets, and that it ends with the next request in every process."""
+"""Caches of callers and datasets: a change is effective with the next request in every process."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,25 +14,27 @@ from tarn.storage.store import Store
 
 from tests.in_process_api import Caller, InProcessApi
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture
-def other(house: InProcessApi, settings: Settings, store: Store) -> Iterator[InProcessApi]:
-    """Another API process on the same database, in which the administrator makes its changes."""
+def other_process(api: InProcessApi, settings: Settings, store: Store) -> Iterator[InProcessApi]:
+    """Return another API process on the same database, in which the administrator makes changes."""
     database = Database(settings.database_url)
-    with InProcessApi(build_services(settings, database, store), str(house.admin.key)) as other:
-        yield other
+    with InProcessApi(build_services(settings, database, store), str(api.admin.key)) as other_process:
+        yield other_process
     database.close()
 
 
-def test_caller_and_dataset_that_are_known_cost_one_statement(house: InProcessApi):
-    house.dataset("donations")
-    alice = house.tenant("alice", donations="read")
+def test_cached_caller_and_dataset_cost_one_statement(api: InProcessApi):
+    api.dataset("donations")
+    alice = api.tenant("alice", donations="read")
     alice.get("/v1/datasets/donations")
 
-    with _statements(house.services.database) as statements:
-        answer = alice.get("/v1/datasets/donations")
+    with _statements(api.services.database) as statements:
+        response = alice.get("/v1/datasets/donations")
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert statements == ["SELECT revision FROM access_revision"]
 
 
@@ -65,55 +67,55 @@ def _limit(admin: Caller, _: Caller) -> None:
     ("change", "status"),
     [(_revoke, 401), (_ungrant, 404), (_disable, 401), (_remove, 401), (_delete_dataset, 404)],
 )
-def test_what_is_taken_away_in_one_process_ends_with_the_next_request_in_another(
-    house: InProcessApi, other: InProcessApi, change: Callable[[Caller, Caller], None], status: int
+def test_revocation_in_one_process_is_effective_with_the_next_request_in_another(
+    api: InProcessApi, other_process: InProcessApi, change: Callable[[Caller, Caller], None], status: int
 ):
-    house.dataset("donations")
-    alice = house.tenant("alice", donations="read")
+    api.dataset("donations")
+    alice = api.tenant("alice", donations="read")
     before = [alice.get("/v1/datasets/donations").status_code for _ in range(2)]
 
-    change(other.admin, alice)
+    change(other_process.admin, alice)
 
     assert (before, alice.get("/v1/datasets/donations").status_code) == ([200, 200], status)
 
 
-def test_what_is_given_in_one_process_is_there_with_the_next_request_in_another(
-    house: InProcessApi, other: InProcessApi
+def test_grant_in_one_process_is_effective_with_the_next_request_in_another(
+    api: InProcessApi, other_process: InProcessApi
 ):
-    alice = house.tenant("alice", donations="read")
+    alice = api.tenant("alice", donations="read")
     before = [alice.get("/v1/datasets/donations").status_code for _ in range(2)]
 
-    other.dataset("donations")
+    other_process.dataset("donations")
     made = alice.get("/v1/datasets/donations").status_code
     forbidden = alice.patch("/v1/datasets/donations", {"title": "x"}).status_code
-    other.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "don*", "level": "admin"}).raise_for_status()
+    other_process.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "don*", "level": "admin"}).raise_for_status()
     granted = alice.patch("/v1/datasets/donations", {"title": "x"}).status_code
 
     assert (before, made, forbidden, granted) == ([404, 404], 200, 403, 200)
 
 
-def test_limit_set_in_one_process_holds_in_another(house: InProcessApi, other: InProcessApi):
-    alice = house.tenant("alice")
+def test_limit_set_in_one_process_applies_in_another(api: InProcessApi, other_process: InProcessApi):
+    alice = api.tenant("alice")
     before = [alice.get("/v1/whoami").status_code for _ in range(2)]
 
-    _limit(other.admin, alice)
+    _limit(other_process.admin, alice)
 
     assert (before, [alice.get("/v1/whoami").status_code for _ in range(2)]) == ([200, 200], [200, 429])
 
 
-def test_dataset_made_again_is_another_one(house: InProcessApi):
-    house.dataset("donations")
-    house.admin.get("/v1/datasets/donations")
-    with house.services.database.write() as connection:
+def test_recreated_dataset_is_another_one(api: InProcessApi):
+    api.dataset("donations")
+    api.admin.get("/v1/datasets/donations")
+    with api.services.database.write() as connection:
         connection.exec_driver_sql("UPDATE datasets SET state = 'deleted'")
         revision.bump(connection)
 
-    made = house.dataset("donations")
+    made = api.dataset("donations")
 
-    assert house.admin.get("/v1/datasets/donations").json()["id"] == made["id"]
+    assert api.admin.get("/v1/datasets/donations").json()["id"] == made["id"]
 
 
-def test_transaction_that_is_rolled_back_ends_nothing(database: Database):
+def test_transaction_that_is_rolled_back_invalidates_nothing(database: Database):
     with database.read() as connection:
         before = revision.current(connection)
     with pytest.raises(ZeroDivisionError), database.write() as connection:
@@ -124,8 +126,8 @@ def test_transaction_that_is_rolled_back_ends_nothing(database: Database):
         assert revision.current(connection) == before
 
 
-def test_answers_are_read_once_for_each_revision_and_the_oldest_are_forgotten():
-    remembered: RevisionCache[str] = RevisionCache(most=2)
+def test_values_are_read_once_per_revision_and_the_oldest_are_evicted():
+    remembered: RevisionCache[str] = RevisionCache(max_size=2)
     reads: list[str] = []
 
     def ask(present: str, question: str) -> None:
@@ -137,7 +139,7 @@ def test_answers_are_read_once_for_each_revision_and_the_oldest_are_forgotten():
     assert reads == ["1a", "1b", "2a", "1b"]
 
 
-def test_refusal_is_not_remembered():
+def test_refusal_is_not_cached():
     remembered: RevisionCache[str] = RevisionCache()
 
     def refuse() -> str:

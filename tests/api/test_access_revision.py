@@ -1,4 +1,4 @@
-"""The access revision as an event loop asks for it."""
+"""Coalesced reads of the access revision on an event loop."""
 
 import asyncio
 import threading
@@ -11,82 +11,82 @@ from tarn.errors import Unavailable
 
 
 class PausedReader(RevisionReader):
-    """Readings that are counted once they have looked, and then wait to be let go."""
+    """A reader that counts its reads after querying, and then waits to be released."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        self.begun = 0
-        self.go = threading.Semaphore(0)
+        self.started = 0
+        self.permits = threading.Semaphore(0)
 
-    def _current(self) -> str:
-        found = super()._current()
-        self.begun += 1
-        self.go.acquire()
-        return found
+    def _read_current(self) -> str:
+        current = super()._read_current()
+        self.started += 1
+        self.permits.acquire()
+        return current
 
 
-async def wait_for_reads(slow: PausedReader, readings: int) -> None:
-    while slow.begun < readings:
+async def wait_for_reads(reader: PausedReader, count: int) -> None:
+    while reader.started < count:
         await asyncio.sleep(0)
 
 
-def test_questions_asked_during_a_reading_share_the_next_one_and_see_what_changed_before_them(database: Database):
-    async def ask() -> tuple[str, list[str]]:
-        slow = PausedReader(database)
-        first = asyncio.ensure_future(slow.revision())
-        await wait_for_reads(slow, 1)
+def test_requests_during_a_read_share_the_next_one_and_see_earlier_changes(database: Database):
+    async def run() -> tuple[str, list[str]]:
+        reader = PausedReader(database)
+        first = asyncio.ensure_future(reader.revision())
+        await wait_for_reads(reader, 1)
         with database.write() as connection:
             revision.bump(connection)
-        rest = [asyncio.ensure_future(slow.revision()) for _ in range(50)]
-        slow.go.release(2)
+        rest = [asyncio.ensure_future(reader.revision()) for _ in range(50)]
+        reader.permits.release(2)
         answers = await first, await asyncio.gather(*rest)
-        assert slow.begun == 2
+        assert reader.started == 2
         return answers
 
-    before, after = asyncio.run(ask())
+    before, after = asyncio.run(run())
 
     assert len(set(after)) == 1
     assert after[0] != before
 
 
-def test_one_that_leaves_does_not_take_the_reading_from_the_others(database: Database):
-    async def ask() -> str:
-        slow = PausedReader(database)
-        leaving, staying = asyncio.ensure_future(slow.revision()), asyncio.ensure_future(slow.revision())
-        await wait_for_reads(slow, 1)
+def test_cancelled_request_does_not_cancel_the_read_of_the_others(database: Database):
+    async def run() -> str:
+        reader = PausedReader(database)
+        leaving, staying = asyncio.ensure_future(reader.revision()), asyncio.ensure_future(reader.revision())
+        await wait_for_reads(reader, 1)
         leaving.cancel()
-        slow.go.release()
+        reader.permits.release()
         return await staying
 
     with database.read() as connection:
-        assert asyncio.run(ask()) == revision.current(connection)
+        assert asyncio.run(run()) == revision.current(connection)
 
 
-def test_a_database_that_does_not_answer_is_told_to_everybody_and_asked_again_next_time(database: Database):
+def test_database_error_is_raised_to_every_waiter_and_the_next_request_reads_again(database: Database):
     class Failing(PausedReader):
-        def _current(self) -> str:
-            super()._current()
-            if self.begun == 1:
+        def _read_current(self) -> str:
+            super()._read_current()
+            if self.started == 1:
                 raise Unavailable("the database does not answer", retry_after=2)
             return "answered"
 
-    async def ask() -> str:
+    async def run() -> str:
         failing = Failing(database)
-        failing.go.release(2)
-        told = await asyncio.gather(failing.revision(), failing.revision(), return_exceptions=True)
-        assert [type(error) for error in told] == [Unavailable, Unavailable]
+        failing.permits.release(2)
+        errors = await asyncio.gather(failing.revision(), failing.revision(), return_exceptions=True)
+        assert [type(error) for error in errors] == [Unavailable, Unavailable]
         return await failing.revision()
 
-    assert asyncio.run(ask()) == "answered"
+    assert asyncio.run(run()) == "answered"
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_question_after_a_reading_begins_another(database: Database, times: int):
-    async def ask() -> int:
-        slow = PausedReader(database)
+def test_request_after_a_read_starts_another(database: Database, times: int):
+    async def run() -> int:
+        reader = PausedReader(database)
         for _ in range(times):
-            slow.go.release()
-            await slow.revision()
-        return slow.begun
+            reader.permits.release()
+            await reader.revision()
+        return reader.started
 
-    assert asyncio.run(ask()) == times
+    assert asyncio.run(run()) == times

@@ -13,44 +13,44 @@ from tarn.model.names import TenantName
 from tests.in_process_api import InProcessApi
 
 
-def test_tenant_is_made_shown_changed_and_deleted(house: InProcessApi):
-    made = house.admin.post("/v1/admin/tenants", {"name": "alice", "title": "Alice's search"})
-    changed = house.admin.patch("/v1/admin/tenants/alice", {"title": "Other"})
-    listed = house.admin.get("/v1/admin/tenants").json()["results"]
-    deleted = house.admin.delete("/v1/admin/tenants/alice")
+def test_tenant_is_created_shown_changed_and_deleted(api: InProcessApi):
+    created = api.admin.post("/v1/admin/tenants", {"name": "alice", "title": "Alice's search"})
+    changed = api.admin.patch("/v1/admin/tenants/alice", {"title": "Other"})
+    listed = api.admin.get("/v1/admin/tenants").json()["results"]
+    deleted = api.admin.delete("/v1/admin/tenants/alice")
 
-    assert made.status_code == 201
+    assert created.status_code == 201
     assert (changed.json()["title"], changed.json()["disabled"]) == ("Other", False)
     assert [tenant["name"] for tenant in listed] == ["admin", "alice"]
     assert deleted.status_code == 204
-    assert house.admin.get("/v1/admin/tenants/alice").json()["type"] == "/problems/tenant-not-found"
+    assert api.admin.get("/v1/admin/tenants/alice").json()["type"] == "/problems/tenant-not-found"
 
 
 @pytest.mark.parametrize("name", ["lakehouse", "Alice", "a b", "../x", "a/b", "x" * 65, "", "-a", "a\x00"])
-def test_bad_tenant_name_is_refused(house: InProcessApi, name: str):
-    answer = house.admin.post("/v1/admin/tenants", {"name": name})
+def test_bad_tenant_name_is_refused(api: InProcessApi, name: str):
+    response = api.admin.post("/v1/admin/tenants", {"name": name})
 
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"] == "name"
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "name"
 
 
-def test_name_of_a_deleted_tenant_is_not_given_out_again(house: InProcessApi):
-    key = house.tenant("alice", any="read").key
-    house.admin.delete("/v1/admin/tenants/alice")
+def test_name_of_a_deleted_tenant_cannot_be_reused(api: InProcessApi):
+    key = api.tenant("alice", any="read").key
+    api.admin.delete("/v1/admin/tenants/alice")
 
-    again = house.admin.post("/v1/admin/tenants", {"name": "alice"})
+    again = api.admin.post("/v1/admin/tenants", {"name": "alice"})
 
     assert again.status_code == 409
     assert "deleted tenant" in again.json()["detail"]
-    assert house.with_key(str(key)).get("/v1/whoami").status_code == 401
+    assert api.with_key(str(key)).get("/v1/whoami").status_code == 401
 
 
-def test_secret_is_shown_once_and_stored_nowhere(house: InProcessApi):
-    house.admin.post("/v1/admin/tenants", {"name": "alice"})
-    created = house.admin.post("/v1/admin/tenants/alice/keys", {"label": "laptop"}).json()
+def test_secret_is_shown_once_and_not_stored(api: InProcessApi):
+    api.admin.post("/v1/admin/tenants", {"name": "alice"})
+    created = api.admin.post("/v1/admin/tenants/alice/keys", {"label": "laptop"}).json()
 
-    listed = house.admin.get("/v1/admin/tenants/alice/keys").json()["results"]
-    with house.services.database.read() as connection:
+    listed = api.admin.get("/v1/admin/tenants/alice/keys").json()["results"]
+    with api.services.database.read() as connection:
         rows = [dict(row._mapping) for row in connection.execute(api_keys.select())]
 
     assert created["key"].startswith("tarn_")
@@ -60,32 +60,32 @@ def test_secret_is_shown_once_and_stored_nowhere(house: InProcessApi):
     assert secret not in repr(rows)
 
 
-def test_revoked_key_is_refused_with_the_next_request(house: InProcessApi):
-    alice = house.tenant("alice")
+def test_revoked_key_is_refused_from_the_next_request_on(api: InProcessApi):
+    alice = api.tenant("alice")
     whoami = alice.get("/v1/whoami").json()
 
-    revoked = house.admin.delete(f"/v1/admin/keys/{whoami['key']}")
+    revoked = api.admin.delete(f"/v1/admin/keys/{whoami['key']}")
 
     assert whoami["tenant"] == "alice"
     assert revoked.json()["revoked"] is not None
     assert alice.get("/v1/whoami").json()["type"] == "/problems/unauthenticated"
-    assert house.admin.delete(f"/v1/admin/keys/{whoami['key']}").json() == revoked.json()
+    assert api.admin.delete(f"/v1/admin/keys/{whoami['key']}").json() == revoked.json()
 
 
-def test_expired_key_is_refused(house: InProcessApi):
-    house.admin.post("/v1/admin/tenants", {"name": "alice"})
+def test_expired_key_is_refused(api: InProcessApi):
+    api.admin.post("/v1/admin/tenants", {"name": "alice"})
     expires = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
 
-    key = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires}).json()["key"]
+    key = api.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires}).json()["key"]
 
-    assert house.with_key(key).get("/v1/whoami").status_code == 401
+    assert api.with_key(key).get("/v1/whoami").status_code == 401
 
 
-def test_key_that_is_remembered_ends_with_its_time(house: InProcessApi, monkeypatch: pytest.MonkeyPatch):
-    house.admin.post("/v1/admin/tenants", {"name": "alice"})
+def test_cached_key_is_refused_after_its_expiry(api: InProcessApi, monkeypatch: pytest.MonkeyPatch):
+    api.admin.post("/v1/admin/tenants", {"name": "alice"})
     expires = datetime.now(UTC) + timedelta(hours=1)
-    key = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires.isoformat()}).json()["key"]
-    alice = house.with_key(key)
+    key = api.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires.isoformat()}).json()["key"]
+    alice = api.with_key(key)
 
     before = alice.get("/v1/whoami").status_code
     monkeypatch.setattr(identity, "now", lambda: expires)
@@ -97,55 +97,55 @@ def test_key_that_is_remembered_ends_with_its_time(house: InProcessApi, monkeypa
     "expires",
     ["9999-12-31T23:59:59-01:00", "0001-01-01T00:00:00+01:00", "9999-06-01T00:00:00Z", "2030-01-01T00:00:00"],
 )
-def test_expiry_that_not_every_clock_can_show_is_refused(house: InProcessApi, expires: str):
-    house.admin.post("/v1/admin/tenants", {"name": "alice"})
+def test_expiry_outside_the_representable_range_is_refused(api: InProcessApi, expires: str):
+    api.admin.post("/v1/admin/tenants", {"name": "alice"})
 
-    answer = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires})
+    response = api.admin.post("/v1/admin/tenants/alice/keys", {"expires": expires})
 
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"] == "expires"
-
-
-def test_expiry_is_kept_in_utc(house: InProcessApi):
-    house.admin.post("/v1/admin/tenants", {"name": "alice"})
-
-    made = house.admin.post("/v1/admin/tenants/alice/keys", {"expires": "9998-12-31T23:59:59-01:00"}).json()
-
-    assert made["expires"] == "9999-01-01T00:59:59Z"
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "expires"
 
 
-def test_disabled_tenant_is_refused_until_it_is_enabled(house: InProcessApi):
-    alice = house.tenant("alice")
+def test_expiry_is_kept_in_utc(api: InProcessApi):
+    api.admin.post("/v1/admin/tenants", {"name": "alice"})
 
-    house.admin.patch("/v1/admin/tenants/alice", {"disabled": True})
+    created = api.admin.post("/v1/admin/tenants/alice/keys", {"expires": "9998-12-31T23:59:59-01:00"}).json()
+
+    assert created["expires"] == "9999-01-01T00:59:59Z"
+
+
+def test_disabled_tenant_is_refused_until_it_is_enabled(api: InProcessApi):
+    alice = api.tenant("alice")
+
+    api.admin.patch("/v1/admin/tenants/alice", {"disabled": True})
     refused = alice.get("/v1/whoami").status_code
-    house.admin.patch("/v1/admin/tenants/alice", {"disabled": False})
+    api.admin.patch("/v1/admin/tenants/alice", {"disabled": False})
 
     assert (refused, alice.get("/v1/whoami").status_code) == (401, 200)
 
 
-def test_administrator_cannot_lock_everybody_out(house: InProcessApi):
-    grant = house.admin.get("/v1/admin/tenants/admin/grants").json()["results"][0]
+def test_administrator_cannot_lock_itself_out(api: InProcessApi):
+    grant = api.admin.get("/v1/admin/tenants/admin/grants").json()["results"][0]
 
-    answers = [
-        house.admin.delete("/v1/admin/tenants/admin"),
-        house.admin.patch("/v1/admin/tenants/admin", {"disabled": True}),
-        house.admin.delete("/v1/admin/keys/bootstrap"),
-        house.admin.delete(f"/v1/admin/grants/{grant['id']}"),
+    responses = [
+        api.admin.delete("/v1/admin/tenants/admin"),
+        api.admin.patch("/v1/admin/tenants/admin", {"disabled": True}),
+        api.admin.delete("/v1/admin/keys/bootstrap"),
+        api.admin.delete(f"/v1/admin/grants/{grant['id']}"),
     ]
 
-    assert [answer.status_code for answer in answers] == [403, 403, 403, 403]
-    assert house.admin.get("/v1/whoami").status_code == 200
+    assert [response.status_code for response in responses] == [403, 403, 403, 403]
+    assert api.admin.get("/v1/whoami").status_code == 200
 
 
-def test_grant_opens_and_its_removal_closes(house: InProcessApi):
-    house.dataset("donations")
-    alice = house.tenant("alice")
+def test_grant_gives_access_and_its_removal_ends_it(api: InProcessApi):
+    api.dataset("donations")
+    alice = api.tenant("alice")
     closed = alice.get("/v1/datasets/donations").status_code
 
-    grant = house.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "don*", "level": "read"}).json()
+    grant = api.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "don*", "level": "read"}).json()
     opened = alice.get("/v1/datasets/donations").status_code
-    house.admin.delete(f"/v1/admin/grants/{grant['id']}")
+    api.admin.delete(f"/v1/admin/grants/{grant['id']}")
 
     assert (closed, opened, alice.get("/v1/datasets/donations").status_code) == (404, 200, 404)
 
@@ -161,26 +161,26 @@ def test_grant_opens_and_its_removal_closes(house: InProcessApi):
         {"dataset": "*", "level": "read", "until": "tomorrow"},
     ],
 )
-def test_bad_grant_is_refused(house: InProcessApi, grant):
-    house.admin.post("/v1/admin/tenants", {"name": "alice"})
+def test_bad_grant_is_refused(api: InProcessApi, grant):
+    api.admin.post("/v1/admin/tenants", {"name": "alice"})
 
-    assert house.admin.post("/v1/admin/tenants/alice/grants", grant).status_code == 422
-    assert house.admin.get("/v1/admin/tenants/alice/grants").json()["results"] == []
+    assert api.admin.post("/v1/admin/tenants/alice/grants", grant).status_code == 422
+    assert api.admin.get("/v1/admin/tenants/alice/grants").json()["results"] == []
 
 
-def test_same_grant_twice_conflicts(house: InProcessApi):
-    house.tenant("alice", donations="read")
+def test_duplicate_grant_conflicts(api: InProcessApi):
+    api.tenant("alice", donations="read")
 
-    again = house.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "donations", "level": "read"})
+    again = api.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "donations", "level": "read"})
 
     assert again.status_code == 409
 
 
-def test_limits_are_the_servers_until_the_tenant_has_its_own(house: InProcessApi):
-    alice = house.tenant("alice")
+def test_limits_are_the_servers_until_the_tenant_has_its_own(api: InProcessApi):
+    alice = api.tenant("alice")
     before = alice.get("/v1/whoami").json()["limits"]
 
-    after = house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 5, "quota_statements": 1000}).json()
+    after = api.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 5, "quota_statements": 1000}).json()
 
     assert (before["rate_limit"], before["quota_statements"]) == (0, None)
     assert (after["rate_limit"], after["quota_statements"], after["quota_bytes"]) == (5, 1000, None)
@@ -198,43 +198,43 @@ def test_limits_are_the_servers_until_the_tenant_has_its_own(house: InProcessApi
         {"quota_bytes": 2**63},
     ],
 )
-def test_limit_that_cannot_be_kept_is_refused(house: InProcessApi, limits):
-    house.tenant("alice")
+def test_invalid_limit_is_refused(api: InProcessApi, limits):
+    api.tenant("alice")
 
-    answer = house.admin.put("/v1/admin/tenants/alice/limits", limits)
+    response = api.admin.put("/v1/admin/tenants/alice/limits", limits)
 
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"].startswith(next(iter(limits)))
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"].startswith(next(iter(limits)))
 
 
 @pytest.mark.parametrize("limits", [{"rate_burst": 2**31 - 1}, {"rate_limit": 0}, {"rate_limit": 0.001}])
-def test_utmost_limits_are_taken(house: InProcessApi, limits):
-    alice = house.tenant("alice")
+def test_largest_limits_are_accepted(api: InProcessApi, limits):
+    alice = api.tenant("alice")
 
-    assert house.admin.put("/v1/admin/tenants/alice/limits", limits).status_code == 200
+    assert api.admin.put("/v1/admin/tenants/alice/limits", limits).status_code == 200
     assert alice.get("/v1/whoami").status_code == 200
 
 
-def test_administrator_cannot_limit_itself_out(house: InProcessApi):
-    shown = house.admin.put("/v1/admin/tenants/admin/limits", {"rate_limit": 0.001, "rate_burst": 1}).json()
+def test_rate_limit_does_not_apply_to_the_administrator(api: InProcessApi):
+    shown = api.admin.put("/v1/admin/tenants/admin/limits", {"rate_limit": 0.001, "rate_burst": 1}).json()
 
-    assert {house.admin.get("/v1/whoami").status_code for _ in range(5)} == {200}
+    assert {api.admin.get("/v1/whoami").status_code for _ in range(5)} == {200}
     assert shown["rate_limit"] == 0
 
 
-def test_used_quota_is_shown_as_it_is_now(house: InProcessApi):
-    alice = house.tenant("alice")
+def test_used_quota_is_shown_with_its_current_value(api: InProcessApi):
+    alice = api.tenant("alice")
     before = alice.get("/v1/whoami").json()["limits"]["used_statements"]
 
-    with house.services.database.write() as connection:
-        reserve(connection, TenantName("alice"), house.services.settings, statements=7)
+    with api.services.database.write() as connection:
+        reserve(connection, TenantName("alice"), api.services.settings, statements=7)
 
     assert (before, alice.get("/v1/whoami").json()["limits"]["used_statements"]) == (0, 7)
 
 
-def test_tenant_over_its_rate_waits_and_others_do_not(house: InProcessApi):
-    alice, bob = house.tenant("alice"), house.tenant("bob")
-    house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 3})
+def test_tenant_over_its_rate_waits_and_others_do_not(api: InProcessApi):
+    alice, bob = api.tenant("alice"), api.tenant("bob")
+    api.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 3})
 
     statuses = [alice.get("/v1/whoami").status_code for _ in range(5)]
     limited = alice.get("/v1/whoami")
@@ -245,9 +245,9 @@ def test_tenant_over_its_rate_waits_and_others_do_not(house: InProcessApi):
     assert bob.get("/v1/whoami").status_code == 200
 
 
-def test_request_over_the_rate_is_held_before_it_is_refused(house: InProcessApi):
-    alice = house.tenant("alice")
-    house.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 1})
+def test_request_over_the_rate_is_delayed_before_it_is_refused(api: InProcessApi):
+    alice = api.tenant("alice")
+    api.admin.put("/v1/admin/tenants/alice/limits", {"rate_limit": 0.01, "rate_burst": 1})
     alice.get("/v1/whoami")
     begun = time.monotonic()
 
@@ -257,20 +257,20 @@ def test_request_over_the_rate_is_held_before_it_is_refused(house: InProcessApi)
     assert time.monotonic() - begun >= REFUSAL_DELAY[0]
 
 
-def test_every_write_and_every_denial_is_in_the_audit_log(house: InProcessApi):
-    house.dataset("donations")
-    alice = house.tenant("alice", donations="read")
+def test_every_write_and_every_denial_is_in_the_audit_log(api: InProcessApi):
+    api.dataset("donations")
+    alice = api.tenant("alice", donations="read")
     alice.patch("/v1/datasets/donations", {"title": "mine"}, headers={"X-Request-ID": "sneaky-1"})
     alice.get("/v1/datasets/hidden")
-    house.nobody.get("/v1/datasets")
-    house.admin.patch("/v1/datasets/donations", {"title": "ours"})
+    api.anonymous.get("/v1/datasets")
+    api.admin.patch("/v1/datasets/donations", {"title": "ours"})
 
-    entries = house.admin.get("/v1/admin/audit").json()["results"]
+    entries = api.admin.get("/v1/admin/audit").json()["results"]
 
     assert [(entry["tenant"], entry["action"], entry["outcome"], entry["target"]) for entry in reversed(entries)] == [
         ("admin", "create_dataset", "done", "donations"),
         ("admin", "create_tenant", "done", "tenants/alice"),
-        ("admin", "create_grant", "done", f"grants/{_grant(house)}"),
+        ("admin", "create_grant", "done", f"grants/{_grant(api)}"),
         ("admin", "create_key", "done", f"keys/{alice.get('/v1/whoami').json()['key']}"),
         ("alice", "update_dataset", "denied", "/v1/datasets/donations"),
         ("alice", "get_dataset", "denied", "/v1/datasets/hidden"),
@@ -280,23 +280,23 @@ def test_every_write_and_every_denial_is_in_the_audit_log(house: InProcessApi):
     assert [entry["request"] for entry in entries if entry["action"] == "update_dataset"][1] == "sneaky-1"
 
 
-def test_denial_inside_a_route_is_in_the_audit_log(house: InProcessApi):
-    house.dataset("donations")
-    alice, bob = house.tenant("alice", donations="admin"), house.tenant("bob", donations="write")
+def test_denial_inside_a_route_is_in_the_audit_log(api: InProcessApi):
+    api.dataset("donations")
+    alice, bob = api.tenant("alice", donations="admin"), api.tenant("bob", donations="write")
     job = alice.delete("/v1/datasets/donations?confirm=donations").json()["id"]
-    grant = house.admin.get("/v1/admin/tenants/admin/grants").json()["results"][0]["id"]
+    grant = api.admin.get("/v1/admin/tenants/admin/grants").json()["results"][0]["id"]
 
-    answers = [
+    responses = [
         bob.post("/v1/datasets", {"name": "others"}),
         bob.get(f"/v1/jobs/{job}"),
-        house.admin.delete("/v1/admin/tenants/admin"),
-        house.admin.patch("/v1/admin/tenants/admin", {"disabled": True}),
-        house.admin.delete("/v1/admin/keys/bootstrap"),
-        house.admin.delete(f"/v1/admin/grants/{grant}"),
+        api.admin.delete("/v1/admin/tenants/admin"),
+        api.admin.patch("/v1/admin/tenants/admin", {"disabled": True}),
+        api.admin.delete("/v1/admin/keys/bootstrap"),
+        api.admin.delete(f"/v1/admin/grants/{grant}"),
     ]
-    entries = house.admin.get("/v1/admin/audit", params={"limit": 6}).json()["results"]
+    entries = api.admin.get("/v1/admin/audit", params={"limit": 6}).json()["results"]
 
-    assert [answer.status_code for answer in answers] == [403, 404, 403, 403, 403, 403]
+    assert [response.status_code for response in responses] == [403, 404, 403, 403, 403, 403]
     assert [(entry["tenant"], entry["action"], entry["outcome"], entry["target"]) for entry in reversed(entries)] == [
         ("bob", "create_dataset", "denied", "/v1/datasets"),
         ("bob", "get_job", "denied", f"/v1/jobs/{job}"),
@@ -307,34 +307,34 @@ def test_denial_inside_a_route_is_in_the_audit_log(house: InProcessApi):
     ]
     assert entries[-1]["detail"] == {
         "problem": "forbidden",
-        "detail": "admin on 'others' is needed",
+        "detail": "this requires admin on 'others'",
         "count": 1,
     }
 
 
-def test_audit_log_is_paged_and_filtered_by_tenant(house: InProcessApi):
-    house.tenant("alice")
-    house.tenant("bob").get("/v1/admin/tenants")
+def test_audit_log_is_paged_and_filtered_by_tenant(api: InProcessApi):
+    api.tenant("alice")
+    api.tenant("bob").get("/v1/admin/tenants")
 
-    first = house.admin.get("/v1/admin/audit", params={"limit": 2}).json()
-    second = house.admin.get("/v1/admin/audit", params={"limit": 2, "cursor": first["next"]}).json()
-    of_bob = house.admin.get("/v1/admin/audit", params={"tenant": "bob"}).json()["results"]
+    first = api.admin.get("/v1/admin/audit", params={"limit": 2}).json()
+    second = api.admin.get("/v1/admin/audit", params={"limit": 2, "cursor": first["next"]}).json()
+    of_bob = api.admin.get("/v1/admin/audit", params={"tenant": "bob"}).json()["results"]
 
     ids = [entry["id"] for entry in first["results"] + second["results"]]
     assert (len(ids), ids) == (4, sorted(ids, reverse=True))
     assert [(entry["tenant"], entry["outcome"]) for entry in of_bob] == [("bob", "denied")]
 
 
-def test_write_that_fails_leaves_no_audit_entry(house: InProcessApi):
-    house.dataset("donations")
-    before = house.admin.get("/v1/admin/audit").json()
+def test_write_that_fails_leaves_no_audit_entry(api: InProcessApi):
+    api.dataset("donations")
+    before = api.admin.get("/v1/admin/audit").json()
 
-    house.admin.post("/v1/datasets", {"name": "donations"})
-    house.admin.post("/v1/admin/tenants", {"name": "admin"})
+    api.admin.post("/v1/datasets", {"name": "donations"})
+    api.admin.post("/v1/admin/tenants", {"name": "admin"})
 
-    assert house.admin.get("/v1/admin/audit").json() == before
+    assert api.admin.get("/v1/admin/audit").json() == before
 
 
-def _grant(house: InProcessApi) -> str:
-    grant: str = house.admin.get("/v1/admin/tenants/alice/grants").json()["results"][0]["id"]
+def _grant(api: InProcessApi) -> str:
+    grant: str = api.admin.get("/v1/admin/tenants/alice/grants").json()["results"][0]["id"]
     return grant

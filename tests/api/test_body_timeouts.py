@@ -1,4 +1,4 @@
-"""Request bodies that stop or trickle: refused in time, nothing stored, and their slots free for others."""
+"""Request bodies that stop or trickle: refused in time, nothing stored, and their slots released."""
 
 import asyncio
 import gzip
@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 
 IDLE, RATE, GRACE = 30.0, 1000, 60.0
 BRIEF = 0.3
-"""Seconds of the time-outs where a test really waits for them."""
+"""Time-outs in seconds, for tests that really wait for them."""
 
 DATASET = "/v1/datasets/slow"
 NDJSON = {"Content_Type": "application/x-ndjson"}
@@ -37,29 +37,29 @@ JSON = {"Content_Type": "application/json"}
 LINE = b'{"id": "p-%d", "schema": "Person", "properties": {"name": ["Jane Doe"], "notes": ["%s"]}}\n'
 
 
-# The pace of a body, in virtual time
+# The rate of a body, in virtual time
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
-    """An event loop that never sleeps: when nothing is left to do, the next timer is due."""
+    """An event loop that never sleeps: when no callback is ready, it advances to the next timer."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        really = self._selector.select  # type: ignore[attr-defined]
+        real_select = self._selector.select  # type: ignore[attr-defined]
 
-        def select_at_once(timeout: float | None = None) -> Any:
+        def select_without_waiting(timeout: float | None = None) -> Any:
             self._now += timeout or 0.0
-            return really(0)
+            return real_select(0)
 
-        self._selector.select = select_at_once  # type: ignore[attr-defined]
+        self._selector.select = select_without_waiting  # type: ignore[attr-defined]
 
     def time(self) -> float:
         return self._now
 
 
 class Client:
-    """Sends pieces of a body, each after so many seconds in which the server reads, and then nothing more."""
+    """Sends pieces of a body, each after the given number of seconds in which the server reads, and then nothing."""
 
     def __init__(self, pieces: list[tuple[float, bytes]], ends: bool = True) -> None:
         self._pieces = pieces
@@ -89,14 +89,14 @@ async def read_all(receive: Callable[[], Awaitable[Message]]) -> int:
 
 
 def read(client: Client, reading: Reading = read_all, pace: Pace = Pace(IDLE, RATE, GRACE)) -> tuple[int, float]:  # noqa: B008 - a value
-    """How much was read, and in how many seconds."""
+    """Return how many bytes were read, and in how many seconds."""
     results: list[int] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         results.append(await reading(receive))
 
     async def send(message: Message) -> None:
-        raise AssertionError(f"nobody answers here: {message}")
+        raise AssertionError(f"unexpected message: {message}")
 
     loop = VirtualTime()
     try:
@@ -117,19 +117,19 @@ def test_body_that_never_begins_is_refused_after_the_idle_timeout():
         read(Client([]))
 
 
-def test_slow_body_above_the_minimum_rate_may_take_as_long_as_it_needs():
+def test_slow_body_above_the_minimum_rate_has_no_total_time_limit():
     hours = 5
     pieces = [(20.0, b"x" * 20 * (RATE + 1))] * (hours * 180)
 
     assert read(Client(pieces)) == (len(pieces) * 20 * (RATE + 1), hours * 3600)
 
 
-def test_byte_just_before_each_idle_timeout_is_below_the_minimum_rate():
+def test_one_byte_before_each_idle_timeout_is_below_the_minimum_rate():
     with pytest.raises(BodyTimeout, match=r"60 seconds behind the minimum rate of 1000 bytes a second"):
         read(Client([(IDLE - 1, b"x")] * 1000))
 
 
-def test_body_that_was_fast_at_first_may_not_trickle_later():
+def test_body_that_was_fast_at_first_is_refused_when_it_trickles_later():
     with pytest.raises(BodyTimeout, match="minimum rate"):
         read(Client([(0, b"x" * (64 << 20)), *[(IDLE - 1, b"x")] * 1000]))
 
@@ -140,7 +140,7 @@ def test_body_that_stalls_and_then_catches_up_is_read():
     assert read(Client(stall * 100)) == (60_001 * 100, 5000)
 
 
-def test_messages_without_a_byte_are_no_sign_of_a_body():
+def test_messages_without_bytes_do_not_reset_the_idle_timeout():
     with pytest.raises(BodyTimeout, match="no more came"):
         read(Client([(20, b""), (20, b"x")]))
 
@@ -149,7 +149,7 @@ def test_without_a_minimum_rate_only_idle_time_counts():
     assert read(Client([(IDLE - 1, b"x")] * 1000), pace=Pace(IDLE, 0, GRACE))[0] == 1000
 
 
-def test_time_in_which_the_server_does_not_read_is_not_the_clients():
+def test_time_in_which_the_server_does_not_read_does_not_count():
     async def busy(receive: Callable[[], Awaitable[Message]]) -> int:
         size = 0
         while True:
@@ -162,8 +162,8 @@ def test_time_in_which_the_server_does_not_read_is_not_the_clients():
     assert read(Client([(1, b"x")] * 20), busy)[0] == 20
 
 
-def test_whoever_stops_waiting_and_waits_again_has_waited_all_the_same():
-    async def impatient(receive: Callable[[], Awaitable[Message]]) -> int:
+def test_wait_that_is_cancelled_and_repeated_counts_in_full():
+    async def read_repeatedly(receive: Callable[[], Awaitable[Message]]) -> int:
         for _ in range(4):
             with suppress(TimeoutError):
                 async with asyncio.timeout(10):
@@ -171,10 +171,10 @@ def test_whoever_stops_waiting_and_waits_again_has_waited_all_the_same():
         return 0
 
     with pytest.raises(BodyTimeout, match="no more came"):
-        read(Client([]), impatient)
+        read(Client([]), read_repeatedly)
 
 
-def test_bytes_that_arrived_while_the_event_loop_was_busy_are_read_though_the_time_is_over():
+def test_bytes_that_arrived_while_the_event_loop_was_busy_are_read_after_the_timeout():
     client, arrived = Client([(0, b"x" * 10)]), asyncio.Event()
 
     async def receive_late() -> Message:
@@ -183,22 +183,22 @@ def test_bytes_that_arrived_while_the_event_loop_was_busy_are_read_though_the_ti
 
     class Late(Client):
         async def receive(self) -> Message:
-            # The timer of the time-out is due in the same round of the loop in which the bytes are noticed.
+            # The time-out's timer is due in the same iteration of the loop in which the bytes are received.
             asyncio.get_running_loop().call_later(IDLE, arrived.set)
             return await receive_late()
 
     assert read(Late([]))[0] == 10
 
 
-def test_body_that_is_complete_is_followed_by_no_timeout():
-    async def then_listens(receive: Callable[[], Awaitable[Message]]) -> int:
+def test_complete_body_is_not_timed_out():
+    async def read_and_wait(receive: Callable[[], Awaitable[Message]]) -> int:
         size = await read_all(receive)
         with suppress(TimeoutError):
             async with asyncio.timeout(3600):
                 await receive()
         return size
 
-    assert read(Client([(0, b"x")]), then_listens) == (1, 3600)
+    assert read(Client([(0, b"x")]), read_and_wait) == (1, 3600)
 
 
 # On real connections
@@ -212,8 +212,8 @@ def key(settings: Settings, database: Database) -> str:
 
 
 @pytest.fixture
-def brief(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
-    """A server that waits for a moment only, with a dataset."""
+def short_timeout_server(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
+    """Return a server with short time-outs, and a dataset."""
     short = {"body_idle_timeout": BRIEF, "body_min_rate": 1 << 20, "body_rate_grace": 3 * BRIEF}
     with listening(build_services(settings.model_copy(update=short), database, store)) as server:
         with server.client(key) as client:
@@ -222,21 +222,21 @@ def brief(settings: Settings, database: Database, store: Store, key: str) -> Ite
 
 
 def stop_halfway(server: Listening, request: bytes, body: bytes) -> tuple[int, dict[str, str], dict[str, object]]:
-    """Send a request, and of its body no more than this; what is answered before the connection is closed."""
+    """Send a request with only this part of its body; return the response before the connection is closed."""
     with server.connect() as connection:
         connection.sendall(request + body)
         return answer_on(connection)
 
 
-def assert_timed_out(answer: tuple[int, dict[str, str], dict[str, object]]) -> dict[str, object]:
-    status, headers, problem = answer
+def assert_timed_out(response: tuple[int, dict[str, str], dict[str, object]]) -> dict[str, object]:
+    status, headers, problem = response
     assert (status, problem["type"], problem["retryable"]) == (408, "/problems/body-timeout", True), problem
     assert headers["connection"] == "close"
     return problem
 
 
 def lines(size: int) -> bytes:
-    """Entities of so many bytes, or a few more: few large ones, which are parsed in no time."""
+    """Return entities of at least so many bytes: few large ones, which are parsed quickly."""
     notes = b"x" * min(size, 50_000)
     return b"".join(LINE % (number, notes) for number in range(1 + size // len(notes)))
 
@@ -261,35 +261,35 @@ FORM = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\
 )
 @ONE_DATABASE
 def test_body_that_stops_halfway_is_refused_and_changes_nothing(
-    brief: Listening, key: str, method: str, path: str, headers: dict[str, str], body: bytes
+    short_timeout_server: Listening, key: str, method: str, path: str, headers: dict[str, str], body: bytes
 ):
-    with brief.client(key) as client:
+    with short_timeout_server.client(key) as client:
         before = state(client)
         request = head(method, path, key, Content_Length=str(len(body) + 100), **headers)
 
-        problem = assert_timed_out(stop_halfway(brief, request, body))
+        problem = assert_timed_out(stop_halfway(short_timeout_server, request, body))
 
         assert f"after {len(body)} bytes" in str(problem["detail"])
         assert state(client) == before
 
 
 def state(client: httpx.Client) -> list[object]:
-    """What the server has: datasets, files, mappings, and statements in the journal."""
+    """Return the server's content: datasets, files, mappings, and statements in the journal."""
     paths = ["/v1/datasets", f"{DATASET}/files", f"{DATASET}/mappings", f"{DATASET}/journal"]
-    answers = [client.get(path) for path in paths]
-    assert [answer.status_code for answer in answers] == [200] * len(paths)
-    return [answer.json() for answer in answers]
+    responses = [client.get(path) for path in paths]
+    assert [response.status_code for response in responses] == [200] * len(paths)
+    return [response.json() for response in responses]
 
 
 @ONE_DATABASE
-def test_upload_block_that_stops_halfway_is_refused_and_can_be_sent_again(brief: Listening, key: str):
+def test_upload_block_that_stops_halfway_is_refused_and_can_be_sent_again(short_timeout_server: Listening, key: str):
     block = b"0123456789" * 10
-    with brief.client(key) as client:
+    with short_timeout_server.client(key) as client:
         new = client.post(f"{DATASET}/uploads", json={"length": len(block), "path": "a"})
         path = f"{DATASET}/uploads/{new.json()['id']}"
         request = head("PUT", f"{path}?offset=0", key, Content_Length=str(len(block)))
 
-        assert_timed_out(stop_halfway(brief, request, block[:50]))
+        assert_timed_out(stop_halfway(short_timeout_server, request, block[:50]))
 
         assert client.get(path).json() == new.json()
         assert client.put(f"{path}?offset=0", content=block).is_success
@@ -297,38 +297,40 @@ def test_upload_block_that_stops_halfway_is_refused_and_can_be_sent_again(brief:
 
 
 @ONE_DATABASE
-def test_compressed_body_that_stops_halfway_is_refused(brief: Listening, key: str):
+def test_compressed_body_that_stops_halfway_is_refused(short_timeout_server: Listening, key: str):
     body = gzip.compress(lines(100_000))
     request = head("POST", f"{DATASET}/entities", key, Content_Length=str(len(body)), Content_Encoding="gzip", **NDJSON)
 
-    problem = assert_timed_out(stop_halfway(brief, request, body[: len(body) // 2]))
+    problem = assert_timed_out(stop_halfway(short_timeout_server, request, body[: len(body) // 2]))
 
     assert f"after {len(body) // 2} bytes" in str(problem["detail"]), "bytes count as they are sent"
 
 
 @ONE_DATABASE
-def test_client_that_was_told_to_continue_and_sends_nothing_is_refused(brief: Listening, key: str):
+def test_client_that_sends_nothing_after_100_continue_is_refused(short_timeout_server: Listening, key: str):
     request = head("POST", f"{DATASET}/entities", key, Content_Length="100", Expect="100-continue", **NDJSON)
 
-    assert_timed_out(stop_halfway(brief, request, b""))
+    assert_timed_out(stop_halfway(short_timeout_server, request, b""))
 
 
 @pytest.mark.parametrize("end", [b"0\r\n", b"0\r\nX-Trailer: a", b"5;name=value"])
 @ONE_DATABASE
-def test_chunked_body_without_its_last_line_is_refused(brief: Listening, key: str, end: bytes):
+def test_chunked_body_without_its_last_chunk_is_refused(short_timeout_server: Listening, key: str, end: bytes):
     request = head("POST", f"{DATASET}/entities", key, Transfer_Encoding="chunked", **NDJSON)
     line = LINE % (1, b"")
 
-    assert_timed_out(stop_halfway(brief, request, b"%x\r\n%s\r\n" % (len(line), line) + end))
+    assert_timed_out(stop_halfway(short_timeout_server, request, b"%x\r\n%s\r\n" % (len(line), line) + end))
 
 
 @pytest.mark.parametrize("before", [b"", lines(2 * HEAD)], ids=["small", "large"])
 @ONE_DATABASE
-def test_body_that_trickles_is_refused_though_it_is_never_idle(brief: Listening, key: str, before: bytes):
+def test_body_that_trickles_is_refused_although_it_is_never_idle(
+    short_timeout_server: Listening, key: str, before: bytes
+):
     request = head("POST", f"{DATASET}/entities", key, Content_Length=str(1 << 30), **NDJSON)
-    with brief.connect() as connection:
+    with short_timeout_server.connect() as connection:
         connection.sendall(request + before)
-        # Until the server answers or closes, a byte every third of the idle time-out.
+        # Send a byte every third of the idle time-out until the server answers or closes.
         while not select.select([connection], [], [], BRIEF / 3)[0]:
             connection.sendall(b"\n")
 
@@ -338,8 +340,8 @@ def test_body_that_trickles_is_refused_though_it_is_never_idle(brief: Listening,
 
 
 @ONE_DATABASE
-def test_connection_is_used_again_after_bodies_that_arrived_in_time(patient: Listening, key: str):
-    with patient.connect() as connection:
+def test_connection_is_reused_after_bodies_that_arrived_in_time(long_timeout_server: Listening, key: str):
+    with long_timeout_server.connect() as connection:
         for number in range(3):
             line = LINE % (number, b"")
             request = head("POST", f"{DATASET}/entities", key, Content_Length=str(len(line)), **NDJSON)
@@ -349,25 +351,27 @@ def test_connection_is_used_again_after_bodies_that_arrived_in_time(patient: Lis
 
 
 @ONE_DATABASE
-def test_read_with_a_body_that_never_comes_ends(brief: Listening, key: str):
-    with brief.connect() as connection:
+def test_read_with_a_body_that_never_arrives_ends(short_timeout_server: Listening, key: str):
+    with short_timeout_server.connect() as connection:
         connection.sendall(head("GET", f"{DATASET}/events", key, Content_Length="100"))
 
-        # The stream of events counts its client as gone.
-        answer = connection.recv(65536)
-        while not answer.endswith(b"\r\n0\r\n\r\n"):
-            answer += connection.recv(65536)
-        assert b"text/event-stream" in answer
+        # The event stream treats its client as disconnected.
+        response = connection.recv(65536)
+        while not response.endswith(b"\r\n0\r\n\r\n"):
+            response += connection.recv(65536)
+        assert b"text/event-stream" in response
 
 
 @ONE_DATABASE
-def test_body_of_an_answered_request_has_no_more_time_than_a_head(brief: Listening, monkeypatch: pytest.MonkeyPatch):
+def test_remaining_body_of_an_answered_request_has_the_time_limit_of_a_head(
+    short_timeout_server: Listening, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(protocol, "HEAD_SECONDS", BRIEF)
-    with brief.connect() as connection:
+    with short_timeout_server.connect() as connection:
         connection.sendall(head("POST", f"{DATASET}/entities", None, Content_Length=str(1 << 40), **NDJSON))
         assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
 
-        # The server closes the connection, however steadily the rest of the body comes.
+        # The server closes the connection, however steadily the rest of the body arrives.
         with suppress(ConnectionError):
             while not select.select([connection], [], [], BRIEF / 10)[0]:
                 connection.sendall(b"x")
@@ -378,8 +382,8 @@ def test_body_of_an_answered_request_has_no_more_time_than_a_head(brief: Listeni
 
 
 @pytest.fixture
-def patient(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
-    """A server that waits for longer than any test does, with a dataset that two tenants may write to."""
+def long_timeout_server(settings: Settings, database: Database, store: Store, key: str) -> Iterator[Listening]:
+    """Return a server whose time-outs exceed every test's duration, with a dataset that two tenants may write to."""
     long = {"body_idle_timeout": 3600, "body_rate_grace": 3600}
     with listening(build_services(settings.model_copy(update=long), database, store)) as server:
         with server.client(key) as client:
@@ -388,7 +392,7 @@ def patient(settings: Settings, database: Database, store: Store, key: str) -> I
 
 
 def tenant(server: Listening, admin: str, name: str) -> str:
-    """The key of a new tenant that may write to the dataset."""
+    """Create a tenant that may write to the dataset, and return its key."""
     with server.client(admin) as client:
         assert client.post("/v1/admin/tenants", json={"name": name}).status_code == 201
         grant = {"dataset": "slow", "level": "write"}
@@ -397,20 +401,20 @@ def tenant(server: Listening, admin: str, name: str) -> str:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For every slot that was asked for, how many of its kind there are."""
-    acquire, asked = FairSemaphore.acquire, []
+def requested_slots(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the total number of slots of its kind for every slot that is requested."""
+    acquire, requested = FairSemaphore.acquire, []
 
     async def counted(self: FairSemaphore) -> str:
-        asked.append(self.most)
+        requested.append(self.limit)
         return await acquire(self)
 
     monkeypatch.setattr(FairSemaphore, "acquire", counted)
-    return asked
+    return requested
 
 
 def open_stalled_uploads(server: Listening, stack: ExitStack, key: str, method: str, path: str) -> list[socket.socket]:
-    """Sixty uploads of which two of four megabytes have been sent."""
+    """Open sixty uploads that each sent two of four megabytes."""
     request = head(method, path, key, Content_Length=str(4 * HEAD), **NDJSON)
     connections = [stack.enter_context(server.connect()) for _ in range(60)]
     for connection in connections:
@@ -426,29 +430,38 @@ def open_stalled_uploads(server: Listening, stack: ExitStack, key: str, method: 
     ],
     ids=["entities", "files"],
 )
-def test_sixty_uploads_that_stop_halfway_leave_a_slot_to_the_next_tenant(
-    patient: Listening, key: str, method: str, path: str, status: int, slots: int, asked: list[int]
+def test_sixty_stalled_uploads_leave_a_slot_to_the_next_tenant(
+    long_timeout_server: Listening,
+    key: str,
+    method: str,
+    path: str,
+    status: int,
+    slots: int,
+    requested_slots: list[int],
 ):
-    hostile, other = tenant(patient, key, "hostile"), tenant(patient, key, "other")
-    with ExitStack() as stack, patient.client(other) as client:
-        open_stalled_uploads(patient, stack, hostile, method, path)
-        wait_until(lambda: asked.count(slots) == 60)
+    hostile, other = tenant(long_timeout_server, key, "hostile"), tenant(long_timeout_server, key, "other")
+    with ExitStack() as stack, long_timeout_server.client(other) as client:
+        open_stalled_uploads(long_timeout_server, stack, hostile, method, path)
+        wait_until(lambda: requested_slots.count(slots) == 60)
 
-        answer = client.request(method, path, content=lines(2 * HEAD), headers={"Content-Type": "application/x-ndjson"})
+        response = client.request(
+            method, path, content=lines(2 * HEAD), headers={"Content-Type": "application/x-ndjson"}
+        )
 
-    assert answer.status_code == status, answer.text
+    assert response.status_code == status, response.text
 
 
-def test_sixty_uploads_that_stop_halfway_are_refused_and_free_their_slots(brief: Listening, key: str):
-    hostile = tenant(brief, key, "hostile")
-    with ExitStack() as stack, brief.client(hostile) as client:
-        answers = [
-            answer_on(each) for each in open_stalled_uploads(brief, stack, hostile, "POST", f"{DATASET}/entities")
+def test_sixty_stalled_uploads_are_refused_and_release_their_slots(short_timeout_server: Listening, key: str):
+    hostile = tenant(short_timeout_server, key, "hostile")
+    with ExitStack() as stack, short_timeout_server.client(hostile) as client:
+        responses = [
+            answer_on(each)
+            for each in open_stalled_uploads(short_timeout_server, stack, hostile, "POST", f"{DATASET}/entities")
         ]
-        for answer in answers:
-            assert_timed_out(answer)
+        for response in responses:
+            assert_timed_out(response)
 
-        assert len(answers) > UPLOADS
+        assert len(responses) > UPLOADS
         headers = {"Content-Type": "application/x-ndjson"}
-        # A busy machine may let this one miss its time, too.
+        # On a busy machine this one may miss its time, too.
         wait_until(lambda: client.post(f"{DATASET}/entities", content=lines(2 * HEAD), headers=headers).is_success)

@@ -1,4 +1,4 @@
-"""Turns: reads stand back for large bodies, and queries for what is brief."""
+"""CPU scheduling: reads yield to large bodies, and long queries to short ones."""
 
 import asyncio
 import os
@@ -13,122 +13,130 @@ from tarn.datasets.registry import Dataset
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.query.test_duckdb_process import LINUX, MANY
 
+pytestmark = pytest.mark.own_query_process
+
 
 def run_case(
     monkeypatch: pytest.MonkeyPatch, case: Callable[[ReadScheduler], Awaitable[None]], cores: int = 2, slots: int = 4
 ):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
 
-    async def play() -> None:
+    async def run() -> None:
         await case(ReadScheduler(slots))
 
-    asyncio.run(play())
+    asyncio.run(run())
 
 
 async def wait_for_throttling() -> None:
-    """The time for which reads stand back after a body, and a little more."""
+    """Sleep a little longer than the time for which reads yield after a body."""
     await asyncio.sleep(2 * THROTTLE_SECONDS)
 
 
-def test_reads_stand_back_while_any_body_is_worked_on_and_then_go_on(monkeypatch: pytest.MonkeyPatch):
-    async def case(turns: ReadScheduler) -> None:
-        with turns.body():
-            with turns.body():
-                assert turns.at_once == 1
+def test_reads_yield_while_a_body_is_parsed_and_then_proceed(monkeypatch: pytest.MonkeyPatch):
+    async def case(scheduler: ReadScheduler) -> None:
+        with scheduler.body():
+            with scheduler.body():
+                assert scheduler.limit == 1
             await wait_for_throttling()
-            assert turns.at_once == 1
-        assert turns.at_once == 1
+            assert scheduler.limit == 1
+        assert scheduler.limit == 1
         await wait_for_throttling()
-        assert turns.at_once == 4
+        assert scheduler.limit == 4
 
     run_case(monkeypatch, case)
 
 
-def test_reads_go_on_while_a_body_waits_for_its_client(monkeypatch: pytest.MonkeyPatch):
-    async def case(turns: ReadScheduler) -> None:
-        with turns.body():
-            with turns.waiting():
+def test_reads_proceed_while_a_body_waits_for_its_client(monkeypatch: pytest.MonkeyPatch):
+    async def case(scheduler: ReadScheduler) -> None:
+        with scheduler.body():
+            with scheduler.waiting():
                 await wait_for_throttling()
-                assert turns.at_once == 4
-            assert turns.at_once == 1
+                assert scheduler.limit == 4
+            assert scheduler.limit == 1
         await wait_for_throttling()
-        assert turns.at_once == 4
+        assert scheduler.limit == 4
 
     run_case(monkeypatch, case)
 
 
-@pytest.mark.parametrize(("cores", "slots", "left"), [(1, 4, 1), (2, 4, 1), (8, 4, 4), (6, 4, 3), (64, 1, 1)])
-def test_reads_keep_half_of_the_processors_where_there_are_many(
-    monkeypatch: pytest.MonkeyPatch, cores: int, slots: int, left: int
+@pytest.mark.parametrize(("cores", "slots", "limit"), [(1, 4, 1), (2, 4, 1), (8, 4, 4), (6, 4, 3), (64, 1, 1)])
+def test_reads_keep_half_of_the_processors_on_large_machines(
+    monkeypatch: pytest.MonkeyPatch, cores: int, slots: int, limit: int
 ):
-    async def case(turns: ReadScheduler) -> None:
-        with turns.body():
-            assert turns.at_once == left
+    async def case(scheduler: ReadScheduler) -> None:
+        with scheduler.body():
+            assert scheduler.limit == limit
 
     run_case(monkeypatch, case, cores, slots)
 
 
-def test_query_beside_a_body_waits_until_the_one_before_it_is_over(monkeypatch: pytest.MonkeyPatch):
-    async def case(turns: ReadScheduler) -> None:
-        begun, go_on, second = Event(), Event(), Event()
+def test_query_during_a_body_waits_for_the_previous_query(monkeypatch: pytest.MonkeyPatch):
+    async def case(scheduler: ReadScheduler) -> None:
+        begun, resume, second = Event(), Event(), Event()
 
         def first() -> None:
             begun.set()
-            assert go_on.wait(30)
+            assert resume.wait(30)
             assert not second.is_set()
 
-        with turns.body():
-            one = asyncio.create_task(turns.query(first))
+        with scheduler.body():
+            one = asyncio.create_task(scheduler.query(first))
             await asyncio.to_thread(begun.wait, 30)
-            other = asyncio.create_task(turns.query(second.set))
+            other = asyncio.create_task(scheduler.query(second.set))
             await asyncio.sleep(0)
-            go_on.set()
+            resume.set()
             await asyncio.gather(one, other)
         assert second.is_set()
 
     run_case(monkeypatch, case)
 
 
-def test_query_that_fails_or_is_given_up_leaves_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch):
-    async def case(turns: ReadScheduler) -> None:
-        with turns.body():
+def test_query_that_fails_or_is_cancelled_releases_its_slot(monkeypatch: pytest.MonkeyPatch):
+    async def case(scheduler: ReadScheduler) -> None:
+        with scheduler.body():
             for _ in range(3):
                 with pytest.raises(ZeroDivisionError):
-                    await turns.query(lambda: 1 // 0)
-            given_up = asyncio.create_task(turns.query(lambda: 1))
-            given_up.cancel()
-            await asyncio.gather(given_up, return_exceptions=True)
-            assert await turns.query(lambda: 2) == 2
+                    await scheduler.query(lambda: 1 // 0)
+            cancelled = asyncio.create_task(scheduler.query(lambda: 1))
+            cancelled.cancel()
+            await asyncio.gather(cancelled, return_exceptions=True)
+            assert await scheduler.query(lambda: 2) == 2
 
     run_case(monkeypatch, case, slots=1)
 
 
-def test_look_at_one_entity_waits_for_no_query(monkeypatch: pytest.MonkeyPatch):
-    async def case(turns: ReadScheduler) -> None:
-        go_on = Event()
-        queries = [asyncio.create_task(turns.query(lambda: go_on.wait(30))) for _ in range(3)]
+def test_point_lookup_does_not_wait_for_queries(monkeypatch: pytest.MonkeyPatch):
+    async def case(scheduler: ReadScheduler) -> None:
+        resume = Event()
+        queries = [asyncio.create_task(scheduler.query(lambda: resume.wait(30))) for _ in range(3)]
         await asyncio.sleep(0)
-        assert await turns.look(lambda: 1) == 1
+        assert await scheduler.look_up(lambda: 1) == 1
         assert not any(query.done() for query in queries)
-        go_on.set()
+        resume.set()
         assert await asyncio.gather(*queries) == [True] * 3
 
     run_case(monkeypatch, case, slots=2)
 
 
+def _query_processes() -> set[psutil.Process]:
+    return {process for process in psutil.Process().children() if "tarn.query.duckdb_server" in process.cmdline()}
+
+
 @LINUX
 @MANY
 @ONE_DATABASE
-def test_queries_leave_processors_to_others_from_the_first_request_of_a_second_tenant_on(
-    house: InProcessApi, dataset: Dataset
+@pytest.mark.own_query_process
+def test_queries_leave_processors_free_from_the_first_request_of_a_second_tenant_on(
+    api: InProcessApi, dataset: Dataset
 ):
-    path, asked = f"/v1/datasets/{dataset.name}/entities/aggregate", {"metrics": ["count"]}
-    assert house.admin.post(path, asked).status_code == 200
-    everywhere = os.sched_getaffinity(0)
-    (child,) = [process for process in psutil.Process().children() if "tarn.query.duckdb_server" in process.cmdline()]
-    assert set(child.cpu_affinity()) == everywhere
+    path, query = f"/v1/datasets/{dataset.name}/entities/aggregate", {"metrics": ["count"]}
+    before = _query_processes()
+    assert api.admin.post(path, query).status_code == 200
+    all_processors = os.sched_getaffinity(0)
+    (child,) = _query_processes() - before
+    assert set(child.cpu_affinity()) == all_processors
 
-    alice = house.tenant("alice", test="read")
+    alice = api.tenant("alice", test="read")
     assert alice.get("/v1/whoami").status_code == 200
 
-    assert set(child.cpu_affinity()) < everywhere
+    assert set(child.cpu_affinity()) < all_processors

@@ -1,4 +1,4 @@
-"""What changed between two snapshots."""
+"""Differences between two snapshots over HTTP."""
 
 from typing import Any
 
@@ -14,78 +14,80 @@ def person(entity_id: str, **properties: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def history(house: InProcessApi, dataset: Dataset, flush) -> None:
-    """1: jane, john, jim. 2: nothing that shows. 3: joan new, john otherwise, jim gone, jane as she was."""
+def history(api: InProcessApi, dataset: Dataset, flush) -> None:
+    """Three snapshots. 1: jane, john, jim. 2: no visible change. 3: joan added, john modified, jim
+    deleted, jane unchanged.
+    """
     path = "/v1/datasets/test/entities"
-    house.admin.post(path, [person("jane", name="Jane"), person("john", name="John"), person("jim", name="Jim")])
+    api.admin.post(path, [person("jane", name="Jane"), person("john", name="John"), person("jim", name="Jim")])
     flush()
-    house.admin.post(path, [person("odd", name="Odd")])
+    api.admin.post(path, [person("odd", name="Odd")])
     flush()
-    house.admin.delete(f"{path}/odd")
-    house.admin.delete(f"{path}/jim")
-    house.admin.post(path, [person("joan", name="Joan"), person("john", nationality="de")])
-    flush()
-
-
-def ops(house: InProcessApi, path: str) -> list[tuple[str, str]]:
-    answer = house.admin.get(f"/v1/datasets/test/snapshots/{path}")
-    assert answer.status_code == 200, answer.text
-    return [(found["op"], found["id"]) for found in answer.json()["results"]]
-
-
-def test_diff_tells_added_deleted_and_modified_entities(house: InProcessApi, history):
-    assert ops(house, "1/diff/3") == [("ADD", "joan"), ("DEL", "jim"), ("MOD", "john")]
-
-
-def test_diff_the_other_way_round_is_the_opposite(house: InProcessApi, history):
-    assert ops(house, "3/diff/1") == [("ADD", "jim"), ("DEL", "joan"), ("MOD", "john")]
-
-
-def test_diff_of_a_snapshot_with_itself_is_empty(house: InProcessApi, history):
-    assert ops(house, "2/diff/2") == []
-
-
-def test_diff_shows_entities_as_they_are_and_deleted_ones_as_they_were(house: InProcessApi, history):
-    results = house.admin.get("/v1/datasets/test/snapshots/1/diff/3").json()["results"]
-
-    for found in results:
-        at = 1 if found["op"] == "DEL" else 3
-        assert found["entity"] == house.admin.get(f"/v1/datasets/test/entities/{found['id']}?at={at}").json()
-
-
-def test_entity_that_was_only_seen_again_is_modified_as_its_last_seen_is_shown(house: InProcessApi, history, flush):
-    house.admin.post("/v1/datasets/test/entities", person("jane", name="Jane"))
+    api.admin.delete(f"{path}/odd")
+    api.admin.delete(f"{path}/jim")
+    api.admin.post(path, [person("joan", name="Joan"), person("john", nationality="de")])
     flush()
 
-    assert ops(house, "3/diff/4") == [("MOD", "jane")]
+
+def ops(api: InProcessApi, path: str) -> list[tuple[str, str]]:
+    response = api.admin.get(f"/v1/datasets/test/snapshots/{path}")
+    assert response.status_code == 200, response.text
+    return [(change["op"], change["id"]) for change in response.json()["results"]]
 
 
-def test_diff_in_pages_is_the_diff(house: InProcessApi, history):
-    path, found, cursor = "/v1/datasets/test/snapshots/1/diff/3", [], ""
+def test_diff_lists_added_deleted_and_modified_entities(api: InProcessApi, history):
+    assert ops(api, "1/diff/3") == [("ADD", "joan"), ("DEL", "jim"), ("MOD", "john")]
+
+
+def test_diff_in_reverse_is_the_opposite(api: InProcessApi, history):
+    assert ops(api, "3/diff/1") == [("ADD", "jim"), ("DEL", "joan"), ("MOD", "john")]
+
+
+def test_diff_of_a_snapshot_with_itself_is_empty(api: InProcessApi, history):
+    assert ops(api, "2/diff/2") == []
+
+
+def test_diff_shows_current_entities_and_the_former_state_of_deleted_ones(api: InProcessApi, history):
+    results = api.admin.get("/v1/datasets/test/snapshots/1/diff/3").json()["results"]
+
+    for change in results:
+        at = 1 if change["op"] == "DEL" else 3
+        assert change["entity"] == api.admin.get(f"/v1/datasets/test/entities/{change['id']}?at={at}").json()
+
+
+def test_entity_with_only_a_new_last_seen_is_modified(api: InProcessApi, history, flush):
+    api.admin.post("/v1/datasets/test/entities", person("jane", name="Jane"))
+    flush()
+
+    assert ops(api, "3/diff/4") == [("MOD", "jane")]
+
+
+def test_pages_of_a_diff_add_up_to_the_diff(api: InProcessApi, history):
+    path, changes, cursor = "/v1/datasets/test/snapshots/1/diff/3", [], ""
     while cursor is not None:
-        page = house.admin.get(path, params={"limit": 1, **({"cursor": cursor} if cursor else {})}).json()
-        found += page["results"]
+        page = api.admin.get(path, params={"limit": 1, **({"cursor": cursor} if cursor else {})}).json()
+        changes += page["results"]
         cursor = page["next"]
 
-    assert found == house.admin.get(path).json()["results"]
-    assert len(found) == 3
+    assert changes == api.admin.get(path).json()["results"]
+    assert len(changes) == 3
 
 
-def test_streamed_diff_is_the_diff_and_ends_with_its_snapshot(house: InProcessApi, history):
-    answer = house.admin.get("/v1/datasets/test/snapshots/1/diff/latest/stream?end=true")
-    *lines, end = map(orjson.loads, answer.text.splitlines())
+def test_streamed_diff_equals_the_diff_and_ends_with_its_snapshot(api: InProcessApi, history):
+    response = api.admin.get("/v1/datasets/test/snapshots/1/diff/latest/stream?end=true")
+    *lines, end = map(orjson.loads, response.text.splitlines())
 
-    assert lines == house.admin.get("/v1/datasets/test/snapshots/1/diff/3").json()["results"]
-    assert end == {"$end": {"snapshot": answer.headers["Tarn-Snapshot"], "count": 3, "invalid": 0}}
+    assert lines == api.admin.get("/v1/datasets/test/snapshots/1/diff/3").json()["results"]
+    assert end == {"$end": {"snapshot": response.headers["Tarn-Snapshot"], "count": 3, "invalid": 0}}
 
 
-def test_diff_counts_the_entities_that_it_cannot_show(house: InProcessApi, history, flush):
+def test_diff_counts_invalid_entities(api: InProcessApi, history, flush):
     vessel = {"id": "john", "schema": "Vessel", "properties": {"name": ["John"]}}
-    house.admin.post("/v1/datasets/test/entities?origin=register", [vessel])
+    api.admin.post("/v1/datasets/test/entities?origin=register", [vessel])
     flush()
 
-    answer = house.admin.get("/v1/datasets/test/snapshots/3/diff/4/stream?end=true")
-    line, end = map(orjson.loads, answer.text.splitlines())
+    response = api.admin.get("/v1/datasets/test/snapshots/3/diff/4/stream?end=true")
+    line, end = map(orjson.loads, response.text.splitlines())
 
     assert line == {"op": "MOD", "id": "john", "entity": None}
     assert (end["$end"]["count"], end["$end"]["invalid"]) == (1, 1)
@@ -102,13 +104,13 @@ def test_diff_counts_the_entities_that_it_cannot_show(house: InProcessApi, histo
         ("1/diff/nowhere", "ref-not-found"),
     ],
 )
-def test_bad_diff_is_refused(house: InProcessApi, history, path: str, slug: str):
-    answer = house.admin.get(f"/v1/datasets/test/snapshots/{path}")
+def test_bad_diff_is_refused(api: InProcessApi, history, path: str, slug: str):
+    response = api.admin.get(f"/v1/datasets/test/snapshots/{path}")
 
-    assert answer.json()["type"] == f"/problems/{slug}"
+    assert response.json()["type"] == f"/problems/{slug}"
 
 
-def test_diff_of_a_dataset_without_snapshots_says_so(house: InProcessApi, dataset: Dataset):
-    answer = house.admin.get("/v1/datasets/test/snapshots/latest/diff/latest")
+def test_diff_of_a_dataset_without_snapshots_is_refused(api: InProcessApi, dataset: Dataset):
+    response = api.admin.get("/v1/datasets/test/snapshots/latest/diff/latest")
 
-    assert answer.json()["type"] == "/problems/no-snapshots"
+    assert response.json()["type"] == "/problems/no-snapshots"

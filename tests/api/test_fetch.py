@@ -1,4 +1,4 @@
-"""Files that the server fetches: through the guarded fetcher, with its path, and all or nothing."""
+"""Files that the server fetches: through the guarded fetcher, under the requested path, and atomically."""
 
 import hashlib
 import threading
@@ -19,24 +19,24 @@ pytestmark = ONE_DATABASE
 FETCH = "/v1/datasets/test/files/fetch"
 CONTENT = b"%PDF-1.4 \xff"
 ALLOWED_HOST = "127.0.0.2"
-"""Another loopback address than the canary's, which is not opened."""
+"""A loopback address that may be fetched from; the canary's may not."""
 
 
 @pytest.fixture
-def drop(tmp_path: Path) -> Path:
-    folder = tmp_path / "drop"
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
     folder.mkdir()
     (folder / "報告.pdf").write_bytes(CONTENT)
     return folder
 
 
 @pytest.fixture
-def settings(database_url: str, tmp_path: Path, drop: Path) -> Settings:
+def settings(database_url: str, tmp_path: Path, source: Path) -> Settings:
     return load_settings(
         database_url=database_url,
         lake_uri=str(tmp_path / "lake"),
         admin_key_file=tmp_path / "admin.key",
-        fetch_roots=(drop,),
+        fetch_roots=(source,),
         fetch_private_hosts=(ALLOWED_HOST,),
         fetch_max_bytes=1 << 20,
     )
@@ -66,7 +66,7 @@ def canary() -> Iterator[Canary]:
 
 def stored(tmp_path: Path) -> list[Path]:
     lake = tmp_path / "lake" / "test"
-    return [place for name in ("archive", "uploads") for place in (lake / name).rglob("*") if place.is_file()]
+    return [path for name in ("archive", "uploads") for path in (lake / name).rglob("*") if path.is_file()]
 
 
 def url_of(web: Scripted, path: str) -> str:
@@ -74,38 +74,38 @@ def url_of(web: Scripted, path: str) -> str:
 
 
 @pytest.mark.usefixtures("dataset")
-def test_file_is_fetched_from_the_web_under_the_name_that_it_has_there(house: InProcessApi, web: Scripted):
-    done = house.admin.post(f"{FETCH}?origin=web", {"uri": url_of(web, "/a/report.pdf"), "meta": {"a": 1}})
+def test_file_is_fetched_from_the_web_under_its_name_there(api: InProcessApi, web: Scripted):
+    response = api.admin.post(f"{FETCH}?origin=web", {"uri": url_of(web, "/a/report.pdf"), "meta": {"a": 1}})
 
-    file = done.json()
-    assert (done.status_code, done.headers["Location"]) == (
+    file = response.json()
+    assert (response.status_code, response.headers["Location"]) == (
         201,
         f"/v1/datasets/test/files/{file['checksum']}/{file['id']}",
     )
     assert (file["path"], file["origin"], file["meta"], file["size"]) == ("report.pdf", "web", {"a": 1}, len(CONTENT))
     assert file["mime_type"] == "application/pdf"
-    assert house.admin.get(f"/v1/datasets/test/files/{file['checksum']}/data").content == CONTENT
+    assert api.admin.get(f"/v1/datasets/test/files/{file['checksum']}/data").content == CONTENT
 
 
 @pytest.mark.usefixtures("dataset")
-def test_file_of_the_server_is_fetched_below_an_opened_folder(house: InProcessApi, drop: Path):
+def test_local_file_is_fetched_below_an_allowed_folder(api: InProcessApi, source: Path):
     checksum = hashlib.sha256(CONTENT).hexdigest()
-    body = {"uri": (drop / "報告.pdf").as_uri(), "path": "in/報告.pdf", "checksum": checksum}
+    body = {"uri": (source / "報告.pdf").as_uri(), "path": "in/報告.pdf", "checksum": checksum}
 
-    file = house.admin.post(f"{FETCH}?entity=true", body).json()
+    file = api.admin.post(f"{FETCH}?entity=true", body).json()
 
     assert (file["path"], file["checksum"]) == ("in/報告.pdf", checksum)
-    document = house.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()
+    document = api.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()
     assert (document["schema"], document["properties"]["fileName"]) == ("Pages", ["報告.pdf"])
 
 
 @pytest.mark.usefixtures("dataset")
-def test_file_without_bytes_is_fetched(house: InProcessApi, web: Scripted, drop: Path):
-    (drop / "empty.txt").touch()
+def test_empty_file_is_fetched(api: InProcessApi, web: Scripted, source: Path):
+    (source / "empty.txt").touch()
 
-    for uri in (url_of(web, "/empty"), (drop / "empty.txt").as_uri()):
-        done = house.admin.post(FETCH, {"uri": uri})
-        assert (done.status_code, done.json()["size"], done.json()["checksum"]) == (
+    for uri in (url_of(web, "/empty"), (source / "empty.txt").as_uri()):
+        response = api.admin.post(FETCH, {"uri": uri})
+        assert (response.status_code, response.json()["size"], response.json()["checksum"]) == (
             201,
             0,
             hashlib.sha256().hexdigest(),
@@ -114,7 +114,7 @@ def test_file_without_bytes_is_fetched(house: InProcessApi, web: Scripted, drop:
 
 @pytest.mark.usefixtures("dataset")
 @pytest.mark.parametrize(
-    ("path", "said", "status", "problem"),
+    ("path", "options", "status", "problem"),
     [
         ("/a/report.pdf", {"checksum": "0" * 64}, 422, "schema-violation"),
         ("/a/report.pdf", {"path": "../up.pdf"}, 400, "invalid-path"),
@@ -126,12 +126,12 @@ def test_file_without_bytes_is_fetched(house: InProcessApi, web: Scripted, drop:
     ],
 )
 def test_fetch_that_fails_stores_nothing(
-    house: InProcessApi, web: Scripted, tmp_path: Path, path: str, said: dict[str, Any], status: int, problem: str
+    api: InProcessApi, web: Scripted, tmp_path: Path, path: str, options: dict[str, Any], status: int, problem: str
 ):
-    done = house.admin.post(FETCH, {"uri": url_of(web, path), **said})
+    response = api.admin.post(FETCH, {"uri": url_of(web, path), **options})
 
-    assert (done.status_code, done.json()["type"]) == (status, f"/problems/{problem}")
-    assert house.admin.get("/v1/datasets/test/files").json()["results"] == []
+    assert (response.status_code, response.json()["type"]) == (status, f"/problems/{problem}")
+    assert api.admin.get("/v1/datasets/test/files").json()["results"] == []
     assert stored(tmp_path) == []
 
 
@@ -153,73 +153,73 @@ def test_fetch_that_fails_stores_nothing(
         "http://169.254.169.254/latest/meta-data/",
     ],
 )
-def test_forbidden_address_is_refused_and_nobody_is_connected_to(house: InProcessApi, tmp_path: Path, uri: str):
-    with canary() as watching:
-        done = house.admin.post(FETCH, {"uri": uri.format(port=watching.port)})
+def test_forbidden_address_is_refused_without_connecting(api: InProcessApi, tmp_path: Path, uri: str):
+    with canary() as listener:
+        response = api.admin.post(FETCH, {"uri": uri.format(port=listener.port)})
 
-    assert (done.status_code, done.json()["errors"][0]["field"]) == (422, "uri")
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "uri")
     assert stored(tmp_path) == []
 
 
 @pytest.mark.usefixtures("dataset")
-def test_redirect_into_a_forbidden_address_is_not_followed(house: InProcessApi, web: Scripted):
-    with canary() as watching:
-        web.scripts["/moved"] = redirect(f"http://127.0.0.1:{watching.port}/")
-        assert house.admin.post(FETCH, {"uri": url_of(web, "/moved")}).status_code == 422
+def test_redirect_into_a_forbidden_address_is_not_followed(api: InProcessApi, web: Scripted):
+    with canary() as listener:
+        web.scripts["/moved"] = redirect(f"http://127.0.0.1:{listener.port}/")
+        assert api.admin.post(FETCH, {"uri": url_of(web, "/moved")}).status_code == 422
 
 
 @pytest.mark.usefixtures("dataset")
-def test_fetch_under_a_key_is_made_once(house: InProcessApi, web: Scripted):
+def test_fetch_with_an_idempotency_key_is_done_once(api: InProcessApi, web: Scripted):
     headers, body = {"Idempotency-Key": "once"}, {"uri": url_of(web, "/a/report.pdf")}
 
-    first = house.admin.post(FETCH, body, headers=headers)
-    again = house.admin.post(FETCH, body, headers=headers)
+    first = api.admin.post(FETCH, body, headers=headers)
+    again = api.admin.post(FETCH, body, headers=headers)
 
     assert (first.status_code, again.status_code, first.json()) == (201, 201, again.json())
     assert len(web.requests) == 1
-    assert house.admin.post(FETCH, {"uri": url_of(web, "/")}, headers=headers).status_code == 422
+    assert api.admin.post(FETCH, {"uri": url_of(web, "/")}, headers=headers).status_code == 422
 
 
 @pytest.mark.usefixtures("dataset")
-def test_fetch_whose_conditions_fail_at_a_path_that_is_said_connects_to_nobody(house: InProcessApi, web: Scripted):
+def test_fetch_whose_precondition_fails_at_a_given_path_does_not_connect(api: InProcessApi, web: Scripted):
     body, first = {"uri": url_of(web, "/a/report.pdf"), "path": "a.pdf"}, {"If-None-Match": "*"}
-    done = house.admin.post(FETCH, body, headers=first)
+    response = api.admin.post(FETCH, body, headers=first)
 
-    late = house.admin.post(FETCH, body | {"uri": url_of(web, "/large")}, headers=first)
-    wrong = house.admin.post(FETCH, body, headers={"If-Match": '"x"'})
+    late = api.admin.post(FETCH, body | {"uri": url_of(web, "/large")}, headers=first)
+    wrong = api.admin.post(FETCH, body, headers={"If-Match": '"x"'})
 
-    assert (done.status_code, len(web.requests)) == (201, 1)
+    assert (response.status_code, len(web.requests)) == (201, 1)
     assert (late.status_code, wrong.status_code, late.json()["expected"]) == (412, 412, "*")
-    again = house.admin.post(FETCH, body | {"meta": {"a": 1}}, headers={"If-Match": done.headers["ETag"]})
-    assert (again.json()["id"], again.json()["meta"]) == (done.json()["id"], {"a": 1})
+    again = api.admin.post(FETCH, body | {"meta": {"a": 1}}, headers={"If-Match": response.headers["ETag"]})
+    assert (again.json()["id"], again.json()["meta"]) == (response.json()["id"], {"a": 1})
 
 
 @pytest.mark.usefixtures("dataset")
-def test_of_fetches_that_must_be_the_first_at_the_path_that_their_source_names_one_is(
-    house: InProcessApi, web: Scripted, tmp_path: Path
+def test_concurrent_fetches_with_if_none_match_at_the_source_path_succeed_once(
+    api: InProcessApi, web: Scripted, tmp_path: Path
 ):
     web.scripts["/b/report.pdf"] = answer(b"other")
     ready = threading.Barrier(2)
 
     def fetch(path: str) -> Any:
         ready.wait(30)
-        return house.admin.post(FETCH, {"uri": url_of(web, path)}, headers={"If-None-Match": "*"})
+        return api.admin.post(FETCH, {"uri": url_of(web, path)}, headers={"If-None-Match": "*"})
 
     with ThreadPoolExecutor(2) as pool:
-        told = [*pool.map(fetch, ["/a/report.pdf", "/b/report.pdf"])]
+        responses = [*pool.map(fetch, ["/a/report.pdf", "/b/report.pdf"])]
 
-    assert sorted(done.status_code for done in told) == [201, 412]
-    (winner,) = [done.json() for done in told if done.status_code == 201]
-    assert house.admin.get("/v1/datasets/test/files").json()["results"] == [winner]
-    assert [place.stem for place in stored(tmp_path) if place.suffix == ".json"] == [winner["id"]]
+    assert sorted(response.status_code for response in responses) == [201, 412]
+    (winner,) = [response.json() for response in responses if response.status_code == 201]
+    assert api.admin.get("/v1/datasets/test/files").json()["results"] == [winner]
+    assert [file.stem for file in stored(tmp_path) if file.suffix == ".json"] == [winner["id"]]
 
 
 @pytest.mark.usefixtures("dataset")
-def test_fetch_needs_write_and_connects_to_nobody_for_others(house: InProcessApi, web: Scripted):
-    reader = house.tenant("reader", test="read")
-    stranger = house.tenant("stranger", other="admin")
+def test_fetch_requires_write_and_does_not_connect_for_other_callers(api: InProcessApi, web: Scripted):
+    reader = api.tenant("reader", test="read")
+    unrelated = api.tenant("unrelated", other="admin")
 
     assert reader.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 403
-    assert stranger.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 404
-    assert house.nobody.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 401
+    assert unrelated.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 404
+    assert api.anonymous.post(FETCH, {"uri": url_of(web, "/a/report.pdf")}).status_code == 401
     assert web.requests == []

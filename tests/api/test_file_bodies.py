@@ -1,4 +1,4 @@
-"""Bodies of files sent to a server process over a socket: what is read of them, and what reaches the disk."""
+"""File bodies sent to a server process over a socket: how much is read, and how much is written to disk."""
 
 import secrets
 import socket
@@ -15,7 +15,7 @@ from tests.waiting import wait_until
 QUOTA = 3 << 20
 CHUNK = bytes(64 << 10)
 IN_FLIGHT = 24 << 20
-"""What may be on its way when a body is refused: blocks between two threads, and the buffers of two sockets."""
+"""Bytes that may be in transit when a body is refused: blocks between two threads, and the buffers of two sockets."""
 
 
 class Tenant:
@@ -39,19 +39,19 @@ class Tenant:
 
     @property
     def stored(self) -> list[Path]:
-        """All that lies in the archive and in uploads, finished or not."""
+        """Return all bytes in the archive and in uploads, finished or not."""
         lake = self._server.folder / "data" / "lake" / self.name
-        return [place for name in ("archive", "uploads") for place in (lake / name).rglob("*") if place.is_file()]
+        return [path for name in ("archive", "uploads") for path in (lake / name).rglob("*") if path.is_file()]
 
     @contextmanager
     def sending(self, method: str, path: str, *headers: str) -> Iterator[socket.socket]:
-        """A request without its body yet."""
+        """Open a request without sending its body."""
         at = urlsplit(self._server.url)
         assert at.hostname is not None
-        with socket.create_connection((at.hostname, at.port or 80), timeout=60) as line:
+        with socket.create_connection((at.hostname, at.port or 80), timeout=60) as connection:
             lines = [f"{method} {path} HTTP/1.1", f"Host: {at.netloc}", f"Authorization: Bearer {self.key}", *headers]
-            line.sendall("\r\n".join([*lines, "", ""]).encode())
-            yield line
+            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+            yield connection
 
 
 @pytest.fixture
@@ -59,50 +59,50 @@ def tenant(server: Server) -> Tenant:
     return Tenant(server, f"bodies_{secrets.token_hex(4)}")
 
 
-def answer(line: socket.socket) -> tuple[int, str]:
-    """The status of an answer, and its problem if it is one."""
+def answer(connection: socket.socket) -> tuple[int, str]:
+    """Return the status of a response, and its problem if it is one."""
     received = b""
     with suppress(ConnectionError):
-        while data := line.recv(1 << 16):
+        while data := connection.recv(1 << 16):
             received += data
-            head, found, body = received.partition(b"\r\n\r\n")
-            if found and body.rstrip().endswith((b"}", b"0")):
+            head, separator, body = received.partition(b"\r\n\r\n")
+            if separator and body.rstrip().endswith((b"}", b"0")):
                 break
     head, _, body = received.partition(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1])
     return status, body.partition(b'"type":"/problems/')[2].partition(b'"')[0].decode()
 
 
-def flood(line: socket.socket, most: int) -> int:
-    """Send chunks until the server answers, or this many bytes; how many were sent."""
+def flood(connection: socket.socket, limit: int) -> int:
+    """Send chunks until the server answers or this many bytes were sent; return how many were sent."""
     sent = 0
-    line.setblocking(False)
+    connection.setblocking(False)
     try:
-        while sent < most:
+        while sent < limit:
             try:
-                if line.recv(1, socket.MSG_PEEK):
+                if connection.recv(1, socket.MSG_PEEK):
                     break
             except BlockingIOError:
                 pass
-            line.settimeout(60)
-            line.sendall(b"%x\r\n" % len(CHUNK) + CHUNK + b"\r\n")
-            line.setblocking(False)
+            connection.settimeout(60)
+            connection.sendall(b"%x\r\n" % len(CHUNK) + CHUNK + b"\r\n")
+            connection.setblocking(False)
             sent += len(CHUNK)
     except ConnectionError:
-        pass  # it was cut off, and has the answer before that
-    line.settimeout(60)
+        pass  # the connection was cut off after the answer was sent
+    connection.settimeout(60)
     return sent
 
 
 @pytest.mark.parametrize("size", [QUOTA + 1, 300 << 20])
 @pytest.mark.parametrize("kind", ["file", "form", "text", "block"])
-def test_body_that_is_declared_over_the_quota_is_answered_before_it_is_sent(tenant: Tenant, kind: str, size: int):
-    """No byte of the body is sent: who waited for one would never answer."""
+def test_body_declared_over_the_quota_is_answered_before_it_is_sent(tenant: Tenant, kind: str, size: int):
+    """No byte of the body is sent: a server that waits for one would never answer."""
     file = tenant.client.put(f"{tenant.files}?path=a", content=b"abc").json()
     upload = tenant.client.post(f"/v1/datasets/{tenant.name}/uploads", json={"length": 5, "path": "u"})
     before = len(tenant.stored)
     form = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-    place = {
+    path = {
         "file": f"{tenant.files}?path=a",
         "form": f"{tenant.files}?path=a",
         "text": f"{tenant.files}/{file['checksum']}/text/ocr",
@@ -110,37 +110,37 @@ def test_body_that_is_declared_over_the_quota_is_answered_before_it_is_sent(tena
     }[kind]
     of_form = kind == "form"
     media = "multipart/form-data; boundary=x" if of_form else "application/octet-stream"
-    # What is said beside the file may be as large as a document.
+    # The metadata of the file may be as large as a document.
     size += 2 << 20 if of_form else 0
 
     with tenant.sending(
-        "POST" if of_form else "PUT", place, f"Content-Length: {size}", f"Content-Type: {media}"
-    ) as line:
+        "POST" if of_form else "PUT", path, f"Content-Length: {size}", f"Content-Type: {media}"
+    ) as connection:
         if of_form:
-            line.sendall(form)
-        assert answer(line) == (429, "quota-exceeded")
+            connection.sendall(form)
+        assert answer(connection) == (429, "quota-exceeded")
 
     assert (len(tenant.stored), tenant.used) == (before, 3 + 5)
 
 
 @pytest.mark.parametrize("kind", ["file", "text"])
-def test_body_of_unknown_length_is_cut_off_at_the_quota_and_leaves_nothing(tenant: Tenant, kind: str):
+def test_body_of_unknown_length_is_cut_off_at_the_quota_and_stores_nothing(tenant: Tenant, kind: str):
     file = tenant.client.put(f"{tenant.files}?path=a", content=b"abc").json()
-    place = f"{tenant.files}?path=b" if kind == "file" else f"{tenant.files}/{file['checksum']}/text/ocr"
+    path = f"{tenant.files}?path=b" if kind == "file" else f"{tenant.files}/{file['checksum']}/text/ocr"
     before = len(tenant.stored)
 
-    with tenant.sending("PUT", place, "Transfer-Encoding: chunked") as line:
-        sent = flood(line, 300 << 20)
-        assert answer(line) == (429, "quota-exceeded")
+    with tenant.sending("PUT", path, "Transfer-Encoding: chunked") as connection:
+        sent = flood(connection, 300 << 20)
+        assert answer(connection) == (429, "quota-exceeded")
 
     assert sent <= QUOTA + IN_FLIGHT
     assert (len(tenant.stored), tenant.used) == (before, 3)
     assert tenant.client.put(f"{tenant.files}?path=b", content=bytes(QUOTA - 3)).status_code == 201
 
 
-def test_reservation_of_a_client_that_goes_away_is_given_back(tenant: Tenant):
-    with tenant.sending("PUT", f"{tenant.files}?path=a", f"Content-Length: {QUOTA}") as line:
-        line.sendall(CHUNK * 32)
+def test_reservation_of_a_client_that_disconnects_is_released(tenant: Tenant):
+    with tenant.sending("PUT", f"{tenant.files}?path=a", f"Content-Length: {QUOTA}") as connection:
+        connection.sendall(CHUNK * 32)
     with tenant.sending("PUT", f"{tenant.files}?path=a", f"Content-Length: {QUOTA}"):
         pass
 
@@ -148,7 +148,7 @@ def test_reservation_of_a_client_that_goes_away_is_given_back(tenant: Tenant):
     assert tenant.client.put(f"{tenant.files}?path=b", content=bytes(QUOTA)).status_code == 201
 
 
-def test_bodies_of_one_tenant_at_once_have_room_for_one(tenant: Tenant):
+def test_concurrent_bodies_of_one_tenant_share_its_quota(tenant: Tenant):
     with tenant.sending("PUT", f"{tenant.files}?path=a", f"Content-Length: {QUOTA}") as first:
         first.sendall(CHUNK)
         wait_until(lambda: tenant.used == QUOTA)

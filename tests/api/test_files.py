@@ -1,4 +1,4 @@
-"""Files over HTTP."""
+"""Files over HTTP: put, forms, fetch, list, texts, and their document entities."""
 
 import asyncio
 import gzip
@@ -23,48 +23,46 @@ LARGE = random.Random(1).randbytes(SMALL * 3)
 
 
 @pytest.fixture
-def files(house: InProcessApi) -> InProcessApi:
-    house.dataset("test")
-    return house
+def files(api: InProcessApi) -> InProcessApi:
+    api.dataset("test")
+    return api
 
 
-def put(house: InProcessApi, path: str, content: bytes = b"content", query: str = "", **options: Any) -> Any:
-    return house.admin.put(f"{FILES}?path={quote(path)}{query}", content=content, **options)
+def put(api: InProcessApi, path: str, content: bytes = b"content", query: str = "", **options: Any) -> Any:
+    return api.admin.put(f"{FILES}?path={quote(path)}{query}", content=content, **options)
 
 
-def post_form(
-    house: InProcessApi, content: bytes = b"content", query: str = "", meta: str = "{}", **options: Any
-) -> Any:
-    return house.admin.post(f"{FILES}{query}", files={"file": ("a", content)}, data={"meta": meta}, **options)
+def post_form(api: InProcessApi, content: bytes = b"content", query: str = "", meta: str = "{}", **options: Any) -> Any:
+    return api.admin.post(f"{FILES}{query}", files={"file": ("a", content)}, data={"meta": meta}, **options)
 
 
-def created(answer: Any) -> Any:
-    assert answer.status_code == 201, answer.text
-    return answer.json()
+def created(response: Any) -> Any:
+    assert response.status_code == 201, response.text
+    return response.json()
 
 
-def data(house: InProcessApi, file: Any, **options: Any) -> Any:
-    return house.admin.get(f"{FILES}/{file['checksum']}/data", **options)
+def data(api: InProcessApi, file: Any, **options: Any) -> Any:
+    return api.admin.get(f"{FILES}/{file['checksum']}/data", **options)
 
 
-def slug(answer: Any) -> tuple[int, str]:
-    return answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]
+def slug(response: Any) -> tuple[int, str]:
+    return response.status_code, response.json()["type"].rsplit("/", 1)[-1]
 
 
-def stored(house: InProcessApi) -> list[str]:
-    return [entry.path for folder in ("archive", "uploads") for entry in house.services.store.list(f"test/{folder}")]
+def stored(api: InProcessApi) -> list[str]:
+    return [entry.path for folder in ("archive", "uploads") for entry in api.services.store.list(f"test/{folder}")]
 
 
 # Conditions
 
 
-def tags(house: InProcessApi, file: Any) -> tuple[str, str]:
-    """The entity tags of a file: its content's, and its record's."""
-    shown = house.admin.get(f"{FILES}/{file['checksum']}/{file['id']}")
+def tags(api: InProcessApi, file: Any) -> tuple[str, str]:
+    """Return the entity tags of a file: its content's, and its record's."""
+    shown = api.admin.get(f"{FILES}/{file['checksum']}/{file['id']}")
     return f'"{file["checksum"]}"', shown.headers["ETag"]
 
 
-def test_put_that_must_be_the_first_at_its_path_is_so_once(files: InProcessApi):
+def test_put_with_if_none_match_at_a_path_succeeds_once(files: InProcessApi):
     first = put(files, "a", headers={"If-None-Match": "*"})
     same = put(files, "a", headers={"If-None-Match": "*"})
     other = put(files, "a", LARGE, headers={"If-None-Match": "*"})
@@ -78,27 +76,27 @@ def test_put_that_must_be_the_first_at_its_path_is_so_once(files: InProcessApi):
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_put_holds_its_conditions_against_every_file_at_the_path(files: InProcessApi):
+def test_put_checks_its_preconditions_against_every_file_at_the_path(files: InProcessApi):
     content, record = tags(files, created(put(files, "a")))
     other, _ = tags(files, created(put(files, "a", b"other")))
 
-    def answered(**headers: str) -> int:
+    def status_of(**headers: str) -> int:
         return put(files, "a", headers={name.replace("_", "-"): value for name, value in headers.items()}).status_code
 
-    assert [answered(If_Match=value) for value in (content, record, other, f'"x", {other}', "*")] == [201] * 5
-    assert [answered(If_Match=value) for value in ('"x"', f"W/{content}", content[1:-1], "")] == [412] * 4
-    assert [answered(If_None_Match=value) for value in (content, f"W/{record}", f'"x",{other}', "*")] == [412] * 4
-    assert [answered(If_None_Match=value) for value in ('"x"', 'W/"x"')] == [201] * 2
-    assert answered(If_Match=content, If_None_Match='"x"') == 201
-    assert answered(If_Match=content, If_None_Match=content) == 412
+    assert [status_of(If_Match=value) for value in (content, record, other, f'"x", {other}', "*")] == [201] * 5
+    assert [status_of(If_Match=value) for value in ('"x"', f"W/{content}", content[1:-1], "")] == [412] * 4
+    assert [status_of(If_None_Match=value) for value in (content, f"W/{record}", f'"x",{other}', "*")] == [412] * 4
+    assert [status_of(If_None_Match=value) for value in ('"x"', 'W/"x"')] == [201] * 2
+    assert status_of(If_Match=content, If_None_Match='"x"') == 201
+    assert status_of(If_Match=content, If_None_Match=content) == 412
     lines = [("Authorization", f"Bearer {files.admin.key}"), ("If-Match", '"x"'), ("If-Match", content)]
     assert files._client.put(f"{FILES}?path=a", content=b"content", headers=lines).status_code == 201
     assert slug(put(files, "nothing", headers={"If-Match": "*"})) == (412, "precondition-failed")
     assert slug(put(files, "../a", headers={"If-Match": "*"})) == (400, "invalid-path")
-    assert answered(If_Match='"' + "x" * 1000 + '"') == 422
+    assert status_of(If_Match='"' + "x" * 1000 + '"') == 422
 
 
-def test_record_that_was_changed_meanwhile_is_not_changed_again(files: InProcessApi):
+def test_record_that_was_changed_concurrently_is_not_overwritten(files: InProcessApi):
     file = created(put(files, "a", query="&meta={}"))
     _, record = tags(files, file)
 
@@ -107,22 +105,22 @@ def test_record_that_was_changed_meanwhile_is_not_changed_again(files: InProcess
 
     assert created(changed)["meta"] == {"by": 1}
     assert slug(late) == (412, "precondition-failed")
-    place = changed.headers["Location"]
-    assert files.admin.get(place, headers={"If-None-Match": record}).json()["meta"] == {"by": 1}
-    assert files.admin.get(place, headers={"If-None-Match": tags(files, file)[1]}).status_code == 304
+    location = changed.headers["Location"]
+    assert files.admin.get(location, headers={"If-None-Match": record}).json()["meta"] == {"by": 1}
+    assert files.admin.get(location, headers={"If-None-Match": tags(files, file)[1]}).status_code == 304
 
 
-def test_put_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: InProcessApi):
+def test_replayed_put_is_answered_although_its_precondition_no_longer_holds(files: InProcessApi):
     headers = {"Idempotency-Key": "k", "If-None-Match": "*"}
 
-    answers = [put(files, "a", LARGE, headers=headers) for _ in range(2)]
+    responses = [put(files, "a", LARGE, headers=headers) for _ in range(2)]
 
-    assert [answer.status_code for answer in answers] == [201, 201]
+    assert [response.status_code for response in responses] == [201, 201]
     assert slug(put(files, "a", LARGE, headers=headers | {"Idempotency-Key": "l"})) == (412, "precondition-failed")
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_form_holds_its_conditions_against_the_files_at_the_path_that_it_names(files: InProcessApi):
+def test_form_checks_its_preconditions_against_the_files_at_its_path(files: InProcessApi):
     first = post_form(files, headers={"If-None-Match": "*"})
     content, record = tags(files, first.json())
 
@@ -139,52 +137,52 @@ def test_form_holds_its_conditions_against_the_files_at_the_path_that_it_names(f
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_form_with_a_key_is_answered_again_though_its_condition_no_longer_holds(files: InProcessApi):
+def test_replayed_form_is_answered_although_its_precondition_no_longer_holds(files: InProcessApi):
     headers = {"Idempotency-Key": "k", "If-None-Match": "*"}
 
-    answers = [post_form(files, LARGE, headers=headers) for _ in range(2)]
+    responses = [post_form(files, LARGE, headers=headers) for _ in range(2)]
 
-    assert [answer.status_code for answer in answers] == [201, 201]
+    assert [response.status_code for response in responses] == [201, 201]
     assert slug(post_form(files, LARGE, headers=headers | {"Idempotency-Key": "l"})) == (412, "precondition-failed")
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_of_forms_that_must_be_the_first_at_their_path_one_is(files: InProcessApi):
+def test_concurrent_forms_with_if_none_match_at_one_path_succeed_once(files: InProcessApi):
     contents = [LARGE[: SMALL + 1], LARGE, b"small", b"tiny"]
 
     with ThreadPoolExecutor(len(contents)) as pool:
-        told = [*pool.map(lambda content: post_form(files, content, headers={"If-None-Match": "*"}), contents)]
+        responses = [*pool.map(lambda content: post_form(files, content, headers={"If-None-Match": "*"}), contents)]
 
-    assert sorted(answer.status_code for answer in told) == [201, 412, 412, 412]
-    (winner,) = [answer.json() for answer in told if answer.status_code == 201]
+    assert sorted(response.status_code for response in responses) == [201, 412, 412, 412]
+    (winner,) = [response.json() for response in responses if response.status_code == 201]
     assert files.admin.get(FILES).json()["results"] == [winner]
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_delete_holds_its_conditions_against_the_file(files: InProcessApi):
-    answer = put(files, "a")
-    place, (content, record) = answer.headers["Location"], tags(files, answer.json())
+def test_delete_checks_its_preconditions_against_the_file(files: InProcessApi):
+    response = put(files, "a")
+    location, (content, record) = response.headers["Location"], tags(files, response.json())
 
-    def answered(**headers: str) -> int:
+    def status_of(**headers: str) -> int:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return files.admin.delete(place, headers=named).status_code
+        return files.admin.delete(location, headers=named).status_code
 
-    assert [answered(If_Match=value) for value in ('"x"', f"W/{record}")] == [412] * 2
-    assert [answered(If_None_Match=value) for value in ("*", content, f"W/{record}")] == [412] * 3
-    assert files.admin.get(place).status_code == 200
-    assert answered(If_Match=f'"x", {record}', If_None_Match='"x"') == 204
-    assert [answered(If_Match="*"), answered(If_None_Match="*")] == [404] * 2
+    assert [status_of(If_Match=value) for value in ('"x"', f"W/{record}")] == [412] * 2
+    assert [status_of(If_None_Match=value) for value in ("*", content, f"W/{record}")] == [412] * 3
+    assert files.admin.get(location).status_code == 200
+    assert status_of(If_Match=f'"x", {record}', If_None_Match='"x"') == 204
+    assert [status_of(If_Match="*"), status_of(If_None_Match="*")] == [404] * 2
     put(files, "a")
-    assert answered(If_Match=content) == 204
+    assert status_of(If_Match=content) == 204
 
 
-# What is said of a file
+# Metadata of a file
 
 
-def test_what_is_said_of_a_file_in_the_query_is_kept_and_stays_where_nothing_is_said(files: InProcessApi):
-    said = quote('{"Seite": [1, null], "Straße": "文"}')
+def test_metadata_in_the_query_is_stored_and_omitted_fields_are_kept(files: InProcessApi):
+    meta = quote('{"Seite": [1, null], "Straße": "文"}')
 
-    file = created(put(files, "a", query=f"&meta={said}"))
+    file = created(put(files, "a", query=f"&meta={meta}"))
     again = created(put(files, "a"))
     other = created(put(files, "a", query="&meta={}"))
 
@@ -205,13 +203,13 @@ def test_what_is_said_of_a_file_in_the_query_is_kept_and_stays_where_nothing_is_
         ('{"a": "%s"}' % ("x" * 16_384), (422, "schema-violation")),
     ],
 )
-def test_what_must_not_be_said_of_a_file_is_refused_before_anything_is_stored(
+def test_invalid_metadata_is_refused_before_anything_is_stored(
     files: InProcessApi, meta: str, problem: tuple[int, str]
 ):
-    answer = put(files, "a", query=f"&meta={quote(meta, safe='%')}")
+    response = put(files, "a", query=f"&meta={quote(meta, safe='%')}")
 
-    assert slug(answer) == problem
-    assert answer.json()["errors"][0]["field"].endswith("meta")
+    assert slug(response) == problem
+    assert response.json()["errors"][0]["field"].endswith("meta")
     assert stored(files) == []
 
 
@@ -219,22 +217,22 @@ def test_what_must_not_be_said_of_a_file_is_refused_before_anything_is_stored(
 
 
 @pytest.mark.parametrize("content", [b"%PDF-1.7 small", LARGE])
-def test_file_that_is_put_can_be_listed_shown_and_fetched(files: InProcessApi, content: bytes):
-    answer = put(files, "Bücher/文書 1.pdf", content, "&origin=crawl")
+def test_put_file_is_listed_shown_and_downloaded(files: InProcessApi, content: bytes):
+    response = put(files, "Bücher/文書 1.pdf", content, "&origin=crawl")
 
-    file = created(answer)
+    file = created(response)
     assert file["checksum"] == hashlib.sha256(content).hexdigest()
     assert (file["path"], file["name"], file["size"]) == ("Bücher/文書 1.pdf", "文書 1.pdf", len(content))
     assert (file["origin"], file["meta"], file["tenant"]) == ("crawl", {}, "admin")
-    assert answer.headers["Location"] == f"{FILES}/{file['checksum']}/{file['id']}"
-    assert files.admin.get(answer.headers["Location"]).json() == file
+    assert response.headers["Location"] == f"{FILES}/{file['checksum']}/{file['id']}"
+    assert files.admin.get(response.headers["Location"]).json() == file
     assert files.admin.get(FILES).json() == {"results": [file], "next": None}
     assert files.admin.get(f"{FILES}/{file['checksum']}").json() == {"results": [file], "next": None}
     assert data(files, file).content == content
     assert "archive/last_updated" in files.admin.get("/v1/datasets/test/freshness").json()["tags"]
 
 
-def test_compressed_body_is_stored_as_what_it_is(files: InProcessApi):
+def test_compressed_body_of_a_file_is_stored_decompressed(files: InProcessApi):
     import gzip
 
     file = created(put(files, "a.txt", gzip.compress(b"content"), headers={"Content-Encoding": "gzip"}))
@@ -243,7 +241,7 @@ def test_compressed_body_is_stored_as_what_it_is(files: InProcessApi):
 
 
 @pytest.mark.contract("W8")
-def test_file_without_bytes_is_put_however_it_is_sent(files: InProcessApi):
+def test_empty_file_is_stored_by_put_and_by_form(files: InProcessApi):
     first = created(files.admin.put(f"{FILES}?path=a.csv"))
     chunked = created(files.admin.put(f"{FILES}?path=b.csv", content=iter([])))
     zipped = created(put(files, "c.csv", gzip.compress(b""), headers={"Content-Encoding": "gzip"}))
@@ -260,18 +258,18 @@ def test_file_without_bytes_is_put_however_it_is_sent(files: InProcessApi):
 
 
 @pytest.mark.contract("W8")
-def test_body_of_records_that_is_not_there_is_still_refused(files: InProcessApi):
+def test_empty_body_of_records_is_still_refused(files: InProcessApi):
     for kind in ("entities", "statements"):
-        answer = files.admin.post(f"/v1/datasets/test/{kind}", headers={"Content-Type": "application/x-ndjson"})
-        assert slug(answer) == (400, "empty-body")
+        response = files.admin.post(f"/v1/datasets/test/{kind}", headers={"Content-Type": "application/x-ndjson"})
+        assert slug(response) == (400, "empty-body")
 
 
-def test_file_without_bytes_is_sent_whole_whatever_range_is_asked_for(files: InProcessApi):
+def test_empty_file_is_sent_in_full_for_any_range(files: InProcessApi):
     file = created(put(files, "a.txt", b"", "&entity=true"))
 
-    for asked in (None, "bytes=0-", "bytes=0-0", "bytes=-5", "bytes=5-"):
-        answer = data(files, file, headers={} if asked is None else {"Range": asked})
-        assert (answer.status_code, answer.content, answer.headers["Content-Length"]) == (200, b"", "0")
+    for range_header in (None, "bytes=0-", "bytes=0-0", "bytes=-5", "bytes=5-"):
+        response = data(files, file, headers={} if range_header is None else {"Range": range_header})
+        assert (response.status_code, response.content, response.headers["Content-Length"]) == (200, b"", "0")
     head = files.admin.head(f"{FILES}/{file['checksum']}/data")
     assert (head.status_code, head.headers["Content-Length"]) == (200, "0")
     assert head.headers["ETag"] == f'"{hashlib.sha256().hexdigest()}"'
@@ -280,24 +278,24 @@ def test_file_without_bytes_is_sent_whole_whatever_range_is_asked_for(files: InP
     assert (document["schema"], document["properties"]["fileSize"]) == ("PlainText", ["0"])
 
 
-def test_text_without_bytes_is_kept(files: InProcessApi):
-    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
+def test_empty_text_is_stored(files: InProcessApi):
+    location = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
 
-    assert files.admin.put(place).json() == {"size": 0}
-    answer = files.admin.get(place, headers={"Range": "bytes=0-"})
-    assert (answer.status_code, answer.content) == (200, b"")
+    assert files.admin.put(location).json() == {"size": 0}
+    response = files.admin.get(location, headers={"Range": "bytes=0-"})
+    assert (response.status_code, response.content) == (200, b"")
 
 
 @pytest.mark.parametrize("content", [b"content", LARGE])
 def test_wrong_checksum_is_refused_and_nothing_is_stored(files: InProcessApi, content: bytes):
-    answer = put(files, "a", content, f"&checksum={'0' * 64}")
+    response = put(files, "a", content, f"&checksum={'0' * 64}")
 
-    assert slug(answer) == (422, "schema-violation")
-    assert answer.json()["errors"][0]["field"] == "checksum"
+    assert slug(response) == (422, "schema-violation")
+    assert response.json()["errors"][0]["field"] == "checksum"
     assert stored(files) == []
 
 
-def test_right_checksum_is_taken(files: InProcessApi):
+def test_right_checksum_is_accepted(files: InProcessApi):
     assert created(put(files, "a", LARGE, f"&checksum={hashlib.sha256(LARGE).hexdigest()}"))["size"] == len(LARGE)
 
 
@@ -310,7 +308,7 @@ def test_file_over_the_limit_is_refused(files: InProcessApi):
     assert stored(files) == []
 
 
-def test_quota_of_bytes_holds(files: InProcessApi):
+def test_quota_of_bytes_is_enforced(files: InProcessApi):
     tenant = files.tenant("small", test="write")
     files.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": 10})
 
@@ -324,42 +322,42 @@ def test_quota_of_bytes_holds(files: InProcessApi):
     assert tenant.put(f"{FILES}?path=b", content=b"0123456").status_code == 201
 
 
-def limited(house: InProcessApi, quota: int) -> Any:
-    """A tenant with a quota of bytes."""
-    tenant = house.tenant("small", test="write")
-    house.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": quota})
+def limited(api: InProcessApi, quota: int) -> Any:
+    """Return a tenant with a quota of bytes."""
+    tenant = api.tenant("small", test="write")
+    api.admin.put("/v1/admin/tenants/small/limits", {"quota_bytes": quota})
     return tenant
 
 
-def used(house: InProcessApi) -> int:
-    return int(house.admin.get("/v1/admin/tenants/small/limits").json()["used_bytes"])
+def used(api: InProcessApi) -> int:
+    return int(api.admin.get("/v1/admin/tenants/small/limits").json()["used_bytes"])
 
 
-def test_texts_count_against_the_quota_and_are_given_back(files: InProcessApi):
+def test_texts_count_against_the_quota_and_release_it(files: InProcessApi):
     tenant = limited(files, 1000)
     file = created(tenant.put(f"{FILES}?path=a.pdf", content=b"x" * 100))
-    place = f"{FILES}/{file['checksum']}/text"
+    location = f"{FILES}/{file['checksum']}/text"
 
-    assert tenant.put(f"{place}/ocr", content=b"x" * 800).status_code == 200
-    assert slug(tenant.put(f"{place}/other", content=b"x" * 200)) == (429, "quota-exceeded")
-    assert slug(files.admin.get(f"{place}/other")) == (404, "file-not-found")
-    assert tenant.put(f"{place}/ocr", content=b"y" * 900).status_code == 200
+    assert tenant.put(f"{location}/ocr", content=b"x" * 800).status_code == 200
+    assert slug(tenant.put(f"{location}/other", content=b"x" * 200)) == (429, "quota-exceeded")
+    assert slug(files.admin.get(f"{location}/other")) == (404, "file-not-found")
+    assert tenant.put(f"{location}/ocr", content=b"y" * 900).status_code == 200
     assert used(files) == 1000
-    # Another tenant's text in its place counts for that one.
-    assert files.admin.put(f"{place}/ocr", content=b"z" * 5000).status_code == 200
+    # Another tenant's text that replaces it counts for that tenant.
+    assert files.admin.put(f"{location}/ocr", content=b"z" * 5000).status_code == 200
     assert used(files) == 100
-    assert tenant.delete(f"{place}/ocr").status_code == 204
-    assert slug(tenant.delete(f"{place}/ocr")) == (404, "file-not-found")
-    assert slug(tenant.get(f"{place}/ocr")) == (404, "file-not-found")
+    assert tenant.delete(f"{location}/ocr").status_code == 204
+    assert slug(tenant.delete(f"{location}/ocr")) == (404, "file-not-found")
+    assert slug(tenant.get(f"{location}/ocr")) == (404, "file-not-found")
     assert slug(tenant.delete(f"{FILES}/{'0' * 64}/text/ocr")) == (404, "file-not-found")
-    assert tenant.put(f"{place}/ocr", content=b"y" * 900).status_code == 200
+    assert tenant.put(f"{location}/ocr", content=b"y" * 900).status_code == 200
     assert tenant.delete(f"{FILES}/{file['checksum']}/{file['id']}").status_code == 204
     assert used(files) == 0
     assert [path for path in stored(files) if path.endswith(".txt")] == []
 
 
 @pytest.mark.parametrize("kind", ["put", "post", "text"])
-def test_body_over_the_quota_leaves_nothing(files: InProcessApi, kind: str):
+def test_body_over_the_quota_stores_nothing(files: InProcessApi, kind: str):
     tenant = limited(files, SMALL * 2)
     checksum = created(put(files, "a.pdf"))["checksum"]
     before = stored(files)
@@ -368,8 +366,8 @@ def test_body_over_the_quota_leaves_nothing(files: InProcessApi, kind: str):
         if kind == "post":
             body = content if isinstance(content, bytes) else b"".join(content)
             return tenant.post(f"{FILES}?path=a", files={"file": ("a", body)})
-        place = f"{FILES}?path=a" if kind == "put" else f"{FILES}/{checksum}/text/ocr"
-        return tenant.put(place, content=content)
+        location = f"{FILES}?path=a" if kind == "put" else f"{FILES}/{checksum}/text/ocr"
+        return tenant.put(location, content=content)
 
     text = b"x" * len(LARGE)
     assert slug(sent(text)) == (429, "quota-exceeded")
@@ -377,26 +375,26 @@ def test_body_over_the_quota_leaves_nothing(files: InProcessApi, kind: str):
     assert (stored(files), used(files)) == (before, 0)
 
 
-def test_key_is_answered_again_though_the_quota_is_used_up(files: InProcessApi):
+def test_replayed_put_is_answered_although_the_quota_is_used_up(files: InProcessApi):
     tenant, key = limited(files, len(LARGE) + 1), {"Idempotency-Key": "k"}
     first = tenant.put(f"{FILES}?path=a", content=LARGE, headers=key)
-    place = f"{FILES}/{created(first)['checksum']}/text/ocr"
-    text = tenant.put(place, content=b"x", headers={"Idempotency-Key": "t"})
+    location = f"{FILES}/{created(first)['checksum']}/text/ocr"
+    text = tenant.put(location, content=b"x", headers={"Idempotency-Key": "t"})
     before = stored(files)
 
     assert tenant.put(f"{FILES}?path=a", content=LARGE, headers=key).json() == first.json()
     assert slug(tenant.put(f"{FILES}?path=a", content=LARGE[:-1], headers=key)) == (422, "idempotency-mismatch")
     assert slug(tenant.put(f"{FILES}?path=a", content=LARGE)) == (429, "quota-exceeded")
-    assert tenant.put(place, content=b"x", headers={"Idempotency-Key": "t"}).json() == text.json() == {"size": 1}
+    assert tenant.put(location, content=b"x", headers={"Idempotency-Key": "t"}).json() == text.json() == {"size": 1}
     assert (stored(files), used(files)) == (before, len(LARGE) + 1)
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/", "a\\b", "a\x00b", "a\nb", "", ".", "C:/a", "x" * 4097])
-def test_path_that_must_not_be_is_refused_before_anything_is_stored(files: InProcessApi, path: str):
-    answer = put(files, path)
+def test_invalid_path_is_refused_before_anything_is_stored(files: InProcessApi, path: str):
+    response = put(files, path)
 
-    assert answer.status_code in (400, 422)
-    assert slug(answer)[1] == ("schema-violation" if len(path) > 4096 else "invalid-path")
+    assert response.status_code in (400, 422)
+    assert slug(response)[1] == ("schema-violation" if len(path) > 4096 else "invalid-path")
     assert stored(files) == []
 
 
@@ -405,7 +403,7 @@ def test_path_that_is_not_utf8_is_refused(files: InProcessApi):
     assert created(files.admin.put(f"{FILES}?path=a%ef%bf%bd", content=b"x"))["path"] == "a\ufffd"
 
 
-def test_same_key_puts_once_and_refuses_another_content(files: InProcessApi):
+def test_same_idempotency_key_stores_once_and_refuses_other_content(files: InProcessApi):
     key = {"Idempotency-Key": "k1"}
 
     first = put(files, "a", LARGE, headers=key)
@@ -421,7 +419,7 @@ def test_same_key_puts_once_and_refuses_another_content(files: InProcessApi):
 # Forms
 
 
-def test_form_puts_the_file_with_what_is_said_of_it(files: InProcessApi):
+def test_form_stores_the_file_with_its_metadata(files: InProcessApi):
     form = {"file": ("Übersicht.csv", LARGE, "text/csv")}
 
     file = created(files.admin.post(f"{FILES}?path=b%2Fc.bin", files=form, data={"meta": '{"page": [1, null]}'}))
@@ -466,12 +464,10 @@ END = b"\r\n--x--\r\n"
         (BEGIN.replace(b"\r\n\r\n", b"\r\nx: " + b"y" * 99_999 + b"\r\n\r\n") + b"a" + END, (400, "invalid-format")),
     ],
 )
-def test_form_that_is_not_right_is_refused_and_nothing_is_stored(
-    files: InProcessApi, body: bytes, problem: tuple[int, str]
-):
-    answer = files.admin.post(FILES, content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
+def test_invalid_form_is_refused_and_nothing_is_stored(files: InProcessApi, body: bytes, problem: tuple[int, str]):
+    response = files.admin.post(FILES, content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
 
-    assert slug(answer) == problem
+    assert slug(response) == problem
     assert stored(files) == []
 
 
@@ -483,25 +479,25 @@ def test_form_that_is_not_right_is_refused_and_nothing_is_stored(
         (f"multipart/form-data; boundary={'x' * 500}", (400, "invalid-format")),
     ],
 )
-def test_body_that_is_no_form_is_refused(files: InProcessApi, kind: str, problem: tuple[int, str]):
+def test_body_that_is_not_a_form_is_refused(files: InProcessApi, kind: str, problem: tuple[int, str]):
     assert slug(files.admin.post(FILES, content=b"{}", headers={"Content-Type": kind})) == problem
 
 
 # Fetching
 
 
-def test_part_of_a_file_is_sent_as_asked_for(files: InProcessApi):
+def test_requested_range_of_a_file_is_sent(files: InProcessApi):
     file = created(put(files, "a.txt", b"0123456789"))
 
-    def asked(what: str) -> tuple[int, bytes, str | None]:
-        answer = data(files, file, headers={"Range": what})
-        return answer.status_code, answer.content, answer.headers.get("Content-Range")
+    def request_range(range_header: str) -> tuple[int, bytes, str | None]:
+        response = data(files, file, headers={"Range": range_header})
+        return response.status_code, response.content, response.headers.get("Content-Range")
 
-    assert asked("bytes=2-4") == (206, b"234", "bytes 2-4/10")
-    assert asked("bytes=7-") == (206, b"789", "bytes 7-9/10")
-    assert asked("bytes=-2") == (206, b"89", "bytes 8-9/10")
-    assert asked("bytes=0-0,2-2") == (200, b"0123456789", None)
-    assert asked("bytes=10-")[0] == 416
+    assert request_range("bytes=2-4") == (206, b"234", "bytes 2-4/10")
+    assert request_range("bytes=7-") == (206, b"789", "bytes 7-9/10")
+    assert request_range("bytes=-2") == (206, b"89", "bytes 8-9/10")
+    assert request_range("bytes=0-0,2-2") == (200, b"0123456789", None)
+    assert request_range("bytes=10-")[0] == 416
 
 
 def test_entity_tag_of_a_file_is_its_checksum(files: InProcessApi):
@@ -530,25 +526,25 @@ def test_entity_tag_of_a_file_is_its_checksum(files: InProcessApi):
 def test_hostile_names_stay_inside_their_header(files: InProcessApi, name: str, header: str):
     file = created(put(files, f"x/{name}"))
 
-    answer = data(files, file)
+    response = data(files, file)
 
-    assert answer.headers["Content-Disposition"].startswith(header)
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["Content-Disposition"].startswith(header)
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_markup_is_sent_for_keeping_and_never_for_showing(files: InProcessApi):
+def test_markup_is_sent_as_an_attachment(files: InProcessApi):
     file = created(put(files, "a.html", b"<html><script>alert(1)</script>"))
 
     assert data(files, file).headers["Content-Disposition"] == 'attachment; filename="a.html"'
 
 
 @pytest.mark.parametrize("path", [f"/{'0' * 64}", f"/{'0' * 64}/data", f"/{'0' * 64}/{'0' * 40}"])
-def test_what_is_not_there_is_not_found(files: InProcessApi, path: str):
+def test_missing_file_is_not_found(files: InProcessApi, path: str):
     assert slug(files.admin.get(FILES + path)) == (404, "file-not-found")
 
 
 @pytest.mark.parametrize("path", ["/x", "/../config.yml", f"/{'0' * 64}/..%2f..%2fdata", f"/{'A' * 64}"])
-def test_what_is_no_checksum_reaches_no_file(files: InProcessApi, path: str):
+def test_invalid_checksum_reads_no_file(files: InProcessApi, path: str):
     assert files.admin.get(FILES + path).status_code in (404, 422)
 
 
@@ -560,12 +556,12 @@ def test_files_are_listed_by_page_prefix_and_path(files: InProcessApi):
         put(files, path)
 
     def listed(query: str) -> list[str]:
-        found, cursor = [], ""
+        paths, cursor = [], ""
         while True:
             page = files.admin.get(f"{FILES}?limit=2{query}{cursor}").json()
-            found += [file["path"] for file in page["results"]]
+            paths += [file["path"] for file in page["results"]]
             if page["next"] is None:
-                return found
+                return paths
             cursor = f"&cursor={page['next']}"
 
     assert listed("") == ["a/1", "a/2", "a/я", "b%/1", "b/1"]
@@ -575,13 +571,13 @@ def test_files_are_listed_by_page_prefix_and_path(files: InProcessApi):
     assert listed("&path=a") == []
 
 
-def test_prefix_or_cursor_that_cannot_be_is_refused(files: InProcessApi):
+def test_invalid_prefix_or_cursor_is_refused(files: InProcessApi):
     assert slug(files.admin.get(f"{FILES}?prefix=..%2F")) == (400, "invalid-path")
     assert slug(files.admin.get(f"{FILES}?prefix=a%00")) == (400, "invalid-path")
     assert slug(files.admin.get(f"{FILES}?cursor=xyz")) == (422, "schema-violation")
 
 
-def test_deleted_file_is_gone_and_its_content_stays_while_another_has_it(files: InProcessApi):
+def test_deleted_file_is_gone_and_its_content_is_kept_while_another_file_has_it(files: InProcessApi):
     one, other = created(put(files, "a")), created(put(files, "b"))
 
     assert files.admin.delete(f"{FILES}/{one['checksum']}/{one['id']}").status_code == 204
@@ -597,44 +593,44 @@ def test_deleted_file_is_gone_and_its_content_stays_while_another_has_it(files: 
 
 
 @pytest.mark.parametrize("content", ["Текст".encode(), "Ü".encode() * SMALL])
-def test_text_of_an_origin_is_kept_and_replaced(files: InProcessApi, content: bytes):
-    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr:v1"
+def test_text_of_an_origin_is_stored_and_replaced(files: InProcessApi, content: bytes):
+    location = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr:v1"
 
-    assert files.admin.put(place, content=b"first").json() == {"size": 5}
-    assert files.admin.put(place, content=content).json() == {"size": len(content)}
+    assert files.admin.put(location, content=b"first").json() == {"size": 5}
+    assert files.admin.put(location, content=content).json() == {"size": len(content)}
 
-    answer = files.admin.get(place)
-    assert (answer.content, answer.headers["Content-Type"]) == (content, "text/plain; charset=utf-8")
-    assert slug(files.admin.get(place[:-1] + "2")) == (404, "file-not-found")
+    response = files.admin.get(location)
+    assert (response.content, response.headers["Content-Type"]) == (content, "text/plain; charset=utf-8")
+    assert slug(files.admin.get(location[:-1] + "2")) == (404, "file-not-found")
     assert not [path for path in stored(files) if "uploads" in path]
 
 
-def test_text_that_is_none_is_refused_and_the_former_stays(files: InProcessApi):
-    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
-    files.admin.put(place, content=b"first")
+def test_invalid_text_is_refused_and_the_former_is_kept(files: InProcessApi):
+    location = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
+    files.admin.put(location, content=b"first")
 
-    assert slug(files.admin.put(place, content=b"a\xff")) == (422, "schema-violation")
-    assert slug(files.admin.put(place, content=b"a" * SMALL * 2 + b"\xc3")) == (422, "schema-violation")
+    assert slug(files.admin.put(location, content=b"a\xff")) == (422, "schema-violation")
+    assert slug(files.admin.put(location, content=b"a" * SMALL * 2 + b"\xc3")) == (422, "schema-violation")
     assert slug(files.admin.put(f"{FILES}/{'0' * 64}/text/ocr", content=b"x")) == (404, "file-not-found")
-    assert files.admin.get(place).content == b"first"
+    assert files.admin.get(location).content == b"first"
 
 
-def test_same_key_keeps_a_text_once(files: InProcessApi):
-    place = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
+def test_same_idempotency_key_stores_a_text_once(files: InProcessApi):
+    location = f"{FILES}/{created(put(files, 'a.pdf'))['checksum']}/text/ocr"
     key = {"Idempotency-Key": "k"}
 
-    assert files.admin.put(place, content=b"first", headers=key).status_code == 200
-    files.admin.put(place, content=b"second")
+    assert files.admin.put(location, content=b"first", headers=key).status_code == 200
+    files.admin.put(location, content=b"second")
 
-    assert files.admin.put(place, content=b"first", headers=key).json() == {"size": 5}
-    assert slug(files.admin.put(place, content=b"third", headers=key)) == (422, "idempotency-mismatch")
-    assert files.admin.get(place).content == b"second"
+    assert files.admin.put(location, content=b"first", headers=key).json() == {"size": 5}
+    assert slug(files.admin.put(location, content=b"third", headers=key)) == (422, "idempotency-mismatch")
+    assert files.admin.get(location).content == b"second"
 
 
 # Entities
 
 
-def test_file_is_put_with_its_document_and_folders(files: InProcessApi):
+def test_file_is_put_with_its_document_and_folder_entities(files: InProcessApi):
     file = created(put(files, "a/b/report.pdf", b"%PDF-1.4", "&entity=true&origin=crawl"))
 
     document = files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()
@@ -647,26 +643,26 @@ def test_file_is_put_with_its_document_and_folders(files: InProcessApi):
     assert "parent" not in root["properties"]
 
 
-def test_folders_of_a_deep_path_are_made_in_a_thread_and_not_validated_again(
+def test_folders_of_a_deep_path_are_built_in_a_thread_and_validated_once(
     files: InProcessApi, monkeypatch: pytest.MonkeyPatch
 ):
-    """Two thousand folders, each of which was validated once for every folder below it, took minutes."""
+    """Validating each of two thousand folders once for every folder below it took minutes."""
     file = created(put(files, "a/" * 2000 + "b.txt"))
     checked: list[str] = []
     threads: list[bool] = []
 
-    def made_in_thread(*given: Any) -> Any:
+    def build_in_thread(*arguments: Any) -> Any:
         monkeypatch.setattr(FilePath, "check", checked.append)
         with pytest.raises(RuntimeError):
             asyncio.get_running_loop()
         threads.append(True)
         try:
-            return entities(*given)
+            return entities(*arguments)
         finally:
             monkeypatch.undo()
 
     entities = documents.entities
-    monkeypatch.setattr(documents, "entities", made_in_thread)
+    monkeypatch.setattr(documents, "entities", build_in_thread)
 
     written = files.admin.post(f"{FILES}/{file['checksum']}/{file['id']}/entity")
 
@@ -674,18 +670,18 @@ def test_folders_of_a_deep_path_are_made_in_a_thread_and_not_validated_again(
     assert (threads, checked) == ([True], [])
 
 
-def test_document_of_a_file_that_is_there_is_written_on_request(files: InProcessApi):
+def test_document_of_an_existing_file_is_written_on_request(files: InProcessApi):
     file = created(put(files, "report.txt"))
-    place = f"{FILES}/{file['checksum']}/{file['id']}/entity"
+    location = f"{FILES}/{file['checksum']}/{file['id']}/entity"
 
-    written = files.admin.post(f"{place}?origin=later").json()
+    written = files.admin.post(f"{location}?origin=later").json()
 
     assert (written["id"], written["entities"], written["rejected"]) == (file["id"], 1, 0)
     assert files.admin.get(f"/v1/datasets/test/entities/{file['id']}").json()["origin"] == ["later"]
     assert slug(files.admin.post(f"{FILES}/{file['checksum']}/{'0' * 40}/entity")) == (404, "file-not-found")
 
 
-def test_document_reports_a_name_that_ftm_does_not_take(files: InProcessApi):
+def test_document_reports_a_name_that_ftm_rejects(files: InProcessApi):
     file = created(put(files, "\u200b"))
 
     written = files.admin.post(f"{FILES}/{file['checksum']}/{file['id']}/entity").json()

@@ -1,12 +1,11 @@
-"""The journal over HTTP: what waits, and what was set aside."""
+"""The journal over HTTP: unflushed segments, and rejected events."""
 
 import threading
 
 import pytest
 from sqlalchemy import select
 from tarn.db.tables import journal_rejected
-from tarn.journal import head as heads
-from tarn.journal import rejected
+from tarn.journal import head, rejected
 from tarn.journal.event_buffer import SCHEMA
 from tarn.journal.rejected import Rejected
 
@@ -20,23 +19,23 @@ ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: InProcessApi):
-    house.dataset("test")
+def dataset(api: InProcessApi):
+    api.dataset("test")
 
 
 def event(row: dict) -> dict:
-    """A row of the journal as it is set aside."""
+    """Return a journal row as an event to be rejected."""
     plain = {name: row[name] for name in SCHEMA.names if name not in ("batch", "position")}
     return plain | {"id": None if row["id"] is None else row["id"].hex()}
 
 
-def reject_events(house: InProcessApi, count: int | None = None) -> list[dict]:
-    """Set aside what the journal holds, or as much of it, as a flush would; returns the events."""
-    rows = journal.rows(house)[:count]
-    with house.services.database.write() as connection:
+def reject_events(api: InProcessApi, count: int | None = None) -> list[dict]:
+    """Reject the journal's events, or the first so many of them, as a flush would; return the events."""
+    rows = journal.rows(api)[:count]
+    with api.services.database.write() as connection:
         rejected.store_rejected(
             connection,
-            id_of(house, "test"),
+            id_of(api, "test"),
             [
                 Rejected(f"batch-{row['commit']}", "alice", row["commit"], row["position"], event(row), "too long")
                 for row in rows
@@ -45,13 +44,13 @@ def reject_events(house: InProcessApi, count: int | None = None) -> list[dict]:
     return [event(row) for row in rows]
 
 
-def count_rejected(house: InProcessApi) -> int:
-    with house.services.database.read() as connection:
+def count_rejected(api: InProcessApi) -> int:
+    with api.services.database.read() as connection:
         return len(connection.execute(select(journal_rejected.c.id)).all())
 
 
-def test_empty_journal_has_an_open_segment_and_nothing_in_it(house: InProcessApi):
-    assert house.admin.get(PATH).json() == {
+def test_empty_journal_has_an_open_segment_and_nothing_in_it(api: InProcessApi):
+    assert api.admin.get(PATH).json() == {
         "segment": 1,
         "commit": 0,
         "rows": 0,
@@ -60,17 +59,17 @@ def test_empty_journal_has_an_open_segment_and_nothing_in_it(house: InProcessApi
     }
 
 
-def test_what_waits_is_told_by_segment(house: InProcessApi):
-    house.admin.post(ENTITIES, ENTITY)
-    house.admin.put(f"{ENTITIES}/jane", ENTITY)
-    with house.services.database.write() as connection:
-        heads.rotate(connection, id_of(house, "test"))
-    stage = house.admin.post("/v1/datasets/test/stages", {}).json()["id"]
-    house.admin.post(f"/v1/datasets/test/stages/{stage}/entities", ENTITY)
-    before = house.admin.get(PATH).json()
-    house.admin.post(f"/v1/datasets/test/stages/{stage}/commit")
+def test_unflushed_batches_are_listed_by_segment(api: InProcessApi):
+    api.admin.post(ENTITIES, ENTITY)
+    api.admin.put(f"{ENTITIES}/jane", ENTITY)
+    with api.services.database.write() as connection:
+        head.rotate(connection, id_of(api, "test"))
+    stage = api.admin.post("/v1/datasets/test/stages", {}).json()["id"]
+    api.admin.post(f"/v1/datasets/test/stages/{stage}/entities", ENTITY)
+    before = api.admin.get(PATH).json()
+    api.admin.post(f"/v1/datasets/test/stages/{stage}/commit")
 
-    after = house.admin.get(PATH).json()
+    after = api.admin.get(PATH).json()
 
     closed = {"segment": 1, "batches": 2, "rows": 5, "state": "closed"}
     assert before["segments"] == [closed, {"segment": 2, "batches": 0, "rows": 0, "state": "open"}]
@@ -79,20 +78,20 @@ def test_what_waits_is_told_by_segment(house: InProcessApi):
     assert after["oldest"] is not None
 
 
-def test_journal_needs_read_and_what_was_set_aside_maintain(house: InProcessApi):
-    reader, writer = house.tenant("reader", test="read"), house.tenant("writer", test="write")
+def test_journal_requires_read_and_rejected_events_require_maintain(api: InProcessApi):
+    reader, writer = api.tenant("reader", test="read"), api.tenant("writer", test="write")
 
     statuses = [reader.get(PATH), writer.get(f"{PATH}/rejected"), writer.post(f"{PATH}/rejected/retry")]
 
-    assert [answer.status_code for answer in statuses] == [200, 403, 403]
+    assert [response.status_code for response in statuses] == [200, 403, 403]
 
 
-def test_events_set_aside_are_listed_page_by_page_as_they_were(house: InProcessApi):
-    house.admin.post(ENTITIES, ENTITY)
-    events = reject_events(house)
+def test_rejected_events_are_listed_page_by_page_unchanged(api: InProcessApi):
+    api.admin.post(ENTITIES, ENTITY)
+    events = reject_events(api)
 
-    first = house.admin.get(f"{PATH}/rejected?limit=1").json()
-    second = house.admin.get(f"{PATH}/rejected?limit=1&cursor={first['next']}").json()
+    first = api.admin.get(f"{PATH}/rejected?limit=1").json()
+    second = api.admin.get(f"{PATH}/rejected?limit=1&cursor={first['next']}").json()
 
     listed = [*first["results"], *second["results"]]
     assert [each["event"] for each in listed] == events
@@ -104,71 +103,71 @@ def test_events_set_aside_are_listed_page_by_page_as_they_were(house: InProcessA
     assert second["next"] is None
 
 
-def test_events_set_aside_twice_are_kept_once(house: InProcessApi):
-    house.admin.post(ENTITIES, ENTITY)
+def test_events_rejected_twice_are_stored_once(api: InProcessApi):
+    api.admin.post(ENTITIES, ENTITY)
 
-    reject_events(house)
-    reject_events(house)
+    reject_events(api)
+    reject_events(api)
 
-    assert count_rejected(house) == 2
+    assert count_rejected(api) == 2
 
 
-def test_retried_events_are_a_new_batch_of_the_caller_and_no_longer_set_aside(house: InProcessApi):
-    house.admin.put(f"{ENTITIES}/jane", ENTITY)
-    events = reject_events(house)
-    alice = house.tenant("alice", test="maintain")
+def test_retried_events_become_a_new_batch_of_the_caller_and_are_no_longer_listed(api: InProcessApi):
+    api.admin.put(f"{ENTITIES}/jane", ENTITY)
+    events = reject_events(api)
+    alice = api.tenant("alice", test="maintain")
 
-    answer = alice.post(f"{PATH}/rejected/retry")
+    response = alice.post(f"{PATH}/rejected/retry")
 
-    again = [row for row in journal.rows(house) if row["commit"] == 2]
-    batch = journal.batches(house)[-1]
-    assert answer.json() == {"retried": 3, "commit": 2}
+    again = [row for row in journal.rows(api) if row["commit"] == 2]
+    batch = journal.batches(api)[-1]
+    assert response.json() == {"retried": 3, "commit": 2}
     assert [event(row) for row in again] == events
     assert [row["position"] for row in again] == [0, 1, 2]
     assert (batch["tenant"], batch["rows"], batch["size"], batch["state"]) == (
         "alice",
         3,
-        journal.batches(house)[0]["size"],
+        journal.batches(api)[0]["size"],
         "committed",
     )
-    assert journal.head(house)["rows"] == 6
-    assert count_rejected(house) == 0
+    assert journal.head(api)["rows"] == 6
+    assert count_rejected(api) == 0
     assert alice.get("/v1/whoami").json()["limits"]["used_statements"] == 0
 
 
-def test_event_that_concerns_every_entity_is_retried_too(house: InProcessApi):
-    house.admin.delete("/v1/datasets/test/origins/crawl")
-    events = reject_events(house)
+def test_event_that_applies_to_every_entity_is_retried_too(api: InProcessApi):
+    api.admin.delete("/v1/datasets/test/origins/crawl")
+    events = reject_events(api)
 
-    house.admin.post(f"{PATH}/rejected/retry")
+    api.admin.post(f"{PATH}/rejected/retry")
 
-    rows = journal.rows(house)
+    rows = journal.rows(api)
     assert (rows[1]["shard_key"], rows[1]["id"], event(rows[1])) == (None, None, events[0])
 
 
-def test_only_the_events_that_are_named_are_retried(house: InProcessApi):
-    house.admin.post(ENTITIES, ENTITY)
-    reject_events(house)
-    wanted, other = (each["id"] for each in house.admin.get(f"{PATH}/rejected").json()["results"])
+def test_only_the_named_events_are_retried(api: InProcessApi):
+    api.admin.post(ENTITIES, ENTITY)
+    reject_events(api)
+    selected, other = (each["id"] for each in api.admin.get(f"{PATH}/rejected").json()["results"])
 
-    answer = house.admin.post(f"{PATH}/rejected/retry", {"ids": [wanted, "nothing"]})
-    again = house.admin.post(f"{PATH}/rejected/retry", {"ids": [wanted]})
+    response = api.admin.post(f"{PATH}/rejected/retry", {"ids": [selected, "nothing"]})
+    again = api.admin.post(f"{PATH}/rejected/retry", {"ids": [selected]})
 
-    assert answer.json() == {"retried": 1, "commit": 2}
+    assert response.json() == {"retried": 1, "commit": 2}
     assert again.json() == {"retried": 0, "commit": None}
-    assert [each["id"] for each in house.admin.get(f"{PATH}/rejected").json()["results"]] == [other]
-    assert journal.head(house)["commit"] == 2
+    assert [each["id"] for each in api.admin.get(f"{PATH}/rejected").json()["results"]] == [other]
+    assert journal.head(api)["commit"] == 2
 
 
-def test_of_many_who_retry_the_same_events_each_event_goes_to_one(house: InProcessApi):
-    house.admin.post(ENTITIES, ENTITY)
-    reject_events(house)
+def test_concurrent_retries_of_the_same_events_retry_each_event_once(api: InProcessApi):
+    api.admin.post(ENTITIES, ENTITY)
+    reject_events(api)
     start = threading.Barrier(4)
-    answers: list[dict] = []
+    responses: list[dict] = []
 
     def retry() -> None:
         start.wait()
-        answers.append(house.admin.post(f"{PATH}/rejected/retry").json())
+        responses.append(api.admin.post(f"{PATH}/rejected/retry").json())
 
     threads = [threading.Thread(target=retry) for _ in range(4)]
     for thread in threads:
@@ -176,36 +175,36 @@ def test_of_many_who_retry_the_same_events_each_event_goes_to_one(house: InProce
     for thread in threads:
         thread.join()
 
-    assert sorted(answer["retried"] for answer in answers) == [0, 0, 0, 2]
-    assert (journal.head(house)["rows"], len(journal.rows(house))) == (4, 4)
+    assert sorted(response["retried"] for response in responses) == [0, 0, 0, 2]
+    assert (journal.head(api)["rows"], len(journal.rows(api))) == (4, 4)
 
 
 @pytest.mark.parametrize("body", [{"ids": []}, {"ids": ["a\x00"]}, {"ids": "x"}, {"all": True}, {"ids": ["a"] * 1001}])
-def test_retry_of_what_cannot_be_is_refused(house: InProcessApi, body: dict):
-    house.admin.post(ENTITIES, ENTITY)
-    reject_events(house)
+def test_invalid_retry_is_refused(api: InProcessApi, body: dict):
+    api.admin.post(ENTITIES, ENTITY)
+    reject_events(api)
 
-    assert house.admin.post(f"{PATH}/rejected/retry", body).status_code == 422
-    assert count_rejected(house) == 2
-
-
-def test_events_of_another_dataset_are_neither_listed_nor_retried(house: InProcessApi):
-    house.admin.post(ENTITIES, ENTITY)
-    reject_events(house)
-    ids = [each["id"] for each in house.admin.get(f"{PATH}/rejected").json()["results"]]
-    house.dataset("other")
-
-    listed = house.admin.get("/v1/datasets/other/journal/rejected").json()["results"]
-    retried = house.admin.post("/v1/datasets/other/journal/rejected/retry", {"ids": ids}).json()["retried"]
-
-    assert (listed, retried, count_rejected(house)) == ([], 0, 2)
+    assert api.admin.post(f"{PATH}/rejected/retry", body).status_code == 422
+    assert count_rejected(api) == 2
 
 
-def test_retry_into_a_full_journal_is_backpressure_and_keeps_the_events_aside(house: InProcessApi):
-    house.admin.post(ENTITIES, ENTITY)
-    reject_events(house)
+def test_events_of_another_dataset_are_neither_listed_nor_retried(api: InProcessApi):
+    api.admin.post(ENTITIES, ENTITY)
+    reject_events(api)
+    ids = [each["id"] for each in api.admin.get(f"{PATH}/rejected").json()["results"]]
+    api.dataset("other")
 
-    answer = house.with_settings(journal_max_rows=1).admin.post(f"{PATH}/rejected/retry")
+    listed = api.admin.get("/v1/datasets/other/journal/rejected").json()["results"]
+    retried = api.admin.post("/v1/datasets/other/journal/rejected/retry", {"ids": ids}).json()["retried"]
 
-    assert (answer.status_code, answer.json()["type"]) == (429, "/problems/backpressure")
-    assert count_rejected(house) == 2
+    assert (listed, retried, count_rejected(api)) == ([], 0, 2)
+
+
+def test_retry_into_a_full_journal_is_refused_and_keeps_the_rejected_events(api: InProcessApi):
+    api.admin.post(ENTITIES, ENTITY)
+    reject_events(api)
+
+    response = api.with_settings(journal_max_rows=1).admin.post(f"{PATH}/rejected/retry")
+
+    assert (response.status_code, response.json()["type"]) == (429, "/problems/backpressure")
+    assert count_rejected(api) == 2

@@ -1,4 +1,4 @@
-"""Maintenance over HTTP: what it takes, who may ask for it, and what comes of it."""
+"""Maintenance over HTTP: options, permissions, and results."""
 
 from typing import Any
 
@@ -23,29 +23,29 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: InProcessApi):
-    house.dataset("ours")
+def dataset(api: InProcessApi):
+    api.dataset("ours")
 
 
 @pytest.fixture
-def worker(house: InProcessApi, kernels: DirectKernels) -> Worker:
-    """A worker that flushes and maintains without Spark."""
-    services = house.services
+def worker(api: InProcessApi, kernels: DirectKernels) -> Worker:
+    """Return a worker that flushes and maintains without Spark."""
+    services = api.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
-    return make_worker(house, flusher, flusher.maintenance())
+    return make_worker(api, flusher, flusher.maintenance())
 
 
 @pytest.mark.parametrize("operation", OPTIONS)
 @pytest.mark.parametrize("level", [None, "read", "write", "maintain", "admin"])
-def test_maintenance_needs_maintain_and_what_erases_for_good_needs_admin(
-    house: InProcessApi, operation: str, level: str | None
+def test_maintenance_requires_maintain_and_permanent_erasure_requires_admin(
+    api: InProcessApi, operation: str, level: str | None
 ):
-    alice = house.tenant("alice", **({"ours": level} if level else {}))
+    alice = api.tenant("alice", **({"ours": level} if level else {}))
 
-    answer = alice.post(f"{BASE}/{operation}", OPTIONS[operation])
+    response = alice.post(f"{BASE}/{operation}", OPTIONS[operation])
 
     enough = level == "admin" or (level == "maintain" and operation != "purge")
-    assert answer.status_code == (404 if level is None else 202 if enough else 403)
+    assert response.status_code == (404 if level is None else 202 if enough else 403)
 
 
 @pytest.mark.parametrize(
@@ -68,28 +68,28 @@ def test_maintenance_needs_maintain_and_what_erases_for_good_needs_admin(
         ("purge", {"entity_ids": ["x"] * 10_001, "confirm": True}, 422),
     ],
 )
-def test_body_that_asks_for_what_there_is_not_is_refused_and_makes_no_job(
-    house: InProcessApi, operation: str, body: dict[str, Any], status: int
+def test_invalid_options_are_refused_and_create_no_job(
+    api: InProcessApi, operation: str, body: dict[str, Any], status: int
 ):
-    answer = house.admin.post(f"{BASE}/{operation}", body)
+    response = api.admin.post(f"{BASE}/{operation}", body)
 
-    assert answer.status_code == status
-    assert len(house.admin.get("/v1/jobs").json()["results"]) == (1 if status == 202 else 0)
+    assert response.status_code == status
+    assert len(api.admin.get("/v1/jobs").json()["results"]) == (1 if status == 202 else 0)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_every_operation_is_done_and_tells_what_it_did(house: InProcessApi, worker: Worker):
+def test_every_operation_is_done_and_reports_its_result(api: InProcessApi, worker: Worker):
     people = [{"id": name, "schema": "Person", "properties": {"name": [name]}} for name in ("jane", "john")]
     done: dict[str, dict[str, Any]] = {}
     with working(worker):
         for person in people:
-            house.admin.post("/v1/datasets/ours/entities", [person])
-            house.admin.post(f"{BASE}/flush?wait=60")
+            api.admin.post("/v1/datasets/ours/entities", [person])
+            api.admin.post(f"{BASE}/flush?wait=60")
         for operation in ("optimize", "compact", "verify", "vacuum", "revert", "purge"):
-            answer = house.admin.post(f"{BASE}/{operation}?wait=60", OPTIONS[operation])
-            assert (answer.status_code, answer.json()["state"]) == (200, "done"), answer.text
-            done[operation] = answer.json()["result"]
-        shown = [each["id"] for each in house.admin.get("/v1/datasets/ours/entities").json()["results"]]
+            response = api.admin.post(f"{BASE}/{operation}?wait=60", OPTIONS[operation])
+            assert (response.status_code, response.json()["state"]) == (200, "done"), response.text
+            done[operation] = response.json()["result"]
+        shown = [each["id"] for each in api.admin.get("/v1/datasets/ours/entities").json()["results"]]
 
     assert (done["optimize"]["removed"], done["optimize"]["added"]) == (4, 2)
     assert done["compact"]["rows"] == 4
@@ -98,15 +98,15 @@ def test_every_operation_is_done_and_tells_what_it_did(house: InProcessApi, work
     assert (done["revert"]["added"], done["revert"]["ended"]) == (0, 2)
     assert done["purge"]["statements"] == 2
     assert shown == []
-    log = house.admin.get("/v1/datasets/ours/snapshots").json()["results"]
+    log = api.admin.get("/v1/datasets/ours/snapshots").json()["results"]
     assert [each["operation"] for each in log] == ["vacuum", "purge"]
-    actions = [entry for entry in house.admin.get("/v1/admin/audit").json()["results"] if "purge" in entry["action"]]
+    actions = [entry for entry in api.admin.get("/v1/admin/audit").json()["results"] if "purge" in entry["action"]]
     assert [entry["outcome"] for entry in actions] == ["done"]
     assert "jane" not in str(actions)
 
 
-def test_revert_to_what_is_not_there_fails_with_its_problem(house: InProcessApi, worker: Worker):
+def test_revert_to_a_missing_snapshot_fails_with_its_problem(api: InProcessApi, worker: Worker):
     with working(worker):
-        job = house.admin.post(f"{BASE}/revert?wait=60", {"to": "7"}).json()
+        job = api.admin.post(f"{BASE}/revert?wait=60", {"to": "7"}).json()
 
     assert (job["state"], job["problem"]["type"].rpartition("/")[2]) == ("failed", "snapshot-not-found")

@@ -1,4 +1,4 @@
-"""Mappings over HTTP: kept if FtM takes them, in versions, and handed to a job."""
+"""Mappings over HTTP: validated by FtM, stored in versions, and processed by a job."""
 
 import itertools
 import json
@@ -25,21 +25,21 @@ MAPPING: dict[str, Any] = {"csv_url": "http://127.0.0.1:9/data.csv", "entities":
 ONE_DATABASE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
-def put(house: InProcessApi, mapping: Any, kind: str = "application/json", **headers: str) -> Any:
+def put(api: InProcessApi, mapping: Any, kind: str = "application/json", **headers: str) -> Any:
     body = mapping if isinstance(mapping, bytes) else json.dumps(mapping).encode()
-    return house.admin("PUT", URL, headers={"Content-Type": kind, **headers}, content=body)
+    return api.admin("PUT", URL, headers={"Content-Type": kind, **headers}, content=body)
 
 
 def with_property(**rule: Any) -> dict[str, Any]:
     return {"entities": {"person": PERSON | {"properties": {"name": rule}}}}
 
 
-def test_mapping_is_kept_in_versions_and_shown_as_it_counts(house: InProcessApi, dataset: Dataset):
-    first = put(house, MAPPING)
-    second = put(house, MAPPING | {"filters": {"land": ["de", "fr"]}})
+def test_mapping_is_stored_in_versions_and_shown_normalised(api: InProcessApi, dataset: Dataset):
+    first = put(api, MAPPING)
+    second = put(api, MAPPING | {"filters": {"land": ["de", "fr"]}})
 
     assert (first.status_code, second.status_code) == (201, 200)
-    shown = house.admin.get(URL)
+    shown = api.admin.get(URL)
     assert shown.json() == second.json()
     assert shown.headers["ETag"] == second.headers["ETag"] != first.headers["ETag"]
     assert shown.json()["origin"] == f"mapping:{HASH}"
@@ -47,20 +47,20 @@ def test_mapping_is_kept_in_versions_and_shown_as_it_counts(house: InProcessApi,
     query = shown.json()["queries"][0]
     assert query["filters"] == {"land": ["de", "fr"]}
     assert query["entities"]["person"]["properties"]["name"]["columns"] == ["name"]
-    assert [one["content_hash"] for one in house.admin.get("/v1/datasets/test/mappings").json()["results"]] == [HASH]
-    (version,) = house.admin.get(f"{URL}/versions").json()["results"]
-    former = house.admin.get(f"{URL}/versions/{version['timestamp']}")
+    assert [one["content_hash"] for one in api.admin.get("/v1/datasets/test/mappings").json()["results"]] == [HASH]
+    (version,) = api.admin.get(f"{URL}/versions").json()["results"]
+    former = api.admin.get(f"{URL}/versions/{version['timestamp']}")
     assert "filters" not in yaml.safe_load(former.content)["test"]["queries"][0]
-    assert house.admin.get(f"{URL}/versions/20300101T000000.000000Z").json()["type"] == "/problems/version-not-found"
+    assert api.admin.get(f"{URL}/versions/20300101T000000.000000Z").json()["type"] == "/problems/version-not-found"
 
 
 @ONE_DATABASE
-def test_mapping_that_says_the_same_makes_no_version(house: InProcessApi, dataset: Dataset):
-    put(house, MAPPING)
-    again = put(house, yaml.safe_dump({"other": {"queries": [MAPPING]}}).encode(), "text/yaml")
+def test_equal_mapping_creates_no_version(api: InProcessApi, dataset: Dataset):
+    put(api, MAPPING)
+    again = put(api, yaml.safe_dump({"other": {"queries": [MAPPING]}}).encode(), "text/yaml")
 
     assert again.status_code == 200
-    assert house.admin.get(f"{URL}/versions").json()["results"] == []
+    assert api.admin.get(f"{URL}/versions").json()["results"] == []
 
 
 @ONE_DATABASE
@@ -76,38 +76,38 @@ def test_mapping_that_says_the_same_makes_no_version(house: InProcessApi, datase
     ],
 )
 @pytest.mark.parametrize("kind", ["application/json", "application/yaml", "text/x-yaml"])
-def test_mapping_in_every_form_of_ftm_is_the_same_and_is_kept_as_ftm_takes_it(
-    house: InProcessApi, dataset: Dataset, form: Any, kind: str
+def test_every_format_of_a_mapping_is_stored_in_the_same_form(
+    api: InProcessApi, dataset: Dataset, form: Any, kind: str
 ):
     body = json.dumps(form) if kind == "application/json" else yaml.safe_dump(form)
 
-    answer = put(house, body.encode(), kind)
+    response = put(api, body.encode(), kind)
 
-    assert answer.status_code == 201, answer.text
-    kept = yaml.safe_load(house.services.store.get(dataset.layout.mapping(HASH)))
-    (query,) = kept["test"]["queries"]
+    assert response.status_code == 201, response.text
+    stored = yaml.safe_load(api.services.store.get(dataset.layout.mapping(HASH)))
+    (query,) = stored["test"]["queries"]
     assert "csv_url" not in query
     assert QueryMapping(model, query | {"csv_url": "/dev/null"}).entities[0].name == "person"
 
 
-def test_mapping_is_replaced_only_on_the_condition_that_is_named(house: InProcessApi, dataset: Dataset):
+def test_mapping_is_replaced_only_if_its_precondition_holds(api: InProcessApi, dataset: Dataset):
     other = MAPPING | {"filters": {"a": "b"}}
-    assert put(house, MAPPING, **{"If-Match": "*"}).status_code == 412
-    tag = put(house, MAPPING, **{"If-None-Match": "*"}).headers["ETag"]
+    assert put(api, MAPPING, **{"If-Match": "*"}).status_code == 412
+    tag = put(api, MAPPING, **{"If-None-Match": "*"}).headers["ETag"]
 
-    for refused in (put(house, other, **{"If-None-Match": "*"}), put(house, other, **{"If-Match": '"else"'})):
+    for refused in (put(api, other, **{"If-None-Match": "*"}), put(api, other, **{"If-Match": '"else"'})):
         assert refused.status_code == 412
         assert refused.json()["head"] == tag
-    assert house.admin.get(URL).headers["ETag"] == tag
-    assert house.admin.get(URL, headers={"If-None-Match": tag}).status_code == 304
-    assert put(house, other, **{"If-Match": tag}).status_code == 200
+    assert api.admin.get(URL).headers["ETag"] == tag
+    assert api.admin.get(URL, headers={"If-None-Match": tag}).status_code == 304
+    assert put(api, other, **{"If-Match": tag}).status_code == 200
 
 
 BAD = {
     "nothing": ({}, "queries"),
     "no query": ([], "queries"),
     "no entities": ({"entities": {}}, "queries.0.entities"),
-    "a text": ("text", "queries.0"),
+    "string": ("text", "queries.0"),
     "unknown schema": ({"entities": {"a": PERSON | {"schema": "Parson"}}}, "queries.0.entities.a.schema"),
     "no schema": ({"entities": {"a": {"key": "id"}}}, "queries.0.entities.a.schema"),
     "no key": ({"entities": {"a": {"schema": "Person"}}}, "queries.0.entities.a"),
@@ -119,8 +119,8 @@ BAD = {
         {"entities": {"a": PERSON | {"properties": {"familyPerson": {"column": "x"}}}}},
         "queries.0.entities.a.properties.familyPerson",
     ),
-    "typing error": (with_property(colum="x"), "queries.0.entities.person.properties.name.colum"),
-    "says nothing": (with_property(join=" "), "queries.0.entities.person.properties.name"),
+    "misspelt key": (with_property(colum="x"), "queries.0.entities.person.properties.name.colum"),
+    "no source of values": (with_property(join=" "), "queries.0.entities.person.properties.name"),
     "number for a text": (with_property(literal=5), "queries.0.entities.person.properties.name.literals.0"),
     "empty split": (with_property(column="x", split=""), "queries.0.entities.person.properties.name.split"),
     "control character": (with_property(literal="a\x00b"), "queries.0.entities.person.properties.name.literals.0"),
@@ -128,12 +128,12 @@ BAD = {
         {"entities": {"a": {"schema": "Ownership", "key": "x", "properties": {"owner": {"entity": "b"}}}}},
         "queries.0.entities.a.properties.owner.entity",
     ),
-    "entity of another kind": (
+    "entity of another schema": (
         {"entities": {"a": {"schema": "Ownership", "key": "x", "properties": {"owner": {"entity": "b"}}},
                       "b": {"schema": "Vessel", "key": "x"}}},
         "queries.0.entities.a.properties.owner.entity",
     ),
-    "circle": (
+    "cycle": (
         {"entities": {name: {"schema": "Company", "key": "x", "properties": {"parent": {"entity": other}}}
                       for name, other in (("a", "b"), ("b", "a"))}},
         "queries.0.entities",
@@ -153,16 +153,16 @@ BAD = {
 @pytest.mark.filterwarnings("ignore:Mapping uses a deprecated")
 @pytest.mark.parametrize("name", BAD)
 def test_mapping_that_ftm_cannot_use_is_refused_with_its_field_and_changes_nothing(
-    house: InProcessApi, dataset: Dataset, name: str
+    api: InProcessApi, dataset: Dataset, name: str
 ):
     mapping, field = BAD[name]
 
-    refused = put(house, mapping)
+    refused = put(api, mapping)
 
     assert (refused.status_code, refused.json()["type"]) == (422, "/problems/schema-violation")
     assert field in [fault["field"] for fault in refused.json()["errors"]]
     assert all(fault["reason"] for fault in refused.json()["errors"])
-    assert house.admin.get(URL).json()["type"] == "/problems/mapping-not-found"
+    assert api.admin.get(URL).json()["type"] == "/problems/mapping-not-found"
 
 
 @ONE_DATABASE
@@ -190,29 +190,29 @@ def test_mapping_that_ftm_cannot_use_is_refused_with_its_field_and_changes_nothi
         (b"x" * (2 << 20), "application/yaml", "body-too-large"),
     ],
 )
-def test_body_that_is_no_mapping_is_refused(house: InProcessApi, dataset: Dataset, body: bytes, kind: str, slug: str):
-    assert put(house, body, kind).json()["type"] == f"/problems/{slug}"
-    assert house.admin.get("/v1/datasets/test/mappings").json() == {"results": [], "next": None}
+def test_body_that_is_not_a_mapping_is_refused(api: InProcessApi, dataset: Dataset, body: bytes, kind: str, slug: str):
+    assert put(api, body, kind).json()["type"] == f"/problems/{slug}"
+    assert api.admin.get("/v1/datasets/test/mappings").json() == {"results": [], "next": None}
 
 
 @ONE_DATABASE
-def test_scalars_that_only_yaml_1_1_takes_for_something_else_are_texts(house: InProcessApi, dataset: Dataset):
+def test_scalars_that_only_yaml_1_1_converts_stay_text(api: InProcessApi, dataset: Dataset):
     body = (
         b"entities: {a: &a {schema: Person, key: no, properties: {notes: {literals: [no, 1:59, 2020-01-02]}}}, b: *a}"
     )
 
-    answer = put(house, body, "application/yaml")
+    response = put(api, body, "application/yaml")
 
-    assert answer.status_code == 201, answer.text
-    entities = house.admin.get(URL).json()["queries"][0]["entities"]
+    assert response.status_code == 201, response.text
+    entities = api.admin.get(URL).json()["queries"][0]["entities"]
     assert entities["a"] == entities["b"]
     assert entities["a"]["keys"] == ["no"]
     assert entities["a"]["properties"]["notes"]["literals"] == ["no", "1:59", "2020-01-02"]
 
 
 @ONE_DATABASE
-def test_body_that_is_too_much_is_refused_with_its_line_and_value(house: InProcessApi, dataset: Dataset):
-    refused = put(house, b"a: b\nc: 1" + b":59" * 300_000, "application/yaml").json()
+def test_body_over_a_limit_is_refused_with_its_line_and_value(api: InProcessApi, dataset: Dataset):
+    refused = put(api, b"a: b\nc: 1" + b":59" * 300_000, "application/yaml").json()
 
     (fault,) = refused["errors"]
     assert fault["line"] == 2
@@ -220,20 +220,20 @@ def test_body_that_is_too_much_is_refused_with_its_line_and_value(house: InProce
 
 
 @ONE_DATABASE
-def test_mapping_with_more_formats_than_are_tried_is_refused(house: InProcessApi, dataset: Dataset):
+def test_mapping_with_too_many_date_formats_is_refused(api: InProcessApi, dataset: Dataset):
     def using(most: int) -> list[dict[str, Any]]:
         forms = [f"%Y {number}" for number in range(most)]
         rules = [PERSON | {"properties": {"birthDate": {"column": "x", "format": form}}} for form in forms]
         return [{"entities": {str(at): rules[at] for at in range(start, most, 10)}} for start in range(10)]
 
-    assert put(house, using(MOST_FORMATS) * 2).status_code == 201
-    refused = put(house, using(MOST_FORMATS + 1)).json()
-    assert refused["errors"][0]["reason"] == "is one more than 200 different formats"
+    assert put(api, using(MOST_FORMATS) * 2).status_code == 201
+    refused = put(api, using(MOST_FORMATS + 1)).json()
+    assert refused["errors"][0]["reason"] == "exceeds the maximum of 200 different formats"
 
 
 @ONE_DATABASE
-def test_mappings_are_parsed_a_few_at_once_and_nobody_else_waits(
-    house: InProcessApi, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+def test_mappings_are_parsed_with_limited_concurrency_and_do_not_delay_other_requests(
+    api: InProcessApi, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ):
     entered, third, release = Semaphore(0), Event(), Event()
     count = itertools.count(1)
@@ -247,39 +247,39 @@ def test_mappings_are_parsed_a_few_at_once_and_nobody_else_waits(
 
     monkeypatch.setattr(mappings, "parsed", slow)
     with ThreadPoolExecutor(45) as pool:
-        asked = [pool.submit(put, house, MAPPING) for _ in range(45)]
+        futures = [pool.submit(put, api, MAPPING) for _ in range(45)]
         try:
             for _ in range(mappings.PARSED_AT_ONCE):
                 assert entered.acquire(timeout=60)
             assert not third.wait(0.5)
-            assert house.admin.get("/v1/datasets/test/mappings").status_code == 200
+            assert api.admin.get("/v1/datasets/test/mappings").status_code == 200
         finally:
             release.set()
-        assert {one.result().status_code for one in asked} == {200, 201}
+        assert {future.result().status_code for future in futures} == {200, 201}
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("name", ["AB" * 32, "ab" * 31, "..", "ab%2F" * 8])
-def test_hash_that_is_none_is_refused(house: InProcessApi, dataset: Dataset, name: str):
-    answer = house.admin.put(f"/v1/datasets/test/mappings/{name}", MAPPING)
-    assert answer.json()["type"] in (
+def test_invalid_hash_is_refused(api: InProcessApi, dataset: Dataset, name: str):
+    response = api.admin.put(f"/v1/datasets/test/mappings/{name}", MAPPING)
+    assert response.json()["type"] in (
         "/problems/schema-violation",
         "/problems/route-not-found",
         "/problems/method-not-allowed",
     )
 
 
-def test_process_hands_the_mapping_to_a_job_if_there_is_one_and_a_file(house: InProcessApi, dataset: Dataset):
-    assert house.admin.post(f"{URL}/process").json()["type"] == "/problems/mapping-not-found"
-    put(house, MAPPING)
-    assert house.admin.post(f"{URL}/process").json()["type"] == "/problems/file-not-found"
-    house.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
+def test_process_creates_a_job_if_mapping_and_file_exist(api: InProcessApi, dataset: Dataset):
+    assert api.admin.post(f"{URL}/process").json()["type"] == "/problems/mapping-not-found"
+    put(api, MAPPING)
+    assert api.admin.post(f"{URL}/process").json()["type"] == "/problems/file-not-found"
+    api.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
 
-    answer = house.admin.post(f"{URL}/process", {"encoding": "LATIN1", "delimiter": ";"})
+    response = api.admin.post(f"{URL}/process", {"encoding": "LATIN1", "delimiter": ";"})
 
-    assert answer.status_code == 202
-    job = answer.json()
-    assert answer.headers["Location"] == f"/v1/jobs/{job['id']}"
+    assert response.status_code == 202
+    job = response.json()
+    assert response.headers["Location"] == f"/v1/jobs/{job['id']}"
     assert job["operation"] == "mapping"
     assert job["arguments"] == {"content_hash": HASH, "encoding": "iso8859-1", "delimiter": ";"}
 
@@ -290,21 +290,21 @@ def test_process_hands_the_mapping_to_a_job_if_there_is_one_and_a_file(house: In
     [{"encoding": "klingon"}, {"encoding": "rot13"}, {"encoding": "unicode_escape"}, {"encoding": "a\x00"},
      {"delimiter": ""}, {"delimiter": ",,"}, {"delimiter": '"'}, {"delimiter": "\n"}, {"force": "maybe"}, {"url": "x"}],
 )  # fmt: skip
-def test_process_refuses_options_that_are_none(house: InProcessApi, dataset: Dataset, options: dict[str, Any]):
-    put(house, MAPPING)
-    house.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
+def test_process_refuses_unknown_options(api: InProcessApi, dataset: Dataset, options: dict[str, Any]):
+    put(api, MAPPING)
+    api.services.store.put(dataset.layout.blob_data(HASH), b"id,name\n")
 
-    assert house.admin.post(f"{URL}/process", options).json()["type"] == "/problems/schema-violation"
+    assert api.admin.post(f"{URL}/process", options).json()["type"] == "/problems/schema-violation"
 
 
 @ONE_DATABASE
-def test_mappings_are_listed_a_page_at_a_time(house: InProcessApi, dataset: Dataset):
+def test_mappings_are_listed_a_page_at_a_time(api: InProcessApi, dataset: Dataset):
     hashes = [f"{number:064x}" for number in range(3)]
     for one in hashes:
-        assert house.admin.put(f"/v1/datasets/test/mappings/{one}", MAPPING).status_code == 201
+        assert api.admin.put(f"/v1/datasets/test/mappings/{one}", MAPPING).status_code == 201
 
-    first = house.admin.get("/v1/datasets/test/mappings?limit=2").json()
-    second = house.admin.get(f"/v1/datasets/test/mappings?limit=2&cursor={first['next']}").json()
+    first = api.admin.get("/v1/datasets/test/mappings?limit=2").json()
+    second = api.admin.get(f"/v1/datasets/test/mappings?limit=2&cursor={first['next']}").json()
 
     assert [one["content_hash"] for page in (first, second) for one in page["results"]] == hashes
     assert second["next"] is None

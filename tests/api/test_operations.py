@@ -1,4 +1,4 @@
-"""Operations over HTTP."""
+"""Operations over HTTP: flush of one dataset, and of all."""
 
 import pytest
 
@@ -12,36 +12,36 @@ ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: InProcessApi):
-    house.dataset("ours")
+def dataset(api: InProcessApi):
+    api.dataset("ours")
 
 
-def test_flush_answers_a_job_and_where_to_look(house: InProcessApi):
-    answer = house.admin.post(FLUSH)
+def test_flush_returns_a_job_and_its_location(api: InProcessApi):
+    response = api.admin.post(FLUSH)
 
-    job = answer.json()
-    assert answer.status_code == 202
-    assert answer.headers["Location"] == f"/v1/jobs/{job['id']}"
+    job = response.json()
+    assert response.status_code == 202
+    assert response.headers["Location"] == f"/v1/jobs/{job['id']}"
     assert (job["operation"], job["dataset"], job["state"], job["result"]) == ("flush", "ours", "queued", None)
-    assert house.admin.get(answer.headers["Location"]).json() == job
+    assert api.admin.get(response.headers["Location"]).json() == job
 
 
-def test_flush_that_is_waited_for_answers_when_it_is_over_with_its_snapshot(house: InProcessApi):
-    house.admin.post("/v1/datasets/ours/entities", ENTITY)
+def test_flush_that_is_waited_for_returns_the_finished_job_with_its_snapshot(api: InProcessApi):
+    api.admin.post("/v1/datasets/ours/entities", ENTITY)
 
-    with working(make_worker(house, SqlFlusher(house.services.database))):
-        answer = house.admin.post(f"{FLUSH}?wait=20")
+    with working(make_worker(api, SqlFlusher(api.services.database))):
+        response = api.admin.post(f"{FLUSH}?wait=20")
 
-    job = answer.json()
-    assert (answer.status_code, job["state"]) == (200, "done")
+    job = response.json()
+    assert (response.status_code, job["state"]) == (200, "done")
     assert job["result"]["operation"] == "flush"
     assert job["result"]["statements"] == 2
     assert [(each["dataset"], each["seq"]) for each in job["result"]["snapshots"]] == [("ours", 1)]
 
 
 @pytest.mark.parametrize(("level", "status"), [(None, 404), ("read", 403), ("write", 403), ("maintain", 202)])
-def test_flush_of_a_dataset_needs_maintain(house: InProcessApi, level: str | None, status: int):
-    alice = house.tenant("alice", **({"ours": level} if level else {}))
+def test_flush_of_a_dataset_requires_maintain(api: InProcessApi, level: str | None, status: int):
+    alice = api.tenant("alice", **({"ours": level} if level else {}))
 
     assert alice.post(FLUSH).status_code == status
 
@@ -60,57 +60,57 @@ def test_flush_of_a_dataset_needs_maintain(house: InProcessApi, level: str | Non
         (b"{}", {"Content-Type": "text/plain"}, 415),
     ],
 )
-def test_flush_takes_no_body_or_an_empty_object(
-    house: InProcessApi, path: str, body: bytes, headers: dict, status: int
+def test_flush_accepts_no_body_or_an_empty_object(
+    api: InProcessApi, path: str, body: bytes, headers: dict, status: int
 ):
-    answer = house.admin("POST", path, headers, content=body)
+    response = api.admin("POST", path, headers, content=body)
 
-    assert answer.status_code == status
-    assert len(house.admin.get("/v1/jobs").json()["results"]) == (1 if status == 202 else 0)
-
-
-def test_unknown_field_of_a_flush_is_named(house: InProcessApi):
-    answer = house.admin.post(FLUSH, {"force": True}).json()
-
-    assert answer["type"] == "/problems/schema-violation"
-    assert answer["errors"][0]["field"] == "force"
+    assert response.status_code == status
+    assert len(api.admin.get("/v1/jobs").json()["results"]) == (1 if status == 202 else 0)
 
 
-def test_flush_of_everything_is_of_what_the_caller_may_maintain_when_it_asks(house: InProcessApi):
-    house.dataset("theirs")
-    house.dataset("read_only")
-    alice = house.tenant("alice", ours="maintain", read_only="write")
+def test_unknown_field_of_a_flush_is_named(api: InProcessApi):
+    response = api.admin.post(FLUSH, {"force": True}).json()
 
-    answer = alice.post("/v1/operations/flush")
-    house.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "theirs", "level": "maintain"})
+    assert response["type"] == "/problems/schema-violation"
+    assert response["errors"][0]["field"] == "force"
 
-    job = alice.get(answer.headers["Location"]).json()
-    assert answer.status_code == 202
+
+def test_flush_of_all_covers_the_datasets_that_the_caller_may_maintain(api: InProcessApi):
+    api.dataset("theirs")
+    api.dataset("read_only")
+    alice = api.tenant("alice", ours="maintain", read_only="write")
+
+    response = alice.post("/v1/operations/flush")
+    api.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "theirs", "level": "maintain"})
+
+    job = alice.get(response.headers["Location"]).json()
+    assert response.status_code == 202
     assert (job["dataset"], job["dataset_id"], job["tenant"]) == (None, None, "alice")
-    assert job["arguments"] == {"dataset_ids": [id_of(house, "ours")]}
+    assert job["arguments"] == {"dataset_ids": [id_of(api, "ours")]}
 
 
-def test_flush_of_everything_by_a_caller_who_maintains_nothing_does_nothing(house: InProcessApi):
-    bob = house.tenant("bob", ours="write")
-    flusher = SqlFlusher(house.services.database)
+def test_flush_of_all_by_a_caller_without_maintain_does_nothing(api: InProcessApi):
+    bob = api.tenant("bob", ours="write")
+    flusher = SqlFlusher(api.services.database)
 
-    with working(make_worker(house, flusher)):
+    with working(make_worker(api, flusher)):
         job = bob.post("/v1/operations/flush?wait=20").json()
 
     assert (job["state"], job["result"]["snapshots"], flusher.rounds) == ("done", [], [])
 
 
-def test_flush_under_the_same_idempotency_key_is_one_job(house: InProcessApi):
-    first, again = (house.admin.post(FLUSH, headers={"Idempotency-Key": "k"}) for _ in range(2))
+def test_flush_under_the_same_idempotency_key_is_one_job(api: InProcessApi):
+    first, again = (api.admin.post(FLUSH, headers={"Idempotency-Key": "k"}) for _ in range(2))
 
     assert first.json() == again.json()
     assert again.headers["Location"] == first.headers["Location"]
-    assert len(house.admin.get("/v1/jobs").json()["results"]) == 1
+    assert len(api.admin.get("/v1/jobs").json()["results"]) == 1
 
 
-def test_flush_is_in_the_audit_log_with_its_job(house: InProcessApi):
-    job = house.admin.post(FLUSH).json()["id"]
+def test_flush_is_in_the_audit_log_with_its_job(api: InProcessApi):
+    job = api.admin.post(FLUSH).json()["id"]
 
-    entries = house.admin.get("/v1/admin/audit").json()["results"]
+    entries = api.admin.get("/v1/admin/audit").json()["results"]
 
     assert [entry["detail"] for entry in entries if entry["action"] == "flush_dataset"] == [{"job": job}]

@@ -1,4 +1,6 @@
-"""Large bodies, parsed by a child: the same rows, the same answers, and nothing left of what does not end well."""
+"""Large bodies parsed in child processes: the same rows and problems as in a thread, and no leftovers
+after failures.
+"""
 
 import io
 import json
@@ -14,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from tarn.errors import BodyTooLarge, InvalidFormat, SchemaViolation, Unavailable
-from tarn.journal import parser_pool as parsing
+from tarn.journal import parser_pool
 from tarn.journal.event_buffer import SCHEMA
 from tarn.journal.event_chunks import BodyReader, ReadOptions
 from tarn.journal.formats.record import ByteSource
@@ -84,7 +86,7 @@ def parsers() -> Iterator[ParserPool]:
 
 @pytest.fixture
 def own_parsers() -> Iterator[ParserPool]:
-    """For a test that ends them."""
+    """Return parser processes of the test's own, which it may kill."""
     with closing(ParserPool(2, wait=120)) as parsers:
         yield parsers
 
@@ -95,15 +97,15 @@ def fork_server(parsers: ParserPool) -> psutil.Process:
 
 
 def children_of(parsers: ParserPool) -> list[psutil.Process]:
-    """The processes that parse. Those that are zombies are not reaped yet."""
+    """Return the parser processes, without zombies that are not reaped yet."""
     return fork_server(parsers).children()
 
 
 def next_child(parsers: ParserPool) -> psutil.Process:
-    """Have a child: the next one to be taken."""
-    with parsers.reading(read_options("entities", "application/x-ndjson")) as reading:
+    """Return the child that will be used next."""
+    with parsers.parser(read_options("entities", "application/x-ndjson")) as reading:
         read(reading, io.BytesIO(lines(1)))
-    return psutil.Process(reading._parser.pid)
+    return psutil.Process(reading._process.pid)
 
 
 def read(reading: BodyParser, source: ByteSource) -> tuple[pa.Table, int, int, int, list]:
@@ -128,15 +130,13 @@ def read(reading: BodyParser, source: ByteSource) -> tuple[pa.Table, int, int, i
     ],
     ids=["ndjson", "nothing", "json", "faults", "statements", "array", "csv", "parquet", "arrow"],
 )
-def test_child_makes_of_a_body_what_a_thread_makes_of_it(
-    parsers: ParserPool, records: str, media_type: str, body: bytes
-):
-    asked = read_options(records, media_type, skip=True)
+def test_child_parses_a_body_like_a_thread(parsers: ParserPool, records: str, media_type: str, body: bytes):
+    options = read_options(records, media_type, skip=True)
 
-    with parsers.reading(asked) as reading:
-        found = read(reading, io.BytesIO(body))
+    with parsers.parser(options) as reading:
+        result = read(reading, io.BytesIO(body))
 
-    assert found == read(BodyReader(asked, Exploder()), io.BytesIO(body))
+    assert result == read(BodyReader(options, Exploder()), io.BytesIO(body))
 
 
 @pytest.mark.parametrize(
@@ -147,75 +147,75 @@ def test_child_makes_of_a_body_what_a_thread_makes_of_it(
     ],
     ids=["record", "form"],
 )
-def test_what_is_wrong_is_said_as_a_thread_says_it_and_the_child_goes_on(
+def test_child_reports_errors_like_a_thread_and_is_reused(
     parsers: ParserPool, media_type: str, body: bytes, error: type[SchemaViolation | InvalidFormat]
 ):
-    asked = read_options("entities", media_type)
+    options = read_options("entities", media_type)
 
     pid = next_child(parsers).pid
 
-    with pytest.raises(error) as said, parsers.reading(asked) as reading:
+    with pytest.raises(error) as raised, parsers.parser(options) as reading:
         read(reading, io.BytesIO(body))
     with pytest.raises(error) as expected:
-        read(BodyReader(asked, Exploder()), io.BytesIO(body))
+        read(BodyReader(options, Exploder()), io.BytesIO(body))
 
-    assert (said.value.detail, said.value.members) == (expected.value.detail, expected.value.members)
+    assert (raised.value.detail, raised.value.members) == (expected.value.detail, expected.value.members)
     assert next_child(parsers).pid == pid
 
 
 class Interrupted:
-    """A body whose second half something happens to."""
+    """A body during whose second half an action is run."""
 
-    def __init__(self, act: Callable[[], object]) -> None:
+    def __init__(self, action: Callable[[], object]) -> None:
         self._halves = iter([lines(25_000), lines(25_000)])
-        self._begun = False
-        self._act = act
+        self._started = False
+        self._action = action
 
     def read(self, size: int, /) -> bytes:
-        if self._begun:
-            self._act()
-        self._begun = True
+        if self._started:
+            self._action()
+        self._started = True
         return next(self._halves, b"")
 
 
-def test_body_that_breaks_off_leaves_a_child_that_reads_the_next(parsers: ParserPool):
-    def leave() -> None:
+def test_child_is_reused_after_a_body_that_breaks_off(parsers: ParserPool):
+    def disconnect() -> None:
         raise ConnectionResetError
 
-    asked, pid = read_options("entities", "application/x-ndjson"), next_child(parsers).pid
-    with pytest.raises(ConnectionResetError), parsers.reading(asked) as reading:
-        read(reading, Interrupted(leave))
-    with parsers.reading(asked) as given_up:
-        next(given_up.chunks(io.BytesIO(lines(60_000))))
+    options, pid = read_options("entities", "application/x-ndjson"), next_child(parsers).pid
+    with pytest.raises(ConnectionResetError), parsers.parser(options) as reading:
+        read(reading, Interrupted(disconnect))
+    with parsers.parser(options) as abandoned:
+        next(abandoned.chunks(io.BytesIO(lines(60_000))))
 
-    with parsers.reading(asked) as reading:
-        found = read(reading, io.BytesIO(lines(5)))
+    with parsers.parser(options) as reading:
+        result = read(reading, io.BytesIO(lines(5)))
 
-    assert found[:3] == read(BodyReader(asked, Exploder()), io.BytesIO(lines(5)))[:3]
+    assert result[:3] == read(BodyReader(options, Exploder()), io.BytesIO(lines(5)))[:3]
     assert next_child(parsers).pid == pid
 
 
-def test_bodies_at_once_have_a_child_each_and_one_more_is_unavailable(
+def test_concurrent_bodies_have_a_child_each_and_one_more_is_unavailable(
     parsers: ParserPool, monkeypatch: pytest.MonkeyPatch
 ):
-    asked = read_options("entities", "application/x-ndjson")
-    with parsers.reading(asked) as first, parsers.reading(asked) as second:
+    options = read_options("entities", "application/x-ndjson")
+    with parsers.parser(options) as first, parsers.parser(options) as second:
         monkeypatch.setattr(parsers, "_wait", 0.01)
-        with pytest.raises(Unavailable) as refused, parsers.reading(asked):
+        with pytest.raises(Unavailable) as refused, parsers.parser(options):
             pass
-        found = [read(reading, io.BytesIO(lines(20_000))) for reading in (first, second)]
+        result = [read(reading, io.BytesIO(lines(20_000))) for reading in (first, second)]
         count = len(children_of(parsers))
 
     assert (refused.value.status, refused.value.retryable, refused.value.retry_after) == (503, True, 2)
-    assert found[0] == found[1]
+    assert result[0] == result[1]
     assert count == 2
 
 
-def test_body_waits_for_the_fork_server_no_longer_than_it_may(own_parsers: ParserPool, monkeypatch: pytest.MonkeyPatch):
+def test_wait_for_the_fork_server_is_limited(own_parsers: ParserPool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(own_parsers, "_wait", 0.01)
     with (
         pytest.raises(Unavailable, match=r"within 0\.01 seconds"),
-        own_parsers.reading(read_options("entities", "text/csv")),
+        own_parsers.parser(read_options("entities", "text/csv")),
     ):
         pass
     starting = fork_server(own_parsers).pid
@@ -224,11 +224,11 @@ def test_body_waits_for_the_fork_server_no_longer_than_it_may(own_parsers: Parse
     assert fork_server(own_parsers).pid == starting
 
 
-def test_child_killed_midway_is_unavailable_and_the_next_body_is_read(parsers: ParserPool):
+def test_body_whose_child_is_killed_is_unavailable_and_the_next_body_is_read(parsers: ParserPool):
     child = next_child(parsers)
-    asked = read_options("entities", "application/x-ndjson")
+    options = read_options("entities", "application/x-ndjson")
 
-    with pytest.raises(Unavailable), parsers.reading(asked) as reading:
+    with pytest.raises(Unavailable), parsers.parser(options) as reading:
         read(reading, Interrupted(lambda: os.kill(child.pid, signal.SIGKILL)))
 
     assert next_child(parsers).pid != child.pid
@@ -241,7 +241,7 @@ def test_idle_child_that_was_killed_is_replaced(parsers: ParserPool):
     assert next_child(parsers).pid != child.pid
 
 
-def test_fork_server_that_was_killed_takes_its_children_along_and_is_replaced(parsers: ParserPool):
+def test_killed_fork_server_ends_its_children_and_is_replaced(parsers: ParserPool):
     child, server = next_child(parsers), fork_server(parsers)
     server.kill()
     psutil.wait_procs([child])
@@ -249,13 +249,13 @@ def test_fork_server_that_was_killed_takes_its_children_along_and_is_replaced(pa
     assert fork_server(parsers).pid != server.pid
 
 
-def test_body_that_takes_too_much_memory_is_too_large_and_the_next_one_is_read(parsers: ParserPool):
+def test_body_that_exceeds_the_memory_limit_is_too_large_and_the_next_one_is_read(parsers: ParserPool):
     child = next_child(parsers)
-    parsers_terms = read_options("entities", "application/json").model_copy(update={"longest": 1 << 30})
-    # One entity of many small strings: forty bytes of memory, and more, for each byte of them.
+    options = read_options("entities", "application/json").model_copy(update={"longest": 1 << 30})
+    # One entity of many small strings, each byte of which takes forty bytes of memory and more.
     body = b'[{"id": "a", "schema": "Person", "properties": {"name": [' + b'"a1",' * 12_000_000 + b'"b"]}}]'
 
-    with pytest.raises(BodyTooLarge) as refused, parsers.reading(parsers_terms) as reading:
+    with pytest.raises(BodyTooLarge) as refused, parsers.parser(options) as reading:
         read(reading, io.BytesIO(body))
 
     assert refused.value.members == {"limit": 400 << 20}
@@ -263,80 +263,78 @@ def test_body_that_takes_too_much_memory_is_too_large_and_the_next_one_is_read(p
     assert next_child(parsers).pid != child.pid
 
 
-def test_body_that_takes_too_much_time_is_refused_and_the_next_one_is_read():
+def test_body_that_exceeds_the_time_limit_is_refused_and_the_next_one_is_read():
     file, row = io.BytesIO(), {"entity_id": "", "schema": "Person", "prop": "name", "value": "Jane"}
     table = pa.table({name: pa.repeat(value, 250_000) for name, value in row.items()})
     parquet.write_table(table.replace_schema_metadata({"padding": "x" * 10_000}), file)
-    asked = read_options("statements", "application/vnd.apache.parquet", skip=True)
+    options = read_options("statements", "application/vnd.apache.parquet", skip=True)
 
     with closing(ParserPool(2, cpu=0, wait=120)) as parsers:
         child = next_child(parsers)
         with (
             pytest.raises(InvalidFormat, match="takes more than 0 seconds of CPU time"),
-            parsers.reading(asked) as reading,
+            parsers.parser(options) as reading,
         ):
             read(reading, io.BytesIO(file.getvalue()))
         assert next_child(parsers).pid != child.pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
-def test_body_that_crashes_its_parser_is_refused_for_good(parsers: ParserPool, number: signal.Signals):
+def test_body_that_crashes_its_parser_is_refused_permanently(parsers: ParserPool, number: signal.Signals):
     child = next_child(parsers)
     with (
         pytest.raises(InvalidFormat, match=number.name),
-        parsers.reading(read_options("entities", "application/x-ndjson")) as reading,
+        parsers.parser(read_options("entities", "application/x-ndjson")) as reading,
     ):
         read(reading, Interrupted(lambda: os.kill(child.pid, number)))
 
 
-def test_parent_waits_no_longer_than_it_may_for_a_child_that_does_nothing(
-    parsers: ParserPool, monkeypatch: pytest.MonkeyPatch
-):
+def test_wait_for_an_unresponsive_child_is_limited(parsers: ParserPool, monkeypatch: pytest.MonkeyPatch):
     child = next_child(parsers)
-    monkeypatch.setattr(parsing, "WALL_PER_CPU", 0.001)
+    monkeypatch.setattr(parser_pool, "WALL_PER_CPU", 0.001)
     with (
-        pytest.raises(Unavailable, match="was not parsed within"),
-        parsers.reading(read_options("entities", "application/x-ndjson")) as reading,
+        pytest.raises(Unavailable, match="timed out after"),
+        parsers.parser(read_options("entities", "application/x-ndjson")) as reading,
     ):
         read(reading, Interrupted(child.suspend))
     assert child not in children_of(parsers)
 
 
-def test_child_killed_amid_a_request_leaves_nothing_and_the_next_request_is_answered(house: InProcessApi):
-    house.dataset("test")
-    child = next_child(house.services.parsers)
+def test_child_killed_during_a_request_stores_nothing_and_the_next_request_is_answered(api: InProcessApi):
+    api.dataset("test")
+    child = next_child(api.services.parsers)
     body = lines(100_000)
-    answers = []
-    writing = threading.Thread(target=lambda: answers.append(house.admin("POST", PATH, content=body, headers=NDJSON)))
+    responses = []
+    writing = threading.Thread(target=lambda: responses.append(api.admin("POST", PATH, content=body, headers=NDJSON)))
 
     writing.start()
-    wait_until(lambda: journal.batches(house))
+    wait_until(lambda: journal.batches(api))
     child.kill()
     writing.join()
-    kept = (journal.count(house), journal.batches(house))
-    again = house.admin("POST", PATH, content=lines(5000), headers=NDJSON)
+    stored = (journal.count(api), journal.batches(api))
+    again = api.admin("POST", PATH, content=lines(5000), headers=NDJSON)
 
-    assert (answers[0].status_code, answers[0].json()["type"]) == (503, "/problems/unavailable")
-    assert kept == (0, [])
-    assert house.admin.get("/v1/whoami").json()["limits"]["used_statements"] == again.json()["statements"] == 15_000
+    assert (responses[0].status_code, responses[0].json()["type"]) == (503, "/problems/unavailable")
+    assert stored == (0, [])
+    assert api.admin.get("/v1/whoami").json()["limits"]["used_statements"] == again.json()["statements"] == 15_000
 
 
-def test_children_end_with_their_parsers_and_none_is_started_after(own_parsers: ParserPool):
+def test_children_end_when_the_parsers_are_closed_and_none_is_started_after(own_parsers: ParserPool):
     child, server = next_child(own_parsers), fork_server(own_parsers)
 
     own_parsers.close()
 
-    with pytest.raises(Unavailable), own_parsers.reading(read_options("entities", "application/x-ndjson")):
+    with pytest.raises(Unavailable), own_parsers.parser(read_options("entities", "application/x-ndjson")):
         pass
     assert psutil.wait_procs([child, server], timeout=30)[1] == []
 
 
-def test_closing_wakes_who_waits_for_a_child(own_parsers: ParserPool):
+def test_close_wakes_requests_that_wait_for_a_child(own_parsers: ParserPool):
     child, raised = next_child(own_parsers), []
 
     def body() -> None:
         try:
-            with own_parsers.reading(read_options("entities", "application/x-ndjson")) as reading:
+            with own_parsers.parser(read_options("entities", "application/x-ndjson")) as reading:
                 read(reading, Interrupted(child.suspend))
         except Unavailable as error:
             raised.append(error)
@@ -350,7 +348,7 @@ def test_closing_wakes_who_waits_for_a_child(own_parsers: ParserPool):
     assert (reader.is_alive(), len(raised)) == (False, 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_children_are_gone_after_the_server_however_it_ends(tmp_path: Path, number: int):
     with running(tmp_path, "serve") as server:
         (process,) = (

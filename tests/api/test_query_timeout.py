@@ -1,4 +1,4 @@
-"""Queries over HTTP that take too long: who is told what, and who is not affected."""
+"""Query time-outs over HTTP: the problem that is returned, and isolation from other tenants."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from tests.api.test_entity_reads import ENTITIES, ROOT, add, add_statements, ent
 from tests.api.test_read_state import READS, read
 from tests.in_process_api import ONE_DATABASE, Caller, InProcessApi
 
-pytestmark = ONE_DATABASE
+pytestmark = [ONE_DATABASE, pytest.mark.own_query_process]
 
 INSTANT = 1e-9
 SMALL = "/v1/datasets/small/entities"
@@ -25,12 +25,12 @@ STUBBORN: dict[str, Any] = {
         "or": [{"field": "prop:bodyText", "op": "like", "value": f"%a________{'a' * 85}{end}%"} for end in "cdefghijkl"]
     }
 }
-"""Patterns as costly as they may be: ten seconds each on that text, in which DuckDB looks for no interrupt."""
+"""Patterns of the maximum cost: ten seconds each on that text, in which DuckDB does not check for an interrupt."""
 
 
 @pytest.fixture(autouse=True)
 def _dataset(dataset: Dataset) -> None:
-    """Every test has the dataset `test`."""
+    """Create the dataset `test` for every test."""
 
 
 def attack(caller: Caller) -> Response:
@@ -38,112 +38,110 @@ def attack(caller: Caller) -> Response:
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name not in ("get", "stream", "statement stream")])
-def test_every_query_over_its_time_is_answered_with_the_limit(house: InProcessApi, name: str):
-    add(house, entity("jane", name="Jane"))
+def test_every_query_over_its_time_limit_is_answered_with_the_limit(api: InProcessApi, name: str):
+    add(api, entity("jane", name="Jane"))
 
-    with house.with_settings(query_seconds=INSTANT) as hurried:
-        answer = read(hurried.admin, name)
+    with api.with_settings(query_seconds=INSTANT) as limited:
+        response = read(limited.admin, name)
 
-    assert problem(answer) == (504, "query-timeout")
-    assert (answer.json()["seconds"], answer.json()["retryable"]) == (INSTANT, False)
-    assert "Retry-After" not in answer.headers
+    assert problem(response) == (504, "query-timeout")
+    assert (response.json()["seconds"], response.json()["retryable"]) == (INSTANT, False)
+    assert "Retry-After" not in response.headers
 
 
 @pytest.mark.parametrize("name", ["stream", "statement stream"])
-def test_stream_whose_query_takes_too_long_for_its_first_rows_is_answered_with_the_limit(
-    house: InProcessApi, name: str
-):
-    add(house, entity("jane", name="Jane"))
+def test_stream_without_rows_within_the_time_limit_is_answered_with_the_limit(api: InProcessApi, name: str):
+    add(api, entity("jane", name="Jane"))
 
-    with house.with_settings(stream_seconds=INSTANT) as hurried:
-        answer = read(hurried.admin, name)
+    with api.with_settings(stream_seconds=INSTANT) as limited:
+        response = read(limited.admin, name)
 
-    assert problem(answer) == (504, "query-timeout")
+    assert problem(response) == (504, "query-timeout")
 
 
-def test_stream_has_its_own_limit_and_not_that_of_queries(house: InProcessApi):
-    add(house, entity("jane", name="Jane"))
+def test_stream_has_its_own_time_limit(api: InProcessApi):
+    add(api, entity("jane", name="Jane"))
 
-    with house.with_settings(query_seconds=INSTANT) as hurried:
-        assert len(lines_of(read(hurried.admin, "stream"))) == 1
+    with api.with_settings(query_seconds=INSTANT) as limited:
+        assert len(lines_of(read(limited.admin, "stream"))) == 1
 
 
 @pytest.mark.parametrize("path", [f"{ROOT}/origins/crawl", f"{ROOT}/statements/{'0' * 40}"])
-def test_delete_whose_count_takes_too_long_deletes_nothing(house: InProcessApi, path: str):
-    add(house, entity("jane", name="Jane"))
+def test_delete_whose_count_times_out_deletes_nothing(api: InProcessApi, path: str):
+    add(api, entity("jane", name="Jane"))
 
-    with house.with_settings(query_seconds=INSTANT) as hurried:
-        answer = hurried.admin.delete(path)
+    with api.with_settings(query_seconds=INSTANT) as limited:
+        response = limited.admin.delete(path)
 
-        assert problem(answer) == (504, "query-timeout")
-        assert len(lines_of(read(hurried.admin, "stream"))) == 1
+        assert problem(response) == (504, "query-timeout")
+        assert len(lines_of(read(limited.admin, "stream"))) == 1
 
 
-def test_query_that_must_be_killed_affects_other_tenants_once(house: InProcessApi):
-    mallory, alice = house.tenant("mallory", any="read"), house.tenant("alice", any="read")
-    house.dataset("small")
-    add(house, entity("jane", name="Jane"), dataset="small")
-    add(house, entity("page", "Pages", bodyText=LONG_TEXT))
-    reader = house.services.reader
+def test_query_that_must_be_killed_affects_other_tenants_once(api: InProcessApi):
+    mallory, alice = api.tenant("mallory", any="read"), api.tenant("alice", any="read")
+    api.dataset("small")
+    add(api, entity("jane", name="Jane"), dataset="small")
+    add(api, entity("page", "Pages", bodyText=LONG_TEXT))
+    reader = api.services.reader
     assert ids_of(alice.get(SMALL)) == ["jane"]
-    first = reader._apart.pid
+    first = reader._remote.pid
 
-    with house.with_settings(query_seconds=3) as hurried:
-        mallory, alice = hurried.with_key(str(mallory.key)), hurried.with_key(str(alice.key))
+    with api.with_settings(query_seconds=3) as limited:
+        mallory, alice = limited.with_key(str(mallory.key)), limited.with_key(str(alice.key))
         killed = attack(mallory)
         assert ids_of(alice.get(SMALL)) == ["jane"]
-        second = reader._apart.pid
+        second = reader._remote.pid
         with ThreadPoolExecutor(1) as thread:
             attacked = thread.submit(attack, mallory)
             while not attacked.done():
                 assert ids_of(alice.get(SMALL)) == ["jane"]
         harmless = mallory.get(SMALL)
-        third, confined = reader._apart.pid, reader._confined.pid
+        third, confined = reader._remote.pid, reader._isolated.pid
 
     assert [problem(killed), problem(attacked.result())] == [(504, "query-timeout")] * 2
     assert first != second == third
-    assert reader.is_confined("mallory")
-    assert not reader.is_confined("alice")
+    assert reader.is_isolated("mallory")
+    assert not reader.is_isolated("alice")
     assert ids_of(harmless) == ["jane"]
     assert confined is None
 
 
 @pytest.mark.parametrize("value", [f"%a{'_' * 900}", f"%{'a' * 100}_"])
-def test_pattern_that_costs_too_much_is_refused_with_its_place(house: InProcessApi, value: str):
+def test_pattern_over_the_cost_limit_is_refused_with_its_location(api: InProcessApi, value: str):
     where = {"and": [{"field": "prop:bodyText", "op": "ilike", "value": value}]}
 
-    answer = house.admin.post(f"{ENTITIES}/query", {"where": where})
+    response = api.admin.post(f"{ENTITIES}/query", {"where": where})
 
-    assert problem(answer) == (422, "schema-violation")
-    (fault,) = answer.json()["errors"]
+    assert problem(response) == (422, "schema-violation")
+    (fault,) = response.json()["errors"]
     assert fault["field"] == "where.and.0.value"
     assert "allowed" in fault["reason"]
 
 
-def test_entity_of_more_statements_than_a_lookup_may_have_is_shown_and_counted(house: InProcessApi):
-    add(house, entity("jane", name=[f"Jane {number}" for number in range(MAX_LOOKUP_ROWS)]))
-    add(house, entity("jane", alias="J"), origin="other")
+def test_entity_with_more_statements_than_the_lookup_limit_is_shown_and_counted(api: InProcessApi):
+    add(api, entity("jane", name=[f"Jane {number}" for number in range(MAX_LOOKUP_ROWS)]))
+    add(api, entity("jane", alias="J"), origin="other")
 
-    shown = house.admin.get(f"{ENTITIES}/jane")
-    by_other = house.admin.get(f"{ENTITIES}/jane?origin=other").json()
-    (listed,) = house.admin.get(f"{ENTITIES}?id=jane").json()["results"]
-    deleted = house.admin.delete(f"{ENTITIES}/jane?origin=crawl").json()
+    shown = api.admin.get(f"{ENTITIES}/jane")
+    by_other = api.admin.get(f"{ENTITIES}/jane?origin=other").json()
+    (listed,) = api.admin.get(f"{ENTITIES}?id=jane").json()["results"]
+    deleted = api.admin.delete(f"{ENTITIES}/jane?origin=crawl").json()
 
     assert shown.json() == listed
     assert len(listed["properties"]["name"]) == MAX_LOOKUP_ROWS
     assert by_other["properties"] == {"alias": ["J"]}
     assert by_other["origin"] == ["other"]
     assert deleted["tombstones"] == MAX_LOOKUP_ROWS + 1
-    assert house.admin.get(f"{ENTITIES}/john").status_code == 404
+    assert api.admin.get(f"{ENTITIES}/john").status_code == 404
 
 
-def test_entity_of_more_ids_than_a_lookup_may_have_is_shown(house: InProcessApi):
+def test_entity_with_more_ids_than_the_lookup_limit_is_shown(api: InProcessApi):
     ids = [f"one-{number}" for number in range(MAX_LOOKUP_IDS + 1)]
     statement = {"canonical_id": "jane", "schema": "Person", "prop": "name", "value": "Jane"}
-    add_statements(house, *(statement | {"entity_id": one} for one in ids))
-    merge(house, "joan", "few-1", "few-2")
+    add_statements(api, *(statement | {"entity_id": one} for one in ids))
+    merge(api, "joan", "few-1", "few-2")
 
     for name in ("jane", ids[7]):
-        shown = house.admin.get(f"{ENTITIES}/{name}").json()
+        shown = api.admin.get(f"{ENTITIES}/{name}").json()
         assert (shown["id"], shown["referents"]) == ("jane", sorted(ids))
-    assert house.admin.get(f"{ENTITIES}/few-1").json()["referents"] == ["few-1", "few-2"]
+    assert api.admin.get(f"{ENTITIES}/few-1").json()["referents"] == ["few-1", "few-2"]

@@ -1,4 +1,4 @@
-"""The queue over HTTP: added to, listed, taken, acknowledged, retried, deleted, and seen by nobody else."""
+"""The queue over HTTP: add, list, pop, acknowledge, retry and delete items; isolation between tenants."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import uuid_utils
 from sqlalchemy import update
 from tarn.coordination import queue
 from tarn.datasets.registry import Dataset
-from tarn.db import database_clock as clock
+from tarn.db import database_clock
 from tarn.db.tables import events
 from tarn.db.tables import queue as queue_table
 from tarn.model import ids
@@ -19,44 +19,46 @@ from tarn.model.job import MOST_ATTEMPTS
 
 from tests.in_process_api import ONE_DATABASE, Caller, InProcessApi
 
+pytestmark = pytest.mark.both_databases
+
 BASE = "/v1/datasets/test/queue"
 JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}
 UPSERT = {"action": "UPSERT", "resource": "entity", "payload": JANE}
 
 
 @pytest.fixture
-def alice(house: InProcessApi, dataset: Dataset) -> Caller:
-    return house.tenant("alice", test="write")
+def alice(api: InProcessApi, dataset: Dataset) -> Caller:
+    return api.tenant("alice", test="write")
 
 
 @pytest.fixture
-def bob(house: InProcessApi, dataset: Dataset) -> Caller:
-    return house.tenant("bob", test="read")
+def bob(api: InProcessApi, dataset: Dataset) -> Caller:
+    return api.tenant("bob", test="read")
 
 
 def add(caller: Caller, **changes) -> dict:
-    answer = caller.post(BASE, UPSERT | changes)
-    assert answer.status_code == 201, answer.text
-    return answer.json()
+    response = caller.post(BASE, UPSERT | changes)
+    assert response.status_code == 201, response.text
+    return response.json()
 
 
 def pop(caller: Caller, **body) -> dict | None:
-    answer = caller.post(f"{BASE}/pop", body or None)
-    assert answer.status_code in (200, 204), answer.text
-    return answer.json() if answer.status_code == 200 else None
+    response = caller.post(f"{BASE}/pop", body or None)
+    assert response.status_code in (200, 204), response.text
+    return response.json() if response.status_code == 200 else None
 
 
-def ack(caller: Caller, taken: dict, **more):
-    return caller.post(f"{BASE}/{taken['id']}/ack", {"token": taken["token"]} | more)
+def ack(caller: Caller, popped: dict, **more):
+    return caller.post(f"{BASE}/{popped['id']}/ack", {"token": popped["token"]} | more)
 
 
 def listed(caller: Caller, query: str = "") -> list[str]:
     return [item["id"] for item in caller.get(f"{BASE}{query}").json()["results"]]
 
 
-def advance_time(house: InProcessApi, **columns: float) -> None:
-    """So many seconds pass for a column of every item."""
-    with house.services.database.write() as connection:
+def advance_time(api: InProcessApi, **columns: float) -> None:
+    """Move a column of every item into the past by so many seconds."""
+    with api.services.database.write() as connection:
         for row in connection.execute(queue_table.select()).all():
             earlier = {
                 name: row._mapping[name] - timedelta(seconds=seconds)
@@ -67,31 +69,31 @@ def advance_time(house: InProcessApi, **columns: float) -> None:
                 connection.execute(update(queue_table).where(queue_table.c.id == row.id).values(**earlier))
 
 
-def test_item_is_accepted_shown_and_mirrored(house: InProcessApi, dataset: Dataset, alice: Caller):
-    answer = alice.post(BASE, UPSERT)
-    item = answer.json()
+def test_item_is_accepted_shown_and_mirrored(api: InProcessApi, dataset: Dataset, alice: Caller):
+    response = alice.post(BASE, UPSERT)
+    item = response.json()
 
     assert UUID(item["id"]).version == 7
     assert (item["tenant"], item["to"], item["state"], item["attempts"]) == ("alice", None, "pending", 0)
-    assert alice.get(answer.headers["Location"]).json() == item
-    shown = orjson.loads(house.services.store.get(dataset.layout.queue_item("alice", item["id"])))
+    assert alice.get(response.headers["Location"]).json() == item
+    shown = orjson.loads(api.services.store.get(dataset.layout.queue_item("alice", item["id"])))
     assert (shown["id"], shown["payload"]) == (item["id"], JANE)
-    entry = house.admin.get("/v1/admin/audit?tenant=alice").json()["results"][0]
+    entry = api.admin.get("/v1/admin/audit?tenant=alice").json()["results"][0]
     assert (entry["action"], entry["target"]) == ("add_queue_item", f"{BASE}/{item['id']}")
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_ids_rise_in_the_order_of_acceptance_though_the_clock_jumps(
-    house: InProcessApi, dataset: Dataset, alice: Caller, monkeypatch, hours: int
+def test_ids_increase_in_order_of_acceptance_although_the_clock_jumps(
+    api: InProcessApi, dataset: Dataset, alice: Caller, monkeypatch, hours: int
 ):
     before = [add(alice)["id"] for _ in range(3)]
     shift = hours * 3600 * 10**9
     monkeypatch.setattr(queue, "new_id", lambda: str(uuid_utils.uuid7(nanoseconds=time.time_ns() + shift)))
-    amid = [add(alice)["id"] for _ in range(3)]
+    during = [add(alice)["id"] for _ in range(3)]
     monkeypatch.setattr(queue, "new_id", ids.new_id)
     after = [add(alice)["id"] for _ in range(3)]
 
-    expected = before + amid + after
+    expected = before + during + after
     assert sorted(expected) == expected
     assert {UUID(each).version for each in expected} == {7}
     assert listed(alice) == expected
@@ -114,21 +116,23 @@ def test_ids_rise_in_the_order_of_acceptance_though_the_clock_jumps(
         ({"resource": "file", "payload": {"uri": "ftp://example.org/a"}}, "uri"),
         ({"action": "DELETE", "resource": "file", "payload": {"checksum": "x", "id": "y"}}, "payload.checksum"),
         ({"to": "nobody"}, "to"),
-        ({"to": "stranger"}, "to"),
+        ({"to": "unrelated"}, "to"),
         ({"to": "lakehouse"}, "to"),
         ({"origin": "a/b"}, "origin"),
         ({"more": 1}, "more"),
     ],
 )
-def test_item_that_nobody_could_do_is_refused_with_its_field(house: InProcessApi, alice: Caller, changes, field: str):
-    house.tenant("stranger")
-    answer = alice.post(BASE, UPSERT | changes)
+def test_item_that_no_worker_can_process_is_refused_with_its_field(
+    api: InProcessApi, alice: Caller, changes, field: str
+):
+    api.tenant("unrelated")
+    response = alice.post(BASE, UPSERT | changes)
 
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, field)
     assert listed(alice) == []
 
 
-def test_reader_may_ask_tenants_and_not_the_worker(house: InProcessApi, alice: Caller, bob: Caller):
+def test_reader_may_send_items_to_tenants_but_not_to_the_worker(api: InProcessApi, alice: Caller, bob: Caller):
     refused = bob.post(BASE, UPSERT)
 
     assert (refused.status_code, refused.json()["type"]) == (403, "/problems/forbidden")
@@ -136,19 +140,21 @@ def test_reader_may_ask_tenants_and_not_the_worker(house: InProcessApi, alice: C
 
 
 @ONE_DATABASE
-def test_same_request_under_an_idempotency_key_is_one_item(house: InProcessApi, alice: Caller):
+def test_replayed_request_is_one_item(api: InProcessApi, alice: Caller):
     key = {"Idempotency-Key": "once"}
     with ThreadPoolExecutor(4) as pool:
-        answers = [answer.json() for answer in pool.map(lambda _: alice.post(BASE, UPSERT, headers=key), range(4))]
+        responses = [
+            response.json() for response in pool.map(lambda _: alice.post(BASE, UPSERT, headers=key), range(4))
+        ]
     other = alice.post(BASE, UPSERT | {"shared": True}, headers=key)
 
-    assert [answer["id"] for answer in answers] == 4 * listed(alice)
+    assert [response["id"] for response in responses] == 4 * listed(alice)
     assert other.json()["type"] == "/problems/idempotency-mismatch"
 
 
 @ONE_DATABASE
-def test_tenant_that_asks_for_too_much_at_once_must_wait(house: InProcessApi, dataset: Dataset, alice: Caller):
-    small = house.with_settings(queue_max_items=2)
+def test_tenant_with_too_many_items_is_told_to_wait(api: InProcessApi, dataset: Dataset, alice: Caller):
+    small = api.with_settings(queue_max_items=2)
     caller = small.with_key(str(alice.key))
     add(caller)
     add(caller)
@@ -161,7 +167,7 @@ def test_tenant_that_asks_for_too_much_at_once_must_wait(house: InProcessApi, da
 # Items for tenants
 
 
-def test_item_for_a_tenant_is_taken_acknowledged_and_done(house: InProcessApi, alice: Caller, bob: Caller):
+def test_item_for_a_tenant_is_popped_acknowledged_and_done(api: InProcessApi, alice: Caller, bob: Caller):
     sent = [add(alice, to="bob", payload={"number": number}) for number in range(2)]
     add(alice)
     first, second = pop(bob), pop(bob, lease=5)
@@ -172,17 +178,17 @@ def test_item_for_a_tenant_is_taken_acknowledged_and_done(house: InProcessApi, a
     assert pop(bob) is None
     assert pop(alice) is None
     assert ack(bob, first).json()["state"] == "done"
-    assert ack(bob, first).json()["state"] == "done", "said twice it is still done"
+    assert ack(bob, first).json()["state"] == "done", "a repeated acknowledgement changes nothing"
     assert alice.get(f"{BASE}/{first['id']}").json()["state"] == "done"
     assert listed(alice, "?state=done") == [first["id"]]
     assert "token" not in alice.get(f"{BASE}/{first['id']}").text
 
 
-def test_item_whose_lease_lapsed_comes_back_and_is_done_once(house: InProcessApi, alice: Caller, bob: Caller):
+def test_item_with_an_expired_lease_is_redelivered_and_done_once(api: InProcessApi, alice: Caller, bob: Caller):
     add(alice, to="bob")
     first = pop(bob, lease=60)
     assert first is not None
-    advance_time(house, leased_until=61)
+    advance_time(api, leased_until=61)
     second = pop(bob)
     assert second is not None
 
@@ -192,60 +198,60 @@ def test_item_whose_lease_lapsed_comes_back_and_is_done_once(house: InProcessApi
     assert pop(bob) is None
 
 
-def test_item_whose_lease_lapsed_may_be_acknowledged_while_nobody_else_has_it(
-    house: InProcessApi, alice: Caller, bob: Caller
+def test_item_with_an_expired_lease_may_be_acknowledged_until_it_is_redelivered(
+    api: InProcessApi, alice: Caller, bob: Caller
 ):
     add(alice, to="bob")
-    taken = pop(bob)
-    assert taken is not None
-    advance_time(house, leased_until=61)
+    popped = pop(bob)
+    assert popped is not None
+    advance_time(api, leased_until=61)
 
-    assert ack(bob, taken).json()["state"] == "done"
+    assert ack(bob, popped).json()["state"] == "done"
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_lease_of_an_item_holds_though_the_clock_jumps(
-    house: InProcessApi, alice: Caller, bob: Caller, monkeypatch, hours: int
+def test_lease_of_an_item_is_not_affected_by_a_clock_that_jumps(
+    api: InProcessApi, alice: Caller, bob: Caller, monkeypatch, hours: int
 ):
     add(alice, to="bob")
-    taken = pop(bob, lease=600)
-    assert taken is not None
+    popped = pop(bob, lease=600)
+    assert popped is not None
     real = ids.now
-    monkeypatch.setattr(clock, "now", lambda: real() + timedelta(hours=hours))
+    monkeypatch.setattr(database_clock, "now", lambda: real() + timedelta(hours=hours))
 
     assert pop(bob) is None
-    advance_time(house, leased_until=601)
+    advance_time(api, leased_until=601)
     again = pop(bob)
     assert again is not None
-    assert again["id"] == taken["id"]
+    assert again["id"] == popped["id"]
 
 
-def test_item_that_could_not_be_done_waits_longer_each_time_and_dies_with_its_problem(
-    house: InProcessApi, alice: Caller, bob: Caller
+def test_failed_item_is_retried_with_increasing_delay_and_dies_with_its_problem(
+    api: InProcessApi, alice: Caller, bob: Caller
 ):
     add(alice, to="bob")
     waits = []
     for _ in range(MOST_ATTEMPTS):
-        taken = pop(bob)
-        assert taken is not None
-        said = ack(bob, taken, error="the archive is closed").json()
+        popped = pop(bob)
+        assert popped is not None
+        response = ack(bob, popped, error="the archive is closed").json()
         assert pop(bob) is None
-        waits.append(said["not_before"])
-        advance_time(house, not_before=400)
+        waits.append(response["not_before"])
+        advance_time(api, not_before=400)
 
-    assert (said["state"], said["problem"]["type"]) == ("dead", "/problems/queue-item-failed")
-    assert said["problem"]["detail"] == "the archive is closed"
+    assert (response["state"], response["problem"]["type"]) == ("dead", "/problems/queue-item-failed")
+    assert response["problem"]["detail"] == "the archive is closed"
     assert waits[-1] is None
     assert None not in waits[:-1]
-    assert taken is not None
-    assert ack(bob, taken).json()["type"] == "/problems/lock-lost"
+    assert popped is not None
+    assert ack(bob, popped).json()["type"] == "/problems/lock-lost"
 
 
-def test_item_that_is_taken_and_never_acknowledged_dies(house: InProcessApi, alice: Caller, bob: Caller):
+def test_item_that_is_popped_and_never_acknowledged_dies(api: InProcessApi, alice: Caller, bob: Caller):
     item = add(alice, to="bob")
     for _ in range(MOST_ATTEMPTS):
         assert pop(bob) is not None
-        advance_time(house, leased_until=61)
+        advance_time(api, leased_until=61)
 
     assert pop(bob) is None
     assert alice.get(f"{BASE}/{item['id']}").json()["state"] == "dead"
@@ -255,59 +261,57 @@ def test_item_that_is_taken_and_never_acknowledged_dies(house: InProcessApi, ali
 
 
 @ONE_DATABASE
-def test_only_a_dead_item_is_retried(house: InProcessApi, alice: Caller):
+def test_retry_of_an_item_that_is_not_dead_is_refused(api: InProcessApi, alice: Caller):
     item = add(alice)
 
-    answer = alice.post(f"{BASE}/{item['id']}/retry")
-    assert (answer.status_code, answer.json()["type"], answer.json()["state"]) == (
+    response = alice.post(f"{BASE}/{item['id']}/retry")
+    assert (response.status_code, response.json()["type"], response.json()["state"]) == (
         409, "/problems/queue-item-conflict", "pending",
     )  # fmt: skip
 
 
-def test_item_is_deleted_by_its_sender_and_never_done(
-    house: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller
-):
+def test_item_deleted_by_its_sender_is_never_done(api: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller):
     item = add(alice, to="bob")
-    taken = pop(bob)
-    assert taken is not None
+    popped = pop(bob)
+    assert popped is not None
 
     assert bob.delete(f"{BASE}/{item['id']}").status_code == 403
     assert alice.delete(f"{BASE}/{item['id']}").status_code == 204
-    assert ack(bob, taken).json()["type"] == "/problems/queue-item-not-found"
-    assert house.services.store.head(dataset.layout.queue_item("alice", item["id"])) is None
+    assert ack(bob, popped).json()["type"] == "/problems/queue-item-not-found"
+    assert api.services.store.head(dataset.layout.queue_item("alice", item["id"])) is None
 
 
-def test_of_many_that_pop_at_once_each_gets_another_item(house: InProcessApi, alice: Caller, bob: Caller):
+def test_concurrent_pops_return_different_items(api: InProcessApi, alice: Caller, bob: Caller):
     sent = [add(alice, to="bob")["id"] for _ in range(6)]
     with ThreadPoolExecutor(8) as pool:
-        taken = [item for item in pool.map(lambda _: pop(bob), range(8)) if item is not None]
+        popped = [item for item in pool.map(lambda _: pop(bob), range(8)) if item is not None]
 
-    assert sorted(item["id"] for item in taken) == sent
-
-
-# Who sees what
+    assert sorted(item["id"] for item in popped) == sent
 
 
-def test_items_of_others_do_not_exist(house: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller):
-    stranger = house.tenant("stranger", other="admin")
+# Visibility
+
+
+def test_items_of_other_tenants_are_not_found(api: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller):
+    unrelated = api.tenant("unrelated", other="admin")
     item = add(alice)
     path = f"{BASE}/{item['id']}"
 
-    for answer in (
+    for response in (
         bob.get(path),
         bob.delete(path),
         bob.post(f"{path}/retry"),
         bob.post(f"{path}/ack", {"token": "x"}),
-        house.admin.get(path),
+        api.admin.get(path),
     ):
-        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/queue-item-not-found")
+        assert (response.status_code, response.json()["type"]) == (404, "/problems/queue-item-not-found")
     assert listed(bob) == listed(bob, "?from=alice") == []
-    assert stranger.get(path).json()["type"] == "/problems/dataset-not-found"
-    house.dataset("other")
-    assert stranger.get(f"/v1/datasets/other/queue/{item['id']}").status_code == 404
+    assert unrelated.get(path).json()["type"] == "/problems/dataset-not-found"
+    api.dataset("other")
+    assert unrelated.get(f"/v1/datasets/other/queue/{item['id']}").status_code == 404
 
 
-def test_tenant_follows_the_shared_items_of_another(house: InProcessApi, alice: Caller, bob: Caller):
+def test_tenant_reads_the_shared_items_of_another(api: InProcessApi, alice: Caller, bob: Caller):
     first = add(alice, shared=True)["id"]
     add(alice)
     addressed = add(alice, to="bob")["id"]
@@ -316,13 +320,13 @@ def test_tenant_follows_the_shared_items_of_another(house: InProcessApi, alice: 
     last = add(alice, shared=True)["id"]
     assert listed(bob, f"?from=alice&after={addressed}") == [last]
     assert bob.get(f"{BASE}/{first}").json()["payload"] == JANE
-    assert listed(bob) == [addressed], "what is merely shared is not its own"
+    assert listed(bob) == [addressed], "shared items are not in its own list"
     assert bob.delete(f"{BASE}/{first}").status_code == 403
     assert bob.post(f"{BASE}/{first}/retry").status_code == 404
 
 
 @ONE_DATABASE
-def test_list_is_paged_in_order(house: InProcessApi, alice: Caller):
+def test_list_is_paged_in_order(api: InProcessApi, alice: Caller):
     sent = [add(alice)["id"] for _ in range(5)]
     page = alice.get(f"{BASE}?limit=2&after={sent[0]}").json()
     rest = alice.get(f"{BASE}?limit=3&after={sent[0]}&cursor={page['next']}").json()
@@ -334,12 +338,12 @@ def test_list_is_paged_in_order(house: InProcessApi, alice: Caller):
 @pytest.mark.parametrize(
     ("sent", "audience"), [({"to": "bob"}, ["alice", "bob"]), ({}, ["alice"]), ({"shared": True}, None)]
 )
-def test_what_becomes_of_an_item_is_told_to_those_who_may_read_it(
-    house: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller, sent: dict, audience: list[str] | None
+def test_outcome_of_an_item_is_an_event_for_those_who_may_read_it(
+    api: InProcessApi, dataset: Dataset, alice: Caller, bob: Caller, sent: dict, audience: list[str] | None
 ):
     item = add(alice, **sent)
 
-    with house.services.database.read() as connection:
+    with api.services.database.read() as connection:
         rows = connection.execute(events.select().where(events.c.kind == "queue.item")).all()
     assert [(row.stream, row.data["item"], row.data["state"], row.audience) for row in rows] == [
         (dataset.id, item["id"], "pending", audience)

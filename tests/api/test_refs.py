@@ -9,44 +9,48 @@ from tests.in_process_api import InProcessApi
 
 
 @pytest.fixture
-def two(house: InProcessApi, dataset: Dataset, flush) -> list[str]:
-    """The ids of two snapshots."""
+def two_snapshots(api: InProcessApi, dataset: Dataset, flush) -> list[str]:
+    """Publish two snapshots and return their ids."""
     ids = []
     for name in ("Jane", "John"):
-        house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
+        api.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
         ids.append(flush()[0].id)
     return ids
 
 
-def test_ref_stands_for_a_snapshot_wherever_one_is_named(house: InProcessApi, dataset: Dataset, two: list[str]):
-    made = house.admin.put("/v1/datasets/test/refs/release-1", {"snapshot": "1"})
+def test_ref_is_accepted_wherever_a_snapshot_is_named(api: InProcessApi, dataset: Dataset, two_snapshots: list[str]):
+    created = api.admin.put("/v1/datasets/test/refs/release-1", {"snapshot": "1"})
 
-    assert made.status_code == 200
-    assert (made.json()["seq"], made.json()["snapshot"], made.json()["tenant"]) == (1, two[0], "admin")
-    read = house.admin.get("/v1/datasets/test/entities?at=release-1")
+    assert created.status_code == 200
+    assert (created.json()["seq"], created.json()["snapshot"], created.json()["tenant"]) == (
+        1,
+        two_snapshots[0],
+        "admin",
+    )
+    read = api.admin.get("/v1/datasets/test/entities?at=release-1")
     assert [entity["id"] for entity in read.json()["results"]] == ["Jane"]
-    assert read.headers["Tarn-Snapshot"] == two[0]
+    assert read.headers["Tarn-Snapshot"] == two_snapshots[0]
 
 
-def test_ref_is_moved_listed_shown_and_deleted(house: InProcessApi, dataset: Dataset, two: list[str]):
-    for name, snapshot in (("b", two[0]), ("a", "latest"), ("b", "2")):
-        assert house.admin.put(f"/v1/datasets/test/refs/{name}", {"snapshot": snapshot}).status_code == 200
+def test_ref_is_moved_listed_shown_and_deleted(api: InProcessApi, dataset: Dataset, two_snapshots: list[str]):
+    for name, snapshot in (("b", two_snapshots[0]), ("a", "latest"), ("b", "2")):
+        assert api.admin.put(f"/v1/datasets/test/refs/{name}", {"snapshot": snapshot}).status_code == 200
 
-    listed = house.admin.get("/v1/datasets/test/refs").json()["results"]
-    assert [(ref["name"], ref["snapshot"]) for ref in listed] == [("a", two[1]), ("b", two[1])]
-    assert house.admin.get("/v1/datasets/test/refs/b").json()["seq"] == 2
-    assert house.admin.delete("/v1/datasets/test/refs/b").status_code == 204
-    for gone in (house.admin.get("/v1/datasets/test/refs/b"), house.admin.delete("/v1/datasets/test/refs/b")):
+    listed = api.admin.get("/v1/datasets/test/refs").json()["results"]
+    assert [(ref["name"], ref["snapshot"]) for ref in listed] == [("a", two_snapshots[1]), ("b", two_snapshots[1])]
+    assert api.admin.get("/v1/datasets/test/refs/b").json()["seq"] == 2
+    assert api.admin.delete("/v1/datasets/test/refs/b").status_code == 204
+    for gone in (api.admin.get("/v1/datasets/test/refs/b"), api.admin.delete("/v1/datasets/test/refs/b")):
         assert gone.json()["type"] == "/problems/ref-not-found"
 
 
-def test_ref_is_mirrored_in_the_layout_and_leaves_it(house: InProcessApi, dataset: Dataset, two: list[str]):
+def test_ref_is_mirrored_in_the_lake_and_removed_from_it(api: InProcessApi, dataset: Dataset, two_snapshots: list[str]):
     path = dataset.layout.ref(RefName("keep"))
-    house.admin.put("/v1/datasets/test/refs/keep", {"snapshot": "1"})
+    api.admin.put("/v1/datasets/test/refs/keep", {"snapshot": "1"})
 
-    assert orjson.loads(house.services.store.get(path))["snapshot"] == two[0]
-    house.admin.delete("/v1/datasets/test/refs/keep")
-    assert house.services.store.head(path) is None
+    assert orjson.loads(api.services.store.get(path))["snapshot"] == two_snapshots[0]
+    api.admin.delete("/v1/datasets/test/refs/keep")
+    assert api.services.store.head(path) is None
 
 
 @pytest.mark.parametrize(
@@ -62,9 +66,9 @@ def test_ref_is_mirrored_in_the_layout_and_leaves_it(house: InProcessApi, datase
     ],
 )
 def test_bad_ref_is_refused_and_sets_nothing(
-    house: InProcessApi, dataset: Dataset, two: list[str], name, snapshot, slug
+    api: InProcessApi, dataset: Dataset, two_snapshots: list[str], name, snapshot, slug
 ):
-    answer = house.admin.put(f"/v1/datasets/test/refs/{name}", {"snapshot": snapshot})
+    response = api.admin.put(f"/v1/datasets/test/refs/{name}", {"snapshot": snapshot})
 
-    assert answer.json()["type"] == f"/problems/{slug}"
-    assert house.admin.get("/v1/datasets/test/refs").json()["results"] == []
+    assert response.json()["type"] == f"/problems/{slug}"
+    assert api.admin.get("/v1/datasets/test/refs").json()["results"] == []

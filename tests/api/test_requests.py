@@ -1,4 +1,4 @@
-"""What becomes of a request that ends in no way a route foresaw."""
+"""Requests that end in an unexpected way: cancelled, disconnected, or with unprintable paths."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from tarn.api.http.services.metrics import Metrics
 
 
 def answers(route: ASGIApp, drive: Callable[[Awaitable[None]], Awaitable[Any]], metrics: Metrics) -> list[Message]:
-    """What a route answers below both middlewares."""
+    """Return the response of a route below both middlewares."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -30,7 +30,7 @@ def answers(route: ASGIApp, drive: Callable[[Awaitable[None]], Awaitable[Any]], 
     return sent
 
 
-def test_request_that_is_cancelled_is_answered_503():
+def test_cancelled_request_is_answered_503():
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.Event().wait()
 
@@ -47,7 +47,7 @@ def test_request_that_is_cancelled_is_answered_503():
     assert dict(start["headers"])[b"retry-after"] == b"1"
 
 
-def test_client_that_goes_away_is_no_error_of_ours():
+def test_disconnected_client_is_not_logged_as_an_error():
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         raise ClientDisconnect
 
@@ -62,7 +62,7 @@ def test_client_that_goes_away_is_no_error_of_ours():
     assert b'status="499"} 1.0' in metrics.exposition()
 
 
-def test_path_is_logged_as_it_may_stand_in_a_line():
+def test_path_is_logged_escaped_on_one_line():
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 

@@ -1,4 +1,4 @@
-"""The API over a lake on a real S3 server: what it reads on a disk it reads there."""
+"""API reads of a lake on a real S3 server: the same as on a disk."""
 
 from pathlib import Path
 
@@ -7,26 +7,26 @@ from tarn.settings import Settings
 
 from tests.api.test_diffs import (  # noqa: F401 - run here too
     history,
-    test_diff_shows_entities_as_they_are_and_deleted_ones_as_they_were,
-    test_streamed_diff_is_the_diff_and_ends_with_its_snapshot,
+    test_diff_shows_current_entities_and_the_former_state_of_deleted_ones,
+    test_streamed_diff_equals_the_diff_and_ends_with_its_snapshot,
 )
 from tests.api.test_entity_reads import (  # noqa: F401 - run here too
     _dataset,
-    test_delete_counts_what_it_ends_wherever_that_is,
-    test_entity_as_one_origin_tells_it_has_nothing_of_the_others,
+    test_delete_counts_what_it_removes_from_snapshot_and_journal,
+    test_entity_filtered_by_origin_has_only_that_origins_statements,
     test_entity_is_found_by_canonical_id_entity_id_and_referent,
-    test_entity_that_is_not_there_or_is_deleted_is_not_found,
-    test_entity_whose_schemata_disagree_is_told_apart_everywhere_and_ends_nothing,
-    test_put_replaces_what_its_origin_said_and_that_was_flushed,
+    test_invalid_entity_is_reported_by_every_read_and_fails_none,
+    test_missing_or_deleted_entity_is_not_found,
+    test_put_replaces_flushed_statements_of_its_origin,
 )
 from tests.api.test_refs import (  # noqa: F401 - run here too
-    test_ref_is_mirrored_in_the_layout_and_leaves_it,
-    test_ref_stands_for_a_snapshot_wherever_one_is_named,
-    two,
+    test_ref_is_accepted_wherever_a_snapshot_is_named,
+    test_ref_is_mirrored_in_the_lake_and_removed_from_it,
+    two_snapshots,
 )
 from tests.s3 import S3Server
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = [pytest.mark.parametrize("database_url", ["sqlite"], indirect=True), pytest.mark.own_query_process]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Files of FtM entities that others published, loaded over HTTP: their statements are those that FtM computes.
+"""Published files of FtM entities, loaded over HTTP: their statements have the ids that FtM computes.
 
 `SAMPLE_DATA` names a folder of such files (`*.ftm.json`, `*.ijson`); without it these cases are skipped.
 """
@@ -24,14 +24,14 @@ FILES = sorted(path for path in Path(FOLDER or ".").iterdir() if FOLDER and path
 @pytest.mark.parametrize(
     ("kind", "cleaned"), [("application/json+ftm", True), ("application/x-ndjson", False)], ids=["as_is", "clean"]
 )
-def test_statement_ids_of_a_file_are_those_of_ftm(house: InProcessApi, file: Path, kind: str, cleaned: bool):
-    house.dataset("sample")
+def test_statement_ids_of_a_file_are_those_of_ftm(api: InProcessApi, file: Path, kind: str, cleaned: bool):
+    api.dataset("sample")
     entities = [orjson.loads(line) for line in file.read_bytes().splitlines()]
     dataset = Dataset({"name": "sample", "title": "Sample"})
-    made = (StatementEntity(dataset, entity, cleaned=cleaned) for entity in entities)
-    wanted = {statement.id for entity in made for statement in entity.statements}
+    built = (StatementEntity(dataset, entity, cleaned=cleaned) for entity in entities)
+    expected = {statement.id for entity in built for statement in entity.statements}
     headers = {"Content-Type": kind}
-    answer = house.admin.post("/v1/datasets/sample/entities", content=file.read_bytes(), headers=headers).json()
-    stream = house.admin.get("/v1/datasets/sample/statements/stream").content
-    assert {orjson.loads(line)["id"] for line in stream.splitlines()} == wanted
-    assert (answer["entities"], answer["rejected"]) == (len(entities), 0)
+    response = api.admin.post("/v1/datasets/sample/entities", content=file.read_bytes(), headers=headers).json()
+    stream = api.admin.get("/v1/datasets/sample/statements/stream").content
+    assert {orjson.loads(line)["id"] for line in stream.splitlines()} == expected
+    assert (response["entities"], response["rejected"]) == (len(entities), 0)

@@ -12,7 +12,7 @@ from tarn.api.http.streaming.row_formats import FORMS, preferred
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import NotAcceptable
-from tarn.model.snapshot import Change, Column, Snapshot, Table
+from tarn.model.snapshot import Column, Snapshot, SnapshotOperation, Table
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
@@ -29,60 +29,60 @@ def store(store: Store) -> FaultyStore:
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: InProcessApi, database: Database) -> Dataset:
-    house.dataset("donations")
+def dataset(api: InProcessApi, database: Database) -> Dataset:
+    api.dataset("donations")
     return dataset_of(database, "donations")
 
 
-def problem(house: InProcessApi, path: str) -> tuple[int, str]:
-    answer = house.admin.get(path)
-    return answer.status_code, answer.json()["type"].removeprefix("/problems/")
+def problem(api: InProcessApi, path: str) -> tuple[int, str]:
+    response = api.admin.get(path)
+    return response.status_code, response.json()["type"].removeprefix("/problems/")
 
 
 @pytest.mark.contract("H8")
-def test_dataset_without_snapshots_lists_none_and_has_no_latest(house: InProcessApi):
-    assert house.admin.get(LOG).json() == {"results": [], "next": None}
-    assert problem(house, f"{LOG}/latest") == (404, "no-snapshots")
-    assert problem(house, f"{LOG}/latest/files") == (404, "no-snapshots")
+def test_dataset_without_snapshots_lists_none_and_has_no_latest(api: InProcessApi):
+    assert api.admin.get(LOG).json() == {"results": [], "next": None}
+    assert problem(api, f"{LOG}/latest") == (404, "no-snapshots")
+    assert problem(api, f"{LOG}/latest/files") == (404, "no-snapshots")
 
 
 @pytest.mark.contract("H8")
 @pytest.mark.parametrize("name", ["3", "0", "01890000-0000-7000-8000-000000000000", "9" * 36])
 def test_unknown_snapshot_is_not_found(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset, name: str
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset, name: str
 ):
     history(database, store, dataset, 2)
 
-    assert problem(house, f"{LOG}/{name}") == (404, "snapshot-not-found")
-    assert problem(house, f"{LOG}/{name}/files") == (404, "snapshot-not-found")
+    assert problem(api, f"{LOG}/{name}") == (404, "snapshot-not-found")
+    assert problem(api, f"{LOG}/{name}/files") == (404, "snapshot-not-found")
 
 
-def test_name_that_no_snapshot_can_have_is_refused(house: InProcessApi):
-    assert problem(house, f"{LOG}/a%2Eb") == (422, "schema-violation")
+def test_impossible_snapshot_name_is_refused(api: InProcessApi):
+    assert problem(api, f"{LOG}/a%2Eb") == (422, "schema-violation")
 
 
 @pytest.mark.contract("M1")
-def test_manifest_is_answered_as_it_is_stored_by_id_by_number_and_as_latest(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+def test_manifest_is_returned_as_stored_by_id_by_number_and_as_latest(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
-    made = history(database, store, dataset, 2)
+    published = history(database, store, dataset, 2)
     stored = store.get(dataset.layout.snapshot(2))
 
-    answers = [house.admin.get(f"{LOG}/{name}") for name in (made[1].id, "2", "latest")]
+    responses = [api.admin.get(f"{LOG}/{name}") for name in (published[1].id, "2", "latest")]
 
-    assert [answer.content for answer in answers] == [stored] * 3
-    assert [answer.headers["Tarn-Snapshot"] for answer in answers] == [made[1].id] * 3
-    assert answers[0].headers["Content-Type"] == "application/json"
-    assert house.admin.get(f"{LOG}/1").headers["Tarn-Snapshot"] == made[0].id
+    assert [response.content for response in responses] == [stored] * 3
+    assert [response.headers["Tarn-Snapshot"] for response in responses] == [published[1].id] * 3
+    assert responses[0].headers["Content-Type"] == "application/json"
+    assert api.admin.get(f"{LOG}/1").headers["Tarn-Snapshot"] == published[0].id
 
 
-def test_log_shows_newest_first_what_manifests_say_without_their_lists(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+def test_log_lists_manifests_newest_first_without_their_file_lists(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     first = publish(database, store, dataset, build(dataset, message="first load", metadata={"source": {"n": None}}))
-    second = publish(database, store, dataset, build(dataset, first, operation=Change.COMPACT))
+    second = publish(database, store, dataset, build(dataset, first, operation=SnapshotOperation.COMPACT))
 
-    newest, oldest = house.admin.get(LOG).json()["results"]
+    newest, oldest = api.admin.get(LOG).json()["results"]
 
     stored = orjson.loads(first.to_json())
     same = ("seq", "id", "content", "created", "operation", "author", "message", "metadata", "segment", "rows")
@@ -96,66 +96,64 @@ def test_log_shows_newest_first_what_manifests_say_without_their_lists(
 
 
 @pytest.mark.contract("M13")
-def test_content_stays_in_the_log_while_compactions_move_the_head(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
-):
+def test_content_log_is_unchanged_by_compactions(api: InProcessApi, database: Database, store: Store, dataset: Dataset):
     (flushed,) = history(database, store, dataset, 1)
-    compacted = publish(database, store, dataset, build(dataset, flushed, operation=Change.COMPACT))
+    compacted = publish(database, store, dataset, build(dataset, flushed, operation=SnapshotOperation.COMPACT))
     publish(database, store, dataset, build(dataset, compacted))
 
-    assert [entry["content"] for entry in house.admin.get(LOG).json()["results"]] == [3, 1, 1]
+    assert [entry["content"] for entry in api.admin.get(LOG).json()["results"]] == [3, 1, 1]
 
 
 @pytest.mark.contract("M11")
-def test_invalid_manifest_stands_in_its_place_in_the_log_and_answers_with_its_field(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+def test_invalid_manifest_is_listed_in_the_log_with_its_invalid_field(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
-    made = history(database, store, dataset, 4)
-    broken = orjson.loads(made[1].to_json())
+    published = history(database, store, dataset, 4)
+    broken = orjson.loads(published[1].to_json())
     del broken["metadata"]
     store.put(dataset.layout.snapshot(2), orjson.dumps(broken))
     store.delete([dataset.layout.snapshot(3)])
 
-    entries = house.admin.get(LOG).json()["results"]
-    alone = house.admin.get(f"{LOG}/2")
+    entries = api.admin.get(LOG).json()["results"]
+    single = api.admin.get(f"{LOG}/2")
 
-    assert [(entry["seq"], entry["id"]) for entry in entries] == [(one.seq, one.id) for one in reversed(made)]
+    assert [(entry["seq"], entry["id"]) for entry in entries] == [(one.seq, one.id) for one in reversed(published)]
     assert ["problem" in entry for entry in entries] == [False, True, True, False]
     assert entries[1]["problem"]["field"] == "document"
-    assert entries[2] == {"seq": 2, "id": made[1].id, "problem": alone.json()}
-    assert (alone.status_code, alone.json()["type"]) == (500, "/problems/manifest-invalid")
-    assert alone.json()["field"] == "metadata"
-    assert problem(house, f"{LOG}/{made[1].id}/files") == (500, "manifest-invalid")
-    assert house.admin.get(f"{LOG}/latest").status_code == 200
+    assert entries[2] == {"seq": 2, "id": published[1].id, "problem": single.json()}
+    assert (single.status_code, single.json()["type"]) == (500, "/problems/manifest-invalid")
+    assert single.json()["field"] == "metadata"
+    assert problem(api, f"{LOG}/{published[1].id}/files") == (500, "manifest-invalid")
+    assert api.admin.get(f"{LOG}/latest").status_code == 200
 
 
 @pytest.mark.contract("H2")
-def test_stray_is_not_in_the_log_and_not_to_be_had(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+def test_unrecorded_manifest_is_not_in_the_log_and_not_found(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
-    made = history(database, store, dataset, 2)
-    stray = build(dataset, made[0])
+    published = history(database, store, dataset, 2)
+    stray = build(dataset, published[0])
     store.put(dataset.layout.snapshot(2), stray.to_json())
-    ahead = build(dataset, made[1])
+    ahead = build(dataset, published[1])
     store.put_new(dataset.layout.snapshot(3), ahead.to_json())
 
-    entries = house.admin.get(LOG).json()["results"]
+    entries = api.admin.get(LOG).json()["results"]
 
-    assert [entry["id"] for entry in entries] == [made[1].id, made[0].id]
+    assert [entry["id"] for entry in entries] == [published[1].id, published[0].id]
     assert entries[0]["problem"]["field"] == "id"
     for name in (stray.id, ahead.id, "3"):
-        assert problem(house, f"{LOG}/{name}") == (404, "snapshot-not-found")
+        assert problem(api, f"{LOG}/{name}") == (404, "snapshot-not-found")
 
 
 @pytest.mark.contract("X5")
 def test_log_is_paged_and_a_page_reads_only_its_own_manifests(
-    house: InProcessApi, database: Database, store: FaultyStore, dataset: Dataset
+    api: InProcessApi, database: Database, store: FaultyStore, dataset: Dataset
 ):
     history(database, store, dataset, 5)
     pages, cursor, read = [], "", []
     while cursor is not None:
         store.calls.clear()
-        page = house.admin.get(f"{LOG}?limit=2" + (f"&cursor={cursor}" if cursor else "")).json()
+        page = api.admin.get(f"{LOG}?limit=2" + (f"&cursor={cursor}" if cursor else "")).json()
         pages.append([entry["seq"] for entry in page["results"]])
         read.append(sorted(call.path for call in store.calls))
         cursor = page["next"]
@@ -167,42 +165,40 @@ def test_log_is_paged_and_a_page_reads_only_its_own_manifests(
 @pytest.mark.contract("X2", "X5")
 @pytest.mark.parametrize("length", [1, 12])
 def test_one_snapshot_costs_one_storage_call_whatever_the_length_of_history(
-    house: InProcessApi, database: Database, store: FaultyStore, dataset: Dataset, length: int
+    api: InProcessApi, database: Database, store: FaultyStore, dataset: Dataset, length: int
 ):
-    made = history(database, store, dataset, length)
+    published = history(database, store, dataset, length)
     store.calls.clear()
 
-    for name in ("latest", made[0].id, str(length)):
-        assert house.admin.get(f"{LOG}/{name}").status_code == 200
+    for name in ("latest", published[0].id, str(length)):
+        assert api.admin.get(f"{LOG}/{name}").status_code == 200
 
     assert [(call.method, call.path) for call in store.calls] == [
         ("get", dataset.layout.snapshot(seq)) for seq in (length, 1, length)
     ]
 
 
-def test_snapshot_made_while_the_log_is_paged_through_neither_hides_nor_repeats_one(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+def test_snapshot_published_during_paging_neither_hides_nor_repeats_one(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
-    made = history(database, store, dataset, 3)
-    first = house.admin.get(f"{LOG}?limit=1").json()
-    publish(database, store, dataset, build(dataset, made[-1]))
+    published = history(database, store, dataset, 3)
+    first = api.admin.get(f"{LOG}?limit=1").json()
+    publish(database, store, dataset, build(dataset, published[-1]))
 
-    rest = house.admin.get(f"{LOG}?cursor={first['next']}").json()
+    rest = api.admin.get(f"{LOG}?cursor={first['next']}").json()
 
     assert [entry["seq"] for entry in (*first["results"], *rest["results"])] == [3, 2, 1]
 
 
-def test_cursor_that_was_tampered_with_is_refused(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
-):
+def test_forged_cursor_is_refused(api: InProcessApi, database: Database, store: Store, dataset: Dataset):
     history(database, store, dataset, 2)
-    cursor = house.admin.get(f"{LOG}?limit=1").json()["next"]
+    cursor = api.admin.get(f"{LOG}?limit=1").json()["next"]
     made_for, _ = orjson.loads(_decoded(cursor))
 
     for position in ("x", "-1", "9" * 30, ""):
         forged = _encoded([made_for, position])
-        answer = house.admin.get(f"{LOG}?cursor={forged}")
-        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.cursor")
+        response = api.admin.get(f"{LOG}?cursor={forged}")
+        assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "query.cursor")
 
 
 def _decoded(cursor: str) -> bytes:
@@ -214,34 +210,34 @@ def _encoded(position: list[str]) -> str:
 
 
 @pytest.mark.parametrize("path", ["", "/latest", "/latest/files"])
-def test_reading_needs_the_read_level_and_no_more(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset, path: str
+def test_reading_requires_the_read_level_only(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset, path: str
 ):
     history(database, store, dataset, 1)
 
-    assert house.tenant("alice", donations="read").get(LOG + path).status_code == 200
-    assert house.tenant("bob", others="admin").get(LOG + path).status_code == 404
-    assert house.nobody.get(LOG + path).status_code == 401
+    assert api.tenant("alice", donations="read").get(LOG + path).status_code == 200
+    assert api.tenant("bob", others="admin").get(LOG + path).status_code == 404
+    assert api.anonymous.get(LOG + path).status_code == 401
 
 
 def rows_of(content: bytes, form: str) -> list[dict]:
     if form == NDJSON:
         return [orjson.loads(line) for line in content.splitlines()]
     table = parquet.read_table(io.BytesIO(content)) if form == PARQUET else pa.ipc.open_stream(content).read_all()
-    found = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
-    return [row | {"partition": dict(row["partition"])} for row in found]
+    rows = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+    return [row | {"partition": dict(row["partition"])} for row in rows]
 
 
 @pytest.mark.parametrize("form", [NDJSON, PARQUET, ARROW])
-def test_files_are_the_same_rows_in_every_form(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
+def test_files_are_the_same_rows_in_every_format(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
 ):
-    made = history(database, store, dataset, 2)
+    published = history(database, store, dataset, 2)
 
-    answer = house.admin.get(f"{LOG}/latest/files", headers={"Accept": form})
+    response = api.admin.get(f"{LOG}/latest/files", headers={"Accept": form})
 
-    rows = rows_of(answer.content, form)
-    assert (answer.headers["Content-Type"], answer.headers["Tarn-Snapshot"]) == (form, made[1].id)
+    rows = rows_of(response.content, form)
+    assert (response.headers["Content-Type"], response.headers["Tarn-Snapshot"]) == (form, published[1].id)
     assert [(row["table"], row["path"], row["added"]) for row in rows] == [
         ("statements", "origin=crawl/000.parquet", False),
         ("statements", "origin=crawl/001.parquet", True),
@@ -264,38 +260,38 @@ def test_files_are_the_same_rows_in_every_form(
     }
 
 
-def test_files_can_be_asked_which_of_them_may_hold_an_entity(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset, tmp_path
+def test_files_are_filtered_by_the_entity_that_they_may_hold(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset, tmp_path
 ):
     history(database, store, dataset, 3)
     saved = tmp_path / "files.parquet"
-    saved.write_bytes(house.admin.get(f"{LOG}/3/files", headers={"Accept": PARQUET}).content)
+    saved.write_bytes(api.admin.get(f"{LOG}/3/files", headers={"Accept": PARQUET}).content)
 
-    found = duckdb.sql(
+    paths = duckdb.sql(
         f"select path from '{saved}' where partition['origin'] = 'crawl'"
         " and 'e0015' between canonical_id_min and canonical_id_max"
     ).fetchall()
 
-    assert found == [("origin=crawl/001.parquet",)]
+    assert paths == [("origin=crawl/001.parquet",)]
 
 
 def with_statements(dataset: Dataset, *columns: dict[str, Column], **checksum: str) -> Snapshot:
     files = tuple(
-        file("statements", number).model_copy(update={"columns": found, **checksum})
-        for number, found in enumerate(columns)
+        file("statements", number).model_copy(update={"columns": item, **checksum})
+        for number, item in enumerate(columns)
     )
     empty = Table(version=0, files=(), added=(), removed=())
     return build(dataset, statements=Table(version=0, files=files, added=(), removed=()), translog=empty)
 
 
 @pytest.mark.parametrize("form", [NDJSON, PARQUET, ARROW])
-def test_what_a_file_does_not_report_is_missing_from_its_row(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
+def test_unreported_statistic_of_a_file_is_missing_from_its_row(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
 ):
     columns = [{"a": Column(min=1, max=2)}, {"a": Column(max=3, truncated=True), "b": Column(nulls=0)}, {}]
     publish(database, store, dataset, with_statements(dataset, *columns, checksum="ab"))
 
-    rows = rows_of(house.admin.get(f"{LOG}/1/files", headers={"Accept": form}).content, form)
+    rows = rows_of(api.admin.get(f"{LOG}/1/files", headers={"Accept": form}).content, form)
 
     fixed = {"table", "path", "size", "rows", "partition", "added"}
     assert [{name: value for name, value in row.items() if name not in fixed} for row in rows] == [
@@ -310,34 +306,34 @@ def test_what_a_file_does_not_report_is_missing_from_its_row(
     ("first", "second", "shown"),
     [(1, 2.5, [1, 2.5]), (1, "x", ["1", '"x"']), (True, 2, ["true", "2"]), (2**64 - 1, -1, [str(2**64 - 1), "-1"])],
 )
-def test_bounds_of_unlike_types_are_json_where_a_column_can_have_one_type_only(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str, first, second, shown
+def test_bounds_of_different_types_are_json_in_formats_with_typed_columns(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str, first, second, shown
 ):
     columns = [{"a": Column(min=first)}, {"a": Column(min=second)}]
     publish(database, store, dataset, with_statements(dataset, *columns))
 
-    rows = rows_of(house.admin.get(f"{LOG}/1/files", headers={"Accept": form}).content, form)
+    rows = rows_of(api.admin.get(f"{LOG}/1/files", headers={"Accept": form}).content, form)
 
     assert [row["a_min"] for row in rows] == shown
 
 
 @pytest.mark.parametrize("form", [NDJSON, PARQUET, ARROW])
 def test_snapshot_without_files_has_no_rows(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset, form: str
 ):
     publish(database, store, dataset, with_statements(dataset))
 
-    assert rows_of(house.admin.get(f"{LOG}/1/files", headers={"Accept": form}).content, form) == []
+    assert rows_of(api.admin.get(f"{LOG}/1/files", headers={"Accept": form}).content, form) == []
 
 
-def test_files_in_a_form_that_is_not_served_are_refused_with_those_that_are(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+def test_unsupported_format_of_files_is_refused_with_the_supported_ones(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     history(database, store, dataset, 1)
 
-    answer = house.admin.get(f"{LOG}/latest/files", headers={"Accept": "text/csv"})
+    response = api.admin.get(f"{LOG}/latest/files", headers={"Accept": "text/csv"})
 
-    assert (answer.status_code, answer.json()["supported"]) == (406, [NDJSON, PARQUET, ARROW])
+    assert (response.status_code, response.json()["supported"]) == (406, [NDJSON, PARQUET, ARROW])
 
 
 @pytest.mark.parametrize(
@@ -353,33 +349,33 @@ def test_files_in_a_form_that_is_not_served_are_refused_with_those_that_are(
         (f"{NDJSON};q=0, */*", PARQUET),
     ],
 )
-def test_form_is_the_one_the_caller_likes_best(accept: str | None, form: str):
+def test_format_is_the_one_that_the_caller_prefers(accept: str | None, form: str):
     assert preferred(accept, tuple(FORMS)) == form
 
 
 @pytest.mark.parametrize("accept", ["text/*", f"{NDJSON};q=0", "nonsense", "text/csv, image/png"])
-def test_caller_who_likes_none_of_the_forms_is_told(accept: str):
+def test_caller_who_accepts_no_format_is_refused(accept: str):
     with pytest.raises(NotAcceptable):
         preferred(accept, tuple(FORMS))
 
 
 @pytest.mark.contract("D1")
 @pytest.mark.parametrize("body", [{}, {"metadata": None}, {"metadata": {}}])
-def test_metadata_that_is_absent_or_null_in_a_request_becomes_an_empty_object(house: InProcessApi, body: dict):
+def test_absent_or_null_metadata_in_a_request_becomes_an_empty_object(api: InProcessApi, body: dict):
     stages = "/v1/datasets/donations/stages"
 
-    opened = house.admin.post(stages, {"origin": "bulk", **body}).json()
-    house.admin.post(f"{stages}/commit", {"stages": [opened["id"]], **body})
+    opened = api.admin.post(stages, {"origin": "bulk", **body}).json()
+    api.admin.post(f"{stages}/commit", {"stages": [opened["id"]], **body})
 
     assert (opened["metadata"], opened["message"]) == ({}, None)
-    assert house.admin.get(f"{stages}/{opened['id']}").json()["metadata"] == {}
+    assert api.admin.get(f"{stages}/{opened['id']}").json()["metadata"] == {}
 
 
 @pytest.mark.contract("D1")
-def test_null_inside_metadata_stays_as_it_was_sent(house: InProcessApi):
+def test_null_inside_metadata_is_kept(api: InProcessApi):
     metadata = {"a": None, "b": [None, {"c": None}], "": 0.5}
 
-    opened = house.admin.post("/v1/datasets/donations/stages", {"origin": "bulk", "metadata": metadata}).json()
+    opened = api.admin.post("/v1/datasets/donations/stages", {"origin": "bulk", "metadata": metadata}).json()
 
     assert opened["metadata"] == metadata
 
@@ -388,29 +384,27 @@ def test_null_inside_metadata_stays_as_it_was_sent(house: InProcessApi):
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e999"])
 @pytest.mark.parametrize("around", ["{0}", '{{"a": [1, {{"b": {0}}}]}}'])
 @pytest.mark.parametrize("path", ["/stages", "/stages/commit"])
-def test_number_that_json_does_not_have_is_refused_at_the_door_however_deep(
-    house: InProcessApi, token: str, around: str, path: str
-):
+def test_number_that_json_does_not_have_is_refused_at_any_depth(api: InProcessApi, token: str, around: str, path: str):
     body = '{"stages": ["x"], "metadata": {"m": ' + around.format(token) + "}}"
 
-    answer = house.admin(
+    response = api.admin(
         "POST", f"/v1/datasets/donations{path}", content=body, headers={"Content-Type": "application/json"}
     )
 
-    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/invalid-format")
-    assert answer.json()["errors"][0]["line"] == 1
-    assert house.admin.get("/v1/datasets/donations/stages").json()["results"] == []
+    assert (response.status_code, response.json()["type"]) == (400, "/problems/invalid-format")
+    assert response.json()["errors"][0]["line"] == 1
+    assert api.admin.get("/v1/datasets/donations/stages").json()["results"] == []
 
 
 @pytest.mark.contract("M8")
 @pytest.mark.parametrize("path", ["/stages", "/stages/commit"])
-def test_integer_that_a_manifest_cannot_hold_is_refused_by_its_place(house: InProcessApi, path: str):
+def test_integer_that_a_manifest_cannot_hold_is_refused_with_its_location(api: InProcessApi, path: str):
     body = {"metadata": {"a": [{"b": 2**64}]}} | ({"stages": ["x"]} if path == "/stages/commit" else {})
 
-    answer = house.admin.post(f"/v1/datasets/donations{path}", body)
+    response = api.admin.post(f"/v1/datasets/donations{path}", body)
 
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0] == {
+    assert response.status_code == 422
+    assert response.json()["errors"][0] == {
         "line": None,
         "field": "metadata",
         "reason": "a.0.b is an integer of more than 64 bits: send it as a string",
@@ -418,9 +412,9 @@ def test_integer_that_a_manifest_cannot_hold_is_refused_by_its_place(house: InPr
 
 
 @pytest.mark.parametrize("path", ["/stages", "/stages/commit"])
-def test_message_that_one_database_cannot_keep_is_refused_on_both(house: InProcessApi, path: str):
+def test_message_that_one_database_cannot_store_is_refused_on_both(api: InProcessApi, path: str):
     body = {"message": "a\x00b"} | ({"stages": ["x"]} if path == "/stages/commit" else {})
 
-    answer = house.admin.post(f"/v1/datasets/donations{path}", body)
+    response = api.admin.post(f"/v1/datasets/donations{path}", body)
 
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "message")
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "message")

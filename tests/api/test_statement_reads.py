@@ -1,4 +1,4 @@
-"""Statements over HTTP, read: in pages, and as streams in every form."""
+"""Read statements over HTTP: in pages, and as streams in every format."""
 
 import csv
 import io
@@ -24,23 +24,23 @@ STATEMENTS = "/v1/datasets/test/statements"
 
 
 @pytest.fixture(autouse=True)
-def _some(house: InProcessApi, dataset: Dataset, flush: Flushing) -> None:
-    """Statements of two origins, half of them flushed; `q` is two entities."""
-    add(house, entity("ada", name="Ada", country="gb"), entity("acme", "Company", name='Acme, "Inc"\n'))
-    merge(house, "q", "q1")
+def _sample(api: InProcessApi, dataset: Dataset, flush: Flushing) -> None:
+    """Write statements of two origins, half of them flushed; `q` merges two entities."""
+    add(api, entity("ada", name="Ada", country="gb"), entity("acme", "Company", name='Acme, "Inc"\n'))
+    merge(api, "q", "q1")
     flush()
-    add(house, entity("ada", name="Ada"), origin="wiki")
-    merge(house, "q", "q2")
+    add(api, entity("ada", name="Ada"), origin="wiki")
+    merge(api, "q", "q2")
 
 
-def rows_of(answer: Response) -> list[dict[str, Any]]:
-    assert answer.status_code == 200, answer.text
-    rows: list[dict[str, Any]] = answer.json()["results"]
+def rows_of(response: Response) -> list[dict[str, Any]]:
+    assert response.status_code == 200, response.text
+    rows: list[dict[str, Any]] = response.json()["results"]
     return rows
 
 
-def stream(house: InProcessApi, form: str, query: str = "") -> Response:
-    return house.admin.get(f"{STATEMENTS}/stream?{query}", headers={"Accept": form})
+def stream(api: InProcessApi, form: str, query: str = "") -> Response:
+    return api.admin.get(f"{STATEMENTS}/stream?{query}", headers={"Accept": form})
 
 
 FILTERED = {
@@ -67,38 +67,38 @@ FILTERED = {
 }
 
 
-def test_list_and_stream_show_what_every_filter_given_lets_through(house: InProcessApi):
-    listed = {filters: rows_of(house.admin.get(f"{STATEMENTS}?{filters}")) for filters in FILTERED}
-    streamed = {filters: stream(house, NDJSON, filters).content.splitlines() for filters in FILTERED}
+def test_list_and_stream_return_what_passes_every_given_filter(api: InProcessApi):
+    listed = {filters: rows_of(api.admin.get(f"{STATEMENTS}?{filters}")) for filters in FILTERED}
+    streamed = {filters: stream(api, NDJSON, filters).content.splitlines() for filters in FILTERED}
 
     assert {filters: len(rows) for filters, rows in listed.items()} == FILTERED
     assert {filters: [orjson.loads(line) for line in lines] for filters, lines in streamed.items()} == listed
 
 
 @pytest.mark.parametrize("limit", [1, 4, 11, 1000])
-def test_pages_hold_every_statement_once_in_order(house: InProcessApi, limit: int):
-    whole = rows_of(house.admin.get(STATEMENTS))
-    found: list[dict[str, Any]] = []
+def test_pages_contain_every_statement_once_in_order(api: InProcessApi, limit: int):
+    whole = rows_of(api.admin.get(STATEMENTS))
+    paged: list[dict[str, Any]] = []
     cursor: dict[str, str] = {}
     while True:
-        page = house.admin.get(STATEMENTS, params={"limit": limit, **cursor}).json()
-        found += page["results"]
+        page = api.admin.get(STATEMENTS, params={"limit": limit, **cursor}).json()
+        paged += page["results"]
         if page["next"] is None:
             break
         cursor = {"cursor": page["next"]}
 
-    assert found == whole
-    keys = [(row["canonical_id"], row["id"], row["origin"]) for row in found]
+    assert paged == whole
+    keys = [(row["canonical_id"], row["id"], row["origin"]) for row in paged]
     assert keys == sorted(set(keys))
 
 
-def test_every_form_holds_the_same_statements(house: InProcessApi):
-    listed = rows_of(house.admin.get(STATEMENTS))
+def test_every_format_contains_the_same_statements(api: InProcessApi):
+    listed = rows_of(api.admin.get(STATEMENTS))
 
-    lines = [orjson.loads(line) for line in stream(house, NDJSON).content.splitlines()]
-    table = list(csv.DictReader(io.StringIO(stream(house, CSV).text, newline="")))
-    parquet = pq.read_table(io.BytesIO(stream(house, PARQUET).content))
-    arrow = pa.ipc.open_stream(stream(house, ARROW).content).read_all()
+    lines = [orjson.loads(line) for line in stream(api, NDJSON).content.splitlines()]
+    table = list(csv.DictReader(io.StringIO(stream(api, CSV).text, newline="")))
+    parquet = pq.read_table(io.BytesIO(stream(api, PARQUET).content))
+    arrow = pa.ipc.open_stream(stream(api, ARROW).content).read_all()
 
     assert lines == listed
     assert list(table[0]) == parquet.column_names == arrow.column_names == list(CSV_COLUMNS)
@@ -121,41 +121,41 @@ def test_every_form_holds_the_same_statements(house: InProcessApi):
         (f"text/html, {ARROW}", ARROW),
     ],
 )
-def test_accept_chooses_the_form(house: InProcessApi, accept: str | None, form: str):
-    # The test client has an Accept of its own, which only an empty one stands in for.
-    answer = house.admin.get(f"{STATEMENTS}/stream", headers={"Accept": accept or ""})
+def test_accept_selects_the_format(api: InProcessApi, accept: str | None, form: str):
+    # The test client sends an Accept of its own, which only an empty one replaces.
+    response = api.admin.get(f"{STATEMENTS}/stream", headers={"Accept": accept or ""})
 
-    assert answer.status_code == 200
-    assert answer.headers["Content-Type"].partition(";")[0] == form
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].partition(";")[0] == form
 
 
-def test_form_that_there_is_not_is_not_acceptable(house: InProcessApi):
-    answer = stream(house, "application/json")
+def test_unknown_format_is_not_acceptable(api: InProcessApi):
+    response = stream(api, "application/json")
 
-    assert problem(answer) == (406, "not-acceptable")
-    assert answer.json()["supported"] == [NDJSON, CSV, PARQUET, ARROW]
-    assert problem(stream(house, f"{NDJSON};q=0")) == (406, "not-acceptable")
-    assert problem(house.admin.get(STATEMENTS, headers={"Accept": CSV})) == (406, "not-acceptable")
+    assert problem(response) == (406, "not-acceptable")
+    assert response.json()["supported"] == [NDJSON, CSV, PARQUET, ARROW]
+    assert problem(stream(api, f"{NDJSON};q=0")) == (406, "not-acceptable")
+    assert problem(api.admin.get(STATEMENTS, headers={"Accept": CSV})) == (406, "not-acceptable")
 
 
 @pytest.mark.parametrize("form", [CSV, PARQUET, ARROW])
-def test_last_line_is_refused_where_there_are_no_lines(house: InProcessApi, form: str):
-    assert refusal(stream(house, form, "end=true")) == (400, ["query.end"])
+def test_trailer_line_is_refused_in_formats_without_lines(api: InProcessApi, form: str):
+    assert refusal(stream(api, form, "end=true")) == (400, ["query.end"])
 
 
-def test_last_line_tells_the_snapshot_and_the_count(house: InProcessApi):
-    answer = stream(house, NDJSON, "end=true&origin=crawl")
+def test_trailer_line_has_the_snapshot_and_the_count(api: InProcessApi):
+    response = stream(api, NDJSON, "end=true&origin=crawl")
 
-    lines = [orjson.loads(line) for line in answer.content.splitlines()]
-    assert lines[-1] == {"$end": {"snapshot": answer.headers["Tarn-Snapshot"], "count": 9}}
+    lines = [orjson.loads(line) for line in response.content.splitlines()]
+    assert lines[-1] == {"$end": {"snapshot": response.headers["Tarn-Snapshot"], "count": 9}}
     assert len(lines) == 10
 
 
-def test_nothing_that_matches_is_an_empty_stream_of_its_form(house: InProcessApi):
-    assert stream(house, NDJSON, "id=nobody").content == b""
-    assert len(list(csv.reader(io.StringIO(stream(house, CSV, "id=nobody").text)))) == 1
-    assert pq.read_table(io.BytesIO(stream(house, PARQUET, "id=nobody").content)).num_rows == 0
-    assert pa.ipc.open_stream(stream(house, ARROW, "id=nobody").content).read_all().num_rows == 0
+def test_result_without_rows_is_an_empty_stream_of_its_format(api: InProcessApi):
+    assert stream(api, NDJSON, "id=nobody").content == b""
+    assert len(list(csv.reader(io.StringIO(stream(api, CSV, "id=nobody").text)))) == 1
+    assert pq.read_table(io.BytesIO(stream(api, PARQUET, "id=nobody").content)).num_rows == 0
+    assert pa.ipc.open_stream(stream(api, ARROW, "id=nobody").content).read_all().num_rows == 0
 
 
 INVALID_PARAMETERS = {
@@ -175,24 +175,24 @@ INVALID_PARAMETERS = {
 }
 
 
-def test_parameter_that_makes_no_sense_is_refused_with_its_name(house: InProcessApi):
-    found = {parameters: refusal(house.admin.get(f"{STATEMENTS}?{parameters}")) for parameters in INVALID_PARAMETERS}
+def test_invalid_parameter_is_refused_with_its_name(api: InProcessApi):
+    refusals = {parameters: refusal(api.admin.get(f"{STATEMENTS}?{parameters}")) for parameters in INVALID_PARAMETERS}
 
-    assert found == {parameters: (422, [field]) for parameters, field in INVALID_PARAMETERS.items()}
-
-
-def test_sql_in_an_id_is_a_string(house: InProcessApi):
-    found = {text: rows_of(house.admin.get(STATEMENTS, params={"id": text, "canonical_id": text})) for text in SQL}
-    assert found == {text: [] for text in SQL}
-    assert len(rows_of(house.admin.get(STATEMENTS))) == FILTERED[""]
+    assert refusals == {parameters: (422, [field]) for parameters, field in INVALID_PARAMETERS.items()}
 
 
-def test_deleted_statement_is_gone_from_every_read(house: InProcessApi, flush: Flushing):
-    (wanted,) = rows_of(house.admin.get(f"{STATEMENTS}?prop=country"))
+def test_sql_in_an_id_is_treated_as_a_string(api: InProcessApi):
+    by_text = {text: rows_of(api.admin.get(STATEMENTS, params={"id": text, "canonical_id": text})) for text in SQL}
+    assert by_text == {text: [] for text in SQL}
+    assert len(rows_of(api.admin.get(STATEMENTS))) == FILTERED[""]
 
-    assert house.admin.delete(f"{STATEMENTS}/{wanted['id']}").json()["tombstones"] == 1
 
-    assert rows_of(house.admin.get(f"{STATEMENTS}?prop=country")) == []
-    assert house.admin.get(f"{ENTITIES}/ada").json()["properties"] == {"name": ["Ada"]}
+def test_deleted_statement_is_gone_from_every_read(api: InProcessApi, flush: Flushing):
+    (statement,) = rows_of(api.admin.get(f"{STATEMENTS}?prop=country"))
+
+    assert api.admin.delete(f"{STATEMENTS}/{statement['id']}").json()["tombstones"] == 1
+
+    assert rows_of(api.admin.get(f"{STATEMENTS}?prop=country")) == []
+    assert api.admin.get(f"{ENTITIES}/ada").json()["properties"] == {"name": ["Ada"]}
     flush()
-    assert rows_of(house.admin.get(f"{STATEMENTS}?prop=country")) == []
+    assert rows_of(api.admin.get(f"{STATEMENTS}?prop=country")) == []

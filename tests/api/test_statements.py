@@ -1,4 +1,4 @@
-"""Statements written over HTTP."""
+"""Write statements over HTTP."""
 
 import io
 import json
@@ -18,8 +18,8 @@ ROW = {"entity_id": "jane", "prop": "name", "schema": "Person", "value": "Jane D
 
 
 @pytest.fixture(autouse=True)
-def dataset(house: InProcessApi):
-    house.dataset("test")
+def dataset(api: InProcessApi):
+    api.dataset("test")
 
 
 def statements(count: int = 3) -> list[Statement]:
@@ -78,10 +78,10 @@ def arrow() -> bytes:
         ("application/vnd.apache.arrow.stream", arrow),
     ],
 )
-def test_every_form_of_the_same_statements_is_the_same_and_gets_our_ids(house: InProcessApi, kind: str, body):
-    answer = house.admin("POST", PATH, content=body(), headers={"Content-Type": kind})
+def test_every_format_of_the_same_statements_is_stored_alike_with_computed_ids(api: InProcessApi, kind: str, body):
+    response = api.admin("POST", PATH, content=body(), headers={"Content-Type": kind})
 
-    assert answer.json() == {
+    assert response.json() == {
         "entities": 0,
         "statements": 3,
         "rejected": 0,
@@ -89,22 +89,22 @@ def test_every_form_of_the_same_statements_is_the_same_and_gets_our_ids(house: I
         "snapshot": None,
         **NOTHING_LEFT_OUT,
     }
-    found = [
+    stored = [
         (row["id"].hex(), row["value"], row["lang"], row["original_value"], row["external"], row["origin"],
          row["first_seen"], row["last_seen"])
-        for row in journal.rows(house)
+        for row in journal.rows(api)
     ]  # fmt: skip
-    assert found == [
+    assert stored == [
         (Statement.make_key("test", s.entity_id, "name", s.value, s.external, s.lang), s.value, "eng", "ORIGINAL",
          s.external, "theirs", 1577836800000000, 1609459200000000)
         for s in statements()
     ]  # fmt: skip
 
 
-def test_origin_in_the_query_is_everybodys(house: InProcessApi):
-    house.admin("POST", PATH, content=written_by_ftm(JSON), headers=NDJSON, params={"origin": "ours"})
+def test_origin_in_the_query_applies_to_every_statement(api: InProcessApi):
+    api.admin("POST", PATH, content=written_by_ftm(JSON), headers=NDJSON, params={"origin": "ours"})
 
-    assert {row["origin"] for row in journal.rows(house)} == {"ours"}
+    assert {row["origin"] for row in journal.rows(api)} == {"ours"}
 
 
 @pytest.mark.parametrize(
@@ -126,65 +126,65 @@ def test_origin_in_the_query_is_everybodys(house: InProcessApi):
         ({"origin": "a'b"}, "origin", "must be letters"),
     ],
 )
-def test_bad_statement_is_named_and_nothing_stays(house: InProcessApi, change, field: str, reason: str):
+def test_bad_statement_is_named_and_nothing_is_stored(api: InProcessApi, change, field: str, reason: str):
     body = json.dumps(ROW) + "\n" + json.dumps(ROW | change) + "\n"
 
-    answer = house.admin("POST", PATH, content=body, headers=NDJSON)
+    response = api.admin("POST", PATH, content=body, headers=NDJSON)
 
-    assert answer.status_code == 422
-    assert (answer.json()["errors"][0]["line"], answer.json()["errors"][0]["field"]) == (2, field)
-    assert reason in answer.json()["errors"][0]["reason"]
-    assert journal.count(house) == 0
+    assert response.status_code == 422
+    assert (response.json()["errors"][0]["line"], response.json()["errors"][0]["field"]) == (2, field)
+    assert reason in response.json()["errors"][0]["reason"]
+    assert journal.count(api) == 0
 
 
 @pytest.mark.parametrize("claim", [{"id": "0" * 40}, {"dataset": "elsewhere"}])
-def test_id_and_dataset_of_others_are_computed_anew_or_refused_when_strict(house: InProcessApi, claim):
+def test_wrong_id_and_dataset_are_recomputed_or_refused_when_strict(api: InProcessApi, claim):
     body = json.dumps(ROW | claim)
 
-    strict = house.admin("POST", PATH, content=body, headers=NDJSON, params={"strict": "true"})
-    plain = house.admin("POST", PATH, content=body, headers=NDJSON)
+    strict = api.admin("POST", PATH, content=body, headers=NDJSON, params={"strict": "true"})
+    plain = api.admin("POST", PATH, content=body, headers=NDJSON)
 
     assert (strict.status_code, strict.json()["errors"][0]["field"]) == (422, next(iter(claim)))
     assert plain.status_code == 200
-    assert [row["id"].hex() for row in journal.rows(house)] == ["d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"]
+    assert [row["id"].hex() for row in journal.rows(api)] == ["d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"]
 
 
-def test_strict_takes_what_is_right(house: InProcessApi):
+def test_strict_accepts_correct_ids_and_datasets(api: InProcessApi):
     right = ROW | {"id": "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd", "dataset": "test"}
 
-    answer = house.admin("POST", PATH, content=json.dumps(right), headers=NDJSON, params={"strict": "true"})
+    response = api.admin("POST", PATH, content=json.dumps(right), headers=NDJSON, params={"strict": "true"})
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
 
 
-def test_one_statement_is_deleted_in_one_origin_or_in_all(house: InProcessApi):
+def test_statement_is_deleted_in_one_origin_or_in_all(api: InProcessApi):
     for origin in ("a", "b", "c"):
-        house.admin("POST", PATH, content=json.dumps(ROW), headers=NDJSON, params={"origin": origin})
+        api.admin("POST", PATH, content=json.dumps(ROW), headers=NDJSON, params={"origin": origin})
     statement = "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"
 
     counts = [
-        house.admin.delete(f"{PATH}/{statement}", params={"origin": "a"}).json()["tombstones"],
-        house.admin.delete(f"{PATH}/{statement}", params={"origin": "a"}).json()["tombstones"],
-        house.admin.delete(f"{PATH}/{statement}").json()["tombstones"],
-        house.admin.delete(f"{PATH}/{statement}").json()["tombstones"],
-        house.admin.delete(f"{PATH}/{'0' * 40}").json()["tombstones"],
+        api.admin.delete(f"{PATH}/{statement}", params={"origin": "a"}).json()["tombstones"],
+        api.admin.delete(f"{PATH}/{statement}", params={"origin": "a"}).json()["tombstones"],
+        api.admin.delete(f"{PATH}/{statement}").json()["tombstones"],
+        api.admin.delete(f"{PATH}/{statement}").json()["tombstones"],
+        api.admin.delete(f"{PATH}/{'0' * 40}").json()["tombstones"],
     ]
 
     assert counts == [1, 0, 2, 0, 0]
-    assert house.admin.delete(f"{PATH}/not-an-id").status_code == 422
+    assert api.admin.delete(f"{PATH}/not-an-id").status_code == 422
 
 
-def test_origin_is_deleted_by_one_event(house: InProcessApi):
+def test_origin_is_deleted_by_one_event(api: InProcessApi):
     for number in range(5):
         row = json.dumps(ROW | {"entity_id": f"e{number}"})
         for origin in ("a", "b"):
-            house.admin("POST", PATH, content=row, headers=NDJSON, params={"origin": origin})
+            api.admin("POST", PATH, content=row, headers=NDJSON, params={"origin": origin})
 
-    first = house.admin.delete("/v1/datasets/test/origins/a").json()
-    again = house.admin.delete("/v1/datasets/test/origins/a").json()
+    first = api.admin.delete("/v1/datasets/test/origins/a").json()
+    again = api.admin.delete("/v1/datasets/test/origins/a").json()
 
     assert (first["tombstones"], again["tombstones"]) == (5, 0)
-    assert [(row["kind"], row["entity_id"], row["origin"]) for row in journal.rows(house) if row["kind"] == 3] == [
+    assert [(row["kind"], row["entity_id"], row["origin"]) for row in journal.rows(api) if row["kind"] == 3] == [
         (3, None, "a"),
         (3, None, "a"),
     ]

@@ -1,4 +1,4 @@
-"""Streams in process: what goes wrong before the first piece, and bodies that came before a read."""
+"""Streams in process: errors before the first chunk, and reads with a request body."""
 
 import gzip
 from collections.abc import Callable
@@ -18,42 +18,40 @@ STREAMS = [f"{ENTITIES}/stream", f"{ROOT}/statements/stream"]
 
 
 @pytest.fixture(autouse=True)
-def flushed(house: InProcessApi, dataset: Dataset, flush: Flushing) -> Path:
-    """Jane in a snapshot, and the folder with its files."""
-    add(house, entity("jane", name="Jane"))
+def flushed(api: InProcessApi, dataset: Dataset, flush: Flushing) -> Path:
+    """Write Jane into a snapshot, and return the folder with its files."""
+    add(api, entity("jane", name="Jane"))
     flush()
-    root = house.services.store.connection.folder
+    root = api.services.store.connection.folder
     assert root is not None
     return root / dataset.layout.statements
 
 
 @pytest.mark.parametrize("path", [*STREAMS, ENTITIES, f"{ENTITIES}/jane", f"{ROOT}/statements"])
-def test_file_that_is_not_there_is_answered_as_a_problem_and_not_with_half_a_stream(
-    house: InProcessApi, flushed: Path, path: str
-):
+def test_missing_file_is_a_problem_and_not_a_truncated_stream(api: InProcessApi, flushed: Path, path: str):
     for file in flushed.rglob("*.parquet"):
         file.unlink()
 
-    answer = house.admin.get(path)
+    response = api.admin.get(path)
 
-    assert problem(answer) == (503, "unavailable")
-    assert int(answer.headers["Retry-After"]) > 0
+    assert problem(response) == (503, "unavailable")
+    assert int(response.headers["Retry-After"]) > 0
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_stream_that_was_refused_leaves_its_place_to_others(house: InProcessApi, path: str):
-    with house.with_settings(query_streams=1) as small:
+def test_refused_stream_releases_its_slot(api: InProcessApi, path: str):
+    with api.with_settings(query_streams=1) as small:
         for _ in range(3):
             assert small.admin.get(f"{path}?at=7").status_code == 404
-        answer = small.admin.get(f"{path}?end=true")
+        response = small.admin.get(f"{path}?end=true")
 
-    assert lines_of(answer)[-1]["$end"]["count"] > 0
+    assert lines_of(response)[-1]["$end"]["count"] > 0
 
 
-def test_read_with_a_compressed_body_is_answered(house: InProcessApi):
+def test_read_with_a_compressed_body_is_answered(api: InProcessApi):
     body = gzip.compress(orjson.dumps({"where": {"field": "id", "op": "eq", "value": "jane"}}))
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 
-    assert ids_of(house.admin.post(f"{ENTITIES}/query", content=body, headers=headers)) == ["jane"]
-    assert ids_of(house.admin.get(ENTITIES, headers={"Content-Encoding": "zstd"})) == ["jane"]
-    assert len(lines_of(house.admin.get(STREAMS[0], headers={"Content-Encoding": "gzip"}))) == 1
+    assert ids_of(api.admin.post(f"{ENTITIES}/query", content=body, headers=headers)) == ["jane"]
+    assert ids_of(api.admin.get(ENTITIES, headers={"Content-Encoding": "zstd"})) == ["jane"]
+    assert len(lines_of(api.admin.get(STREAMS[0], headers={"Content-Encoding": "gzip"}))) == 1

@@ -1,4 +1,4 @@
-"""Tags over HTTP: a namespace for each tenant, and the core's for all to read."""
+"""Tags over HTTP: a namespace for each tenant, and the lake's own, which all may read."""
 
 from datetime import UTC, datetime
 
@@ -15,11 +15,11 @@ BASE = "/v1/datasets/test"
 
 
 @pytest.fixture
-def put(house: InProcessApi, dataset: Dataset):
+def put(api: InProcessApi, dataset: Dataset):
     def put(key: str, **body):
-        answer = house.admin.put(f"{BASE}/tag?key={key}", body or None)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = api.admin.put(f"{BASE}/tag?key={key}", body or None)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     return put
 
@@ -28,17 +28,17 @@ def listed(caller, query: str = "") -> list[str]:
     return [tag["key"] for tag in caller.get(f"{BASE}/tags{query}").json()["results"]]
 
 
-def test_tag_without_a_body_is_now_and_later_each_time(house: InProcessApi, dataset: Dataset, put, monkeypatch):
+def test_tag_without_a_body_is_the_current_time_and_increases(api: InProcessApi, dataset: Dataset, put, monkeypatch):
     first = put("crawl/last_run")
     monkeypatch.setattr(tags, "now", lambda: datetime(2001, 1, 1, tzinfo=UTC))
     second = put("crawl/last_run")
 
     assert first["value"] is None
     assert second["at"] > first["at"]
-    assert house.admin.get(f"{BASE}/tag?key=crawl/last_run").json() == second
+    assert api.admin.get(f"{BASE}/tag?key=crawl/last_run").json() == second
 
 
-def test_tag_has_the_moment_and_the_value_that_it_is_given(house: InProcessApi, dataset: Dataset, put):
+def test_tag_has_the_given_timestamp_and_value(api: InProcessApi, dataset: Dataset, put):
     tag = put("state", at="2030-01-01T12:00:00+02:00", value={"page": 7})
 
     assert tag == {"key": "state", "at": "2030-01-01T10:00:00Z", "value": {"page": 7}}
@@ -47,47 +47,47 @@ def test_tag_has_the_moment_and_the_value_that_it_is_given(house: InProcessApi, 
 
 
 @ONE_DATABASE
-def test_tag_is_mirrored_as_its_moment_or_value_and_leaves_the_layout(house: InProcessApi, dataset: Dataset, put):
+def test_tag_is_mirrored_in_the_lake_and_removed_from_it(api: InProcessApi, dataset: Dataset, put):
     path = dataset.layout.tag("admin", TagKey("a/b"))
-    store = house.services.store
+    store = api.services.store
 
     at = put("a/b")["at"]
     assert datetime.fromisoformat(orjson.loads(store.get(path))) == datetime.fromisoformat(at)
     put("a/b", value="x")
     assert orjson.loads(store.get(path)) == "x"
-    assert house.admin.delete(f"{BASE}/tag?key=a/b").status_code == 204
+    assert api.admin.delete(f"{BASE}/tag?key=a/b").status_code == 204
     assert store.head(path) is None
-    assert house.admin.delete(f"{BASE}/tag?key=a/b").json()["type"] == "/problems/tag-not-found"
+    assert api.admin.delete(f"{BASE}/tag?key=a/b").json()["type"] == "/problems/tag-not-found"
 
 
-def test_tags_are_listed_by_prefix_and_page(house: InProcessApi, dataset: Dataset, put):
+def test_tags_are_listed_by_prefix_and_page(api: InProcessApi, dataset: Dataset, put):
     for key in ("b/2", "a_x", "aXx", "b/1", "b/3"):
         put(key)
 
-    assert sorted(listed(house.admin)) == ["aXx", "a_x", "b/1", "b/2", "b/3"]
-    assert listed(house.admin, "?prefix=a_") == ["a_x"]
-    page = house.admin.get(f"{BASE}/tags?prefix=b/&limit=2").json()
-    rest = house.admin.get(f"{BASE}/tags?prefix=b/&limit=2&cursor={page['next']}").json()
+    assert sorted(listed(api.admin)) == ["aXx", "a_x", "b/1", "b/2", "b/3"]
+    assert listed(api.admin, "?prefix=a_") == ["a_x"]
+    page = api.admin.get(f"{BASE}/tags?prefix=b/&limit=2").json()
+    rest = api.admin.get(f"{BASE}/tags?prefix=b/&limit=2&cursor={page['next']}").json()
     assert [tag["key"] for tag in page["results"] + rest["results"]] == ["b/1", "b/2", "b/3"]
     assert rest["next"] is None
 
 
-def test_tags_of_the_lake_are_read_by_all_and_written_by_nobody(house: InProcessApi, dataset: Dataset):
-    reader = house.tenant("reader", test="read")
-    house.admin.post(f"{BASE}/entities", {"id": "jane", "schema": "Person"})
+def test_tags_of_the_lake_are_readable_by_all_and_read_only(api: InProcessApi, dataset: Dataset):
+    reader = api.tenant("reader", test="read")
+    api.admin.post(f"{BASE}/entities", {"id": "jane", "schema": "Person"})
     key = "lakehouse/journal/last_updated"
 
     assert reader.get(f"{BASE}/tag?key={key}").json()["key"] == key
     assert listed(reader, "?prefix=lakehouse/") == [key]
     assert listed(reader) == []
-    for caller in (house.admin, reader):
-        for answer in (
+    for caller in (api.admin, reader):
+        for response in (
             caller.put(f"{BASE}/tag?key={key}"),
             caller.put(f"{BASE}/tag?key=lakehouse"),
             caller.delete(f"{BASE}/tag?key={key}"),
         ):
-            assert (answer.status_code, answer.json()["type"]) == (403, "/problems/forbidden")
-    denied = house.admin.get("/v1/admin/audit?tenant=reader").json()["results"]
+            assert (response.status_code, response.json()["type"]) == (403, "/problems/forbidden")
+    denied = api.admin.get("/v1/admin/audit?tenant=reader").json()["results"]
     assert {(entry["action"], entry["outcome"]) for entry in denied} == {
         ("set_tag", "denied"),
         ("delete_tag", "denied"),
@@ -95,35 +95,33 @@ def test_tags_of_the_lake_are_read_by_all_and_written_by_nobody(house: InProcess
 
 
 @ONE_DATABASE
-def test_tags_of_another_tenant_do_not_exist(house: InProcessApi, dataset: Dataset, put):
-    other, stranger = house.tenant("other", test="admin"), house.tenant("stranger")
+def test_tags_of_another_tenant_are_not_found(api: InProcessApi, dataset: Dataset, put):
+    other, unrelated = api.tenant("other", test="admin"), api.tenant("unrelated")
     put("mine")
 
     assert listed(other) == []
     assert other.get(f"{BASE}/tag?key=mine").status_code == 404
     assert other.delete(f"{BASE}/tag?key=mine").status_code == 404
     assert other.put(f"{BASE}/tag?key=mine", {"value": 1}).json()["value"] == 1
-    assert house.admin.get(f"{BASE}/tag?key=mine").json()["value"] is None
-    assert stranger.put(f"{BASE}/tag?key=mine").json()["type"] == "/problems/dataset-not-found"
+    assert api.admin.get(f"{BASE}/tag?key=mine").json()["value"] is None
+    assert unrelated.put(f"{BASE}/tag?key=mine").json()["type"] == "/problems/dataset-not-found"
 
 
-def test_tag_is_latest_only_if_it_is_newer_than_every_dependency_that_is_there(
-    house: InProcessApi, dataset: Dataset, put
-):
+def test_tag_is_latest_only_if_it_is_newer_than_every_existing_dependency(api: InProcessApi, dataset: Dataset, put):
     put("old", at="2020-01-01T00:00:00Z")
     put("same", at="2020-01-02T00:00:00Z")
     put("new", at="2020-01-02T00:00:00Z")
 
     def latest(key: str, *deps: str):
         query = "".join(f"&dep={dep}" for dep in deps)
-        answer = house.admin.get(f"{BASE}/tag/is_latest?key={key}{query}").json()
-        return answer["latest"], answer["newer"]
+        response = api.admin.get(f"{BASE}/tag/is_latest?key={key}{query}").json()
+        return response["latest"], response["newer"]
 
     assert latest("new", "old", "missing") == (True, [])
     assert latest("new", "old", "same") == (False, ["same"])
     assert latest("missing", "old") == (False, ["old"])
     assert latest("missing", "gone") == (False, [])
-    house.admin.post(f"{BASE}/entities", {"id": "jane", "schema": "Person"})
+    api.admin.post(f"{BASE}/entities", {"id": "jane", "schema": "Person"})
     assert latest("new", "lakehouse/journal/last_updated") == (False, ["lakehouse/journal/last_updated"])
 
 
@@ -131,11 +129,11 @@ def test_tag_is_latest_only_if_it_is_newer_than_every_dependency_that_is_there(
 @pytest.mark.parametrize(
     "key", ["", "a//b", "/a", "a/", "../a", "a/..", ".a", "a/.b", "a b", "a\\b", "a%00b", "ä", "a" * 256, "a%0Ab"]
 )
-def test_key_that_is_no_path_is_refused(house: InProcessApi, dataset: Dataset, key: str):
-    answer = house.admin.put(f"{BASE}/tag?key={key}")
+def test_key_that_is_not_a_path_is_refused(api: InProcessApi, dataset: Dataset, key: str):
+    response = api.admin.put(f"{BASE}/tag?key={key}")
 
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "query.key")
-    assert listed(house.admin) == []
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "query.key")
+    assert listed(api.admin) == []
 
 
 @ONE_DATABASE
@@ -149,36 +147,36 @@ def test_key_that_is_no_path_is_refused(house: InProcessApi, dataset: Dataset, k
         ({"value": 2**70}, "value"),
     ],
 )
-def test_body_that_says_no_tag_is_refused_with_its_field(house: InProcessApi, dataset: Dataset, body, field: str):
-    answer = house.admin.put(f"{BASE}/tag?key=a", body)
+def test_invalid_tag_is_refused_with_its_field(api: InProcessApi, dataset: Dataset, body, field: str):
+    response = api.admin.put(f"{BASE}/tag?key=a", body)
 
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, field)
 
 
 @ONE_DATABASE
-def test_nothing_is_both_a_tag_and_a_folder_of_tags(house: InProcessApi, dataset: Dataset, put):
+def test_key_cannot_be_both_a_tag_and_a_prefix_of_tags(api: InProcessApi, dataset: Dataset, put):
     put("a/b")
 
-    assert house.admin.put(f"{BASE}/tag?key=a").json()["type"] == "/problems/already-exists"
-    assert house.admin.put(f"{BASE}/tag?key=a/b/c").json()["type"] == "/problems/already-exists"
+    assert api.admin.put(f"{BASE}/tag?key=a").json()["type"] == "/problems/already-exists"
+    assert api.admin.put(f"{BASE}/tag?key=a/b/c").json()["type"] == "/problems/already-exists"
     put("a/bc")
 
 
 @ONE_DATABASE
-def test_longest_key_is_mirrored_too(house: InProcessApi, dataset: Dataset, put):
+def test_longest_key_is_mirrored_too(api: InProcessApi, dataset: Dataset, put):
     key = "k" * TagKey.longest_segment
 
     put(key)
 
-    assert house.services.store.head(dataset.layout.tag("admin", TagKey(key))) is not None
+    assert api.services.store.head(dataset.layout.tag("admin", TagKey(key))) is not None
 
 
 @ONE_DATABASE
-def test_writes_of_tags_are_audited(house: InProcessApi, dataset: Dataset, put):
+def test_writes_of_tags_are_audited(api: InProcessApi, dataset: Dataset, put):
     put("a")
-    house.admin.delete(f"{BASE}/tag?key=a")
+    api.admin.delete(f"{BASE}/tag?key=a")
 
-    entries = house.admin.get("/v1/admin/audit?limit=2").json()["results"]
+    entries = api.admin.get("/v1/admin/audit?limit=2").json()["results"]
     assert [(entry["action"], entry["detail"]) for entry in entries] == [
         ("delete_tag", {"key": "a"}),
         ("set_tag", {"key": "a"}),

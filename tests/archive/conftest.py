@@ -1,5 +1,6 @@
-"""What archive tests stand on: a dataset with an archive, a scripted server, a canary, and a fetcher that knows both by
-name."""
+"""Fixtures of archive tests: a dataset with an archive, a scripted server, a canary, and a fetcher that resolves both
+by name.
+"""
 
 import os
 import socket
@@ -46,7 +47,7 @@ def server() -> Iterator[Scripted]:
 
 @pytest.fixture
 def canary() -> Iterator[Canary]:
-    """On every loopback address that there is here, at one port."""
+    """Listen on every loopback address of this machine, at one port."""
     with ExitStack() as stack:
         first = stack.enter_context(listening())
         listeners = [first]
@@ -60,7 +61,9 @@ def canary() -> Iterator[Canary]:
 
 @pytest.fixture
 def fetcher_of(tmp_path) -> FetcherOf:
-    """A fetcher with these settings, which may fetch from `files.test` and from nowhere else in here."""
+    """Return a function that builds a fetcher with given settings, which may fetch from `files.test` but from no
+    other local host.
+    """
 
     def build(resolve: Any = resolve, clock: Any = None, **settings: Any) -> Fetcher:
         given = {
@@ -81,6 +84,6 @@ def fetcher(fetcher_of: FetcherOf) -> Fetcher:
 
 
 @pytest.fixture
-def desk(settings: Settings, database: Database, store: Store) -> DatasetArchive:
+def dataset_archive(settings: Settings, database: Database, store: Store) -> DatasetArchive:
     ensure_admin(database, settings)
     return DatasetArchive.make(settings, database, store)

@@ -1,4 +1,4 @@
-"""What FtM tools are told of files."""
+"""Entities that describe files for FtM tools."""
 
 import json
 import subprocess
@@ -81,13 +81,13 @@ def test_schema_is_chosen_by_mime_type(mime_type: str, schema: str):
     assert schema_of(mime_type) == schema
 
 
-def test_every_kind_that_is_recognised_has_a_schema_of_documents():
+def test_every_recognised_mime_type_has_a_document_schema():
     kinds = {kind for _, _, kind in SIGNATURES} | {*NAMES.values()}
 
     assert {model.get(schema_of(kind)).is_a("Document") for kind in kinds} == {True}
 
 
-def test_document_says_what_the_record_does_and_where_it_is():
+def test_document_has_the_fields_and_location_of_the_record():
     root, folder, document = documents.entities(TEST, file())
 
     assert document == {
@@ -115,14 +115,14 @@ def test_file_without_a_folder_has_no_parent():
     assert "parent" not in document["properties"]
 
 
-def test_ids_depend_on_dataset_path_and_content_alone():
+def test_ids_depend_only_on_dataset_path_and_content():
     assert documents.entities(TEST, file()) == documents.entities(TEST, file())
     others = [file("a/c/report.pdf"), file(dataset=DatasetName("other"))]
     assert len({file().id, *(other.id for other in others)}) == 3
     assert documents.folder_id(TEST, FilePath("a")) != documents.folder_id(DatasetName("other"), FilePath("a"))
 
 
-def test_ftm_reads_the_entities_and_loses_nothing():
+def test_ftm_reads_the_entities_without_loss():
     for entity in documents.entities(TEST, file("報告/1.pdf")):
         read = StatementEntity.from_data(Dataset.make({"name": "test", "title": "T"}), entity)
         assert {name: read.get(name) for name in entity["properties"]} == entity["properties"]
@@ -131,7 +131,7 @@ def test_ftm_reads_the_entities_and_loses_nothing():
         ]
 
 
-def test_ftm_command_takes_the_entities_for_valid(tmp_path: Path):
+def test_ftm_command_validates_the_entities(tmp_path: Path):
     lines = "".join(json.dumps(entity) + "\n" for entity in documents.entities(TEST, file()))
     (tmp_path / "in.json").write_text(lines)
 

@@ -1,4 +1,4 @@
-"""Which hosts may be connected to: every form in which a forbidden address can be written, named or hidden."""
+"""Hosts that may be connected to: every form in which a forbidden address can be written, named or embedded."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -58,17 +58,17 @@ LOOPBACK_FORMS = [
 
 
 @pytest.mark.parametrize(("address", "kind"), NOT_PUBLIC.items())
-def test_address_that_is_not_public_is_known_for_what_it_is(address: str, kind: str):
+def test_address_that_is_not_public_is_classified(address: str, kind: str):
     assert kind_of(ip_address(address)) == kind
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_public_address_is_taken(address: str):
+def test_public_address_is_accepted(address: str):
     assert Guard(resolve=lambda *_: [address]).addresses("a.example", 80) == [ip_address(address)]
 
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_name_that_resolves_to_such_an_address_is_refused_even_beside_a_public_one(address: str):
+def test_name_with_a_forbidden_address_is_refused_even_if_others_are_public(address: str):
     guard = Guard(resolve=lambda *_: ["8.8.8.8", address, "1.1.1.1"])
 
     with pytest.raises(SchemaViolation, match=r"a\.example is not at a public address") as refusal:
@@ -77,7 +77,7 @@ def test_name_that_resolves_to_such_an_address_is_refused_even_beside_a_public_o
 
 
 @pytest.mark.parametrize("address", [address for address in NOT_PUBLIC if "%" not in address])
-def test_such_an_address_in_the_url_is_refused_and_never_resolved(address: str):
+def test_forbidden_address_in_the_url_is_refused_without_resolving_it(address: str):
     def resolve(host: str, port: int) -> list[str]:
         raise AssertionError(host)
 
@@ -88,7 +88,7 @@ def test_such_an_address_in_the_url_is_refused_and_never_resolved(address: str):
 
 @pytest.mark.parametrize("host", LOOPBACK_FORMS)
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_no_way_to_write_the_loopback_reaches_it(fetcher_of: FetcherOf, canary: Canary, scheme: str, host: str):
+def test_no_notation_of_the_loopback_address_reaches_it(fetcher_of: FetcherOf, canary: Canary, scheme: str, host: str):
     fetcher = fetcher_of(resolve=resolve_by_system, fetch_private_hosts=())
 
     with pytest.raises(SchemaViolation) as refusal:
@@ -97,7 +97,7 @@ def test_no_way_to_write_the_loopback_reaches_it(fetcher_of: FetcherOf, canary: 
     assert not canary.touched()
 
 
-def test_canary_would_have_noticed(canary: Canary, fetcher_of: FetcherOf):
+def test_canary_detects_a_connection(canary: Canary, fetcher_of: FetcherOf):
     fetcher = fetcher_of(fetch_private_hosts=("127.0.0.1",), fetch_patience=0.01)
 
     with pytest.raises(SourceFailed):
@@ -108,21 +108,23 @@ def test_canary_would_have_noticed(canary: Canary, fetcher_of: FetcherOf):
 
 @NO_DEADLINE
 @given(st.ip_addresses())
-def test_every_address_that_the_standard_library_calls_not_global_is_refused(address: IPv4Address | IPv6Address):
+def test_every_address_that_the_standard_library_classifies_as_not_global_is_refused(
+    address: IPv4Address | IPv6Address,
+):
     carried = isinstance(address, IPv6Address) and (address.ipv4_mapped is not None or address in NAT64)
     assert address.is_global or carried or kind_of(address) is not None
 
 
 @NO_DEADLINE
 @given(st.ip_addresses(v=4))
-def test_address_carried_by_ipv6_is_what_it_is_by_itself(address: IPv4Address):
+def test_ipv4_address_embedded_in_ipv6_is_classified_as_the_ipv4_address(address: IPv4Address):
     for carrying in (f"::ffff:{address}", f"64:ff9b::{address}"):
         assert kind_of(IPv6Address(carrying)) == kind_of(address)
 
 
 @NO_DEADLINE
 @given(st.ip_addresses(v=4), st.data())
-def test_ipv4_address_is_taken_as_four_decimal_numbers_and_in_no_other_form(address: IPv4Address, data: st.DataObject):
+def test_ipv4_address_is_accepted_only_as_four_decimal_numbers(address: IPv4Address, data: st.DataObject):
     number, octets = int(address), address.packed
     parts = data.draw(st.integers(1, 4))
     values = [*octets[: parts - 1], number & ((1 << (8 * (5 - parts))) - 1)]
@@ -137,13 +139,13 @@ def test_ipv4_address_is_taken_as_four_decimal_numbers_and_in_no_other_form(addr
 
 @NO_DEADLINE
 @given(st.ip_addresses(v=6))
-def test_ipv6_address_has_one_form_however_it_is_written(address: IPv6Address):
+def test_ipv6_address_is_normalised_to_one_form(address: IPv6Address):
     assert ascii_host(f"[{address.exploded.upper()}]") == ascii_host(f"[{address}]") == str(address)
 
 
 @NO_DEADLINE
 @given(st.text(max_size=40))
-def test_host_is_refused_or_ascii_and_then_stays_as_it_is(written: str):
+def test_host_is_refused_or_normalised_to_stable_ascii(written: str):
     try:
         host = ascii_host(written)
     except SchemaViolation:
@@ -167,28 +169,28 @@ def test_host_is_refused_or_ascii_and_then_stays_as_it_is(written: str):
         ("[2606:4700::0:1]", "2606:4700::1"),
     ],
 )
-def test_host_has_one_form(written: str, host: str):
+def test_host_is_normalised(written: str, host: str):
     assert ascii_host(written) == host
 
 
-def test_name_without_an_address_is_a_failure_of_the_source(fetcher: Fetcher):
+def test_name_without_an_address_is_a_source_failure(fetcher: Fetcher):
     with pytest.raises(SourceFailed, match=r"nowhere\.test cannot be resolved"):
         fetcher.open("http://nowhere.test/")
 
 
 @pytest.mark.parametrize("answers", [[], ["nonsense"], ["8.8.8.8", ""]])
-def test_resolver_that_answers_nonsense_is_not_believed(answers: list[str]):
+def test_invalid_response_of_the_resolver_is_refused(answers: list[str]):
     with pytest.raises(SourceFailed, match="cannot be resolved"):
         Guard(resolve=lambda *_: answers).addresses("a.example", 80)
 
 
-# What an operator opens
+# Hosts allowed by settings
 
 
 @pytest.mark.parametrize(
     "address", ["127.0.0.1", "10.1.2.3", "192.168.1.1", "100.64.0.1", "fd00::1", "::ffff:10.0.0.1"]
 )
-def test_host_that_is_opened_may_be_in_here(address: str):
+def test_allowed_host_may_be_in_the_internal_network(address: str):
     guard = Guard.opened_for(["Intranet.example."], lambda *_: [address])
 
     assert guard.addresses("intranet.example", 80) == [ip_address(address)]
@@ -197,14 +199,14 @@ def test_host_that_is_opened_may_be_in_here(address: str):
 
 
 @pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "168.63.129.16"])
-def test_host_that_is_opened_is_never_where_clouds_hand_out_credentials(address: str):
+def test_allowed_host_is_never_a_cloud_metadata_address(address: str):
     guard = Guard.opened_for(["intranet.example"], lambda *_: ["10.0.0.1", address])
 
     with pytest.raises(SchemaViolation):
         guard.addresses("intranet.example", 80)
 
 
-def test_network_that_is_opened_is_open_under_any_name_and_no_wider():
+def test_allowed_network_is_reachable_under_any_name_and_no_other_is():
     guard = Guard.opened_for(["10.1.0.0/16", "fd00:1::/32", "192.168.0.7"], resolve_by_system)
 
     for host in ("10.1.255.255", "192.168.0.7", "fd00:1::5", "::ffff:10.1.0.1"):
@@ -215,6 +217,6 @@ def test_network_that_is_opened_is_open_under_any_name_and_no_wider():
 
 
 @pytest.mark.parametrize("entry", ["http://host", "10.0.0.0/33", "10.0.0.1/8", "a b", "host:80", "0x7f.1", "*.example"])
-def test_entry_that_is_no_host_and_no_network_refuses_the_start(fetcher_of: FetcherOf, entry: str):
+def test_entry_that_is_neither_host_nor_network_stops_the_start(fetcher_of: FetcherOf, entry: str):
     with pytest.raises(StartRefused, match=r"TARN_FETCH_PRIVATE_HOSTS: .* is no host name, address or network"):
         fetcher_of(fetch_private_hosts=(entry,))

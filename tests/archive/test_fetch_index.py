@@ -1,4 +1,4 @@
-"""Listing index pages on the web: what is below them, and nothing else."""
+"""Listing of index pages on the web: files below the start page, and nothing else."""
 
 from itertools import count
 
@@ -13,7 +13,7 @@ from tests.archive.web import Canary, Scripted, answer, page, redirect
 
 
 def listed(fetcher: Fetcher, uri: str, **choice) -> tuple[list[str], dict[str, str]]:
-    """The paths found, in order, and what failed."""
+    """Return the paths found, in order, and the failures."""
     found = [*fetcher.sources(uri, **choice)]
     failed = {each.path: each.error.detail for each in found if isinstance(each, ListingFailure)}
     return [each.path for each in found if isinstance(each, ListedFile)], failed
@@ -24,7 +24,7 @@ def top(server: Scripted) -> str:
     return f"http://files.test:{server.port}/data/"
 
 
-def test_listing_gives_files_of_all_pages_with_what_fetches_them(fetcher: Fetcher, server: Scripted, top: str):
+def test_listing_returns_the_files_of_all_pages_with_their_uris(fetcher: Fetcher, server: Scripted, top: str):
     server.scripts |= {
         "/data/": page("?C=N;O=D", "/", "../", "a.txt", "b/", "a.txt", "für mich.pdf", "#top", "./c%20d.txt"),
         "/data/b/": page("../", "/data/", "/data/b/e.txt", "f/", f"{top}b/g.txt"),
@@ -54,7 +54,7 @@ def test_listing_stays_on_its_host_and_below_its_path(fetcher: Fetcher, server: 
 
 
 @pytest.mark.parametrize("link", ["%2e%2e/x", "a%2fb", "%00", "%ff", "a//b", ".%2e/", "..%2f..%2fx"])
-def test_link_that_is_no_path_is_a_failure(fetcher: Fetcher, server: Scripted, top: str, link: str):
+def test_link_that_is_not_a_path_is_a_failure(fetcher: Fetcher, server: Scripted, top: str, link: str):
     server.scripts["/data/"] = page(f"{top}{link}", "good")
 
     found, failed = listed(fetcher, top)
@@ -63,9 +63,7 @@ def test_link_that_is_no_path_is_a_failure(fetcher: Fetcher, server: Scripted, t
     assert [*failed] == [f"/data/{link}"]
 
 
-def test_page_that_fails_is_counted_and_the_listing_goes_on(
-    fetcher: Fetcher, server: Scripted, canary: Canary, top: str
-):
+def test_failed_page_is_counted_and_the_listing_continues(fetcher: Fetcher, server: Scripted, canary: Canary, top: str):
     server.scripts |= {
         "/data/": page("gone/", "text/", "away/", "up/", "moved/", "large/", "good"),
         "/data/text/": answer(b"<a href=x>", Content_Type="text/plain"),
@@ -82,7 +80,7 @@ def test_page_that_fails_is_counted_and_the_listing_goes_on(
     assert found == ["here/x", "good"]
     assert failed.keys() == {"gone/", "text/", "away/", "up/", "large/"}
     assert "not at a public address" in failed["away/"]
-    assert "redirects to elsewhere" in failed["up/"]
+    assert "redirects to another site or folder" in failed["up/"]
 
 
 def test_page_may_be_named_without_its_slash_or_by_a_file(fetcher: Fetcher, server: Scripted, top: str):
@@ -96,14 +94,14 @@ def test_page_may_be_named_without_its_slash_or_by_a_file(fetcher: Fetcher, serv
     assert listed(fetcher, f"{top}index.html") == (["a", "index.html"], {})
 
 
-def test_listing_gives_what_is_wanted_and_reads_no_other_page(fetcher: Fetcher, server: Scripted, top: str):
+def test_listing_with_a_filter_reads_only_pages_that_can_match(fetcher: Fetcher, server: Scripted, top: str):
     server.scripts |= {"/data/": page("a.pdf", "b/", "c/"), "/data/b/": page("d.pdf", "e.txt", "f.pdf")}
 
     assert listed(fetcher, top, prefix="b/", glob=["*.pdf"], exclude=["*/f*"]) == (["b/d.pdf"], {})
     assert len(server.requests) == 2
 
 
-def test_pages_that_are_made_up_come_to_an_end(
+def test_listing_of_endless_generated_pages_ends(
     fetcher: Fetcher, server: Scripted, top: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(web_index, "PAGES", 5)
@@ -118,7 +116,7 @@ def test_pages_that_are_made_up_come_to_an_end(
     assert failed.popitem()[1].endswith(f"more than {web_index.DEPTH} pages deep")
 
 
-def test_first_page_that_cannot_be_read_is_an_error_at_once(fetcher: Fetcher, server: Scripted, top: str):
+def test_unreadable_first_page_is_an_error_at_once(fetcher: Fetcher, server: Scripted, top: str):
     server.scripts["/data/file"] = answer(b"x", Content_Type="application/pdf")
     server.scripts["/data/large"] = answer(bytes(web_index.LARGEST_PAGE + 1), Content_Type="text/html")
 
@@ -141,13 +139,13 @@ def test_first_page_that_cannot_be_read_is_an_error_at_once(fetcher: Fetcher, se
         ("<a b='<a href=x>", ["x"]),
     ],
 )
-def test_links_are_read_as_a_browser_would(html: str, links: list[str]):
+def test_links_are_resolved_like_in_a_browser(html: str, links: list[str]):
     assert links_of(html) == links
 
 
 @pytest.mark.parametrize("piece", ["<a ", '<a b="', "<!--", "<![", "<a href='", "</a", "<a b=x ", "&#"])
-def test_page_that_was_made_to_keep_the_parser_busy_does_not(piece: str, monkeypatch: pytest.MonkeyPatch):
-    """What the parser is fed is counted, not timed: whole pages of these take it minutes."""
+def test_page_crafted_to_slow_the_parser_is_cut(piece: str, monkeypatch: pytest.MonkeyPatch):
+    """Count what is fed to the parser instead of measuring time: whole pages of these take minutes."""
     fed = count()
     monkeypatch.setattr(web_index._Links, "feed", lambda *_: next(fed))
 

@@ -1,4 +1,4 @@
-"""Files on the server's disk: only below the folders that were opened, whatever links and paths try."""
+"""Files on the server's disk: only below the configured folders, for every kind of link and path."""
 
 import os
 import socket
@@ -49,7 +49,7 @@ def refusal(fetcher: Fetcher, uri: str | Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "für ?#%41 mich.txt", "a\nb", "日本語/файл", "-rf", "a\\b"])
-def test_file_below_a_root_comes_by_path_and_by_uri(fetcher: Fetcher, root: Path, name: str):
+def test_file_below_a_root_is_fetched_by_path_and_by_uri(fetcher: Fetcher, root: Path, name: str):
     path = write(root / name, b"12345")
     uri = f"file://{quote(str(path))}"
 
@@ -61,14 +61,14 @@ def test_file_below_a_root_comes_by_path_and_by_uri(fetcher: Fetcher, root: Path
         assert source.name == (None if name in ("a\nb", "a\\b") else path.name)
 
 
-def test_large_file_comes_in_bounded_pieces(fetcher: Fetcher, root: Path):
+def test_large_file_is_read_in_bounded_chunks(fetcher: Fetcher, root: Path):
     path = write(root / "large", bytes(5 << 20))
 
     with fetcher.open(str(path)) as source:
         assert max(map(len, source)) <= local.CHUNK
 
 
-def test_nothing_is_open_unless_it_is_configured(fetcher_of: FetcherOf, root: Path):
+def test_every_path_is_refused_without_configured_roots(fetcher_of: FetcherOf, root: Path):
     path = write(root / "a.txt")
 
     assert "only from below the folders" in refusal(fetcher_of(), path)
@@ -84,23 +84,23 @@ def test_nothing_is_open_unless_it_is_configured(fetcher_of: FetcherOf, root: Pa
         "/dev/zero", "{root}/\udcff",
     ],
 )  # fmt: skip
-def test_path_elsewhere_is_refused(fetcher: Fetcher, root: Path, path: str):
+def test_path_outside_of_the_roots_is_refused(fetcher: Fetcher, root: Path, path: str):
     assert refusal(fetcher, path.format(root=root, above=root.parent))
 
 
 @pytest.mark.parametrize("path", ["no", "no/no", "a.txt/no", "a" * 300])
-def test_file_that_is_not_there_is_said_to_be_so(fetcher: Fetcher, root: Path, path: str):
+def test_absent_file_is_reported_as_absent(fetcher: Fetcher, root: Path, path: str):
     write(root / "a.txt")
 
     with pytest.raises((FileNotFound, SourceFailed)):
         fetcher.open(f"{root}/{path}")
 
 
-def test_folder_is_no_file(fetcher: Fetcher, root: Path):
+def test_folder_is_refused(fetcher: Fetcher, root: Path):
     assert refusal(fetcher, root) == "it is a folder"
 
 
-def test_file_larger_than_the_limit_is_refused_unread(fetcher_of: FetcherOf, root: Path):
+def test_file_larger_than_the_limit_is_refused_without_reading_it(fetcher_of: FetcherOf, root: Path):
     path = write(root / "a.txt", b"12345")
 
     with pytest.raises(BodyTooLarge):
@@ -143,14 +143,14 @@ def test_link_within_the_root_is_followed(fetcher: Fetcher, root: Path, target: 
     assert fetch(fetcher, root / "link") == b"inside"
 
 
-def test_links_in_a_circle_come_to_an_end(fetcher: Fetcher, root: Path):
+def test_circular_links_are_refused(fetcher: Fetcher, root: Path):
     (root / "a").symlink_to("b")
     (root / "b").symlink_to("a")
 
     assert "too many links" in refusal(fetcher, root / "a")
 
 
-def test_root_may_be_a_link_itself(fetcher_of: FetcherOf, root: Path):
+def test_root_may_be_a_link(fetcher_of: FetcherOf, root: Path):
     write(root / "inner" / "a.txt", b"inside")
     (root / "link").symlink_to(root / "inner" / "a.txt")
     (root.parent / "alias").symlink_to(root)
@@ -159,38 +159,38 @@ def test_root_may_be_a_link_itself(fetcher_of: FetcherOf, root: Path):
 
 
 @pytest.mark.parametrize("swap", ["file", "folder"])
-def test_link_put_in_after_the_check_is_not_followed(
+def test_link_created_after_the_check_is_not_followed(
     fetcher: Fetcher, root: Path, swap: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The moment between looking and opening is the attacker's: here it always comes in time."""
+    """Swap the file between check and open, the moment that an attacker would have to hit."""
     path = write(root / "folder" / "key", b"mine")
     look, place = os.stat, path if swap == "file" else path.parent
     secret = root.parent / ("secrets/key" if swap == "file" else "secrets")
 
-    def look_and_lose(name, *, dir_fd=None, follow_symlinks=True):
+    def check_and_swap(name, *, dir_fd=None, follow_symlinks=True):
         found = look(name, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
         if name == place.name and not place.is_symlink():
             place.rename(root / "aside")
             place.symlink_to(secret)
         return found
 
-    monkeypatch.setattr(os, "stat", look_and_lose)
+    monkeypatch.setattr(os, "stat", check_and_swap)
 
     with pytest.raises(TarnError):
         fetcher.open(str(path))
     assert place.is_symlink()
 
 
-# What is no file
+# Pipes, sockets and devices
 
 
-def test_pipe_is_refused_without_waiting_for_its_other_end(fetcher: Fetcher, root: Path):
+def test_pipe_is_refused_without_blocking(fetcher: Fetcher, root: Path):
     os.mkfifo(root / "pipe")
 
     assert refusal(fetcher, root / "pipe") == "it is no regular file"
 
 
-def test_pipe_put_in_after_the_check_is_refused_too(fetcher: Fetcher, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pipe_created_after_the_check_is_refused(fetcher: Fetcher, root: Path, monkeypatch: pytest.MonkeyPatch):
     path = write(root / "a.txt")
     opening = os.open
 
@@ -210,7 +210,7 @@ def test_socket_and_device_are_refused(fetcher: Fetcher, fetcher_of: FetcherOf, 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
     assert refusal(fetcher, root / "socket") == "it is no regular file"
-    # The lake of this test may be in memory, which is below /dev, too.
+    # The lake of this test may be in shared memory, which is below /dev.
     elsewhere = {"lake_uri": "/none", "database_url": "sqlite:////none/tarn.db", "admin_key_file": Path("/none/key")}
     assert refusal(fetcher_of(fetch_roots=(Path("/dev"),), **elsewhere), "/dev/null") == "it is no regular file"
 
@@ -227,42 +227,40 @@ def changes(fetcher: Fetcher, path: Path, change) -> None:
             b"".join(chunks)
 
 
-def test_file_that_grows_while_it_is_read_is_a_failure(fetcher: Fetcher, root: Path):
+def test_file_that_grows_during_the_read_is_a_failure(fetcher: Fetcher, root: Path):
     path = write(root / "a", bytes(3 << 20))
     changes(fetcher, path, lambda: os.truncate(path, 4 << 20))
 
 
-def test_file_that_shrinks_while_it_is_read_is_a_failure(fetcher: Fetcher, root: Path):
+def test_file_that_shrinks_during_the_read_is_a_failure(fetcher: Fetcher, root: Path):
     path = write(root / "a", bytes(3 << 20))
     changes(fetcher, path, lambda: os.truncate(path, 1 << 20))
 
 
-def test_file_that_is_written_over_while_it_is_read_is_a_failure_though_its_times_are_put_back(
-    fetcher: Fetcher, root: Path
-):
+def test_file_overwritten_during_the_read_is_a_failure_even_with_restored_timestamps(fetcher: Fetcher, root: Path):
     path = write(root / "a", bytes(3 << 20))
     os.utime(path, ns=(1, 1))
 
-    def write_over() -> None:
+    def overwrite() -> None:
         with path.open("r+b") as file:
             file.seek(2 << 20)
             file.write(b"other")
         os.utime(path, ns=(1, 1))
 
-    changes(fetcher, path, write_over)
+    changes(fetcher, path, overwrite)
 
 
 # Listing
 
 
 def listed(fetcher: Fetcher, uri: str | Path, **choice) -> tuple[list[str], dict[str, str]]:
-    """The paths found, in order, and what failed."""
+    """Return the paths found, in order, and the failures."""
     found = [*fetcher.sources(str(uri), **choice)]
     failed = {each.path: each.error.detail for each in found if isinstance(each, ListingFailure)}
     return [each.path for each in found if isinstance(each, ListedFile)], failed
 
 
-def test_listing_gives_files_in_order_with_what_fetches_them(fetcher: Fetcher, root: Path):
+def test_listing_returns_files_in_order_with_their_uris(fetcher: Fetcher, root: Path):
     for name in ("b/2", "a", "b/1", "b-c", "für ?%.txt", "c/d/e", "a.txt"):
         write(root / name, name.encode())
     (root / "empty").mkdir()
@@ -295,14 +293,14 @@ def test_listing_of_a_folder_within_the_root_is_relative_to_it(fetcher: Fetcher,
         ({"exclude": ["*"]}, []),
     ],
 )
-def test_listing_gives_what_is_wanted(fetcher: Fetcher, root: Path, choice, paths: list[str]):
+def test_listing_applies_filters(fetcher: Fetcher, root: Path, choice, paths: list[str]):
     for name in ("4.pdf", "a/1.pdf", "a/b/2.PDF", "a/b/3.pdf"):
         write(root / name)
 
     assert listed(fetcher, root, **choice) == (paths, {})
 
 
-def test_listing_counts_what_cannot_be_fetched_and_goes_on(fetcher: Fetcher, root: Path):
+def test_listing_counts_files_that_cannot_be_fetched_and_continues(fetcher: Fetcher, root: Path):
     write(root / "inner" / "a")
     write(root / "z")
     (root / "in").symlink_to("inner/a")
@@ -327,13 +325,13 @@ def test_listing_counts_what_cannot_be_fetched_and_goes_on(fetcher: Fetcher, roo
     assert "not UTF-8" in failed["\ufffd"]
 
 
-def test_listing_does_not_fail_for_what_is_not_wanted(fetcher: Fetcher, root: Path):
+def test_listing_does_not_fail_for_excluded_files(fetcher: Fetcher, root: Path):
     (root / "out").symlink_to("../secret.txt")
 
     assert listed(fetcher, root, exclude=["out"]) == ([], {})
 
 
-def test_listing_does_not_go_down_for_ever(fetcher: Fetcher, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_depth_of_a_listing_is_limited(fetcher: Fetcher, root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(local, "DEPTH", 2)
     write(root / "a" / "b" / "c" / "d")
     write(root / "a" / "b" / "e")
@@ -345,7 +343,7 @@ def test_listing_does_not_go_down_for_ever(fetcher: Fetcher, root: Path, monkeyp
 
 
 @pytest.mark.parametrize("uri", ["{above}", "{above}/secrets", "{root}/out", "{root}/a.txt", "{root}/no", "/"])
-def test_listing_of_elsewhere_fails_at_once(fetcher: Fetcher, root: Path, uri: str):
+def test_listing_outside_of_the_roots_fails_at_once(fetcher: Fetcher, root: Path, uri: str):
     write(root / "a.txt")
     (root / "out").symlink_to("../secrets")
 
@@ -353,7 +351,7 @@ def test_listing_of_elsewhere_fails_at_once(fetcher: Fetcher, root: Path, uri: s
         fetcher.sources(uri.format(root=root, above=root.parent))
 
 
-def test_listing_that_is_left_early_closes_what_it_opened(fetcher: Fetcher, root: Path):
+def test_listing_that_is_abandoned_closes_its_files(fetcher: Fetcher, root: Path):
     write(root / "a" / "b" / "c")
     before = len(os.listdir("/proc/self/fd"))
 
@@ -364,7 +362,7 @@ def test_listing_that_is_left_early_closes_what_it_opened(fetcher: Fetcher, root
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# Roots that must not be opened
+# Roots that are refused
 
 
 @pytest.mark.parametrize(
@@ -374,7 +372,7 @@ def test_listing_that_is_left_early_closes_what_it_opened(fetcher: Fetcher, root
         ("data", "the database"), ("keys", "the administrator's key"),
     ],
 )  # fmt: skip
-def test_root_through_which_the_lake_could_be_read_refuses_the_start(
+def test_root_through_which_the_lake_could_be_read_stops_the_start(
     fetcher_of: FetcherOf, tmp_path: Path, opened: str, what: str
 ):
     (tmp_path / "alias").symlink_to("lake")

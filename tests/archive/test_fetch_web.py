@@ -1,4 +1,4 @@
-"""Fetching from the web: real connections on the loopback, to servers that misbehave in every way a server can."""
+"""Fetching from the web: real connections on the loopback to servers that misbehave."""
 
 import gzip
 import itertools
@@ -46,7 +46,7 @@ def refusal(fetcher: Fetcher, uri: str) -> str:
     return str(caught.value.members["errors"][0].reason)
 
 
-def test_file_comes_with_what_is_known_of_it(fetcher: Fetcher, server: Scripted):
+def test_file_is_fetched_with_its_metadata(fetcher: Fetcher, server: Scripted):
     server.scripts["/a/f%C3%BCr.pdf?token=secret"] = answer(b"%PDF", Content_Type="Application/PDF; x=y")
 
     source = fetcher.open(address(server, "/a/für.pdf?token=secret#part"))
@@ -56,7 +56,7 @@ def test_file_comes_with_what_is_known_of_it(fetcher: Fetcher, server: Scripted)
     assert read(source) == b"%PDF"
 
 
-def test_large_file_comes_in_small_pieces(fetcher: Fetcher, server: Scripted):
+def test_large_file_is_read_in_small_chunks(fetcher: Fetcher, server: Scripted):
     body = bytes(range(256)) * 4096 * 8
     server.scripts["/large"] = answer(body)
 
@@ -66,7 +66,7 @@ def test_large_file_comes_in_small_pieces(fetcher: Fetcher, server: Scripted):
     assert max(map(len, pieces)) <= MIB
 
 
-def test_file_without_a_length_comes_whole(fetcher: Fetcher, server: Scripted):
+def test_file_without_a_content_length_is_complete(fetcher: Fetcher, server: Scripted):
     server.scripts["/chunked"] = lambda: [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"]
     server.scripts["/until-closed"] = lambda: [b"HTTP/1.0 200 OK\r\n\r\nabc"]
 
@@ -91,7 +91,9 @@ def test_file_without_a_length_comes_whole(fetcher: Fetcher, server: Scripted):
         ('attachment; filename=""', "data"),
     ],
 )
-def test_name_is_the_servers_if_it_is_one(fetcher: Fetcher, server: Scripted, disposition: str, name: str | None):
+def test_name_of_the_server_is_used_if_it_is_valid(
+    fetcher: Fetcher, server: Scripted, disposition: str, name: str | None
+):
     server.scripts["/data"] = answer(b"1", Content_Disposition=disposition)
 
     with fetcher.open(address(server, "/data")) as source:
@@ -100,13 +102,13 @@ def test_name_is_the_servers_if_it_is_one(fetcher: Fetcher, server: Scripted, di
 
 @NO_DEADLINE
 @given(st.binary(max_size=80) | st.from_regex(rb"\A(; ?filename(\*[0-9]?\*?)?=[a-z0-9%';\"-]{0,20}){1,3}\Z"))
-def test_name_can_be_had_from_any_header(disposition: bytes):
+def test_any_content_disposition_header_yields_a_name(disposition: bytes):
     name = file_name(b"attachment" + disposition)
 
     assert name is None or name.encode() is not None
 
 
-def test_request_asks_for_plain_bytes_and_tells_nothing_of_us(fetcher: Fetcher, server: Scripted):
+def test_request_accepts_uncompressed_bytes_only_and_reveals_nothing(fetcher: Fetcher, server: Scripted):
     server.scripts["/x"] = answer(b"1")
 
     read(fetcher.open(address(server, "/x")))
@@ -117,7 +119,7 @@ def test_request_asks_for_plain_bytes_and_tells_nothing_of_us(fetcher: Fetcher, 
     ]
 
 
-def test_surroundings_offer_proxies_and_credentials_in_vain(
+def test_proxies_and_credentials_of_the_environment_are_ignored(
     fetcher: Fetcher, server: Scripted, canary: Canary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     (tmp_path / "netrc").write_text("machine files.test login me password hunter2\n")
@@ -133,7 +135,7 @@ def test_surroundings_offer_proxies_and_credentials_in_vain(
     assert "Cookie" not in server.requests[1]
 
 
-def test_fetcher_means_the_same_in_another_process(fetcher_of: FetcherOf, server: Scripted):
+def test_pickled_fetcher_has_the_same_configuration(fetcher_of: FetcherOf, server: Scripted):
     server.scripts["/x"] = answer(b"1")
     fetcher = fetcher_of()
     assert fetcher.web._tls is not None
@@ -141,7 +143,7 @@ def test_fetcher_means_the_same_in_another_process(fetcher_of: FetcherOf, server
     assert read(pickle.loads(pickle.dumps(fetcher)).open(address(server, "/x"))) == b"1"
 
 
-# Addresses that are refused as they stand
+# URIs that are refused
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_uri_that_is_not_plain_is_refused(fetcher: Fetcher, uri: str, reason: st
 
 @NO_DEADLINE
 @given(st.text(max_size=60).map(lambda text: f"http://{text}") | st.from_regex(r"\Ahttps?://[!-~]{1,40}\Z"))
-def test_url_is_refused_or_read_in_one_way(written: str):
+def test_url_is_refused_or_parsed_unambiguously(written: str):
     try:
         url = Url.parse(written)
     except SchemaViolation:
@@ -191,7 +193,7 @@ def test_url_is_refused_or_read_in_one_way(written: str):
 
 
 @pytest.mark.parametrize("status", ["301 A", "302 B", "303 C", "307 D", "308 E"])
-def test_redirect_is_followed_and_the_end_of_it_is_told(fetcher: Fetcher, server: Scripted, status: str):
+def test_redirect_is_followed_and_the_final_url_is_returned(fetcher: Fetcher, server: Scripted, status: str):
     server.scripts |= {"/a/b": redirect("../c?d=e", status), "/c?d=e": answer(b"here")}
 
     source = fetcher.open(address(server, "/a/b"))
@@ -211,7 +213,7 @@ def test_redirect_is_followed_and_the_end_of_it_is_told(fetcher: Fetcher, server
         "/\\canary.test", "http://files.test:{port}\t/",
     ],
 )  # fmt: skip
-def test_redirect_to_where_nobody_may_go_is_refused_and_not_followed(
+def test_redirect_to_a_forbidden_address_is_refused_and_not_followed(
     fetcher_of: FetcherOf, server: Scripted, canary: Canary, location: str
 ):
     names = {"files.test": ["127.0.0.1"], "canary.test": ["127.0.0.1"], "localhost": ["127.0.0.1", "::1"]}
@@ -222,7 +224,7 @@ def test_redirect_to_where_nobody_may_go_is_refused_and_not_followed(
     assert not canary.touched()
 
 
-def test_redirects_come_to_an_end(fetcher: Fetcher, server: Scripted):
+def test_number_of_redirects_is_limited(fetcher: Fetcher, server: Scripted):
     server.scripts |= {f"/{n}": redirect(f"/{n + 1}") for n in range(REDIRECTS)} | {f"/{REDIRECTS}": answer(b"end")}
     server.scripts["/loop"] = redirect("/loop")
 
@@ -231,17 +233,17 @@ def test_redirects_come_to_an_end(fetcher: Fetcher, server: Scripted):
     assert len(server.requests) == 2 * (REDIRECTS + 1)
 
 
-def test_redirect_without_a_place_is_refused(fetcher: Fetcher, server: Scripted):
+def test_redirect_without_a_location_is_refused(fetcher: Fetcher, server: Scripted):
     server.scripts |= {"/a": answer(status="302 Found"), "/b": lambda: [b"HTTP/1.1 302 F\r\nLocation: /\xff\r\n\r\n"]}
 
-    assert "without saying where" in refusal(fetcher, address(server, "/a"))
-    assert "without saying where" in refusal(fetcher, address(server, "/b"))
+    assert "without a valid Location header" in refusal(fetcher, address(server, "/a"))
+    assert "without a valid Location header" in refusal(fetcher, address(server, "/b"))
 
 
-# Name servers that change their mind
+# DNS rebinding
 
 
-def test_name_is_resolved_once_and_the_connection_goes_where_it_was_checked(fetcher_of: FetcherOf):
+def test_name_is_resolved_once_and_the_checked_address_is_connected_to(fetcher_of: FetcherOf):
     answers = iter([["127.0.0.2"], ["127.0.0.1"]])
     with scripted("127.0.0.2") as server, listening("127.0.0.1", server.port) as listener:
         canary = Canary((listener,))
@@ -253,7 +255,7 @@ def test_name_is_resolved_once_and_the_connection_goes_where_it_was_checked(fetc
         assert not canary.touched()
 
 
-def test_name_is_checked_anew_after_a_redirect_to_itself(fetcher_of: FetcherOf):
+def test_name_is_checked_again_after_a_redirect_to_itself(fetcher_of: FetcherOf):
     answers = iter([["127.0.0.2"], ["127.0.0.1"]])
     with scripted("127.0.0.2") as server, listening("127.0.0.1", server.port) as listener:
         canary = Canary((listener,))
@@ -265,7 +267,7 @@ def test_name_is_checked_anew_after_a_redirect_to_itself(fetcher_of: FetcherOf):
         assert not canary.touched()
 
 
-def test_next_address_is_tried_if_nobody_listens_at_the_first(fetcher_of: FetcherOf):
+def test_next_address_is_tried_if_the_first_refuses_the_connection(fetcher_of: FetcherOf):
     with scripted("127.0.0.2") as server:
         server.scripts["/x"] = answer(b"1")
         fetcher = fetcher_of(resolve=lambda *_: ["127.0.0.3", "127.0.0.2"])
@@ -273,7 +275,7 @@ def test_next_address_is_tried_if_nobody_listens_at_the_first(fetcher_of: Fetche
         assert read(fetcher.open(address(server, "/x"))) == b"1"
 
 
-def test_nobody_listening_is_a_failure_of_the_source(fetcher: Fetcher):
+def test_refused_connection_is_a_source_failure(fetcher: Fetcher):
     with listening() as listener:
         port = listener.getsockname()[1]
     with pytest.raises(SourceFailed, match="cannot be connected to"):
@@ -285,7 +287,7 @@ def test_nobody_listening_is_a_failure_of_the_source(fetcher: Fetcher):
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate authority, and the certificate and key that it gave to files.test."""
+    """Create a certificate authority, and a certificate for files.test."""
     folder = tmp_path_factory.mktemp("certificates")
     issuer_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
@@ -311,16 +313,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def asked_for() -> list[str | None]:
-    """The names that clients of the secure server asked for."""
+def requested_names() -> list[str | None]:
+    """Return the names that clients of the TLS server requested."""
     return []
 
 
 @pytest.fixture
-def secure(certificates: tuple[Path, Path], asked_for: list[str | None]) -> Iterator[Scripted]:
+def secure(certificates: tuple[Path, Path], requested_names: list[str | None]) -> Iterator[Scripted]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates[1])
-    context.sni_callback = lambda _, name, __: asked_for.append(name)
+    context.sni_callback = lambda _, name, __: requested_names.append(name)
     with scripted(tls=context) as server:
         server.scripts["/x"] = answer(b"sealed")
         yield server
@@ -333,26 +335,26 @@ def trusting(monkeypatch: pytest.MonkeyPatch, certificates: tuple[Path, Path], f
 
 
 def test_certificate_is_verified_for_the_name_though_the_address_is_pinned(
-    trusting: Fetcher, secure: Scripted, asked_for: list[str | None]
+    trusting: Fetcher, secure: Scripted, requested_names: list[str | None]
 ):
     assert read(trusting.open(f"https://files.test:{secure.port}/x")) == b"sealed"
-    assert asked_for == ["files.test"]
+    assert requested_names == ["files.test"]
 
 
 @pytest.mark.parametrize("host", ["other.test", "127.0.0.1"])
-def test_certificate_of_another_name_is_refused_before_anything_is_asked(
+def test_certificate_of_another_name_is_refused_before_a_request_is_sent(
     trusting: Fetcher, secure: Scripted, host: str
 ):
     assert "no valid certificate" in refusal(trusting, f"https://{host}:{secure.port}/x")
     assert secure.requests == []
 
 
-def test_certificate_of_a_stranger_is_refused(fetcher: Fetcher, secure: Scripted):
+def test_certificate_of_an_unknown_authority_is_refused(fetcher: Fetcher, secure: Scripted):
     assert "no valid certificate" in refusal(fetcher, f"https://files.test:{secure.port}/x")
     assert secure.requests == []
 
 
-def test_server_that_never_answers_the_handshake_is_given_up(fetcher_of: FetcherOf):
+def test_server_that_never_completes_the_handshake_times_out(fetcher_of: FetcherOf):
     with listening() as listener, pytest.raises(SourceFailed, match="takes too long"):
         fetcher_of(fetch_patience=0.05).open(f"https://files.test:{listener.getsockname()[1]}/x")
 
@@ -377,7 +379,7 @@ def test_redirect_from_https_to_http_is_refused(trusting: Fetcher, secure: Scrip
         ("429 Too Many", SourceFailed), ("500 Internal", SourceFailed), ("503 Unavailable", SourceFailed),
     ],
 )  # fmt: skip
-def test_answer_that_is_no_file_is_an_error(fetcher: Fetcher, server: Scripted, status: str, error: type[TarnError]):
+def test_error_status_is_an_error(fetcher: Fetcher, server: Scripted, status: str, error: type[TarnError]):
     server.scripts["/x?token=secret"] = answer(status=status)
 
     with pytest.raises(error, match=f"answers {status[:3]}") as caught:
@@ -395,7 +397,7 @@ def test_answer_that_is_no_file_is_an_error(fetcher: Fetcher, server: Scripted, 
         [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n", b"3\r\nabc\r\n0\r\n\r\n"],
     ],
 )
-def test_file_that_is_cut_off_is_a_failure(fetcher: Fetcher, server: Scripted, pieces: list[bytes]):
+def test_truncated_file_is_a_failure(fetcher: Fetcher, server: Scripted, pieces: list[bytes]):
     server.scripts["/x"] = lambda: pieces
 
     source = fetcher.open(address(server, "/x"))
@@ -417,14 +419,14 @@ def test_file_that_is_cut_off_is_a_failure(fetcher: Fetcher, server: Scripted, p
         b"\x00" * 200_000,
     ],
 )
-def test_answer_that_is_no_http_is_a_failure(fetcher: Fetcher, server: Scripted, said: bytes):
+def test_response_that_is_not_http_is_a_failure(fetcher: Fetcher, server: Scripted, said: bytes):
     server.scripts["/x"] = lambda: [said]
 
     with pytest.raises(SourceFailed, match="broke off"):
         fetcher.open(address(server, "/x"))
 
 
-def test_file_announced_as_too_large_is_refused_unread(fetcher_of: FetcherOf, server: Scripted):
+def test_file_with_too_large_content_length_is_refused_without_reading_it(fetcher_of: FetcherOf, server: Scripted):
     server.scripts["/x"] = lambda: [b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n"]
 
     with pytest.raises(BodyTooLarge) as caught:
@@ -432,7 +434,7 @@ def test_file_announced_as_too_large_is_refused_unread(fetcher_of: FetcherOf, se
     assert caught.value.members == {"limit": 1000}
 
 
-def test_file_that_never_ends_is_cut_off_at_the_limit(fetcher_of: FetcherOf, server: Scripted):
+def test_endless_file_is_refused_at_the_limit(fetcher_of: FetcherOf, server: Scripted):
     server.scripts["/x"] = lambda: itertools.chain([b"HTTP/1.1 200 OK\r\n\r\n"], itertools.repeat(b"0" * 65536))
 
     received = 0
@@ -442,14 +444,14 @@ def test_file_that_never_ends_is_cut_off_at_the_limit(fetcher_of: FetcherOf, ser
     assert received <= MIB
 
 
-def test_file_as_large_as_the_limit_is_taken(fetcher_of: FetcherOf, server: Scripted):
+def test_file_of_exactly_the_limit_is_accepted(fetcher_of: FetcherOf, server: Scripted):
     server.scripts["/x"] = answer(b"0" * 1000)
 
     assert len(read(fetcher_of(fetch_max_bytes=1000).open(address(server, "/x")))) == 1000
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "GZIP", "deflate", "br", "zstd", "identity, gzip", "x-unknown"])
-def test_body_in_an_encoding_that_was_not_asked_for_is_refused_and_not_unpacked(
+def test_body_in_an_encoding_that_was_not_requested_is_refused_without_decompressing_it(
     fetcher: Fetcher, server: Scripted, encoding: str
 ):
     server.scripts["/bomb"] = answer(BOMB, Content_Encoding=encoding)
@@ -457,14 +459,14 @@ def test_body_in_an_encoding_that_was_not_asked_for_is_refused_and_not_unpacked(
     assert "encoding that was not asked for" in refusal(fetcher, address(server, "/bomb"))
 
 
-def test_file_that_is_compressed_itself_stays_as_it_is(fetcher: Fetcher, server: Scripted):
+def test_compressed_file_is_unchanged(fetcher: Fetcher, server: Scripted):
     body = gzip.compress(bytes(MIB))
     server.scripts["/data.gz"] = answer(body, Content_Type="application/gzip", Content_Encoding="identity")
 
     assert read(fetcher.open(address(server, "/data.gz"))) == body
 
 
-def test_server_that_says_nothing_is_given_up(fetcher_of: FetcherOf, server: Scripted):
+def test_server_that_sends_nothing_times_out(fetcher_of: FetcherOf, server: Scripted):
     def silent() -> Iterable[bytes]:
         server.over.wait()
         return []
@@ -475,7 +477,7 @@ def test_server_that_says_nothing_is_given_up(fetcher_of: FetcherOf, server: Scr
     server.over.set()
 
 
-def test_server_that_stops_halfway_is_given_up(fetcher_of: FetcherOf, server: Scripted):
+def test_server_that_stops_midway_times_out(fetcher_of: FetcherOf, server: Scripted):
     def halting() -> Iterable[bytes]:
         yield b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n12345"
         server.over.wait()
@@ -488,10 +490,8 @@ def test_server_that_stops_halfway_is_given_up(fetcher_of: FetcherOf, server: Sc
 
 
 @pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
-def test_server_that_always_says_a_little_more_is_given_up_in_the_end(
-    fetcher_of: FetcherOf, server: Scripted, beginning: bytes
-):
-    """Every look at this clock is a second later, so that the fetch has a few dozen reads, however fast they come."""
+def test_server_that_sends_slowly_without_end_times_out(fetcher_of: FetcherOf, server: Scripted, beginning: bytes):
+    """Advance the clock by a second at each reading, so that the fetch has a few dozen reads however fast they are."""
     server.scripts["/x"] = lambda: itertools.chain([beginning], itertools.repeat(beginning))
     fetcher = fetcher_of(clock=itertools.count().__next__, fetch_longest=12)
 
@@ -499,7 +499,7 @@ def test_server_that_always_says_a_little_more_is_given_up_in_the_end(
         read(fetcher.open(address(server, "/x")))
 
 
-def test_name_server_that_never_answers_is_given_up_and_takes_only_so_many_threads(fetcher_of: FetcherOf):
+def test_name_server_that_never_responds_times_out_and_occupies_a_bounded_number_of_threads(fetcher_of: FetcherOf):
     over = threading.Event()
     asked: list[str] = []
 
@@ -518,7 +518,7 @@ def test_name_server_that_never_answers_is_given_up_and_takes_only_so_many_threa
     over.set()
 
 
-def test_names_are_looked_up_again_once_the_name_server_answers_again(fetcher_of: FetcherOf):
+def test_names_are_resolved_again_when_the_name_server_recovers(fetcher_of: FetcherOf):
     over = threading.Event()
 
     def hanging(host: str, port: int) -> list[str]:

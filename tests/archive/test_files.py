@@ -1,4 +1,4 @@
-"""Files put into the archive and taken out."""
+"""Files that are put into the archive, read and deleted."""
 
 import hashlib
 import threading
@@ -11,7 +11,7 @@ from sqlalchemy import update
 from tarn.access.audit import AuditedAction
 from tarn.archive.file_index import Position
 from tarn.archive.files import SMALL
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.db.tables import file_puts
 from tarn.errors import (
     BodyTooLarge,
@@ -48,111 +48,116 @@ def pieces(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.contract("W5")
 @pytest.mark.parametrize("content", [b"x", b"y" * SMALL, LARGE], ids=["tiny", "small", "large"])
-def test_file_is_stored_under_its_checksum_with_a_record_that_says_all(desk: DatasetArchive, content: bytes):
-    file = desk.put("press/Überblick.txt", pieces(content), origin="crawl", meta={"page": 1})
+def test_file_is_stored_under_its_checksum_with_a_complete_record(dataset_archive: DatasetArchive, content: bytes):
+    file = dataset_archive.put("press/Überblick.txt", pieces(content), origin="crawl", meta={"page": 1})
 
     assert file.checksum == hashlib.sha256(content).hexdigest()
     assert file.sha1 == hashlib.sha1(content).hexdigest()
     assert (file.path, file.name, file.size) == ("press/Überblick.txt", "Überblick.txt", len(content))
     assert (file.mime_type, file.origin, file.meta, file.tenant) == ("text/plain", "crawl", {"page": 1}, ADMIN)
-    assert desk.content(file) == content
-    assert desk.stored() == traces(file)
-    record = desk.store.get(desk.dataset.layout.file_record(file.checksum, file.id))
+    assert dataset_archive.content(file) == content
+    assert dataset_archive.stored() == traces(file)
+    record = dataset_archive.store.get(dataset_archive.dataset.layout.file_record(file.checksum, file.id))
     assert orjson.loads(record)["path"] == "press/Überblick.txt"
-    assert desk.files() == [file]
-    assert (desk.announced(), desk.used()) == (0, len(content))
-    assert desk.tag() > file.created
+    assert dataset_archive.files() == [file]
+    assert (dataset_archive.announced(), dataset_archive.used()) == (0, len(content))
+    assert dataset_archive.tag() > file.created
 
 
 @ONE_DATABASE
-def test_content_at_two_paths_is_stored_once(desk: DatasetArchive):
-    one, other = desk.put("a.txt"), desk.put("b.txt")
+def test_content_at_two_paths_is_stored_once(dataset_archive: DatasetArchive):
+    one, other = dataset_archive.put("a.txt"), dataset_archive.put("b.txt")
 
     assert one.checksum == other.checksum
     assert one.id != other.id
-    assert desk.stored() == traces(one, other)
-    assert desk.files(checksum=one.checksum) == [one, other]
+    assert dataset_archive.stored() == traces(one, other)
+    assert dataset_archive.files(checksum=one.checksum) == [one, other]
 
 
 @ONE_DATABASE
-def test_path_with_another_content_has_both(desk: DatasetArchive):
-    one, other = desk.put("a.txt", b"one"), desk.put("a.txt", b"other")
+def test_second_content_at_a_path_is_stored_next_to_the_first(dataset_archive: DatasetArchive):
+    one, other = dataset_archive.put("a.txt", b"one"), dataset_archive.put("a.txt", b"other")
 
-    assert {file.checksum for file in desk.files(path="a.txt")} == {one.checksum, other.checksum}
-    assert desk.content(one) == b"one"
+    assert {file.checksum for file in dataset_archive.files(path="a.txt")} == {one.checksum, other.checksum}
+    assert dataset_archive.content(one) == b"one"
 
 
-def test_same_file_again_is_the_record_that_is_there(desk: DatasetArchive):
-    first = desk.put("a.txt", origin="crawl", meta={"page": 1})
+def test_repeated_put_returns_the_existing_record(dataset_archive: DatasetArchive):
+    first = dataset_archive.put("a.txt", origin="crawl", meta={"page": 1})
 
-    assert desk.put("a.txt") == first
-    assert desk.files() == [first]
-    assert desk.stored() == traces(first)
-    assert desk.used() == first.size
+    assert dataset_archive.put("a.txt") == first
+    assert dataset_archive.files() == [first]
+    assert dataset_archive.stored() == traces(first)
+    assert dataset_archive.used() == first.size
 
 
 @ONE_DATABASE
-def test_same_file_with_other_words_changes_the_record_and_nothing_else(desk: DatasetArchive):
-    first = desk.put("a.txt", origin="crawl", meta={"page": 1})
+def test_repeated_put_with_other_metadata_changes_only_the_record(dataset_archive: DatasetArchive):
+    first = dataset_archive.put("a.txt", origin="crawl", meta={"page": 1})
 
-    changed = desk.put("a.txt", meta={"page": 2})
+    changed = dataset_archive.put("a.txt", meta={"page": 2})
 
     assert changed == first.model_copy(update={"meta": {"page": 2}})
-    assert desk.files() == [changed]
-    record = desk.store.get(desk.dataset.layout.file_record(first.checksum, first.id))
+    assert dataset_archive.files() == [changed]
+    record = dataset_archive.store.get(dataset_archive.dataset.layout.file_record(first.checksum, first.id))
     assert record == changed.to_json()
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("content", [b"content", LARGE], ids=["small", "large"])
-def test_wrong_checksum_stores_nothing(desk: DatasetArchive, content: bytes):
-    with pytest.raises(SchemaViolation, match="what arrived has") as refused:
-        desk.put("a.txt", content, checksum="f" * 64)
+def test_wrong_checksum_stores_nothing(dataset_archive: DatasetArchive, content: bytes):
+    with pytest.raises(SchemaViolation, match="the received bytes have") as refused:
+        dataset_archive.put("a.txt", content, checksum="f" * 64)
 
     assert refused.value.members["errors"][0].field == "checksum"
-    assert (desk.stored(), desk.files(), desk.used(), desk.tag()) == ([], [], 0, None)
+    assert (dataset_archive.stored(), dataset_archive.files(), dataset_archive.used(), dataset_archive.tag()) == (
+        [],
+        [],
+        0,
+        None,
+    )
 
 
 @ONE_DATABASE
-def test_right_checksum_is_no_hindrance(desk: DatasetArchive):
+def test_correct_checksum_is_accepted(dataset_archive: DatasetArchive):
     checksum = Checksum(hashlib.sha256(LARGE).hexdigest())
 
-    assert desk.put("a.txt", LARGE, checksum=checksum).checksum == checksum
+    assert dataset_archive.put("a.txt", LARGE, checksum=checksum).checksum == checksum
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("chunks", [[], [b""], [b"", b""]])
-def test_empty_file_is_a_file(desk: DatasetArchive, chunks: list[bytes]):
-    file = desk.put("a.txt", chunks)
+def test_empty_file_is_stored(dataset_archive: DatasetArchive, chunks: list[bytes]):
+    file = dataset_archive.put("a.txt", chunks)
 
     assert (file.checksum, file.size, file.mime_type) == (hashlib.sha256().hexdigest(), 0, "text/plain")
-    assert desk.content(file) == b""
-    assert desk.put("a.txt", b"") == file
-    assert (desk.stored(), desk.files()) == (traces(file), [file])
-    assert (desk.used(), desk.announced()) == (0, 0)
+    assert dataset_archive.content(file) == b""
+    assert dataset_archive.put("a.txt", b"") == file
+    assert (dataset_archive.stored(), dataset_archive.files()) == (traces(file), [file])
+    assert (dataset_archive.used(), dataset_archive.announced()) == (0, 0)
 
-    desk.delete(file)
+    dataset_archive.delete(file)
 
-    assert desk.files() == []
+    assert dataset_archive.files() == []
 
 
 @ONE_DATABASE
 @pytest.mark.contract("W3")
 @pytest.mark.parametrize("size", [10, len(LARGE)])
-def test_body_that_breaks_off_leaves_nothing(desk: DatasetArchive, size: int):
+def test_interrupted_body_leaves_nothing(dataset_archive: DatasetArchive, size: int):
     def broken() -> Iterator[bytes]:
         yield b"x" * size
         raise ConnectionError("gone")
 
     with pytest.raises(ConnectionError):
-        desk.put("a.txt", broken())
+        dataset_archive.put("a.txt", broken())
 
-    assert (desk.stored(), desk.files(), desk.announced()) == ([], [], 0)
+    assert (dataset_archive.stored(), dataset_archive.files(), dataset_archive.announced()) == ([], [], 0)
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("limit", [2000, SMALL + 2000])
-def test_file_over_the_limit_is_refused_when_that_shows(desk: DatasetArchive, limit: int):
+def test_file_over_the_limit_is_refused_as_soon_as_it_exceeds_it(dataset_archive: DatasetArchive, limit: int):
     taken = 0
 
     def endless() -> Iterator[bytes]:
@@ -162,66 +167,73 @@ def test_file_over_the_limit_is_refused_when_that_shows(desk: DatasetArchive, li
             yield b"x" * 1000
 
     with pytest.raises(BodyTooLarge):
-        desk.archive(max_file_bytes=limit).put(desk.dataset, ADMIN, new_file("a.txt"), endless())
+        dataset_archive.archive(max_file_bytes=limit).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), endless())
 
     assert taken <= limit + 10_000
-    assert (desk.stored(), desk.files()) == ([], [])
+    assert (dataset_archive.stored(), dataset_archive.files()) == ([], [])
 
 
-def test_file_over_the_quota_is_refused_and_leaves_nothing(desk: DatasetArchive):
+def test_file_over_the_quota_is_refused_and_leaves_nothing(dataset_archive: DatasetArchive):
     with pytest.raises(QuotaExceeded):
-        desk.archive(quota_bytes=6).put(desk.dataset, ADMIN, new_file("a.txt"), [b"content"])
+        dataset_archive.archive(quota_bytes=6).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), [b"content"])
 
-    assert (desk.stored(), desk.files(), desk.used(), desk.announced()) == ([], [], 0, 0)
+    assert (dataset_archive.stored(), dataset_archive.files(), dataset_archive.used(), dataset_archive.announced()) == (
+        [],
+        [],
+        0,
+        0,
+    )
 
 
 @ONE_DATABASE
-def test_many_files_of_one_commit_are_recorded_together(desk: DatasetArchive):
-    archive = desk.archive()
+def test_many_files_of_one_commit_are_recorded_together(dataset_archive: DatasetArchive):
+    archive = dataset_archive.archive()
     contents = [b"a", b"b", b"a", LARGE]
-    staged = [archive.stage(desk.dataset, new_file(f"{n}.txt"), [data]) for n, data in enumerate(contents)]
-    told: list[list[str]] = []
+    staged = [archive.stage(dataset_archive.dataset, new_file(f"{n}.txt"), [data]) for n, data in enumerate(contents)]
+    reported: list[list[str]] = []
 
-    made = archive.commit(desk.dataset, ADMIN, staged, lambda _, files: told.append([file.path for file in files]))
+    created = archive.commit(
+        dataset_archive.dataset, ADMIN, staged, lambda _, files: reported.append([file.path for file in files])
+    )
 
-    assert [desk.content(file) for file in made] == contents
-    assert told == [["0.txt", "1.txt", "2.txt", "3.txt"]]
-    assert desk.files() == made
-    assert desk.stored() == traces(*made)
+    assert [dataset_archive.content(file) for file in created] == contents
+    assert reported == [["0.txt", "1.txt", "2.txt", "3.txt"]]
+    assert dataset_archive.files() == created
+    assert dataset_archive.stored() == traces(*created)
 
 
 @ONE_DATABASE
-def test_same_file_twice_in_one_commit_is_one(desk: DatasetArchive):
-    archive = desk.archive()
-    staged = [archive.stage(desk.dataset, new_file("a.txt"), [b"a"]) for _ in range(3)]
+def test_same_file_twice_in_one_commit_is_one(dataset_archive: DatasetArchive):
+    archive = dataset_archive.archive()
+    staged = [archive.stage(dataset_archive.dataset, new_file("a.txt"), [b"a"]) for _ in range(3)]
 
-    made = archive.commit(desk.dataset, ADMIN, staged)
+    created = archive.commit(dataset_archive.dataset, ADMIN, staged)
 
-    assert {file.id for file in made} == {desk.files()[0].id}
-    assert (len(desk.files()), desk.used()) == (1, 1)
+    assert {file.id for file in created} == {dataset_archive.files()[0].id}
+    assert (len(dataset_archive.files()), dataset_archive.used()) == (1, 1)
 
 
-def test_delete_takes_the_record_and_leaves_the_content(desk: DatasetArchive):
-    one, other = desk.put("a.txt"), desk.put("b.txt")
-    before = desk.tag()
+def test_delete_removes_the_record_and_keeps_the_content(dataset_archive: DatasetArchive):
+    one, other = dataset_archive.put("a.txt"), dataset_archive.put("b.txt")
+    before = dataset_archive.tag()
 
-    desk.delete(one)
+    dataset_archive.delete(one)
 
-    assert desk.files() == [other]
-    assert desk.stored() == traces(other)
-    assert desk.used() == other.size
-    assert desk.tag() > before
+    assert dataset_archive.files() == [other]
+    assert dataset_archive.stored() == traces(other)
+    assert dataset_archive.used() == other.size
+    assert dataset_archive.tag() > before
     with pytest.raises(FileNotFound):
-        desk.delete(one)
+        dataset_archive.delete(one)
 
 
-def test_file_can_be_put_again_after_it_was_deleted(desk: DatasetArchive):
-    desk.delete(desk.put("a.txt"))
+def test_file_can_be_put_again_after_it_was_deleted(dataset_archive: DatasetArchive):
+    dataset_archive.delete(dataset_archive.put("a.txt"))
 
-    again = desk.put("a.txt")
+    again = dataset_archive.put("a.txt")
 
-    assert desk.files() == [again]
-    assert desk.content(again) == b"content"
+    assert dataset_archive.files() == [again]
+    assert dataset_archive.content(again) == b"content"
 
 
 # Crashes and races
@@ -229,14 +241,18 @@ def test_file_can_be_put_again_after_it_was_deleted(desk: DatasetArchive):
 
 @pytest.mark.contract("W9")
 @pytest.mark.parametrize("step", STEPS)
-def test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry(desk: DatasetArchive, step: str):
+def test_put_killed_at_any_step_leaves_no_partial_file_and_is_completed_by_a_retry(
+    dataset_archive: DatasetArchive, step: str
+):
     with pytest.raises(Killed):
-        desk.archive(killed_at(step)).put(desk.dataset, ADMIN, new_file("a.txt"), pieces(LARGE))
+        dataset_archive.archive(killed_at(step)).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), pieces(LARGE))
 
-    assert [desk.content(file) for file in desk.files()] == ([LARGE] if step == "recorded" else [])
-    again = desk.put("a.txt", LARGE)
-    assert desk.files() == [again]
-    assert desk.content(again) == LARGE
+    assert [dataset_archive.content(file) for file in dataset_archive.files()] == (
+        [LARGE] if step == "recorded" else []
+    )
+    again = dataset_archive.put("a.txt", LARGE)
+    assert dataset_archive.files() == [again]
+    assert dataset_archive.content(again) == LARGE
 
 
 @ONE_DATABASE
@@ -251,67 +267,67 @@ def test_put_killed_at_any_step_shows_no_half_file_and_is_finished_by_a_retry(de
     ],
 )
 @pytest.mark.parametrize("after", [False, True])
-def test_store_that_fails_leaves_no_trace_but_what_a_vacuum_takes(
-    desk: DatasetArchive, method: str, glob: str, after: bool
+def test_failing_store_leaves_only_objects_that_a_vacuum_deletes(
+    dataset_archive: DatasetArchive, method: str, glob: str, after: bool
 ):
-    store = FaultyStore(desk.store)
+    store = FaultyStore(dataset_archive.store)
     store.fail(method, glob, StorageFull("full"), after=after)
 
     with pytest.raises(StorageFull):
-        desk.archive(store=store).put(desk.dataset, ADMIN, new_file("a.txt"), pieces(LARGE))
+        dataset_archive.archive(store=store).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), pieces(LARGE))
 
-    assert (desk.files(), desk.announced(), desk.used()) == ([], 0, 0)
-    assert not [path for path in desk.stored() if path.endswith(".json")]
-    assert desk.content(desk.put("a.txt", LARGE)) == LARGE
+    assert (dataset_archive.files(), dataset_archive.announced(), dataset_archive.used()) == ([], 0, 0)
+    assert not [path for path in dataset_archive.stored() if path.endswith(".json")]
+    assert dataset_archive.content(dataset_archive.put("a.txt", LARGE)) == LARGE
 
 
 @ONE_DATABASE
-def test_what_cannot_be_recorded_is_not_there(desk: DatasetArchive):
+def test_file_that_cannot_be_recorded_does_not_exist(dataset_archive: DatasetArchive):
     def refuse(*_: object) -> None:
         raise FileNotFound("no")
 
     with pytest.raises(FileNotFound):
-        desk.archive().put(desk.dataset, ADMIN, new_file("a.txt"), [b"content"], refuse)
+        dataset_archive.archive().put(dataset_archive.dataset, ADMIN, new_file("a.txt"), [b"content"], refuse)
 
-    assert (desk.files(), desk.announced(), desk.used()) == ([], 0, 0)
-    assert [path.rsplit("/")[-1] for path in desk.stored()] == ["data"]
+    assert (dataset_archive.files(), dataset_archive.announced(), dataset_archive.used()) == ([], 0, 0)
+    assert [path.rsplit("/")[-1] for path in dataset_archive.stored()] == ["data"]
 
 
-def test_put_that_a_delete_overtakes_begins_again(desk: DatasetArchive):
-    file = desk.put("a.txt")
-    overtake = iter([lambda: desk.delete(file)])
+def test_put_concurrent_with_a_delete_is_restarted(dataset_archive: DatasetArchive):
+    file = dataset_archive.put("a.txt")
+    overtake = iter([lambda: dataset_archive.delete(file)])
 
     def reached(step: str) -> None:
         if step == "written":
             next(overtake, lambda: None)()
 
-    desk.archive(reached).put(desk.dataset, ADMIN, new_file("a.txt"), [b"content"])
+    dataset_archive.archive(reached).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), [b"content"])
 
-    (again,) = desk.files()
-    assert desk.stored() == traces(again)
-    assert (desk.announced(), desk.used()) == (0, again.size)
+    (again,) = dataset_archive.files()
+    assert dataset_archive.stored() == traces(again)
+    assert (dataset_archive.announced(), dataset_archive.used()) == (0, again.size)
 
 
 @ONE_DATABASE
-def test_put_into_a_dataset_that_is_deleted_meanwhile_is_refused(desk: DatasetArchive):
+def test_put_into_a_dataset_deleted_concurrently_is_refused(dataset_archive: DatasetArchive):
     identity = type("Identity", (), {"tenant": ADMIN, "key": None})()
     act = AuditedAction(identity, "delete_dataset", "test", "r")
 
     def reached(step: str) -> None:
         if step == "written":
-            datasets.begin_delete(desk.database, desk.store, desk.dataset, None, act)
+            registry.begin_delete(dataset_archive.database, dataset_archive.store, dataset_archive.dataset, None, act)
 
     with pytest.raises(DatasetNotFound):
-        desk.archive(reached).put(desk.dataset, ADMIN, new_file("a.txt"), [b"content"])
-    assert desk.files() == []
+        dataset_archive.archive(reached).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), [b"content"])
+    assert dataset_archive.files() == []
 
 
-def test_many_at_once_put_the_same_content_once(desk: DatasetArchive):
+def test_concurrent_puts_of_the_same_content_store_it_once(dataset_archive: DatasetArchive):
     failures: list[TarnError] = []
 
     def put(number: int) -> None:
         try:
-            desk.put(f"{number % 4}.txt", pieces(LARGE))
+            dataset_archive.put(f"{number % 4}.txt", pieces(LARGE))
         except TarnError as error:
             failures.append(error)
 
@@ -322,10 +338,10 @@ def test_many_at_once_put_the_same_content_once(desk: DatasetArchive):
         thread.join()
 
     assert failures == []
-    found = desk.files()
+    found = dataset_archive.files()
     assert [file.path for file in found] == ["0.txt", "1.txt", "2.txt", "3.txt"]
-    assert desk.stored() == traces(*found)
-    assert (desk.announced(), desk.used()) == (0, 4 * len(LARGE))
+    assert dataset_archive.stored() == traces(*found)
+    assert (dataset_archive.announced(), dataset_archive.used()) == (0, 4 * len(LARGE))
 
 
 # Conditions
@@ -333,13 +349,13 @@ def test_many_at_once_put_the_same_content_once(desk: DatasetArchive):
 NEW = Conditions(if_none_match="*")
 
 
-def expire_claims(desk: DatasetArchive) -> None:
-    """Let all announcements be of long ago."""
-    with desk.database.write() as connection:
+def expire_claims(dataset_archive: DatasetArchive) -> None:
+    """Expire all claims of running puts."""
+    with dataset_archive.database.write() as connection:
         connection.execute(update(file_puts).values(expires=now() - timedelta(seconds=1)))
 
 
-def test_of_many_who_each_want_to_be_the_first_at_a_path_one_is(desk: DatasetArchive):
+def test_one_of_concurrent_conditional_creations_of_a_path_succeeds(dataset_archive: DatasetArchive):
     ready = threading.Barrier(6)
     outcomes: list[ArchiveFile | PreconditionFailed] = []
 
@@ -349,8 +365,8 @@ def test_of_many_who_each_want_to_be_the_first_at_a_path_one_is(desk: DatasetArc
 
     def put(content: bytes) -> None:
         try:
-            said = new_file("a.txt", conditions=NEW)
-            outcomes.append(desk.archive(all_there).put(desk.dataset, ADMIN, said, [content]))
+            message = new_file("a.txt", conditions=NEW)
+            outcomes.append(dataset_archive.archive(all_there).put(dataset_archive.dataset, ADMIN, message, [content]))
         except PreconditionFailed as error:
             outcomes.append(error)
 
@@ -362,63 +378,75 @@ def test_of_many_who_each_want_to_be_the_first_at_a_path_one_is(desk: DatasetArc
 
     (winner,) = [outcome for outcome in outcomes if isinstance(outcome, ArchiveFile)]
     assert len(outcomes) == 6
-    assert desk.files() == [winner]
-    assert [path for path in desk.stored() if path.endswith(".json")] == [f"{winner.checksum}/{winner.id}.json"]
-    assert (desk.announced(), desk.used()) == (0, winner.size)
+    assert dataset_archive.files() == [winner]
+    assert [path for path in dataset_archive.stored() if path.endswith(".json")] == [
+        f"{winner.checksum}/{winner.id}.json"
+    ]
+    assert (dataset_archive.announced(), dataset_archive.used()) == (0, winner.size)
 
 
-def test_who_wants_what_was_there_loses_to_a_delete_between_its_look_and_its_commit(desk: DatasetArchive):
-    former = desk.put("a.txt", b"former")
+def test_conditional_put_fails_if_the_file_is_deleted_between_check_and_commit(dataset_archive: DatasetArchive):
+    former = dataset_archive.put("a.txt", b"former")
 
     def reached(step: str) -> None:
         if step == "written":
-            desk.delete(former)
+            dataset_archive.delete(former)
 
-    said = new_file("a.txt", conditions=Conditions(if_match=former.content_tag))
+    message = new_file("a.txt", conditions=Conditions(if_match=former.content_tag))
     with pytest.raises(PreconditionFailed):
-        desk.archive(reached).put(desk.dataset, ADMIN, said, [b"content"])
-    assert (desk.files(), desk.announced(), desk.used()) == ([], 0, 0)
+        dataset_archive.archive(reached).put(dataset_archive.dataset, ADMIN, message, [b"content"])
+    assert (dataset_archive.files(), dataset_archive.announced(), dataset_archive.used()) == ([], 0, 0)
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize(("conditions", "step"), [(Conditions(), "written"), (NEW, "put")])
-def test_file_whose_record_was_put_by_who_died_counts_as_there(desk: DatasetArchive, conditions: Conditions, step: str):
+def test_file_recorded_by_a_killed_put_counts_as_existing(
+    dataset_archive: DatasetArchive, conditions: Conditions, step: str
+):
     with pytest.raises(Killed):
-        said = new_file("a.txt", conditions=conditions)
-        desk.archive(killed_at(step)).put(desk.dataset, ADMIN, said, [b"content"])
+        message = new_file("a.txt", conditions=conditions)
+        dataset_archive.archive(killed_at(step)).put(dataset_archive.dataset, ADMIN, message, [b"content"])
 
     for content in (b"content", b"other"):
         with pytest.raises(PreconditionFailed):
-            desk.put("a.txt", content, conditions=NEW)
-    assert desk.put("b.txt", conditions=NEW).path == "b.txt"
-    expire_claims(desk)
-    list(Collector(desk.database, desk.store, desk.settings).run(desk.dataset, now()))
-    assert [(file.path, desk.content(file)) for file in desk.files(path="a.txt")] == [("a.txt", b"content")]
+            dataset_archive.put("a.txt", content, conditions=NEW)
+    assert dataset_archive.put("b.txt", conditions=NEW).path == "b.txt"
+    expire_claims(dataset_archive)
+    list(
+        Collector(dataset_archive.database, dataset_archive.store, dataset_archive.settings).run(
+            dataset_archive.dataset, now()
+        )
+    )
+    assert [(file.path, dataset_archive.content(file)) for file in dataset_archive.files(path="a.txt")] == [
+        ("a.txt", b"content")
+    ]
 
 
 @ONE_DATABASE
-def test_who_died_before_the_record_was_put_is_in_nobodys_way(desk: DatasetArchive):
+def test_put_killed_before_the_record_does_not_block_others(dataset_archive: DatasetArchive):
     with pytest.raises(Killed):
-        desk.archive(killed_at("written")).put(desk.dataset, ADMIN, new_file("a.txt", conditions=NEW), [b"content"])
+        dataset_archive.archive(killed_at("written")).put(
+            dataset_archive.dataset, ADMIN, new_file("a.txt", conditions=NEW), [b"content"]
+        )
 
-    desk.put("a.txt", b"other", conditions=NEW)
-    assert [desk.content(file) for file in desk.files()] == [b"other"]
+    dataset_archive.put("a.txt", b"other", conditions=NEW)
+    assert [dataset_archive.content(file) for file in dataset_archive.files()] == [b"other"]
 
 
-# Looking
+# Listing
 
 
-def test_files_are_listed_by_path_in_the_order_of_code_points(desk: DatasetArchive):
+def test_files_are_listed_by_path_in_the_order_of_code_points(dataset_archive: DatasetArchive):
     paths = ["a", "a/b", "B", "ä", "я/я", "文件/報告.pdf", "😀", "a b", "z" * 300 + "1", "z" * 300 + "2"]
     for path in paths:
-        desk.put(path)
+        dataset_archive.put(path)
 
-    found = desk.files()
+    found = dataset_archive.files()
 
     assert [file.path for file in found] == sorted(paths)
     for number, file in enumerate(found):
         after = Position(file.path, file.id)
-        assert desk.files(after=after) == found[number + 1 :]
+        assert dataset_archive.files(after=after) == found[number + 1 :]
 
 
 @pytest.mark.parametrize(
@@ -433,23 +461,25 @@ def test_files_are_listed_by_path_in_the_order_of_code_points(desk: DatasetArchi
         ("_", []),
     ],
 )
-def test_prefix_finds_what_begins_with_it_and_nothing_else(desk: DatasetArchive, prefix: str, expected: list[str]):
+def test_prefix_selects_exactly_the_paths_that_begin_with_it(
+    dataset_archive: DatasetArchive, prefix: str, expected: list[str]
+):
     for path in ("a/x", "a/y/z", "ab", "a%/x", "a\U0010ffffz", "\U0010ffff"):
-        desk.put(path)
+        dataset_archive.put(path)
 
-    assert [file.path for file in desk.files(prefix=prefix)] == expected
+    assert [file.path for file in dataset_archive.files(prefix=prefix)] == expected
 
 
-def test_prefix_longer_than_the_index_finds_what_begins_with_it(desk: DatasetArchive):
+def test_prefix_longer_than_the_index_selects_the_paths_that_begin_with_it(dataset_archive: DatasetArchive):
     for path in ("p" * 300 + "a", "p" * 300 + "b", "p" * 255, "p" * 299 + "q"):
-        desk.put(path)
+        dataset_archive.put(path)
 
-    assert [file.path[300:] for file in desk.files(prefix="p" * 300)] == ["a", "b"]
+    assert [file.path[300:] for file in dataset_archive.files(prefix="p" * 300)] == ["a", "b"]
 
 
-def test_path_of_the_greatest_length_is_kept(desk: DatasetArchive):
+def test_path_of_maximum_length_is_stored(dataset_archive: DatasetArchive):
     longest = "я" * 2048
 
-    file = desk.put(longest)
+    file = dataset_archive.put(longest)
 
-    assert desk.files(path=longest) == [file]
+    assert dataset_archive.files(path=longest) == [file]

@@ -1,4 +1,4 @@
-"""Which kind of file something is."""
+"""Detection of MIME types."""
 
 import io
 import zipfile
@@ -78,17 +78,17 @@ OFFICE = "application/vnd.openxmlformats-officedocument"
         ("a.", b"x", "text/plain"),
     ],
 )
-def test_kind_is_what_the_bytes_say_or_else_the_name(name: str, content: bytes, expected: str):
+def test_type_is_detected_by_content_or_else_by_name(name: str, content: bytes, expected: str):
     assert mime_type(name, content) == expected
 
 
 @pytest.mark.parametrize(("offset", "signature", "kind"), SIGNATURES)
-def test_every_signature_is_found_whatever_the_name(offset: int, signature: bytes, kind: str):
+def test_every_signature_is_detected_with_any_name(offset: int, signature: bytes, kind: str):
     head = bytes(offset) + signature + b"\x00" * 20
 
     assert mime_type("a.txt", head) == kind
 
 
 @given(st.text(max_size=30), st.binary(max_size=300))
-def test_anything_has_a_kind(name: str, head: bytes):
+def test_any_content_has_a_type(name: str, head: bytes):
     assert mime_type(name, head).count("/") == 1

@@ -112,7 +112,7 @@ def test_flush_that_fails_says_why(tarn: Tarn, dataset: str, flusher: SqlFlusher
         failed = run(tarn, "flush", dataset)
 
     assert (failed.returncode, failed.stdout) == (1, "")
-    assert "the job failed; the worker's log says why (internal)" in failed.stderr
+    assert "the job failed; see the worker's log for the cause (internal)" in failed.stderr
 
 
 def test_flush_that_somebody_cancels_while_it_is_waited_for_fails(tarn: Tarn, server: Server, dataset: str):

@@ -1,4 +1,4 @@
-"""The document that is checked in: it is the code's, and breaks nobody who was not told."""
+"""The OpenAPI document in the repository: it equals the code's, and its breaking changes are declared."""
 
 import copy
 import json
@@ -19,21 +19,23 @@ def document() -> Json:
     return json.loads(DOCUMENT.read_text())
 
 
-def test_document_is_the_one_that_the_code_makes():
-    assert DOCUMENT.read_text() == document_text(), "clients/openapi.json is stale: make openapi"
+def test_checked_in_document_equals_the_generated_one():
+    assert DOCUMENT.read_text() == document_text(), "clients/openapi.json is stale: run `make openapi`"
 
 
-def test_what_breaks_clients_of_the_last_release_is_declared_and_nothing_else_is(document: Json):
+def test_declared_breaking_changes_are_those_since_the_last_release(document: Json):
     broken = released().broken_by(surface(document))
 
-    assert broken == declared(), "what differs belongs into clients/breaking.txt with its reason, or is a mistake"
+    assert broken == declared(), (
+        "declare intended differences in clients/breaking.txt with their reasons, and fix the others"
+    )
 
 
-def test_surface_of_the_release_reads_as_it_was_written(document: Json):
-    found = surface(document)
+def test_surface_is_unchanged_after_it_is_written_and_parsed(document: Json):
+    current = surface(document)
 
-    assert Surface.parse(found.text()) == found
-    assert len(found.promises) > len(found.demands) > 100
+    assert Surface.parse(current.text()) == current
+    assert len(current.promises) > len(current.demands) > 100
 
 
 def _remove_route(document: Json) -> None:
@@ -114,22 +116,22 @@ def _remove_media_type(document: Json) -> None:
         (_remove_media_type, f"POST {DATASET}/statements takes text/csv: string (binary)"),
     ],
 )
-def test_change_that_breaks_clients_is_found(document: Json, change: Callable[[Json], None], broken: str):
-    later = copy.deepcopy(document)
-    change(later)
+def test_breaking_change_is_detected(document: Json, change: Callable[[Json], None], broken: str):
+    changed = copy.deepcopy(document)
+    change(changed)
 
-    assert broken in surface(document).broken_by(surface(later))
+    assert broken in surface(document).broken_by(surface(changed))
 
 
-def test_what_is_added_breaks_nobody(document: Json):
-    later = copy.deepcopy(document)
-    later["paths"]["/v1/new"] = copy.deepcopy(later["paths"]["/v1/whoami"])
-    jobs = later["paths"]["/v1/jobs"]["get"]
+def test_addition_is_not_a_breaking_change(document: Json):
+    changed = copy.deepcopy(document)
+    changed["paths"]["/v1/new"] = copy.deepcopy(changed["paths"]["/v1/whoami"])
+    jobs = changed["paths"]["/v1/jobs"]["get"]
     jobs["parameters"].append({"name": "tenant", "in": "query", "schema": {"type": "string"}})
     jobs["responses"]["418"] = {"description": "a teapot"}
-    schemata = later["components"]["schemas"]
+    schemata = changed["components"]["schemas"]
     schemata["Job"]["properties"]["weight"] = {"type": "integer"}
     schemata["NewDataset"]["properties"]["weight"] = {"type": "integer"}
     schemata["Op"]["enum"].append("fuzzy")
 
-    assert surface(document).broken_by(surface(later)) == set()
+    assert surface(document).broken_by(surface(changed)) == set()

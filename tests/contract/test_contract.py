@@ -1,4 +1,4 @@
-"""Every rule of docs/contract.md is held by a test, or says what it waits for."""
+"""Every rule of docs/contract.md has a test, or is listed as pending with a reason."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ def test_every_rule_has_its_test_or_is_pending_and_every_mark_has_its_rule():
     assert inconsistencies(rules_in(DOCUMENT.read_text()), marks, PENDING) == []
 
 
-def test_document_has_the_whole_contract():
+def test_document_lists_all_rules():
     expected = {f"{family}{number}" for family, last in FAMILIES.items() for number in range(1, last + 1)}
 
     assert set(rules_in(DOCUMENT.read_text())) == expected
 
 
-def test_everything_pending_says_what_it_waits_for():
+def test_every_pending_rule_has_a_reason():
     assert all(PENDING.values())
 
 
@@ -38,7 +38,7 @@ CONTRACT = """
 """
 
 
-def test_rules_are_the_ids_that_begin_an_item():
+def test_rules_are_the_bold_ids_at_the_start_of_top_level_items():
     assert rules_in(CONTRACT) == ["A1", "A2"]
 
 
@@ -63,7 +63,7 @@ def test_three():
 '''
 
 
-def test_marks_are_read_from_the_source_with_every_rule_they_name():
+def test_marks_in_source_are_found_with_all_their_rules():
     assert sorted(marks_in(SOURCE, "t.py"), key=lambda mark: mark.rule) == [
         Mark("A1", "t.py:5", on_test=True),
         Mark("A2", "t.py:5", on_test=True),
@@ -72,7 +72,7 @@ def test_marks_are_read_from_the_source_with_every_rule_they_name():
     ]
 
 
-def test_mark_that_is_not_written_out_cannot_be_checked():
+def test_mark_with_a_variable_is_rejected():
     with pytest.raises(ValueError, match="malformed"):
         list(marks_in("@pytest.mark.contract(RULE)\ndef test_one(): ...", "t.py"))
 
@@ -88,26 +88,26 @@ A1, A2 = Mark("A1", "t.py:1", on_test=True), Mark("A2", "t.py:2", on_test=True)
         (["A1"], [], ["A1"]),
     ],
 )
-def test_what_fits_together_has_no_fault(rules: list[str], marks: list[Mark], pending: list[str]):
+def test_consistent_rules_and_marks_have_no_inconsistency(rules: list[str], marks: list[Mark], pending: list[str]):
     assert inconsistencies(rules, marks, pending) == []
 
 
 @pytest.mark.parametrize(
-    ("rules", "marks", "pending", "fault"),
+    ("rules", "marks", "pending", "message"),
     [
         (["A1", "A2"], [A1], [], "A2 has no test, and is not pending"),
-        (["A1"], [A1, A2], [], "t.py:2 names A2, which is no rule"),
-        (["A1"], [A1], ["A1"], "A1 is pending, and has a test by now: take it off the list"),
-        (["A1"], [A1], ["A2"], "A2 is pending, and is no rule"),
+        (["A1"], [A1, A2], [], "t.py:2 names A2, which is not a rule"),
+        (["A1"], [A1], ["A1"], "A1 is pending, and has a test: remove it from the list"),
+        (["A1"], [A1], ["A2"], "A2 is pending, and is not a rule"),
         (["A1", "A1"], [A1], [], "A1 is listed twice"),
-        (["A1"], [A1, Mark("A1", "t.py:3", on_test=False)], [], "t.py:3 marks what is no test"),
+        (["A1"], [A1, Mark("A1", "t.py:3", on_test=False)], [], "t.py:3 is not on a test"),
     ],
 )
-def test_what_does_not_fit_together_is_one_fault(rules: list[str], marks: list[Mark], pending: list[str], fault: str):
-    assert inconsistencies(rules, marks, pending) == [fault]
+def test_each_inconsistency_is_reported_once(rules: list[str], marks: list[Mark], pending: list[str], message: str):
+    assert inconsistencies(rules, marks, pending) == [message]
 
 
-def test_rule_whose_only_mark_is_on_no_test_is_not_held():
-    found = inconsistencies(["A1"], [Mark("A1", "t.py:3", on_test=False)], [])
+def test_rule_whose_only_mark_is_not_on_a_test_has_no_test():
+    result = inconsistencies(["A1"], [Mark("A1", "t.py:3", on_test=False)], [])
 
-    assert found == ["A1 has no test, and is not pending", "t.py:3 marks what is no test"]
+    assert result == ["A1 has no test, and is not pending", "t.py:3 is not on a test"]

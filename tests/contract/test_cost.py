@@ -1,4 +1,4 @@
-"""What Tarn costs on S3: the requests of every library and process, as the server has them in its log."""
+"""The number of S3 requests of each operation, counted over all libraries and processes in the server's log."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tarn.datasets.registry import Dataset
-from tarn.lake import delta_tables as tables
+from tarn.lake import delta_tables
 from tarn.model.snapshot import Snapshot
 from tarn.query.reader import NOW
 from tarn.settings import Settings
@@ -36,24 +36,24 @@ def person(entity_id: str, **properties: str) -> dict[str, Any]:
     return {"id": entity_id, "schema": "Person", "properties": {"name": [entity_id], **properties}}
 
 
-def add(house: InProcessApi, *entities: dict[str, Any], origin: str = "crawl") -> None:
-    assert house.admin.post(f"{ENTITIES}?origin={origin}", list(entities)).status_code == 200
+def add(api: InProcessApi, *entities: dict[str, Any], origin: str = "crawl") -> None:
+    assert api.admin.post(f"{ENTITIES}?origin={origin}", list(entities)).status_code == 200
 
 
-def read(house: InProcessApi, entity_id: str) -> dict[str, Any]:
-    answer = house.admin.get(f"{ENTITIES}/{entity_id}")
-    assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
+def read(api: InProcessApi, entity_id: str) -> dict[str, Any]:
+    response = api.admin.get(f"{ENTITIES}/{entity_id}")
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
     return found
 
 
-def make_history(house: InProcessApi, flush: Flushing, length: int) -> list[Snapshot]:
-    """Snapshots that each have entities of their own, and files whose bounds do not meet."""
-    made = []
+def make_history(api: InProcessApi, flush: Flushing, length: int) -> list[Snapshot]:
+    """Make snapshots of disjoint entities, in files whose bounds do not overlap."""
+    snapshots = []
     for number in range(length):
-        add(house, *(person(f"e{number:02d}-{each}") for each in range(3)))
-        made += flush()
-    return made
+        add(api, *(person(f"e{number:02d}-{each}") for each in range(3)))
+        snapshots += flush()
+    return snapshots
 
 
 def in_log(request: Request) -> bool:
@@ -65,35 +65,35 @@ def is_data(request: Request) -> bool:
 
 
 def kinds(requests: Iterable[Request]) -> Counter[tuple[str, str, int]]:
-    """Requests by what they ask for, without what is another in every file, version and lake."""
+    """Count requests by operation, path and status, with ids and version numbers masked."""
     return Counter((each.operation, re.sub(r"[0-9a-f-]{12,}", "#", each.key), each.status) for each in requests)
 
 
 @pytest.mark.contract("X1")
-def test_ingest_asks_nothing_of_the_store(s3: S3Server, house: InProcessApi, dataset: Dataset, flush: Flushing):
-    make_history(house, flush, 1)
+def test_ingest_sends_no_request_to_the_store(s3: S3Server, api: InProcessApi, dataset: Dataset, flush: Flushing):
+    make_history(api, flush, 1)
     statement = b'{"entity_id": "x", "schema": "Person", "prop": "name", "value": "X"}\n'
 
     with s3.counted() as requests:
-        add(house, *(person(f"p{number}") for number in range(2000)))
-        house.admin.post("/v1/datasets/test/statements?origin=crawl", content=statement, headers=LINES)
-        stage = house.admin.post("/v1/datasets/test/stages", {"origin": "bulk"}).json()["id"]
-        house.admin.post(f"/v1/datasets/test/stages/{stage}/entities", [person("staged")])
-        committed = house.admin.post(f"/v1/datasets/test/stages/{stage}/commit")
+        add(api, *(person(f"p{number}") for number in range(2000)))
+        api.admin.post("/v1/datasets/test/statements?origin=crawl", content=statement, headers=LINES)
+        stage = api.admin.post("/v1/datasets/test/stages", {"origin": "bulk"}).json()["id"]
+        api.admin.post(f"/v1/datasets/test/stages/{stage}/entities", [person("staged")])
+        committed = api.admin.post(f"/v1/datasets/test/stages/{stage}/commit")
 
     assert committed.status_code == 200, committed.text
     assert requests == []
 
 
 @pytest.mark.contract("X1", "X2")
-def test_reader_finds_the_head_without_a_request_and_reads_its_manifest_once(
-    s3: S3Server, house: InProcessApi, dataset: Dataset, flush: Flushing
+def test_reader_resolves_the_head_without_a_request_and_reads_its_manifest_once(
+    s3: S3Server, api: InProcessApi, dataset: Dataset, flush: Flushing
 ):
-    head = make_history(house, flush, 5)[-1]
+    head = make_history(api, flush, 5)[-1]
 
-    with s3.counted() as first, house.services.reader.reading() as reading:
+    with s3.counted() as first, api.services.reader.reading() as reading:
         found = reading.view(dataset, NOW).snapshot_id
-    with s3.counted() as again, house.services.reader.reading() as reading:
+    with s3.counted() as again, api.services.reader.reading() as reading:
         reading.view(dataset, NOW)
 
     assert found == head.id
@@ -103,21 +103,21 @@ def test_reader_finds_the_head_without_a_request_and_reads_its_manifest_once(
 
 
 @pytest.mark.contract("X1")
-def test_entity_costs_its_manifest_and_a_few_requests_for_each_file_that_may_hold_it_and_then_nothing(
-    s3: S3Server, house: InProcessApi, flush: Flushing
+def test_first_entity_lookup_costs_its_manifest_and_a_few_requests_per_candidate_file_and_the_next_none(
+    s3: S3Server, api: InProcessApi, flush: Flushing
 ):
-    history = make_history(house, flush, 6)
-    add(house, person("e02-1", country="de"))
+    history = make_history(api, flush, 6)
+    add(api, person("e02-1", country="de"))
     (changed,) = flush()
     quiet, busy = history[4], {*history[2].statements.added, *changed.statements.added}
     busy |= {path for path in changed.translog.added if not path.startswith("kind=insert/")}
 
     with s3.counted() as cold:
-        found = read(house, "e04-0")
+        found = read(api, "e04-0")
     with s3.counted() as warm:
-        again, beside = read(house, "e04-0"), read(house, "e04-2")
+        again, beside = read(api, "e04-0"), read(api, "e04-2")
     with s3.counted() as merged:
-        read(house, "e02-1")
+        read(api, "e02-1")
 
     assert found == again
     assert beside["id"] == "e04-2"
@@ -132,27 +132,27 @@ def test_entity_costs_its_manifest_and_a_few_requests_for_each_file_that_may_hol
 
 
 @pytest.mark.contract("X1")
-def test_unflushed_events_add_no_request_to_a_read(s3: S3Server, house: InProcessApi, flush: Flushing):
-    make_history(house, flush, 2)
-    read(house, "e01-0")
-    add(house, person("e01-0", country="de"), person("e01-9"))
+def test_unflushed_events_add_no_request_to_a_read(s3: S3Server, api: InProcessApi, flush: Flushing):
+    make_history(api, flush, 2)
+    read(api, "e01-0")
+    add(api, person("e01-0", country="de"), person("e01-9"))
 
     with s3.counted() as requests:
-        found, new = read(house, "e01-0"), read(house, "e01-9")
+        found, new = read(api, "e01-0"), read(api, "e01-9")
 
     assert (found["properties"]["country"], new["caption"]) == (["de"], "e01-9")
     assert requests == []
 
 
 @pytest.mark.contract("X1", "X3")
-def test_flush_and_commit_cost_the_same_however_long_history_is_but_for_the_log_since_its_checkpoint(
-    s3: S3Server, house: InProcessApi, flush: Flushing, monkeypatch: pytest.MonkeyPatch
+def test_cost_of_a_flush_grows_only_with_the_log_since_its_checkpoint(
+    s3: S3Server, api: InProcessApi, flush: Flushing, monkeypatch: pytest.MonkeyPatch
 ):
     every = 4
-    monkeypatch.setitem(tables.CONFIGURATION, "delta.checkpointInterval", str(every))
+    monkeypatch.setitem(delta_tables.CONFIGURATION, "delta.checkpointInterval", str(every))
     costs: list[list[Request]] = []
     for number in range(12):
-        add(house, *(person(f"e{number:02d}-{each}") for each in range(3)))
+        add(api, *(person(f"e{number:02d}-{each}") for each in range(3)))
         with s3.counted() as requests:
             flush()
         costs.append(requests)
@@ -162,19 +162,19 @@ def test_flush_and_commit_cost_the_same_however_long_history_is_but_for_the_log_
     assert Counter(each.operation for each in costs[11] if is_data(each)) == {"PUT": 2}
     assert all(in_log(each) for requests in costs for each in requests if each.operation == "LIST")
     log = [Counter(each.operation for each in requests if in_log(each)) for requests in costs]
-    # As far from the checkpoint before it: as much.
+    # Equally many commits since the last checkpoint, so equally many requests.
     assert log[4:8] == log[8:12]
     assert log[5]["LIST"] == log[6]["LIST"]
     assert log[6] - log[5] == {"GET": 4}
 
 
 @pytest.mark.contract("X3")
-def test_flush_costs_one_request_more_for_each_data_file_it_writes(s3: S3Server, house: InProcessApi, flush: Flushing):
-    make_history(house, flush, 2)
+def test_flush_costs_one_more_request_per_data_file(s3: S3Server, api: InProcessApi, flush: Flushing):
+    make_history(api, flush, 2)
     costs = []
     for origins in (1, 5):
         for origin in range(origins):
-            add(house, person(f"x{origins}-{origin}"), origin=f"o{origin}")
+            add(api, person(f"x{origins}-{origin}"), origin=f"o{origin}")
         with s3.counted() as requests:
             (snapshot,) = flush()
         files = len(snapshot.statements.added) + len(snapshot.translog.added)

@@ -1,4 +1,4 @@
-"""Transactions."""
+"""Transactions: atomicity, isolation, and errors."""
 
 import threading
 from pathlib import Path
@@ -10,8 +10,10 @@ from tarn.db.engine import Database
 from tarn.db.tables import lake
 from tarn.errors import StartRefused, Unavailable
 
+pytestmark = pytest.mark.both_databases
 
-def test_write_that_fails_leaves_nothing(database: Database):
+
+def test_failed_write_leaves_nothing(database: Database):
     with pytest.raises(ZeroDivisionError), database.write() as connection:
         connection.execute(insert(lake).values(id="a"))
         raise ZeroDivisionError
@@ -20,7 +22,7 @@ def test_write_that_fails_leaves_nothing(database: Database):
         assert connection.execute(select(lake)).all() == []
 
 
-def test_read_sees_one_moment_whatever_is_written_meanwhile(database: Database):
+def test_read_transaction_has_one_state_despite_concurrent_writes(database: Database):
     with database.read() as reading:
         before = reading.execute(select(lake)).all()
         with database.write() as connection:
@@ -32,7 +34,7 @@ def test_read_sees_one_moment_whatever_is_written_meanwhile(database: Database):
     assert (before, during, after) == ([], [], ["a"])
 
 
-def test_counters_raised_by_many_writers_lose_nothing(database: Database):
+def test_concurrent_increments_of_a_counter_lose_nothing(database: Database):
     with database.write() as connection:
         connection.execute(text("CREATE TABLE counter (n INTEGER)"))
         connection.execute(text("INSERT INTO counter VALUES (0)"))
@@ -54,7 +56,7 @@ def test_counters_raised_by_many_writers_lose_nothing(database: Database):
         assert connection.execute(text("SELECT n FROM counter")).scalar() == 120
 
 
-def test_database_that_does_not_answer_is_unavailable():
+def test_unreachable_database_is_unavailable():
     database = Database("postgresql+psycopg://nobody@127.0.0.1:1/none")
 
     with pytest.raises(Unavailable) as unavailable, database.read():
@@ -63,7 +65,7 @@ def test_database_that_does_not_answer_is_unavailable():
     database.close()
 
 
-def test_error_of_the_database_does_not_repeat_the_values_of_a_statement(database: Database):
+def test_database_error_does_not_contain_the_values_of_a_statement(database: Database):
     with pytest.raises((SQLAlchemyError, Unavailable)) as caught, database.read() as connection:
         connection.execute(text("SELECT * FROM nothing WHERE a = :a"), {"a": "hunter2"})
 
@@ -80,7 +82,7 @@ def test_error_of_the_database_does_not_repeat_the_values_of_a_statement(databas
         ("{}/text/y.db", "cannot be used"),
     ],
 )
-def test_sqlite_file_that_can_never_be_opened_stops_the_start(tmp_path: Path, path: str, sentence: str):
+def test_sqlite_file_that_cannot_be_opened_stops_the_start(tmp_path: Path, path: str, sentence: str):
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("no database, " * 1000)
 
@@ -88,7 +90,7 @@ def test_sqlite_file_that_can_never_be_opened_stops_the_start(tmp_path: Path, pa
         Database(f"sqlite:///{path.format(tmp_path)}")
 
 
-def test_sqlite_is_durable_and_lets_readers_read_while_one_writes(tmp_path):
+def test_sqlite_is_durable_and_readers_are_not_blocked_by_a_writer(tmp_path):
     database = Database(f"sqlite:///{tmp_path}/a/b/tarn.db")
 
     with database.read() as connection:

@@ -1,4 +1,4 @@
-"""The outbox: kept with its transaction, numbered in the order of commits, given up from its old end."""
+"""The outbox of events: written with its transaction, numbered in commit order, expired oldest first."""
 
 import json
 import threading
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from sqlalchemy import insert, select, text, update
-from tarn.db import jobs
-from tarn.db import outbox as events
+from tarn.db import jobs, outbox
 from tarn.db.engine import Database
 from tarn.db.outbox import RecordedEvent
 from tarn.db.tables import datasets, event_heads, webhook_cursors
@@ -22,6 +21,8 @@ from tarn.model.names import DatasetName
 
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.both_databases
+
 PROBLEM = {"type": "t", "title": "t", "status": 503, "detail": "d", "instance": "i", "retryable": True}
 
 
@@ -29,7 +30,7 @@ def make_dataset(database: Database, name: str = "donations", state: str = "acti
     dataset_id = new_id()
     with database.write() as connection:
         connection.execute(insert(datasets).values(id=dataset_id, name=name, state=state, created=now(), revision=0))
-        events.start_stream(connection, dataset_id, DatasetName(name))
+        outbox.start_stream(connection, dataset_id, DatasetName(name))
     return dataset_id
 
 
@@ -40,14 +41,14 @@ def stream(database: Database) -> str:
 
 def record(database: Database, stream: str, kind: EventKind = EventKind.DATASET_CREATED, **data: Any) -> None:
     with database.write() as connection:
-        events.record(connection, stream, kind, **data)
+        outbox.record(connection, stream, kind, **data)
 
 
 def read_events(
     database: Database, stream: str, above: int = 0, limit: int = 1000, job: str | None = None
 ) -> list[Any]:
     with database.read() as connection:
-        return [json.loads(each.body) for each in events.after(connection, stream, above, limit, job).told]
+        return [json.loads(each.body) for each in outbox.after(connection, stream, above, limit, job).events]
 
 
 def kinds(database: Database, stream: str) -> list[str]:
@@ -58,10 +59,10 @@ def numbers(database: Database, stream: str, above: int = 0) -> list[int]:
     return [each["id"] for each in read_events(database, stream, above)]
 
 
-def test_event_is_there_exactly_if_its_transaction_is(database: Database, stream: str):
+def test_event_exists_exactly_if_its_transaction_was_committed(database: Database, stream: str):
     record(database, stream)
     with pytest.raises(RuntimeError), database.write() as connection:
-        events.record(connection, stream, EventKind.DATASET_DELETED)
+        outbox.record(connection, stream, EventKind.DATASET_DELETED)
         raise RuntimeError
     record(database, stream, EventKind.DATASET_DELETED)
 
@@ -73,19 +74,17 @@ def test_event_is_there_exactly_if_its_transaction_is(database: Database, stream
 
 @pytest.mark.parametrize("data", [{}, {"count": 1}, {"count": 1, "files": [{"id": "x"}]}])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_event_that_does_not_say_what_its_kind_does_is_refused_where_it_is_made(database: Database, stream: str, data):
+def test_event_without_the_data_of_its_kind_is_refused_when_it_is_recorded(database: Database, stream: str, data):
     with pytest.raises(ValidationError), database.write() as connection:
-        events.record(connection, stream, EventKind.FILES_PUT, **data)
+        outbox.record(connection, stream, EventKind.FILES_PUT, **data)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_second_committer_waits_for_the_first_so_that_no_number_appears_below_one_that_was_seen(
-    database: Database, stream: str
-):
+def test_second_committer_waits_so_that_no_number_appears_below_a_visible_one(database: Database, stream: str):
     first = RecordedEvent(stream, EventKind.DATASET_CREATED, None, None, {})
     second = threading.Thread(target=record, args=[database, stream])
     with database.engine.connect() as connection, connection.begin():
-        events.number(connection, [first])
+        outbox.number(connection, [first])
         second.start()
         wait_until(lambda: _waits(database))
         seen_meanwhile = numbers(database, stream)
@@ -100,15 +99,15 @@ def _waits(database: Database) -> bool:
         return bool(connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar())
 
 
-def test_reader_that_goes_on_from_the_last_number_it_saw_misses_none_of_many_writers(database: Database):
+def test_reader_that_continues_from_its_last_number_misses_no_event_of_concurrent_writers(database: Database):
     streams = [make_dataset(database, f"d{number}") for number in range(2)]
 
     def write() -> None:
         for place in range(8):
             with database.write() as connection:
-                # Both heads in one transaction, in either order: nobody may wait in a circle.
+                # Both heads in one transaction, in either order: writers must not deadlock.
                 for stream in streams[:: 1 if place % 2 else -1]:
-                    events.record(connection, stream, EventKind.DATASET_CREATED)
+                    outbox.record(connection, stream, EventKind.DATASET_CREATED)
 
     writers = [threading.Thread(target=write) for _ in range(4)]
     for writer in writers:
@@ -127,22 +126,22 @@ def test_reader_that_goes_on_from_the_last_number_it_saw_misses_none_of_many_wri
     assert numbers(database, streams[1]) == seen
 
 
-def test_page_says_how_far_it_goes(database: Database, stream: str):
+def test_page_has_the_number_up_to_which_it_is_complete(database: Database, stream: str):
     for _ in range(3):
         record(database, stream)
 
     with database.read() as connection:
-        cut, whole, none = (events.after(connection, stream, above, 2) for above in (0, 1, 3))
+        cut, whole, none = (outbox.after(connection, stream, above, 2) for above in (0, 1, 3))
 
-    assert [(len(page.told), page.through, page.last) for page in (cut, whole, none)] == [
+    assert [(len(page.events), page.through, page.last) for page in (cut, whole, none)] == [
         (2, 2, 3),
         (2, 3, 3),
         (0, 3, 3),
     ]
 
 
-def test_events_are_given_up_from_the_old_end_by_age_and_by_number(database: Database, stream: str, monkeypatch):
-    monkeypatch.setattr(events, "TRIM_EVENTS", 2)
+def test_events_are_expired_oldest_first_by_age_and_by_number(database: Database, stream: str, monkeypatch):
+    monkeypatch.setattr(outbox, "TRIM_EVENTS", 2)
     other = make_dataset(database, "other")
     for _ in range(6):
         record(database, stream)
@@ -151,20 +150,20 @@ def test_events_are_given_up_from_the_old_end_by_age_and_by_number(database: Dat
         connection.execute(update(table).where(table.c.number <= 3).values(at=now() - timedelta(days=9)))
 
     with database.read() as connection:
-        by_age = events.expired_numbers(connection, now() - timedelta(days=7), most=100)
-        by_number = events.expired_numbers(connection, now() - timedelta(days=70), most=2)
+        by_age = outbox.expired_numbers(connection, now() - timedelta(days=7), max_events=100)
+        by_number = outbox.expired_numbers(connection, now() - timedelta(days=70), max_events=2)
     with database.write() as connection:
-        steps = [events.trim(connection, stream, by_number[stream]) for _ in range(2)]
+        steps = [outbox.trim(connection, stream, by_number[stream]) for _ in range(2)]
 
     assert by_age == {stream: 3, other: 1}
     assert by_number == {stream: 4}
     assert steps == [True, False]
     with database.read() as connection:
-        page = events.after(connection, stream, 0, 10)
-    assert ([each.number for each in page.told], page.tail, page.last) == ([5, 6], 4, 6)
+        page = outbox.after(connection, stream, 0, 10)
+    assert ([each.number for each in page.events], page.tail, page.last) == ([5, 6], 4, 6)
 
 
-def test_numbers_of_a_dataset_made_again_go_on_above_those_of_the_former(database: Database):
+def test_numbers_of_a_recreated_dataset_continue_above_those_of_the_former(database: Database):
     former = make_dataset(database, state="deleted")
     record(database, former)
     record(database, former)
@@ -174,10 +173,10 @@ def test_numbers_of_a_dataset_made_again_go_on_above_those_of_the_former(databas
 
     assert numbers(database, stream) == [3]
     with database.read() as connection:
-        assert events.after(connection, stream, 2, 10).tail == 2
+        assert outbox.after(connection, stream, 2, 10).tail == 2
 
 
-def test_job_tells_its_tenant_of_every_state_it_comes_to(database: Database, stream: str):
+def test_every_state_of_a_job_is_an_event_for_its_tenant(database: Database, stream: str):
     with database.write() as connection:
         job = jobs.enqueue(connection, Operation.FLUSH, stream, "alice", "r")
     with database.write() as connection:
@@ -200,11 +199,11 @@ def test_job_tells_its_tenant_of_every_state_it_comes_to(database: Database, str
     assert found[2]["problem"]["status"] == 503
     assert found[4]["progress"] == {"done": 1, "total": 2, "unit": "rows"}
     with database.read() as connection:
-        heard = {each.audience for each in events.after(connection, stream, 0, 10).told}
+        heard = {each.audience for each in outbox.after(connection, stream, 0, 10).events}
     assert heard == {frozenset({"alice"})}
 
 
-def test_job_that_is_cancelled_given_up_or_let_go_tells_so_once(database: Database, stream: str):
+def test_job_that_is_cancelled_failed_or_released_has_one_event(database: Database, stream: str):
     with database.write() as connection:
         operations = Operation.VERIFY, Operation.VERIFY, Operation.COMPACT
         waiting, running, lost = (jobs.enqueue(connection, each, stream, "a", "r") for each in operations)
@@ -223,16 +222,16 @@ def test_job_that_is_cancelled_given_up_or_let_go_tells_so_once(database: Databa
     assert kinds(database, stream).count("job.cancelled") == 2
 
 
-def test_job_on_several_datasets_has_a_stream_of_its_own_as_long_as_it_is_known(database: Database, stream: str):
+def test_job_on_several_datasets_has_its_own_stream_while_it_exists(database: Database, stream: str):
     with database.write() as connection:
         job = jobs.enqueue(connection, Operation.FLUSH, None, "alice", "r", {"dataset_ids": [stream]})
         jobs.cancel(connection, job.id)
     with database.write() as connection:
-        events.trim(connection, job.id, 2)
-        events.forget_jobs(connection)
+        outbox.trim(connection, job.id, 2)
+        outbox.forget_jobs(connection)
         kept = _heads(connection)
         jobs.delete_finished(connection, now() + timedelta(days=1))
-        events.forget_jobs(connection)
+        outbox.forget_jobs(connection)
         left = _heads(connection)
 
     assert read_events(database, stream) == []

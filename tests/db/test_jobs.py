@@ -1,4 +1,4 @@
-"""The jobs table: claimed once, kept by a heartbeat, taken over when that stops."""
+"""The jobs table: each job is claimed once, kept by heartbeats, and taken over when they stop."""
 
 import threading
 from datetime import timedelta
@@ -7,12 +7,15 @@ import pytest
 from alembic import command
 from sqlalchemy import insert, text, update
 from tarn.db import jobs, migrate
+from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
 from tarn.db.tables import datasets
 from tarn.db.tables import jobs as table
 from tarn.errors import JobConflict, JobNotFound, Unavailable
 from tarn.model.ids import new_id, now
 from tarn.model.job import LONG_WAIT, MOST_ATTEMPTS, DeleteResult, FlushResult, Job, JobState, Operation, Progress
+
+pytestmark = pytest.mark.both_databases
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_oldest_job_is_claimed_first_and_only_once(database: Database):
     assert (claimed[0].state, claimed[0].attempts) == (JobState.RUNNING, 1)
 
 
-def test_of_many_workers_each_job_goes_to_one(database: Database):
+def test_concurrent_workers_claim_each_job_once(database: Database):
     wanted = {enqueue(database, None).id for _ in range(10)}
     taken: list[str] = []
 
@@ -74,7 +77,9 @@ def test_of_many_workers_each_job_goes_to_one(database: Database):
     assert sorted(taken) == sorted(wanted)
 
 
-def test_job_of_a_silent_worker_is_taken_over_and_the_old_one_cannot_finish_it(database: Database, dataset_id: str):
+def test_job_of_a_worker_without_heartbeat_is_taken_over_and_the_old_one_cannot_finish_it(
+    database: Database, dataset_id: str
+):
     job = enqueue(database, dataset_id)
     claim(database, "dead")
     with database.write() as connection:
@@ -96,7 +101,7 @@ def test_job_of_a_silent_worker_is_taken_over_and_the_old_one_cannot_finish_it(d
     assert finished
 
 
-def test_job_that_beats_is_left_alone(database: Database, dataset_id: str):
+def test_job_with_a_heartbeat_is_not_taken_over(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id)
     claim(database, "w1")
     with database.write() as connection:
@@ -110,7 +115,7 @@ def test_job_that_beats_is_left_alone(database: Database, dataset_id: str):
     assert found.progress == Progress(done=5, total=10, unit="files")
 
 
-def test_job_that_is_handed_back_is_queued_again(database: Database, dataset_id: str):
+def test_released_job_is_queued_again(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id)
     claim(database, "w1")
     with database.write() as connection:
@@ -122,7 +127,7 @@ def test_job_that_is_handed_back_is_queued_again(database: Database, dataset_id:
     assert (again.id, again.attempts, again.disturbed) == (job.id, 2, None)
 
 
-def test_job_that_failed_is_claimed_when_its_time_has_come_and_not_before(database: Database, dataset_id: str):
+def test_job_to_be_retried_is_claimed_at_its_time_and_not_before(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id)
     claim(database, "w1")
     with database.write() as connection:
@@ -144,7 +149,31 @@ def test_job_that_failed_is_claimed_when_its_time_has_come_and_not_before(databa
     assert (done.state, done.problem, done.not_before) == (JobState.DONE, None, None)
 
 
-def test_job_that_ends_every_worker_is_not_claimed_for_ever(database: Database, dataset_id: str, monkeypatch):
+@pytest.mark.parametrize("hours", [-1, 1])
+@pytest.mark.parametrize("is_failed", [True, False])
+def test_wait_of_a_job_does_not_depend_on_the_worker_s_clock(
+    database: Database, dataset_id: str, monkeypatch: pytest.MonkeyPatch, hours: int, is_failed: bool
+):
+    skew = timedelta(hours=hours)
+    monkeypatch.setattr(jobs, "now", lambda: now() + skew)
+    job = enqueue(database, dataset_id)
+    claim(database, "w1")
+    until = now() + skew + timedelta(minutes=1)
+    with database.write() as connection:
+        if is_failed:
+            jobs.fail(connection, job.id, "w1", PROBLEM, until)
+        else:
+            jobs.requeue(connection, job.id, "w1", until)
+        not_before, moment = jobs.get(connection, job.id).not_before, database_time(connection)
+
+    assert claim(database, "w2") is None
+    assert not_before is not None
+    assert timedelta(seconds=50) < not_before - moment <= timedelta(minutes=1)
+
+
+def test_job_that_crashes_every_worker_is_claimed_a_limited_number_of_times(
+    database: Database, dataset_id: str, monkeypatch
+):
     monkeypatch.setattr(Operation, "never_given_up", property(lambda _: False))
     job = enqueue(database, dataset_id)
     for _ in range(MOST_ATTEMPTS):
@@ -156,10 +185,13 @@ def test_job_that_ends_every_worker_is_not_claimed_for_ever(database: Database, 
         found = jobs.find(connection, job.id)
     assert found is not None
     assert found.problem is not None
-    assert (found.state, found.problem.detail) == (JobState.FAILED, "20 workers fell silent over this job")
+    assert (found.state, found.problem.detail) == (
+        JobState.FAILED,
+        "20 workers stopped sending heartbeats while running this job",
+    )
 
 
-def test_delete_that_ends_every_worker_waits_long_between_tries(database: Database, dataset_id: str):
+def test_delete_that_crashes_every_worker_has_long_delays_between_attempts(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id)
     for _ in range(MOST_ATTEMPTS):
         claim(database, "dies")
@@ -174,7 +206,7 @@ def test_delete_that_ends_every_worker_waits_long_between_tries(database: Databa
     assert found.not_before > now() + LONG_WAIT / 2
 
 
-def test_deletes_that_failed_under_an_older_version_are_taken_up_again(tmp_path):
+def test_deletes_that_failed_under_an_older_version_are_resumed(tmp_path):
     database = Database(f"sqlite:///{tmp_path}/old.db")
     config = migrate.alembic_config()
     with database.write() as connection:
@@ -196,10 +228,10 @@ def test_deletes_that_failed_under_an_older_version_are_taken_up_again(tmp_path)
     database.close()
 
 
-# Several at once
+# Jobs of several datasets
 
 
-def test_job_that_concerns_several_datasets_says_which(database: Database, dataset_id: str):
+def test_job_of_several_datasets_names_them(database: Database, dataset_id: str):
     several = enqueue(database, None, Operation.FLUSH, dataset_ids=[dataset_id])
     one = enqueue(database, dataset_id, Operation.FLUSH)
 
@@ -211,9 +243,7 @@ def test_job_that_concerns_several_datasets_says_which(database: Database, datas
     assert [job.id for job in listed] == [one.id, several.id]
 
 
-def test_result_is_typed_by_operation_also_where_an_older_version_stored_it_without(
-    database: Database, dataset_id: str
-):
+def test_result_is_typed_by_operation_even_if_an_older_version_stored_it_untyped(database: Database, dataset_id: str):
     deleted, flushed = enqueue(database, dataset_id), enqueue(database, dataset_id, Operation.FLUSH)
     made = {"dataset": "donations", "seq": 1, "id": "s"}
     claim(database, "w1")
@@ -229,7 +259,7 @@ def test_result_is_typed_by_operation_also_where_an_older_version_stored_it_with
     assert (results[0].files, results[1].statements, results[1].snapshots[0].seq) == (3, 7, 1)
 
 
-def test_operation_that_is_left_out_is_not_claimed_singly(database: Database, dataset_id: str):
+def test_excluded_operation_is_not_claimed_singly(database: Database, dataset_id: str):
     enqueue(database, dataset_id, Operation.FLUSH)
     other = enqueue(database, dataset_id)
 
@@ -252,7 +282,7 @@ def test_every_due_job_of_one_operation_is_claimed_at_once(database: Database, d
     assert show(database, other).state is JobState.QUEUED
 
 
-def test_of_many_workers_that_claim_all_each_job_goes_to_one(database: Database, dataset_id: str):
+def test_concurrent_workers_that_claim_all_jobs_claim_each_once(database: Database, dataset_id: str):
     wanted = sorted(enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(40))
     taken: list[str] = []
     start = threading.Barrier(4)
@@ -271,7 +301,7 @@ def test_of_many_workers_that_claim_all_each_job_goes_to_one(database: Database,
     assert sorted(taken) == wanted
 
 
-def test_jobs_of_a_silent_worker_are_taken_over_together(database: Database, dataset_id: str):
+def test_jobs_of_a_worker_without_heartbeat_are_taken_over_together(database: Database, dataset_id: str):
     wanted = [enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(2)]
     claim_all(database, "dead")
     expire_heartbeats(database)
@@ -285,7 +315,7 @@ def test_jobs_of_a_silent_worker_are_taken_over_together(database: Database, dat
     assert held == (set(), set(wanted))
 
 
-# Given up, and tried again
+# Cancelled and retried
 
 
 def cancel(database: Database, job: Job) -> Job:
@@ -298,7 +328,7 @@ def retry(database: Database, job: Job) -> Job:
         return jobs.retry(connection, job.id)
 
 
-def test_job_that_waits_is_over_when_it_is_cancelled(database: Database, dataset_id: str):
+def test_queued_job_ends_when_it_is_cancelled(database: Database, dataset_id: str):
     cancelled = cancel(database, enqueue(database, dataset_id, Operation.FLUSH))
 
     assert cancelled.state is JobState.CANCELLED
@@ -306,7 +336,7 @@ def test_job_that_waits_is_over_when_it_is_cancelled(database: Database, dataset
     assert claim_all(database, "w1") == []
 
 
-def test_job_that_runs_is_cancelled_when_its_worker_next_looks(database: Database, dataset_id: str):
+def test_running_job_is_cancelled_at_the_next_heartbeat_of_its_worker(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id, Operation.FLUSH)
     claim_all(database, "w1")
 
@@ -322,7 +352,7 @@ def test_job_that_runs_is_cancelled_when_its_worker_next_looks(database: Databas
     assert after.finished is not None
 
 
-def test_job_that_is_cancelled_while_it_fails_is_not_tried_again(database: Database, dataset_id: str):
+def test_job_that_is_cancelled_while_it_fails_is_not_retried(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id, Operation.FLUSH)
     claim_all(database, "w1")
     cancel(database, job)
@@ -335,7 +365,7 @@ def test_job_that_is_cancelled_while_it_fails_is_not_tried_again(database: Datab
     assert after.problem is not None
 
 
-def test_job_that_is_done_before_its_worker_hears_of_the_cancelling_is_done(database: Database, dataset_id: str):
+def test_job_that_finishes_before_its_worker_sees_the_cancellation_is_done(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id, Operation.FLUSH)
     claim_all(database, "w1")
     cancel(database, job)
@@ -347,7 +377,7 @@ def test_job_that_is_done_before_its_worker_hears_of_the_cancelling_is_done(data
     assert cancel(database, job).state is JobState.DONE
 
 
-def test_cancelled_job_of_a_silent_worker_is_over_and_not_taken_over(database: Database, dataset_id: str):
+def test_cancelled_job_of_a_worker_without_heartbeat_ends_and_is_not_taken_over(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id, Operation.FLUSH)
     claim_all(database, "dead")
     cancel(database, job)
@@ -357,10 +387,10 @@ def test_cancelled_job_of_a_silent_worker_is_over_and_not_taken_over(database: D
     assert show(database, job).state is JobState.CANCELLED
 
 
-def test_delete_cannot_be_cancelled_whether_it_waits_or_runs(database: Database, dataset_id: str):
+def test_delete_cannot_be_cancelled_whether_queued_or_running(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id)
 
-    with pytest.raises(JobConflict, match="must come to its end"):
+    with pytest.raises(JobConflict, match="must run to its end"):
         cancel(database, job)
     claim(database, "w1")
     with pytest.raises(JobConflict):
@@ -369,7 +399,7 @@ def test_delete_cannot_be_cancelled_whether_it_waits_or_runs(database: Database,
     assert show(database, job).cancelled is None
 
 
-def test_job_that_failed_is_tried_again_from_the_beginning_and_keeps_its_problem_until_it_is_over(
+def test_failed_job_is_retried_from_the_beginning_and_keeps_its_problem_until_it_ends(
     database: Database, dataset_id: str
 ):
     job = enqueue(database, dataset_id, Operation.FLUSH)
@@ -388,7 +418,7 @@ def test_job_that_failed_is_tried_again_from_the_beginning_and_keeps_its_problem
     assert (claimed.attempts, done.state, done.problem) == (1, JobState.DONE, None)
 
 
-def test_cancelled_job_is_tried_again_as_if_nobody_had_cancelled_it(database: Database, dataset_id: str):
+def test_cancelled_job_is_retried_as_if_it_was_not_cancelled(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id, Operation.FLUSH)
     cancel(database, job)
 
@@ -398,7 +428,7 @@ def test_cancelled_job_is_tried_again_as_if_nobody_had_cancelled_it(database: Da
     assert [claimed.id for claimed in claim_all(database, "w1")] == [job.id]
 
 
-def test_job_that_waits_runs_or_is_done_is_not_tried_again(database: Database, dataset_id: str):
+def test_queued_running_or_finished_job_is_not_retried(database: Database, dataset_id: str):
     job = enqueue(database, dataset_id, Operation.FLUSH)
     refused = []
     for act in (lambda: claim_all(database, "w1"), lambda: finish(database, job), lambda: None):
@@ -410,7 +440,7 @@ def test_job_that_waits_runs_or_is_done_is_not_tried_again(database: Database, d
     assert refused == ["queued", "running", "done"]
 
 
-def test_job_that_does_not_exist_is_neither_cancelled_nor_tried_again(database: Database):
+def test_absent_job_is_neither_cancelled_nor_retried(database: Database):
     with database.write() as connection, pytest.raises(JobNotFound):
         jobs.cancel(connection, "none")
     with database.write() as connection, pytest.raises(JobNotFound):

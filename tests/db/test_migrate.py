@@ -1,4 +1,4 @@
-"""Migrations."""
+"""Database migrations."""
 
 import threading
 
@@ -11,19 +11,21 @@ from tarn.db.engine import Database
 from tarn.db.tables import metadata
 from tarn.errors import StartRefused
 
+pytestmark = pytest.mark.both_databases
 
-def test_migrations_make_exactly_the_tables_that_the_code_knows(database: Database):
+
+def test_migrations_create_exactly_the_tables_of_the_code(database: Database):
     with database.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "target_metadata": metadata})
         assert compare_metadata(context, metadata) == []
 
 
-def test_migrating_again_changes_nothing(database: Database):
+def test_second_migration_changes_nothing(database: Database):
     migrate.upgrade(database)
     migrate.require_current(database)
 
 
-def test_several_processes_may_migrate_at_once(tmp_path):
+def test_several_processes_can_migrate_concurrently(tmp_path):
     url = f"sqlite:///{tmp_path}/new.db"
     failures: list[BaseException] = []
 
@@ -45,7 +47,7 @@ def test_several_processes_may_migrate_at_once(tmp_path):
     assert failures == []
 
 
-def test_database_that_was_never_migrated_is_refused_with_what_to_do(tmp_path):
+def test_database_without_migrations_is_refused_with_the_command_to_run(tmp_path):
     database = Database(f"sqlite:///{tmp_path}/new.db")
 
     with pytest.raises(StartRefused, match="run `tarn migrate`"):

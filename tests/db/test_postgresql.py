@@ -1,4 +1,4 @@
-"""What Tarn leaves behind in PostgreSQL: docs/postgresql.md."""
+"""Table sizes and settings on PostgreSQL, as described in docs/postgresql.md."""
 
 import json
 from collections.abc import Callable
@@ -18,8 +18,9 @@ ROUNDS, ENTITIES = 5, 1_500
 
 
 def vacuum(database: Database) -> None:
-    """Vacuum the journal as PostgreSQL does by itself, and at a moment of our own. What rows left free at a table's end
-    is kept, as it is where somebody goes on writing there."""
+    """Vacuum the journal as autovacuum does, without truncating free space at a table's end, which concurrent writers
+    would keep.
+    """
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         for table in ("journal", "journal_batches"):
             connection.execute(text(f"VACUUM (TRUNCATE false) {table}"))
@@ -31,10 +32,10 @@ def measured(connection: Connection) -> dict[str, int]:
     return {row.relname: row[1] for row in connection.execute(sizes)}
 
 
-def test_the_journal_is_as_large_as_what_waits_however_many_segments_went_through_it(
-    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]]
+def test_size_of_the_journal_depends_on_unflushed_events_and_not_on_former_segments(
+    api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]]
 ):
-    database = house.services.database
+    database = api.services.database
     sizes = []
     for turn in range(ROUNDS):
         entities = (
@@ -42,10 +43,10 @@ def test_the_journal_is_as_large_as_what_waits_however_many_segments_went_throug
             for each in range(ENTITIES)
         )
         body = "".join(f"{json.dumps(entity)}\n" for entity in entities)
-        answer = house.admin.post(
+        response = api.admin.post(
             "/v1/datasets/test/entities", content=body, headers={"Content-Type": "application/x-ndjson"}
         )
-        assert answer.status_code in (200, 201), answer.text
+        assert response.status_code in (200, 201), response.text
         with database.read() as connection:
             sizes.append(measured(connection))
         assert len(flush()) == 1
@@ -54,22 +55,22 @@ def test_the_journal_is_as_large_as_what_waits_however_many_segments_went_throug
             assert connection.execute(text("SELECT count(*) FROM journal")).scalar_one() == 0
         vacuum(database)
 
-    # With a segment in it, each time: one takes the place of the one before it; an index may have split a page more.
+    # Each measured with one segment, which reuses the space of the one before; an index may have split a page more.
     first, last = sizes[0], sizes[-1]
     assert first["journal"] > 300_000
     assert last["journal"] <= 1.5 * first["journal"]
     assert last["journal_batches"] <= first["journal_batches"] + (64 << 10)
 
 
-def test_a_head_is_changed_within_its_page(house: InProcessApi, dataset: Dataset):
-    database = house.services.database
+def test_update_of_a_head_is_within_its_page(api: InProcessApi, dataset: Dataset):
+    database = api.services.database
     count = text("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'journal_head'")
     with database.read() as connection:
         size = measured(connection)["journal_head"]
     with database.engine.connect() as connection:
         for number in range(300):
             connection.execute(text('UPDATE journal_head SET "commit" = :number'), {"number": number})
-            # What a session did is counted when it says so, and that as its transaction ends.
+            # A session reports its statistics at the end of a transaction.
             connection.execute(text("SELECT pg_stat_force_next_flush()"))
             connection.commit()
         after = measured(connection)["journal_head"]
@@ -80,7 +81,7 @@ def test_a_head_is_changed_within_its_page(house: InProcessApi, dataset: Dataset
     assert after <= size + (64 << 10)
 
 
-def test_tables_have_the_settings_that_the_page_tells_of(database: Database):
+def test_tables_have_the_documented_settings(database: Database):
     with database.read() as connection:
         rows = connection.execute(
             text("SELECT relname, reloptions FROM pg_class WHERE relkind = 'r' AND reloptions IS NOT NULL")

@@ -1,4 +1,6 @@
-"""Cluster mode: APIs, workers and executors that share nothing but PostgreSQL and an object store, and die."""
+"""Cluster mode: APIs, workers and executors that share only PostgreSQL and an object store, and are killed during
+work.
+"""
 
 import random
 import signal
@@ -18,7 +20,7 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.model.entity import Exploder
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import Change
+from tarn.model.snapshot import SnapshotOperation
 from tarn.model.statistics import Statistics
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.query.statement_formats import CSV
@@ -37,6 +39,8 @@ from tests.query.test_histories_http import NDJSON, Told
 from tests.query.test_statistics import counted_in
 from tests.s3 import S3Server
 
+pytestmark = pytest.mark.long
+
 ORIGINS = ("crawl", "by.hand")
 NAMES = ("Ann", "Bo", "Cy", "Di")
 EXPORTS = ("entities.ftm.json", "statements.csv", "statistics.json")
@@ -44,7 +48,7 @@ PEOPLE = [f"p{number:03}" for number in range(40)]
 
 
 class Doors:
-    """The APIs in turns: what one has written, the other is asked for."""
+    """Alternates between the APIs, so that what one has written is read from the other."""
 
     def __init__(self, clients: list[httpx.Client]) -> None:
         self._turns = cycle(clients)
@@ -55,12 +59,12 @@ class Doors:
 
 @dataclass
 class Written(Told):
-    """A dataset that is written through both APIs, and what must be seen of it."""
+    """A dataset written through both APIs, with the model of its expected content."""
 
     moments: Iterator[int] = field(default_factory=lambda: count(1))
     batches: list[list[Event]] = field(default_factory=list)
     commits: list[int | None] = field(default_factory=list)
-    """Of each batch its number; a delete of what is not there has none."""
+    """Commit number of each batch; None for a delete that matched nothing."""
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.dataset.name)
@@ -75,7 +79,7 @@ class Written(Told):
         return self.batches[-1]
 
     def load(self, origin: str) -> None:
-        """Everybody, as entities."""
+        """Write all people as entities."""
         moment = next(self.moments)
         people = [
             {
@@ -96,7 +100,9 @@ class Written(Told):
             yield added(person["id"], origin, ("Person", prop, value), None, moment, moment)
 
     def write(self) -> None:
-        """Something, of people that are there or are not: adds, a PUT, a delete of one statement or of a person."""
+        """Write a random change to people that may or may not exist: adds, a PUT, a delete of a statement or of a
+        person.
+        """
         draw, moment = self.draw, next(self.moments)
         person, origin = draw.choice(PEOPLE), draw.choice(ORIGINS)
         facts = [("Person", "name", draw.choice(NAMES)), ("Person", "birthDate", str(draw.randint(1950, 1959)))]
@@ -112,7 +118,7 @@ class Written(Told):
 
 
 class Tenant:
-    """An application with datasets of its own and a client of each API, which it uses in turns."""
+    """A tenant with datasets of its own and a client of each API, used alternately."""
 
     def __init__(self, running: Cluster, name: str, *datasets: str) -> None:
         first, second = (api.client(ADMIN_KEY) for api in running.apis)
@@ -135,20 +141,20 @@ class Tenant:
                 story.write()
 
     def check(self) -> None:
-        """All that it has is seen through either API as the model has it."""
+        """Assert that the content of all its datasets is as the model has it through either API."""
         for story in self.stories:
             for client in self.clients:
                 _check(client, story)
 
     def ask(self, path: str, **options: Any) -> str:
-        """A job, which some worker is to do."""
+        """Request a job and return its id."""
         return self.clients[0].post(f"/v1/{path}", json=options).raise_for_status().json()["id"]
 
     def job(self, job: str) -> dict[str, Any]:
         return self.clients[1].get(f"/v1/jobs/{job}").raise_for_status().json()
 
     def done(self, job: str) -> dict[str, Any]:
-        """What became of a job, whoever did it."""
+        """Wait until a job is over, assert that it succeeded, and return it."""
         until(lambda: self.job(job)["state"] not in ("queued", "running"), f"the job is over: {self.job(job)}")
         over = self.job(job)
         assert over["state"] == "done", over
@@ -169,9 +175,9 @@ def _check(client: httpx.Client, story: Written) -> None:
 
 @contextmanager
 def journal_locked(database_url: str) -> Iterator[Callable[[int], None]]:
-    """Nobody can read the journal; what is given waits until so many want to."""
+    """Lock the journal against reads, and wait until the given number of readers is blocked."""
     with psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as looking:
-        # Others may want the table, too; this is how tasks ask for their slices.
+        # Others may want the table, too; tasks read their slices with this statement.
         waiting = """SELECT count(*) >= %s FROM pg_stat_activity WHERE wait_event_type = 'Lock'
                      AND strpos(query, 'FROM journal_batches b JOIN journal j') > 0"""
 
@@ -184,7 +190,9 @@ def journal_locked(database_url: str) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.xdist_group("spark")
-def test_lake_on_a_cluster_is_what_was_written_whoever_dies(postgresql: str, s3: S3Server, tmp_path: Path):
+def test_cluster_lake_equals_the_model_after_an_executor_and_a_worker_were_killed(
+    postgresql: str, s3: S3Server, tmp_path: Path
+):
     with copied_postgresql(postgresql) as url, cluster(tmp_path, url, s3) as running:
         press, court = Tenant(running, "press", "north"), Tenant(running, "court", "south", "west")
         for tenant in (press, court):
@@ -210,12 +218,13 @@ def test_lake_on_a_cluster_is_what_was_written_whoever_dies(postgresql: str, s3:
 
 
 def flush_with_a_dying_executor(running: Cluster, press: Tenant, court: Tenant, database_url: str) -> None:
-    """Both workers flush at once, and executors of both machines read the journal. One of them is killed amid it:
-    Spark gives its task to another, and the flush comes to its end."""
+    """Flush with both workers at once, and kill an executor while executors of both machines read the journal. Spark
+    reschedules its task, and the flush completes.
+    """
     with journal_locked(database_url) as wait_for_readers:
         jobs = {press: press.ask("operations/flush")}
         first = running.worker_at(jobs[press])
-        # The first worker is at its flush until the journal can be read again.
+        # The first worker's flush is blocked until the journal can be read again.
         jobs[court] = court.ask("operations/flush")
         worker = running.worker_at(jobs[court])
         assert worker is not first
@@ -235,13 +244,14 @@ def flush_with_a_dying_executor(running: Cluster, press: Tenant, court: Tenant, 
         tenant.check()
     assert "Finished task" not in killed.log
     assert "Finished task" in other.log
-    assert (other.folder / "tarn.zip").exists(), "Tarn's code comes with the job"
+    assert (other.folder / "app.zip").exists(), "Tarn's code comes with the job"
     until(lambda: len(running.spark.executors()) == 4, "each worker has an executor on each machine")
 
 
 def compact_with_a_dying_worker(running: Cluster, press: Tenant, court: Tenant) -> None:
-    """A worker is killed amid a compaction, which cannot end as no executor moves, while everybody writes. The other
-    one takes over, by itself, what the dead one had."""
+    """Kill a worker during a compaction while everybody writes; paused executors keep the compaction from ending. The
+    other worker takes over the dead worker's job without intervention.
+    """
     with ExitStack() as paused:
         for executor in running.spark.executors():
             paused.enter_context(executor.paused())
@@ -271,7 +281,7 @@ def compact_with_a_dying_worker(running: Cluster, press: Tenant, court: Tenant) 
 
 
 def export(tenant: Tenant, story: Written) -> None:
-    """What others take is what the model has, whichever API gives it out."""
+    """Assert that the exports equal the model through either API."""
     base, model = f"datasets/{story.dataset.name}", story.model
     tenant.done(tenant.ask(f"{base}/operations/make"))
     for client in tenant.clients:
@@ -283,7 +293,9 @@ def export(tenant: Tenant, story: Written) -> None:
 
 
 def check_stored(tenant: Tenant, story: Written, settings: Settings, database: Database) -> None:
-    """`verify` finds nothing, nor does whoever looks without Tarn: history is one line, nothing is lost or twice."""
+    """Assert that `verify` reports nothing, and that the stored files read without Tarn have a linear history and no
+    row lost or duplicated.
+    """
     verified = tenant.done(tenant.ask(f"datasets/{story.dataset.name}/operations/verify"))["result"]
     assert verified["findings"] == []
     store = Store(Connection.from_settings(settings))
@@ -291,4 +303,4 @@ def check_stored(tenant: Tenant, story: Written, settings: Settings, database: D
     scene = Scene(settings, database, store, story.kernels, story.dataset, story.draw, told)
     check_now(scene)
     made = Counter(snapshot.operation for snapshot in history_of(scene))
-    assert made[Change.COMPACT] == (story.dataset.name == "north")
+    assert made[SnapshotOperation.COMPACT] == (story.dataset.name == "north")

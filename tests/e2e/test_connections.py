@@ -1,4 +1,4 @@
-"""The budget of docs/postgresql.md: an API and a worker under every kind of request, where no more is allowed."""
+"""The connection budget of docs/postgresql.md: an API and a worker under every kind of request at that limit."""
 
 import json
 import secrets
@@ -22,18 +22,24 @@ from tarn.pipeline.tasks.crawl_files import POOL as TASK_POOL
 from tests.server import clean_environment, running
 from tests.ship.connection_budget import of_all
 
+pytestmark = pytest.mark.long
+
 WORKER = Path(__file__).parents[1] / "upgrade" / "worker_without_spark.py"
 POOL = 4
+FLUSH_WAITS = 18
+"""Number of ten-second waits for the flush."""
 KEY = "an-administrator-of-a-budget"
 BODIES, ENTITIES = 20, 700
-"""Large bodies at once, more than are read at once; and the entities of each, enough for the bulk path."""
+"""Concurrent large bodies, more than are read at once; and the entities of each, enough for the bulk path."""
 
 
 @pytest.fixture
 def limited(postgresql: str) -> Iterator[tuple[str, str]]:
-    """A database whose owner has the budget's sum of connections, and one for us to look; and its name."""
+    """Create a database whose owner has a connection limit of the budget's sum plus one for this test; return its
+    name.
+    """
     name = f"limited_{secrets.token_hex(6)}"
-    # Limits do not bind whoever may do everything.
+    # Connection limits do not apply to superusers.
     sql = create_engine(postgresql, isolation_level="AUTOCOMMIT")
     with sql.connect() as connection:
         connection.execute(text(f"CREATE ROLE {name} LOGIN"))
@@ -47,10 +53,10 @@ def limited(postgresql: str) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def watched(server: str, name: str) -> Iterator[dict[str, int]]:
-    """By the name of connections, the most that were there at once while the block lasted."""
+    """Count the maximum of simultaneous connections by application name during the block."""
     most: Counter[str] = Counter()
     stop = threading.Event()
-    # One that has just come has no name yet; all of them together are held to the limit by PostgreSQL itself.
+    # A connection that has just been opened has no name yet; PostgreSQL itself holds all of them to the limit.
     query = text(
         "SELECT application_name, count(*) FROM pg_stat_activity "
         "WHERE datname = :name AND backend_type = 'client backend' AND application_name <> '' GROUP BY 1"
@@ -88,7 +94,7 @@ def entity(name: str) -> dict[str, object]:
     return {"id": name, "schema": "Person", "properties": {"name": [f"{name} Doe"], "nationality": ["us"]}}
 
 
-def test_an_api_and_a_worker_never_need_more_connections_than_the_budget_has(
+def test_api_and_worker_under_every_request_stay_within_the_connection_budget(
     limited: tuple[str, str], postgresql: str, tmp_path: Path
 ):
     url, name = limited
@@ -130,7 +136,9 @@ def test_an_api_and_a_worker_never_need_more_connections_than_the_budget_has(
         asked = [pool.submit(ask) for number in range(BODIES) for ask in asks(number)]
         answers = [one.result() for one in asked]
         job = client.post("/v1/datasets/busy/operations/flush", json={}).json()
-        while job["state"] in ("queued", "running"):
+        for _ in range(FLUSH_WAITS):
+            if job["state"] not in ("queued", "running"):
+                break
             job = client.get(f"/v1/jobs/{job['id']}?wait=10").json()
         stored = client.get("/v1/datasets/busy/entities/stream").text.splitlines()
 
@@ -152,7 +160,7 @@ def test_an_api_and_a_worker_never_need_more_connections_than_the_budget_has(
 
 
 def listen(url: str) -> bool:
-    """Follow the dataset's events until one tells of a snapshot."""
+    """Follow the dataset's events until one reports a snapshot."""
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.stream("GET", f"{url}/v1/datasets/busy/events?since=0", headers=headers, timeout=300) as stream:
         return any(line.startswith("event: snapshot") for line in stream.iter_lines())

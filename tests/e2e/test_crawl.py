@@ -1,4 +1,4 @@
-"""A crawl on Spark, with the worker killed in the middle of it: another goes on, and nobody sees the difference."""
+"""A crawl on Spark whose worker is killed midway: another worker completes it with the same result."""
 
 import signal
 import threading
@@ -12,6 +12,8 @@ from tests.archive.web import answer, page, scripted
 from tests.cli.conftest import Tarn
 from tests.server import running
 
+pytestmark = pytest.mark.long
+
 PATIENCE = 300
 """Seconds after which the test fails instead of hanging."""
 
@@ -19,7 +21,7 @@ NAMES = [f"{number}.txt" for number in range(8)]
 
 
 @pytest.mark.xdist_group("spark")
-def test_worker_killed_amid_a_crawl_leaves_no_half_file_and_another_completes_it(tmp_path: Path):
+def test_worker_killed_during_a_crawl_leaves_no_partial_file_and_another_completes_it(tmp_path: Path):
     halfway, killed = threading.Event(), threading.Event()
 
     def half() -> Iterator[bytes]:
@@ -45,7 +47,7 @@ def test_worker_killed_amid_a_crawl_leaves_no_half_file_and_another_completes_it
         tarn = Tarn(server.url, server.admin_key)
         job = tarn.json("jobs", "show", place.rsplit("/", 1)[-1], "--wait", str(PATIENCE))
 
-        # The next worker skips what a task of the dead one put before that task ended, which may be all of it.
+        # The next worker skips the files that a task of the dead worker stored, which may be all of them.
         result = job["result"]
         assert (job["state"], result["files"] + result["skipped"], result["failed"]) == ("done", 8, 0), job
         assert result["files"] <= 8 - len(seen)

@@ -1,4 +1,4 @@
-"""Streams of events of a real server: nothing missed, nobody harmed by a client that takes nothing."""
+"""Event streams of a real server: no event is missed, and a client that does not read affects nobody else."""
 
 import json
 import re
@@ -32,7 +32,7 @@ SETTINGS = {
 
 @contextmanager
 def api(folder: Path, **more: str) -> Iterator[Server]:
-    """A server without a worker: what waits goes on waiting."""
+    """Start a server without a worker, so that queued jobs stay queued."""
     database = Database(f"sqlite:///{folder}/data/tarn.db")
     migrate.upgrade(database)
     database.close()
@@ -48,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def database(server: Server) -> Iterator[Database]:
-    """The server's own."""
+    """Open the server's own database."""
     database = Database(f"sqlite:///{server.folder}/data/tarn.db")
     yield database
     database.close()
@@ -68,7 +68,7 @@ def dataset(admin: httpx.Client) -> dict[str, Any]:
 
 
 def tenant(server: Server, **grants: str) -> tuple[str, httpx.Client]:
-    """A new tenant's name, and a client of it with a grant for each `dataset=level`."""
+    """Create a tenant with a grant for each `dataset=level`; return its name and a client of it."""
     name, admin = f"t{uuid4().hex[:12]}", server.client()
     admin.post("/v1/admin/tenants", json={"name": name})
     for dataset, level in grants.items():
@@ -88,7 +88,7 @@ def stream_of(dataset: dict[str, Any], database: Database) -> str:
 
 
 def publish(database: Database, stream: str, *numbers: int, audience: list[str] | None = None) -> None:
-    """Tell of these snapshots, in one transaction."""
+    """Publish events of these snapshots in one transaction."""
     with database.write() as connection:
         for seq in numbers:
             said: dict[str, Any] = {"snapshot": f"s{seq}", "seq": seq, "content": seq, "operation": "flush"}
@@ -96,7 +96,7 @@ def publish(database: Database, stream: str, *numbers: int, audience: list[str] 
 
 
 class Heard:
-    """A stream that is being read, and what came of it."""
+    """An event stream that is being read, and the blocks received so far."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -113,11 +113,11 @@ class Heard:
                 lines = {}
 
     def block(self) -> dict[str, str]:
-        """The next thing that is sent, whatever it is; a comment has no name."""
+        """Return the next block that is sent, whatever it is; a comment has no name."""
         return next(self._blocks)
 
     def event(self) -> dict[str, Any]:
-        """The next event."""
+        """Return the next event."""
         block = next(block for block in self._blocks if "data" in block)
         event: dict[str, Any] = json.loads(block["data"])
         assert (str(event["id"]), event["kind"]) == (block["id"], block["event"])
@@ -127,7 +127,7 @@ class Heard:
         return [self.event() for _ in range(number)]
 
     def rest(self) -> list[dict[str, Any]]:
-        """All events until the server ends the stream."""
+        """Return all events until the server ends the stream."""
         return [json.loads(block["data"]) for block in self._blocks if "data" in block]
 
 
@@ -151,7 +151,7 @@ def metric(client: httpx.Client, name: str) -> float:
     return float(found[1]) if found else 0
 
 
-def test_follower_hears_what_happens_after_it_came_in_order(admin, dataset, database):
+def test_follower_receives_events_after_its_start_in_order(admin, dataset, database):
     stream = stream_of(dataset, database)
     publish(database, stream, 1)
     with following(admin, path(dataset)) as heard:
@@ -166,7 +166,7 @@ def test_follower_hears_what_happens_after_it_came_in_order(admin, dataset, data
 
 
 @pytest.mark.parametrize("how", ["header", "query", "both"])
-def test_follower_that_comes_again_hears_everything_since(admin, dataset, database, how: str):
+def test_follower_that_reconnects_receives_all_events_since(admin, dataset, database, how: str):
     stream = stream_of(dataset, database)
     publish(database, stream, *range(1, 250))
     given = {
@@ -183,7 +183,7 @@ def test_follower_that_comes_again_hears_everything_since(admin, dataset, databa
     assert [event["seq"] for event in [*old, new]] == list(range(1, 251))
 
 
-def test_follower_from_before_the_tail_is_told_what_it_missed(admin, dataset, database):
+def test_follower_from_before_the_oldest_event_is_told_what_it_missed(admin, dataset, database):
     stream = stream_of(dataset, database)
     publish(database, stream, *range(1, 5))
     with database.write() as connection:
@@ -206,7 +206,7 @@ def test_follower_from_before_the_tail_is_told_what_it_missed(admin, dataset, da
     assert [event["id"] for event in in_time] == [4, 5]
 
 
-def test_heartbeats_come_while_nothing_happens_and_carry_what_was_passed_over(admin, dataset, database, server):
+def test_heartbeats_are_sent_while_idle_and_carry_the_id_of_skipped_events(admin, dataset, database, server):
     _, reader = tenant(server, **{dataset["name"]: "read"})
     stream = stream_of(dataset, database)
     with following(reader, path(dataset), since=0) as heard:
@@ -221,7 +221,7 @@ def test_heartbeats_come_while_nothing_happens_and_carry_what_was_passed_over(ad
     assert blocks[-1] == {"": "", "id": "2"}
 
 
-def test_kinds_and_audience_choose_what_is_heard(admin, dataset, database, server):
+def test_events_are_filtered_by_kind_and_audience(admin, dataset, database, server):
     name, reader = tenant(server, **{dataset["name"]: "read"})
     stream = stream_of(dataset, database)
     publish(database, stream, 1, audience=[name])
@@ -241,7 +241,7 @@ def test_kinds_and_audience_choose_what_is_heard(admin, dataset, database, serve
     assert [event["seq"] for event in chosen] == [1, 3]
 
 
-def test_only_readers_of_a_dataset_and_owners_of_a_job_follow_it(admin, dataset, server):
+def test_only_readers_of_a_dataset_and_owners_of_a_job_may_follow_it(admin, dataset, server):
     _, stranger = tenant(server)
     job = admin.post(f"/v1/datasets/{dataset['name']}/operations/flush").json()["id"]
 
@@ -262,7 +262,7 @@ def test_only_readers_of_a_dataset_and_owners_of_a_job_follow_it(admin, dataset,
     ]
 
 
-def test_stream_of_a_job_ends_with_the_job_and_says_so_to_who_comes_again(admin, dataset):
+def test_stream_of_a_job_ends_with_the_job_and_a_reconnecting_client_is_told(admin, dataset):
     job = admin.post(f"/v1/datasets/{dataset['name']}/operations/flush").json()["id"]
     at = f"/v1/jobs/{job}/events"
     with following(admin, at) as heard:
@@ -288,7 +288,7 @@ def test_stream_of_a_dataset_ends_with_the_dataset(admin, dataset):
 
 
 @pytest.mark.parametrize("taken", ["key", "grant", "tenant"])
-def test_stream_ends_when_what_it_rests_on_is_taken_away(admin, dataset, database, server, taken: str):
+def test_stream_ends_when_its_key_grant_or_tenant_is_removed(admin, dataset, database, server, taken: str):
     name, reader = tenant(server, **{dataset["name"]: "read"})
     base = f"/v1/admin/tenants/{name}"
     (key,) = admin.get(f"{base}/keys").json()["results"]
@@ -327,7 +327,7 @@ def test_tenant_with_too_many_streams_is_refused_and_others_are_not(admin, datas
     wait_until(lambda: open_streams(admin) == 0)
 
 
-def test_client_that_never_reads_is_broken_off_and_harms_nobody(admin, dataset, database, server):
+def test_client_that_never_reads_is_disconnected_and_others_are_not_affected(admin, dataset, database, server):
     stream = stream_of(dataset, database)
     files = [{"id": "a" * 40, "checksum": "b" * 64, "path": "p" * 4000} for _ in range(20)]
     with database.write() as connection:
@@ -364,7 +364,7 @@ def test_streams_end_when_the_server_stops(tmp_path: Path):
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_streams_on_postgresql_hear_of_a_dataset_its_files_and_its_jobs(tmp_path: Path, database_url: str):
+def test_streams_on_postgresql_send_events_of_a_dataset_its_files_and_its_jobs(tmp_path: Path, database_url: str):
     with api(tmp_path, TARN_DATABASE_URL=database_url) as server:
         admin = server.client()
         admin.post("/v1/datasets", json={"name": "whole"})

@@ -1,4 +1,6 @@
-"""Exports as a person would have them: asked for on the command line, made on Spark, fetched, and made good."""
+"""Exports end to end: requested on the command line, written by Spark, downloaded, and repaired after a worker was
+killed.
+"""
 
 import json
 import signal
@@ -11,9 +13,11 @@ from tests.e2e.test_flush import tarn
 from tests.server import running
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.xdist_group("spark")
-def test_exports_are_made_fetched_and_made_again_by_a_worker_whose_predecessor_was_killed(tmp_path: Path):
+def test_exports_are_written_downloaded_and_rewritten_after_the_worker_was_killed(tmp_path: Path):
     with running(tmp_path, TARN_LEASE_SECONDS="2") as server:
         client = server.client()
         client.timeout = 120

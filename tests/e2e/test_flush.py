@@ -1,4 +1,4 @@
-"""From a POST to a snapshot, as a person would go: a server, its worker, Spark, the command line."""
+"""From a POST to a snapshot end to end: a server, its worker, Spark and the command line."""
 
 import json
 import subprocess
@@ -29,10 +29,11 @@ def tarn(server: Server, *arguments: str) -> str:
 
 
 @pytest.mark.xdist_group("spark")
-def test_what_is_written_is_flushed_shown_and_readable_without_the_server(tmp_path: Path):
-    with running(tmp_path, TARN_FLUSH_AGE="1") as server:
+def test_written_entities_are_flushed_shown_and_readable_without_the_server(tmp_path: Path):
+    # The first flush starts Spark, which takes a while where other tests run.
+    with running(tmp_path, TARN_FLUSH_AGE="1", TARN_COMMIT_WAIT="300") as server:
         client = server.client()
-        client.timeout = 120  # the first flush starts Spark
+        client.timeout = 330
         assert client.post("/v1/datasets", json={"name": "leaks"}).status_code == 201
         written = client.post("/v1/datasets/leaks/entities?commit=wait_for&origin=crawl", json=[JANE]).json()
         client.post("/v1/datasets/leaks/entities?origin=crawl", json=[JANE | {"id": "john"}])

@@ -14,7 +14,7 @@ from tests.server import Server
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The generated package, importable while the tests of this module run."""
+    """Generate the client package, importable while the tests of this module run."""
     folder = tmp_path_factory.mktemp("generated")
     generate.python(folder)
     sys.path.insert(0, str(folder))
@@ -32,7 +32,7 @@ def load(generated: str, name: str) -> ModuleType:
     return importlib.import_module(f"{generated}.{name}")
 
 
-def test_client_makes_a_tenant_a_key_a_grant_and_a_dataset(generated: str, server: Server):
+def test_client_creates_a_tenant_a_key_a_grant_and_a_dataset(generated: str, server: Server):
     models = load(generated, "models")
     client_type = load(generated, "client").AuthenticatedClient
     with client_type(base_url=server.url, token=server.admin_key) as admin:
@@ -96,7 +96,7 @@ def test_client_gets_results_of_jobs_typed_by_operation(generated: str, server: 
     assert isinstance(deleted.result, models.DeleteResult)
 
 
-def test_client_reads_entities_and_statements_as_types(generated: str, server: Server):
+def test_client_reads_entities_and_statements_as_typed_models(generated: str, server: Server):
     models = load(generated, "models")
     with load(generated, "client").AuthenticatedClient(base_url=server.url, token=server.admin_key) as admin:
         load(generated, "api.datasets.create_dataset").sync(client=admin, body=models.NewDataset(name="gen_reads"))

@@ -1,4 +1,4 @@
-"""One scenario through each generated client, against a running server: typed by the client, and the same answers."""
+"""One scenario through each generated client against a running server: type-checked, and with the same responses."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def arguments(server: Server) -> tuple[str, str, str]:
     return server.url, server.admin_key, f"g{uuid4().hex[:12]}"
 
 
-def test_python_client_is_typed_and_does_what_a_client_must(server: Server, tmp_path: Path):
+def test_python_client_type_checks_and_completes_the_scenario(server: Server, tmp_path: Path):
     generate.python(tmp_path)
     copy(HERE / "scenario.py", tmp_path)
 
@@ -47,7 +47,7 @@ def test_python_client_is_typed_and_does_what_a_client_must(server: Server, tmp_
     assert found == SCENARIO
 
 
-def test_typescript_client_is_typed_and_does_what_a_client_must(server: Server, tmp_path: Path):
+def test_typescript_client_type_checks_and_completes_the_scenario(server: Server, tmp_path: Path):
     if not generate.TOOLS.exists():
         pytest.skip("openapi-typescript is not in .tools: `make tools` puts it there where npm is installed")
     generate.typescript(tmp_path)

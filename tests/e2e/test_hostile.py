@@ -1,4 +1,4 @@
-"""A real server and clients that mean it no good, or lose their way."""
+"""A real server and hostile or broken clients."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ def connected(server: Server) -> socket.socket:
 
 
 def half_a_post(server: Server, path: str, kind: str, body: bytes, request_id: str) -> socket.socket:
-    """A connection on which more was announced than was sent."""
+    """Open a connection that announces a longer body than it sends."""
     connection = connected(server)
     head = (
         f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.admin_key}\r\nContent-Type: {kind}\r\n"
@@ -34,7 +34,7 @@ def half_a_post(server: Server, path: str, kind: str, body: bytes, request_id: s
 
 
 def events_of(server: Server, request_id: str) -> list[dict]:
-    """The log of a request, once it is over."""
+    """Wait until a request is over, and return its log events."""
     while True:
         lines = [line for line in server.log.read_text().splitlines() if request_id in line and line.endswith("}")]
         events = [json.loads(line) for line in lines]
@@ -42,7 +42,7 @@ def events_of(server: Server, request_id: str) -> list[dict]:
             return events
 
 
-def test_header_that_never_ends_is_cut_off_and_nobody_else_waits(server: Server):
+def test_header_that_never_ends_is_cut_off_and_others_are_not_delayed(server: Server):
     sent = 0
     with connected(server) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nX-A: ")
@@ -56,7 +56,7 @@ def test_header_that_never_ends_is_cut_off_and_nobody_else_waits(server: Server)
     assert answered < 5
 
 
-def test_what_is_no_http_is_answered_with_a_problem(server: Server):
+def test_bytes_that_are_not_http_are_answered_with_a_problem(server: Server):
     with connected(server) as connection:
         connection.sendall(b"SHOUT / HTTP/1.1\r\n\r\n")
         answer = connection.recv(65536)
@@ -74,7 +74,9 @@ def test_what_is_no_http_is_answered_with_a_problem(server: Server):
     ],
     ids=["document", "small", "large"],
 )
-def test_client_that_goes_away_while_it_sends_is_no_error(server: Server, request, path: str, kind: str, body: bytes):
+def test_client_that_disconnects_while_sending_is_not_logged_as_an_error(
+    server: Server, request, path: str, kind: str, body: bytes
+):
     server.client().post("/v1/datasets", json={"name": "gone"})
     request_id = f"gone-{request.node.callspec.id}"
 
@@ -93,7 +95,7 @@ def test_waiting_for_a_job_ends_when_the_server_stops(tmp_path: Path):
         path = "/v1/datasets/donations?confirm=donations&wait=120"
         waiting = threading.Thread(target=lambda: answers.append(client.delete(path)))
         waiting.start()
-        # Until the job is queued, and waited for.
+        # Wait until the job is queued and the request waits for it.
         wait_until(lambda: client.get("/v1/datasets/donations").status_code != 200)
         begun = time.monotonic()
 
@@ -104,7 +106,7 @@ def test_waiting_for_a_job_ends_when_the_server_stops(tmp_path: Path):
     assert time.monotonic() - begun < 10
 
 
-def test_request_that_outlives_the_grace_is_answered_503(tmp_path: Path):
+def test_request_that_exceeds_the_shutdown_grace_period_is_answered_503(tmp_path: Path):
     with (
         running(tmp_path, TARN_SHUTDOWN_GRACE="1") as server,
         half_a_post(server, "/v1/datasets", "application/json", b"{", "too-slow") as connection,

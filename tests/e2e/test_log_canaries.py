@@ -1,4 +1,4 @@
-"""What goes through the API is in no log of it, nor of its worker, however much they are told to say."""
+"""Request content appears in no log of the API or its worker, at any log level."""
 
 import tempfile
 from collections import Counter
@@ -9,39 +9,42 @@ from pathlib import Path
 from shutil import copyfile
 
 import httpx
+import pytest
 
-from tests.isolation.prepared_lake import HELD, built
+from tests.isolation.prepared_lake import SHARED, prepare_lake
 from tests.isolation.route_requests import UnsentRequest, operations_in, valid_request
 from tests.isolation.routes import ROUTES
 from tests.server import running
+
+pytestmark = pytest.mark.long
 
 CANARY = "qzlogcanaryqz"
 KEY = f"administrator-{CANARY}"
 
 
-def hiding(asked: UnsentRequest) -> Iterator[UnsentRequest]:
-    """A request with a canary in every place but its path, which is in the log by right; one place at a time."""
-    for name in (*asked.place.parameters["query"], "unknown"):
-        yield replace(asked, query={**asked.query, name: CANARY})
-    for name in (*asked.place.parameters["header"], "Accept", "Cookie"):
-        yield replace(asked, headers={**asked.headers, name: CANARY})
-    yield replace(asked, headers={**asked.headers, "Authorization": f"Bearer tarn_{CANARY}_{CANARY}"})
-    if asked.body is not None:
-        yield replace(asked, body=f'{{"{CANARY}": "{CANARY}'.encode())
-        yield replace(asked, body=f'{{"{CANARY}": "{CANARY}"}}'.encode())
+def hiding(request: UnsentRequest) -> Iterator[UnsentRequest]:
+    """Yield requests with a canary in one place at a time, except the path, which may be logged."""
+    for name in (*request.operation.parameters["query"], "unknown"):
+        yield replace(request, query={**request.query, name: CANARY})
+    for name in (*request.operation.parameters["header"], "Accept", "Cookie"):
+        yield replace(request, headers={**request.headers, name: CANARY})
+    yield replace(request, headers={**request.headers, "Authorization": f"Bearer tarn_{CANARY}_{CANARY}"})
+    if request.body is not None:
+        yield replace(request, body=f'{{"{CANARY}": "{CANARY}'.encode())
+        yield replace(request, body=f'{{"{CANARY}": "{CANARY}"}}'.encode())
 
 
-def test_canaries_through_every_route_are_in_no_log(sqlite: Path, kernel_process: ProcessPoolExecutor):
+def test_canaries_sent_through_every_route_appear_in_no_log(sqlite: Path, kernel_process: ProcessPoolExecutor):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copyfile(sqlite, folder / "tarn.db")
-        with built(folder, f"sqlite:///{folder}/tarn.db", kernel_process) as world:
-            places = operations_in(world.house.nobody.get("/openapi.json").json())
+        with prepare_lake(folder, f"sqlite:///{folder}/tarn.db", kernel_process) as lake:
+            operations = operations_in(lake.api.anonymous.get("/openapi.json").json())
             requests = {}
             for operation, route in ROUTES.items():
-                things = world.things("administrator", HELD)
-                things["value"] = CANARY
-                requests[operation] = valid_request(route, places[operation], things)
+                resources = lake.resources("administrator", SHARED)
+                resources["value"] = CANARY
+                requests[operation] = valid_request(route, operations[operation], resources)
         settings = {
             "TARN_DATABASE_URL": f"sqlite:///{folder}/tarn.db",
             "TARN_LAKE_URI": str(folder / "lake"),
@@ -56,20 +59,22 @@ def test_canaries_through_every_route_are_in_no_log(sqlite: Path, kernel_process
             def send(one: UnsentRequest) -> httpx.Response:
                 headers = {"Authorization": f"Bearer {KEY}"} | dict(one.headers)
                 return client.request(
-                    one.place.method, one.url, params=dict(one.query), headers=headers, content=one.body
+                    one.operation.method, one.url, params=dict(one.query), headers=headers, content=one.body
                 )
 
-            good = {operation: send(asked) for operation, asked in requests.items()}
-            refused = Counter(send(one).status_code for asked in requests.values() for one in hiding(asked))
+            good = {operation: send(request) for operation, request in requests.items()}
+            refused = Counter(send(one).status_code for request in requests.values() for one in hiding(request))
             jobs = [
-                answer.headers["Location"] for answer in good.values() if "/jobs/" in answer.headers.get("Location", "")
+                response.headers["Location"]
+                for response in good.values()
+                if "/jobs/" in response.headers.get("Location", "")
             ]
             admin = {"Authorization": f"Bearer {KEY}"}
             over = Counter(client.get(f"{job}?wait=240", headers=admin).json()["state"] for job in jobs)
         log = server.log.read_text()
 
-    statuses = {operation: answer.status_code for operation, answer in good.items()}
-    assert {name: status for name, status in statuses.items() if status not in places[name].success} == {}
+    statuses = {operation: response.status_code for operation, response in good.items()}
+    assert {name: status for name, status in statuses.items() if status not in operations[name].success} == {}
     assert (len(jobs) > 10, over["done"] > 8) == (True, True), over
     assert refused[401] > 100
     assert CANARY in good["update_dataset"].text

@@ -1,4 +1,4 @@
-"""Files that the processes of the server write: who may read them."""
+"""Modes of the files that the server's processes write."""
 
 import os
 import stat
@@ -16,14 +16,14 @@ JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
 
 @pytest.fixture(autouse=True)
 def _usual_umask() -> Iterator[None]:
-    """What most shells and service managers start a process with: everybody may read its files."""
+    """Set the usual umask of shells and service managers, under which everybody may read new files."""
     former = os.umask(0o022)
     yield
     os.umask(former)
 
 
 def modes(folder: Path) -> dict[str, str]:
-    """Every file and folder below a folder, with its mode. What vanishes meanwhile is left out."""
+    """Return the mode of every file and folder below a folder, without those that vanish meanwhile."""
     found = {}
     for path in folder.rglob("*"):
         try:
@@ -50,8 +50,9 @@ def tarn(folder: Path, *arguments: str, **environment: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("spark")
-def test_nothing_that_the_server_writes_is_open_to_other_users(tmp_path: Path):
+def test_files_written_by_the_server_are_not_accessible_to_other_users(tmp_path: Path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     lines = b"".join(
@@ -83,7 +84,7 @@ def test_nothing_that_the_server_writes_is_open_to_other_users(tmp_path: Path):
     assert open_to_others(restored) == {}
 
 
-def test_operator_lets_the_group_read_everything_but_the_administrators_key(tmp_path: Path):
+def test_group_umask_opens_all_files_to_the_group_but_the_administrator_key(tmp_path: Path):
     with running(tmp_path, TARN_UMASK="027") as server:
         server.client().post("/v1/datasets", json={"name": "leaks"}).raise_for_status()
         written = modes(tmp_path / "data")
@@ -94,7 +95,7 @@ def test_operator_lets_the_group_read_everything_but_the_administrators_key(tmp_
     assert {mode[7:] for mode in written.values()} == {"---"}
 
 
-def test_files_of_an_earlier_version_that_others_may_read_are_named_in_the_log(tmp_path: Path):
+def test_files_of_an_earlier_version_that_others_may_read_are_logged(tmp_path: Path):
     with running(tmp_path) as server:
         first = server.log.read_text()
     (tmp_path / "data" / "tarn.db").chmod(0o644)

@@ -1,4 +1,4 @@
-"""`tarn serve` as a person meets it: starting, stopping, dying."""
+"""`tarn serve` as a process: start, stop, kill, restart and refused starts."""
 
 import errno
 import json
@@ -32,7 +32,7 @@ def tarn(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
     )
 
 
-def test_first_start_shows_the_key_once_and_everything_lives_below_data(tmp_path: Path):
+def test_first_start_shows_the_key_once_and_writes_only_below_the_data_folder(tmp_path: Path):
     with running(tmp_path) as first:
         shown = [line.strip() for line in first.greeting]
         tenant = first.client().get("/v1/whoami").json()["tenant"]
@@ -48,7 +48,7 @@ def test_first_start_shows_the_key_once_and_everything_lives_below_data(tmp_path
     assert {path.name for path in (tmp_path / "data").iterdir()} >= {"tarn.db", "lake", "admin.key"}
 
 
-def test_stopping_leaves_no_process_behind_and_finishes_what_runs(tmp_path: Path):
+def test_stop_finishes_running_work_and_leaves_no_process(tmp_path: Path):
     with running(tmp_path) as server:
         with server.client() as client:
             assert client.post("/v1/datasets", json={"name": "donations"}).status_code == 201
@@ -59,7 +59,7 @@ def test_stopping_leaves_no_process_behind_and_finishes_what_runs(tmp_path: Path
     assert not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE
 
 
-def test_worker_dies_with_a_parent_that_was_killed(tmp_path: Path):
+def test_worker_exits_when_its_parent_is_killed(tmp_path: Path):
     with running(tmp_path) as server:
         worker = _worker_of(server.process.pid)
 
@@ -68,7 +68,7 @@ def test_worker_dies_with_a_parent_that_was_killed(tmp_path: Path):
         assert worker.wait(20) in (0, None)
 
 
-def test_worker_that_dies_is_started_again(tmp_path: Path):
+def test_worker_that_dies_is_restarted(tmp_path: Path):
     with running(tmp_path, TARN_WORKER_SILENT_AFTER="1", TARN_WORKER_HEARTBEAT="0.2") as server:
         first = _worker_of(server.process.pid)
         first.kill()
@@ -82,7 +82,7 @@ def test_worker_that_dies_is_started_again(tmp_path: Path):
     assert second.pid != first.pid
 
 
-def test_request_under_way_is_answered_before_the_server_stops(tmp_path: Path):
+def test_request_in_progress_is_answered_before_the_server_stops(tmp_path: Path):
     with running(tmp_path) as server:
         port = int(server.url.rsplit(":", 1)[1])
         body = b'{"name": "donations"}'
@@ -92,7 +92,7 @@ def test_request_under_way_is_answered_before_the_server_stops(tmp_path: Path):
         )
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(head.encode())
-            # The server asks for the body, so the request is inside it.
+            # The server has asked for the body, so the request is being handled.
             assert b"100 Continue" in connection.recv(1000)
             stopped = threading.Thread(target=server.stop)
             stopped.start()
@@ -105,7 +105,7 @@ def test_request_under_way_is_answered_before_the_server_stops(tmp_path: Path):
     assert server.process.returncode == 0
 
 
-def test_killed_server_keeps_what_it_acknowledged(tmp_path: Path):
+def test_killed_server_keeps_acknowledged_writes(tmp_path: Path):
     with running(tmp_path) as server:
         key = server.admin_key
         with server.client() as client:
@@ -122,14 +122,18 @@ def test_killed_server_keeps_what_it_acknowledged(tmp_path: Path):
     ("environment", "sentence"),
     [
         ({"TARN_PORT": "x"}, "tarn: TARN_PORT: "),
-        ({"TARN_LAKE": "x"}, "tarn: TARN_LAKE is not a setting of Tarn"),
-        ({"TARN_LAKE_URI": "s3://"}, "tarn: "),
+        pytest.param({"TARN_LAKE": "x"}, "tarn: TARN_LAKE is not a setting of Tarn", marks=pytest.mark.long),
+        pytest.param({"TARN_LAKE_URI": "s3://"}, "tarn: ", marks=pytest.mark.long),
         ({"TARN_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}, "tarn: the database does not answer"),
-        ({"TARN_HOST": "no.such.host.invalid"}, "tarn: TARN_HOST=no.such.host.invalid and TARN_PORT=8000 cannot be"),
-        ({"TARN_HOST": "x" * 100}, "tarn: TARN_HOST=xxx"),
+        pytest.param(
+            {"TARN_HOST": "no.such.host.invalid"},
+            "tarn: TARN_HOST=no.such.host.invalid and TARN_PORT=8000 cannot be",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"TARN_HOST": "x" * 100}, "tarn: TARN_HOST=xxx", marks=pytest.mark.long),
     ],
 )
-def test_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, environment, sentence: str):
+def test_server_that_cannot_start_prints_the_reason_in_one_sentence(tmp_path: Path, environment, sentence: str):
     result = tarn(tmp_path, "serve", **environment)
 
     assert result.returncode == 2
@@ -137,8 +141,9 @@ def test_server_that_cannot_start_says_why_in_one_sentence(tmp_path: Path, envir
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variable", ["TARN_PORT", "TARN_METRICS_PORT"])
-def test_port_of_another_process_is_refused_in_one_sentence(tmp_path: Path, variable: str):
+def test_port_in_use_is_refused_in_one_sentence(tmp_path: Path, variable: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = tarn(tmp_path, "serve", **{"TARN_PORT": "0"} | {variable: str(port)})
@@ -147,7 +152,8 @@ def test_port_of_another_process_is_refused_in_one_sentence(tmp_path: Path, vari
     assert result.stderr == f"tarn: TARN_HOST=127.0.0.1 and {variable}={port} cannot be listened on: {IN_USE}\n"
 
 
-def test_folder_that_is_no_lake_is_refused_and_left_alone(tmp_path: Path):
+@pytest.mark.long
+def test_folder_that_is_not_a_lake_is_refused_and_not_changed(tmp_path: Path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
 
@@ -157,6 +163,7 @@ def test_folder_that_is_no_lake_is_refused_and_left_alone(tmp_path: Path):
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["letter.txt"]
 
 
+@pytest.mark.long
 def test_lake_of_another_version_is_refused(tmp_path: Path):
     with running(tmp_path) as server:
         assert server.client().get("/readyz").status_code == 200
@@ -169,6 +176,7 @@ def test_lake_of_another_version_is_refused(tmp_path: Path):
     assert "99" in result.stderr
 
 
+@pytest.mark.long
 def test_database_of_another_lake_is_refused(tmp_path: Path):
     with running(tmp_path) as server:
         assert server.client().get("/readyz").status_code == 200
@@ -179,7 +187,7 @@ def test_database_of_another_lake_is_refused(tmp_path: Path):
     assert "the database belongs to the lake" in result.stderr
 
 
-def test_api_alone_asks_for_a_migration_and_runs_after_it(tmp_path: Path):
+def test_api_without_migration_is_refused_and_starts_after_it(tmp_path: Path):
     refused = tarn(tmp_path, "api")
     migrated = tarn(tmp_path, "migrate")
     with running(tmp_path, "api") as server:
@@ -189,10 +197,11 @@ def test_api_alone_asks_for_a_migration_and_runs_after_it(tmp_path: Path):
     assert (refused.returncode, migrated.returncode) == (2, 0)
     assert "run `tarn migrate`" in refused.stderr
     assert (readiness["status"], readiness["worker"]) == ("degraded", "silent")
-    assert (status.returncode, status.stderr.startswith("no worker has given a sign of life")) == (0, True)
+    assert (status.returncode, status.stderr.startswith("no worker has sent a heartbeat")) == (0, True)
 
 
-def test_metrics_have_their_own_port_when_asked(tmp_path: Path):
+@pytest.mark.long
+def test_metrics_are_served_on_their_own_port_when_configured(tmp_path: Path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -204,7 +213,7 @@ def test_metrics_have_their_own_port_when_asked(tmp_path: Path):
     assert shared.status_code == 404
 
 
-def test_secrets_reach_no_log(tmp_path: Path):
+def test_secrets_appear_in_no_log(tmp_path: Path):
     with running(tmp_path, TARN_LOG_LEVEL="debug") as server:
         admin = server.admin_key
         with server.client() as client:
@@ -220,6 +229,7 @@ def test_secrets_reach_no_log(tmp_path: Path):
         assert secret not in text
 
 
+@pytest.mark.long
 def test_every_log_line_of_a_request_has_its_id(tmp_path: Path):
     with running(tmp_path) as server:
         httpx.get(f"{server.url}/v1/whoami", headers={"X-Request-ID": "look-for-me"})
@@ -229,7 +239,7 @@ def test_every_log_line_of_a_request_has_its_id(tmp_path: Path):
 
 
 def _worker_of(pid: int) -> psutil.Process:
-    """The worker child, once it is there."""
+    """Wait until the server has a worker child, and return it."""
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
@@ -247,7 +257,7 @@ def _wait_until_refused(port: int) -> None:
         except ConnectionRefusedError:
             return True
         except ConnectionResetError:
-            return False  # it was closing while we called
+            return False  # it was closing when we called
         return False
 
     wait_until(is_refused)

@@ -1,4 +1,4 @@
-"""A rolling upgrade: processes of the last release beside ours, on one PostgreSQL and one lake."""
+"""Rolling upgrade: processes of the last release and of this one run concurrently on one PostgreSQL and one lake."""
 
 import json
 import shutil
@@ -19,16 +19,18 @@ from tarn.db.tables import jobs, readers, workers
 from tests.conftest import copied_postgresql
 from tests.server import clean_environment, running
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "tests" / "upgrade" / "worker_without_spark.py"
 KEY = "an-administrator-of-both"
 WRITES, TOGETHER = 8, 5
-"""Requests of each writer, and the entities of each."""
+"""Requests of each writer, and entities per request."""
 
 
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code of the last release, out of this repository's history."""
+    """Check out the code of the last release from this repository's history."""
     released = (ROOT / "migrations" / "released.txt").read_text().strip()
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("the last release is in the repository's history: here is no git, or no repository")
@@ -46,7 +48,7 @@ def _git(*arguments: str) -> "subprocess.CompletedProcess[bytes]":
 
 
 class Scene:
-    """A database and a lake, and the processes of either version on them."""
+    """A database and a lake, and processes of either version on them."""
 
     def __init__(self, folder: Path, url: str, previous: Path) -> None:
         self.folder = folder
@@ -114,7 +116,7 @@ def entity(name: str) -> dict[str, object]:
 
 
 def written(client: httpx.Client, who: str) -> list[str]:
-    """Write some entities, each seen at once where it was written."""
+    """Write some entities, and assert that each is visible at once on the API that wrote it."""
     ids: list[str] = []
     for number in range(WRITES):
         some = [f"{who}-{number}-{each}" for each in range(TOGETHER)]
@@ -132,7 +134,7 @@ def ids_of(client: httpx.Client) -> list[str]:
 
 
 def done(client: httpx.Client, operation: str) -> dict[str, object]:
-    """A job of this API, once somebody has done it."""
+    """Wait until a job of this API is done, and return it."""
     job = client.post(f"/v1/datasets/shared/operations/{operation}", json={}).json()
     while job["state"] in ("queued", "running"):
         job = client.get(f"/v1/jobs/{job['id']}?wait=10").json()
@@ -147,7 +149,7 @@ def doer(database: Database, job: dict[str, object]) -> str:
 
 
 def registered(database: Database, process: "subprocess.Popen[bytes]") -> str:
-    """A worker's id, once it is at work."""
+    """Wait until a worker has registered, and return its id."""
     while process.poll() is None:
         with database.read() as connection:
             found = connection.execute(select(workers.c.id).where(workers.c.pid == process.pid)).scalar()
@@ -157,7 +159,7 @@ def registered(database: Database, process: "subprocess.Popen[bytes]") -> str:
     raise AssertionError("the worker ended")
 
 
-def test_old_and_new_processes_share_the_work_and_nothing_is_lost_or_twice(
+def test_old_and_new_processes_share_the_work_without_losing_or_duplicating_rows(
     previous: Path, postgresql: str, tmp_path: Path
 ):
     with (
@@ -169,14 +171,14 @@ def test_old_and_new_processes_share_the_work_and_nothing_is_lost_or_twice(
         scene = Scene(tmp_path, url, previous)
         assert scene.run("old", "migrate").returncode == 0
 
-        # The last release, at work.
+        # The last release is running.
         old_api = old.enter_context(scene.api("old"))
         assert old_api.post("/v1/datasets", json={"name": "shared"}).status_code == 201
         old_worker = old.enter_context(scene.worker("old"))
         expected = written(old_api, "before")
         assert done(old_api, "flush")["state"] == "done"
 
-        # The database is migrated under it, and an API of ours comes: its jobs are done by the old worker.
+        # The database is migrated under it and an API of ours starts: its jobs are done by the old worker.
         migrated = scene.run("new", "migrate")
         assert migrated.returncode == 0, migrated.stderr
         new_api = new.enter_context(scene.api("new"))
@@ -196,7 +198,7 @@ def test_old_and_new_processes_share_the_work_and_nothing_is_lost_or_twice(
             spoken = connection.execute(select(readers.c.speaks)).scalars().all()
         assert sorted(each is None for each in spoken) == [False, False, True, True]
 
-        # The old worker goes, and the old API's jobs are done by ours.
+        # The old worker stops, and the old API's jobs are done by ours.
         old_worker.terminate()
         assert old_worker.wait(60) == 0
         by_new = done(old_api, "compact")
@@ -204,7 +206,7 @@ def test_old_and_new_processes_share_the_work_and_nothing_is_lost_or_twice(
         expected += written(old_api, "last")
         assert ids_of(old_api) == ids_of(new_api) == sorted(expected)
 
-        # The old API goes, and does not come again: its version asks for its own revision and no other.
+        # The old API stops and cannot start again: its version requires its own schema revision.
         old.close()
         with database.read() as connection:
             assert None not in connection.execute(select(readers.c.speaks)).scalars().all()

@@ -1,4 +1,6 @@
-"""Streams of a real server: bounded in memory, given up when nobody reads, never half of one that looks whole."""
+"""Response streams of a real server: bounded memory, cancelled when nobody reads, and never truncated without an
+error.
+"""
 
 import json
 import socket
@@ -25,6 +27,9 @@ from tests.waiting import wait_until
 ENTITIES = "/v1/datasets/large/entities"
 STREAM = f"{ENTITIES}/stream"
 STATEMENTS = "/v1/datasets/large/statements"
+# The server is slow to fill: one test process starts it for all cases.
+pytestmark = pytest.mark.xdist_group("large")
+
 MANY = 40_000
 TAKE = 64 << 10
 MEMORY = 96 << 20
@@ -33,7 +38,7 @@ PATIENCE = 2.0
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolExecutor) -> Iterator[Server]:
-    """A server with little memory for queries, and 40 000 flushed entities of twelve kilobytes."""
+    """Start a server with little memory for queries and 40 000 flushed entities of twelve kilobytes."""
     folder = tmp_path_factory.mktemp("streams")
     (folder / "tmp").mkdir()
     limits = {
@@ -62,7 +67,7 @@ def _lines() -> Iterator[bytes]:
 
 
 def _flush(folder: Path, pool: ProcessPoolExecutor) -> None:
-    """Flush beside the server, as its worker would with Spark."""
+    """Flush outside the server, as its worker would with Spark."""
     settings = load_settings(
         database_url=f"sqlite:///{folder}/data/tarn.db",
         lake_uri=str(folder / "data" / "lake"),
@@ -78,7 +83,7 @@ def _flush(folder: Path, pool: ProcessPoolExecutor) -> None:
 
 @pytest.fixture
 def client(large: Server) -> Iterator[httpx.Client]:
-    """A client whose connections are its own."""
+    """Return a client with its own connections."""
     headers = {"Authorization": f"Bearer {large.admin_key}"}
     with httpx.Client(base_url=large.url, headers=headers, timeout=60) as client:
         yield client
@@ -94,12 +99,12 @@ def is_over(server: Server, request_id: str) -> bool:
 
 
 def levels_of(server: Server, mark: int) -> set[str]:
-    """The levels of what was logged since."""
+    """Return the levels of the events logged since."""
     return {json.loads(line)["level"] for line in server.log.read_bytes()[mark:].splitlines()}
 
 
 def unread(server: Server, path: str, request_id: str, method: str = "GET", body: bytes = b"") -> socket.socket:
-    """A request on a connection of which nothing is read by itself."""
+    """Open a request on a connection whose response is not read automatically."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(30)
@@ -113,7 +118,7 @@ def unread(server: Server, path: str, request_id: str, method: str = "GET", body
 
 
 def readers(server: Server) -> list[psutil.Process]:
-    """The processes that reads are answered by: the API's, and the one that queries have."""
+    """Return the processes that answer reads: the API's, and the query process."""
     api = psutil.Process(server.process.pid)
     return [api, *(child for child in api.children() if "tarn.query.duckdb_server" in child.cmdline())]
 
@@ -122,7 +127,7 @@ def cpu(server: Server) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in readers(server))
 
 
-def test_memory_is_bounded_while_a_client_takes_a_large_stream_bit_by_bit(large: Server, client: httpx.Client):
+def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Server, client: httpx.Client):
     size = len(client.get(STREAM).content)
     processes = readers(large)
 
@@ -140,14 +145,14 @@ def test_memory_is_bounded_while_a_client_takes_a_large_stream_bit_by_bit(large:
     end = json.loads(last.splitlines()[-1])["$end"]
     assert end == {"snapshot": answer.headers["Tarn-Snapshot"], "count": MANY, "invalid": 0}
     assert size > 4 * MEMORY
-    # What allocators keep comes on top of what the query may take, however long the stream is.
+    # What allocators keep is added to the query's memory limit, however long the stream is.
     assert most - before < size * 2 / 3
 
 
 @pytest.mark.parametrize(
     "path", [STREAM, f"{STATEMENTS}/stream?prop=name&prop=country"], ids=["entities", "statements"]
 )
-def test_stream_is_given_up_within_a_second_of_its_reader_leaving(large: Server, request, path: str):
+def test_stream_is_cancelled_within_a_second_of_its_reader_disconnecting(large: Server, request, path: str):
     request_id, mark = f"leaving-{request.node.callspec.id}", large.log.stat().st_size
     with unread(large, path, request_id) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -156,7 +161,7 @@ def test_stream_is_given_up_within_a_second_of_its_reader_leaving(large: Server,
     assert levels_of(large, mark) == {"info"}
 
 
-def test_query_is_given_up_within_a_second_of_its_caller_leaving(large: Server):
+def test_query_is_cancelled_within_a_second_of_its_caller_disconnecting(large: Server):
     nodes = [{"field": "prop:name", "op": "ilike", "value": f"%{number}%x%y%z%"} for number in range(200)]
     body = json.dumps({"where": {"or": nodes}}).encode()
     mark, used = large.log.stat().st_size, cpu(large)
@@ -171,7 +176,7 @@ def test_query_is_given_up_within_a_second_of_its_caller_leaving(large: Server):
     assert cpu(large) - idle < 0.5
 
 
-def test_stream_that_nobody_reads_is_broken_off_and_is_no_error(large: Server):
+def test_stream_that_nobody_reads_is_closed_and_not_logged_as_an_error(large: Server):
     mark, taken = large.log.stat().st_size, b""
     with unread(large, STREAM, "still") as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -182,13 +187,13 @@ def test_stream_that_nobody_reads_is_broken_off_and_is_no_error(large: Server):
     assert waited > PATIENCE * 0.9
     assert b"\r\n0\r\n\r\n" not in taken
     assert [event["event"] for event in events_of(large, "still")][-2:] == [
-        "stream broken off: its client takes nothing",
+        "stream aborted: the client stopped reading",
         "request",
     ]
     assert levels_of(large, mark) == {"info"}
 
 
-def test_stream_beyond_those_that_may_be_open_is_told_to_come_again(large: Server, client: httpx.Client):
+def test_stream_over_the_limit_of_open_streams_is_told_to_retry(large: Server, client: httpx.Client):
     with unread(large, STREAM, "open") as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
         refused = client.get(STREAM)
@@ -201,7 +206,7 @@ def test_stream_beyond_those_that_may_be_open_is_told_to_come_again(large: Serve
 
 
 @pytest.mark.parametrize("end", ["false", "true"])
-def test_stream_that_fails_halfway_is_broken_off(large: Server, client: httpx.Client, end: str):
+def test_stream_that_fails_midway_is_broken_off(large: Server, client: httpx.Client, end: str):
     taken = b""
     with (
         client.stream("GET", STREAM, params={"end": end}) as answer,
@@ -209,8 +214,8 @@ def test_stream_that_fails_halfway_is_broken_off(large: Server, client: httpx.Cl
     ):
         bits = answer.iter_raw()
         taken += next(bits)
-        # Long values wait in a file while their rows are sorted, and come back as the stream goes on.
-        (values,) = (large.folder / "tmp").rglob("aside-*/values")
+        # Long values are spilled to a file while their rows are sorted, and are read back as the stream proceeds.
+        (values,) = (large.folder / "tmp").rglob("spilled-*/values")
         values.write_bytes(b"")
         for bit in bits:
             taken += bit
@@ -226,7 +231,7 @@ def test_stream_that_fails_halfway_is_broken_off(large: Server, client: httpx.Cl
 ERRORS = {"false": [], "true": ["/problems/unavailable"]}
 
 
-def test_more_ids_than_a_url_has_room_for_are_refused(large: Server, client: httpx.Client):
+def test_more_ids_than_fit_into_a_url_are_refused(large: Server, client: httpx.Client):
     query = "&".join(["id=a"] * 100_000)
     with unread(large, f"{ENTITIES}?{query}", "ids") as connection:
         answer = connection.recv(65536)

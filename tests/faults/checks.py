@@ -7,6 +7,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 from sqlalchemy import Connection, func, select
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal, journal_batches, journal_head, leases
@@ -48,7 +49,7 @@ def check_now(scene: Scene) -> None:
 
 def look(connection: Connection, dataset: Dataset) -> tuple[Head, list[list[Event]]]:
     """What a read takes from SQL: the recorded head, and the committed batches that no snapshot holds."""
-    head = snapshots.recorded(connection, dataset)
+    head = recorded_head(connection, dataset)
     rows = connection.execute(
         select(journal, journal_batches.c.commit)
         .join(journal_batches, journal_batches.c.id == journal.c.batch)
@@ -104,7 +105,7 @@ def read_history(database: Database, store: Store, dataset: Dataset) -> list[Sna
 def assert_linear(scene: Scene, history: list[Snapshot]) -> None:
     """One head; every other snapshot has one child, the next number, made later."""
     with scene.database.read() as connection:
-        head = snapshots.recorded(connection, scene.dataset)
+        head = recorded_head(connection, scene.dataset)
     if not history:
         assert head.id is None
         return
@@ -149,7 +150,7 @@ def assert_once(scene: Scene, history: list[Snapshot]) -> None:
         "a batch is lost, or is there twice"
     )
     with scene.database.read() as connection:
-        head = snapshots.recorded(connection, scene.dataset)
+        head = recorded_head(connection, scene.dataset)
         late = select(func.count()).where(*_unflushed(scene.dataset), journal_batches.c.segment <= head.segment)
         assert connection.execute(late).scalar() == 0, "a committed batch is in a segment that is done"
         counted = connection.execute(
@@ -186,7 +187,7 @@ def assert_no_row_twice(store: Store, dataset: Dataset, snapshot: Snapshot) -> N
 def assert_whole(scene: Scene, snapshot: Snapshot) -> None:
     """Both tables open at the pinned versions with exactly the manifest's files, and those are there."""
     for table in TABLES:
-        folder = scene.dataset.layout.statements if table == "statements" else scene.dataset.layout.translog
+        folder = scene.dataset.layout.table(table)
         address = scene.store.connection.table_uri(folder)
         options = scene.store.connection.delta_options()
         opened = DeltaTable(address, version=snapshot.table(table).version, storage_options=options)

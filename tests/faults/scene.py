@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, update
 from tarn.access.audit import AuditedAction
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import leases
@@ -20,8 +21,9 @@ from tarn.integrity.vacuum import Vacuum
 from tarn.journal import batches
 from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.lake import snapshots
-from tarn.lake.commit import Reached, SnapshotPublisher
+from tarn.lake.commit import SnapshotPublisher, StepCallback
 from tarn.model.dataset import NewDataset
+from tarn.model.flush import FlushOutcome
 from tarn.model.ids import now
 from tarn.model.job import (
     CompactOptions,
@@ -34,11 +36,11 @@ from tarn.model.job import (
     VacuumOptions,
     VacuumResult,
 )
-from tarn.model.snapshot import Change, Snapshot
+from tarn.model.snapshot import Snapshot, SnapshotOperation
 from tarn.model.statement import statement_id
 from tarn.model.tenant import ADMIN
 from tarn.pipeline.jobs.compact import Compact
-from tarn.pipeline.jobs.flush import Flush, Flushed, Kernels
+from tarn.pipeline.jobs.flush import Flush, Kernels
 from tarn.pipeline.jobs.optimize import Optimize
 from tarn.pipeline.jobs.revert import Revert
 from tarn.pipeline.jobs.rewrite import Rewriter
@@ -65,7 +67,7 @@ class Killed(BaseException):
     """The process dies here. No Exception: nothing may tidy up after it."""
 
 
-def killed_at(step: str) -> Reached:
+def killed_at(step: str) -> StepCallback:
     def reached(name: str) -> None:
         if name == step:
             raise Killed(name)
@@ -73,7 +75,7 @@ def killed_at(step: str) -> Reached:
     return reached
 
 
-def held_at(step: str, gate: Gate) -> Reached:
+def held_at(step: str, gate: Gate) -> StepCallback:
     """Stand still at a step, the first time it is reached, until the gate is opened."""
     first = iter([gate.hold])
 
@@ -103,7 +105,7 @@ class Scene:
     def make(
         cls, settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int, name: str = "test"
     ) -> "Scene":
-        config, _ = datasets.create(database, store, NewDataset.model_validate({"name": name}), _act())
+        config, _ = registry.create(database, store, NewDataset.model_validate({"name": name}), _act())
         quick = settings.model_copy(update=QUICK)
         return cls(quick, database, store, kernels, Dataset(config.id, config.name), random.Random(seed))
 
@@ -150,7 +152,7 @@ class Scene:
     def _kept(self) -> tuple[Expected, set[int]]:
         """What history leaves of all that is in it, by what each snapshot says that it is; and what is in it."""
         with self.database.read() as connection:
-            head = snapshots.recorded(connection, self.dataset)
+            head = recorded_head(connection, self.dataset)
         states: dict[int, Expected] = {0: Expected()}
         flushed: set[int] = set()
         for snapshot in snapshots.since(self.store, self.dataset, 0, head.seq):
@@ -158,7 +160,7 @@ class Scene:
             for batch in sorted(snapshot.batches, key=lambda batch: batch.commit):
                 states[snapshot.seq].commit(self.told[batch.commit])
                 flushed.add(batch.commit)
-            if snapshot.operation is Change.REVERT:
+            if snapshot.operation is SnapshotOperation.REVERT:
                 states[snapshot.seq] = Expected(dict(states[int(str(snapshot.message).removeprefix("to "))].live))
         return states[head.seq], flushed
 
@@ -167,11 +169,11 @@ class Scene:
     def worker(
         self,
         owner: str,
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
         store: Store | None = None,
         kernels: Kernels | None = None,
         **changes: Any,
-    ) -> Callable[[], Flushed]:
+    ) -> Callable[[], FlushOutcome]:
         """A worker of its own name: call it to flush the dataset."""
         settings = self.settings.model_copy(update=changes)
         publisher = SnapshotPublisher(self.database, store or self.store, settings, owner, reached)
@@ -182,7 +184,7 @@ class Scene:
     def maintenance(
         self,
         owner: str,
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
         database: Database | None = None,
         store: Store | None = None,
     ) -> "Maintaining":
@@ -201,7 +203,9 @@ class Scene:
             vacuum=lambda: vacuum.run(self.dataset, VacuumOptions(retention_hours=0, override_floor=True), _ignored),
         )
 
-    def publisher(self, owner: str = "by hand", reached: Reached = lambda _: None, **changes: Any) -> SnapshotPublisher:
+    def publisher(
+        self, owner: str = "by hand", reached: StepCallback = lambda _: None, **changes: Any
+    ) -> SnapshotPublisher:
         return SnapshotPublisher(self.database, self.store, self.settings.model_copy(update=changes), owner, reached)
 
     def flush(self, owner: str = "another") -> list[Snapshot]:

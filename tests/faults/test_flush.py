@@ -1,7 +1,7 @@
 """Flush, with workers that die, stand still or meet: one commit, whoever makes it."""
 
 import pytest
-from tarn.pipeline.jobs.flush import Flushed
+from tarn.model.flush import FlushOutcome
 from tarn.storage.fault_injection import Gate
 
 from tests.faults.checks import assert_no_lease, check, check_now, history_of, waiting
@@ -129,7 +129,7 @@ def test_holder_paused_past_its_expiry_while_another_publishes_leaves_one_commit
         by_other = scene.flush()
         check_now(scene)
         gate.release()
-        resumed: Flushed = paused()
+        resumed: FlushOutcome = paused()
 
     history = history_of(scene)
     assert resumed.error is None
@@ -151,10 +151,10 @@ def test_holder_resumed_while_the_next_one_is_halfway_leaves_one_commit(scene: S
         with beside(scene.worker("next", held_at(later, second))) as following:
             second.wait_arrived()
             first.release()
-            resumed: Flushed = paused()
+            resumed: FlushOutcome = paused()
             check_now(scene)
             second.release()
-            followed: Flushed = following()
+            followed: FlushOutcome = following()
 
     scene.expire_leases()
     made = {each.id for each in [*resumed.snapshots, *followed.snapshots, *scene.flush()]}
@@ -175,7 +175,7 @@ def test_holder_paused_while_others_publish_twice_publishes_nothing_of_its_own(s
             scene.flush()
             scene.write()
         gate.release()
-        resumed: Flushed = paused()
+        resumed: FlushOutcome = paused()
 
     assert (resumed.snapshots, outcome(resumed.error)) == ([], None)
     check(scene)

@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from tarn.access.bootstrap import ensure_admin
 from tarn.db import migrate
 from tarn.db.engine import Database
-from tarn.pipeline.jobs.flush import Flushed
+from tarn.model.flush import FlushOutcome
 from tarn.settings import Settings, load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.fault_injection import Gate
@@ -161,7 +161,7 @@ def test_database_restarted_amid_a_flush_changes_nothing_or_is_an_error_that_the
         if back:
             postgres.start()
         gate.release()
-        done: Flushed = flushing()
+        done: FlushOutcome = flushing()
     postgres.start()
 
     assert outcome(done.error) == (None if back else "unavailable")

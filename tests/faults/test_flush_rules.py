@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text, update
 from tarn.access.audit import AuditedAction
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
+from tarn.datasets.head import recorded_head
 from tarn.db.tables import journal, journal_batches, journal_head, journal_rejected, snapshot_heads, tags
-from tarn.errors import PathExists, TarnError
+from tarn.errors import PathExists
 from tarn.journal import head as heads
 from tarn.journal import rejected, segments
-from tarn.lake import snapshots
 from tarn.lake.commit import Build, HeadMoved
 from tarn.lake.delta_tables import CommitRefused, DeltaStore
+from tarn.model.flush import FlushOutcome
 from tarn.model.ids import new_id
-from tarn.model.snapshot import Change, Head, Snapshot
+from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.model.tenant import ADMIN, Identity
-from tarn.pipeline.jobs.flush import Flushed
-from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.pipeline.tasks.task import TableFiles, Task
 from tarn.storage.fault_injection import TIMEOUT_SECONDS, FaultyStore, Gate
 from tarn.worker.loop import Worker
 
@@ -40,7 +40,7 @@ from tests.waiting import wait_until
 
 def head_of(scene: Scene) -> Head:
     with scene.database.read() as connection:
-        return snapshots.recorded(connection, scene.dataset)
+        return recorded_head(connection, scene.dataset)
 
 
 def seq_of(scene: Scene) -> int:
@@ -50,7 +50,7 @@ def seq_of(scene: Scene) -> int:
         return connection.execute(rows).scalar_one()
 
 
-def by_hand(scene: Scene, change: Change) -> Build:
+def by_hand(scene: Scene, change: SnapshotOperation) -> Build:
     """A change of no file, as optimize, revert and vacuum may be."""
     head = head_of(scene)
     return Build(scene.dataset, change, new_id(), head, head.segment, added={})
@@ -61,7 +61,7 @@ class Counting(DirectKernels):
 
     rounds = 0
 
-    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         self.rounds += 1
         return super().run(slots)
 
@@ -111,7 +111,7 @@ def test_what_is_written_while_a_flush_runs_waits_for_the_next_one(scene: Scene)
         gate.wait_arrived()
         late = scene.write()
         gate.release()
-        done: Flushed = flushing()
+        done: FlushOutcome = flushing()
 
     assert [batch.commit for snapshot in done.snapshots for batch in snapshot.batches] == flushed
     assert [*waiting(scene)] == [late]
@@ -214,16 +214,18 @@ def test_files_manifests_and_log_entries_are_never_changed_once_they_are_there(s
 # Builds
 
 
-@pytest.mark.parametrize("change", [Change.OPTIMIZE, Change.COMPACT])
+@pytest.mark.parametrize("change", [SnapshotOperation.OPTIMIZE, SnapshotOperation.COMPACT])
 @pytest.mark.contract("H4")
-def test_build_holds_across_what_keeps_rows_and_is_not_made_again(scene: Scene, counting: Counting, change: Change):
+def test_build_holds_across_what_keeps_rows_and_is_not_made_again(
+    scene: Scene, counting: Counting, change: SnapshotOperation
+):
     scene.with_history(1)
     gate = Gate()
     with beside(scene.worker("w", held_at("built", gate), kernels=counting)) as flushing:
         gate.wait_arrived()
         between = scene.publisher().publish(by_hand(scene, change))
         gate.release()
-        done: Flushed = flushing()
+        done: FlushOutcome = flushing()
 
     (made,) = done.snapshots
     assert counting.rounds == 1
@@ -232,9 +234,9 @@ def test_build_holds_across_what_keeps_rows_and_is_not_made_again(scene: Scene, 
     check(scene)
 
 
-@pytest.mark.parametrize("change", [Change.REVERT, Change.VACUUM, Change.PURGE])
+@pytest.mark.parametrize("change", [SnapshotOperation.REVERT, SnapshotOperation.VACUUM, SnapshotOperation.PURGE])
 def test_build_does_not_hold_across_what_takes_rows_or_files_and_is_made_again(
-    scene: Scene, counting: Counting, change: Change
+    scene: Scene, counting: Counting, change: SnapshotOperation
 ):
     scene.with_history(1)
     gate = Gate()
@@ -242,7 +244,7 @@ def test_build_does_not_hold_across_what_takes_rows_or_files_and_is_made_again(
         gate.wait_arrived()
         between = scene.publisher().publish(by_hand(scene, change))
         gate.release()
-        done: Flushed = flushing()
+        done: FlushOutcome = flushing()
 
     (made,) = done.snapshots
     assert counting.rounds == 2
@@ -250,8 +252,8 @@ def test_build_does_not_hold_across_what_takes_rows_or_files_and_is_made_again(
     check(scene)
 
 
-@pytest.mark.parametrize("change", [Change.REVERT, Change.VACUUM, Change.PURGE])
-def test_build_on_a_head_that_another_flush_moved_is_told_so(scene: Scene, change: Change):
+@pytest.mark.parametrize("change", [SnapshotOperation.REVERT, SnapshotOperation.VACUUM, SnapshotOperation.PURGE])
+def test_build_on_a_head_that_another_flush_moved_is_told_so(scene: Scene, change: SnapshotOperation):
     scene.with_history(1)
     stale = by_hand(scene, change)
     scene.flush()
@@ -264,7 +266,7 @@ def test_build_on_a_head_that_another_flush_moved_is_told_so(scene: Scene, chang
 
 def test_segment_that_another_flushes_before_it_is_read_is_left_to_it(scene: Scene, kernels: DirectKernels):
     class Late(DirectKernels):
-        def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+        def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
             scene.flush()
             return super().run(slots)
 
@@ -278,9 +280,9 @@ def test_segment_that_another_flushes_before_it_is_read_is_left_to_it(scene: Sce
 
 def test_segment_of_which_not_every_row_was_read_is_not_marked_done(scene: Scene, kernels: DirectKernels):
     class Forgetful(DirectKernels):
-        def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+        def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
             for number, output in super().run(slots):
-                assert isinstance(output, Output)
+                assert isinstance(output, TableFiles)
                 yield number, output._replace(tally=output.tally._replace(added=output.tally.added - 1))
 
     scene.with_history(1)
@@ -292,7 +294,7 @@ def test_segment_of_which_not_every_row_was_read_is_not_marked_done(scene: Scene
 
 def test_task_that_ran_twice_leaves_files_that_nothing_names_and_no_row_twice(scene: Scene, kernels: DirectKernels):
     class Twice(DirectKernels):
-        def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+        def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
             first = [*super().run(slots)]
             assert first
             return super().run(slots)
@@ -313,7 +315,7 @@ def test_task_that_ran_twice_leaves_files_that_nothing_names_and_no_row_twice(sc
 
 def delete(scene: Scene) -> None:
     identity = Identity(ADMIN, "key", (), 0, 1)
-    datasets.begin_delete(
+    registry.begin_delete(
         scene.database,
         scene.store,
         scene.dataset,
@@ -340,7 +342,7 @@ def test_worker_paused_while_its_dataset_is_deleted_and_made_again_loses_and_tou
         again.with_history(1)
         before = {entry.path: scene.store.get(entry.path) for entry in scene.store.list(again.dataset.layout.root)}
         gate.release()
-        resumed: Flushed = paused()
+        resumed: FlushOutcome = paused()
         after = {entry.path: scene.store.get(entry.path) for entry in scene.store.list(again.dataset.layout.root)}
 
     assert resumed.snapshots == []
@@ -365,9 +367,9 @@ def test_dataset_that_is_being_deleted_is_not_flushed_any_more(scene: Scene):
         gate.wait_arrived()
         identity = Identity(ADMIN, "key", (), 0, 1)
         act = AuditedAction(identity, "delete_dataset", scene.dataset.name, "r")
-        datasets.begin_delete(scene.database, scene.store, scene.dataset, None, act)
+        registry.begin_delete(scene.database, scene.store, scene.dataset, None, act)
         gate.release()
-        resumed: Flushed = paused()
+        resumed: FlushOutcome = paused()
 
     assert (resumed.snapshots, outcome(resumed.error)) == ([], "dataset-not-found")
     assert seq_of(scene) == 1

@@ -5,16 +5,18 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from tarn.errors import PathExists, StorageFull, TarnError, Unavailable
+from tarn.errors import PathExists, StorageFull, Unavailable
 from tarn.lake import snapshots
+from tarn.model.flush import FlushOutcome
 from tarn.model.schema_buckets import buckets
-from tarn.pipeline.jobs.flush import Flushed
 from tarn.pipeline.tasks import kernel
 from tarn.pipeline.tasks.journal_slice import Journal
-from tarn.pipeline.tasks.kernel import AnyTask, Kernel, Output
+from tarn.pipeline.tasks.kernel import Kernel
+from tarn.pipeline.tasks.task import Task
 from tarn.storage.connection import Connection
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
@@ -92,7 +94,7 @@ def test_call_that_stalls_until_another_has_published_leaves_one_commit(scene: S
         scene.expire_leases()
         by_other = scene.flush()
         gate.release()
-        resumed: Flushed = stalled()
+        resumed: FlushOutcome = stalled()
 
     assert resumed.error is None
     made = {each.id for each in [*by_other, *resumed.snapshots]}
@@ -142,7 +144,7 @@ def test_manifest_put_that_finds_another_has_lost(scene: Scene):
             scene.worker("dies", killed_at("manifest put"))()
         theirs = snapshots.read_if_exists(scene.store, scene.dataset, 2)
         gate.release()
-        lost: Flushed = slow()
+        lost: FlushOutcome = slow()
 
     # It lost to a commit that nobody had recorded, and had to wait for a dead holder's lease to find out.
     assert (lost.snapshots, outcome(lost.error)) == ([], "locked")
@@ -171,7 +173,7 @@ def test_slow_store_changes_nothing(scene: Scene):
 class FullDisk(DirectKernels):
     """Kernels whose data files the disk has no room for."""
 
-    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         tasks = [task for slot in slots for task in slot]
         connection = Connection.from_settings(self._settings)
         made = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
@@ -205,7 +207,7 @@ def no_room() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def run_on_full_disk(made: Kernel, tasks: list[AnyTask]) -> list[tuple[int, Output | TarnError]]:
+def run_on_full_disk(made: Kernel, tasks: list[Task[Any]]) -> list[tuple[int, Any]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kernel, "Store", FullStore)
         return run_tasks(made, tasks)

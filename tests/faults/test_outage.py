@@ -330,22 +330,22 @@ def test_request_to_a_database_that_is_locked_for_long_is_503_and_reads_go_on(
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
     open_lake(store)
     key = ensure_admin(database, settings)
-    with InProcessApi(build_services(settings, database, store), str(key)) as house:
-        house.dataset("test")
-        house.admin.post(f"{D}/entities", entity("first"))
+    with InProcessApi(build_services(settings, database, store), str(key)) as api:
+        api.dataset("test")
+        api.admin.post(f"{D}/entities", entity("first"))
         with closing(connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             refused = [
-                house.admin.post(f"{D}/entities", entity("second")),
-                house.admin.put(f"{D}/entities/second", entity("second")),
-                house.admin.patch(D, {"title": "x"}),
-                house.admin.put(f"{D}/files?path=a", content=b"a"),
-                house.admin.post(f"{D}/operations/flush"),
-                house.admin.post("/v1/admin/tenants", {"name": "alice"}),
+                api.admin.post(f"{D}/entities", entity("second")),
+                api.admin.put(f"{D}/entities/second", entity("second")),
+                api.admin.patch(D, {"title": "x"}),
+                api.admin.put(f"{D}/files?path=a", content=b"a"),
+                api.admin.post(f"{D}/operations/flush"),
+                api.admin.post("/v1/admin/tenants", {"name": "alice"}),
             ]
-            read = house.admin.get(f"{D}/entities/first")
-            denied = house.nobody.get("/v1/whoami")
-        again = house.admin.post(f"{D}/entities", entity("second"))
+            read = api.admin.get(f"{D}/entities/first")
+            denied = api.anonymous.get("/v1/whoami")
+        again = api.admin.post(f"{D}/entities", entity("second"))
     database.close()
 
     assert [(answer.status_code, answer.json()["type"]) for answer in refused] == [

@@ -38,7 +38,7 @@ SELDOM = 8
 class Client:
     """Somebody who writes and looks at once. Nobody else writes to its entities, or under its origin."""
 
-    house: InProcessApi
+    api: InProcessApi
     base: str
     number: int
     draw: random.Random
@@ -90,18 +90,18 @@ class Client:
         """One of its names is gone. What is left may be BASE alone, which names nothing."""
         name = self.draw.choice(sorted(self.names.get(entity, {"nothing"})))
         self.add(entity)
-        rows = self.house.admin.get(f"{self.base}/statements", params={"id": entity, "prop": "name"}).json()["results"]
+        rows = self.api.admin.get(f"{self.base}/statements", params={"id": entity, "prop": "name"}).json()["results"]
         for row in rows:
             if row["value"] == name:
                 assert self.told("DELETE", f"/statements/{row['id']}")["tombstones"] == 1
         self.names[entity].discard(name)
 
     def move(self, entity: str) -> None:
-        """Said again as part of an entity of another id, and back: by its own id it is always found."""
+        """CaptionCandidate again as part of an entity of another id, and back: by its own id it is always found."""
         self.add(entity)
         for canonical in (f"{entity}-canonical", entity):
             path = f"{self.base}/statements"
-            rows = self.house.admin.get(path, params={"id": entity, "limit": 1000}).json()["results"]
+            rows = self.api.admin.get(path, params={"id": entity, "limit": 1000}).json()["results"]
             body = b"\n".join(orjson.dumps(row | {"canonical_id": canonical}) for row in rows)
             self.told("POST", "/statements", content=body, headers={"Content-Type": "application/x-ndjson"})
             self.look(entity, canonical)
@@ -110,16 +110,16 @@ class Client:
         """What this client says of an entity that all speak of."""
         name = self.name()
         self.told("PUT", "/entities/shared", json=person("shared", name))
-        found = self.house.admin.get(f"{self.base}/entities/shared", params={"origin": self.origin})
+        found = self.api.admin.get(f"{self.base}/entities/shared", params={"origin": self.origin})
         assert found.json()["properties"] == {"name": [name]}, found.text
         assert self.told("DELETE", "/entities/shared")["tombstones"] == 2
-        gone = self.house.admin.get(f"{self.base}/entities/shared", params={"origin": self.origin})
+        gone = self.api.admin.get(f"{self.base}/entities/shared", params={"origin": self.origin})
         assert gone.status_code == 404, gone.text
         self.trials += 2
 
     def look(self, entity: str, canonical: str) -> None:
         """See that an entity is what was written last, under this id."""
-        answer = self.house.admin.get(f"{self.base}/entities/{entity}")
+        answer = self.api.admin.get(f"{self.base}/entities/{entity}")
         names = self.names.get(entity)
         self.trials += 1
         if names is None:
@@ -130,18 +130,18 @@ class Client:
             assert (shown["id"], set(shown["properties"].get("name", ()))) == (canonical, names), shown
 
     def streamed(self) -> list[str]:
-        answer = self.house.admin.get(f"{self.base}/entities/stream", params={"end": "true"})
+        answer = self.api.admin.get(f"{self.base}/entities/stream", params={"end": "true"})
         lines = [orjson.loads(line) for line in answer.content.splitlines()]
         assert lines[-1]["$end"]["count"] == len(lines) - 1
         return [line["id"] for line in lines[:-1]]
 
     def listed(self) -> list[str]:
-        answer = self.house.admin.get(f"{self.base}/entities", params={"limit": 1000, "sort": "-last_seen"})
+        answer = self.api.admin.get(f"{self.base}/entities", params={"limit": 1000, "sort": "-last_seen"})
         assert answer.status_code == 200, answer.text
         return [entity["id"] for entity in answer.json()["results"]]
 
     def told(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        answer = self.house.admin(method, self.base + path, params={"origin": self.origin}, **options)
+        answer = self.api.admin(method, self.base + path, params={"origin": self.origin}, **options)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -154,9 +154,9 @@ def person(entity: str, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def flushing(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> Iterator[list[int]]:
+def flushing(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> Iterator[list[int]]:
     """A worker that flushes again and again beside the block; how many snapshots it made."""
-    services = house.services
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     over = threading.Event()
@@ -200,15 +200,15 @@ def own(client: Client) -> list[str]:
 
 
 def test_everybody_reads_what_they_wrote_at_once_and_what_others_did_once_while_a_worker_flushes(
-    house: InProcessApi, kernels: DirectKernels
+    api: InProcessApi, kernels: DirectKernels
 ):
     for number in range(-(-TRIALS // AT_ONCE)):
-        house.dataset(f"test{number}")
-        dataset = dataset_of(house.services.database, f"test{number}")
+        api.dataset(f"test{number}")
+        dataset = dataset_of(api.services.database, f"test{number}")
         base = f"/v1/datasets/{dataset.name}"
-        clients = [Client(house, base, one, random.Random(f"{number} {one}")) for one in range(CLIENTS)]
+        clients = [Client(api, base, one, random.Random(f"{number} {one}")) for one in range(CLIENTS)]
 
-        with flushing(house, dataset, kernels) as made, ThreadPoolExecutor(CLIENTS) as pool:
+        with flushing(api, dataset, kernels) as made, ThreadPoolExecutor(CLIENTS) as pool:
             for done in [pool.submit(client.work, AT_ONCE // CLIENTS, clients) for client in clients]:
                 done.result()
 

@@ -9,7 +9,7 @@ from sqlalchemy import select
 from tarn.db import jobs
 from tarn.db.tables import jobs as table
 from tarn.model.job import JobState, Operation
-from tarn.model.snapshot import Change
+from tarn.model.snapshot import SnapshotOperation
 from tarn.storage.fault_injection import Gate
 
 from tests.faults.checks import check, check_now, history_of
@@ -27,12 +27,12 @@ STEPS = (
     "recorded",
     "released",
 )
-KINDS = pytest.mark.parametrize("kind", [Change.COMPACT, Change.OPTIMIZE])
+KINDS = pytest.mark.parametrize("kind", [SnapshotOperation.COMPACT, SnapshotOperation.OPTIMIZE])
 
 
-def does(scene: Scene, kind: Change, owner: str, reached: Any = lambda _: None) -> Callable[[], Any]:
+def does(scene: Scene, kind: SnapshotOperation, owner: str, reached: Any = lambda _: None) -> Callable[[], Any]:
     maintaining = scene.maintenance(owner, reached)
-    return maintaining.compact if kind is Change.COMPACT else maintaining.optimize
+    return maintaining.compact if kind is SnapshotOperation.COMPACT else maintaining.optimize
 
 
 def with_files(scene: Scene) -> None:
@@ -43,7 +43,9 @@ def with_files(scene: Scene) -> None:
 @pytest.mark.contract("H6", "H7", "M13")
 @KINDS
 @pytest.mark.parametrize("step", STEPS)
-def test_rewriting_that_is_killed_after_a_step_leaves_everything_right(scene: Scene, kind: Change, step: str):
+def test_rewriting_that_is_killed_after_a_step_leaves_everything_right(
+    scene: Scene, kind: SnapshotOperation, step: str
+):
     with_files(scene)
     with pytest.raises(Killed):
         does(scene, kind, "dies", killed_at(step))()
@@ -53,14 +55,14 @@ def test_rewriting_that_is_killed_after_a_step_leaves_everything_right(scene: Sc
     does(scene, kind, "another")()
 
     made = [snapshot.operation for snapshot in history_of(scene)]
-    assert made.count(kind) == (2 if kind is Change.COMPACT and step in STEPS[-3:] else 1)
+    assert made.count(kind) == (2 if kind is SnapshotOperation.COMPACT and step in STEPS[-3:] else 1)
     assert len({snapshot.content for snapshot in history_of(scene)[2:]}) == 1
     check(scene)
 
 
 @KINDS
 @pytest.mark.parametrize("step", STEPS[:-1])
-def test_flush_that_lands_while_a_rewriting_stands_still_is_not_lost(scene: Scene, kind: Change, step: str):
+def test_flush_that_lands_while_a_rewriting_stands_still_is_not_lost(scene: Scene, kind: SnapshotOperation, step: str):
     with_files(scene)
     gate = Gate()
     with beside(does(scene, kind, "slow", held_at(step, gate))) as slow:
@@ -77,7 +79,7 @@ def test_flush_that_lands_while_a_rewriting_stands_still_is_not_lost(scene: Scen
 
 
 @KINDS
-def test_build_of_a_rewriting_holds_on_the_head_that_a_flush_made_meanwhile(scene: Scene, kind: Change):
+def test_build_of_a_rewriting_holds_on_the_head_that_a_flush_made_meanwhile(scene: Scene, kind: SnapshotOperation):
     with_files(scene)
     built: list[str] = []
     gate = Gate()
@@ -94,7 +96,7 @@ def test_build_of_a_rewriting_holds_on_the_head_that_a_flush_made_meanwhile(scen
         slow()
 
     assert built.count("built") == 1
-    assert [snapshot.operation for snapshot in history_of(scene)][-2:] == [Change.FLUSH, kind]
+    assert [snapshot.operation for snapshot in history_of(scene)][-2:] == [SnapshotOperation.FLUSH, kind]
     check(scene)
 
 
@@ -111,7 +113,7 @@ def test_rewriting_is_built_again_after_anything_but_a_flush(scene: Scene, other
         "optimize": maintaining.optimize,
         "vacuum": maintaining.vacuum,
     }
-    with beside(does(scene, Change.COMPACT, "slow", held_at(step, gate))) as slow:
+    with beside(does(scene, SnapshotOperation.COMPACT, "slow", held_at(step, gate))) as slow:
         gate.wait_arrived()
         scene.expire_leases()
         acts[other]()
@@ -122,7 +124,7 @@ def test_rewriting_is_built_again_after_anything_but_a_flush(scene: Scene, other
 
 
 @KINDS
-def test_two_workers_that_rewrite_one_dataset_leave_it_right(scene: Scene, kind: Change):
+def test_two_workers_that_rewrite_one_dataset_leave_it_right(scene: Scene, kind: SnapshotOperation):
     with_files(scene)
 
     acts = *(does(scene, kind, owner) for owner in ("one", "two")), lambda: scene.flush("flushes")

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from sqlalchemy import update
-from tarn.db import reader_heartbeats as readers
+from tarn.db import reader_heartbeats
 from tarn.db.tables import datasets as dataset_rows
 from tarn.errors import DatasetNotFound, SnapshotGone
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import refs, snapshots
+from tarn.model.flush import FlushOutcome
 from tarn.model.ids import new_id
 from tarn.model.job import VacuumOptions, VacuumResult
 from tarn.model.names import RefName
-from tarn.model.snapshot import Change
-from tarn.pipeline.jobs.flush import Flushed
+from tarn.model.snapshot import SnapshotOperation
 from tarn.query.active_reads import ActiveReadReporter
 from tarn.query.reader import Reader, RequestedState
 from tarn.storage.fault_injection import FaultyStore, Gate
@@ -76,7 +76,10 @@ def test_vacuum_killed_at_a_step_leaves_everything_right_and_the_next_one_finish
 
     vacuum(scene)
 
-    assert [one.operation for one in history_of(scene)] in ([Change.VACUUM], [Change.VACUUM, Change.VACUUM])
+    assert [one.operation for one in history_of(scene)] in (
+        [SnapshotOperation.VACUUM],
+        [SnapshotOperation.VACUUM, SnapshotOperation.VACUUM],
+    )
     assert_clean(scene)
     check(scene)
 
@@ -106,7 +109,7 @@ def test_vacuum_killed_amid_a_request_that_deletes_is_finished_by_the_next_one(s
 @pytest.fixture
 def reader(scene: Scene) -> Iterator[Reader]:
     reader = Reader(scene.settings, scene.database, scene.store)
-    with closing(reader), ActiveReadReporter(scene.database, reader.running, 0.002):
+    with closing(reader), ActiveReadReporter(scene.database, reader.active_reads, 0.002):
         yield reader
 
 
@@ -146,7 +149,7 @@ def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: 
             return set(reading.duck.execute("SELECT id, origin FROM live").fetchall())
 
     expected = set(stored(scene.store, scene.dataset, history_of(scene)[2]))
-    with closing(late), ActiveReadReporter(scene.database, late.running, 0.002), beside(read) as reading:
+    with closing(late), ActiveReadReporter(scene.database, late.active_reads, 0.002), beside(read) as reading:
         blocked.wait_arrived()  # it knows which one it reads, and nobody else does
         done = vacuum(scene)
         blocked.release()
@@ -198,7 +201,7 @@ def test_time_travel_beside_vacuums_shows_a_state_whole_or_says_that_it_is_gone(
 def test_process_that_died_holds_up_one_vacuum_and_is_forgotten(scene: Scene):
     with_garbage(scene, 4)
     with scene.database.write() as connection:
-        readers.tell(connection, "dead", readers.ReaderHeartbeat(7, {scene.dataset.id: 1}))
+        reader_heartbeats.beat(connection, "dead", reader_heartbeats.ReaderHeartbeat(7, {scene.dataset.id: 1}))
     held_up: list[object] = []
     settings = scene.settings.model_copy(update={"reader_heartbeat": 0.004, "reader_silent_after": 0.05})
 
@@ -207,7 +210,7 @@ def test_process_that_died_holds_up_one_vacuum_and_is_forgotten(scene: Scene):
     assert result.left == 0
     assert len(held_up) > 2
     with scene.database.read() as connection:
-        assert readers.latest(connection) == {}
+        assert reader_heartbeats.latest(connection) == {}
     assert_clean(scene)
     check(scene)
 
@@ -217,7 +220,7 @@ def test_vacuum_that_is_stopped_while_it_waits_for_readers_deletes_nothing(scene
     with_garbage(scene, 4)
     before = data_files(scene)
     with scene.database.write() as connection:
-        readers.tell(connection, "slow", readers.ReaderHeartbeat(7, {}))
+        reader_heartbeats.beat(connection, "slow", reader_heartbeats.ReaderHeartbeat(7, {}))
     waiting_for = Vacuum(scene.database, scene.store, scene.settings, scene.publisher())
 
     def stop(_: object) -> None:
@@ -246,11 +249,11 @@ def test_flush_that_was_built_before_a_vacuum_is_built_again_after_it(scene: Sce
         vacuum(scene)
         left = data_files(scene)
         gate.release()
-        flushed: Flushed = flushing()
+        flushed: FlushOutcome = flushing()
 
     assert left < built
     assert outcome(flushed.error) is None
-    assert [one.operation for one in history_of(scene)] == [Change.VACUUM, Change.FLUSH]
+    assert [one.operation for one in history_of(scene)] == [SnapshotOperation.VACUUM, SnapshotOperation.FLUSH]
     assert named(scene, *flushed.snapshots) & built == left
     check(scene)
 

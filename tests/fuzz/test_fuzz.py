@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import copied_postgresql
-from tests.isolation.prepared_lake import LEVELS, built
+from tests.isolation.prepared_lake import LEVELS, prepare_lake
 from tests.server import Server, clean_environment, running
 
 pytestmark = pytest.mark.xdist_group("fuzz")
@@ -45,8 +45,8 @@ def lake(
 ) -> Iterator[Server]:
     """An API process around a lake in which there is something to find, and no worker."""
     folder = tmp_path_factory.mktemp("fuzz")
-    with built(folder, database, kernel_process) as world:
-        keys.update({role: str(world.callers[role].key) for role in LEVELS})
+    with prepare_lake(folder, database, kernel_process) as prepared:
+        keys.update({role: str(prepared.callers[role].key) for role in LEVELS})
     with running(
         folder,
         "api",
@@ -63,7 +63,9 @@ def lake(
         yield server
 
 
-@pytest.mark.parametrize("role", ["nobody", *LEVELS, "administrator"])
+@pytest.mark.parametrize(
+    "role", [*(pytest.param(role, marks=pytest.mark.long) for role in ("nobody", *LEVELS)), "administrator"]
+)
 def test_api_keeps_to_its_document_whatever_is_sent_to_it(
     lake: Server, keys: dict[str, str], role: str, tmp_path: Path
 ):

@@ -1,7 +1,7 @@
-"""Corruptions made by hand, each on one place of a lake: see `tests.integrity.lakes.rich` for what is there.
+"""Hand-made corruptions, each of one place of the lake of `tests.integrity.lakes.rich`.
 
-Snapshots 1 and 2 are given up; 3 to 6 and 8 are flushes, 5 of a stage, 6 with an event set aside; 7 only packed files;
-9 gave up the first two; 10 and 11 are flushes. A ref names 4. A batch waits.
+Snapshots 1 and 2 are expired; 3 to 6 and 8 are flushes, 5 of a stage, 6 with a rejected event; 7 only packed files; 9
+expired the first two; 10 and 11 are flushes. A ref names 4. One batch is unflushed.
 """
 
 import shutil
@@ -12,7 +12,6 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from tarn.lake.delta_tables import folder_of
 from tarn.model.ids import new_id
 from tarn.model.snapshot import File
 
@@ -26,13 +25,13 @@ Corrupt = Callable[[Lake], None]
 
 
 def newest(lake: Lake) -> File:
-    """A file of the newest statements, among them one of an entity of its own, `last 1`."""
+    """Return a file of the newest statements, among them one of an entity of its own, `last 1`."""
     table = lake.head().statements
     return next(file for file in table.files if file.path in table.added and file.partition["origin"] == "crawl")
 
 
 def unchecked(lake: Lake) -> File:
-    """The same, without a checksum that would tell."""
+    """Return the same without its checksum, which would detect the change."""
     file = newest(lake)
     lake.restate("statements", file, lambda entry: entry.pop("checksum"))
     return file
@@ -44,7 +43,7 @@ def delete_file(lake: Lake) -> None:
 
 def delete_file_of_history(lake: Lake) -> None:
     (removed,) = lake.manifest(7).translog.removed
-    lake.at(f"{folder_of(lake.dataset, 'translog')}/{removed}").unlink()
+    lake.at(f"{lake.dataset.layout.table('translog')}/{removed}").unlink()
 
 
 def truncate_file(lake: Lake) -> None:
@@ -78,7 +77,7 @@ def swap_files(lake: Lake) -> None:
 
 
 def remove_rows_in_silence(lake: Lake) -> None:
-    """As somebody would who rewrites a file and tells nobody but of its size."""
+    """Rewrite a file with fewer rows and update only its recorded size."""
     file = newest(lake)
     lake.edit_rows("statements", file, lambda table: table.slice(1))
     lake.restate("statements", file, lambda entry: entry.update(rows=file.rows))
@@ -108,7 +107,7 @@ def say_twice(lake: Lake) -> None:
 
 
 def mark_nothing(lake: Lake) -> None:
-    """The first of the marks is of a statement that there never was; rows stay sorted."""
+    """Point the first mark at a statement that never existed; rows stay sorted."""
     file = next(file for file in lake.head().translog.files if file.partition["kind"] == "delete")
 
     def edit(table: pa.Table) -> pa.Table:
@@ -131,7 +130,7 @@ def cut_manifest(lake: Lake) -> None:
 
 
 def edit_manifest(seq: int, *steps: Any, to: Any) -> Corrupt:
-    """Say something else in one field, which is found by these steps; `to` may be a function of what was there."""
+    """Change one field, found by these steps; `to` may be a function of the former value."""
 
     def edit(manifest: dict[str, Any]) -> None:
         *way, last = steps
@@ -184,7 +183,7 @@ def put_head_back(lake: Lake) -> None:
 
 
 def put_history_back(lake: Lake) -> None:
-    """As a database would be that was restored from the day before."""
+    """Restore the history in the database to an earlier state, as a restore from backup would."""
     put_head_back(lake)
     lake.sql(f"DELETE FROM snapshots {OWN} AND seq = 11")
 
@@ -204,7 +203,7 @@ def repeat_commit(lake: Lake) -> None:
 
 
 def log_entry(lake: Lake, version: int) -> Any:
-    return lake.at(lake.dataset.layout.delta_log(folder_of(lake.dataset, "statements"), version))
+    return lake.at(lake.dataset.layout.delta_log(lake.dataset.layout.table("statements"), version))
 
 
 def delete_log_entry(lake: Lake) -> None:
@@ -221,8 +220,8 @@ def commit_at_pinned_version(lake: Lake) -> None:
 
 
 def commit_after_the_head(lake: Lake) -> None:
-    """As a foreign tool would that deletes through Delta."""
-    uri = lake.store.connection.table_uri(folder_of(lake.dataset, "statements"))
+    """Delete through Delta, as a foreign tool would."""
+    uri = lake.store.connection.table_uri(lake.dataset.layout.table("statements"))
     DeltaTable(uri).delete("origin = 'crawl'")
 
 

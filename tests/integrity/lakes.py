@@ -1,4 +1,4 @@
-"""A lake with a rich history, and copies of it to be spoiled."""
+"""A lake with a rich history, and copies of it to be corrupted."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from sqlalchemy import Connection, text
 from tarn.access.audit import AuditedAction
 from tarn.access.bootstrap import ensure_admin
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.integrity.verify import verify
@@ -22,14 +23,13 @@ from tarn.journal import batches, stages
 from tarn.journal.batches import Batch, BatchWithEvents
 from tarn.lake import refs, snapshots
 from tarn.lake.commit import Build, SnapshotPublisher
-from tarn.lake.delta_tables import folder_of
 from tarn.lake.table_schemas import PARTITIONED
 from tarn.model.dataset import DatasetChange, NewDataset
 from tarn.model.finding import FindingKind
 from tarn.model.ids import new_id
 from tarn.model.job import VerifyOptions, VerifyResult
 from tarn.model.names import RefName
-from tarn.model.snapshot import Change, File, Snapshot, TableName
+from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName
 from tarn.model.stage import NewStage
 from tarn.model.tenant import ADMIN
 from tarn.pipeline.jobs.flush import Kernels
@@ -47,7 +47,7 @@ ACT = AuditedAction(None, "add_statements", "test", "r")
 
 @dataclass
 class Lake:
-    """A dataset of one lake on a disk."""
+    """One dataset of a lake on a disk."""
 
     settings: Settings
     database: Database
@@ -55,7 +55,7 @@ class Lake:
     dataset: Dataset
 
     def verify(self, repair: bool = False) -> VerifyResult:
-        """Verify, but for findings about the data: events that are drawn have schemata at random."""
+        """Verify, without findings about invalid entities: random events have random schemata."""
         result = self.verify_all(repair)
         about_data = [finding for finding in result.findings if finding.kind.about_data]
         return result.model_copy(
@@ -73,11 +73,11 @@ class Lake:
     def kinds(self) -> set[FindingKind]:
         return {finding.kind for finding in self.verify().findings}
 
-    # Looking
+    # Inspection
 
     def head(self) -> Snapshot:
         with self.database.read() as connection:
-            return self.manifest(snapshots.recorded(connection, self.dataset).seq)
+            return self.manifest(recorded_head(connection, self.dataset).seq)
 
     def manifest(self, seq: int) -> Snapshot:
         return snapshots.read(self.store, self.dataset, seq)
@@ -86,9 +86,9 @@ class Lake:
         return shown(stored(self.store, self.dataset, self.head()))
 
     def path(self, table: TableName, file: File) -> str:
-        return f"{folder_of(self.dataset, table)}/{file.path}"
+        return f"{self.dataset.layout.table(table)}/{file.path}"
 
-    # Spoiling
+    # Corruption
 
     def sql(self, statement: str, **parameters: Any) -> None:
         with self.database.write() as connection:
@@ -107,7 +107,7 @@ class Lake:
         place.write_bytes(orjson.dumps(manifest))
 
     def edit_rows(self, table: TableName, file: File, edit: Callable[[pa.Table], pa.Table]) -> None:
-        """Put other rows in a data file, and let everybody say that they were always there, but for their bounds."""
+        """Change the rows of a data file, and update everything recorded of it except its bounds."""
         place = self.at(self.path(table, file))
         pq.write_table(edit(pq.read_table(pa.BufferReader(place.read_bytes()))), place)
         rows = pq.read_metadata(place).num_rows
@@ -115,14 +115,14 @@ class Lake:
         self.restate(table, file, lambda entry: (entry.update(said), entry.pop("checksum", None)))
 
     def restate(self, table: TableName, file: File, edit: Callable[[dict[str, Any]], Any]) -> None:
-        """Change what all manifests and the Delta log say of a file."""
+        """Change what all manifests and the Delta log record of a file."""
         for place in sorted(self.at(self.dataset.layout.snapshots).glob("*.json")):
             manifest = orjson.loads(place.read_bytes())
             for entry in manifest[table]["files"]:
                 if entry["path"] == file.path:
                     edit(entry)
             place.write_bytes(orjson.dumps(manifest))
-        log = self.at(f"{folder_of(self.dataset, table)}/_delta_log")
+        log = self.at(f"{self.dataset.layout.table(table)}/_delta_log")
         for place in [*log.glob("*.checkpoint.parquet"), *log.glob("_last_checkpoint")]:
             place.unlink()
         for place in sorted(log.glob("*.json")):
@@ -135,7 +135,7 @@ class Lake:
 
 @contextmanager
 def copied(template: Lake, folder: Path) -> Iterator[Lake]:
-    """A copy of a lake on SQLite that nobody uses."""
+    """Copy a lake on SQLite that nobody uses."""
     source = template.settings.database_url.removeprefix("sqlite:///")
     shutil.copy(source, folder / "tarn.db")
     shutil.copytree(template.settings.lake_uri, folder / "lake")
@@ -147,11 +147,12 @@ def copied(template: Lake, folder: Path) -> Iterator[Lake]:
 
 
 def rich(settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int = 7) -> Lake:
-    """A lake in which everything has happened once: origins that meet, deletes, revivals, moved ids, a stage, events
-    set aside, files packed, snapshots given up, a ref, a changed configuration, and a batch that waits."""
+    """Build a lake with every kind of event: colliding origins, deletes, revivals, moved ids, a stage, rejected
+    events, packed files, expired snapshots, a ref, a changed configuration, and an unflushed batch.
+    """
     ensure_admin(database, settings)
     new = NewDataset.model_validate({"name": "test", "checksum": "sha256", "title": "First"})
-    config, _ = datasets.create(database, store, new, ACT)
+    config, _ = registry.create(database, store, new, ACT)
     quick = settings.model_copy(update=QUICK)
     dataset = Dataset(config.id, config.name)
     scene = Scene(quick, database, store, kernels, dataset, Random(seed))
@@ -176,7 +177,7 @@ def rich(settings: Settings, database: Database, store: Store, kernels: Kernels,
         ref = refs.put(connection, dataset, RefName("july"), "4", ADMIN)
         connection.execute(text("UPDATE refs SET updated = '2020-01-01 00:00:00.000000'"))
     refs.mirror(store, dataset, RefName("july"), ref)
-    datasets.change(database, store, dataset, DatasetChange(title="Second"), None, ACT)
+    registry.change(database, store, dataset, DatasetChange(title="Second"), None, ACT)
     for number in range(2):
         scene.write(*scene.some(), scene.fresh(f"last {number}"))
         scene.flush()
@@ -185,7 +186,7 @@ def rich(settings: Settings, database: Database, store: Store, kernels: Kernels,
 
 
 def pack(lake: Lake, publisher: SnapshotPublisher) -> Snapshot:
-    """Put a file of each table under another name, as packing would."""
+    """Rewrite a file of each table under another name, as packing would."""
     head = lake.head()
     added: dict[TableName, tuple[File, ...]] = {}
     removed: dict[TableName, tuple[File, ...]] = {}
@@ -195,16 +196,20 @@ def pack(lake: Lake, publisher: SnapshotPublisher) -> Snapshot:
         lake.store.copy_new(lake.path(table, former), lake.path(table, file))
         added[table], removed[table] = (file,), (former,)
     with lake.database.read() as connection:
-        base = snapshots.recorded(connection, lake.dataset)
-    build = Build(lake.dataset, Change.OPTIMIZE, new_id(), base, None, added=added, removed=removed, checksum="sha256")
+        base = recorded_head(connection, lake.dataset)
+    build = Build(
+        lake.dataset, SnapshotOperation.OPTIMIZE, new_id(), base, None, added=added, removed=removed, checksum="sha256"
+    )
     return publisher.publish(build)
 
 
 def give_up(lake: Lake, publisher: SnapshotPublisher, below: int) -> Snapshot:
-    """Give up the snapshots below a number, and delete their manifests."""
+    """Expire the snapshots below a number, and delete their manifests."""
     with lake.database.read() as connection:
-        base = snapshots.recorded(connection, lake.dataset)
-    build = Build(lake.dataset, Change.VACUUM, new_id(), base, None, added={}, retained_from=below, checksum="sha256")
+        base = recorded_head(connection, lake.dataset)
+    build = Build(
+        lake.dataset, SnapshotOperation.VACUUM, new_id(), base, None, added={}, retained_from=below, checksum="sha256"
+    )
     made = publisher.publish(build)
     lake.store.delete([lake.dataset.layout.snapshot(seq) for seq in range(1, below)])
     return made

@@ -1,4 +1,4 @@
-"""Vacuum: what is given up, what is deleted, and what stays as it was."""
+"""Vacuum: which snapshots are expired, which files are deleted, and what is kept."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 from sqlalchemy import update
 from tarn.access.audit import AuditedAction
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import snapshots as recorded
@@ -22,7 +22,7 @@ from tarn.model.dataset import DatasetChange
 from tarn.model.ids import now
 from tarn.model.job import Progress, VacuumOptions
 from tarn.model.names import RefName
-from tarn.model.snapshot import Change, Snapshot
+from tarn.model.snapshot import Snapshot, SnapshotOperation
 from tarn.settings import Settings
 from tarn.storage.store import Store
 
@@ -50,13 +50,13 @@ def everything(scene: Scene) -> dict[str, int]:
 
 def keep(scene: Scene, count: int, days: float) -> None:
     change = DatasetChange.model_validate({"policy": {"retention": {"count": count, "days": days}}})
-    datasets.change(
+    registry.change(
         scene.database, scene.store, scene.dataset, change, None, AuditedAction(None, "change_dataset", "test", "r")
     )
 
 
 def age(scene: Scene, hours: dict[int, float]) -> None:
-    """Let snapshots be as old as that."""
+    """Make snapshots as old as that."""
     with scene.database.write() as connection:
         for seq, old in hours.items():
             connection.execute(
@@ -67,7 +67,9 @@ def age(scene: Scene, hours: dict[int, float]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_the_history_kept_snapshots_read_the_same_and_exactly_the_unneeded_is_deleted(scene: Scene, seed: int):
+def test_vacuum_of_any_history_keeps_the_content_of_kept_snapshots_and_deletes_exactly_the_rest(
+    scene: Scene, seed: int
+):
     draw = random.Random(seed)
     for _ in range(draw.randrange(3, 9)):
         scene.write(scene.fresh(f"e{draw.random()}"), *scene.some())
@@ -105,8 +107,8 @@ def test_whatever_the_history_kept_snapshots_read_the_same_and_exactly_the_unnee
 
 
 @pytest.mark.contract("H9")
-def test_oldest_snapshot_that_is_kept_names_a_parent_that_is_gone_and_nothing_else_does(
-    house: InProcessApi,
+def test_only_the_oldest_kept_snapshot_names_a_missing_parent(
+    api: InProcessApi,
     dataset: Dataset,
     flush: Callable[[], list[Snapshot]],
     database: Database,
@@ -114,36 +116,34 @@ def test_oldest_snapshot_that_is_kept_names_a_parent_that_is_gone_and_nothing_el
     settings: Settings,
 ):
     for name in ("a", "b", "c", "d"):
-        house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
+        api.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
         flush()
-    ids = [one["id"] for one in house.admin.get("/v1/datasets/test/snapshots").json()["results"]][::-1]
-    house.admin.put("/v1/datasets/test/refs/pin", {"snapshot": ids[2]})
+    ids = [one["id"] for one in api.admin.get("/v1/datasets/test/snapshots").json()["results"]][::-1]
+    api.admin.put("/v1/datasets/test/refs/pin", {"snapshot": ids[2]})
     publisher = SnapshotPublisher(database, store, settings, "vacuum")
     quick = settings.model_copy(update={"reader_silent_after": 0.01})
 
     Vacuum(database, store, quick, publisher).run(dataset, NOW, lambda _: None)
 
-    log = house.admin.get("/v1/datasets/test/snapshots").json()["results"]
+    log = api.admin.get("/v1/datasets/test/snapshots").json()["results"]
     assert [one["seq"] for one in log] == [5, 4, 3]
-    assert log[0]["operation"] == Change.VACUUM
-    assert house.admin.get("/v1/datasets/test/snapshots/latest").json()["retained_from"] == 3
+    assert log[0]["operation"] == SnapshotOperation.VACUUM
+    assert api.admin.get("/v1/datasets/test/snapshots/latest").json()["retained_from"] == 3
     assert log[-1]["parent"] == ids[1]
     for name in (ids[0], ids[1], "1", "2"):
         for path in ("", "/files"):
-            assert house.admin.get(f"/v1/datasets/test/snapshots/{name}{path}").status_code == 410
-        answer = house.admin.get(f"/v1/datasets/test/entities?at={name}")
+            assert api.admin.get(f"/v1/datasets/test/snapshots/{name}{path}").status_code == 410
+        answer = api.admin.get(f"/v1/datasets/test/entities?at={name}")
         assert (answer.status_code, answer.json()["type"].rsplit("/", 1)[-1]) == (410, "snapshot-gone")
     for one in log:
-        assert house.admin.get(f"/v1/datasets/test/snapshots/{one['parent']}").status_code == (
+        assert api.admin.get(f"/v1/datasets/test/snapshots/{one['parent']}").status_code == (
             410 if one is log[-1] else 200
         )
-        assert len(house.admin.get(f"/v1/datasets/test/entities?at={one['seq']}").json()["results"]) == min(
-            one["seq"], 4
-        )
+        assert len(api.admin.get(f"/v1/datasets/test/entities?at={one['seq']}").json()["results"]) == min(one["seq"], 4)
 
 
 @ONE_DATABASE
-def test_policy_keeps_the_newest_and_the_young_and_the_floor_keeps_files(scene: Scene):
+def test_policy_keeps_the_newest_and_young_snapshots_and_the_floor_keeps_files(scene: Scene):
     with_garbage(scene, 8)
     keep(scene, 2, 1)
     age(scene, {1: 72, 2: 71, 3: 70, 4: 30, 5: 20})
@@ -157,7 +157,7 @@ def test_policy_keeps_the_newest_and_the_young_and_the_floor_keeps_files(scene: 
 
 
 @ONE_DATABASE
-def test_file_goes_once_it_is_older_than_the_floor(scene: Scene):
+def test_file_is_deleted_once_it_is_older_than_the_floor(scene: Scene):
     with_garbage(scene, 4)
     unneeded = data_files(scene) - named(scene, *history_of(scene))
     folder = scene.store.connection.folder
@@ -173,7 +173,7 @@ def test_file_goes_once_it_is_older_than_the_floor(scene: Scene):
 
 
 @ONE_DATABASE
-def test_dataset_without_snapshots_loses_what_a_dead_build_left(scene: Scene):
+def test_dataset_without_snapshots_loses_the_files_of_a_dead_build(scene: Scene):
     with_garbage(scene, 0)
     left = data_files(scene)
     assert vacuum(scene, VacuumOptions()).snapshot is None
@@ -188,7 +188,7 @@ def test_dataset_without_snapshots_loses_what_a_dead_build_left(scene: Scene):
 
 
 @ONE_DATABASE
-def test_with_nothing_to_do_nothing_is_published_or_deleted(scene: Scene):
+def test_vacuum_without_work_publishes_and_deletes_nothing(scene: Scene):
     scene.with_history(1)
     before = everything(scene)
 
@@ -199,7 +199,7 @@ def test_with_nothing_to_do_nothing_is_published_or_deleted(scene: Scene):
 
 
 @ONE_DATABASE
-def test_everything_below_a_number_goes_at_once_whatever_the_policy(scene: Scene):
+def test_snapshots_below_a_given_number_are_expired_at_once_whatever_the_policy(scene: Scene):
     with_garbage(scene, 5)
 
     done = vacuum(scene, VacuumOptions(), keep_from=4)
@@ -237,7 +237,7 @@ def test_delta_logs_are_trimmed_to_what_kept_snapshots_pin(scene: Scene):
 
 
 @ONE_DATABASE
-def test_log_whose_checkpoints_are_lost_gets_one_before_it_is_trimmed(scene: Scene):
+def test_log_without_checkpoints_gets_one_before_it_is_trimmed(scene: Scene):
     for number in range(12):
         scene.write(scene.fresh(f"e{number}"))
         scene.flush()
@@ -252,7 +252,7 @@ def test_log_whose_checkpoints_are_lost_gets_one_before_it_is_trimmed(scene: Sce
 
 
 @ONE_DATABASE
-def test_log_whose_checkpoint_is_torn_is_left_alone(scene: Scene):
+def test_log_with_a_truncated_checkpoint_is_not_trimmed(scene: Scene):
     for number in range(12):
         scene.write(scene.fresh(f"e{number}"))
         scene.flush()
@@ -265,7 +265,7 @@ def test_log_whose_checkpoint_is_torn_is_left_alone(scene: Scene):
 
 
 @ONE_DATABASE
-def test_kept_snapshot_that_cannot_be_read_stops_a_vacuum_before_anything_is_given_up(scene: Scene):
+def test_unreadable_kept_snapshot_stops_a_vacuum_before_anything_is_expired(scene: Scene):
     with_garbage(scene, 5)
     keep(scene, 4, 0)
     scene.store.put(scene.dataset.layout.snapshot(4), b"{}")
@@ -278,7 +278,7 @@ def test_kept_snapshot_that_cannot_be_read_stops_a_vacuum_before_anything_is_giv
 
 
 @ONE_DATABASE
-def test_progress_is_told_and_what_it_raises_ends_the_vacuum(scene: Scene):
+def test_progress_is_reported_and_its_exception_ends_the_vacuum(scene: Scene):
     with_garbage(scene, 5)
     told: list[Progress | None] = []
     before = data_files(scene)

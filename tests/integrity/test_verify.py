@@ -1,4 +1,4 @@
-"""Verify: nothing in a healthy lake, and every one of a set of hand-made corruptions."""
+"""Verify: no findings in a healthy lake, and the expected finding for each hand-made corruption."""
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.errors import Locked
@@ -20,7 +20,7 @@ from tarn.lake import refs
 from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.leases import Leases
 from tarn.model.finding import FindingKind as Kind
-from tarn.model.job import CompactOptions, OptimizeOptions, Progress, Stopped, VacuumOptions, VerifyOptions
+from tarn.model.job import CompactOptions, JobStopped, OptimizeOptions, Progress, VacuumOptions, VerifyOptions
 from tarn.model.names import RefName
 from tarn.model.snapshot import Snapshot
 from tarn.model.tenant import ADMIN
@@ -54,7 +54,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPo
 
 @pytest.fixture
 def lake(template: Lake, tmp_path: Path) -> Iterator[Lake]:
-    """A lake of the test's own, with a rich history."""
+    """Return a lake of the test's own, with a rich history."""
     with copied(template, tmp_path) as lake:
         yield lake
 
@@ -84,14 +84,14 @@ def test_dataset_without_rows_or_snapshots_has_no_findings(lake: Lake, kernel_pr
     assert empty.verify().findings == []
 
 
-# Entities that do not assemble
+# Invalid entities
 
 
 def named(scene: Scene, entity: str, schema: str, origin: str) -> dict[str, Any]:
     return scene.fresh(entity) | {"schema": schema, "origin": origin, "canonical_id": None}
 
 
-def test_entities_that_do_not_assemble_are_one_harmless_finding_that_no_repair_removes(
+def test_invalid_entities_are_one_harmless_finding_that_no_repair_removes(
     lake: Lake, kernel_process: ProcessPoolExecutor
 ):
     kernels = DirectKernels(lake.settings, kernel_process)
@@ -114,7 +114,7 @@ def test_entities_that_do_not_assemble_are_one_harmless_finding_that_no_repair_r
         assert (result.found, result.harmless, result.repaired) == (1, 1, 0)
 
 
-def test_entity_that_assembles_again_is_no_finding(lake: Lake, kernel_process: ProcessPoolExecutor):
+def test_entity_that_is_valid_again_is_no_finding(lake: Lake, kernel_process: ProcessPoolExecutor):
     kernels = DirectKernels(lake.settings, kernel_process)
     scene = Scene.make(lake.settings, lake.database, lake.store, kernels, seed=1, name="agreeing")
     agreeing = replace(lake, dataset=scene.dataset)
@@ -129,19 +129,19 @@ def test_entity_that_assembles_again_is_no_finding(lake: Lake, kernel_process: P
     assert agreeing.verify_all().findings == []
 
 
-# While others are at work
+# Concurrent work
 
 
 @pytest.fixture
 def scene(lake: Lake, kernel_process: ProcessPoolExecutor) -> Scene:
-    """Those who write to the lake, and flush it."""
+    """Return a scene that writes to the lake and flushes it."""
     settings = lake.settings.model_copy(update=QUICK)
     kernels = DirectKernels(lake.settings, kernel_process)
     return Scene(settings, lake.database, lake.store, kernels, lake.dataset, Random(1))
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_flush_that_is_under_way_is_no_finding(lake: Lake, scene: Scene, step: str):
+def test_running_flush_is_no_finding(lake: Lake, scene: Scene, step: str):
     gate = Gate()
     with beside(scene.worker("held", held_at(step, gate))) as flushed, ExitStack() as held:
         held.callback(gate.release)
@@ -163,7 +163,7 @@ def test_flush_that_is_under_way_is_no_finding(lake: Lake, scene: Scene, step: s
         ("recorded", set()),
     ],
 )
-def test_flush_that_died_leaves_what_is_harmless_and_gone_after_the_next(
+def test_killed_flush_leaves_harmless_findings_that_the_next_one_removes(
     lake: Lake, scene: Scene, step: str, kinds: set[Kind]
 ):
     with pytest.raises(Killed):
@@ -190,7 +190,7 @@ def test_flush_that_died_leaves_what_is_harmless_and_gone_after_the_next(
         ("head", "*/_delta_log/*"),
     ],
 )
-def test_vacuum_that_takes_everything_meanwhile_is_no_finding(lake: Lake, scene: Scene, method: str, glob: str):
+def test_concurrent_vacuum_of_everything_is_no_finding(lake: Lake, scene: Scene, method: str, glob: str):
     slow = FaultyStore(lake.store)
     gate = slow.block(method, glob)
     with beside(replace(lake, store=slow).verify) as verified, ExitStack() as held:
@@ -203,7 +203,7 @@ def test_vacuum_that_takes_everything_meanwhile_is_no_finding(lake: Lake, scene:
 
 
 def take_everything(lake: Lake, publisher: SnapshotPublisher) -> None:
-    """Give up every snapshot but the newest, and delete what only they name."""
+    """Expire every snapshot but the newest, and delete the files that only they name."""
     with lake.database.write() as connection:
         refs.remove(connection, lake.dataset, RefName("july"))
     refs.mirror(lake.store, lake.dataset, RefName("july"), None)
@@ -372,7 +372,7 @@ ALL = REPAIRABLE | LASTING
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_corruption_is_found_as_what_it_is(lake: Lake, name: str):
+def test_corruption_is_reported_as_the_expected_finding(lake: Lake, name: str):
     corrupt, kinds = ALL[name]
 
     corrupt(lake)
@@ -381,7 +381,7 @@ def test_corruption_is_found_as_what_it_is(lake: Lake, name: str):
 
 
 @pytest.mark.parametrize("name", REPAIRABLE)
-def test_what_can_be_repaired_is_and_reads_as_before(lake: Lake, name: str):
+def test_repairable_corruption_is_repaired_and_the_content_is_unchanged(lake: Lake, name: str):
     corrupt, _ = REPAIRABLE[name]
     live = lake.live()
     corrupt(lake)
@@ -395,7 +395,7 @@ def test_what_can_be_repaired_is_and_reads_as_before(lake: Lake, name: str):
 
 
 @pytest.mark.parametrize("name", LASTING)
-def test_what_cannot_be_repaired_is_told_and_left_alone(lake: Lake, name: str):
+def test_unrepairable_corruption_is_reported_and_not_changed(lake: Lake, name: str):
     corrupt, kinds = LASTING[name]
     corrupt(lake)
 
@@ -405,7 +405,7 @@ def test_what_cannot_be_repaired_is_told_and_left_alone(lake: Lake, name: str):
 
 
 @pytest.mark.parametrize("seq", [4, 5, 6, 7, 8, 10, 11])
-def test_rebuilt_manifest_says_what_the_lost_one_said_and_names_what_nobody_knows(lake: Lake, seq: int):
+def test_rebuilt_manifest_equals_the_lost_one_and_lists_what_is_unknown(lake: Lake, seq: int):
     lost = lake.manifest(seq)
     make.delete_manifest(seq)(lake)
 
@@ -415,13 +415,13 @@ def test_rebuilt_manifest_says_what_the_lost_one_said_and_names_what_nobody_know
     assert made.rebuilt is not None
     assert made.rebuilt[:3] == ("author", "message", "metadata")
     assert (made.message, made.metadata, made.batches, made.set_aside) == (None, {}, (), ())
-    # Of the newest files no other manifest has the checksums, and Delta's log does not have them.
+    # The checksums of the newest files are in no other manifest, nor in Delta's log.
     assert known(made, checksums=seq < 11) == known(lost, checksums=seq < 11)
     assert ("files.checksum" in made.rebuilt) == (seq == 11)
 
 
 def known(snapshot: Snapshot, checksums: bool) -> dict[str, Any]:
-    """What a manifest says of what can be known from elsewhere."""
+    """Return the fields of a manifest that can be derived from elsewhere."""
     lost = {"rebuilt", "author", "message", "metadata", "batches", "set_aside"}
     said = snapshot.model_dump(exclude=lost)
     said["rows"] = {name: said["rows"][name] for name in ("live", "added", "ended")}
@@ -431,7 +431,7 @@ def known(snapshot: Snapshot, checksums: bool) -> dict[str, Any]:
     return said
 
 
-def test_broken_manifest_that_is_made_again_is_kept_aside(lake: Lake):
+def test_broken_manifest_is_kept_as_a_copy_when_it_is_rebuilt(lake: Lake):
     make.cut_manifest(lake)
     broken = lake.at(lake.dataset.layout.snapshot(8)).read_bytes()
 
@@ -441,12 +441,12 @@ def test_broken_manifest_that_is_made_again_is_kept_aside(lake: Lake):
     assert kept.read_bytes() == broken
 
 
-def test_config_that_is_lost_comes_back_as_it_was_before_its_last_change(lake: Lake):
+def test_lost_config_is_restored_to_its_state_before_the_last_change(lake: Lake):
     lake.at(lake.dataset.layout.config).unlink()
 
     lake.verify(repair=True)
 
-    config, _ = datasets.read(lake.store, lake.dataset)
+    config, _ = registry.read(lake.store, lake.dataset)
     assert (config.title, config.checksum) == ("First", "sha256")
 
 
@@ -478,7 +478,7 @@ ON_POSTGRESQL = (
 )
 
 
-def test_repair_waits_for_whoever_works_on_the_dataset(lake: Lake):
+def test_repair_waits_for_the_lease_of_the_dataset(lake: Lake):
     make.delete_manifest(5)(lake)
     lease = Leases(lake.database, lake.store, "another", 60).take(lake.dataset)
 
@@ -489,18 +489,18 @@ def test_repair_waits_for_whoever_works_on_the_dataset(lake: Lake):
     assert lake.verify(repair=True).repaired == 1
 
 
-def test_verify_ends_when_its_job_is_no_longer_its_own(lake: Lake):
+def test_verify_ends_when_its_job_is_taken_over(lake: Lake):
     told = iter([None, None])
 
     def report(_: Progress | None) -> None:
-        if next(told, Stopped) is Stopped:
-            raise Stopped
+        if next(told, JobStopped) is JobStopped:
+            raise JobStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         verify(lake.database, lake.store, lake.settings, "verifier", lake.dataset, VerifyOptions(), report)
 
 
-def test_findings_are_all_counted_and_the_first_thousand_told():
+def test_all_findings_are_counted_and_the_first_thousand_listed():
     found = Findings()
 
     for number in range(1500):

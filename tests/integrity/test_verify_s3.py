@@ -1,4 +1,4 @@
-"""Verify on a real S3 server: what holds on a disk holds there."""
+"""Verify of a lake on a real S3 server."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_lake_on_s3_is_verified_and_a_lost_manifest_made_again(
+def test_lake_on_s3_is_verified_and_a_lost_manifest_rebuilt(
     settings: Settings, database: Database, store: Store, kernels: DirectKernels
 ):
     lake = rich(settings, database, store, kernels)

@@ -1,14 +1,15 @@
-"""Vacuums of a scene, with something to vacuum, and what there is afterwards."""
+"""Vacuums of a scene with garbage, and checks of what is left."""
 
 from typing import Any
 
 import pytest
+from tarn.datasets.head import recorded_head
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake import snapshots
-from tarn.lake.commit import TABLES, Build, Reached
+from tarn.lake.commit import TABLES, Build, StepCallback
 from tarn.model.ids import new_id
 from tarn.model.job import VacuumOptions, VacuumResult
-from tarn.model.snapshot import Change, File, Snapshot, TableName
+from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName
 from tarn.storage.store import Store
 
 from tests.faults.checks import history_of
@@ -21,7 +22,7 @@ NOW = VacuumOptions(retention_hours=0, override_floor=True)
 def vacuum(
     scene: Scene,
     options: VacuumOptions = NOW,
-    reached: Reached = lambda _: None,
+    reached: StepCallback = lambda _: None,
     store: Store | None = None,
     keep_from: int | None = None,
     **changes: Any,
@@ -33,7 +34,7 @@ def vacuum(
 
 
 def folder_of(scene: Scene, table: TableName) -> str:
-    return scene.dataset.layout.statements if table == "statements" else scene.dataset.layout.translog
+    return scene.dataset.layout.table(table)
 
 
 def data_files(scene: Scene) -> set[str]:
@@ -56,7 +57,7 @@ def manifests(scene: Scene) -> list[int]:
 
 
 def with_garbage(scene: Scene, snapshots_made: int) -> None:
-    """A history whose oldest files no newer snapshot names, long enough for checkpoints, and a build that died."""
+    """Make a history whose oldest files no newer snapshot names, long enough for checkpoints, and a build that died."""
     for number in range(snapshots_made):
         scene.write(scene.fresh(f"earlier {number}"), *scene.some())
         scene.flush("earlier")
@@ -71,14 +72,14 @@ def with_garbage(scene: Scene, snapshots_made: int) -> None:
 
 def head_of(scene: Scene) -> Snapshot:
     with scene.database.read() as connection:
-        head = snapshots.recorded(connection, scene.dataset)
+        head = recorded_head(connection, scene.dataset)
     return snapshots.read(scene.store, scene.dataset, head.seq)
 
 
 def replace_files(scene: Scene) -> Snapshot:
-    """What a compaction does to files, without its work: others take the place of all there are."""
+    """Replace all files by others, as a compaction does, without its work."""
     with scene.database.read() as connection:
-        base = snapshots.recorded(connection, scene.dataset)
+        base = recorded_head(connection, scene.dataset)
     before = snapshots.read(scene.store, scene.dataset, base.seq)
     added: dict[TableName, tuple[File, ...]] = {}
     for table in TABLES:
@@ -91,17 +92,17 @@ def replace_files(scene: Scene) -> Snapshot:
         added[table] = tuple(copies)
     removed = {table: before.table(table).files for table in TABLES}
     return scene.publisher().publish(
-        Build(scene.dataset, Change.COMPACT, new_id(), base, segment=None, added=added, removed=removed)
+        Build(scene.dataset, SnapshotOperation.COMPACT, new_id(), base, segment=None, added=added, removed=removed)
     )
 
 
 def assert_clean(scene: Scene) -> None:
-    """There is exactly what kept snapshots need."""
+    """Assert that exactly the files of kept snapshots exist."""
     history = history_of(scene)
     assert data_files(scene) == named(scene, *history)
     assert manifests(scene) == [one.seq for one in history]
 
 
 def states(scene: Scene) -> dict[int, tuple[Snapshot, dict[Identity, dict[str, Any]]]]:
-    """Every kept snapshot: its manifest and what is live in it."""
+    """Return every kept snapshot's manifest and live content."""
     return {one.seq: (one, stored(scene.store, scene.dataset, one)) for one in history_of(scene)}

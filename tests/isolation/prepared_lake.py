@@ -1,4 +1,4 @@
-"""A lake in which everything has an id, and in which everything of one tenant bears a mark that nobody else may see."""
+"""A prepared lake with resources of every kind; all data of one tenant contains a mark that no other may see."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tarn.db.engine import Database
 from tarn.db.tables import datasets as dataset_table
 from tarn.db.tables import idempotency, journal_batches, metadata, queue
 from tarn.main import build_services
-from tarn.model.export import Kind
+from tarn.model.export import ExportKind
 from tarn.model.job import ExportOptions, Operation
 from tarn.model.names import DatasetName, TenantName
 from tarn.settings import load_settings
@@ -32,26 +32,26 @@ from tests.pipeline.test_export import exports_of
 from tests.pipeline.test_rewrite import ignore
 
 MARK = "qzcanaryqz"
-"""In every word that the tenant `owner` says; a dataset name may have it, and a header."""
+"""Part of every string that the tenant `owner` sends; valid in a dataset name and in a header."""
 
-HELD, MINE, THEIRS = "held", "mine", f"theirs_{MARK}"
-"""The dataset on which every role holds its level, the stranger's own, and the one that only its owner may see."""
+SHARED, UNRELATED, OWNED = "shared", "unrelated", f"owned_{MARK}"
+"""The dataset on which every role has its level, the unrelated tenant's, and the one that only its owner may see."""
 
-LEVELS = {"reader": "read", "writer": "write", "maintainer": "maintain", "keeper": "admin"}
-"""Roles: a tenant each, with this level on `held` and everything that begins so."""
+LEVELS = {"reader": "read", "writer": "write", "maintainer": "maintain", "manager": "admin"}
+"""Roles: one tenant each, with this level on `shared` and on every dataset whose name begins with it."""
 
 REQUEST_TABLES = {"access_revision", "audit", "idempotency", "readers", "workers"}
-"""Tables that tell of requests and processes; what a refused request may add to."""
+"""Tables about requests and processes, which a refused request may change."""
 
 
 class Resources(dict[str, str]):
-    """Ids of one tenant in one dataset by what they are called in paths, each made when it is first asked for."""
+    """Ids of one tenant's resources in one dataset, by their names in paths; each is created on first access."""
 
     def __init__(
-        self, world: "PreparedLake", caller: Caller, tenant: str, dataset: str, shared: "Resources | None" = None
+        self, lake: "PreparedLake", caller: Caller, tenant: str, dataset: str, shared: "Resources | None" = None
     ) -> None:
         super().__init__(dataset=dataset, tenant=tenant, slug="internal", value="Eve", mark=_mark(dataset))
-        self._world = world
+        self._prepared = lake
         self._caller = caller
         self._shared = shared
 
@@ -60,9 +60,9 @@ class Resources(dict[str, str]):
         return f"/v1/datasets/{self['dataset']}"
 
     def __missing__(self, name: str) -> str:
-        make = getattr(self, f"_{name}")
-        is_own = self._shared is None or name in OWN or name in TENANT_NAMESPACES
-        self[name] = make() if is_own or self._shared is None else self._shared[name]
+        create = getattr(self, f"_{name}")
+        is_own = self._shared is None or name in TENANT_RESOURCES or name in TENANT_NAMESPACES
+        self[name] = create() if is_own or self._shared is None else self._shared[name]
         return self[name]
 
     def _entity(self) -> str:
@@ -75,18 +75,20 @@ class Resources(dict[str, str]):
         return f"crawl-{self['mark']}"
 
     def _statement(self) -> str:
-        return self._world.statements[self["dataset"]]
+        return self._prepared.statements[self["dataset"]]
 
     def _file_path(self) -> str:
-        return f"papers/{self['mark']}-{next(self._world.numbers)}.csv"
+        return f"papers/{self['mark']}-{next(self._prepared.numbers)}.csv"
 
     def _checksum(self) -> str:
-        body = f"id,name\n{self['mark']},{next(self._world.numbers)}\n".encode()
-        made = _success(self._world.put_bytes(self._caller, f"{self.path}/files?path={self['file_path']}", body)).json()
-        self["file"] = made["id"]
-        text = f"{self.path}/files/{made['checksum']}/text/{self['text_origin']}"
-        _success(self._world.put_bytes(self._caller, text, f"text {self['mark']}".encode()))
-        return str(made["checksum"])
+        body = f"id,name\n{self['mark']},{next(self._prepared.numbers)}\n".encode()
+        response = _success(
+            self._prepared.put_bytes(self._caller, f"{self.path}/files?path={self['file_path']}", body)
+        ).json()
+        self["file"] = response["id"]
+        text = f"{self.path}/files/{response['checksum']}/text/{self['text_origin']}"
+        _success(self._prepared.put_bytes(self._caller, text, f"text {self['mark']}".encode()))
+        return str(response["checksum"])
 
     def _file(self) -> str:
         self["checksum"] = self._checksum()
@@ -99,17 +101,17 @@ class Resources(dict[str, str]):
         return self["checksum"]
 
     def _mapping_version(self) -> str:
-        found = _success(self._caller.get(f"{self.path}/mappings/{self['content_hash']}/versions"))
-        return str(found.json()["results"][0]["timestamp"])
+        response = _success(self._caller.get(f"{self.path}/mappings/{self['content_hash']}/versions"))
+        return str(response.json()["results"][0]["timestamp"])
 
     def _version(self) -> str:
-        _success(self._caller.patch(self.path, {"title": f"title {next(self._world.numbers)} {self['mark']}"}))
-        found = _success(self._caller.get(f"{self.path}/versions")).json()["results"]
-        return str(next(version["timestamp"] for version in found if version["name"] == "config.yml"))
+        _success(self._caller.patch(self.path, {"title": f"title {next(self._prepared.numbers)} {self['mark']}"}))
+        response = _success(self._caller.get(f"{self.path}/versions")).json()["results"]
+        return str(next(version["timestamp"] for version in response if version["name"] == "config.yml"))
 
     def _stage(self) -> str:
-        made = self._caller.post(f"{self.path}/stages", {"origin": self["origin"], "message": self["mark"]})
-        return str(_success(made).json()["id"])
+        response = self._caller.post(f"{self.path}/stages", {"origin": self["origin"], "message": self["mark"]})
+        return str(_success(response).json()["id"])
 
     def _filled_stage(self) -> str:
         stage = self._stage()
@@ -117,28 +119,28 @@ class Resources(dict[str, str]):
         return stage
 
     def _upload(self) -> str:
-        made = _success(self._caller.post(f"{self.path}/uploads", {"length": 4, "path": self._file_path()})).json()
-        return str(made["id"])
+        response = _success(self._caller.post(f"{self.path}/uploads", {"length": 4, "path": self._file_path()})).json()
+        return str(response["id"])
 
     def _filled_upload(self) -> str:
         upload = self._upload()
-        _success(self._world.put_bytes(self._caller, f"{self.path}/uploads/{upload}?offset=0", b"abcd"))
+        _success(self._prepared.put_bytes(self._caller, f"{self.path}/uploads/{upload}?offset=0", b"abcd"))
         return upload
 
     def _snapshot(self) -> str:
         return str(_success(self._caller.get(f"{self.path}/snapshots/latest")).json()["id"])
 
     def _ref(self) -> str:
-        name = f"ref-{self['mark']}-{next(self._world.numbers)}"
+        name = f"ref-{self['mark']}-{next(self._prepared.numbers)}"
         _success(self._caller.put(f"{self.path}/refs/{name}", {"snapshot": self["snapshot"]}))
         return name
 
     def _job(self) -> str:
-        return self._world.job(self["tenant"], self["dataset"])
+        return self._prepared.job(self["tenant"], self["dataset"])
 
-    def _over_job(self) -> str:
+    def _cancelled_job(self) -> str:
         job = self._job()
-        with self._world.house.services.database.write() as connection:
+        with self._prepared.api.services.database.write() as connection:
             jobs.cancel(connection, job)
         return job
 
@@ -146,7 +148,7 @@ class Resources(dict[str, str]):
         item = {"action": "UPSERT", "resource": "entity", "payload": person("queued", self["mark"])}
         return str(_success(self._caller.post(f"{self.path}/queue", item | {"to": self["tenant"]})).json()["id"])
 
-    def _taken_item(self) -> str:
+    def _popped_item(self) -> str:
         item = self._item()
         while (taken := _success(self._caller.post(f"{self.path}/queue/pop", {})).json())["id"] != item:
             pass
@@ -154,12 +156,12 @@ class Resources(dict[str, str]):
         return item
 
     def _item_token(self) -> str:
-        self["taken_item"] = self._taken_item()
+        self["popped_item"] = self._popped_item()
         return self["item_token"]
 
     def _dead_item(self) -> str:
         item = self._item()
-        with self._world.house.services.database.write() as connection:
+        with self._prepared.api.services.database.write() as connection:
             connection.execute(update(queue).where(queue.c.id == item).values(state="dead"))
         return item
 
@@ -168,12 +170,12 @@ class Resources(dict[str, str]):
         return key
 
     def _tag_key(self) -> str:
-        return f"{self['mark']}/{next(self._world.numbers)}"
+        return f"{self['mark']}/{next(self._prepared.numbers)}"
 
     def _lock(self) -> str:
         name = self._lock_name()
-        made = _success(self._caller.put(f"{self.path}/locks/{name}", {"ttl": 60, "holder": self["mark"]}))
-        self["lock_token"] = made.json()["token"]
+        response = _success(self._caller.put(f"{self.path}/locks/{name}", {"ttl": 60, "holder": self["mark"]}))
+        self["lock_token"] = response.json()["token"]
         return name
 
     def _lock_token(self) -> str:
@@ -181,36 +183,42 @@ class Resources(dict[str, str]):
         return self["lock_token"]
 
     def _lock_name(self) -> str:
-        return f"lock-{self['mark']}-{next(self._world.numbers)}"
+        return f"lock-{self['mark']}-{next(self._prepared.numbers)}"
 
     def _lock_id(self) -> str:
         name = self._lock()
-        found = _success(self._world.house.admin.get("/v1/admin/locks?limit=1000")).json()["results"]
-        return str(next(lock["id"] for lock in found if lock["name"] == name))
+        response = _success(self._prepared.api.admin.get("/v1/admin/locks?limit=1000")).json()["results"]
+        return str(next(lock["id"] for lock in response if lock["name"] == name))
 
-    def _hooked(self) -> str:
-        """A tenant with a webhook."""
-        name = self._victim()
-        _success(self._world.house.admin.put(f"/v1/admin/tenants/{name}/webhooks", WEBHOOK))
+    def _webhook_tenant(self) -> str:
+        """Create a tenant with a webhook."""
+        name = self._disposable_tenant()
+        _success(self._prepared.api.admin.put(f"/v1/admin/tenants/{name}/webhooks", WEBHOOK))
         return name
 
     def _delta(self) -> str:
-        found = self._caller.get(f"{self.path}/exports/delta.json")
-        return str(next(iter(_success(found).json()["versions"])))
+        response = self._caller.get(f"{self.path}/exports/delta.json")
+        return str(next(iter(_success(response).json()["versions"])))
 
     def _key(self) -> str:
-        return str(_success(self._world.house.admin.post(f"/v1/admin/tenants/{self['victim']}/keys", {})).json()["id"])
-
-    def _grant(self) -> str:
-        pattern = {"dataset": f"x{next(self._world.numbers)}", "level": "read"}
         return str(
-            _success(self._world.house.admin.post(f"/v1/admin/tenants/{self['victim']}/grants", pattern)).json()["id"]
+            _success(self._prepared.api.admin.post(f"/v1/admin/tenants/{self['disposable_tenant']}/keys", {})).json()[
+                "id"
+            ]
         )
 
-    def _victim(self) -> str:
-        """A tenant that may be changed and deleted."""
-        name = f"victim{next(self._world.numbers)}"
-        _success(self._world.house.admin.post("/v1/admin/tenants", {"name": name}))
+    def _grant(self) -> str:
+        pattern = {"dataset": f"x{next(self._prepared.numbers)}", "level": "read"}
+        return str(
+            _success(
+                self._prepared.api.admin.post(f"/v1/admin/tenants/{self['disposable_tenant']}/grants", pattern)
+            ).json()["id"]
+        )
+
+    def _disposable_tenant(self) -> str:
+        """Create a tenant that may be changed and deleted."""
+        name = f"disposable_tenant{next(self._prepared.numbers)}"
+        _success(self._prepared.api.admin.post("/v1/admin/tenants", {"name": name}))
         return name
 
     def _etag(self) -> str:
@@ -220,80 +228,80 @@ class Resources(dict[str, str]):
         return str(_success(self._caller.get(f"{self.path}/entities?limit=1")).json()["next"])
 
     def _sources(self) -> str:
-        return (self._world.folder / "sources").as_uri()
+        return (self._prepared.folder / "sources").as_uri()
 
     def _lake(self) -> str:
-        return (self._world.folder / "lake" / self["dataset"]).as_uri()
+        return (self._prepared.folder / "lake" / self["dataset"]).as_uri()
 
-    def _fresh_name(self) -> str:
-        return f"{self['dataset']}_{next(self._world.numbers)}"
+    def _new_name(self) -> str:
+        return f"{self['dataset']}_{next(self._prepared.numbers)}"
 
-    def _spare(self) -> str:
-        """A dataset of the same family, which may be deleted."""
-        self._world.house.dataset(name := self._fresh_name())
+    def _disposable_dataset(self) -> str:
+        """Create a dataset with the same prefix, which may be deleted."""
+        self._prepared.api.dataset(name := self._new_name())
         return name
 
 
 class PreparedLake:
-    """The API in this process around a prepared lake, and everybody who may call it."""
+    """The API in this process with a prepared lake, and a caller for every role."""
 
-    def __init__(self, house: InProcessApi, kernels: DirectKernels, folder: Path) -> None:
-        self.house = house
+    def __init__(self, api: InProcessApi, kernels: DirectKernels, folder: Path) -> None:
+        self.api = api
         self.folder = folder
         self.numbers = count(1)
         self.statements: dict[str, str] = {}
-        """By dataset, one that stays known though it is deleted."""
+        """By dataset, the id of a statement, which stays valid in requests after its deletion."""
         self._kernels = kernels
         expired = {"expires": datetime(2020, 1, 1, tzinfo=UTC).isoformat(), "label": MARK}
-        self.owner = house.tenant("owner", **{"theirs*": "admin", "held*": "admin"})
+        self.owner = api.tenant("owner", **{"owned*": "admin", "shared*": "admin"})
         self.callers = {
-            "no key": house.nobody,
-            "bad key": house.with_key(f"{str(self.owner.key)[:-4]}0000"),
-            "expired key": house.with_key(
-                _success(house.admin.post("/v1/admin/tenants/owner/keys", expired)).json()["key"]
+            "no key": api.anonymous,
+            "bad key": api.with_key(f"{str(self.owner.key)[:-4]}0000"),
+            "expired key": api.with_key(
+                _success(api.admin.post("/v1/admin/tenants/owner/keys", expired)).json()["key"]
             ),
-            "stranger": house.tenant("stranger", **{"mine*": "admin"}),
-            **{role: house.tenant(role, **{"held*": level}) for role, level in LEVELS.items()},
-            "administrator": house.admin,
+            "unrelated": api.tenant("unrelated", **{"unrelated*": "admin"}),
+            **{role: api.tenant(role, **{"shared*": level}) for role, level in LEVELS.items()},
+            "administrator": api.admin,
         }
-        for name in (HELD, MINE, THEIRS):
+        for name in (SHARED, UNRELATED, OWNED):
             self._prepare(name)
-        self.theirs = Resources(self, self.owner, "owner", THEIRS)
-        for thing in EVERYTHING:
-            assert self.theirs[thing]
+        self.owner_resources = Resources(self, self.owner, "owner", OWNED)
+        for name in ALL_RESOURCES:
+            assert self.owner_resources[name]
 
-    def things(self, role: str, dataset: str) -> Resources:
-        """Fresh things for a caller; what belongs to no tenant, or a caller may not make, is the owner's."""
-        if dataset == MINE:
-            return Resources(self, self.callers["stranger"], "stranger", MINE)
+    def resources(self, role: str, dataset: str) -> Resources:
+        """Return new resources for a caller; those of no tenant, and those that it may not create, are the owner's."""
+        if dataset == UNRELATED:
+            return Resources(self, self.callers["unrelated"], "unrelated", UNRELATED)
         shared = Resources(self, self.owner, "owner", dataset)
         tenant = {"administrator": "admin", "no key": "owner"}.get(role, role)
         return Resources(self, self.callers[role], tenant, dataset, shared)
 
     def dataset(self, name: str) -> Dataset:
-        with self.house.services.database.read() as connection:
-            found = find(connection, DatasetName(name))
-        assert found is not None
-        return found
+        with self.api.services.database.read() as connection:
+            dataset = find(connection, DatasetName(name))
+        assert dataset is not None
+        return dataset
 
     def job(self, tenant: str, dataset: str) -> str:
-        """A job of a tenant that waits; in the process's own words, as a reader cannot ask for one."""
-        with self.house.services.database.write() as connection:
+        """Enqueue a job of a tenant in the database, as a reader may not request one."""
+        with self.api.services.database.write() as connection:
             return jobs.enqueue(
                 connection, Operation.FLUSH, self.dataset(dataset).id, TenantName(tenant), f"request-{_mark(dataset)}"
             ).id
 
-    def forget_answers(self) -> None:
-        """Idempotency keys are used by nobody but the owner."""
-        with self.house.services.database.write() as connection:
+    def delete_idempotency_keys(self) -> None:
+        """Delete the idempotency keys of all tenants except the owner."""
+        with self.api.services.database.write() as connection:
             connection.execute(delete(idempotency).where(idempotency.c.tenant != "owner"))
 
     def put_bytes(self, caller: Caller, path: str, body: bytes) -> Response:
         return caller("PUT", path, headers={"Content-Type": "application/octet-stream"}, content=body)
 
     def state(self) -> dict[str, Any]:
-        """Everything that the lake consists of, but for what tells of requests."""
-        with self.house.services.database.read() as connection:
+        """Return the content of the lake: its files, and all tables except those about requests."""
+        with self.api.services.database.read() as connection:
             tables = {
                 table.name: sorted(map(repr, connection.execute(select(table))))
                 for table in metadata.sorted_tables
@@ -301,54 +309,64 @@ class PreparedLake:
             }
         return {**tables, "storage": _file_stats(self.folder / "lake")}
 
-    def state_of_theirs(self) -> dict[str, Any]:
-        """The same, but only what belongs to the owner or to its dataset."""
-        found: dict[str, Any] = {"storage": _file_stats(self.folder / "lake" / THEIRS)}
-        with self.house.services.database.read() as connection:
-            theirs = connection.execute(select(dataset_table.c.id).where(dataset_table.c.name == THEIRS)).scalar_one()
-            batches = select(journal_batches.c.id).where(journal_batches.c.dataset_id == theirs)
+    def owner_state(self) -> dict[str, Any]:
+        """Return the part of the content that belongs to the owner or to its dataset."""
+        state: dict[str, Any] = {"storage": _file_stats(self.folder / "lake" / OWNED)}
+        with self.api.services.database.read() as connection:
+            owned = connection.execute(select(dataset_table.c.id).where(dataset_table.c.name == OWNED)).scalar_one()
+            batches = select(journal_batches.c.id).where(journal_batches.c.dataset_id == owned)
             for table in metadata.sorted_tables:
-                belongs = {
-                    "dataset_id": lambda column: column == theirs,
+                owner_conditions = {
+                    "dataset_id": lambda column: column == owned,
                     "tenant": lambda column: column == "owner",
                     "batch": lambda column: column.in_(batches),
                 }
-                conditions = [test(table.c[name]) for name, test in belongs.items() if name in table.c]
+                conditions = [test(table.c[name]) for name, test in owner_conditions.items() if name in table.c]
                 if table.name in REQUEST_TABLES or not conditions:
                     continue
                 rows = connection.execute(select(table).where(conditions[0]))
-                found[table.name] = sorted(map(repr, rows))
-        return found
+                state[table.name] = sorted(map(repr, rows))
+        return state
 
     def _prepare(self, name: str) -> None:
-        """A dataset with a snapshot, a reference between entities, exports, and a write that waits."""
-        mark, caller = _mark(name), self.house.admin
-        self.house.dataset(name, title=f"title {mark}", summary=f"summary {mark}")
+        """Create a dataset with a snapshot, a reference between entities, exports, and an unflushed write."""
+        mark, caller = _mark(name), self.api.admin
+        self.api.dataset(name, title=f"title {mark}", summary=f"summary {mark}")
         write = f"/v1/datasets/{name}/entities?origin=crawl-{mark}"
         owns = {"id": f"owns-{mark}", "schema": "Ownership", "properties": {"owner": [f"ada-{mark}"], "asset": ["b"]}}
-        people = [person(one, mark) for one in (f"ada-{mark}", f"bob-{mark}")]
+        people = [person(entity, mark) for entity in (f"ada-{mark}", f"bob-{mark}")]
         once = {"Idempotency-Key": f"key-{name}"}
-        _success((self.owner if name == THEIRS else caller).post(write, [*people, owns], headers=once))
-        exports_of(self.house, self._kernels).export(self.dataset(name), EXPORTED, ignore)
+        _success((self.owner if name == OWNED else caller).post(write, [*people, owns], headers=once))
+        exports_of(self.api, self._kernels).export(self.dataset(name), EXPORT_OPTIONS, ignore)
         _success(caller.post(write, person(f"cem-{mark}", mark)))
-        found = caller.get(f"/v1/datasets/{name}/statements?id=cem-{mark}&prop=name")
-        self.statements[name] = _success(found).json()["results"][0]["id"]
+        response = caller.get(f"/v1/datasets/{name}/statements?id=cem-{mark}&prop=name")
+        self.statements[name] = _success(response).json()["results"][0]["id"]
 
 
-EXPORTED = ExportOptions(kinds=[Kind.ENTITIES, Kind.DELTA])
+EXPORT_OPTIONS = ExportOptions(kinds=[ExportKind.ENTITIES, ExportKind.DELTA])
 
 ENTITY_MAPPING = {"schema": "Person", "key": "id", "properties": {"name": {"column": "name"}}}
 
 WEBHOOK = {"url": "https://example.org/hook", "secret": "of at least sixteen letters"}
 
-OWN = ("stage", "filled_stage", "upload", "filled_upload", "job", "over_job", "item", "taken_item", "dead_item")
-"""What belongs to a tenant: no other one finds it, whatever it may do on the dataset."""
+TENANT_RESOURCES = (
+    "stage",
+    "filled_stage",
+    "upload",
+    "filled_upload",
+    "job",
+    "cancelled_job",
+    "item",
+    "popped_item",
+    "dead_item",
+)
+"""Resources of a tenant that no other tenant finds, whatever its level on the dataset."""
 
 TENANT_NAMESPACES = ("tag", "lock", "item_token", "lock_token")
-"""What every tenant has under names of its own, with what shows that it holds it."""
+"""Resources of which every tenant has its own namespace, and the tokens of their holders."""
 
-EVERYTHING = (
-    *OWN,
+ALL_RESOURCES = (
+    *TENANT_RESOURCES,
     *TENANT_NAMESPACES,
     *(
         "entity",
@@ -361,9 +379,9 @@ EVERYTHING = (
         "content_hash",
         "mapping_version",
     ),
-    *("version", "snapshot", "ref", "delta", "etag", "entity_cursor", "sources", "lake", "spare"),
+    *("version", "snapshot", "ref", "delta", "etag", "entity_cursor", "sources", "lake", "disposable_dataset"),
 )
-"""What a dataset has that has an id or a name."""
+"""All resources that have an id or a name."""
 
 
 def person(name: str, text: str) -> dict[str, Any]:
@@ -371,8 +389,8 @@ def person(name: str, text: str) -> dict[str, Any]:
 
 
 @contextmanager
-def built(folder: Path, database_url: str, pool: ProcessPoolExecutor) -> Iterator[PreparedLake]:
-    """A world with its lake in a folder, and a database that is migrated and empty."""
+def prepare_lake(folder: Path, database_url: str, pool: ProcessPoolExecutor) -> Iterator[PreparedLake]:
+    """Prepare a lake in a folder, with a migrated and empty database."""
     (folder / "sources").mkdir()
     (folder / "sources" / "file.txt").write_text("from elsewhere")
     settings = load_settings(
@@ -386,8 +404,8 @@ def built(folder: Path, database_url: str, pool: ProcessPoolExecutor) -> Iterato
     open_lake(store)
     key = ensure_admin(database, settings)
     assert key is not None
-    with InProcessApi(build_services(settings, database, store), key) as house:
-        yield PreparedLake(house, DirectKernels(settings, pool), folder)
+    with InProcessApi(build_services(settings, database, store), key) as api:
+        yield PreparedLake(api, DirectKernels(settings, pool), folder)
     database.close()
 
 
@@ -395,12 +413,12 @@ def _mark(dataset: str) -> str:
     return MARK if MARK in dataset else "plain"
 
 
-def _success(answer: Response) -> Response:
-    assert answer.status_code < 300, (answer.request.url, answer.status_code, answer.text)
-    return answer
+def _success(response: Response) -> Response:
+    assert response.status_code < 300, (response.request.url, response.status_code, response.text)
+    return response
 
 
 def _file_stats(folder: Path) -> list[tuple[str, int, int]]:
-    """Every file below a folder, with what changes when it is written."""
+    """Return every file below a folder, with its size and modification time."""
     paths = (os.path.join(directory, name) for directory, _, names in os.walk(folder) for name in names)
-    return sorted((path, (found := os.stat(path)).st_size, found.st_mtime_ns) for path in paths)
+    return sorted((path, (stat := os.stat(path)).st_size, stat.st_mtime_ns) for path in paths)

@@ -1,4 +1,4 @@
-"""Requests to the routes of the OpenAPI document, filled in with things of one or of two tenants."""
+"""Requests to the routes of the OpenAPI document, with the ids of resources of one or two tenants."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from tests.isolation.routes import Route
 
 @dataclass(frozen=True)
 class Operation:
-    """Where a route is, and what it takes and answers, as the OpenAPI document says."""
+    """A route as the OpenAPI document describes it: its location, parameters and successful statuses."""
 
     method: str
     path: str
@@ -24,30 +24,33 @@ class Operation:
     """Names of parameters, by `path`, `query` and `header`."""
 
     @classmethod
-    def of(cls, method: str, path: str, operation: dict[str, Any]) -> "Operation":
-        found = [(one["in"], one["name"].lower()) for one in operation.get("parameters", ())]
+    def from_openapi(cls, method: str, path: str, description: dict[str, Any]) -> "Operation":
+        parameters = [(one["in"], one["name"].lower()) for one in description.get("parameters", ())]
         return cls(
             method.upper(),
             path,
-            frozenset(int(status) for status in operation["responses"] if status < "300"),
-            {place: tuple(name for where, name in found if where == place) for place in ("path", "query", "header")},
+            frozenset(int(status) for status in description["responses"] if status < "300"),
+            {
+                location: tuple(name for parameter_location, name in parameters if parameter_location == location)
+                for location in ("path", "query", "header")
+            },
         )
 
 
 def operations_in(document: dict[str, Any]) -> dict[str, Operation]:
-    """Every route of an OpenAPI document, by its operationId."""
+    """Return every route of an OpenAPI document by its operationId."""
     return {
-        operation["operationId"]: Operation.of(method, path, operation)
+        description["operationId"]: Operation.from_openapi(method, path, description)
         for path, methods in document["paths"].items()
-        for method, operation in methods.items()
+        for method, description in methods.items()
     }
 
 
 @dataclass(frozen=True)
 class UnsentRequest:
-    """One request, before it is anybody's."""
+    """A request without a caller."""
 
-    place: Operation
+    operation: Operation
     path: Mapping[str, str]
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -55,57 +58,59 @@ class UnsentRequest:
 
     @property
     def url(self) -> str:
-        return self.place.path.format_map({name: quote(value, safe="") for name, value in self.path.items()})
+        return self.operation.path.format_map({name: quote(value, safe="") for name, value in self.path.items()})
 
     @property
-    def sent(self) -> str:
-        """Everything that the caller says, and so may be told again."""
+    def sent_text(self) -> str:
+        """Return all text that the caller sends, which the response may therefore contain."""
         return " ".join([*self.path.values(), *self.query.values(), *self.headers.values(), str(self.body)])
 
-    def by(self, caller: Caller) -> Response:
-        return caller(self.place.method, self.url, dict(self.headers), params=dict(self.query), content=self.body)
+    def send(self, caller: Caller) -> Response:
+        return caller(self.operation.method, self.url, dict(self.headers), params=dict(self.query), content=self.body)
 
 
-def valid_request(route: Route, place: Operation, things: Resources) -> UnsentRequest:
-    """The request that a route's line describes, with these things for what it names."""
-    said = None if route.body is None else route.body.replace(b"{value}", things["value"].encode())
-    body = said if route.json is None else json.dumps(fill_in(route.json, things)).encode()
-    kind = "application/json" if route.json is not None else route.kind
-    names = {name: route.path.get(name, f"{{{name}}}") for name in place.parameters["path"]}
+def valid_request(route: Route, operation: Operation, resources: Resources) -> UnsentRequest:
+    """Return the request that a route's line describes, with the ids of these resources."""
+    body_template = None if route.body is None else route.body.replace(b"{value}", resources["value"].encode())
+    body = body_template if route.json is None else json.dumps(fill_in(route.json, resources)).encode()
+    content_type = "application/json" if route.json is not None else route.content_type
+    names = {name: route.path.get(name, f"{{{name}}}") for name in operation.parameters["path"]}
     return UnsentRequest(
-        place,
-        fill_in(names, things),
-        fill_in(dict(route.query), things),
-        {} if kind is None else {"Content-Type": kind},
+        operation,
+        fill_in(names, resources),
+        fill_in(dict(route.query), resources),
+        {} if content_type is None else {"Content-Type": content_type},
         body,
     )
 
 
-def with_json(asked: UnsentRequest, body: Any, things: Resources) -> UnsentRequest:
-    return replace(asked, body=json.dumps(fill_in(body, things)).encode(), headers={"Content-Type": "application/json"})
+def with_json(request: UnsentRequest, body: Any, resources: Resources) -> UnsentRequest:
+    return replace(
+        request, body=json.dumps(fill_in(body, resources)).encode(), headers={"Content-Type": "application/json"}
+    )
 
 
-def fill_in(value: Any, things: Resources) -> Any:
-    """A value whose texts have things in the place of their names in braces."""
+def fill_in(value: Any, resources: Resources) -> Any:
+    """Return a value with the names in braces of all its strings replaced by the ids of these resources."""
     if isinstance(value, str):
-        return value.format_map(things)
+        return value.format_map(resources)
     if isinstance(value, dict):
-        return {key: fill_in(one, things) for key, one in value.items()}
-    return [fill_in(one, things) for one in value] if isinstance(value, list) else value
+        return {key: fill_in(one, resources) for key, one in value.items()}
+    return [fill_in(one, resources) for one in value] if isinstance(value, list) else value
 
 
-def leaks_in(answer: Response, asked: UnsentRequest | None, things: Resources) -> list[str]:
-    """What of another's an answer tells, that the caller did not say itself."""
-    told = answer.text + " ".join(f"{name}: {value}" for name, value in answer.headers.items())
-    sent = "" if asked is None else asked.sent
-    secrets = {value for name, value in things.items() if name in SECRET}
-    found = [secret for secret in secrets if secret in told and secret not in sent]
-    if told.count(MARK) > _count_echoes(told, asked):
-        found.append(MARK)
-    return found
+def leaks_in(response: Response, request: UnsentRequest | None, resources: Resources) -> list[str]:
+    """Return the strings of another tenant that a response reveals and the caller did not send itself."""
+    text = response.text + " ".join(f"{name}: {value}" for name, value in response.headers.items())
+    sent = "" if request is None else request.sent_text
+    secrets = {value for name, value in resources.items() if name in UNMARKED_RESOURCES}
+    leaked = [secret for secret in secrets if secret in text and secret not in sent]
+    if text.count(MARK) > _count_echoes(text, request):
+        leaked.append(MARK)
+    return leaked
 
 
-SECRET = (
+UNMARKED_RESOURCES = (
     "statement",
     "checksum",
     "file",
@@ -115,30 +120,30 @@ SECRET = (
     "filled_upload",
     "snapshot",
     "job",
-    "over_job",
+    "cancelled_job",
     "item",
-    "taken_item",
+    "popped_item",
     "dead_item",
     "item_token",
     "lock_token",
     "etag",
 )
-"""Ids and the like, which have no mark in them."""
+"""Resources whose ids do not contain the mark."""
 
 
-def _count_echoes(told: str, asked: UnsentRequest | None) -> int:
-    """How often the mark is told only because the caller said what it is part of."""
-    if asked is None:
+def _count_echoes(text: str, request: UnsentRequest | None) -> int:
+    """Count how often a response contains the mark only because the caller sent text that contains it."""
+    if request is None:
         return 0
-    said = {*asked.path.values(), *asked.query.values(), *asked.headers.values()}
-    said |= set(_strings_in(asked.body))
-    said |= {part for text in said for part in text.split("/")}
-    longest = sorted((text for text in said if MARK in text), key=len, reverse=True)
+    sent_texts = {*request.path.values(), *request.query.values(), *request.headers.values()}
+    sent_texts |= set(_strings_in(request.body))
+    sent_texts |= {part for sent in sent_texts for part in sent.split("/")}
+    longest = sorted((sent for sent in sent_texts if MARK in sent), key=len, reverse=True)
     count = 0
-    for text in longest:
-        for form in {text, quote(text, safe="")}:
-            count += told.count(form) * form.count(MARK)
-            told = told.replace(form, "")
+    for sent in longest:
+        for form in {sent, quote(sent, safe="")}:
+            count += text.count(form) * form.count(MARK)
+            text = text.replace(form, "")
     return count
 
 
@@ -147,13 +152,13 @@ def _strings_in(body: bytes | None) -> list[str]:
         value = json.loads(body or b"null")
     except ValueError:
         return []
-    found: list[str] = []
+    strings: list[str] = []
 
     def walk(one: Any) -> None:
         if isinstance(one, str):
-            found.append(one)
+            strings.append(one)
         for inner in one.values() if isinstance(one, dict) else one if isinstance(one, list) else ():
             walk(inner)
 
     walk(value)
-    return found
+    return strings

@@ -1,6 +1,6 @@
-"""What every route needs, and a request to each that is good: one line a route.
+"""The level that every route requires, and a valid request to it: one line per route.
 
-A route of the OpenAPI document that has no line here fails the matrix, and so does a line without a route.
+A route of the OpenAPI document without a line here fails `test_matrix.py`, and so does a line without a route.
 """
 
 from collections.abc import Collection, Mapping
@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from tests.isolation.prepared_lake import ENTITY_MAPPING, THEIRS, WEBHOOK
+from tests.isolation.prepared_lake import ENTITY_MAPPING, OWNED, WEBHOOK
 
 
 class Required(IntEnum):
-    """What a caller must have, from nothing to everything."""
+    """What a route requires of its caller, in ascending order."""
 
     NOTHING = 0
     KEY = 1
@@ -28,27 +28,27 @@ NOTHING, KEY, READ, WRITE, MAINTAIN, ADMIN, LAKE = Required
 
 @dataclass(frozen=True)
 class Route:
-    """A route's classification, and a request that is right in every respect.
+    """The level that a route requires, and a valid request to it.
 
-    Texts may name things in braces: `{stage}` is a stage of whoever asks, `{value}` is what somebody may want to hide.
+    Strings may name resources in braces: `{stage}` is a stage of the caller, `{value}` is a secret value.
     """
 
-    need: Required
+    required: Required
     json: Any = None
     body: bytes | None = None
-    kind: str | None = None
+    content_type: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     path: Mapping[str, str] = field(default_factory=dict)
-    """What a parameter of the path stands for, where its name does not say it."""
-    on_held: Required | None = None
-    """What the route asks for on a dataset that is not in its path."""
-    refused: int = 403
-    """What it answers to those who do not hold that."""
-    foreign: Mapping[str, int] = field(default_factory=dict)
-    """What is answered to another's id in the place of a parameter of the path, where that is not 404."""
+    """Resources for parameters of the path that are not named like their resource."""
+    required_elsewhere: Required | None = None
+    """The level that the route requires on a dataset that is not in its path."""
+    refused_status: int = 403
+    """The status of the response to callers without that level."""
+    foreign_status: Mapping[str, int] = field(default_factory=dict)
+    """By parameter of the path: the status of the response to another tenant's id, if it is not 404."""
 
-    def names_any(self, things: Collection[str]) -> bool:
-        return any(f"{{{thing}}}" in f"{self.path}{self.json}" for thing in things)
+    def uses_any(self, resources: Collection[str]) -> bool:
+        return any(f"{{{resource}}}" in f"{self.path}{self.json}" for resource in resources)
 
 
 ENTITY_WITHOUT_ID = {"schema": "Person", "properties": {"name": ["{value}"]}}
@@ -78,10 +78,10 @@ ROUTES: dict[str, Route] = {
     "get_catalog_json": Route(KEY),
     "update_catalog": Route(LAKE, {"title": "{value}"}),
     "list_datasets": Route(KEY),
-    "create_dataset": Route(KEY, {"name": "{fresh_name}", "summary": "{value}"}, on_held=ADMIN),
+    "create_dataset": Route(KEY, {"name": "{new_name}", "summary": "{value}"}, required_elsewhere=ADMIN),
     "get_dataset": Route(READ),
     "update_dataset": Route(ADMIN, {"title": "{value}"}),
-    "delete_dataset": Route(ADMIN, path={"dataset": "{spare}"}, query={"confirm": "{spare}"}),
+    "delete_dataset": Route(ADMIN, path={"dataset": "{disposable_dataset}"}, query={"confirm": "{disposable_dataset}"}),
     "list_versions": Route(READ),
     "get_version": Route(READ, path={"timestamp": "{version}", "name": "config.yml"}),
     "list_exports": Route(READ),
@@ -95,11 +95,11 @@ ROUTES: dict[str, Route] = {
     # entities and statements
     "add_entities": Route(WRITE, ENTITY),
     "put_entity": Route(
-        WRITE, ENTITY_WITHOUT_ID, query={"origin": "o"}, path={"entity": NEW_NAME}, foreign={"entity": 200}
+        WRITE, ENTITY_WITHOUT_ID, query={"origin": "o"}, path={"entity": NEW_NAME}, foreign_status={"entity": 200}
     ),
-    "delete_entity": Route(WRITE, path={"entity": "bob-{mark}"}, foreign={"entity": 200}),
+    "delete_entity": Route(WRITE, path={"entity": "bob-{mark}"}, foreign_status={"entity": 200}),
     "add_statements": Route(WRITE, STATEMENT),
-    "delete_statement": Route(WRITE, foreign={"statement": 200}),
+    "delete_statement": Route(WRITE, foreign_status={"statement": 200}),
     "delete_origin": Route(WRITE, path={"name": "some"}),
     "get_entity": Route(READ),
     "list_entities": Route(READ),
@@ -122,8 +122,8 @@ ROUTES: dict[str, Route] = {
     "commit_stages": Route(WRITE, {"stages": ["{filled_stage}"]}),
     "abort_stage": Route(WRITE, path={"stage": "{stage}"}),
     # files
-    "put_file": Route(WRITE, body=b"{value}", kind=OCTET_STREAM, query={"path": "{file_path}"}),
-    "post_file": Route(WRITE, body=FORM, kind="multipart/form-data; boundary=x", query={"path": "{file_path}"}),
+    "put_file": Route(WRITE, body=b"{value}", content_type=OCTET_STREAM, query={"path": "{file_path}"}),
+    "post_file": Route(WRITE, body=FORM, content_type="multipart/form-data; boundary=x", query={"path": "{file_path}"}),
     "fetch_file": Route(WRITE, {"uri": "{sources}/file.txt", "path": "{file_path}"}),
     "list_files": Route(READ),
     "list_file_records": Route(READ),
@@ -131,20 +131,20 @@ ROUTES: dict[str, Route] = {
     "delete_file": Route(WRITE),
     "get_file_data": Route(READ),
     "head_file_data": Route(READ),
-    "put_file_text": Route(WRITE, body=b"{value}", kind=OCTET_STREAM, path={"origin": "{text_origin}"}),
+    "put_file_text": Route(WRITE, body=b"{value}", content_type=OCTET_STREAM, path={"origin": "{text_origin}"}),
     "get_file_text": Route(READ, path={"origin": "{text_origin}"}),
     "delete_file_text": Route(WRITE, path={"origin": "{text_origin}"}),
     "add_file_entity": Route(WRITE),
-    "create_upload": Route(WRITE, {"length": 4, "path": "a.txt", "meta": {"said": "{value}"}}),
+    "create_upload": Route(WRITE, {"length": 4, "path": "a.txt", "meta": {"note": "{value}"}}),
     "get_upload": Route(WRITE, path={"upload": "{upload}"}),
-    "put_upload_block": Route(WRITE, body=b"abcd", kind=OCTET_STREAM, query={"offset": "0"}),
+    "put_upload_block": Route(WRITE, body=b"abcd", content_type=OCTET_STREAM, query={"offset": "0"}),
     "commit_upload": Route(WRITE, path={"upload": "{filled_upload}"}),
     "delete_upload": Route(WRITE, path={"upload": "{upload}"}),
     # mappings
     "list_mappings": Route(READ),
     "get_mapping": Route(READ),
-    "put_mapping": Route(WRITE, CSV_MAPPING, foreign={"content_hash": 201}),
-    "list_mapping_versions": Route(READ, foreign={"content_hash": 200}),
+    "put_mapping": Route(WRITE, CSV_MAPPING, foreign_status={"content_hash": 201}),
+    "list_mapping_versions": Route(READ, foreign_status={"content_hash": 200}),
     "get_mapping_version": Route(READ, path={"timestamp": "{mapping_version}"}),
     "process_mapping": Route(WRITE),
     # snapshots
@@ -155,7 +155,7 @@ ROUTES: dict[str, Route] = {
     "stream_diff": Route(READ, path=SNAPSHOT_PAIR),
     "list_refs": Route(READ),
     "get_ref": Route(READ),
-    "set_ref": Route(MAINTAIN, {"snapshot": "{snapshot}"}, path={"ref": NEW_NAME}, foreign={"ref": 200}),
+    "set_ref": Route(MAINTAIN, {"snapshot": "{snapshot}"}, path={"ref": NEW_NAME}, foreign_status={"ref": 200}),
     "delete_ref": Route(MAINTAIN),
     # the journal
     "get_journal": Route(READ),
@@ -175,11 +175,11 @@ ROUTES: dict[str, Route] = {
     "flush_datasets": Route(KEY),
     "list_jobs": Route(KEY),
     "get_job": Route(KEY, path={"job": "{job}"}),
-    "retry_job": Route(KEY, path={"job": "{over_job}"}, on_held=MAINTAIN, refused=404),
+    "retry_job": Route(KEY, path={"job": "{cancelled_job}"}, required_elsewhere=MAINTAIN, refused_status=404),
     "cancel_job": Route(KEY, path={"job": "{job}"}),
     # events
     "follow_dataset": Route(READ, query={"since": "0"}),
-    "follow_job": Route(KEY, path={"job": "{over_job}"}),
+    "follow_job": Route(KEY, path={"job": "{cancelled_job}"}),
     # tags, queue, locks
     "list_tags": Route(READ),
     "get_tag": Route(READ, query={"key": "{tag}"}),
@@ -190,37 +190,37 @@ ROUTES: dict[str, Route] = {
     "list_queue": Route(READ),
     "pop_queue_item": Route(READ, {}),
     "get_queue_item": Route(READ, path={"item": "{item}"}),
-    "ack_queue_item": Route(READ, {"token": "{item_token}"}, path={"item": "{taken_item}"}),
+    "ack_queue_item": Route(READ, {"token": "{item_token}"}, path={"item": "{popped_item}"}),
     "retry_queue_item": Route(READ, path={"item": "{dead_item}"}),
     "delete_queue_item": Route(READ, path={"item": "{item}"}),
     "list_locks": Route(READ),
-    "take_lock": Route(READ, {"ttl": 60}, path={"lock": "{lock_name}"}, foreign={"lock": 200}),
-    "release_lock": Route(READ, path={"lock": "{lock}"}, query={"token": "{lock_token}"}, foreign={"lock": 409}),
+    "take_lock": Route(READ, {"ttl": 60}, path={"lock": "{lock_name}"}, foreign_status={"lock": 200}),
+    "release_lock": Route(READ, path={"lock": "{lock}"}, query={"token": "{lock_token}"}, foreign_status={"lock": 409}),
     # administration
     "get_worker": Route(LAKE),
     "list_tenants": Route(LAKE),
-    "create_tenant": Route(LAKE, {"name": "{fresh_name}", "title": "{value}"}),
+    "create_tenant": Route(LAKE, {"name": "{new_name}", "title": "{value}"}),
     "get_tenant": Route(LAKE),
-    "update_tenant": Route(LAKE, {"title": "{value}"}, path={"tenant": "{victim}"}),
-    "delete_tenant": Route(LAKE, path={"tenant": "{victim}"}),
+    "update_tenant": Route(LAKE, {"title": "{value}"}, path={"tenant": "{disposable_tenant}"}),
+    "delete_tenant": Route(LAKE, path={"tenant": "{disposable_tenant}"}),
     "list_keys": Route(LAKE),
-    "create_key": Route(LAKE, {"label": "{value}"}, path={"tenant": "{victim}"}),
+    "create_key": Route(LAKE, {"label": "{value}"}, path={"tenant": "{disposable_tenant}"}),
     "revoke_key": Route(LAKE),
     "list_grants": Route(LAKE),
-    "create_grant": Route(LAKE, {"dataset": "{fresh_name}", "level": "read"}, path={"tenant": "{victim}"}),
+    "create_grant": Route(LAKE, {"dataset": "{new_name}", "level": "read"}, path={"tenant": "{disposable_tenant}"}),
     "delete_grant": Route(LAKE),
     "get_limits": Route(LAKE),
-    "set_limits": Route(LAKE, {}, path={"tenant": "{victim}"}),
+    "set_limits": Route(LAKE, {}, path={"tenant": "{disposable_tenant}"}),
     "list_audit": Route(LAKE),
     "list_all_locks": Route(LAKE),
     "force_release_lock": Route(LAKE, path={"lock": "{lock_id}"}),
-    "get_webhook": Route(LAKE, path={"tenant": "{hooked}"}),
-    "set_webhook": Route(LAKE, WEBHOOK, path={"tenant": "{victim}"}),
-    "delete_webhook": Route(LAKE, path={"tenant": "{hooked}"}),
+    "get_webhook": Route(LAKE, path={"tenant": "{webhook_tenant}"}),
+    "set_webhook": Route(LAKE, WEBHOOK, path={"tenant": "{disposable_tenant}"}),
+    "delete_webhook": Route(LAKE, path={"tenant": "{webhook_tenant}"}),
 }
 
 NOT_RESOURCES = ("dataset", "tenant", "slug", "name", "origin")
-"""Parameters of paths that are names anybody may say; another's dataset is refused to the stranger everywhere."""
+"""Parameters of paths that are not ids of a tenant's resources. The dataset has a test of its own."""
 
 FOREIGN_QUERY_PARAMETERS: dict[str, list[tuple[str, set[int]]]] = {
     "at": [("{snapshot}", {400, 404}), ("{ref}", {400, 404})],
@@ -238,16 +238,16 @@ FOREIGN_QUERY_PARAMETERS: dict[str, list[tuple[str, set[int]]]] = {
     "after": [("{item}", {200})],
     "token": [("{lock_token}", {409})],
 }
-"""By name of a query parameter: what of another's is put there, and what is answered to it then."""
+"""By query parameter: resources of another tenant to send in it, and the allowed statuses of the response."""
 
-IN_HEADERS: dict[str, list[tuple[str, set[int]]]] = {
+FOREIGN_HEADERS: dict[str, list[tuple[str, set[int]]]] = {
     "if-match": [("{snapshot}", {412}), ("{etag}", {412})],
     "if-none-match": [("{etag}", {200, 201, 204, 412})],
-    "idempotency-key": [(f"key-{THEIRS}", {200, 201})],
+    "idempotency-key": [(f"key-{OWNED}", {200, 201})],
 }
-"""The same for headers."""
+"""By header: resources of another tenant to send in it, and the allowed statuses of the response."""
 
-IN_BODIES: list[tuple[str, Any, set[int]]] = [
+FOREIGN_BODIES: list[tuple[str, Any, set[int]]] = [
     ("create_dataset", {"name": "{dataset}"}, {403}),
     ("query_datasets", {"datasets": ["{dataset}"]}, {200}),
     ("query_datasets", {"datasets": ["*"], "where": {"field": "id", "op": "eq", "value": "{entity}"}}, {200}),
@@ -262,8 +262,8 @@ IN_BODIES: list[tuple[str, Any, set[int]]] = [
     ("ack_queue_item", {"token": "{item_token}"}, {404, 409}),
     ("take_lock", {"ttl": 60, "token": "{lock_token}"}, {409}),
     ("retry_rejected", {"ids": ["{job}"]}, {200}),
-    ("add_statements", STATEMENT | {"dataset": "{dataset}", "entity_id": "said-{mark}"}, {200}),
+    ("add_statements", STATEMENT | {"dataset": "{dataset}", "entity_id": "new-{mark}"}, {200}),
     ("fetch_file", {"uri": "{lake}/archive"}, {400, 403, 422}),
     ("crawl_dataset", {"uri": "{lake}"}, {400, 403, 422}),
 ]
-"""Another's ids in bodies, and what is answered."""
+"""By route: bodies with resources of another tenant, and the allowed statuses of the response."""

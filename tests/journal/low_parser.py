@@ -1,10 +1,9 @@
-"""A parser whose thresholds are so low that small bodies go over each of them: `python -m tests.journal.low_parser`."""
+"""A parser process with thresholds that small bodies exceed: `python -m tests.journal.low_parser`."""
 
 import sys
 from collections.abc import Callable
 
-from tarn.journal import event_chunks as intake
-from tarn.journal import parser_pool as parsing
+from tarn.journal import event_chunks, parser_pool
 from tarn.journal.formats import arrow, batch, record
 from tarn.journal.parser_process import ParserLimits, main
 
@@ -13,9 +12,9 @@ CHUNK_ROWS, CHUNK_BYTES, BLOCK, ROWS, BYTES, LARGEST_BATCH = 12, 1500, 64, 5, 30
 
 def lower(change: Callable[[object, str, int], None]) -> None:
     """Lower the thresholds of this process."""
-    change(intake, "CHUNK_ROWS", CHUNK_ROWS)
-    change(intake, "CHUNK_BYTES", CHUNK_BYTES)
-    for module in (record, arrow, parsing):
+    change(event_chunks, "CHUNK_ROWS", CHUNK_ROWS)
+    change(event_chunks, "CHUNK_BYTES", CHUNK_BYTES)
+    for module in (record, arrow, parser_pool):
         change(module, "BLOCK", BLOCK)
     for module in (batch, arrow):
         change(module, "ROWS", ROWS)

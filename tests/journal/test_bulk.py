@@ -1,4 +1,4 @@
-"""Chunks into SQLite by a statement of our own: the same rows as the driver itself would write."""
+"""Bulk writes to SQLite: the same rows as ADBC's driver writes."""
 
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,10 @@ def chunk(*rows: dict[str, Any]) -> pa.RecordBatch:
     ],
     ids=["none", "one", "alike", "origins", "no origin", "kinds", "not plain", "languages"],
 )
-def test_statement_writes_what_the_driver_writes(tmp_path: Path, rows: list[dict[str, Any]]):
+def test_bulk_statement_writes_the_same_rows_as_the_driver(tmp_path: Path, rows: list[dict[str, Any]]):
     columns = ", ".join(f'"{name}"' for name in SCHEMA.names)
 
-    def written(ingest: Any, name: str) -> list[tuple[Any, ...]]:
+    def write_rows(ingest: Any, name: str) -> list[tuple[Any, ...]]:
         with dbapi.connect(f"file:{tmp_path}/{name}.db") as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE TABLE journal ({columns})")
             ingest(cursor, chunk(*rows))
@@ -60,5 +60,5 @@ def test_statement_writes_what_the_driver_writes(tmp_path: Path, rows: list[dict
             cursor.execute(f"SELECT quote(id), quote(value), {types}, {columns} FROM journal ORDER BY position")
             return cursor.fetchall()
 
-    assert written(inserted, "ours") == written(copied, "theirs")
-    assert len(written(inserted, "again")) == len(rows)
+    assert write_rows(inserted, "ours") == write_rows(copied, "theirs")
+    assert len(write_rows(inserted, "again")) == len(rows)

@@ -1,4 +1,4 @@
-"""What holds in every format: a round trip through FtM's own writers, and no word about how the bytes arrived."""
+"""Properties of every format: a round trip through FtM's own writers, independent of how bytes are chunked."""
 
 from collections.abc import Iterable, Iterator
 from io import BytesIO
@@ -22,7 +22,7 @@ NO_DEADLINE = settings(deadline=None)
 
 
 class ChunkedBody:
-    """A body that arrives in these pieces, whatever is asked for, as long as it is not less."""
+    """A body that arrives in these chunks, whatever size is requested."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = iter(pieces)
@@ -35,7 +35,7 @@ class ChunkedBody:
 
 
 class UnclosedBuffer(BytesIO):
-    """Stays open when the text wrapper that FtM puts around it goes."""
+    """A buffer that stays open when FtM's text wrapper closes it."""
 
     def close(self) -> None:
         self.flush()
@@ -51,7 +51,7 @@ def cut(body: bytes, sizes: list[int]) -> Iterator[bytes]:
 
 
 def parse_all(items: Iterator[Any]) -> list[Outcome]:
-    """All that a parser yields and, last, what it raises, as plain values."""
+    """Return everything that a parser yields and the error that it raises, as plain values."""
     seen: list[Outcome] = []
     try:
         for item in items:
@@ -76,7 +76,7 @@ def written(statements: list[Statement], form: str) -> bytes:
 
 
 def as_statements(outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    """The rows as FtM understands them; fails on anything but rows."""
+    """Return the rows as FtM statements; fail on anything but rows."""
     return [dict(Statement.from_dict(row).to_csv_row()) for _, row in outcomes]
 
 
@@ -104,13 +104,13 @@ STATEMENTS = st.lists(STATEMENT, max_size=6, unique_by=lambda statement: stateme
 @pytest.mark.parametrize(("form", "media_type"), [("json", NDJSON), ("json", JSON), ("csv", CSV), ("pack", PACK)])
 @NO_DEADLINE
 @given(statements=STATEMENTS)
-def test_statements_of_ftms_writer_are_read_as_they_were(form: str, media_type: str, statements: list[Statement]):
+def test_statements_of_ftms_writer_are_read_unchanged(form: str, media_type: str, statements: list[Statement]):
     found = as_statements(rows(written(statements, form), media_type))
     assert found == [dict(statement.to_csv_row()) for statement in statements]
 
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
-# Text that is close to each format, so that boundaries of every kind fall everywhere.
+# Text similar to each format, so that chunk boundaries are in every position.
 NEARLY_JSON = st.lists(
     st.sampled_from(["{", "}", "[", "]", '"', "\\", ",", ":", " ", "\n", "1", "null", '{"a": "b"}', "é", '"x\\""'])
 ).map("".join)
@@ -119,14 +119,14 @@ NEARLY_CSV = st.lists(st.sampled_from(['"', '""', ",", "\n", "\r", "\r\n", "a", 
 
 @NO_DEADLINE
 @given(body=st.text(st.sampled_from('{}"\n\r a\ufeff')), sizes=SIZES, longest=st.integers(1, 12))
-def test_lines_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
+def test_lines_do_not_depend_on_chunks(body: str, sizes: list[int], longest: int):
     split = entity_records(ChunkedBody(cut(body.encode(), sizes)), NDJSON, longest)
     assert parse_all(split) == records(body.encode(), NDJSON, longest)
 
 
 @NO_DEADLINE
 @given(body=NEARLY_JSON, sizes=SIZES, longest=st.integers(1, 12), array=st.booleans())
-def test_elements_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int, array: bool):
+def test_elements_do_not_depend_on_chunks(body: str, sizes: list[int], longest: int, array: bool):
     whole = (f"[{body}]" if array else body).encode()
     split = entity_records(ChunkedBody(cut(whole, sizes)), JSON, longest)
     assert parse_all(split) == records(whole, JSON, longest)
@@ -134,21 +134,21 @@ def test_elements_do_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[i
 
 @NO_DEADLINE
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(28, 40))
-def test_csv_does_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
+def test_csv_does_not_depend_on_chunks(body: str, sizes: list[int], longest: int):
     whole = b"entity_id,prop,schema,value\n" + body.encode()
     assert parse_all(statement_rows(ChunkedBody(cut(whole, sizes)), CSV, longest)) == rows(whole, CSV, longest)
 
 
 @NO_DEADLINE
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(1, 40))
-def test_a_pack_does_not_depend_on_how_the_bytes_arrive(body: str, sizes: list[int], longest: int):
+def test_pack_does_not_depend_on_chunks(body: str, sizes: list[int], longest: int):
     whole = body.encode()
     assert parse_all(statement_rows(ChunkedBody(cut(whole, sizes)), PACK, longest)) == rows(whole, PACK, longest)
 
 
 @NO_DEADLINE
 @given(statements=STATEMENTS, sizes=SIZES, form=st.sampled_from([("json", JSON), ("csv", CSV), ("pack", PACK)]))
-def test_statements_do_not_depend_on_how_the_bytes_arrive(statements, sizes: list[int], form: tuple[str, str]):
+def test_statements_do_not_depend_on_chunks(statements, sizes: list[int], form: tuple[str, str]):
     body = written(statements, form[0])
     assert parse_all(statement_rows(ChunkedBody(cut(body, sizes)), form[1], LONGEST)) == rows(body, form[1])
 
@@ -169,19 +169,19 @@ def test_a_byte_order_mark_is_not_part_of_the_first_record(media_type: str):
 
 
 @pytest.mark.parametrize(("parse", "supported"), [(entity_records, ENTITY_TYPES), (statement_rows, STATEMENT_TYPES)])
-def test_an_unknown_type_is_refused_at_once_and_the_known_ones_named(parse, supported: tuple[str, ...]):
+def test_unknown_type_is_refused_with_the_supported_ones(parse, supported: tuple[str, ...]):
     with pytest.raises(UnsupportedMediaType) as refused:
         parse(BytesIO(), "image/png", LONGEST)
     assert refused.value.members == {"supported": list(supported)}
 
 
-def test_the_types_are_those_of_the_contract():
+def test_types_are_those_of_the_api():
     assert ENTITY_TYPES == (NDJSON, "application/json+ftm", JSON)
     parquet, stream = "application/vnd.apache.parquet", "application/vnd.apache.arrow.stream"
     assert (NDJSON, JSON, CSV, PACK, parquet, stream) == STATEMENT_TYPES
 
 
 @pytest.mark.parametrize(("media_type", "joined"), [(NDJSON, b"\n"), (JSON, b"\n"), (JSON, b"")])
-def test_a_statement_keeps_every_field_it_was_sent_with(media_type: str, joined: bytes):
+def test_statement_has_every_field_that_was_sent(media_type: str, joined: bytes):
     sent = [{"entity_id": "a", "value": 5, "unknown": None}, {"id": "b"}]
     assert rows(joined.join(map(orjson.dumps, sent)), media_type) == [(1, sent[0]), (2, sent[1])]

@@ -1,4 +1,4 @@
-"""Parquet and Arrow streams: as pyarrow and others write them, and as nobody should."""
+"""Parquet and Arrow streams: as pyarrow and others write them, and malformed ones."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ import pytest
 from followthemoney.statement import Statement
 from hypothesis import given
 from hypothesis import strategies as st
-from tarn.errors import BodyTooLarge, Fault, InvalidFormat
+from tarn.errors import BodyTooLarge, FieldError, InvalidFormat
 from tarn.journal.formats import IgnoredColumns, arrow, batch, statement_rows
 from tarn.journal.formats.budget import Budget
 
@@ -52,12 +52,12 @@ def read(table: pa.Table, media_type: str, longest: int = LONGEST) -> list[Outco
 
 
 def table_of(**columns: pa.Array) -> pa.Table:
-    """Statements about Jane with these columns."""
+    """Return statements about Jane with these columns."""
     (length,) = {len(column) for column in columns.values()}
     return pa.table({name: pa.repeat(value, length) for name, value in JANE.items()} | columns)
 
 
-def stops_at(body: bytes, media_type: str) -> Fault:
+def stops_at(body: bytes, media_type: str) -> FieldError:
     with pytest.raises(InvalidFormat) as stopped:
         list(statement_rows(BytesIO(body), media_type, LONGEST))
     (fault,) = stopped.value.members["errors"]
@@ -67,7 +67,7 @@ def stops_at(body: bytes, media_type: str) -> Fault:
 @BOTH
 @NO_DEADLINE
 @given(statements=STATEMENTS)
-def test_statements_written_by_pyarrow_are_read_as_they_were(media_type: str, statements: list[Statement]):
+def test_statements_written_by_pyarrow_are_read_unchanged(media_type: str, statements: list[Statement]):
     optional = ["canonical_id", "dataset", "lang", "original_value", "origin", "id", "first_seen", "last_seen"]
     schema = pa.schema([*TEXT, *(pa.field(name, pa.string()) for name in optional), pa.field("external", pa.bool_())])
     table = pa.Table.from_pylist([dict(statement.to_dict()) for statement in statements], schema)
@@ -85,7 +85,7 @@ def test_statements_written_by_pyarrow_are_read_as_they_were(media_type: str, st
         pa.dictionary(pa.int32(), pa.large_string()),
     ],
 )
-def test_text_is_read_from_every_type_that_holds_it(media_type: str, kind: pa.DataType):
+def test_text_is_read_from_every_text_type(media_type: str, kind: pa.DataType):
     values = pa.array(NASTY).cast(kind) if not pa.types.is_dictionary(kind) else pa.array(NASTY).dictionary_encode()
     found = read(table_of(value=values, lang=pa.nulls(len(NASTY), pa.string())), media_type)
     assert found == [
@@ -107,15 +107,15 @@ def test_times_are_datetimes_to_the_microsecond(media_type: str):
 
 
 @BOTH
-def test_a_date_is_its_first_moment(media_type: str):
+def test_date_is_read_as_its_midnight(media_type: str):
     ((_, row),) = read(table_of(first_seen=pa.array([date(2024, 1, 2)])), media_type)
     assert row["first_seen"] == datetime(2024, 1, 2)
 
 
 @BOTH
-def test_a_time_that_no_datetime_holds_stops_the_stream_at_its_row(media_type: str):
+def test_time_out_of_range_stops_the_stream_at_its_row(media_type: str):
     table = table_of(first_seen=pa.array([2**60], pa.timestamp("us")))
-    assert stops_at(written(table, media_type), media_type) == Fault(line=1, reason="date value out of range")
+    assert stops_at(written(table, media_type), media_type) == FieldError(line=1, reason="date value out of range")
 
 
 @BOTH
@@ -132,20 +132,20 @@ def test_external_is_a_boolean_or_its_text(media_type: str):
     ("table", "reason"),
     [
         (pa.table({"entity_id": ["jane"], "value": ["Jane"]}), "the header lacks columns: prop, schema"),
-        (table_of(value=pa.array([5])), "the column value is of the type int64"),
-        (table_of(value=pa.nulls(1)), "the column value is of the type null"),
-        (table_of(lang=pa.array([["eng"]])), "the column lang is of the type list<"),
-        (table_of(lang=pa.array([True])), "the column lang is of the type bool"),
-        (table_of(external=pa.array([1])), "the column external is of the type int64"),
-        (table_of(value=pa.array([b"Jane"])), "the column value is of the type binary"),
+        (table_of(value=pa.array([5])), "the column value has the unsupported type int64"),
+        (table_of(value=pa.nulls(1)), "the column value has the unsupported type null"),
+        (table_of(lang=pa.array([["eng"]])), "the column lang has the unsupported type list<"),
+        (table_of(lang=pa.array([True])), "the column lang has the unsupported type bool"),
+        (table_of(external=pa.array([1])), "the column external has the unsupported type int64"),
+        (table_of(value=pa.array([b"Jane"])), "the column value has the unsupported type binary"),
     ],
 )
-def test_columns_that_are_not_a_statements_are_refused_and_named(media_type: str, table: pa.Table, reason: str):
+def test_columns_that_make_no_statement_are_refused_and_named(media_type: str, table: pa.Table, reason: str):
     assert stops_at(written(table, media_type), media_type).reason.startswith(reason)
 
 
 @BOTH
-def test_columns_that_no_statement_has_are_ignored_and_named(media_type: str):
+def test_unknown_columns_are_ignored_and_named(media_type: str):
     strange = {
         "colour": pa.array(["red"]),
         "sizes": pa.array([[1, 2, 3]]),
@@ -156,7 +156,7 @@ def test_columns_that_no_statement_has_are_ignored_and_named(media_type: str):
     assert found == [IgnoredColumns(tuple(strange)), *read(table_of(lang=pa.nulls(1)), media_type)]
 
 
-def test_a_column_that_comes_twice_is_refused():
+def test_duplicate_column_is_refused():
     table = pa.Table.from_arrays([pa.array(["x"])] * 5, names=[*TEXT.names, "value"])
     assert stops_at(written(table, STREAM), STREAM).reason == "the header repeats columns: value"
 
@@ -182,7 +182,7 @@ def test_an_over_long_row_is_bad_and_the_next_one_is_read(media_type: str, encod
 
 
 @pytest.mark.parametrize(("share", "portion"), [(4_000, 2), (10_000, 1), (20_000, 1), (1, 1_000)])
-def test_a_value_that_many_rows_share_is_not_held_many_times(monkeypatch: pytest.MonkeyPatch, share: int, portion: int):
+def test_value_shared_by_many_rows_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch, share: int, portion: int):
     monkeypatch.setattr(batch, "BYTES", 10_000 + 14_000 * (portion == 1_000))
     portions: list[int] = []
     of_portion = batch._values
@@ -197,7 +197,7 @@ def test_a_value_that_many_rows_share_is_not_held_many_times(monkeypatch: pytest
     assert set(portions) == {portion}
 
 
-def test_rows_of_a_parquet_file_are_decoded_few_at_a_time_where_its_dictionary_has_long_values(monkeypatch):
+def test_parquet_rows_with_long_dictionary_values_are_decoded_in_small_batches(monkeypatch):
     monkeypatch.setattr(arrow, "LARGEST_BATCH", 100_000)
     values = ["a"] * 5_000 + ["x" * 20_000] * 50
     body = BytesIO(written(table_of(value=pa.array(values)), PARQUET, row_group_size=5_000))
@@ -208,7 +208,7 @@ def test_rows_of_a_parquet_file_are_decoded_few_at_a_time_where_its_dictionary_h
     assert sizes == [5_000] + [4] * 12 + [2]
 
 
-def test_a_parquet_file_is_on_disk_while_it_is_read_and_gone_after(monkeypatch: pytest.MonkeyPatch):
+def test_parquet_file_is_spilled_to_disk_and_deleted_after_the_read(monkeypatch: pytest.MonkeyPatch):
     opened: list[Any] = []
 
     def temporary() -> Any:
@@ -226,18 +226,18 @@ def test_a_parquet_file_is_on_disk_while_it_is_read_and_gone_after(monkeypatch: 
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_an_arrow_stream_does_not_depend_on_how_the_bytes_arrive(size: int):
+def test_arrow_stream_does_not_depend_on_chunks(size: int):
     body = written(table_of(value=pa.array(NASTY)), STREAM)
     assert parse_all(statement_rows(ChunkedBody(cut(body, [size])), STREAM, LONGEST)) == rows(body, STREAM)
 
 
-def test_an_arrow_stream_cut_off_anywhere_is_refused():
+def test_arrow_stream_truncated_anywhere_is_refused():
     body = written(table_of(value=pa.array(["a", "b"])), STREAM, max_chunksize=1)
     ends = [rows(body[:length], STREAM)[-1][0] for length in range(1, len(body))]
     assert set(ends) == {"broken"}
 
 
-def test_a_parquet_file_cut_off_anywhere_is_refused():
+def test_parquet_file_truncated_anywhere_is_refused():
     body = written(table_of(value=pa.array(["a", "b"])), PARQUET)
     ends = [rows(body[:length], PARQUET)[-1][0] for length in range(1, len(body))]
     assert set(ends) == {"broken"}
@@ -245,7 +245,7 @@ def test_a_parquet_file_cut_off_anywhere_is_refused():
 
 @BOTH
 @pytest.mark.parametrize("body", [b"x", b"{}\n" * 1000, b"PAR1PAR1", b"\xff" * 64, b"\x00" * 64])
-def test_what_is_of_another_type_is_refused(media_type: str, body: bytes):
+def test_body_of_another_type_is_refused(media_type: str, body: bytes):
     assert rows(body, media_type)[-1][0] == "broken"
 
 
@@ -257,7 +257,7 @@ def test_bytes_after_the_end_of_an_arrow_stream_are_refused():
 def test_a_batch_too_large_to_read_at_once_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arrow, "LARGEST_BATCH", LONGEST)
     body = written(table_of(value=pa.array(["x" * 1000] * 100)), STREAM)
-    assert stops_at(body, STREAM).reason.endswith(f"at most {LONGEST} are read at once")
+    assert stops_at(body, STREAM).reason.endswith(f"the maximum is {LONGEST}")
     small = written(table_of(value=pa.array(["x" * 1000] * 100)), STREAM, max_chunksize=10)
     assert len(rows(small, STREAM)) == 100
 
@@ -282,7 +282,7 @@ def test_offsets_that_point_outside_their_buffer_stop_the_stream():
 # Of Parquet in tests/fuzz/test_parsers.py, in a child process: pyarrow aborts on some damaged footers.
 @NO_DEADLINE
 @given(flips=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=4))
-def test_damage_is_an_invalid_format_or_not_seen_and_nothing_else(flips):
+def test_damage_is_reported_as_an_invalid_format_or_not_detected(flips):
     languages = pa.array(["eng", None, "deu", "eng"]).dictionary_encode()
     seen = pa.array([1, None, 2, 3], pa.timestamp("ns", "UTC"))
     table = table_of(value=pa.array(["a", "é" * 20, "", "b"]), lang=languages, first_seen=seen)
@@ -307,12 +307,12 @@ class FailingSource:
 
 
 @BOTH
-def test_a_source_that_fails_is_not_taken_for_a_broken_body(media_type: str):
+def test_failing_source_is_not_reported_as_an_invalid_body(media_type: str):
     with pytest.raises(ConnectionResetError):
         list(statement_rows(FailingSource(), media_type, LONGEST))
 
 
-def test_a_source_that_fails_within_an_arrow_stream_is_not_taken_for_a_broken_body():
+def test_source_that_fails_within_an_arrow_stream_is_not_reported_as_an_invalid_body():
     def pieces():
         yield written(table_of(value=pa.array(["a"])), STREAM)[:100]
         raise ConnectionResetError("gone")

@@ -1,4 +1,4 @@
-"""Columnar bodies that unpack to more than they may are refused by what they declare, before they are unpacked."""
+"""Columnar bodies that declare too large contents are refused before they are decompressed."""
 
 import struct
 from io import BytesIO
@@ -22,7 +22,7 @@ def read(body: bytes, media_type: str, longest: int = 16 * MIB) -> int:
 
 
 def refused(body: bytes, media_type: str) -> BodyTooLarge:
-    """What a body is refused with, that is not unpacked for it."""
+    """Return the error of a body that is refused without decompressing it."""
     pool, watched = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     pa.set_memory_pool(watched)
     try:
@@ -34,7 +34,7 @@ def refused(body: bytes, media_type: str) -> BodyTooLarge:
     return error.value
 
 
-def test_distinct_statements_in_next_to_no_bytes_are_read():
+def test_distinct_statements_in_very_few_bytes_are_read():
     body = dense.numbered_parquet(120_000)
     assert len(body) < 19_025
     assert read(body, PARQUET) == 120_000
@@ -70,7 +70,7 @@ def test_buffers_that_declare_too_much_are_refused_with_their_size_and_the_limit
     assert "unpacks to 3145" in error.detail
 
 
-def test_what_lies_side_by_side_in_a_row_group_is_bounded_however_large_the_file(monkeypatch: pytest.MonkeyPatch):
+def test_size_of_a_row_group_is_bounded_independent_of_the_file_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(budget, "AT_ONCE", 4 * MIB)
     with pytest.raises(BodyTooLarge, match=f"at most {4 * MIB} are unpacked at once"):
         read(dense.long_parquet(MIB, 5), PARQUET)
@@ -88,7 +88,7 @@ def test_dictionaries_of_a_stream_are_counted_with_the_batch_they_are_for(monkey
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "prefixes"])
-def test_value_that_many_rows_have_counts_for_each_of_them(kind: str):
+def test_value_of_many_rows_counts_once_per_row(kind: str):
     make = {"dictionary": dense.repeated_parquet, "prefixes": dense.prefixed_parquet}[kind]
     body = make(MIB, 2_000)
     assert len(body) < 10_000
@@ -96,7 +96,7 @@ def test_value_that_many_rows_have_counts_for_each_of_them(kind: str):
         read(body, PARQUET)
 
 
-def test_rows_with_large_pages_are_read_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+def test_rows_with_large_pages_are_read_in_small_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arrow, "LARGEST_BATCH", 10_000)
     columns = {name: pa.repeat(value, 100) for name, value in dense.JANE.items()}
     columns["value"] = pa.array([f"{number}" * 1000 for number in range(100)])
@@ -107,7 +107,7 @@ def test_rows_with_large_pages_are_read_few_at_a_time(monkeypatch: pytest.Monkey
     assert read(file.getvalue(), PARQUET) == 100
 
 
-def test_usual_pages_are_read_many_rows_at_a_time():
+def test_usual_pages_are_read_in_large_batches():
     columns = {name: pa.repeat(value, 100_000) for name, value in dense.JANE.items()}
     columns["value"] = pa.array([f"{number}" * 10 for number in range(100_000)])
     for options in ({}, {"data_page_size": 100 * MIB}, {"data_page_version": "2.0"}, {"use_dictionary": False}):
@@ -154,7 +154,7 @@ def test_streams_of_either_framing_and_every_compression_are_read(legacy: bool, 
     assert read(file.getvalue(), STREAM) == 1_000
 
 
-def test_pages_with_other_values_than_the_file_says_are_refused():
+def test_pages_with_another_number_of_values_than_declared_are_refused():
     columns = {name: pa.repeat(value, 40) for name, value in dense.JANE.items()}
     file = BytesIO()
     parquet.write_table(pa.table(columns), file, compression="NONE", use_dictionary=False, write_statistics=False)
@@ -167,7 +167,7 @@ def test_pages_with_other_values_than_the_file_says_are_refused():
         read(lying, PARQUET)
 
 
-def test_buffer_that_lies_about_what_it_unpacks_to_is_refused():
+def test_buffer_with_a_false_decompressed_size_is_refused():
     body = dense.long_arrow(MIB, 10)
     length = struct.pack("<q", 10 * MIB)
     assert body.count(length) >= 1
@@ -177,7 +177,7 @@ def test_buffer_that_lies_about_what_it_unpacks_to_is_refused():
 
 
 @BOTH
-def test_rows_are_as_many_as_the_body_says(media_type: str):
+def test_body_with_another_number_of_rows_than_declared_is_refused(media_type: str):
     table = pa.table({name: pa.repeat(value, 10_000) for name, value in dense.JANE.items()})
     body = dense.as_parquet(table) if media_type == PARQUET else dense.as_arrow(table, max_chunksize=3_000)
     found = statement_rows(BytesIO(body), media_type, LONGEST)

@@ -1,4 +1,4 @@
-"""CSV and pack: what is a record, what is a bad one, and where reading stops."""
+"""CSV and pack: records, bad records, and where reading stops."""
 
 import csv
 from io import BytesIO, StringIO
@@ -7,7 +7,7 @@ import pytest
 from followthemoney.statement.serialize import CSV_COLUMNS
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tarn.errors import Fault, InvalidFormat
+from tarn.errors import FieldError, InvalidFormat
 from tarn.journal.formats import IgnoredColumns, statement_rows
 from tarn.journal.formats.csv_lines import csv_records
 
@@ -19,7 +19,7 @@ PACK_HEADER = b"entity_id,prop,value,dataset,lang,original_value,origin,external
 BITS = st.lists(st.sampled_from(['"', '""', ",", "a", "é", '"x"', ',"'])).map("".join)
 
 
-def stops_at(body: bytes, media_type: str = CSV, longest: int = LONGEST) -> Fault:
+def stops_at(body: bytes, media_type: str = CSV, longest: int = LONGEST) -> FieldError:
     with pytest.raises(InvalidFormat) as stopped:
         list(statement_rows(BytesIO(body), media_type, longest))
     (fault,) = stopped.value.members["errors"]
@@ -28,7 +28,7 @@ def stops_at(body: bytes, media_type: str = CSV, longest: int = LONGEST) -> Faul
 
 @NO_DEADLINE
 @given(lines=st.lists(BITS), end=st.sampled_from(["\n", "\r\n"]))
-def test_fields_are_those_that_pythons_own_reader_finds(lines: list[str], end: str):
+def test_fields_equal_those_of_pythons_csv_reader(lines: list[str], end: str):
     text = "".join(line + end for line in lines)
     found = parse_all(csv_records(BytesIO(text.encode()), LONGEST))
     assume(not found or found[-1][0] != "broken")
@@ -42,7 +42,7 @@ def test_fields_are_those_that_pythons_own_reader_finds(lines: list[str], end: s
     sizes=st.lists(st.integers(1, 5), min_size=1),
     share=st.floats(0, 1),
 )
-def test_quotes_of_a_record_that_is_too_long_are_followed_as_pythons_own_reader_does(line, end, sizes, share):
+def test_quotes_of_an_over_long_record_are_parsed_like_in_pythons_csv_reader(line, end, sizes, share):
     left_open = len(list(csv.reader([line + end, "x\n"]))) == 1
     longest = 2 + int(share * (len(line.encode()) - 2))
     found = parse_all(csv_records(ChunkedBody(cut((line + end + "x\n").encode(), sizes)), longest))
@@ -57,7 +57,7 @@ def test_columns_may_come_in_any_order_and_an_empty_field_is_none():
     assert rows(body, CSV) == [(2, JANE | {"lang": None, "id": None, "first_seen": None})]
 
 
-def test_an_empty_field_that_every_statement_has_stays_empty():
+def test_empty_required_field_is_an_empty_text():
     assert rows(HEADER + b"jane,name,Person,\n", CSV) == [(2, JANE | {"value": ""})]
 
 
@@ -91,7 +91,7 @@ def test_external_is_read_as_ftm_reads_booleans(text: str, expected: bool):
     assert rows(body, CSV) == [(2, JANE | {"external": expected})]
 
 
-def test_external_that_says_neither_is_bad_and_the_next_record_is_read():
+def test_external_that_is_not_a_boolean_is_bad_and_the_next_record_is_read():
     body = b"entity_id,prop,schema,value,external\njane,name,Person,Jane,maybe\njane,name,Person,Jane,f\n"
     assert rows(body, CSV) == [("bad", 2, "neither true nor false", "external"), (3, JANE)]
 
@@ -114,11 +114,11 @@ def test_a_record_of_too_few_or_too_many_fields_among_many_is_bad_and_the_others
         (b"jane,name,Person,Jane\n", "the header lacks columns: entity_id, prop, schema, value"),
     ],
 )
-def test_a_header_that_is_not_of_statements_is_refused_and_says_why(header: bytes, reason: str):
-    assert stops_at(b"\n" + header) == Fault(line=2, reason=reason)
+def test_header_that_is_not_of_statements_is_refused_with_the_reason(header: bytes, reason: str):
+    assert stops_at(b"\n" + header) == FieldError(line=2, reason=reason)
 
 
-def test_columns_that_no_statement_has_are_ignored_and_named():
+def test_unknown_columns_are_ignored_and_named():
     body = b"size,entity_id,prop,schema,value,colour,size\n1,jane,name,Person,Jane,red,2\n"
     assert rows(body, CSV) == [IgnoredColumns(("size", "colour")), (2, JANE)]
 
@@ -135,21 +135,23 @@ def test_every_column_that_ftm_writes_is_known():
 
 def test_bytes_that_are_not_utf8_stop_the_stream_and_name_the_line():
     fault = stops_at(HEADER + b'jane,name,Person,"a\nb"\njane,name,Person,\xff\n')
-    assert fault == Fault(line=4, reason="not valid UTF-8: invalid start byte")
+    assert fault == FieldError(line=4, reason="not valid UTF-8: invalid start byte")
 
 
-def test_a_quote_that_is_open_at_the_end_stops_the_stream_where_it_was_opened():
-    assert stops_at(HEADER + b'jane,name,Person,"Jane\n\nand so on\n') == Fault(line=2, reason="a quote is not closed")
+def test_unclosed_quote_at_the_end_stops_the_stream_where_it_was_opened():
+    assert stops_at(HEADER + b'jane,name,Person,"Jane\n\nand so on\n') == FieldError(
+        line=2, reason="a quote is not closed"
+    )
 
 
-def test_a_quote_that_stays_open_too_long_stops_the_stream():
+def test_quote_that_is_open_over_the_limit_stops_the_stream():
     body = HEADER + b'jane,name,Person,"Jane\n' + b"jane,name,Person,Jane\n" * 1_000
-    assert stops_at(body, longest=200) == Fault(line=2, reason="a quote is not closed within 200 bytes")
+    assert stops_at(body, longest=200) == FieldError(line=2, reason="a quote is not closed within 200 bytes")
 
 
 def test_a_quote_open_at_the_end_of_an_over_long_line_stops_the_stream():
     body = HEADER + b'jane,name,Person,"' + b"x" * 300 + b"\n" + b'y"\n'
-    assert stops_at(body, longest=200) == Fault(line=2, reason="a quote is not closed within 200 bytes")
+    assert stops_at(body, longest=200) == FieldError(line=2, reason="a quote is not closed within 200 bytes")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_an_over_long_record_at_the_end_is_bad():
 
 
 def test_an_over_long_header_stops_the_stream():
-    assert stops_at(HEADER, longest=10) == Fault(line=1, reason="the first record is longer than 10 bytes")
+    assert stops_at(HEADER, longest=10) == FieldError(line=1, reason="the first record is longer than 10 bytes")
 
 
 def test_a_field_of_more_than_ftms_own_limit_is_read():
@@ -187,7 +189,7 @@ def test_a_pack_with_a_header_has_the_columns_it_names():
     assert rows(body, PACK) == [(2, expected)]
 
 
-def test_a_pack_without_a_header_has_the_columns_of_old():
+def test_pack_without_a_header_has_the_columns_of_older_versions():
     body = b"jane,Person:name,Jane,test,eng,jane,t,,2024-01-01,2024-02-01\n"
     expected = JANE | {"canonical_id": "jane", "dataset": "test", "lang": "eng", "original_value": "jane"}
     expected |= {"first_seen": "2024-01-01", "last_seen": "2024-02-01"}
@@ -201,13 +203,13 @@ def test_a_pack_without_a_header_may_have_origins_where_older_ones_have_targets(
     assert (first[1]["origin"], second[1]["origin"]) == ("crawl", None)
 
 
-def test_a_pack_without_a_header_may_have_the_columns_of_today():
+def test_pack_without_a_header_may_have_the_current_columns():
     ((_, row),) = rows(b"jane,Person:name,Jane,test,eng,,crawl,t,2024-01-01,2024-02-01,abc\n", PACK)
     assert (row["origin"], row["external"], row["id"]) == ("crawl", True, "abc")
 
 
 @pytest.mark.parametrize("text", ["", "f", "true", "T"])
-def test_external_of_a_pack_is_t_and_nothing_else(text: str):
+def test_external_of_a_pack_is_true_only_for_t(text: str):
     ((_, row),) = rows(b"entity_id,prop,value,external\njane,Person:name,Jane," + text.encode(), PACK)
     assert row["external"] is False
 
@@ -231,5 +233,5 @@ def test_a_record_of_an_old_pack_with_too_few_fields_is_bad():
         (b"entity_id,prop,value,value\n", "the header repeats columns: value"),
     ],
 )
-def test_the_header_of_a_pack_is_held_to_the_same(header: bytes, reason: str):
-    assert stops_at(header, PACK) == Fault(line=1, reason=reason)
+def test_header_of_a_pack_has_the_same_requirements(header: bytes, reason: str):
+    assert stops_at(header, PACK) == FieldError(line=1, reason=reason)

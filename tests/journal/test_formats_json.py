@@ -1,4 +1,4 @@
-"""NDJSON and JSON: what is a record, what is a bad one, and where reading stops."""
+"""NDJSON and JSON: records, bad records, and where reading stops."""
 
 import json
 from io import BytesIO
@@ -7,7 +7,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tarn.errors import Fault, InvalidFormat
+from tarn.errors import FieldError, InvalidFormat
 from tarn.journal.formats import BadRecord, entity_records, statement_rows
 
 from tests.journal.test_formats import JSON, LONGEST, NDJSON, NO_DEADLINE, ChunkedBody, cut, parse_all, records, rows
@@ -19,8 +19,8 @@ VALUES = st.recursive(
 )
 
 
-def stops_at(body: bytes) -> tuple[Fault, list[tuple]]:
-    """Where and why an entity body cannot be read on, and the records before that."""
+def stops_at(body: bytes) -> tuple[FieldError, list[tuple]]:
+    """Return where and why an entity body cannot be read further, and the records before that."""
     seen: list = []
     with pytest.raises(InvalidFormat) as stopped:
         seen.extend(entity_records(BytesIO(body), JSON, LONGEST))
@@ -31,7 +31,7 @@ def stops_at(body: bytes) -> tuple[Fault, list[tuple]]:
 # NDJSON
 
 
-def test_blank_lines_and_carriage_returns_are_dropped_and_lines_counted_as_they_are_seen():
+def test_blank_lines_and_carriage_returns_are_dropped_but_counted_in_line_numbers():
     assert records(b'\n{"a":1}\r\n\r\n\n{"b":2}\n{"c":3}', NDJSON) == [
         (2, b'{"a":1}'),
         (5, b'{"b":2}'),
@@ -93,7 +93,7 @@ def test_a_broken_line_among_many_is_bad_and_the_others_are_rows(line: bytes, re
 
 @NO_DEADLINE
 @given(values=st.lists(VALUES, max_size=8), indent=st.sampled_from([None, 0, 3]))
-def test_elements_of_an_array_are_cut_out_whole(values: list, indent: int | None):
+def test_elements_of_an_array_are_split_correctly(values: list, indent: int | None):
     found = records(json.dumps(values, indent=indent).encode(), JSON)
     assert [(number, json.loads(text)) for number, text in found] == list(enumerate(values, 1))
 
@@ -103,22 +103,22 @@ def test_elements_of_an_array_are_cut_out_whole(values: list, indent: int | None
     values=st.lists(st.dictionaries(st.text(max_size=5), VALUES, max_size=3), max_size=4),
     between=st.sampled_from(["", "\n", " \r\n\t"]),
 )
-def test_objects_in_sequence_are_cut_out_whole(values: list, between: str):
+def test_concatenated_objects_are_split_correctly(values: list, between: str):
     found = records(between.join(json.dumps(value, ensure_ascii=False) for value in values).encode(), JSON)
     assert [(number, json.loads(text)) for number, text in found] == list(enumerate(values, 1))
 
 
 @pytest.mark.parametrize("body", [b"[]", b" [ \n ] \n", b"", b" \n\t"])
-def test_an_array_of_nothing_has_no_elements(body: bytes):
+def test_empty_array_has_no_elements(body: bytes):
     assert records(body, JSON) == []
 
 
 @pytest.mark.parametrize("body", [b'{"id": "a"}', b'{\n  "id": "a"\n}\n', b' \n{"id":"a"}'])
-def test_one_object_is_one_element_as_it_was_written(body: bytes):
+def test_single_object_is_one_unchanged_element(body: bytes):
     assert records(body, JSON) == [(1, body.strip())]
 
 
-def test_elements_that_are_no_objects_do_not_break_the_stream():
+def test_elements_that_are_not_objects_do_not_stop_the_stream():
     body = b'[1, -2.5e3, "a, ]", null, true, nonsense, {"id": "a"}, []]'
     elements = [b"1", b"-2.5e3", b'"a, ]"', b"null", b"true", b"nonsense", b'{"id": "a"}', b"[]"]
     assert records(body, JSON) == list(enumerate(elements, 1))
@@ -149,7 +149,7 @@ def test_deep_nesting_is_an_element_like_any_other():
 
 @NO_DEADLINE
 @given(values=st.lists(VALUES, max_size=3), depth=st.integers(1, 20), sizes=st.lists(st.integers(1, 40), min_size=1))
-def test_elements_of_any_depth_are_cut_out_whole_however_they_arrive(values: list, depth: int, sizes: list[int]):
+def test_elements_of_any_depth_are_split_correctly_in_any_chunks(values: list, depth: int, sizes: list[int]):
     for level in range(depth):
         values = [values] if level % 3 else [{"a]": values}, "}", *values[:1]]
     body = json.dumps([values, {}, values]).encode()
@@ -157,8 +157,8 @@ def test_elements_of_any_depth_are_cut_out_whole_however_they_arrive(values: lis
     assert [(number, json.loads(text)) for number, text in found] == [(1, values), (2, {}), (3, values)]
 
 
-def test_deep_nesting_that_never_closes_is_cut_off():
-    assert stops_at(b"[" + b"[" * 100_000)[0] == Fault(line=1, reason="the text is cut off")
+def test_unclosed_deep_nesting_is_refused():
+    assert stops_at(b"[" + b"[" * 100_000)[0] == FieldError(line=1, reason="the text is cut off")
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_deep_nesting_that_never_closes_is_cut_off():
 )
 def test_what_is_not_json_stops_the_stream_and_names_the_element(body: bytes, line: int, reason: str):
     fault, _ = stops_at(body)
-    assert fault == Fault(line=line, reason=reason)
+    assert fault == FieldError(line=line, reason=reason)
 
 
-def test_elements_before_the_end_of_a_cut_off_array_have_been_read():
+def test_elements_of_a_truncated_array_are_read():
     _, seen = stops_at(b'[{"id": "a"}, {"id": "b"}, {"i')
     assert seen == [(1, b'{"id": "a"}'), (2, b'{"id": "b"}')]

@@ -1,4 +1,4 @@
-"""Memory does not grow with the body: large bodies that exist nowhere as a whole."""
+"""Memory does not grow with the body: large bodies are generated, parsed and never held completely."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ ENTITY = orjson.dumps({"id": "jane", "schema": "Person", "properties": {"notes":
 
 
 def peak(items: Iterator[Any]) -> tuple[int, int]:
-    """How many items there are, and the most memory held at once while reading them."""
+    """Return the number of items, and the most memory held while reading them."""
     tracemalloc.start()
     try:
         return sum(1 for _ in items), tracemalloc.get_traced_memory()[1]
@@ -92,7 +92,7 @@ def test_a_row_group_of_300_000_different_values():
         (statement_rows, CSV, b'entity_id,prop,schema,value\n"', b'""', b'"\n'),
     ],
 )
-def test_a_record_of_50_mb_is_bad_and_never_held(parse: Callable, media_type: str, before, endless, after):
+def test_record_of_50_mb_is_bad_and_never_in_memory(parse: Callable, media_type: str, before, endless, after):
     body = chain([before], repeat(endless * (BLOCK // len(endless)), 50), [after])
     seen: list[Any] = []
     _, memory = peak(map(seen.append, parse(ChunkedBody(body), media_type, 1 << 20)))

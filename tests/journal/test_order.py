@@ -8,7 +8,7 @@ from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset, find
 from tarn.db.engine import Database
 from tarn.db.tables import journal_batches
-from tarn.journal import head as heads
+from tarn.journal import head
 from tarn.journal.batches import Batch
 from tarn.journal.event_buffer import Events
 from tarn.journal.writer import Writer
@@ -20,13 +20,15 @@ from tarn.settings import Settings
 from tests.in_process_api import InProcessApi
 from tests.journal import journal
 
+pytestmark = pytest.mark.both_databases
+
 WRITERS, EACH = 6, 25
 
 
 @pytest.fixture
-def dataset(house: InProcessApi) -> Dataset:
-    house.dataset("test")
-    with house.services.database.read() as connection:
+def dataset(api: InProcessApi) -> Dataset:
+    api.dataset("test")
+    with api.services.database.read() as connection:
         found = find(connection, DatasetName("test"))
     assert found is not None
     return found
@@ -49,7 +51,7 @@ def run(*acts) -> None:
 
 
 def write_many(settings: Settings, dataset: Dataset, name: str) -> None:
-    """What one API process does: a writer of its own on the same database."""
+    """Write like one API process: with a writer of its own on the same database."""
     database = Database(settings.database_url)
     writer = Writer(database, settings)
     for number in range(EACH):
@@ -59,17 +61,17 @@ def write_many(settings: Settings, dataset: Dataset, name: str) -> None:
     database.close()
 
 
-def test_rows_written_while_rotation_runs_are_in_exactly_one_segment(
-    house: InProcessApi, settings: Settings, dataset: Dataset
+def test_rows_written_during_a_rotation_are_in_exactly_one_segment(
+    api: InProcessApi, settings: Settings, dataset: Dataset
 ):
     closed: dict[int, int] = {}
     done = threading.Event()
 
     def rotate() -> None:
         while not done.is_set():
-            with house.services.database.write() as connection:
-                segment = heads.rotate(connection, dataset.id)
-            closed[segment] = in_segments_up_to(house, segment)
+            with api.services.database.write() as connection:
+                segment = head.rotate(connection, dataset.id)
+            closed[segment] = in_segments_up_to(api, segment)
 
     def write() -> None:
         run(*(lambda name=f"w{number}": write_many(settings, dataset, name) for number in range(WRITERS)))
@@ -77,21 +79,21 @@ def test_rows_written_while_rotation_runs_are_in_exactly_one_segment(
 
     run(rotate, write)
 
-    batches = sorted(journal.batches(house), key=lambda batch: batch["commit"])
+    batches = sorted(journal.batches(api), key=lambda batch: batch["commit"])
     assert [batch["commit"] for batch in batches] == list(range(1, WRITERS * EACH + 1))
     assert [batch["segment"] for batch in batches] == sorted(batch["segment"] for batch in batches)
     assert len(closed) > 1
     for segment, seen in closed.items():
-        assert in_segments_up_to(house, segment) == seen, "a segment changed after it was closed"
+        assert in_segments_up_to(api, segment) == seen, "a segment changed after it was closed"
 
 
-def test_commit_numbers_become_visible_in_their_order(house: InProcessApi, settings: Settings, dataset: Dataset):
+def test_commit_numbers_become_visible_in_ascending_order(api: InProcessApi, settings: Settings, dataset: Dataset):
     gaps: list[tuple[int, int]] = []
     done = threading.Event()
 
     def look() -> None:
         while not done.is_set():
-            with house.services.database.read() as connection:
+            with api.services.database.read() as connection:
                 newest, count = connection.execute(
                     select(func.coalesce(func.max(journal_batches.c.commit), 0), func.count())
                 ).one()
@@ -105,16 +107,16 @@ def test_commit_numbers_become_visible_in_their_order(house: InProcessApi, setti
     run(look, write)
 
     assert gaps == []
-    assert len(journal.rows(house)) == WRITERS * EACH * 2
+    assert len(journal.rows(api)) == WRITERS * EACH * 2
 
 
-def test_batches_that_wait_share_a_transaction_and_one_that_fails_fails_alone(house: InProcessApi, dataset: Dataset):
-    writer = house.services.writer
+def test_waiting_batches_share_a_transaction_and_a_failing_one_fails_alone(api: InProcessApi, dataset: Dataset):
+    writer = api.services.writer
     gone = Dataset("no-such-id", DatasetName("gone"))
     act = AuditedAction(None, "add_entities", "test", "r")
-    with house.services.database.write() as connection:
-        heads.check_pressure(connection, dataset, house.services.settings)
-        # The writer's thread waits for this transaction on SQLite, and gathers what comes meanwhile.
+    with api.services.database.write() as connection:
+        head.check_pressure(connection, dataset, api.services.settings)
+        # On SQLite the writer's thread waits for this transaction, and collects the batches that arrive meanwhile.
         waiting = [writer.submit(Batch(dataset, ADMIN, act, "o"), events(f"e{number}")) for number in range(20)]
         failing = writer.submit(Batch(gone, ADMIN, act, "o"), events("x"))
         waiting += [writer.submit(Batch(dataset, ADMIN, act, "o"), events(f"f{number}")) for number in range(20)]
@@ -123,11 +125,11 @@ def test_batches_that_wait_share_a_transaction_and_one_that_fails_fails_alone(ho
 
     assert sorted(commits) == list(range(1, 41))
     assert type(failing.exception(30)).__name__ == "DatasetNotFound"
-    assert len(journal.rows(house)) == 80
+    assert len(journal.rows(api)) == 80
 
 
-def in_segments_up_to(house: InProcessApi, segment: int) -> int:
-    with house.services.database.read() as connection:
+def in_segments_up_to(api: InProcessApi, segment: int) -> int:
+    with api.services.database.read() as connection:
         return connection.execute(
             select(func.count()).select_from(journal_batches).where(journal_batches.c.segment <= segment)
         ).scalar_one()

@@ -1,4 +1,4 @@
-"""Packs: what is in them, what is found by them, and that nothing is left of them or passed over."""
+"""Packs: their content, lookups in them, and their deletion."""
 
 from datetime import timedelta
 from typing import Any
@@ -8,8 +8,7 @@ from sqlalchemy import func, insert, select, update
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal, journal_batches, journal_packs
-from tarn.journal import batch_contents as contents
-from tarn.journal import batches, packs, segments
+from tarn.journal import batch_contents, batches, packs, segments
 from tarn.journal.expiry import sweep
 from tarn.journal.packs import DamagedPack, Pack, concerning, encode, within
 from tarn.journal.rejected import COLUMNS
@@ -18,6 +17,8 @@ from tarn.model.shards import shard_of
 
 from tests.in_process_api import InProcessApi
 from tests.journal.packing import as_batch, pack_rows
+
+pytestmark = pytest.mark.both_databases
 
 COUNT = 50
 PEOPLE = [{"id": f"e{each}", "schema": "Person", "properties": {"name": [f"Name {each}"]}} for each in range(COUNT)]
@@ -37,8 +38,8 @@ def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packs, "ROWS", 8)
 
 
-def write(house: InProcessApi) -> None:
-    assert house.admin.post("/v1/datasets/test/entities?origin=crawl", PEOPLE).status_code == 200
+def write(api: InProcessApi) -> None:
+    assert api.admin.post("/v1/datasets/test/entities?origin=crawl", PEOPLE).status_code == 200
 
 
 def count_packs(database: Database) -> tuple[int, int, int]:
@@ -51,10 +52,10 @@ def count_packs(database: Database) -> tuple[int, int, int]:
         )
 
 
-# What is in them
+# Content
 
 
-def test_packs_hold_every_event_once_in_ranges_of_shards_and_entities_in_their_order(small_packs: None):
+def test_packs_contain_every_event_once_in_ordered_ranges_of_shards_and_entities(small_packs: None):
     events = [event(f"e{number % 20}", value=str(number)) for number in range(60)]
 
     rows = encode(as_batch(events), 7, 100).to_pylist()
@@ -73,7 +74,7 @@ def test_packs_hold_every_event_once_in_ranges_of_shards_and_entities_in_their_o
     assert not any(row["has_canonical"] for row in rows)
 
 
-def test_long_texts_are_in_packs_of_fewer_events(monkeypatch: pytest.MonkeyPatch):
+def test_packs_of_long_texts_have_fewer_events(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(packs, "BYTES", 10_000)
     rows = encode(as_batch([event(f"e{number}", value="x" * 1000) for number in range(100)]), 7, 0).to_pylist()
 
@@ -81,7 +82,7 @@ def test_long_texts_are_in_packs_of_fewer_events(monkeypatch: pytest.MonkeyPatch
     assert sum(row["rows"] for row in rows) == 100
 
 
-def test_range_of_shards_and_entities_with_those_that_are_said_to_be_them_are_found():
+def test_range_of_shards_and_entities_with_their_referents_is_found():
     events = [event(f"e{number}") for number in range(40)] + [event("other", canonical_id="e3")]
     (row,) = encode(as_batch(events), 7, 0).to_pylist()
     assert row["has_canonical"]
@@ -110,7 +111,7 @@ def test_event_that_concerns_every_entity_is_not_packed():
         {"checksum": 1},
     ],
 )
-def test_pack_that_is_not_what_was_written_says_so(change: dict[str, Any]):
+def test_changed_pack_raises_an_error(change: dict[str, Any]):
     (row,) = encode(as_batch([event("a")]), 7, 40).to_pylist()
     assert as_pack(row).opened().num_rows == 1
 
@@ -118,7 +119,7 @@ def test_pack_that_is_not_what_was_written_says_so(change: dict[str, Any]):
         as_pack(row | change).opened()
 
 
-def test_every_changed_byte_of_a_pack_is_noticed():
+def test_every_changed_byte_of_a_pack_is_detected():
     (row,) = encode(as_batch([event(f"e{number}") for number in range(20)]), 7, 0).to_pylist()
     for place in range(0, len(row["data"]), 7):
         data = bytearray(row["data"])
@@ -130,26 +131,26 @@ def test_every_changed_byte_of_a_pack_is_noticed():
 # In the database
 
 
-def test_events_are_the_same_at_their_positions_and_counted_as_rows_are(
-    house: InProcessApi, dataset: Dataset, small_packs: None
+def test_events_in_packs_have_the_same_positions_and_counts_as_rows(
+    api: InProcessApi, dataset: Dataset, small_packs: None
 ):
-    write(house)
-    database = house.services.database
+    write(api)
+    database = api.services.database
 
-    def looked_at() -> tuple[set[Any], int]:
+    def read_events() -> tuple[set[Any], int]:
         with database.read() as connection:
-            uid, rows = connection.execute(select(journal_batches.c.uid, contents.counted())).one()
-            everything = contents.events_at(connection, uid, range(rows), COLUMNS)
-            one = contents.events_at(connection, uid, [17], COLUMNS)
+            uid, rows = connection.execute(select(journal_batches.c.uid, batch_contents.counted())).one()
+            everything = batch_contents.events_at(connection, uid, range(rows), COLUMNS)
+            one = batch_contents.events_at(connection, uid, [17], COLUMNS)
         assert one == {17: everything[17]}
         named = [dict(zip(COLUMNS, values, strict=True)) for values in everything.values()]
         return {(bytes(one["id"]), _text(one["entity_id"]), _text(one["value"])) for one in named}, rows
 
-    before = looked_at()
+    before = read_events()
     pack_rows(database)
 
     assert count_packs(database)[:2] == (0, 13)
-    assert looked_at() == before
+    assert read_events() == before
 
 
 def _text(value: Any) -> str:
@@ -157,13 +158,13 @@ def _text(value: Any) -> str:
 
 
 @pytest.mark.parametrize("most", [10, 65_536])
-def test_packs_of_a_batch_that_is_done_go_with_it_in_small_steps(
-    house: InProcessApi, dataset: Dataset, small_packs: None, monkeypatch: pytest.MonkeyPatch, most: int
+def test_packs_of_a_finished_batch_are_deleted_in_small_steps(
+    api: InProcessApi, dataset: Dataset, small_packs: None, monkeypatch: pytest.MonkeyPatch, most: int
 ):
-    monkeypatch.setattr(contents, "PURGE_PACKED", most)
+    monkeypatch.setattr(batch_contents, "PURGE_PACKED", most)
     monkeypatch.setattr(segments, "PURGE_ROWS", most)
-    write(house)
-    database = house.services.database
+    write(api)
+    database = api.services.database
     pack_rows(database)
     with database.write() as connection:
         connection.execute(update(journal_batches).values(state="done"))
@@ -173,9 +174,9 @@ def test_packs_of_a_batch_that_is_done_go_with_it_in_small_steps(
     assert count_packs(database) == (0, 0, 0)
 
 
-def test_packs_of_a_part_that_nobody_finished_are_swept(house: InProcessApi, dataset: Dataset, small_packs: None):
-    write(house)
-    database, settings = house.services.database, house.services.settings
+def test_packs_of_an_abandoned_part_are_deleted(api: InProcessApi, dataset: Dataset, small_packs: None):
+    write(api)
+    database, settings = api.services.database, api.services.settings
     pack_rows(database)
     long_ago = now() - timedelta(days=9)
     with database.write() as connection:
@@ -188,11 +189,11 @@ def test_packs_of_a_part_that_nobody_finished_are_swept(house: InProcessApi, dat
     assert count_packs(database) == (0, 0, 0)
 
 
-def test_pack_that_cannot_be_read_stops_who_reads_and_who_flushes_and_nothing_is_lost(
-    house: InProcessApi, dataset: Dataset, small_packs: None, kernels: Any
+def test_unreadable_pack_stops_reads_and_flushes_and_nothing_is_lost(
+    api: InProcessApi, dataset: Dataset, small_packs: None, kernels: Any
 ):
-    write(house)
-    database = house.services.database
+    write(api)
+    database = api.services.database
     pack_rows(database)
     with database.write() as connection:
         last = journal_packs.c.position == connection.execute(select(func.max(journal_packs.c.position))).scalar_one()
@@ -200,8 +201,8 @@ def test_pack_that_cannot_be_read_stops_who_reads_and_who_flushes_and_nothing_is
         connection.execute(update(journal_packs).where(last).values(data=bytes(sound)[:-9] + b"\0" * 9))
         before = connection.execute(select(journal_packs)).all()
 
-    answer = house.admin.get("/v1/datasets/test/entities")
-    done = _flushed(house, dataset, kernels)
+    answer = api.admin.get("/v1/datasets/test/entities")
+    done = _flushed(api, dataset, kernels)
 
     assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal")
     assert done.error is not None
@@ -209,24 +210,24 @@ def test_pack_that_cannot_be_read_stops_who_reads_and_who_flushes_and_nothing_is
     with database.write() as connection:
         assert connection.execute(select(journal_packs)).all() == before
         connection.execute(update(journal_packs).where(last).values(data=sound))
-    (snapshot,) = _flushed(house, dataset, kernels).snapshots
+    (snapshot,) = _flushed(api, dataset, kernels).snapshots
     assert snapshot.rows.added == 2 * COUNT
 
 
-def _flushed(house: InProcessApi, dataset: Dataset, kernels: Any) -> Any:
+def _flushed(api: InProcessApi, dataset: Dataset, kernels: Any) -> Any:
     from tarn.lake.commit import SnapshotPublisher
     from tarn.pipeline.jobs.flush import Flush
 
-    services = house.services
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     return Flush(services.database, services.store, publisher, lambda: kernels).run([dataset], lambda: None)[dataset.id]
 
 
-def test_event_in_a_pack_that_cannot_be_written_is_set_aside_and_put_back_as_one_in_a_row(
-    house: InProcessApi, dataset: Dataset, small_packs: None, flush: Any
+def test_rejected_event_in_a_pack_is_stored_and_restored_like_one_in_a_row(
+    api: InProcessApi, dataset: Dataset, small_packs: None, flush: Any
 ):
-    write(house)
-    database = house.services.database
+    write(api)
+    database = api.services.database
     with database.write() as connection:
         connection.execute(
             update(journal).where(journal.c.entity_id == "e7", journal.c.prop == "name").values(schema="Nobody")
@@ -236,18 +237,18 @@ def test_event_in_a_pack_that_cannot_be_written_is_set_aside_and_put_back_as_one
     (snapshot,) = flush()
 
     assert (snapshot.rows.added, snapshot.rows.set_aside) == (2 * COUNT - 1, 1)
-    (kept,) = house.admin.get("/v1/datasets/test/journal/rejected").json()["results"]
+    (kept,) = api.admin.get("/v1/datasets/test/journal/rejected").json()["results"]
     assert (kept["event"]["entity_id"], kept["event"]["value"], kept["reason"]) == (
         "e7",
         "Name 7",
         "schema: is not known",
     )
-    assert house.admin.post("/v1/datasets/test/journal/rejected/retry", {}).json()["retried"] == 1
+    assert api.admin.post("/v1/datasets/test/journal/rejected/retry", {}).json()["retried"] == 1
 
 
-def test_packs_of_a_batch_that_is_not_committed_are_seen_by_nobody(house: InProcessApi, dataset: Dataset, flush: Any):
-    write(house)
-    with house.services.database.write() as connection:
+def test_packs_of_an_uncommitted_batch_are_invisible(api: InProcessApi, dataset: Dataset, flush: Any):
+    write(api)
+    with api.services.database.write() as connection:
         stamp = {"uid": "staged", "state": "staged", "commit": None, "segment": None}
         row = connection.execute(select(journal_batches)).mappings().one()
         batch = connection.execute(
@@ -257,6 +258,6 @@ def test_packs_of_a_batch_that_is_not_committed_are_seen_by_nobody(house: InProc
         ).scalar_one()
         connection.execute(insert(journal_packs), encode(as_batch([event("unseen")]), batch, 0).to_pylist())
 
-    assert house.admin.get("/v1/datasets/test/entities/unseen").status_code == 404
+    assert api.admin.get("/v1/datasets/test/entities/unseen").status_code == 404
     (snapshot,) = flush()
     assert snapshot.rows.added == 2 * COUNT

@@ -1,8 +1,11 @@
-"""Every record of a body is stored or reported: in every format, around every threshold, here and in a child."""
+"""Every record of a body is stored or reported: in every format, around every threshold, in the API and in a parser
+process.
+"""
 
 import csv
 import io
 import json
+import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
@@ -92,7 +95,7 @@ VALUES = st.sampled_from(["a", "Jane", "x" * 20, "x" * 150, "ä" * 70, "y" * 290
 
 @st.composite
 def bodies(draw: st.DrawFn) -> list[Row]:
-    """Rows, some of which are not valid, of sizes around the thresholds."""
+    """Draw rows, some of which are invalid, of sizes around the thresholds."""
     length, value = draw(LENGTHS), draw(VALUES)
     bad = draw(st.sets(st.integers(0, 60)))
     return [
@@ -108,6 +111,7 @@ def low_parsers() -> Iterator[ParserPool]:
 
     with pytest.MonkeyPatch.context() as patch, closing(ParserPool(2, wait=120)) as parsers:
         patch.setattr("tarn.journal.parser_pool.ForkServer", LowServer)
+        patch.setenv("PYTHONPATH", os.getcwd(), prepend=os.pathsep)
         parsers.start()
         yield parsers
 
@@ -125,7 +129,7 @@ def terms(records: str, media_type: str) -> ReadOptions:
 
 
 def stored(reading: BodyParser, body: bytes) -> tuple[list[tuple[str, str]], int, int]:
-    """Entity and value of every statement stored, but for those that are of an entity as a whole; chunks; rejected."""
+    """Return entity and value of every stored statement except BASE ones; the chunks; and the rejected records."""
     chunks = list(reading.chunks(io.BytesIO(body)))
     rows = [row for chunk in chunks for row in chunk.table(1).to_pylist()]
     assert reading.rows == len(rows)
@@ -139,7 +143,7 @@ def stored(reading: BodyParser, body: bytes) -> tuple[list[tuple[str, str]], int
 @EVERY_FORMAT
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=bodies())
-def test_rows_read_are_rows_stored_and_rows_reported(
+def test_every_row_read_is_stored_or_reported(
     low_parsers: ParserPool, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, rows: list[Row]
 ):
     low_parser.lower(monkeypatch.setattr)
@@ -147,7 +151,7 @@ def test_rows_read_are_rows_stored_and_rows_reported(
     valid = [(row["entity_id"], row["value"]) for row in rows if row["entity_id"]]
 
     here = stored(BodyReader(terms(records, media_type), Exploder()), body)
-    with low_parsers.reading(terms(records, media_type)) as reading:
+    with low_parsers.parser(terms(records, media_type)) as reading:
         there = stored(reading, body)
 
     assert here == there
@@ -158,10 +162,10 @@ def test_rows_read_are_rows_stored_and_rows_reported(
 @ONE_DATABASE
 @pytest.mark.parametrize("small", [1 << 20, 0], ids=["event-loop", "parser"])
 @pytest.mark.parametrize("count", [12, 25])
-def test_request_stores_every_row_on_either_path(
-    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, small: int, count: int
+def test_request_stores_every_row_in_either_process(
+    api: InProcessApi, monkeypatch: pytest.MonkeyPatch, records: str, media_type: str, small: int, count: int
 ):
-    house.dataset("test")
+    api.dataset("test")
     monkeypatch.setattr(ingest, "SMALL", small)
     monkeypatch.setattr(ingest, "SMALL_SECONDS", 60.0)
     monkeypatch.setattr("tarn.journal.event_chunks.CHUNK_ROWS", 12)
@@ -170,14 +174,14 @@ def test_request_stores_every_row_on_either_path(
         for n in range(count)
     ]
 
-    answer = house.admin(
+    answer = api.admin(
         "POST",
         f"/v1/datasets/test/{records}?on_error=skip",
         content=FORMATS[records, media_type](rows),
         headers={"Content-Type": media_type},
     )
 
-    found = sorted((row["entity_id"], row["value"]) for row in journal.rows(house) if row["prop"] != "id")
+    found = sorted((row["entity_id"], row["value"]) for row in journal.rows(api) if row["prop"] != "id")
     assert answer.status_code == 200, answer.text
     assert answer.json()["rejected"] == 1
     assert found == sorted((row["entity_id"], row["value"]) for row in rows if row["entity_id"])
@@ -185,34 +189,32 @@ def test_request_stores_every_row_on_either_path(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("staged", [False, True])
-def test_small_file_of_many_chunks_is_stored_whole(house: InProcessApi, staged: bool):
-    house.dataset("test")
+def test_small_file_of_many_chunks_is_stored_completely(api: InProcessApi, staged: bool):
+    api.dataset("test")
     path = "/v1/datasets/test/statements"
     if staged:
-        stage = house.admin.post("/v1/datasets/test/stages", {}).json()["id"]
+        stage = api.admin.post("/v1/datasets/test/stages", {}).json()["id"]
         path = f"/v1/datasets/test/stages/{stage}/statements"
     body = dense.numbered_parquet(120_000)
     assert len(body) < 19_025
 
-    answer = house.admin("POST", path, content=body, headers={"Content-Type": PARQUET})
+    answer = api.admin("POST", path, content=body, headers={"Content-Type": PARQUET})
 
     assert (answer.status_code, answer.json()["statements"], answer.json()["rejected"]) == (200, 120_000, 0)
-    assert sum(batch["rows"] for batch in journal.batches(house) if not batch["is_stage"]) == 120_000
+    assert sum(batch["rows"] for batch in journal.batches(api) if not batch["is_stage"]) == 120_000
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("media_type", [PARQUET, STREAM])
-def test_columnar_body_is_never_parsed_by_the_api(
-    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, media_type: str
-):
-    house.dataset("test")
+def test_columnar_body_is_never_parsed_by_the_api(api: InProcessApi, monkeypatch: pytest.MonkeyPatch, media_type: str):
+    api.dataset("test")
 
     def refuse(*_: object) -> Iterator[object]:
         raise AssertionError("parsed in the process of the API")
 
     monkeypatch.setitem(formats._STATEMENTS, media_type, refuse)
     row = {"entity_id": "p", "schema": "Person", "prop": "name", "value": "Jane"}
-    answer = house.admin(
+    answer = api.admin(
         "POST",
         "/v1/datasets/test/statements",
         content=FORMATS["statements", media_type]([row]),
@@ -227,15 +229,13 @@ def test_columnar_body_is_never_parsed_by_the_api(
     [b"x\n" * 8000, b"{}\n" * 5000, as_lines([as_entity({**dense.JANE, "prop": "country", "value": "Germany"})])],
     ids=["not-json", "empty", "slow-value"],
 )
-def test_small_body_that_takes_long_is_passed_to_a_parser(
-    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, body: bytes
-):
-    house.dataset("test")
+def test_small_slow_body_is_passed_to_a_parser(api: InProcessApi, monkeypatch: pytest.MonkeyPatch, body: bytes):
+    api.dataset("test")
     monkeypatch.setattr(ingest, "SMALL_SECONDS", 0.0)
     monkeypatch.setattr(Exploder, "explode", lambda *_: pytest.fail("parsed on the event loop"))
     monkeypatch.setattr(ReadReport, "reject", lambda *_: pytest.fail("parsed on the event loop"))
 
-    answer = house.admin(
+    answer = api.admin(
         "POST", "/v1/datasets/test/entities?on_error=skip", content=body, headers={"Content-Type": NDJSON}
     )
 
@@ -245,19 +245,19 @@ def test_small_body_that_takes_long_is_passed_to_a_parser(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("count", [5, 5_000], ids=["small", "large"])
-def test_body_whose_rows_do_not_add_up_is_refused_and_nothing_is_stored(
-    house: InProcessApi, monkeypatch: pytest.MonkeyPatch, count: int
+def test_body_with_an_inconsistent_row_count_is_refused_and_nothing_is_stored(
+    api: InProcessApi, monkeypatch: pytest.MonkeyPatch, count: int
 ):
-    house.dataset("test")
+    api.dataset("test")
     monkeypatch.setattr(ingest, "SMALL", 1 << 20)
     monkeypatch.setattr(ingest, "SMALL_SECONDS", 60.0)
     rows = [as_entity({**dense.JANE, "entity_id": f"p{n}"}) for n in range(count)]
     monkeypatch.setattr(BodyReader, "_counted", _one_more)
 
-    answer = house.admin("POST", "/v1/datasets/test/entities", content=as_lines(rows), headers={"Content-Type": NDJSON})
+    answer = api.admin("POST", "/v1/datasets/test/entities", content=as_lines(rows), headers={"Content-Type": NDJSON})
 
     assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal")
-    assert journal.count(house) == 0
+    assert journal.count(api) == 0
 
 
 def _one_more(intake: BodyReader, events: Events) -> Events:
@@ -267,7 +267,7 @@ def _one_more(intake: BodyReader, events: Events) -> Events:
     return events
 
 
-def test_format_that_yields_fewer_records_than_it_says_is_a_fault():
+def test_format_that_yields_fewer_records_than_it_counts_raises_an_error():
     def records() -> Generator[int, None, int]:
         yield from range(3)
         return 4
@@ -276,7 +276,7 @@ def test_format_that_yields_fewer_records_than_it_says_is_a_fault():
         list(Counted(records()))
 
 
-def test_record_that_is_neither_stored_nor_reported_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+def test_record_that_is_neither_stored_nor_reported_raises_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ReadReport, "reject", lambda *_: None)
     intake = BodyReader(terms("entities", NDJSON), Exploder())
     with pytest.raises(RecordsLost, match="1 records were stored or reported and 2 were read"):

@@ -1,4 +1,4 @@
-"""Manifests made by hand, and histories of them, for tests that need snapshots and no flush."""
+"""Hand-made manifests and histories of them, for tests that need snapshots without a flush."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,14 +8,24 @@ from tarn.db.engine import Database
 from tarn.lake import snapshots
 from tarn.model.ids import new_id
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import Change, Column, Components, Counts, File, HeldBatch, Snapshot, Table, TableName
+from tarn.model.snapshot import (
+    Column,
+    Components,
+    Counts,
+    File,
+    IncludedBatch,
+    Snapshot,
+    SnapshotOperation,
+    Table,
+    TableName,
+)
 from tarn.storage.store import Store
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 def dataset_of(database: Database, name: str) -> Dataset:
-    """A dataset that exists, by its name."""
+    """Return an existing dataset by its name."""
     with database.read() as connection:
         found = find(connection, DatasetName(name))
     assert found is not None
@@ -23,7 +33,7 @@ def dataset_of(database: Database, name: str) -> Dataset:
 
 
 def file(table: TableName, number: int) -> File:
-    """A data file with ten rows, as a writer would report it."""
+    """Return a data file with ten rows, as a writer would report it."""
     folder, partition = {
         "statements": ("origin=crawl", {"origin": "crawl"}),
         "translog": ("kind=insert", {"kind": "insert"}),
@@ -38,7 +48,7 @@ def file(table: TableName, number: int) -> File:
 
 
 def table(name: TableName, parent: Table | None, added: int) -> Table:
-    """A table that has the parent's files and so many more."""
+    """Return a table with the parent's files and so many more."""
     former = () if parent is None else parent.files
     new = tuple(file(name, len(former) + number) for number in range(added))
     version = 0 if parent is None else parent.version + 1
@@ -46,15 +56,15 @@ def table(name: TableName, parent: Table | None, added: int) -> Table:
 
 
 def build(dataset: Dataset, parent: Snapshot | None = None, *, after: int = 0, **changes: Any) -> Snapshot:
-    """A manifest as a flush of ten statements in one file would write it, on top of another or after a number.
+    """Build a manifest as a flush of ten statements in one file would, on top of another or after a number.
 
-    Any field can be given. What makes no new content (`operation`) keeps the parent's.
+    Any field can be given. An `operation` that adds no content keeps the parent's.
     """
     seq = after + 1 if parent is None else parent.seq + 1
-    operation = changes.get("operation", Change.FLUSH)
-    kept = parent is not None and operation in (Change.COMPACT, Change.OPTIMIZE)
+    operation = changes.get("operation", SnapshotOperation.FLUSH)
+    kept = parent is not None and operation in (SnapshotOperation.COMPACT, SnapshotOperation.OPTIMIZE)
     live = 10 if parent is None else parent.rows.live + 10
-    batch = HeldBatch(id=new_id(), tenant="admin", commit=seq, message=None, metadata={}, entities=5, rows=10)
+    batch = IncludedBatch(id=new_id(), tenant="admin", commit=seq, message=None, metadata={}, entities=5, rows=10)
     fields: dict[str, Any] = {
         "components": Components(),
         "dataset": dataset.name,
@@ -79,7 +89,7 @@ def build(dataset: Dataset, parent: Snapshot | None = None, *, after: int = 0, *
 
 
 def publish(database: Database, store: Store, dataset: Dataset, snapshot: Snapshot) -> Snapshot:
-    """Put a manifest in its place and record it as the head."""
+    """Store a manifest and record it as the head."""
     store.put_new(dataset.layout.snapshot(snapshot.seq), snapshot.to_json())
     with database.write() as connection:
         assert snapshots.advance_head(connection, snapshot)
@@ -87,7 +97,7 @@ def publish(database: Database, store: Store, dataset: Dataset, snapshot: Snapsh
 
 
 def history(database: Database, store: Store, dataset: Dataset, length: int) -> list[Snapshot]:
-    """So many snapshots on top of what the dataset has none of yet, oldest first."""
+    """Publish so many snapshots of a dataset that has none yet; return them oldest first."""
     made: list[Snapshot] = []
     for _ in range(length):
         made.append(publish(database, store, dataset, build(dataset, made[-1] if made else None)))

@@ -1,4 +1,4 @@
-"""Datasets on a store that fails, and under a connection that dies."""
+"""Datasets on a failing store, and with connections that are lost."""
 
 import os
 import threading
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from sqlalchemy import Connection, select, text
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import datasets as table
@@ -26,6 +26,8 @@ from tarn.storage.store import Store
 from tests.in_process_api import InProcessApi
 from tests.worker.workers import make_worker
 
+pytestmark = pytest.mark.both_databases
+
 FOO = DatasetLayout(DatasetName("foo"))
 PATH = "/v1/datasets/foo"
 
@@ -35,8 +37,8 @@ def store(store: Store) -> FaultyStore:
     return FaultyStore(store)
 
 
-def titles(house: InProcessApi, store: Store) -> tuple[str, str]:
-    """What `config.yml` and `index.json` say."""
+def titles(api: InProcessApi, store: Store) -> tuple[str, str]:
+    """Return the titles in `config.yml` and `index.json`."""
     return yaml.safe_load(store.get(FOO.config))["title"], yaml.safe_load(store.get(FOO.index))["title"]
 
 
@@ -45,40 +47,42 @@ def titles(house: InProcessApi, store: Store) -> tuple[str, str]:
 
 @pytest.mark.parametrize("failing", [FOO.index, FOO.config])
 @pytest.mark.parametrize("after", [False, True])
-def test_change_that_failed_on_the_store_can_be_made_again(
-    house: InProcessApi, store: FaultyStore, failing: str, after: bool
+def test_change_that_failed_on_the_store_can_be_repeated(
+    api: InProcessApi, store: FaultyStore, failing: str, after: bool
 ):
-    house.dataset("foo", title="A")
-    tag = house.admin.get(PATH).headers["ETag"]
+    api.dataset("foo", title="A")
+    tag = api.admin.get(PATH).headers["ETag"]
     store.fail("put", failing, Unavailable("down"), after=after)
 
-    failed = house.admin.patch(PATH, {"title": "B"}, headers={"If-Match": tag})
-    between = house.admin.get(PATH).json()["title"]
-    again = house.admin.patch(PATH, {"title": "B"}, headers={"If-Match": house.admin.get(PATH).headers["ETag"]})
+    failed = api.admin.patch(PATH, {"title": "B"}, headers={"If-Match": tag})
+    between = api.admin.get(PATH).json()["title"]
+    again = api.admin.patch(PATH, {"title": "B"}, headers={"If-Match": api.admin.get(PATH).headers["ETag"]})
 
     assert (failed.status_code, again.status_code) == (503, 200)
     assert between == ("B" if failing == FOO.config and after else "A")
-    assert titles(house, store) == ("B", "B")
+    assert titles(api, store) == ("B", "B")
 
 
-def test_change_whose_config_was_not_written_holds_under_the_same_tag(house: InProcessApi, store: FaultyStore):
-    tag = house.admin.post("/v1/datasets", {"name": "foo", "title": "A"}).headers["ETag"]
+def test_change_whose_config_was_not_written_can_be_repeated_with_the_same_entity_tag(
+    api: InProcessApi, store: FaultyStore
+):
+    tag = api.admin.post("/v1/datasets", {"name": "foo", "title": "A"}).headers["ETag"]
     store.fail("put", FOO.index, Unavailable("down"))
     store.fail("put", FOO.config, Unavailable("down"))
 
-    statuses = [house.admin.patch(PATH, {"title": "B"}, headers={"If-Match": tag}).status_code for _ in range(3)]
+    statuses = [api.admin.patch(PATH, {"title": "B"}, headers={"If-Match": tag}).status_code for _ in range(3)]
 
-    changes = [entry for entry in house.admin.get("/v1/admin/audit").json()["results"] if "changed" in entry["detail"]]
+    changes = [entry for entry in api.admin.get("/v1/admin/audit").json()["results"] if "changed" in entry["detail"]]
     assert statuses == [503, 503, 200]
-    assert titles(house, store) == ("B", "B")
+    assert titles(api, store) == ("B", "B")
     assert len(changes) == 1
 
 
-def test_dataset_whose_config_was_not_written_is_not_there(house: InProcessApi, store: FaultyStore):
+def test_dataset_whose_config_was_not_written_does_not_exist(api: InProcessApi, store: FaultyStore):
     store.fail("put", FOO.config, Unavailable("down"))
 
-    failed = house.admin.post("/v1/datasets", {"name": "foo", "title": "A"})
-    again = house.admin.post("/v1/datasets", {"name": "foo", "title": "B"})
+    failed = api.admin.post("/v1/datasets", {"name": "foo", "title": "A"})
+    again = api.admin.post("/v1/datasets", {"name": "foo", "title": "B"})
 
     assert (failed.status_code, again.status_code) == (503, 201)
     assert [call.path for call in store.calls if call.method == "put" and call.path.startswith("foo/")] == [
@@ -90,33 +94,35 @@ def test_dataset_whose_config_was_not_written_is_not_there(house: InProcessApi, 
 # Documents of another dataset
 
 
-def test_document_of_another_dataset_is_not_shown_and_the_next_change_heals_it(house: InProcessApi, store: FaultyStore):
+def test_document_of_another_dataset_is_not_shown_and_repaired_by_the_next_change(
+    api: InProcessApi, store: FaultyStore
+):
     stranger = DatasetConfig.model_validate(
         {"name": "foo", "id": "another", "created": datetime(2020, 1, 1, tzinfo=UTC), "title": "Theirs", "summary": "x"}
     )
-    created = house.dataset("foo", title="Ours")
+    created = api.dataset("foo", title="Ours")
     store.put(FOO.config, stranger.to_yaml())
 
-    shown = house.admin.get(PATH)
-    listed = house.admin.get("/v1/datasets").json()["results"]
-    healed = house.admin.patch(PATH, {"title": "Ours again"})
+    shown = api.admin.get(PATH)
+    listed = api.admin.get("/v1/datasets").json()["results"]
+    healed = api.admin.patch(PATH, {"title": "Ours again"})
 
     assert (shown.status_code, shown.json()["type"]) == (500, "/problems/document-invalid")
     assert listed == []
     assert healed.json() == created | {"title": "Ours again"}
-    assert house.admin.get(PATH).json() == healed.json()
-    assert titles(house, store) == ("Ours again", "Ours again")
-    assert store.get(_version(house, "config.yml")) == stranger.to_yaml()
+    assert api.admin.get(PATH).json() == healed.json()
+    assert titles(api, store) == ("Ours again", "Ours again")
+    assert store.get(_version(api, "config.yml")) == stranger.to_yaml()
 
 
-def _version(house: InProcessApi, name: str) -> str:
-    [found] = [version for version in house.admin.get(f"{PATH}/versions").json()["results"] if version["name"] == name]
+def _version(api: InProcessApi, name: str) -> str:
+    [found] = [version for version in api.admin.get(f"{PATH}/versions").json()["results"] if version["name"] == name]
     return FOO.versions.at(parse_stamp(found["timestamp"]), FileName(name))
 
 
 @contextmanager
 def beside(act: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Do it beside what the block does; its result is there after the block."""
+    """Run a function concurrently with the block; its result is available after the block."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(act()))
     thread.start()
@@ -125,7 +131,7 @@ def beside(act: Callable[[], Any]) -> Iterator[list[Any]]:
 
 
 def kill_transactions(database: Database) -> None:
-    """What a failover does to connections that are in the middle of something."""
+    """Kill open transactions, as a failover does."""
     with database.write() as connection:
         connection.execute(
             text(
@@ -137,12 +143,12 @@ def kill_transactions(database: Database) -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("name", ["config.yml", "index.json"])
-def test_change_whose_connection_died_is_noticed_before_the_put(
-    house: InProcessApi, store: FaultyStore, database: Database, name: str
+def test_change_whose_connection_was_lost_is_detected_before_the_put(
+    api: InProcessApi, store: FaultyStore, database: Database, name: str
 ):
-    house.dataset("foo", title="A")
+    api.dataset("foo", title="A")
     gate = store.block("put_new", f"foo/versions/*/{name}")
-    with beside(lambda: house.admin.patch(PATH, {"title": "B"})) as answers:
+    with beside(lambda: api.admin.patch(PATH, {"title": "B"})) as answers:
         gate.wait_arrived()
         kill_transactions(database)
         gate.release()
@@ -152,35 +158,35 @@ def test_change_whose_connection_died_is_noticed_before_the_put(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_change_of_the_catalog_whose_connection_died_is_noticed_before_the_put(
-    house: InProcessApi, store: FaultyStore, database: Database
+def test_catalog_change_whose_connection_was_lost_is_detected_before_the_put(
+    api: InProcessApi, store: FaultyStore, database: Database
 ):
-    house.admin.patch("/v1/catalog", {"title": "A"})
+    api.admin.patch("/v1/catalog", {"title": "A"})
     gate = store.block("put_new", "versions/*")
-    with beside(lambda: house.admin.patch("/v1/catalog", {"title": "B"})) as answers:
+    with beside(lambda: api.admin.patch("/v1/catalog", {"title": "B"})) as answers:
         gate.wait_arrived()
         kill_transactions(database)
         gate.release()
 
     assert [answer.status_code for answer in answers] == [503]
-    assert house.admin.get("/v1/catalog").json()["title"] == "A"
+    assert api.admin.get("/v1/catalog").json()["title"] == "A"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_put_that_outlives_its_dataset_is_found_out_and_healed(
-    house: InProcessApi, store: FaultyStore, database: Database
+def test_put_that_finishes_after_the_deletion_of_its_dataset_is_detected_and_repaired(
+    api: InProcessApi, store: FaultyStore, database: Database
 ):
-    house.dataset("foo", title="Former")
+    api.dataset("foo", title="Former")
     gate = store.block("put", FOO.config)
-    with beside(lambda: house.admin.patch(PATH, {"title": "Former, changed"})) as answers:
+    with beside(lambda: api.admin.patch(PATH, {"title": "Former, changed"})) as answers:
         gate.wait_arrived()
         kill_transactions(database)
-        house.admin.delete(f"{PATH}?confirm=foo")
-        make_worker(house).step()
-        created = house.dataset("foo", title="New")
+        api.admin.delete(f"{PATH}?confirm=foo")
+        make_worker(api).step()
+        created = api.dataset("foo", title="New")
         gate.release()
-    shown = house.admin.get(PATH)
-    healed = house.admin.patch(PATH, {"title": "New"})
+    shown = api.admin.get(PATH)
+    healed = api.admin.patch(PATH, {"title": "New"})
 
     assert [answer.status_code for answer in answers] == [503]
     assert (shown.status_code, shown.json()["type"]) == (500, "/problems/document-invalid")
@@ -191,10 +197,10 @@ def test_put_that_outlives_its_dataset_is_found_out_and_healed(
 
 
 @pytest.fixture
-def deleting(house: InProcessApi, database: Database) -> Dataset:
-    """A dataset that is to be deleted, by who calls `datasets.delete`."""
-    created = house.dataset("foo")
-    house.admin.delete(f"{PATH}?confirm=foo")
+def deleting(api: InProcessApi, database: Database) -> Dataset:
+    """Return a dataset that is to be deleted by a call of `datasets.delete`."""
+    created = api.dataset("foo")
+    api.admin.delete(f"{PATH}?confirm=foo")
     return Dataset(created["id"], DatasetName("foo"))
 
 
@@ -204,10 +210,10 @@ def state(database: Database, dataset: Dataset) -> str | None:
 
 
 def held(_: Connection, __: Progress | None) -> None:
-    """Nobody else has the job."""
+    """Pretend that this process holds the job."""
 
 
-def test_job_is_asked_for_before_the_first_file_goes(store: FaultyStore, database: Database, deleting: Dataset):
+def test_job_is_checked_before_the_first_file_is_deleted(store: FaultyStore, database: Database, deleting: Dataset):
     asked: list[int] = []
 
     def lost_at_the_second(_: Connection, __: Progress | None) -> None:
@@ -216,32 +222,32 @@ def test_job_is_asked_for_before_the_first_file_goes(store: FaultyStore, databas
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        datasets.delete(database, store, deleting, lost_at_the_second, None)
+        registry.delete(database, store, deleting, lost_at_the_second, None)
 
     assert [entry.path for entry in store.list("foo")] == [FOO.config, FOO.index]
     assert state(database, deleting) == "deleting"
 
 
-def test_name_is_freed_only_by_who_has_the_job(store: FaultyStore, database: Database, deleting: Dataset):
+def test_name_is_freed_only_by_the_holder_of_the_job(store: FaultyStore, database: Database, deleting: Dataset):
     def lost_when_all_is_gone(_: Connection, progress: Progress | None) -> None:
         if progress is not None and progress.done == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        datasets.delete(database, store, deleting, lost_when_all_is_gone, None)
+        registry.delete(database, store, deleting, lost_when_all_is_gone, None)
 
     assert state(database, deleting) == "deleting"
 
 
-def test_file_that_is_younger_than_the_mark_is_left_and_the_name_with_it(
+def test_file_newer_than_the_mark_is_kept_and_the_name_stays_taken(
     store: FaultyStore, database: Database, deleting: Dataset
 ):
     store.put("foo/young", b"")
     assert store.connection.folder is not None
     os.utime(store.connection.folder / "foo/young", (4e9, 4e9))
 
-    with pytest.raises(Unavailable, match="younger"):
-        datasets.delete(database, store, deleting, held, None)
+    with pytest.raises(Unavailable, match="have a modification time after the store"):
+        registry.delete(database, store, deleting, held, None)
 
     assert [entry.path for entry in store.list("foo")] == ["foo/young"]
     assert state(database, deleting) == "deleting"

@@ -26,12 +26,12 @@ BROKEN = [
 
 @pytest.fixture(params=["sqlite"])
 def database_url(request: pytest.FixtureRequest, tmp_path) -> str:
-    """No test here asks a database."""
+    """Use no database."""
     return f"sqlite:///{tmp_path}/tarn.db"
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=lambda text: repr(text[:30]))
-def test_whatever_is_wrong_with_a_document_is_one_error(store: Store, text: bytes):
+def test_any_defect_of_a_document_is_the_same_error(store: Store, text: bytes):
     store.put(Layout.config, text)
 
     with pytest.raises(DocumentInvalid, match=r"config\.yml in the lake cannot be read"):
@@ -40,7 +40,7 @@ def test_whatever_is_wrong_with_a_document_is_one_error(store: Store, text: byte
         catalog.read(store)
 
 
-def test_document_is_given_with_its_bytes(store: Store):
+def test_document_is_returned_with_its_bytes(store: Store):
     store.put(Layout.config, b"title:   Ours\n")
 
     assert read_document(store, Layout.config, CatalogMetadata.from_yaml) == (

@@ -1,4 +1,4 @@
-"""What is kept of the past."""
+"""Retention of snapshots and of old entries."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -18,14 +18,14 @@ from tests.in_process_api import InProcessApi
 from tests.lake.manifests import T0, dataset_of, history
 
 AT = T0 + timedelta(hours=100)
-"""A hundred hours after the snapshots were made, a second after the other."""
+"""A hundred hours after the snapshots were made, which are a second apart."""
 
 ASKED = VacuumOptions()
 
 
 @pytest.fixture
-def dataset(house: InProcessApi, database: Database) -> Dataset:
-    house.dataset("donations")
+def dataset(api: InProcessApi, database: Database) -> Dataset:
+    api.dataset("donations")
     return dataset_of(database, "donations")
 
 
@@ -44,19 +44,19 @@ def tail(database: Database, dataset: Dataset, keep: Keep, moment: datetime = AT
     [
         (100, 0, 1),
         (6, 0, 1),
-        (5, 0, 3),  # one too many; and then the vacuum's own is among the five
+        (5, 0, 3),  # one too many; then the vacuum's own is among the five
         (2, 0, 6),
         (1, 0, 7),
         (1, 101, 1),
         (1, 100, 1),
-        (1, 100 - 3.5 / 3600, 4),  # those that were made a second, two and three after
+        (1, 100 - 3.5 / 3600, 4),  # those made one, two and three seconds later
         (3, 100 - 3.5 / 3600, 4),
         (5, 100 - 3.5 / 3600, 3),
         (1, 1e300, 1),
         (1, float("inf"), 1),
     ],
 )
-def test_snapshot_is_given_up_only_if_it_is_neither_new_nor_young(
+def test_snapshot_is_expired_only_if_it_is_beyond_both_count_and_age(
     database: Database, dataset: Dataset, made: list[Snapshot], count: int, hours: float, then: int
 ):
     assert tail(database, dataset, Keep(count, hours, 24)) == (1, then)
@@ -66,7 +66,7 @@ def test_dataset_without_snapshots_has_no_tail(database: Database, dataset: Data
     assert tail(database, dataset, PRESENT) is None
 
 
-def test_ref_keeps_its_snapshot_and_all_that_came_after(database: Database, dataset: Dataset, made: list[Snapshot]):
+def test_ref_keeps_its_snapshot_and_all_later_ones(database: Database, dataset: Dataset, made: list[Snapshot]):
     with database.write() as connection:
         refs.put(connection, dataset, RefName("later"), "4", "admin")
         refs.put(connection, dataset, RefName("release"), "3", "admin")
@@ -74,7 +74,7 @@ def test_ref_keeps_its_snapshot_and_all_that_came_after(database: Database, data
     assert tail(database, dataset, PRESENT) == (1, 3)
 
 
-def test_tail_never_moves_back(database: Database, dataset: Dataset, made: list[Snapshot]):
+def test_tail_never_decreases(database: Database, dataset: Dataset, made: list[Snapshot]):
     with database.write() as connection:
         snapshots.expire(connection, dataset, 4)
 
@@ -82,7 +82,7 @@ def test_tail_never_moves_back(database: Database, dataset: Dataset, made: list[
     assert tail(database, dataset, Keep(2, 0, 24)) == (4, 6)
 
 
-def test_policy_decides_unless_an_age_is_asked_for():
+def test_policy_applies_unless_an_age_is_requested():
     policy = Retention(count=7, days=2)
 
     assert Keep.of(policy, ASKED) == Keep(7, 48, 24)
@@ -92,19 +92,19 @@ def test_policy_decides_unless_an_age_is_asked_for():
 
 
 @pytest.mark.parametrize("hours", [0, 1, 23.99])
-def test_less_than_a_day_is_refused_unless_somebody_insists(hours: float):
+def test_age_below_a_day_is_refused_unless_forced(hours: float):
     with pytest.raises(ValidationError, match="`retention_hours` below 24 needs `override_floor`"):
         VacuumOptions(retention_hours=hours)
 
     assert VacuumOptions(retention_hours=hours, override_floor=True).retention_hours == hours
 
 
-def test_of_what_comes_oldest_first_the_old_and_many_are_given_up():
+def test_old_and_excess_entries_are_expired_oldest_first():
     moment = datetime(2030, 1, 2, tzinfo=UTC)
     ages = [moment - timedelta(hours=hours) for hours in (9, 8, 7, 6)]
 
-    assert Keep(1, 0, 0).given_up(ages, moment) == 3
-    assert Keep(3, 0, 0).given_up(ages, moment) == 1
-    assert Keep(4, 0, 0).given_up(ages, moment) == 0
-    assert Keep(1, 7.5, 0).given_up(ages, moment) == 2
-    assert Keep(1, 0, 0).given_up([], moment) == 0
+    assert Keep(1, 0, 0).expired_count(ages, moment) == 3
+    assert Keep(3, 0, 0).expired_count(ages, moment) == 1
+    assert Keep(4, 0, 0).expired_count(ages, moment) == 0
+    assert Keep(1, 7.5, 0).expired_count(ages, moment) == 2
+    assert Keep(1, 0, 0).expired_count([], moment) == 0

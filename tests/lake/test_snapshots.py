@@ -4,18 +4,21 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import ManifestInvalid, NoSnapshots, SnapshotNotFound
 from tarn.lake import snapshots
 from tarn.lake.snapshots import Named
-from tarn.model.snapshot import Change, Head, Snapshot
+from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
 from tests.in_process_api import InProcessApi
 from tests.lake.manifests import build, dataset_of, history, publish
 from tests.worker.workers import make_worker
+
+pytestmark = pytest.mark.both_databases
 
 
 @pytest.fixture
@@ -24,14 +27,14 @@ def store(store: Store) -> FaultyStore:
 
 
 @pytest.fixture
-def dataset(house: InProcessApi, database: Database) -> Dataset:
-    house.dataset("donations")
+def dataset(api: InProcessApi, database: Database) -> Dataset:
+    api.dataset("donations")
     return dataset_of(database, "donations")
 
 
 def head(database: Database, dataset: Dataset) -> Head:
     with database.read() as connection:
-        return snapshots.recorded(connection, dataset)
+        return recorded_head(connection, dataset)
 
 
 def log(database: Database, dataset: Dataset, before: int | None = None, limit: int = 100) -> list[Named]:
@@ -54,9 +57,7 @@ def named(*made: Snapshot) -> list[Named]:
 
 
 @pytest.mark.contract("H1")
-def test_each_snapshot_that_is_recorded_becomes_the_head_and_names_the_one_before(
-    database: Database, store: Store, dataset: Dataset
-):
+def test_recorded_snapshot_becomes_the_head_and_names_its_parent(database: Database, store: Store, dataset: Dataset):
     made = history(database, store, dataset, 3)
 
     recorded = log(database, dataset)
@@ -84,7 +85,7 @@ def test_swap_on_a_stale_parent_is_refused_and_changes_nothing(
 
 
 @pytest.mark.contract("H1")
-def test_swap_that_leaves_out_a_number_or_the_parent_is_refused(database: Database, store: Store, dataset: Dataset):
+def test_swap_that_skips_a_number_or_the_parent_is_refused(database: Database, store: Store, dataset: Dataset):
     made = history(database, store, dataset, 2)
 
     assert not swap(database, build(dataset, made[1], seq=4))
@@ -93,7 +94,7 @@ def test_swap_that_leaves_out_a_number_or_the_parent_is_refused(database: Databa
 
 
 @pytest.mark.contract("H1")
-def test_of_many_who_swap_on_one_parent_one_succeeds(database: Database, store: Store, dataset: Dataset):
+def test_concurrent_swaps_on_one_parent_succeed_once(database: Database, store: Store, dataset: Dataset):
     (parent,) = history(database, store, dataset, 1)
     start = Barrier(8)
 
@@ -117,15 +118,15 @@ def test_same_snapshot_is_recorded_once(database: Database, store: Store, datase
     assert log(database, dataset) == named(first)
 
 
-def test_swap_on_a_dataset_that_is_being_deleted_is_refused(house: InProcessApi, database: Database, dataset: Dataset):
-    house.admin.delete("/v1/datasets/donations?confirm=donations")
+def test_swap_on_a_dataset_that_is_being_deleted_is_refused(api: InProcessApi, database: Database, dataset: Dataset):
+    api.admin.delete("/v1/datasets/donations?confirm=donations")
 
     assert not swap(database, build(dataset))
     assert log(database, dataset) == []
 
 
 @pytest.mark.contract("H2")
-def test_manifest_that_is_not_recorded_is_nowhere_to_be_seen(database: Database, store: Store, dataset: Dataset):
+def test_unrecorded_manifest_is_not_visible(database: Database, store: Store, dataset: Dataset):
     (first,) = history(database, store, dataset, 1)
     put = build(dataset, first)
     store.put_new(dataset.layout.snapshot(put.seq), put.to_json())
@@ -142,9 +143,7 @@ def test_manifest_that_is_not_recorded_is_nowhere_to_be_seen(database: Database,
 
 
 @pytest.mark.contract("H2")
-def test_stray_in_the_place_of_a_recorded_manifest_is_not_taken_for_it(
-    database: Database, store: Store, dataset: Dataset
-):
+def test_stray_manifest_at_the_path_of_a_recorded_one_is_rejected(database: Database, store: Store, dataset: Dataset):
     made = history(database, store, dataset, 2)
     stray = build(dataset, None)
     store.put(dataset.layout.snapshot(1), stray.to_json())
@@ -156,18 +155,18 @@ def test_stray_in_the_place_of_a_recorded_manifest_is_not_taken_for_it(
     assert log(database, dataset) == named(*reversed(made))
 
 
-def delete(house: InProcessApi) -> None:
-    house.admin.delete("/v1/datasets/donations?confirm=donations")
-    make_worker(house).step()
+def delete(api: InProcessApi) -> None:
+    api.admin.delete("/v1/datasets/donations?confirm=donations")
+    make_worker(api).step()
 
 
 @pytest.mark.contract("H2")
-def test_dataset_made_again_goes_on_with_its_numbers_above_what_a_forgotten_writer_may_put(
-    house: InProcessApi, database: Database, store: Store, dataset: Dataset
+def test_recreated_dataset_numbers_its_snapshots_above_those_of_a_stale_writer(
+    api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
     made = history(database, store, dataset, 2)
-    delete(house)
-    house.dataset("donations")
+    delete(api)
+    api.dataset("donations")
     again = dataset_of(database, "donations")
     forgotten = build(dataset, made[1])
     store.put_new(dataset.layout.snapshot(forgotten.seq), forgotten.to_json())
@@ -185,14 +184,14 @@ def test_dataset_made_again_goes_on_with_its_numbers_above_what_a_forgotten_writ
             find(database, again, str(gone.seq))
 
 
-def test_numbers_go_on_over_every_dataset_that_had_the_name(house: InProcessApi, database: Database, store: Store):
+def test_numbers_continue_over_every_dataset_that_had_the_name(api: InProcessApi, database: Database, store: Store):
     firsts = []
     for _ in range(3):
-        house.dataset("donations")
+        api.dataset("donations")
         dataset = dataset_of(database, "donations")
         firsts.append(head(database, dataset).seq)
         publish(database, store, dataset, build(dataset, after=firsts[-1]))
-        delete(house)
+        delete(api)
 
     assert firsts == [0, 2, 4]
 
@@ -205,11 +204,11 @@ def test_manifest_of_another_dataset_is_not_read(database: Database, store: Stor
         snapshots.read_named(store, dataset, Named(1, first.id))
 
 
-def test_manifest_that_is_gone_is_invalid(database: Database, store: Store, dataset: Dataset):
+def test_missing_manifest_is_invalid(database: Database, store: Store, dataset: Dataset):
     history(database, store, dataset, 1)
     store.delete([dataset.layout.snapshot(1)])
 
-    with pytest.raises(ManifestInvalid, match="is not there"):
+    with pytest.raises(ManifestInvalid, match="is missing"):
         snapshots.read_named(store, dataset, find(database, dataset, "latest"))
 
 
@@ -231,12 +230,10 @@ def test_snapshot_is_found_by_id_and_by_number(database: Database, store: Store,
 
 
 @pytest.mark.contract("M13")
-def test_compaction_moves_the_head_and_keeps_what_is_recorded_of_the_content(
-    database: Database, store: Store, dataset: Dataset
-):
+def test_compaction_moves_the_head_and_keeps_the_recorded_content(database: Database, store: Store, dataset: Dataset):
     made = history(database, store, dataset, 2)
-    compacted = publish(database, store, dataset, build(dataset, made[1], operation=Change.COMPACT))
-    optimized = publish(database, store, dataset, build(dataset, compacted, operation=Change.OPTIMIZE))
+    compacted = publish(database, store, dataset, build(dataset, made[1], operation=SnapshotOperation.COMPACT))
+    optimized = publish(database, store, dataset, build(dataset, compacted, operation=SnapshotOperation.OPTIMIZE))
 
     after_both = head(database, dataset)
     flushed = publish(database, store, dataset, build(dataset, optimized))
@@ -262,7 +259,7 @@ def test_head_is_resolved_without_a_storage_call_whatever_the_length_of_history(
     assert [(call.method, call.path) for call in store.calls] == [("get", dataset.layout.snapshot(13))]
 
 
-def test_first_snapshot_that_holds_a_segment_is_found(database: Database, store: Store, dataset: Dataset):
+def test_first_snapshot_that_contains_a_segment_is_found(database: Database, store: Store, dataset: Dataset):
     first = publish(database, store, dataset, build(dataset, segment=3))
     second = publish(database, store, dataset, build(dataset, first, segment=5))
 

@@ -1,4 +1,4 @@
-"""Delta tables: which version a restoration makes, and what is durable."""
+"""Delta tables: the version of a restore, and durability."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def file(store: Store, dataset: Dataset) -> File:
     return File(path=path, size=4, partition={"origin": "crawl"}, rows=1)
 
 
-def test_restoration_is_the_version_after_the_one_it_found_whoever_comes_right_after_it(
+def test_restore_is_the_version_after_the_current_one_despite_a_concurrent_commit(
     store: Store, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ):
     tables = DeltaStore(store)
@@ -55,7 +55,7 @@ def test_table_that_no_head_pins_is_emptied(store: Store, dataset: Dataset, file
     assert (made, opened.version(), opened.file_uris()) == (files, files, [])
 
 
-def test_checkpoint_is_made_durable_with_the_version_that_makes_it(
+def test_checkpoint_is_durable_with_the_version_that_writes_it(
     store: Store, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(delta, "CHECKPOINT_EVERY", 3)

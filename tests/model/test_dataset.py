@@ -1,4 +1,4 @@
-"""Configurations and the documents they are kept in."""
+"""Dataset configurations, and the YAML documents that store them."""
 
 from datetime import UTC, datetime
 
@@ -26,7 +26,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]) | AWKWARD)
 @given(TEXT, st.lists(TEXT.filter(lambda text: len(text) <= 200)))
 @example("a\u2028b", [" leading", "trailing ", "no", "1e3", "2030-01-01", "null", "=", ""])
 @example("word " * 1000, ["\n", "\t", "\ta\n\n b\n"])
-def test_every_text_that_is_taken_is_read_back_as_it_was(text: str, tags: list[str]):
+def test_every_accepted_text_is_read_back_unchanged(text: str, tags: list[str]):
     config = DatasetConfig.model_validate(CONFIG | {"description": text, "tags": tags})
     catalog = CatalogMetadata.model_validate({"summary": text})
 
@@ -46,7 +46,7 @@ def test_control_characters_are_refused_in_every_text(character: str):
         CatalogMetadata.model_validate({"summary": text})
 
 
-def test_null_goes_back_to_the_default_in_every_field():
+def test_null_resets_every_field_to_its_default():
     changed = DatasetConfig.model_validate(
         CONFIG
         | {"title": "x", "license": "https://e.org/", "summary": "x", "description": "x", "url": "https://e.org/"}
@@ -77,6 +77,6 @@ def test_if_match_compares_strongly_and_if_none_match_weakly(header: str, strong
 
 
 def test_libyaml_reads_and_writes_documents():
-    """In Python a document of a megabyte takes a second, inside a transaction."""
+    """Check that libyaml is in use: pure Python takes a second for a megabyte, inside a transaction."""
     assert issubclass(document.Parser, yaml.CSafeLoader)
     assert issubclass(document.Dumper, yaml.CSafeDumper)

@@ -1,4 +1,4 @@
-"""YAML: the types of JSON, the same back as was written, and nothing that takes long or much memory."""
+"""YAML: only the types of JSON, an unchanged round trip, and bounded time and memory."""
 
 import re
 from typing import Any
@@ -34,7 +34,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=50, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
-def test_document_is_read_back_as_it_was_written(data: dict[str, Any]):
+def test_document_is_read_back_unchanged(data: dict[str, Any]):
     assert load(document.dump(data), STORED) == data
 
 
@@ -48,7 +48,7 @@ def test_document_is_read_back_as_it_was_written(data: dict[str, Any]):
         ("1.5e+3", 1500.0), ("'12'", "12"), ("!!str 12", "12"), ("! 12", "12"), ("{2020: a, no: b, ~: c}", None),
     ],
 )  # fmt: skip
-def test_scalar_has_a_type_only_where_both_versions_of_yaml_agree(text: str, value: Any):
+def test_scalar_has_a_type_only_if_both_versions_of_yaml_agree(text: str, value: Any):
     expected = {"2020": "a", "no": "b", "~": "c"} if text.startswith("{") else value
     assert load(f"a: {text}") == {"a": expected}
     assert parse(f"a: {text}") == {"a": expected}
@@ -56,7 +56,7 @@ def test_scalar_has_a_type_only_where_both_versions_of_yaml_agree(text: str, val
 
 @settings(deadline=None)
 @given(st.text("0123456789+-.eE:_xonytrufalsNUL~", max_size=12))
-def test_typed_scalar_has_the_type_that_pyyaml_gives_it(text: str):
+def test_typed_scalar_has_the_type_of_pyyaml(text: str):
     try:
         found = load(text)
     except InvalidYaml:
@@ -65,7 +65,7 @@ def test_typed_scalar_has_the_type_that_pyyaml_gives_it(text: str):
         assert yaml.safe_load(text) == found
 
 
-def test_alias_stands_for_what_it_names():
+def test_alias_is_replaced_by_the_value_of_its_anchor():
     assert load("a: &x {b: [1]}\nc: *x\nd: [*x, &y z, *y]") == {
         "a": {"b": [1]},
         "c": {"b": [1]},
@@ -108,7 +108,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_document_that_is_too_much_is_refused_with_the_value_and_the_limit(name: str):
+def test_document_over_a_limit_is_refused_with_the_value_and_the_limit(name: str):
     text, reason = HOSTILE[name]
 
     for read in (load, parse):
@@ -116,7 +116,7 @@ def test_document_that_is_too_much_is_refused_with_the_value_and_the_limit(name:
             read(text)
 
 
-def test_json_is_held_to_the_same_number_of_nodes():
+def test_json_has_the_same_limit_of_nodes():
     check_size({"a": [1, {"b": 2}]}, Limits(nodes=7))
     with pytest.raises(InvalidYaml, match="more than 6 keys"):
         check_size({"a": [1, {"b": 2}]}, Limits(nodes=6))

@@ -1,4 +1,4 @@
-"""Entities into statements: the fast path, held equal to followthemoney's own."""
+"""Statements of entities: the fast path equals followthemoney's own implementation."""
 
 import string
 
@@ -49,7 +49,7 @@ def entities(draw):
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(entities(), max_size=4))
-def test_statements_are_those_of_the_library_to_the_byte(batch):
+def test_statements_equal_those_of_the_library_byte_for_byte(batch):
     exploder = Exploder()
     for data in batch:
         try:
@@ -58,21 +58,21 @@ def test_statements_are_those_of_the_library_to_the_byte(batch):
             with pytest.raises(InvalidRecord):
                 exploder.explode("test", data)
             continue
-        wanted = {
+        expected = {
             (s.id, s.entity_id, s.schema, s.prop, s.value, s.original_value, s.external, s.lang)
             for s in library.statements
         }
         made = exploder.explode("test", data)
         rows = zip(made.ids, made.props, made.values, made.originals, strict=True)
         found = {(i.hex(), made.entity_id, made.schema, p, v, o, False, None) for i, p, v, o in rows}
-        assert found == wanted
+        assert found == expected
         assert len(made.ids) == len(found)
         assert made.props[-1] == "id"
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(entities(), max_size=4))
-def test_values_taken_as_they_are_make_the_statements_of_the_library(batch):
+def test_uncleaned_values_make_the_statements_of_the_library(batch):
     exploder = Exploder()
     for data in batch:
         made = exploder.explode("test", data, "as_is", drop=True)
@@ -87,7 +87,7 @@ def test_values_taken_as_they_are_make_the_statements_of_the_library(batch):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(entities(), max_size=4))
-def test_every_value_is_in_a_statement_or_left_out_and_named(batch):
+def test_every_value_is_in_a_statement_or_reported_as_omitted(batch):
     exploder = Exploder()
     for data in batch:
         made = exploder.explode("test", data, "clean", drop=True)
@@ -100,19 +100,19 @@ def test_every_value_is_in_a_statement_or_left_out_and_named(batch):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
+    ("options", "expected"),
     [
         ({}, "d5f32d066d6f1679e1ba2bd0b1ef9f474b2e0cfd"),
         ({"external": True}, "6b5c144f7ec2ecea8ab83336fb7d2523e3cd2c8e"),
         ({"lang": "eng"}, "e05cd37eb95d4f95ff877079eecfcd5035351298"),
     ],
 )
-def test_ids_are_those_of_the_test_vectors(options, wanted: str):
-    assert statement_id("test", "jane", "name", "Jane Doe", **options).hex() == wanted
+def test_ids_equal_the_test_vectors(options, expected: str):
+    assert statement_id("test", "jane", "name", "Jane Doe", **options).hex() == expected
 
 
 @given(st.text(), st.text(), st.text(), st.text(), st.booleans(), st.one_of(st.none(), st.text(max_size=3)))
-def test_ids_are_those_of_the_library(dataset, entity, prop, value, external, lang):
+def test_ids_equal_those_of_the_library(dataset, entity, prop, value, external, lang):
     assert statement_id(dataset, entity, prop, value, external, lang).hex() == Statement.make_key(
         dataset, entity, prop, value, external, lang
     )
@@ -145,13 +145,13 @@ def person(properties) -> dict[str, object]:
         ({"id": "a", "schema": "Person", "first_seen": "yesterday"}, "first_seen", "ISO 8601"),
     ],
 )  # fmt: skip
-def test_what_is_no_entity_is_refused_by_field_and_reason(data, field, reason):
+def test_invalid_entity_is_refused_with_field_and_reason(data, field, reason):
     with pytest.raises(InvalidRecord) as refused:
         Exploder().explode("test", data)
     assert (refused.value.field, reason in refused.value.reason) == (field, True), refused.value.reason
 
 
-def test_cleaning_remembers_no_more_than_it_may():
+def test_cache_of_cleaned_values_is_bounded():
     exploder = Exploder()
     for start in range(0, MOST_KNOWN + 2000, 1000):
         names = [f"Name {number}" for number in range(start, start + 1000)]

@@ -1,4 +1,4 @@
-"""Paths of source files: what is one, and what is not."""
+"""Paths of source files: which are valid, and which are refused."""
 
 # ruff: noqa: E501, RUF001 - tables of names in any script
 
@@ -64,12 +64,12 @@ ODD = [
 ACCEPTED = [*SCRIPTS, *ODD]
 
 
-def test_there_are_as_many_cases_as_were_promised():
+def test_the_documented_number_of_cases_is_checked():
     assert len({*REFUSED}) + len({*ACCEPTED}) >= 200
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: ascii(text)[:40])
-def test_path_that_could_lead_elsewhere_or_hide_is_refused_with_the_reason(text: str):
+def test_path_that_could_escape_or_be_confused_is_refused_with_the_reason(text: str):
     with pytest.raises(ValueError, match="file path") as refused:
         FilePath(text)
 
@@ -77,7 +77,7 @@ def test_path_that_could_lead_elsewhere_or_hide_is_refused_with_the_reason(text:
 
 
 @pytest.mark.parametrize("text", ACCEPTED, ids=lambda text: ascii(text)[:40])
-def test_path_in_any_script_and_with_any_harmless_sign_is_kept_as_it_is(text: str):
+def test_path_in_any_script_with_any_harmless_character_is_unchanged(text: str):
     path = FilePath(text)
 
     assert path == text
@@ -87,7 +87,7 @@ def test_path_in_any_script_and_with_any_harmless_sign_is_kept_as_it_is(text: st
     ]
 
 
-def test_paths_in_other_normal_forms_are_other_paths():
+def test_paths_in_different_normal_forms_are_different():
     assert FilePath(unicodedata.normalize("NFC", "á")) != FilePath(unicodedata.normalize("NFD", "á"))
 
 

@@ -1,4 +1,4 @@
-"""When a job is tried again."""
+"""Retries of jobs."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -9,7 +9,7 @@ T0 = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(("attempts", "bound"), [(1, RETRY_BASE), (3, 4 * RETRY_BASE), (MOST_ATTEMPTS - 1, RETRY_CAP)])
-def test_error_that_passes_is_waited_for_longer_and_longer(attempts: int, bound: float):
+def test_delay_after_a_retryable_error_grows_up_to_a_bound(attempts: int, bound: float):
     again = Operation.DELETE.next_try(attempts, retryable=True, moment=T0)
 
     assert again is not None
@@ -17,7 +17,7 @@ def test_error_that_passes_is_waited_for_longer_and_longer(attempts: int, bound:
 
 
 @pytest.mark.parametrize(("attempts", "retryable"), [(1, False), (MOST_ATTEMPTS, True), (1000, True)])
-def test_what_cannot_be_done_soon_is_given_up_or_if_it_must_be_done_waits_long(
+def test_job_without_attempts_left_fails_unless_its_operation_must_complete(
     attempts: int, retryable: bool, monkeypatch
 ):
     must = Operation.DELETE.next_try(attempts, retryable, T0)

@@ -1,4 +1,4 @@
-"""Metadata: what no manifest could hold is refused at the door."""
+"""Metadata: values that no manifest can hold are refused when they are received."""
 
 from typing import Any
 
@@ -14,5 +14,5 @@ def test_half_of_a_surrogate_pair_is_refused(metadata: dict[str, Any]):
         NewStage(metadata=metadata)
 
 
-def test_text_beyond_the_basic_plane_is_kept():
+def test_text_beyond_the_basic_plane_is_unchanged():
     assert NewStage(metadata={"a": "\U0001f600"}).metadata == {"a": "\U0001f600"}

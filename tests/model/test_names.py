@@ -1,4 +1,4 @@
-"""Names."""
+"""Names of datasets, tenants and other resources."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ EVIL = ["", ".", "..", "../x", "/x", "x/", "a\x00b", "a\n", " a", "a b", "a'b", 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", EVIL)
-def test_what_could_leave_its_folder_or_hide_in_a_log_is_no_name(kind: type[Name], text: str):
+def test_text_that_could_escape_its_folder_or_corrupt_a_log_is_refused(kind: type[Name], text: str):
     with pytest.raises(ValueError, match=kind.what):
         kind(text)
 
@@ -43,7 +43,7 @@ def test_what_could_leave_its_folder_or_hide_in_a_log_is_no_name(kind: type[Name
         (Checksum, "0f" * 32),
     ],
 )
-def test_good_names_are_themselves(kind: type[Name], text: str):
+def test_valid_names_are_unchanged(kind: type[Name], text: str):
     assert kind(text) == text
     assert isinstance(kind(text), kind)
 

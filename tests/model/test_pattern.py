@@ -1,4 +1,4 @@
-"""Patterns of `like`: how they are read, and what they may cost."""
+"""Patterns of `like`: how they are parsed, and limits of their cost."""
 
 import pytest
 from tarn.model.pattern import LONGEST_PATTERN, LONGEST_WITH_SINGLES, MOST_SINGLES, Gap, check, parts
@@ -36,7 +36,7 @@ def test_runs_of_wildcards_and_literals_are_merged(pattern: str, expected: list[
         "a" * 400 + "_" * 400 + "%" + "b" * 100,
     ],
 )
-def test_pattern_within_the_bounds_is_taken(pattern: str) -> None:
+def test_pattern_within_the_bounds_is_accepted(pattern: str) -> None:
     check(pattern)
 
 

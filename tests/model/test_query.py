@@ -1,4 +1,4 @@
-"""What may be asked: every fault is told where it is, and no body is too deep or too wide to be refused quickly."""
+"""Validation of queries: each error has its location, and bodies of any depth or size are refused quickly."""
 
 import json
 from typing import Any
@@ -29,15 +29,15 @@ from tarn.model.query_fields import FieldName
 NAME: dict[str, Any] = {"field": "prop:name", "op": "eq", "value": "Ann"}
 
 
-def faults(model: type[EntityQuery] | type[EntityAggregate], body: dict[str, Any]) -> dict[str, str]:
-    """Where the faults of a body are, and why."""
+def errors(model: type[EntityQuery] | type[EntityAggregate], body: dict[str, Any]) -> dict[str, str]:
+    """Return the location of each error of a body, and its reason."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
     return {".".join(map(str, fault["loc"])): fault["msg"] for fault in caught.value.errors()}
 
 
 def refused(node: Any) -> dict[str, str]:
-    return faults(EntityQuery, {"where": node})
+    return errors(EntityQuery, {"where": node})
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def nested(depth: int) -> dict[str, Any]:
     return node
 
 
-def test_a_query_is_read_into_nodes_and_written_back_as_it_was() -> None:
+def test_query_is_parsed_into_nodes_and_serialised_unchanged() -> None:
     body = {"where": {"and": [NAME, {"or": [NAME, {"not": NAME}]}]}, "sort": ["-prop:date"], "limit": 5, "cursor": "x"}
     query = EntityQuery.model_validate(body)
     leaf = Comparison(field=FieldName("prop:name"), op=Op.EQ, value="Ann")
@@ -55,18 +55,18 @@ def test_a_query_is_read_into_nodes_and_written_back_as_it_was() -> None:
     assert query.model_dump(mode="json", by_alias=True) == body
 
 
-def test_a_query_of_nothing_has_its_defaults() -> None:
+def test_empty_query_has_its_defaults() -> None:
     query = EntityQuery.model_validate({})
     assert (query.where, query.sort, query.limit, query.cursor) == (None, [], 100, None)
 
 
 @pytest.mark.parametrize("name", sorted({*registry.groups, *(kind.name for kind in registry.types)}))
-def test_types_are_known_by_group_and_by_name(name: str) -> None:
+def test_types_are_accepted_by_group_and_by_name(name: str) -> None:
     assert EntityQuery.model_validate({"where": {"field": f"type:{name}", "op": "null", "value": False}})
 
 
 @pytest.mark.parametrize(
-    ("change", "place", "reason"),
+    ("change", "location", "reason"),
     [
         ({"field": "nix"}, "field", "must be id, canonical_id"),
         ({"field": "prop:"}, "field", "must be id, canonical_id"),
@@ -79,11 +79,11 @@ def test_types_are_known_by_group_and_by_name(name: str) -> None:
         ({"field": 7}, "field", "must be a string"),
         ({"op": "equals"}, "op", "Input should be 'eq', 'ne'"),
         ({"op": None}, "op", "Input should be 'eq', 'ne'"),
-        ({"field": "schemata", "op": "gt"}, "op", "gt makes no sense of schemata, which takes eq, ne, in, not_in"),
-        ({"field": "schema", "op": "like"}, "op", "like makes no sense of schema"),
-        ({"field": "first_seen", "op": "like"}, "op", "like makes no sense of first_seen"),
-        ({"field": "origin", "op": "lt"}, "op", "lt makes no sense of origin"),
-        ({"field": "id", "op": "null", "value": True}, "op", "null makes no sense of id"),
+        ({"field": "schemata", "op": "gt"}, "op", "gt is not supported by schemata, which supports eq, ne, in, not_in"),
+        ({"field": "schema", "op": "like"}, "op", "like is not supported by schema"),
+        ({"field": "first_seen", "op": "like"}, "op", "like is not supported by first_seen"),
+        ({"field": "origin", "op": "lt"}, "op", "lt is not supported by origin"),
+        ({"field": "id", "op": "null", "value": True}, "op", "null is not supported by id"),
         ({"value": 7}, "value", "must be a string"),
         ({"value": None}, "value", "must be a string"),
         ({"value": ["x"]}, "value", "must be a string"),
@@ -111,22 +111,22 @@ def test_types_are_known_by_group_and_by_name(name: str) -> None:
         ({"more": 1}, "more", "Extra inputs"),
     ],
 )
-def test_a_comparison_that_makes_no_sense_is_refused_where_it_is_wrong(
-    change: dict[str, Any], place: str, reason: str
+def test_invalid_comparison_is_refused_with_the_location_of_the_error(
+    change: dict[str, Any], location: str, reason: str
 ) -> None:
     found = refused({"or": [NAME, NAME | change]})
-    assert list(found) == [f"where.or.1.{place}"]
-    assert reason in found[f"where.or.1.{place}"]
+    assert list(found) == [f"where.or.1.{location}"]
+    assert reason in found[f"where.or.1.{location}"]
 
 
 @pytest.mark.parametrize("part", ["field", "op", "value"])
-def test_a_comparison_without_one_of_its_parts_is_refused(part: str) -> None:
+def test_comparison_without_a_required_field_is_refused(part: str) -> None:
     node = {name: value for name, value in NAME.items() if name != part}
     assert refused(node) == {f"where.{part}": "Field required"}
 
 
 @pytest.mark.parametrize(
-    ("node", "place"),
+    ("node", "location"),
     [
         ([], "where"),
         ("name", "where"),
@@ -142,16 +142,16 @@ def test_a_comparison_without_one_of_its_parts_is_refused(part: str) -> None:
         ({"not": {"or": [NAME], "field": "id"}}, "where.not.field"),
     ],
 )
-def test_a_node_of_no_shape_is_refused_where_it_is(node: Any, place: str) -> None:
-    assert list(refused(node)) == [place]
+def test_node_of_unknown_form_is_refused_with_its_location(node: Any, location: str) -> None:
+    assert list(refused(node)) == [location]
 
 
-def test_every_fault_is_told_in_the_order_of_the_body() -> None:
+def test_all_errors_are_reported_in_the_order_of_the_body() -> None:
     node = {"and": [NAME | {"value": 1}, {"not": NAME | {"op": "x"}}, NAME | {"field": "x"}]}
     assert list(refused(node)) == ["where.and.0.value", "where.and.1.not.op", "where.and.2.field"]
 
 
-def test_the_deepest_and_widest_query_is_read() -> None:
+def test_deepest_and_widest_query_is_accepted() -> None:
     assert EntityQuery.model_validate({"where": nested(32)})
     assert EntityQuery.model_validate({"where": {"and": [{"or": [NAME] * 100}, {"or": [NAME] * 100}]}})
     lists = [NAME | {"op": "in", "value": ["x"] * 1000}] * 10
@@ -159,7 +159,7 @@ def test_the_deepest_and_widest_query_is_read() -> None:
 
 
 @pytest.mark.parametrize("depth", [33, 200, 1000, 100_000])
-def test_a_query_that_is_too_deep_is_refused_however_deep(depth: int) -> None:
+def test_query_above_the_maximum_depth_is_refused_at_any_depth(depth: int) -> None:
     assert refused(nested(depth)) == {"where": "is nested more than 32 levels deep"}
 
 
@@ -172,11 +172,11 @@ def test_a_query_that_is_too_deep_is_refused_however_deep(depth: int) -> None:
         {"or": [{"and": [NAME] * 200}] * 200},
     ],
 )
-def test_a_query_with_too_many_comparisons_is_refused_however_they_are_nested(node: dict[str, Any]) -> None:
+def test_query_with_too_many_comparisons_is_refused_in_any_nesting(node: dict[str, Any]) -> None:
     assert refused(node) == {"where": "has more than 200 comparisons"}
 
 
-def test_a_query_with_too_many_values_in_all_is_refused() -> None:
+def test_query_with_too_many_values_in_total_is_refused() -> None:
     lists = [NAME | {"op": "in", "value": ["x"] * 1000}] * 10
     assert refused({"and": [*lists, NAME | {"op": "in", "value": ["x"]}]}) == {
         "where": "has more than 10000 values in its lists"
@@ -184,7 +184,7 @@ def test_a_query_with_too_many_values_in_all_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "location"),
     [
         ({"sort": ["caption"]}, "sort.0"),
         ({"sort": ["id", "prop:nix"]}, "sort.1"),
@@ -200,12 +200,12 @@ def test_a_query_with_too_many_values_in_all_is_refused() -> None:
         ({"offset": 3}, "offset"),
     ],
 )
-def test_what_else_is_wrong_with_a_query_is_refused_where_it_is(body: dict[str, Any], place: str) -> None:
-    assert list(faults(EntityQuery, body)) == [place]
+def test_other_errors_of_a_query_are_refused_with_their_location(body: dict[str, Any], location: str) -> None:
+    assert list(errors(EntityQuery, body)) == [location]
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "location"),
     [
         ({"metrics": []}, "metrics"),
         ({"metrics": ["sum"]}, "metrics.0"),
@@ -223,18 +223,18 @@ def test_what_else_is_wrong_with_a_query_is_refused_where_it_is(body: dict[str, 
         ({"where": NAME | {"op": "x"}}, "where.op"),
     ],
 )
-def test_what_is_wrong_with_an_aggregate_is_refused_where_it_is(change: dict[str, Any], place: str) -> None:
-    assert list(faults(EntityAggregate, {"metrics": ["count"]} | change)) == [place]
+def test_invalid_aggregate_is_refused_with_the_location_of_the_error(change: dict[str, Any], location: str) -> None:
+    assert list(errors(EntityAggregate, {"metrics": ["count"]} | change)) == [location]
 
 
-def test_metrics_are_named_by_what_they_measure() -> None:
+def test_default_name_of_a_metric_is_its_operation_and_field() -> None:
     read: TypeAdapter[list[Metric]] = TypeAdapter(list[Metric])
     metrics = read.validate_python(["count", {"count_distinct": "prop:country"}, {"min": "id"}, {"max": "last_seen"}])
     assert isinstance(metrics[1], CountDistinct)
     assert [*map(metric_name, metrics)] == ["count", "count_distinct:prop:country", "min:id", "max:last_seen"]
 
 
-def test_every_kind_of_field_has_its_comparisons() -> None:
+def test_every_kind_of_field_has_comparisons() -> None:
     kinds = {FieldName(name).kind for name in ("id", "canonical_id", "schema", "schemata", "origin", "first_seen",
              "last_seen", "prop:name", "type:names")}  # fmt: skip
     assert OPS.keys() == kinds
@@ -243,7 +243,7 @@ def test_every_kind_of_field_has_its_comparisons() -> None:
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    """The two bodies behind FastAPI, with faults as the API answers them."""
+    """Provide a client of two routes that take the bodies, with errors as in the API."""
     app = FastAPI()
 
     @app.post("/query")
@@ -259,30 +259,30 @@ def client() -> TestClient:
 
 
 def sent(client: TestClient, text: str) -> tuple[int, str]:
-    answer = client.post("/query", content=text, headers={"Content-Type": "application/json"})
-    return answer.status_code, answer.json()["detail"]
+    response = client.post("/query", content=text, headers={"Content-Type": "application/json"})
+    return response.status_code, response.json()["detail"]
 
 
 @pytest.mark.parametrize("depth", [33, 200, 500, 800])
-def test_a_deep_body_is_answered_with_a_precise_problem(client: TestClient, depth: int) -> None:
+def test_deep_body_is_a_problem_with_the_reason(client: TestClient, depth: int) -> None:
     text = '{"where": ' + '{"not":' * depth + json.dumps(NAME) + "}" * depth + "}"
     assert sent(client, text) == (422, "where: is nested more than 32 levels deep")
 
 
 @pytest.mark.parametrize("depth", [950, 1000, 1020, 10_000, 100_000])
-def test_a_body_too_deep_for_the_parser_is_a_problem_of_the_caller(client: TestClient, depth: int) -> None:
+def test_body_too_deep_for_the_parser_is_a_client_error(client: TestClient, depth: int) -> None:
     text = '{"where": ' + '{"not":' * depth + json.dumps(NAME) + "}" * depth + "}"
     status, _ = sent(client, text)
     assert status in (400, 422)
 
 
-def test_the_place_of_a_fault_reaches_the_caller(client: TestClient) -> None:
+def test_problem_has_the_location_of_the_error(client: TestClient) -> None:
     body = {"where": {"and": [NAME, NAME | {"op": "in", "value": ["x", 1]}]}}
-    answer = client.post("/query", json=body)
-    assert answer.json()["errors"] == [{"line": None, "field": "where.and.1.value.1", "reason": "must be a string"}]
+    response = client.post("/query", json=body)
+    assert response.json()["errors"] == [{"line": None, "field": "where.and.1.value.1", "reason": "must be a string"}]
 
 
-def test_the_openapi_document_describes_nodes_by_reference_to_each_other(client: TestClient) -> None:
+def test_openapi_document_describes_nodes_by_references(client: TestClient) -> None:
     schemas = client.get("/openapi.json").json()["components"]["schemas"]
     node = [{"$ref": f"#/components/schemas/{name}"} for name in ("And", "Or", "Not", "Comparison")]
     assert schemas["EntityQuery"]["properties"]["where"]["anyOf"] == [*node, {"type": "null"}]

@@ -1,4 +1,4 @@
-"""The manifest as a document: what it must have, and that it says the same again when it is read."""
+"""The manifest as a document: required fields, and an unchanged round trip."""
 
 import math
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid
 from tarn.model.metadata import DEEPEST
 from tarn.model.names import DatasetName
-from tarn.model.snapshot import Change, Column, Components, Counts, File, HeldBatch, Snapshot, Table
+from tarn.model.snapshot import Column, Components, Counts, File, IncludedBatch, Snapshot, SnapshotOperation, Table
 from tarn.model.stage import NewStage, StageCommit
 
 from tests.lake.manifests import build
@@ -59,7 +59,14 @@ tables = parts(
     removed=st.lists(text, max_size=2),
 )
 batches = parts(
-    HeldBatch, id=text, tenant=text, commit=count, message=maybe(text), metadata=metadata, entities=count, rows=count
+    IncludedBatch,
+    id=text,
+    tenant=text,
+    commit=count,
+    message=maybe(text),
+    metadata=metadata,
+    entities=count,
+    rows=count,
 )
 manifests = parts(
     Snapshot,
@@ -71,7 +78,7 @@ manifests = parts(
     content=count,
     parent=maybe(text),
     created=moments,
-    operation=st.sampled_from(Change),
+    operation=st.sampled_from(SnapshotOperation),
     author=text,
     message=maybe(text),
     metadata=metadata,
@@ -88,7 +95,7 @@ manifests = parts(
 @pytest.mark.contract("M1")
 @settings(deadline=None)
 @given(manifests)
-def test_manifest_alone_gives_back_everything_that_was_put_into_it(manifest: Snapshot):
+def test_manifest_is_read_back_unchanged(manifest: Snapshot):
     stored = manifest.to_json()
 
     read = Snapshot.from_json("path", stored)
@@ -98,13 +105,13 @@ def test_manifest_alone_gives_back_everything_that_was_put_into_it(manifest: Sna
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """A stored manifest, as plain JSON."""
+    """Return a stored manifest as plain JSON."""
     found: dict[str, Any] = orjson.loads(build(DATASET, build(DATASET), message="a message", **changes).to_json())
     return found
 
 
 def invalid_field(manifest: Any) -> str:
-    """The field for which a document is no manifest."""
+    """Return the field for which a document is refused as a manifest."""
     with pytest.raises(ManifestInvalid) as caught:
         Snapshot.from_json("donations/snapshots/000000000002.json", orjson.dumps(manifest))
     assert caught.value.detail.startswith("donations/snapshots/000000000002.json: ")
@@ -118,7 +125,7 @@ OPTIONAL = {
 
 
 def field_paths(value: Any, prefix: str = "") -> list[str]:
-    """Every field of a manifest by its dotted name; not those of what callers and writers name: columns, metadata."""
+    """Yield every field of a manifest by its dotted name, except below columns and metadata, whose names are free."""
     if isinstance(value, list):
         return field_paths(value[0], f"{prefix}0.") if value and isinstance(value[0], dict) else []
     found = []
@@ -132,14 +139,14 @@ def field_paths(value: Any, prefix: str = "") -> list[str]:
 REQUIRED = sorted(set(field_paths(document())) - OPTIONAL)
 
 
-def test_the_fields_that_must_be_there_are_all_but_a_few():
+def test_all_fields_but_a_few_are_required():
     assert {"format", "version", "metadata", "components.compression", "statements.files.0.rows"} < set(REQUIRED)
     assert len(REQUIRED) > 40
 
 
-def without(place: str) -> dict[str, Any]:
+def without(dotted: str) -> dict[str, Any]:
     manifest = document()
-    *path, last = place.split(".")
+    *path, last = dotted.split(".")
     inside: Any = manifest
     for step in path:
         inside = inside[int(step)] if isinstance(inside, list) else inside[step]
@@ -148,9 +155,9 @@ def without(place: str) -> dict[str, Any]:
 
 
 @pytest.mark.contract("M2", "M3", "M11")
-@pytest.mark.parametrize("place", REQUIRED)
-def test_manifest_without_a_required_field_is_invalid_and_names_it(place: str):
-    assert invalid_field(without(place)) == place
+@pytest.mark.parametrize("path", REQUIRED)
+def test_manifest_without_a_required_field_is_invalid_and_names_it(path: str):
+    assert invalid_field(without(path)) == path
 
 
 @pytest.mark.contract("M11")
@@ -168,13 +175,13 @@ def test_manifest_without_a_required_field_is_invalid_and_names_it(place: str):
         ({"rows": {"live": 1}}, "rows.added"),
     ],
 )
-def test_manifest_with_a_field_that_cannot_be_is_invalid_and_names_it(changes: dict[str, Any], field: str):
+def test_manifest_with_an_impossible_field_is_invalid_and_names_it(changes: dict[str, Any], field: str):
     assert invalid_field(document() | changes) == field
 
 
 @pytest.mark.contract("M11")
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 10_000])
-def test_what_is_no_document_is_invalid_as_a_whole(data: bytes):
+def test_data_that_is_not_a_document_is_invalid_as_a_whole(data: bytes):
     with pytest.raises(ManifestInvalid) as caught:
         Snapshot.from_json("path", data)
 
@@ -183,7 +190,7 @@ def test_what_is_no_document_is_invalid_as_a_whole(data: bytes):
 
 @pytest.mark.contract("D3", "M3")
 @pytest.mark.parametrize("value", [None, [], "{}"])
-def test_stored_metadata_that_is_no_object_is_invalid_in_the_manifest_and_in_its_batches(value: Any):
+def test_stored_metadata_that_is_not_an_object_is_invalid_in_the_manifest_and_in_its_batches(value: Any):
     manifest = document()
     batch = manifest["batches"][0] | {"metadata": value}
 
@@ -192,14 +199,14 @@ def test_stored_metadata_that_is_no_object_is_invalid_in_the_manifest_and_in_its
 
 
 @pytest.mark.contract("D3", "M3")
-def test_stored_metadata_that_is_missing_is_invalid_and_empty_is_kept():
+def test_missing_stored_metadata_is_invalid_and_empty_metadata_is_kept():
     assert invalid_field(without("metadata")) == "metadata"
     assert invalid_field(without("batches.0.metadata")) == "batches.0.metadata"
     assert document()["metadata"] == {}
 
 
 @pytest.mark.contract("M2")
-def test_first_manifest_has_no_parent_and_says_its_moment_in_utc():
+def test_first_manifest_has_no_parent_and_its_timestamp_is_in_utc():
     first = orjson.loads(build(DATASET).to_json())
 
     assert "parent" not in first
@@ -212,7 +219,7 @@ NOT_JSON = [math.nan, math.inf, -math.inf]
 
 @pytest.mark.contract("M8")
 @pytest.mark.parametrize("number", NOT_JSON)
-def test_bound_that_is_no_number_of_json_is_refused(number: float):
+def test_bound_that_is_not_a_json_number_is_refused(number: float):
     with pytest.raises(ValidationError):
         Column(min=number)
 
@@ -220,7 +227,7 @@ def test_bound_that_is_no_number_of_json_is_refused(number: float):
 @pytest.mark.contract("M8")
 @pytest.mark.parametrize("token", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
 @pytest.mark.parametrize("around", [b"?", b'[1,{"b":?}]'])
-def test_stored_metadata_with_a_number_that_json_does_not_have_is_invalid(token: bytes, around: bytes):
+def test_stored_metadata_with_a_number_that_is_not_json_is_invalid(token: bytes, around: bytes):
     metadata = b'"metadata":{"a":' + around.replace(b"?", token) + b"}"
 
     with pytest.raises(ManifestInvalid) as caught:
@@ -249,7 +256,7 @@ def nested(levels: int) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("model", [NewStage, StageCommit])
-def test_metadata_that_no_reader_would_give_back_is_refused_by_its_place(model: type[BaseModel], value, reason: str):
+def test_metadata_that_is_not_preserved_by_readers_is_refused_with_its_path(model: type[BaseModel], value, reason: str):
     with pytest.raises(ValidationError) as caught:
         model.model_validate({"stages": ["x"], "metadata": value} if model is StageCommit else {"metadata": value})
 
@@ -259,7 +266,7 @@ def test_metadata_that_no_reader_would_give_back_is_refused_by_its_place(model: 
 
 
 @pytest.mark.parametrize("value", [2**64 - 1, -(2**63), 0.1, nested(DEEPEST - 1), None, "\x00"])
-def test_metadata_at_the_edge_survives_the_way_into_a_manifest_and_out(value: Any):
+def test_metadata_at_the_limits_is_read_back_unchanged(value: Any):
     given_ = NewStage(metadata={"a": value}).metadata
 
     manifest = build(DATASET, metadata=given_)

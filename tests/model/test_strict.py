@@ -1,4 +1,4 @@
-"""Request bodies: values are what JSON says they are."""
+"""Request bodies: values must have their JSON type."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ from tarn.model.tenant import NewGrant, NewKey, NewLimits, Strict
         (StageCommit, {"stages": ["a\x00"]}),
     ],
 )
-def test_value_of_another_kind_or_that_no_database_keeps_is_refused(model: type[Strict], body: dict[str, Any]):
+def test_value_of_another_type_or_that_databases_cannot_store_is_refused(model: type[Strict], body: dict[str, Any]):
     with pytest.raises(ValidationError):
         model.model_validate(body)
 
@@ -45,5 +45,5 @@ def test_value_of_another_kind_or_that_no_database_keeps_is_refused(model: type[
         (Policy, {"exports": "after_flush"}),
     ],
 )
-def test_value_of_its_own_kind_is_taken(model: type[Strict], body: dict[str, Any]):
+def test_value_of_the_declared_type_is_accepted(model: type[Strict], body: dict[str, Any]):
     assert model.model_validate(body).model_fields_set == body.keys()

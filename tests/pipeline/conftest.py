@@ -1,4 +1,4 @@
-"""What pipeline tests stand on beside a flush: a worker that flushes."""
+"""Fixtures of pipeline tests: a worker that flushes."""
 
 import pytest
 from tarn.worker.flusher import SparkFlusher
@@ -10,8 +10,8 @@ from tests.worker.workers import make_worker
 
 
 @pytest.fixture
-def worker(house: InProcessApi, kernels: DirectKernels) -> Worker:
-    """A worker that flushes without Spark."""
-    services = house.services
+def worker(api: InProcessApi, kernels: DirectKernels) -> Worker:
+    """Return a worker that flushes without Spark."""
+    services = api.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
-    return make_worker(house, flusher)
+    return make_worker(api, flusher)

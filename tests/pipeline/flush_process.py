@@ -1,13 +1,13 @@
 """A flush on Spark in a process of its own: `python -m tests.pipeline.flush_process DATABASE_URL LAKE MASTER ID…`.
 
-Prints what became of it as JSON. One process has one Spark, so each master needs its own.
+Prints the outcome as JSON. A process can have one Spark session, so each master needs its own.
 """
 
 import sys
 
 import orjson
 from tarn.db.engine import Database
-from tarn.pipeline.jobs import flush_plan as plan
+from tarn.pipeline.jobs import flush_plan
 from tarn.settings import load_settings
 from tarn.storage.connection import Connection
 from tarn.storage.store import Store
@@ -16,13 +16,14 @@ from tarn.worker.flusher import SparkFlusher
 
 def main(database_url: str, lake: str, master: str, *dataset_ids: str) -> None:
     settings = load_settings(database_url=database_url, lake_uri=lake, spark_master=master, spark_memory="1g")
-    plan.WORTH_SPLITTING = 100  # so that every executor has its part
+    flush_plan.WORTH_SPLITTING = 100  # so that every executor gets tasks
     database = Database(settings.database_url)
     flusher = SparkFlusher(settings, database, Store(Connection.from_settings(settings)), "another process")
     done = flusher.flush(dataset_ids, lambda: None)
     flusher.close()
     database.close()
-    sys.stdout.write(orjson.dumps({name: [list(each) for each in made] for name, made in done.items()}).decode())
+    added = {name: [snapshot.rows.added for snapshot in outcome.snapshots] for name, outcome in done.items()}
+    sys.stdout.write(orjson.dumps(added).decode())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a dataset should hold after events, worked out one event at a time; and what its store does hold."""
+"""A model of a dataset that applies one event at a time, and readers of what its store holds."""
 
 import os
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.lake import snapshots
 from tarn.model.snapshot import Snapshot, TableName
@@ -16,19 +17,19 @@ from tests.in_process_api import InProcessApi
 
 Identity = tuple[bytes, str]
 
-# No name of a setting: an unknown one of those refuses every start.
-HISTORIES = range(int(os.environ.get("HISTORIES", "8")))
-"""Random histories that are played; more of them by `make faults`."""
+# Not prefixed with TARN_: an unknown setting refuses every start.
+HISTORIES = range(int(os.environ.get("HISTORIES", "3")))
+"""Seeds of random histories; `make faults` runs more of them."""
 
 
 @dataclass
 class Expected:
-    """Events as they happen, batch by batch: first and last seen are over all since a statement last came to be."""
+    """The live rows after batches of events; first and last seen cover the time since a statement was last added."""
 
     live: dict[Identity, dict[str, Any]] = field(default_factory=dict)
 
     def commit(self, events: Iterable[dict[str, Any]]) -> None:
-        """Apply a batch. A statement that a batch ends and says again was never gone for anybody."""
+        """Apply a batch. A statement that a batch ends and adds again counts as never ended."""
         before = dict(self.live)
         for event in events:
             if event["kind"] == 1:
@@ -39,7 +40,7 @@ class Expected:
                 self._end(lambda row, event=event: _erased(row, event))
 
     def _add(self, event: dict[str, Any], before: dict[Identity, dict[str, Any]]) -> None:
-        place = event["id"], event["origin"]
+        identity = event["id"], event["origin"]
         if event["prop"] == "id":
             self._end(
                 lambda row: (
@@ -47,17 +48,17 @@ class Expected:
                     and row["id"] != event["id"]
                 )
             )
-        former = before.get(place)
+        former = before.get(identity)
         row = dict(event)
         row["canonical_id"] = event["canonical_id"] or event["entity_id"]
         if former is not None:
             row["first_seen"] = min(former["first_seen"], row["first_seen"])
             row["last_seen"] = max(former["last_seen"], row["last_seen"])
-        self.live[place] = before[place] = row
+        self.live[identity] = before[identity] = row
 
     def _end(self, ends: Any) -> None:
-        for place in [place for place, row in self.live.items() if ends(row)]:
-            del self.live[place]
+        for identity in [identity for identity, row in self.live.items() if ends(row)]:
+            del self.live[identity]
 
 
 def _erased(row: dict[str, Any], event: dict[str, Any]) -> bool:
@@ -68,47 +69,47 @@ SHOWN = ("entity_id", "canonical_id", "schema", "prop", "value", "lang", "origin
 
 
 def shown(live: dict[Identity, dict[str, Any]]) -> dict[Identity, tuple[Any, ...]]:
-    """What a reader sees of each statement."""
-    return {place: tuple(row[name] for name in SHOWN) for place, row in live.items()}
+    """Return the visible fields of each statement."""
+    return {identity: tuple(row[name] for name in SHOWN) for identity, row in live.items()}
 
 
-def head(house: InProcessApi, dataset: Dataset) -> Snapshot:
-    with house.services.database.read() as connection:
-        seq = snapshots.recorded(connection, dataset).seq
-    return snapshots.read(house.services.store, dataset, seq)
+def head(api: InProcessApi, dataset: Dataset) -> Snapshot:
+    with api.services.database.read() as connection:
+        seq = recorded_head(connection, dataset).seq
+    return snapshots.read(api.services.store, dataset, seq)
 
 
 def rows_of(store: Store, dataset: Dataset, snapshot: Snapshot, table: TableName) -> list[dict[str, Any]]:
-    """The rows of a table's files, moments as microseconds."""
+    """Return the rows of a table's files, with moments as microseconds."""
     folder = dataset.layout.statements if table == "statements" else dataset.layout.translog
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for file in snapshot.table(table).files:
         data = pq.read_table(pa.BufferReader(store.get(f"{folder}/{file.path}")))
         for name in ("first_seen", "last_seen", "deleted_at"):
             if name in data.column_names:
-                place = data.column_names.index(name)
-                data = data.set_column(place, name, data.column(name).cast("int64"))
+                column = data.column_names.index(name)
+                data = data.set_column(column, name, data.column(name).cast("int64"))
         assert data.num_rows == file.rows
-        found += [row | file.partition for row in data.to_pylist()]
-    return found
+        rows += [row | file.partition for row in data.to_pylist()]
+    return rows
 
 
 def stored(store: Store, dataset: Dataset, snapshot: Snapshot) -> dict[Identity, dict[str, Any]]:
-    """What is live in a snapshot: the newest row of an identity, unless something later deletes it."""
+    """Return the live rows of a snapshot: the newest row of each identity, unless a later event deletes it."""
     newest: dict[Identity, dict[str, Any]] = {}
     for row in rows_of(store, dataset, snapshot, "statements"):
-        place = row["id"], row["origin"]
-        if place not in newest or newest[place]["ord"] < row["ord"]:
-            newest[place] = row
+        identity = row["id"], row["origin"]
+        if identity not in newest or newest[identity]["ord"] < row["ord"]:
+            newest[identity] = row
     marks = [row for row in rows_of(store, dataset, snapshot, "translog") if row["kind"] != "insert"]
-    gone = set()
+    deleted = set()
     for mark in marks:
-        place = mark["id"], mark["origin"]
-        if place not in newest or mark["ord"] <= newest[place]["ord"]:
+        identity = mark["id"], mark["origin"]
+        if identity not in newest or mark["ord"] <= newest[identity]["ord"]:
             continue
-        row = newest[place]
+        row = newest[identity]
         if mark["kind"] == "delete":
-            gone.add(place)
+            deleted.add(identity)
         row["first_seen"] = min(row["first_seen"], mark["first_seen"])
         row["last_seen"] = max(row["last_seen"], mark["last_seen"])
-    return {place: row for place, row in newest.items() if place not in gone}
+    return {identity: row for identity, row in newest.items() if identity not in deleted}

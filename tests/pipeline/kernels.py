@@ -1,4 +1,4 @@
-"""Kernels without Spark: the same code in a child process, as ADBC's SQLite must not live beside Python's own."""
+"""Kernels without Spark: the same code in a child process, as ADBC's SQLite must not share a process with Python's."""
 
 import multiprocessing
 import os
@@ -8,16 +8,20 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from tarn.errors import Internal, TarnError
 from tarn.model.schema_buckets import buckets
 from tarn.pipeline.tasks.journal_slice import Journal, JournalSlice
-from tarn.pipeline.tasks.kernel import AnyTask, Kernel, Output
+from tarn.pipeline.tasks.kernel import Kernel
 from tarn.pipeline.tasks.merge_files import FoldRange
+from tarn.pipeline.tasks.task import Task
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
+
+Result = TypeVar("Result")
 
 
 class DirectKernels:
@@ -29,25 +33,23 @@ class DirectKernels:
         self._settings = settings
         self._pool = pool
 
-    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+    def run(self, slots: list[list[Task[Result]]]) -> Iterator[tuple[int, Result | TarnError]]:
         tasks = [task for slot in slots for task in slot]
         connection = Connection.from_settings(self._settings)
         kernel = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
         yield from self._pool.submit(run_tasks, kernel, tasks).result()
 
-    def run_here(self, task: AnyTask) -> Output | TarnError:
-        ((_, output),) = self.run([[task]])
-        return output
-
 
 @dataclass(frozen=True)
 class DyingKernel(Kernel):
-    """A kernel whose process dies at its first task, with the task's files written and nothing said of them."""
+    """A kernel whose process is killed in its first task, after the task's files were written but before they are
+    reported.
+    """
 
     died: str = ""
-    """A file that is there once it has."""
+    """Path of a file that is created when the process dies."""
 
-    def run(self, tasks: Iterable[AnyTask], scratch: str) -> Iterator[tuple[AnyTask, Output | Exception]]:
+    def run(self, tasks: Iterable[Task[Result]], scratch: str) -> Iterator[tuple[Task[Result], Result | Exception]]:
         for made in super().run(tasks, scratch):
             if not Path(self.died).exists():
                 Path(self.died).touch()
@@ -57,11 +59,11 @@ class DyingKernel(Kernel):
 
 @dataclass(frozen=True)
 class BusyKernel(Kernel):
-    """A kernel whose compactions never end, in pure Python, while a file is there."""
+    """A kernel whose compactions loop forever in pure Python while a file exists."""
 
     busy: str = ""
 
-    def run(self, tasks: Iterable[AnyTask], scratch: str) -> Iterator[tuple[AnyTask, Output | Exception]]:
+    def run(self, tasks: Iterable[Task[Result]], scratch: str) -> Iterator[tuple[Task[Result], Result | Exception]]:
         tasks = list(tasks)
         if any(isinstance(task, FoldRange) for task in tasks) and Path(self.busy).exists():
             Path(f"{self.busy}-{os.getpid()}").touch()
@@ -74,7 +76,7 @@ def child() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def run_tasks(kernel: Kernel, tasks: list[AnyTask]) -> list[tuple[int, Output | TarnError]]:
+def run_tasks(kernel: Kernel, tasks: list[Task[Result]]) -> list[tuple[int, Result | TarnError]]:
     with tempfile.TemporaryDirectory() as scratch:
         return [
             (task.number, _known(output) if isinstance(output, Exception) else output)
@@ -82,13 +84,13 @@ def run_tasks(kernel: Kernel, tasks: list[AnyTask]) -> list[tuple[int, Output | 
         ]
 
 
-def read_both_ways(journal: Journal, wanted: JournalSlice) -> tuple[pa.Table, pa.Table]:
-    """The events of a slice in their order: as a task reads them, and as it does where some are bad."""
+def read_both_ways(journal: Journal, journal_slice: JournalSlice) -> tuple[pa.Table, pa.Table]:
+    """Return the events of a slice in order, read as a task reads them and by the slower way for unreadable rows."""
     with journal.opened() as opened:
-        with opened.events(wanted) as incoming:
-            found = incoming.read_all()
-        readable = opened.readable_events(wanted)
-    real = (table.filter(pc.not_equal(table.column("ord"), 0)).sort_by("ord") for table in (found, readable))
+        with opened.events(journal_slice) as incoming:
+            events = incoming.read_all()
+        readable = opened.readable_events(journal_slice)
+    real = (table.filter(pc.not_equal(table.column("ord"), 0)).sort_by("ord") for table in (events, readable))
     quickly, one_by_one = real
     return quickly, one_by_one
 

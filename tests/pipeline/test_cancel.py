@@ -1,11 +1,11 @@
-"""Running jobs that are cancelled end within seconds, wherever they are: in a loop, in a query, or on Spark.
+"""Cancellation of running jobs: they end within seconds, in a loop, in a query or on Spark.
 
-What a job reads has no end here, so that nothing but the cancellation can end it.
+What the jobs read is endless here, so that only the cancellation can end them.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from tarn.datasets.registry import Dataset
 from tarn.errors import SourceFailed
 from tarn.integrity import row_checks
 from tarn.model.cancellation import Cancellation, check, checked, current
-from tarn.model.job import Stopped
+from tarn.model.job import JobStopped
 from tarn.model.schema_buckets import buckets
+from tarn.pipeline.tasks.data_files import FilePuts
 from tarn.pipeline.tasks.journal_slice import Journal
-from tarn.pipeline.tasks.kernel import Kernel
+from tarn.pipeline.tasks.task import TaskContext
 from tarn.storage.store import CHUNK, Entry, Store
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
@@ -33,13 +34,13 @@ from tests.worker.flushers import SqlFlusher
 from tests.worker.workers import make_worker, working
 
 BOUND = 10
-"""Seconds within which a cancelled job is over; about one is usual."""
+"""Seconds within which a cancelled job must end; about one is usual."""
 
 DATASET = "/v1/datasets/test"
 
 
 class EndlessStore(Store):
-    """A store in which chosen folders and files have no end, until the test does."""
+    """A store in which chosen folders and files are endless until the test ends them."""
 
     def __init__(self, inner: Store) -> None:
         self.__dict__ = inner.__dict__
@@ -50,8 +51,8 @@ class EndlessStore(Store):
         return self._repeated(prefix, super().list(prefix, after))
 
     def stream(self, path: str, start: int = 0, end: int | None = None, chunk_size: int = CHUNK) -> Iterator[bytes]:
-        found = super().stream(path, start, end, chunk_size)
-        return found if end is not None else self._repeated(path, found)
+        chunks = super().stream(path, start, end, chunk_size)
+        return chunks if end is not None else self._repeated(path, chunks)
 
     def _repeated(self, path: str, found: Iterable[Any]) -> Iterator[Any]:
         last: Any = None
@@ -71,35 +72,35 @@ def store(store: Store) -> Iterator[EndlessStore]:
 
 
 @pytest.fixture
-def job_worker(house: InProcessApi, kernels: DirectKernels) -> Worker:
-    services = house.services
+def job_worker(api: InProcessApi, kernels: DirectKernels) -> Worker:
+    services = api.services
     flusher = SparkFlusher(services.settings, services.database, services.store, "tester", kernels=lambda: kernels)
-    return make_worker(house, flusher, flusher.maintenance())
+    return make_worker(api, flusher, flusher.maintenance())
 
 
-def flushed(house: InProcessApi, worker: Worker, *names: str) -> None:
+def flushed(api: InProcessApi, worker: Worker, *names: str) -> None:
     people = [{"id": name, "schema": "Person", "properties": {"name": [name]}} for name in names]
-    assert house.admin.post(f"{DATASET}/entities", people).status_code == 200
-    assert house.admin.post(f"{DATASET}/operations/flush").status_code == 202
+    assert api.admin.post(f"{DATASET}/entities", people).status_code == 200
+    assert api.admin.post(f"{DATASET}/operations/flush").status_code == 202
     assert worker.flush()
 
 
 def cancelled(
-    house: InProcessApi,
+    api: InProcessApi,
     worker: Worker,
     path: str,
     options: Any,
     running: Callable[[], object],
     then: Callable[[], None] = lambda: None,
 ) -> float:
-    """Cancel a job as soon as it is where it is to be cancelled; the seconds until it was over."""
-    asked = house.admin.post(path, options)
-    assert asked.status_code == 202, asked.text
-    job = asked.json()["id"]
+    """Cancel a job when it reaches the step in question; return the seconds until it ended."""
+    response = api.admin.post(path, options)
+    assert response.status_code == 202, response.text
+    job = response.json()["id"]
     with working(worker):
         wait_until(running)
-        assert house.admin.delete(f"/v1/jobs/{job}").status_code == 202
-        took = wait_until(lambda: house.admin.get(f"/v1/jobs/{job}").json()["state"] == "cancelled", BOUND)
+        assert api.admin.delete(f"/v1/jobs/{job}").status_code == 202
+        took = wait_until(lambda: api.admin.get(f"/v1/jobs/{job}").json()["state"] == "cancelled", BOUND)
         then()
     print(f"cancelled after {took:.2f} s: {path}")  # noqa: T201 - what is measured
     return took
@@ -107,66 +108,66 @@ def cancelled(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("folder", ["entities/statements", "snapshots", "archive", "versions"])
-def test_vacuum_that_lists_for_ever(
-    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
+def test_cancelled_vacuum_ends_while_listing(
+    api: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
 ):
-    flushed(house, job_worker, "ann")
-    assert house.admin.patch(DATASET, {"title": "Test"}).status_code == 200
-    assert house.admin.put(f"{DATASET}/files?path=a.txt", content=b"text").status_code == 201
+    flushed(api, job_worker, "ann")
+    assert api.admin.patch(DATASET, {"title": "Test"}).status_code == 200
+    assert api.admin.put(f"{DATASET}/files?path=a.txt", content=b"text").status_code == 201
     store.endless = lambda path: path.endswith(f"test/{folder}")
 
-    cancelled(house, job_worker, f"{DATASET}/operations/vacuum", {}, store.reading.is_set)
+    cancelled(api, job_worker, f"{DATASET}/operations/vacuum", {}, store.reading.is_set)
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("folder", ["entities/statements", "snapshots", "archive"])
-def test_verify_that_lists_for_ever(
-    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
+def test_cancelled_verify_ends_while_listing(
+    api: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, folder: str
 ):
-    flushed(house, job_worker, "ann")
-    assert house.admin.put(f"{DATASET}/files?path=a.txt", content=b"text").status_code == 201
+    flushed(api, job_worker, "ann")
+    assert api.admin.put(f"{DATASET}/files?path=a.txt", content=b"text").status_code == 201
     store.endless = lambda path: path.endswith(f"test/{folder}")
 
-    cancelled(house, job_worker, f"{DATASET}/operations/verify", {}, store.reading.is_set)
+    cancelled(api, job_worker, f"{DATASET}/operations/verify", {}, store.reading.is_set)
 
 
 @ONE_DATABASE
-def test_verify_that_reads_a_file_for_ever(house: InProcessApi, job_worker: Worker, store: EndlessStore):
-    house.dataset("test", checksum="sha256")
-    flushed(house, job_worker, "ann")
+def test_cancelled_verify_ends_while_reading_a_file(api: InProcessApi, job_worker: Worker, store: EndlessStore):
+    api.dataset("test", checksum="sha256")
+    flushed(api, job_worker, "ann")
     store.endless = lambda path: path.endswith(".parquet")
 
-    cancelled(house, job_worker, f"{DATASET}/operations/verify", {}, store.reading.is_set)
+    cancelled(api, job_worker, f"{DATASET}/operations/verify", {}, store.reading.is_set)
 
 
 @ONE_DATABASE
-def test_export_that_joins_parts_for_ever(
-    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore
+def test_cancelled_export_ends_while_joining_parts(
+    api: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore
 ):
-    flushed(house, job_worker, "ann")
+    flushed(api, job_worker, "ann")
     store.endless = lambda path: "entities-0" in path
 
-    cancelled(house, job_worker, f"{DATASET}/operations/export", {"kinds": ["entities"]}, store.reading.is_set)
+    cancelled(api, job_worker, f"{DATASET}/operations/export", {"kinds": ["entities"]}, store.reading.is_set)
 
-    assert house.admin.get(f"{DATASET}/exports/entities.ftm.json").status_code == 404
+    assert api.admin.get(f"{DATASET}/exports/entities.ftm.json").status_code == 404
 
 
 @ONE_DATABASE
-def test_mapping_of_a_file_without_an_end(
-    house: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, kernels: DirectKernels
+def test_cancelled_mapping_ends_while_reading_a_file(
+    api: InProcessApi, dataset: Dataset, job_worker: Worker, store: EndlessStore, kernels: DirectKernels
 ):
-    content_hash = MappingJobs(house, dataset, kernels).put(f"{HEADER}\n".encode() + b"x" * 1_000_000, COMPANIES)
+    content_hash = MappingJobs(api, dataset, kernels).put(f"{HEADER}\n".encode() + b"x" * 1_000_000, COMPANIES)
     store.endless = lambda path: path.endswith("/data")
 
     path = f"{DATASET}/mappings/{content_hash}/process"
-    cancelled(house, job_worker, path, {}, store.reading.is_set)
+    cancelled(api, job_worker, path, {}, store.reading.is_set)
 
-    assert house.admin.get(f"{DATASET}/journal").json()["rows"] == 0
+    assert api.admin.get(f"{DATASET}/journal").json()["rows"] == 0
 
 
 @ONE_DATABASE
-def test_crawl_whose_listing_has_no_end(
-    house: InProcessApi, dataset: Dataset, job_worker: Worker, monkeypatch, tmp_path: Path
+def test_cancelled_crawl_ends_while_listing(
+    api: InProcessApi, dataset: Dataset, job_worker: Worker, monkeypatch, tmp_path: Path
 ):
     begun, over = threading.Event(), threading.Event()
 
@@ -178,49 +179,50 @@ def test_crawl_whose_listing_has_no_end(
     monkeypatch.setattr(Fetcher, "check", lambda *_: None)
     monkeypatch.setattr(Fetcher, "sources", listed)
     try:
-        cancelled(house, job_worker, f"{DATASET}/operations/crawl", {"uri": "https://example.com/"}, begun.is_set)
+        cancelled(api, job_worker, f"{DATASET}/operations/crawl", {"uri": "https://example.com/"}, begun.is_set)
     finally:
         over.set()
 
 
 @ONE_DATABASE
-def test_flush_in_a_round_that_goes_on(house: InProcessApi, dataset: Dataset):
-    flusher = SqlFlusher(house.services.database)
-    flusher.goes_on.clear()
+def test_cancelled_flush_ends_while_its_round_continues(api: InProcessApi, dataset: Dataset):
+    flusher = SqlFlusher(api.services.database)
+    flusher.resumed.clear()
     try:
         cancelled(
-            house,
-            make_worker(house, flusher),
+            api,
+            make_worker(api, flusher),
             f"{DATASET}/operations/flush",
             None,
             flusher.entered.is_set,
-            flusher.goes_on.set,
+            flusher.resumed.set,
         )
     finally:
-        flusher.goes_on.set()
+        flusher.resumed.set()
 
 
 # Queries of DuckDB in the driver
 
 
 @contextmanager
-def in_rows(house: InProcessApi, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    services = house.services
+def in_rows(api: InProcessApi, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    services = api.services
     with row_checks.opened(services.store, services.settings) as duck:
         yield duck
 
 
 @contextmanager
-def in_kernel(house: InProcessApi, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    services = house.services
+def in_task(api: InProcessApi, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    services = api.services
     journal = Journal.at(services.settings.database_url)
-    with Kernel(journal, services.store.connection, buckets(), "256m")._duckdb(str(tmp_path)) as duck:
-        yield duck
+    with FilePuts() as puts, ExitStack() as opened:
+        context = TaskContext(services.store, puts, journal, buckets(), "256m", 1, str(tmp_path), opened)
+        yield context.duckdb_connection
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("opened", [in_rows, in_kernel])
-def test_query_of_a_job_is_interrupted(house: InProcessApi, tmp_path: Path, opened: Any):
+@pytest.mark.parametrize("opened", [in_rows, in_task])
+def test_cancelled_job_ends_while_a_query_runs(api: InProcessApi, tmp_path: Path, opened: Any):
     cancellation = Cancellation()
     ended = threading.Event()
 
@@ -229,7 +231,7 @@ def test_query_of_a_job_is_interrupted(house: InProcessApi, tmp_path: Path, open
         while not ended.wait(0.05):
             cancellation.interrupt()
 
-    with cancellation.active(), opened(house, tmp_path) as duck:
+    with cancellation.active(), opened(api, tmp_path) as duck:
         interrupting = threading.Thread(target=interrupt)
         interrupting.start()
         try:
@@ -243,13 +245,13 @@ def test_query_of_a_job_is_interrupted(house: InProcessApi, tmp_path: Path, open
 # The signal itself
 
 
-def test_thread_without_a_job_is_never_stopped():
+def test_thread_without_a_job_is_never_cancelled():
     check()
     assert list(checked([1, 2])) == [1, 2]
     assert not current().is_set()
 
 
-def test_items_end_before_the_next_one_and_their_source_is_closed():
+def test_iteration_stops_before_the_next_item_and_closes_its_source():
     closed = threading.Event()
     cancellation = Cancellation()
 
@@ -261,19 +263,19 @@ def test_items_end_before_the_next_one_and_their_source_is_closed():
 
     seen = []
     with cancellation.active():
-        with pytest.raises(Stopped):
+        with pytest.raises(JobStopped):
             for item in checked(items()):
                 seen.append(item)
                 if item == 2:
                     cancellation.set()
         assert closed.is_set()
-        with pytest.raises(Stopped):
+        with pytest.raises(JobStopped):
             check()
     check()
     assert seen == [0, 1, 2]
 
 
-def test_interrupt_that_fails_keeps_no_other_from_being_called_and_none_is_called_after_its_block():
+def test_failing_interrupt_does_not_prevent_others_and_none_is_called_after_its_block():
     cancellation = Cancellation()
     called: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Crawls: what lies below a place, taken into the archive once, whatever happens on the way."""
+"""Crawls: every file below a location is archived once, despite failures."""
 
 import json
 import os
@@ -15,11 +15,10 @@ from sqlalchemy import func, select
 from tarn.archive.fetch import Fetcher
 from tarn.archive.sources import Source
 from tarn.db.tables import file_puts, journal_batches
-from tarn.model.snapshot import Tally
 from tarn.pipeline.tasks import crawl_files
 from tarn.pipeline.tasks.crawl_files import fetch_files
-from tarn.pipeline.tasks.crawl_tasks import FetchFiles
-from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.pipeline.tasks.crawl_tasks import FetchedFiles, FetchFiles
+from tarn.pipeline.tasks.task import Task
 from tarn.settings import Settings, load_settings
 from tarn.storage.store import Store
 from tarn.worker.flusher import SparkFlusher
@@ -39,7 +38,7 @@ FILES_URL = "/v1/datasets/test/files"
 
 @pytest.fixture
 def drop(tmp_path: Path) -> Path:
-    """A folder that is open to crawls."""
+    """Return a folder from which crawls may fetch."""
     folder = tmp_path / "drop"
     folder.mkdir()
     return folder
@@ -59,86 +58,85 @@ def settings(database_url: str, tmp_path: Path, drop: Path, s3: S3Server) -> Set
 
 
 @pytest.fixture
-def crawler(house: InProcessApi, kernels: DirectKernels, dataset: Any) -> "Crawler":
-    return Crawler(house, kernels)
+def crawler(api: InProcessApi, kernels: DirectKernels, dataset: Any) -> "Crawler":
+    return Crawler(api, kernels)
 
 
 @dataclass(frozen=True)
 class Crawler:
-    """Asks for crawls of one dataset, has a worker do them, and looks what came of it."""
+    """Requests crawls of one dataset, runs them with a worker, and reads the results."""
 
-    house: InProcessApi
+    api: InProcessApi
     kernels: Any
 
     @property
     def worker(self) -> Worker:
-        services = self.house.services
+        services = self.api.services
         flusher = SparkFlusher(
             services.settings, services.database, services.store, "tester", kernels=lambda: self.kernels
         )
-        return make_worker(self.house, flusher, flusher.maintenance())
+        return make_worker(self.api, flusher, flusher.maintenance())
 
     def ask(self, uri: str | Path, **options: Any) -> str:
-        asked = self.house.admin.post("/v1/datasets/test/operations/crawl", {"uri": str(uri), **options})
-        assert asked.status_code == 202, asked.text
-        return str(asked.headers["Location"])
+        response = self.api.admin.post("/v1/datasets/test/operations/crawl", {"uri": str(uri), **options})
+        assert response.status_code == 202, response.text
+        return str(response.headers["Location"])
 
     def __call__(self, uri: str | Path, **options: Any) -> dict[str, Any]:
-        """The result of a crawl that ends well."""
-        place = self.ask(uri, **options)
+        """Run a crawl that must succeed, and return its result."""
+        location = self.ask(uri, **options)
         assert self.worker.step()
-        return self.result(place)
+        return self.result(location)
 
-    def result(self, place: str) -> dict[str, Any]:
-        job = self.house.admin.get(place).json()
+    def result(self, location: str) -> dict[str, Any]:
+        job = self.api.admin.get(location).json()
         assert job["state"] == "done", job
         result: dict[str, Any] = job["result"]
         return result
 
     def files(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.house.admin.get(f"{FILES_URL}?limit=1000").json()["results"]
-        return found
+        files: list[dict[str, Any]] = self.api.admin.get(f"{FILES_URL}?limit=1000").json()["results"]
+        return files
 
     def contents(self) -> dict[str, bytes]:
         return {file["path"]: self._data(file) for file in self.files()}
 
     def entities(self) -> list[dict[str, Any]]:
-        answer = self.house.admin.get("/v1/datasets/test/entities?limit=1000")
-        found: list[dict[str, Any]] = answer.json()["results"]
-        return found
+        response = self.api.admin.get("/v1/datasets/test/entities?limit=1000")
+        entities: list[dict[str, Any]] = response.json()["results"]
+        return entities
 
     def schemata(self) -> dict[str, int]:
         return Counter(entity["schema"] for entity in self.entities())
 
     def tag(self, key: str) -> str | None:
-        tags: dict[str, str] = self.house.admin.get("/v1/datasets/test/freshness").json()["tags"]
+        tags: dict[str, str] = self.api.admin.get("/v1/datasets/test/freshness").json()["tags"]
         return tags.get(key)
 
     def _data(self, file: dict[str, Any]) -> bytes:
-        return self.house.admin.get(f"{FILES_URL}/{file['checksum']}/data").content
+        return self.api.admin.get(f"{FILES_URL}/{file['checksum']}/data").content
 
 
 @dataclass(frozen=True)
 class InProcessKernels:
-    """Runs the tasks of crawls in this process, with whatever gets in their way."""
+    """Runs the tasks of crawls in this process, with optional disturbances."""
 
     store: Store
     cores: int = 1
     reached: Callable[[str], None] = lambda _: None
     changed: Callable[[FetchFiles], FetchFiles] = lambda task: task
 
-    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output]]:
+    def run(self, slots: list[list[Task[FetchedFiles]]]) -> Iterator[tuple[int, FetchedFiles]]:
         for task in (task for slot in slots for task in slot):
             assert isinstance(task, FetchFiles)
-            made = fetch_files(self.changed(task), self.store, reached=self.reached)
-            yield task.number, Output({}, Tally(), [], None, made)
+            yield task.number, fetch_files(self.changed(task), self.store, reached=self.reached)
 
 
 def fill(folder: Path, files: dict[str, bytes]) -> None:
     for path, content in files.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
 
 
 def count(result: dict[str, Any]) -> tuple[int, int, int]:
@@ -170,31 +168,31 @@ def test_crawl_reports_values_that_its_documents_and_folders_lack(crawler: Crawl
     assert result["files"] == 3
     assert result["omitted"]["count"] == 2
     assert result["omitted"]["by_property"] == {"Folder:fileName": 1, "PlainText:fileName": 1}
-    assert [(one["line"], one["value"]) for one in result["omitted"]["first"]] == [(None, "\u200b")] * 2
-    assert all(one["reason"].startswith(reason) for one in result["omitted"]["first"])
+    assert [(value["line"], value["value"]) for value in result["omitted"]["first"]] == [(None, "\u200b")] * 2
+    assert all(value["reason"].startswith(reason) for value in result["omitted"]["first"])
 
 
 @ONE_DATABASE
-def test_crawl_that_ended_is_told_by_tags_and_a_record(crawler: Crawler, drop: Path, tmp_path: Path):
+def test_finished_crawl_writes_tags_and_a_run_record(crawler: Crawler, drop: Path, tmp_path: Path):
     fill(drop, FILES)
     assert crawler.tag("operations/crawl/last_run") is None
 
-    place = crawler.ask(drop)
+    location = crawler.ask(drop)
     crawler.worker.step()
 
-    told = crawler.tag("operations/crawl/last_run")
-    job = crawler.house.admin.get(place).json()
-    assert told is not None
-    assert job["started"] <= told <= str(crawler.tag("archive/last_updated")) <= job["finished"]
+    last_run = crawler.tag("operations/crawl/last_run")
+    job = crawler.api.admin.get(location).json()
+    assert last_run is not None
+    assert job["started"] <= last_run <= str(crawler.tag("archive/last_updated")) <= job["finished"]
     assert job["progress"] == {"done": 4, "total": 4, "unit": "files"}
-    shown = tmp_path / "lake/test/tags/lakehouse/operations/crawl/last_run"
-    assert shown.read_text().startswith(told[:19])
+    tag_file = tmp_path / "lake/test/tags/lakehouse/operations/crawl/last_run"
+    assert tag_file.read_text().startswith(last_run[:19])
     (run,) = (tmp_path / "lake/test/jobs/runs/crawl").iterdir()
     assert json.loads(run.read_bytes())["result"]["files"] == 4
 
 
 @ONE_DATABASE
-def test_known_path_is_skipped_unread_though_it_changed(crawler: Crawler, drop: Path):
+def test_known_path_is_skipped_without_reading_although_it_changed(crawler: Crawler, drop: Path):
     fill(drop, FILES)
     crawler(drop)
     fill(drop, {"a.txt": b"other", "new.txt": b"new"})
@@ -204,7 +202,7 @@ def test_known_path_is_skipped_unread_though_it_changed(crawler: Crawler, drop: 
 
 
 @ONE_DATABASE
-def test_known_content_is_skipped_wherever_it_lies(crawler: Crawler, drop: Path):
+def test_known_content_is_skipped_at_any_path(crawler: Crawler, drop: Path):
     fill(drop, FILES)
 
     assert count(crawler(drop, existing="skip_checksum")) == (3, 1, 0)
@@ -215,7 +213,7 @@ def test_known_content_is_skipped_wherever_it_lies(crawler: Crawler, drop: Path)
 
 
 @ONE_DATABASE
-def test_everything_is_taken_again_where_that_is_asked_for(crawler: Crawler, drop: Path):
+def test_overwrite_fetches_everything_again(crawler: Crawler, drop: Path):
     fill(drop, FILES)
     crawler(drop)
     fill(drop, {"a.txt": b"other"})
@@ -236,7 +234,7 @@ def test_everything_is_taken_again_where_that_is_asked_for(crawler: Crawler, dro
         ({"glob": ["nothing"]}, []),
     ],
 )
-def test_only_what_is_wanted_is_taken(crawler: Crawler, drop: Path, options: dict[str, Any], taken: list[str]):
+def test_filters_select_the_fetched_files(crawler: Crawler, drop: Path, options: dict[str, Any], taken: list[str]):
     fill(drop, FILES)
 
     assert count(crawler(drop, **options)) == (len(taken), 0, 0)
@@ -244,7 +242,7 @@ def test_only_what_is_wanted_is_taken(crawler: Crawler, drop: Path, options: dic
 
 
 @ONE_DATABASE
-def test_what_cannot_be_taken_is_told_and_the_rest_is_taken(crawler: Crawler, drop: Path, tmp_path: Path):
+def test_unfetchable_files_are_reported_and_the_rest_is_fetched(crawler: Crawler, drop: Path, tmp_path: Path):
     fill(drop, FILES | {"empty.txt": b"", "large.bin": bytes((3 << 20) + 1), "back\\slash.txt": b"x"})
     (tmp_path / "secret").write_text("secret")
     (drop / "out.txt").symlink_to(tmp_path / "secret")
@@ -275,7 +273,7 @@ def test_what_cannot_be_taken_is_told_and_the_rest_is_taken(crawler: Crawler, dr
 
 
 @ONE_DATABASE
-def test_no_more_than_a_hundred_failures_are_listed(crawler: Crawler, drop: Path):
+def test_first_hundred_failures_are_listed(crawler: Crawler, drop: Path):
     fill(drop, {f"{number:03d}\\": b"x" for number in range(120)} | {"z": b"z"})
 
     result = crawler(drop)
@@ -285,8 +283,8 @@ def test_no_more_than_a_hundred_failures_are_listed(crawler: Crawler, drop: Path
 
 
 @ONE_DATABASE
-def test_file_that_changes_while_it_is_read_is_a_failure_and_leaves_no_trace(
-    house: InProcessApi, dataset: Any, drop: Path, store: Store
+def test_file_that_changes_while_it_is_read_is_a_failure_without_trace(
+    api: InProcessApi, dataset: Any, drop: Path, store: Store
 ):
     fill(drop, FILES | {"log.txt": b"line\n"})
 
@@ -304,7 +302,7 @@ def test_file_that_changes_while_it_is_read_is_a_failure_and_leaves_no_trace(
     def disturbed(task: FetchFiles) -> FetchFiles:
         return replace(task, fetcher=Disturbed(task.fetcher))  # type: ignore[arg-type]  # only `open` is asked of it
 
-    crawler = Crawler(house, InProcessKernels(store, changed=disturbed))
+    crawler = Crawler(api, InProcessKernels(store, changed=disturbed))
     result = crawler(drop)
 
     assert count(result) == (4, 0, 1)
@@ -314,57 +312,57 @@ def test_file_that_changes_while_it_is_read_is_a_failure_and_leaves_no_trace(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["staged", "announced", "placed", "written", "recorded"])
-def test_crawl_killed_midway_is_finished_by_the_next_with_one_effect(
-    house: InProcessApi, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+def test_killed_crawl_is_completed_by_the_next_with_one_effect(
+    api: InProcessApi, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch, step: str
 ):
     monkeypatch.setattr(crawl_files, "TOGETHER", 2)
     fill(drop, FILES | {"z.bin": bytes(2 << 20)})
     reached = Counter[str]()
 
     def second(name: str) -> None:
-        """Some are put, and others are on their way."""
+        """Die at the second file, when some are stored and others are in progress."""
         reached[name] += 1
         if reached["recorded"] or name == step == "recorded":
             killed_at(step)(name)
 
-    place = Crawler(house, None).ask(drop)
+    location = Crawler(api, None).ask(drop)
     with pytest.raises(Killed):
-        Crawler(house, InProcessKernels(store, reached=second)).worker.step()
-    seen = Crawler(house, None).contents()
-    assert len(seen) == 2
-    assert seen.items() <= FILES.items()
-    fall_silent(house)
+        Crawler(api, InProcessKernels(store, reached=second)).worker.step()
+    contents = Crawler(api, None).contents()
+    assert len(contents) == 2
+    assert contents.items() <= FILES.items()
+    fall_silent(api)
 
-    crawler = Crawler(house, InProcessKernels(store))
+    crawler = Crawler(api, InProcessKernels(store))
     crawler.worker.step()
 
-    assert count(crawler.result(place)) == (3, 2, 0)
+    assert count(crawler.result(location)) == (3, 2, 0)
     assert crawler.contents() == FILES | {"z.bin": bytes(2 << 20)}
     assert crawler.schemata() == DOCUMENTS | {"Document": 1}
-    with house.services.database.read() as connection:
+    with api.services.database.read() as connection:
         entities = connection.execute(select(func.sum(journal_batches.c.entities))).scalar_one()
         announced = connection.execute(select(func.count()).select_from(file_puts)).scalar_one()
-    # Folders are told of by each attempt, documents by one. What was announced and died is a vacuum's to finish.
+    # Each attempt writes folders, one attempt each document. A vacuum cleans up after attempts that died.
     assert entities == 8
     assert announced == (0 if step in ("staged", "recorded") else 2)
 
 
 @ONE_DATABASE
-def test_slow_crawl_goes_on_in_another_round(
-    house: InProcessApi, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_slow_crawl_continues_in_another_round(
+    api: InProcessApi, dataset: Any, drop: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(crawl_files, "TOGETHER", 1)
     monkeypatch.setattr(crawl_files, "BUDGET", 0.0)
     fill(drop, FILES)
 
-    crawler = Crawler(house, InProcessKernels(store))
+    crawler = Crawler(api, InProcessKernels(store))
 
     assert count(crawler(drop)) == (4, 0, 0)
     assert crawler.contents() == FILES
 
 
 @ONE_DATABASE
-def test_index_page_is_crawled_and_each_file_is_taken_once(crawler: Crawler):
+def test_index_page_is_crawled_and_each_file_is_fetched_once(crawler: Crawler):
     with scripted() as server:
         server.scripts = {
             "/files/": page("a.txt", "b/", "gone.txt", "http://example.org/elsewhere.txt", "/other/x.txt"),
@@ -391,24 +389,24 @@ def test_prefix_of_a_store_is_crawled(crawler: Crawler, s3: S3Server):
 
 
 @ONE_DATABASE
-def test_place_that_is_not_there_fails_the_job(crawler: Crawler, drop: Path):
-    place = crawler.ask(drop / "nowhere")
+def test_missing_location_fails_the_job(crawler: Crawler, drop: Path):
+    location = crawler.ask(drop / "nowhere")
     crawler.worker.step()
 
-    job = crawler.house.admin.get(place).json()
+    job = crawler.api.admin.get(location).json()
     assert (job["state"], job["problem"]["type"]) == ("failed", "/problems/file-not-found")
     assert crawler.tag("operations/crawl/last_run") is None
 
 
 @ONE_DATABASE
-def test_quota_that_is_used_up_stops_the_crawl(crawler: Crawler, drop: Path):
+def test_exhausted_quota_stops_the_crawl(crawler: Crawler, drop: Path):
     fill(drop, FILES)
-    crawler.house.admin.put("/v1/admin/tenants/admin/limits", {"quota_bytes": 8})
+    crawler.api.admin.put("/v1/admin/tenants/admin/limits", {"quota_bytes": 8})
 
-    place = crawler.ask(drop)
+    location = crawler.ask(drop)
     crawler.worker.step()
 
-    job = crawler.house.admin.get(place).json()
+    job = crawler.api.admin.get(location).json()
     assert (job["state"], job["problem"]["type"]) == ("queued", "/problems/quota-exceeded")
     assert (crawler.files(), crawler.entities()) == ([], [])
 
@@ -418,33 +416,33 @@ def test_large_file_over_the_quota_stops_the_crawl_unless_its_content_is_skipped
     large = bytes(2 << 20)
     fill(drop, {"large.bin": large})
     assert count(crawler(drop)) == (1, 0, 0)
-    crawler.house.admin.put("/v1/admin/tenants/admin/limits", {"quota_bytes": len(large)})
+    crawler.api.admin.put("/v1/admin/tenants/admin/limits", {"quota_bytes": len(large)})
     fill(drop, {"again.bin": large})
 
     assert count(crawler(drop, existing="skip_checksum")) == (0, 2, 0)
     fill(drop, {"other.bin": b"x" + large})
-    place = crawler.ask(drop, existing="skip_checksum")
+    location = crawler.ask(drop, existing="skip_checksum")
     crawler.worker.step()
 
-    job = crawler.house.admin.get(place).json()
+    job = crawler.api.admin.get(location).json()
     assert (job["state"], job["problem"]["type"]) == ("queued", "/problems/quota-exceeded")
     assert [file["path"] for file in crawler.files()] == ["large.bin"]
-    assert crawler.house.admin.get("/v1/admin/tenants/admin/limits").json()["used_bytes"] == len(large)
-    assert not list(crawler.house.services.store.list("test/uploads"))
+    assert crawler.api.admin.get("/v1/admin/tenants/admin/limits").json()["used_bytes"] == len(large)
+    assert not list(crawler.api.services.store.list("test/uploads"))
 
 
 @ONE_DATABASE
-def test_full_journal_lets_the_crawl_wait(crawler: Crawler, drop: Path):
+def test_crawl_waits_while_the_journal_is_full(crawler: Crawler, drop: Path):
     fill(drop, FILES)
-    services = crawler.house.services
+    services = crawler.api.services
     full = replace(services, settings=services.settings.model_copy(update={"journal_max_rows": 1}))
-    crawler.house.admin.post("/v1/datasets/test/entities", {"id": "a", "schema": "Person"})
+    crawler.api.admin.post("/v1/datasets/test/entities", {"id": "a", "schema": "Person"})
 
-    place = crawler.ask(drop)
-    with_less = Crawler(InProcessApi(full, str(crawler.house.admin.key)), crawler.kernels)
+    location = crawler.ask(drop)
+    with_less = Crawler(InProcessApi(full, str(crawler.api.admin.key)), crawler.kernels)
     with_less.worker.step()
 
-    job = crawler.house.admin.get(place).json()
+    job = crawler.api.admin.get(location).json()
     assert (job["state"], job["problem"]) == ("queued", None)
     assert job["not_before"] is not None
     assert crawler.files() == []
@@ -463,32 +461,32 @@ def test_full_journal_lets_the_crawl_wait(crawler: Crawler, drop: Path):
         "http://0x7f.1/",
     ],
 )
-def test_place_that_is_never_crawled_is_refused_at_once(crawler: Crawler, uri: str):
-    answer = crawler.house.admin.post("/v1/datasets/test/operations/crawl", {"uri": uri})
+def test_location_that_is_not_allowed_is_refused_immediately(crawler: Crawler, uri: str):
+    response = crawler.api.admin.post("/v1/datasets/test/operations/crawl", {"uri": uri})
 
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "uri")
-    assert "secret" not in answer.text
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "uri")
+    assert "secret" not in response.text
     assert not crawler.worker.step()
 
 
 @ONE_DATABASE
-def test_crawl_needs_maintain_and_is_not_there_for_others(crawler: Crawler, drop: Path):
+def test_crawl_needs_maintain_and_its_job_is_hidden_from_other_tenants(crawler: Crawler, drop: Path):
     path = "/v1/datasets/test/operations/crawl"
-    writer = crawler.house.tenant("writer", test="write")
-    stranger = crawler.house.tenant("stranger", other="admin")
-    keeper = crawler.house.tenant("keeper", test="maintain")
+    writer = crawler.api.tenant("writer", test="write")
+    stranger = crawler.api.tenant("stranger", other="admin")
+    keeper = crawler.api.tenant("keeper", test="maintain")
 
     assert writer.post(path, {"uri": str(drop)}).status_code == 403
     assert stranger.post(path, {"uri": str(drop)}).status_code == 404
     fill(drop, FILES)
-    place = keeper.post(path, {"uri": str(drop)}).headers["Location"]
+    location = keeper.post(path, {"uri": str(drop)}).headers["Location"]
     crawler.worker.step()
 
-    assert keeper.get(place).json()["result"]["files"] == 4
+    assert keeper.get(location).json()["result"]["files"] == 4
     assert {file["tenant"] for file in crawler.files()} == {"keeper"}
     assert keeper.get("/v1/whoami").json()["limits"]["used_bytes"] == sum(map(len, FILES.values()))
     assert stranger.get(FILES_URL).status_code == 404
-    audited = crawler.house.admin.get("/v1/admin/audit?tenant=keeper").json()["results"]
+    audited = crawler.api.admin.get("/v1/admin/audit?tenant=keeper").json()["results"]
     assert [entry["action"] for entry in audited] == ["crawl_dataset"] * 2
 
 
@@ -496,7 +494,7 @@ def test_crawl_needs_maintain_and_is_not_there_for_others(crawler: Crawler, drop
 def test_ftm_reads_the_documents_of_a_crawl(crawler: Crawler, drop: Path, tmp_path: Path):
     fill(drop, FILES | {"報告/письмо.eml": b"From: a@example.org\nTo: b@example.org\nSubject: x\n\nhi\n"})
     crawler(drop)
-    lines = crawler.house.admin.get("/v1/datasets/test/entities/stream").content
+    lines = crawler.api.admin.get("/v1/datasets/test/entities/stream").content
     (tmp_path / "entities.json").write_bytes(lines)
 
     ftm = Path(sys.executable).parent / "ftm"

@@ -1,14 +1,14 @@
-"""What is told of a dataset: each snapshot and export once, by whoever made it."""
+"""Events of a dataset: each snapshot and export is reported once."""
 
 import json
 from typing import Any
 
 import pytest
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
-from tarn.db import outbox as events
-from tarn.lake import snapshots
+from tarn.db import outbox
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.export import Kind
+from tarn.model.export import ExportKind
 from tarn.model.job import MakeOptions
 from tarn.pipeline.jobs.flush import Flush
 
@@ -21,18 +21,18 @@ pytestmark = ONE_DATABASE
 
 
 class Died(BaseException):
-    """A process is no more."""
+    """The process has died."""
 
 
-def events_of(house: InProcessApi, dataset: Dataset) -> list[dict[str, Any]]:
-    with house.services.database.read() as connection:
-        return [json.loads(each.body) for each in events.after(connection, dataset.id, 0, 100).told]
+def events_of(api: InProcessApi, dataset: Dataset) -> list[dict[str, Any]]:
+    with api.services.database.read() as connection:
+        return [json.loads(each.body) for each in outbox.after(connection, dataset.id, 0, 100).events]
 
 
-def test_snapshot_is_told_once_though_its_publisher_died_before_it_could(
-    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
+def test_snapshot_event_is_recorded_once_although_its_publisher_died_before(
+    api: InProcessApi, dataset: Dataset, kernels: DirectKernels
 ):
-    services = house.services
+    services = api.services
 
     def publisher(reached: Any = lambda _: None) -> SnapshotPublisher:
         return SnapshotPublisher(services.database, services.store, services.settings, "tester", reached)
@@ -41,32 +41,32 @@ def test_snapshot_is_told_once_though_its_publisher_died_before_it_could(
         if step == "manifest put":
             raise Died
 
-    write(house, person("ann"))
+    write(api, person("ann"))
     with pytest.raises(Died):
         Flush(services.database, services.store, publisher(die), lambda: kernels).run([dataset], lambda: None)
-    before = [event["kind"] for event in events_of(house, dataset)]
+    before = [event["kind"] for event in events_of(api, dataset)]
     for _ in range(2):
         publisher().recover(dataset)
 
     with services.database.read() as connection:
-        head = snapshots.recorded(connection, dataset)
+        head = recorded_head(connection, dataset)
     assert before == ["dataset.created"]
-    (made,) = events_of(house, dataset)[1:]
-    assert (made["kind"], made["snapshot"], made["seq"]) == ("snapshot.published", head.id, head.seq)
-    assert (made["content"], made["operation"]) == (head.seq, "flush")
+    (published,) = events_of(api, dataset)[1:]
+    assert (published["kind"], published["snapshot"], published["seq"]) == ("snapshot.published", head.id, head.seq)
+    assert (published["content"], published["operation"]) == (head.seq, "flush")
 
 
-def test_exports_are_told_when_they_are_made_and_not_when_they_are_left_as_they_are(
-    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
+def test_exports_are_reported_when_generated_and_not_when_still_fresh(
+    api: InProcessApi, dataset: Dataset, kernels: DirectKernels
 ):
-    write(house, person("ann"))
-    exporting = exports_of(house, kernels)
+    write(api, person("ann"))
+    exporting = exports_of(api, kernels)
 
     exporting.make(dataset, MakeOptions(), ignore)
-    made = [event for event in events_of(house, dataset) if event["kind"] == "export.made"]
+    exported = [event for event in events_of(api, dataset) if event["kind"] == "export.made"]
     exporting.make(dataset, MakeOptions(), ignore)
-    again = [event for event in events_of(house, dataset) if event["kind"] == "export.made"]
+    exported_again = [event for event in events_of(api, dataset) if event["kind"] == "export.made"]
 
-    assert [event["export"] for event in made] == list(Kind)
-    assert {event["snapshot"] for event in made} == {events_of(house, dataset)[1]["snapshot"]}
-    assert again == made
+    assert [event["export"] for event in exported] == list(ExportKind)
+    assert {event["snapshot"] for event in exported} == {events_of(api, dataset)[1]["snapshot"]}
+    assert exported_again == exported

@@ -1,4 +1,4 @@
-"""Exports: what others take of a dataset, made of one snapshot, and only where it is not fresh."""
+"""Exports: generated from one snapshot, and only if they are stale."""
 
 import csv
 import gzip
@@ -8,8 +8,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from tarn.datasets.registry import Dataset
 from tarn.db.tables import export_leases
 from tarn.db.tables import exports as exports_table
 from tarn.db.tables import snapshots as history
-from tarn.errors import Internal, TarnError
 from tarn.integrity.vacuum import Vacuum
 from tarn.lake.commit import SnapshotPublisher
-from tarn.model.export import Kind, OmittedEdges
+from tarn.model.export import ExportKind, OmittedEdges
 from tarn.model.ids import now
 from tarn.model.job import (
     CompactOptions,
@@ -45,7 +43,7 @@ from tarn.pipeline.jobs.export import Exports
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.purge import Purge
 from tarn.pipeline.jobs.rewrite import Rewriter
-from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.pipeline.tasks.task import Task
 from tarn.query.active_reads import ActiveReads
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
@@ -56,12 +54,12 @@ AWKWARD = "a \"quoted\", 'single' \\back\\ \n new \t tab \U0001d4b3 ü {brace} `
 
 
 @pytest.fixture
-def exporting(house: InProcessApi, kernels: DirectKernels) -> Exports:
-    return exports_of(house, kernels)
+def exporting(api: InProcessApi, kernels: DirectKernels) -> Exports:
+    return exports_of(api, kernels)
 
 
-def exports_of(house: InProcessApi, kernels: DirectKernels, reached: Callable[[str], None] = lambda _: None) -> Exports:
-    services = house.services
+def exports_of(api: InProcessApi, kernels: DirectKernels, reached: Callable[[str], None] = lambda _: None) -> Exports:
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     return Exports(services.settings, services.database, services.store, flush, lambda: kernels, ActiveReads(), reached)
@@ -71,26 +69,27 @@ def person(name: str, **properties: Any) -> dict[str, Any]:
     return {"id": name, "schema": "Person", "properties": {"name": [name.title()], **properties}}
 
 
-def write(house: InProcessApi, *entities: dict[str, Any], origin: str = "crawl") -> None:
-    assert house.admin.post(f"/v1/datasets/test/entities?origin={origin}", list(entities)).status_code == 200
+def write(api: InProcessApi, *entities: dict[str, Any], origin: str = "crawl") -> None:
+    assert api.admin.post(f"/v1/datasets/test/entities?origin={origin}", list(entities)).status_code == 200
 
 
-def fetched(house: InProcessApi, name: str) -> bytes:
-    answer = house.admin.get(f"/v1/datasets/test/exports/{name}")
-    assert answer.status_code == 200, answer.text
-    return answer.content
+def fetched(api: InProcessApi, name: str) -> bytes:
+    response = api.admin.get(f"/v1/datasets/test/exports/{name}")
+    assert response.status_code == 200, response.text
+    return response.content
 
 
-def entities(house: InProcessApi) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in fetched(house, "entities.ftm.json").splitlines()]
+def entities(api: InProcessApi) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in fetched(api, "entities.ftm.json").splitlines()]
 
 
-def test_make_of_everything_is_what_reads_show_and_is_told_of_in_the_index(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
+@pytest.mark.both_databases
+def test_exports_of_all_kinds_equal_reads_and_are_listed_in_the_index(
+    api: InProcessApi, dataset: Dataset, exporting: Exports
 ):
-    house.admin.post("/v1/datasets/test/entities", [person("ann", country=["de"]), person("bob", summary=[AWKWARD])])
+    api.admin.post("/v1/datasets/test/entities", [person("ann", country=["de"]), person("bob", summary=[AWKWARD])])
     write(
-        house,
+        api,
         {"id": "acme", "schema": "Company", "properties": {"name": ["Acme"]}},
         {"id": "owns", "schema": "Ownership", "properties": {"owner": ["ann"], "asset": ["acme"]}},
         {"id": "paper", "schema": "Pages", "properties": {"fileName": ["a.pdf"], "contentHash": ["a" * 40]}},
@@ -98,188 +97,188 @@ def test_make_of_everything_is_what_reads_show_and_is_told_of_in_the_index(
 
     done = exporting.make(dataset, MakeOptions(), ignore)
 
-    assert [made.kind for made in done.made] == list(Kind)
+    assert [made.kind for made in done.made] == list(ExportKind)
     assert done.skipped == []
-    read = [json.loads(line) for line in house.admin.get("/v1/datasets/test/entities/stream").content.splitlines()]
-    assert entities(house) == read
+    read = [json.loads(line) for line in api.admin.get("/v1/datasets/test/entities/stream").content.splitlines()]
+    assert entities(api) == read
     assert len(read) == 5
-    rows = list(csv.DictReader(io.StringIO(fetched(house, "statements.csv").decode(), newline="")))
+    rows = list(csv.DictReader(io.StringIO(fetched(api, "statements.csv").decode(), newline="")))
     keys = [(row["canonical_id"], row["id"]) for row in rows]
     assert keys == sorted(set(keys))
     assert {row["value"] for row in rows if row["prop"] == "summary"} == {AWKWARD}
-    assert [row["file_name"] for row in csv.DictReader(io.StringIO(fetched(house, "documents.csv").decode()))] == [
+    assert [row["file_name"] for row in csv.DictReader(io.StringIO(fetched(api, "documents.csv").decode()))] == [
         "a.pdf"
     ]
-    assert b"OWN" in fetched(house, "graph.cypher").upper()
-    counts = json.loads(fetched(house, "statistics.json"))
+    assert b"OWN" in fetched(api, "graph.cypher").upper()
+    counts = json.loads(fetched(api, "statistics.json"))
     assert (counts["entity_count"], counts["things"]["total"], counts["intervals"]["total"]) == (5, 4, 1)
-    index = json.loads(fetched(house, "index.json"))
+    index = json.loads(fetched(api, "index.json"))
     listed = {one["name"]: one for one in index["resources"]}
     assert listed.keys() == {made.name for made in done.made} - {"index.json"}
     for name, resource in listed.items():
-        content = fetched(house, name)
+        content = fetched(api, name)
         assert (resource["size"], resource["checksum"]) == (len(content), hashlib.sha1(content).hexdigest())
     assert (index["version"], index["entity_count"], index["thing_count"]) == (done.version, 5, 4)
-    assert list(house.services.store.list(dataset.layout.export_parts)) == []
+    assert list(api.services.store.list(dataset.layout.export_parts)) == []
 
 
-def test_graph_of_an_edge_between_very_many_is_bounded_and_says_what_it_lacks(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
+def test_graph_of_an_edge_with_many_ends_is_bounded_and_reports_what_it_omits(
+    api: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     ends = {"owner": [f"o{number}" for number in range(1200)], "asset": [f"a{number}" for number in range(1200)]}
-    write(house, {"id": "owns", "schema": "Ownership", "properties": ends}, person("ann"))
+    write(api, {"id": "owns", "schema": "Ownership", "properties": ends}, person("ann"))
 
-    done = exporting.export(dataset, ExportOptions(kinds=[Kind.GRAPH, Kind.ENTITIES]), ignore)
+    done = exporting.export(dataset, ExportOptions(kinds=[ExportKind.GRAPH, ExportKind.ENTITIES]), ignore)
 
     made = {one.kind: one for one in done.made}
-    text = fetched(house, "graph.cypher").decode()
-    assert made[Kind.GRAPH].omitted_edges == OmittedEdges(count=1_430_000, entities=1, first=["owns"])
-    assert made[Kind.ENTITIES].omitted_edges is None
-    assert made[Kind.GRAPH].size < 4_000_000
+    text = fetched(api, "graph.cypher").decode()
+    assert made[ExportKind.GRAPH].omitted_edges == OmittedEdges(count=1_430_000, entities=1, first=["owns"])
+    assert made[ExportKind.ENTITIES].omitted_edges is None
+    assert made[ExportKind.GRAPH].size < 4_000_000
     assert text.count("MERGE (s)-[r:OWNERSHIP") == 10_000
     assert "// 1430000 of 1440000 relationships of owns are left out" in text.splitlines()
 
 
-def test_exports_are_left_alone_while_nothing_visible_changed_and_made_again_when_something_did(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
+def test_exports_are_kept_while_the_content_is_unchanged_and_regenerated_otherwise(
+    api: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
 ):
-    write(house, person("ann"))
+    write(api, person("ann"))
     first = exporting.make(dataset, MakeOptions(), ignore)
 
-    again = exporting.make(dataset, MakeOptions(), ignore)
-    compacted(house, dataset, kernels)
+    second = exporting.make(dataset, MakeOptions(), ignore)
+    compacted(api, dataset, kernels)
     after_compaction = exporting.make(dataset, MakeOptions(), ignore)
-    fresh_then = freshness(house)
-    write(house, person("bob"))
-    stale_then = freshness(house)
+    fresh_then = freshness(api)
+    write(api, person("bob"))
+    stale_then = freshness(api)
     third = exporting.make(dataset, MakeOptions(), ignore)
 
-    assert len(first.made) == len(Kind)
-    assert (again.made, {one.reason for one in again.skipped}) == ([], {"it is fresh"})
+    assert len(first.made) == len(ExportKind)
+    assert (second.made, {one.reason for one in second.skipped}) == ([], {"it is fresh"})
     assert after_compaction.made == []
     assert set(fresh_then.values()) == {None}
     assert set(stale_then.values()) == {"2 rows wait in the journal"}
-    assert [one.kind for one in third.made] == list(Kind)
-    assert [entity["id"] for entity in entities(house)] == ["ann", "bob"]
-    assert set(freshness(house).values()) == {None}
+    assert [one.kind for one in third.made] == list(ExportKind)
+    assert [entity["id"] for entity in entities(api)] == ["ann", "bob"]
+    assert set(freshness(api).values()) == {None}
 
 
-def test_write_that_changes_nothing_visible_moves_the_tags_and_makes_nothing(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
+def test_write_without_visible_change_updates_tags_and_regenerates_nothing(
+    api: InProcessApi, dataset: Dataset, exporting: Exports
 ):
-    write(house, person("ann"))
+    write(api, person("ann"))
     exporting.make(dataset, MakeOptions(), ignore)
-    before = house.services.store.head(dataset.layout.export(Kind.STATEMENTS, "statements.csv"))
-    assert house.admin.delete("/v1/datasets/test/origins/nobody").status_code == 200
-    stale = freshness(house)
+    before = api.services.store.head(dataset.layout.export(ExportKind.STATEMENTS, "statements.csv"))
+    assert api.admin.delete("/v1/datasets/test/origins/nobody").status_code == 200
+    stale = freshness(api)
 
     done = exporting.make(dataset, MakeOptions(), ignore)
 
     assert set(stale.values()) == {"1 rows wait in the journal"}
     assert (done.made, {one.reason for one in done.skipped}) == ([], {"what is visible has not changed"})
-    assert set(freshness(house).values()) == {None}
-    assert house.services.store.head(dataset.layout.export(Kind.STATEMENTS, "statements.csv")) == before
+    assert set(freshness(api).values()) == {None}
+    assert api.services.store.head(dataset.layout.export(ExportKind.STATEMENTS, "statements.csv")) == before
 
 
-def test_write_between_an_export_and_its_record_never_makes_it_look_fresh(
-    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
+def test_write_between_an_export_and_its_record_never_makes_it_fresh(
+    api: InProcessApi, dataset: Dataset, kernels: DirectKernels
 ):
     steps: list[str] = []
-    write(house, person("ann"))
+    write(api, person("ann"))
 
     for step in ("resolved", "built", "statements joined", "statements put"):
 
         def reached(name: str, step: str = step) -> None:
             steps.append(name)
             if name == step:
-                write(house, person(f"p-{step.replace(' ', '-')}"))
+                write(api, person(f"p-{step.replace(' ', '-')}"))
 
-        exports_of(house, kernels, reached).export(dataset, ExportOptions(kinds=[Kind.STATEMENTS]), ignore)
+        exports_of(api, kernels, reached).export(dataset, ExportOptions(kinds=[ExportKind.STATEMENTS]), ignore)
 
-        assert freshness(house)["statements"] is not None, step
-    exports_of(house, kernels).export(dataset, ExportOptions(kinds=[Kind.STATEMENTS]), ignore)
-    assert freshness(house)["statements"] is None
+        assert freshness(api)["statements"] is not None, step
+    exports_of(api, kernels).export(dataset, ExportOptions(kinds=[ExportKind.STATEMENTS]), ignore)
+    assert freshness(api)["statements"] is None
     assert {"resolved", "built", "statements joined", "statements put", "statements recorded"} <= set(steps)
 
 
 class Killed(Exception):
-    """Here the process dies."""
+    """The process dies here."""
 
 
 @pytest.mark.parametrize(
     "step", ["resolved", "built", "entities joined", "entities put", "statistics put", "delta joined", "delta put"]
 )
-def test_export_that_dies_at_a_step_leaves_whole_files_and_old_tags_and_the_next_one_makes_it_good(
-    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, step: str
+def test_export_killed_at_a_step_leaves_complete_files_and_old_tags_and_the_next_one_repairs_it(
+    api: InProcessApi, dataset: Dataset, kernels: DirectKernels, step: str
 ):
-    write(house, person("ann"), person("bob"))
-    exports_of(house, kernels).make(dataset, MakeOptions(), ignore)
-    before = {name: fetched(house, name) for name in ("entities.ftm.json", "statistics.json", "entities.delta.json")}
-    write(house, person("cem"))
-    assert house.admin.delete("/v1/datasets/test/entities/bob").status_code == 200
+    write(api, person("ann"), person("bob"))
+    exports_of(api, kernels).make(dataset, MakeOptions(), ignore)
+    before = {name: fetched(api, name) for name in ("entities.ftm.json", "statistics.json", "entities.delta.json")}
+    write(api, person("cem"))
+    assert api.admin.delete("/v1/datasets/test/entities/bob").status_code == 200
 
     def die(name: str) -> None:
         if name == step:
             raise Killed
 
-    dying = exports_of(house, kernels, die)
+    dying = exports_of(api, kernels, die)
     with pytest.raises(Killed):
         dying.make(dataset, MakeOptions(), ignore)
 
-    after = {name: fetched(house, name) for name in before}
+    after = {name: fetched(api, name) for name in before}
     assert all(len(content.splitlines()) >= 2 for content in after.values())
-    died_over = Kind(step.split()[0]) if " " in step else None
-    for kind, reason in freshness(house).items():
-        if died_over is None or list(Kind).index(Kind(kind)) >= list(Kind).index(died_over):
+    died_over = ExportKind(step.split()[0]) if " " in step else None
+    for kind, reason in freshness(api).items():
+        if died_over is None or list(ExportKind).index(ExportKind(kind)) >= list(ExportKind).index(died_over):
             assert reason is not None
-    with house.services.database.write() as connection:
+    with api.services.database.write() as connection:
         connection.execute(delete(export_leases))
     deltas = [json.loads(line) for line in before["entities.delta.json"].splitlines()]
-    exports_of(house, kernels).make(dataset, MakeOptions(), ignore)
-    assert set(freshness(house).values()) == {None}
-    assert [entity["id"] for entity in entities(house)] == ["ann", "cem"]
-    deltas += [json.loads(line) for line in fetched(house, "entities.delta.json").splitlines()]
+    exports_of(api, kernels).make(dataset, MakeOptions(), ignore)
+    assert set(freshness(api).values()) == {None}
+    assert [entity["id"] for entity in entities(api)] == ["ann", "cem"]
+    deltas += [json.loads(line) for line in fetched(api, "entities.delta.json").splitlines()]
     assert applied(deltas).keys() == {"ann", "cem"}
-    assert list(house.services.store.list(dataset.layout.export_parts)) == []
+    assert list(api.services.store.list(dataset.layout.export_parts)) == []
 
 
-def test_deltas_one_after_the_other_lead_to_every_export(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
+def test_consecutive_deltas_lead_to_every_export(
+    api: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
 ):
     known: dict[str, Any] = {}
-    write(house, *(person(f"p{number:02}") for number in range(30)))
+    write(api, *(person(f"p{number:02}") for number in range(30)))
     changes: list[Callable[[], Any]] = [
         lambda: None,
-        lambda: write(house, person("p03", country=["fr"]), person("new"), origin="more"),
-        lambda: compacted(house, dataset, kernels),
-        lambda: house.admin.delete("/v1/datasets/test/entities/p07"),
-        lambda: write(house, person("p07"), {"id": "p08", "schema": "Vessel", "properties": {"name": ["A ship"]}}),
-        lambda: house.admin.delete("/v1/datasets/test/origins/more"),
+        lambda: write(api, person("p03", country=["fr"]), person("new"), origin="more"),
+        lambda: compacted(api, dataset, kernels),
+        lambda: api.admin.delete("/v1/datasets/test/entities/p07"),
+        lambda: write(api, person("p07"), {"id": "p08", "schema": "Vessel", "properties": {"name": ["A ship"]}}),
+        lambda: api.admin.delete("/v1/datasets/test/origins/more"),
     ]
     versions: list[str] = []
     for change in changes:
         change()
         done = exporting.make(dataset, MakeOptions(), ignore)
-        if Kind.DELTA not in [made.kind for made in done.made]:
+        if ExportKind.DELTA not in [made.kind for made in done.made]:
             assert change is changes[2]
             continue
         versions.append(done.version or "")
-        lines = [json.loads(line) for line in fetched(house, "entities.delta.json").splitlines()]
+        lines = [json.loads(line) for line in fetched(api, "entities.delta.json").splitlines()]
         known = applied(lines, known)
-        assert known == {entity["id"]: entity for entity in entities(house)}
-    index = json.loads(fetched(house, "delta.json"))
+        assert known == {entity["id"]: entity for entity in entities(api)}
+    index = json.loads(fetched(api, "delta.json"))
     assert versions == sorted(versions) == list(index["versions"])
-    kept = [house.admin.get(url).content for url in index["versions"].values()]
-    whole: dict[str, Any] = {}
+    kept = [api.admin.get(url).content for url in index["versions"].values()]
+    entities_by_id: dict[str, Any] = {}
     for content in kept:
-        whole = applied([json.loads(line) for line in content.splitlines()], whole)
-    assert whole == known
+        entities_by_id = applied([json.loads(line) for line in content.splitlines()], entities_by_id)
+    assert entities_by_id == known
 
 
-def disagree(house: InProcessApi, name: str, *schemata: str) -> None:
-    """Write an entity under a schema for each origin."""
+def disagree(api: InProcessApi, name: str, *schemata: str) -> None:
+    """Write an entity with a different schema for each origin, so that it cannot be assembled."""
     for schema in schemata:
-        write(house, {"id": name, "schema": schema, "properties": {}}, origin=schema.lower())
+        write(api, {"id": name, "schema": schema, "properties": {}}, origin=schema.lower())
 
 
 def left_out(result: ExportResult | MakeResult) -> dict[str, int | None]:
@@ -287,104 +286,102 @@ def left_out(result: ExportResult | MakeResult) -> dict[str, int | None]:
     return {one.kind: one.invalid for one in files}
 
 
-def test_entities_that_do_not_assemble_are_counted_for_every_file_that_leaves_them_out(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
+def test_invalid_entities_are_counted_for_every_file_that_omits_them(
+    api: InProcessApi, dataset: Dataset, exporting: Exports
 ):
-    write(house, person("ann"), {"id": "paper", "schema": "Pages", "properties": {"fileName": ["a.pdf"]}})
-    disagree(house, "boat", "Vessel", "LegalEntity")
-    disagree(house, "scan", "Pages", "Person")
-    disagree(house, "firm", "Company", "LegalEntity")
+    write(api, person("ann"), {"id": "paper", "schema": "Pages", "properties": {"fileName": ["a.pdf"]}})
+    disagree(api, "boat", "Vessel", "LegalEntity")
+    disagree(api, "scan", "Pages", "Person")
+    disagree(api, "firm", "Company", "LegalEntity")
 
     first = exporting.make(dataset, MakeOptions(), ignore)
-    again = exporting.make(dataset, MakeOptions(), ignore)
+    second = exporting.make(dataset, MakeOptions(), ignore)
 
-    assert [entity["id"] for entity in entities(house)] == ["ann", "firm", "paper"]
-    assert [row["id"] for row in csv.DictReader(io.StringIO(fetched(house, "documents.csv").decode()))] == ["paper"]
+    assert [entity["id"] for entity in entities(api)] == ["ann", "firm", "paper"]
+    assert [row["id"] for row in csv.DictReader(io.StringIO(fetched(api, "documents.csv").decode()))] == ["paper"]
     counts = {"entities": 2, "statistics": 2, "graph": 2, "delta": 2, "documents": 1, "statements": None, "index": None}
     assert (left_out(first), first.invalid) == (counts, 2)
-    assert (again.made, left_out(again), again.invalid) == ([], counts, 2)
-    assert json.loads(fetched(house, "statistics.json"))["invalid"] == 2
-    listed = house.admin.get("/v1/datasets/test/exports").json()["results"]
+    assert (second.made, left_out(second), second.invalid) == ([], counts, 2)
+    assert json.loads(fetched(api, "statistics.json"))["invalid"] == 2
+    listed = api.admin.get("/v1/datasets/test/exports").json()["results"]
     assert {one["kind"]: one["invalid"] for one in listed} == counts
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_export_of_one_kind_counts_what_it_leaves_out(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, kind: Kind
+@pytest.mark.parametrize("kind", list(ExportKind))
+def test_export_of_one_kind_counts_omitted_entities(
+    api: InProcessApi, dataset: Dataset, exporting: Exports, kind: ExportKind
 ):
-    write(house, person("ann"))
-    disagree(house, "scan", "Pages", "Person")
+    write(api, person("ann"))
+    disagree(api, "scan", "Pages", "Person")
 
     done = exporting.export(dataset, ExportOptions(kinds=[kind]), ignore)
 
-    expected = 0 if kind in (Kind.STATEMENTS, Kind.INDEX) else 1
+    expected = 0 if kind in (ExportKind.STATEMENTS, ExportKind.INDEX) else 1
     assert done.invalid == expected
     assert left_out(done) == {kind: expected or None}
 
 
-def test_delta_counts_the_changed_entities_that_it_leaves_out(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
-):
-    write(house, person("ann"), person("bob"))
-    disagree(house, "boat", "Vessel", "LegalEntity")
+def test_delta_counts_changed_entities_that_it_omits(api: InProcessApi, dataset: Dataset, exporting: Exports):
+    write(api, person("ann"), person("bob"))
+    disagree(api, "boat", "Vessel", "LegalEntity")
     exporting.make(dataset, MakeOptions(), ignore)
-    write(house, person("cem"))
-    disagree(house, "ann", "Vessel")
-    disagree(house, "dab", "Vessel", "Person")
+    write(api, person("cem"))
+    disagree(api, "ann", "Vessel")
+    disagree(api, "dab", "Vessel", "Person")
 
     done = exporting.make(dataset, MakeOptions(), ignore)
 
-    lines = [json.loads(line) for line in fetched(house, "entities.delta.json").splitlines()]
+    lines = [json.loads(line) for line in fetched(api, "entities.delta.json").splitlines()]
     assert sorted((line["op"], line["entity"]["id"]) for line in lines) == [("ADD", "cem"), ("DEL", "ann")]
     assert (left_out(done)["delta"], left_out(done)["entities"], done.invalid) == (2, 3, 3)
-    house.admin.delete("/v1/datasets/test/entities/dab")
+    api.admin.delete("/v1/datasets/test/entities/dab")
     assert left_out(exporting.make(dataset, MakeOptions(), ignore))["delta"] == 0
 
 
-def test_entities_that_do_not_assemble_are_counted_over_all_parts(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
+def test_invalid_entities_are_counted_over_all_parts(
+    api: InProcessApi, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
     for schema in ("Vessel", "Person"):
         some = [{"id": f"e{number:03}", "schema": schema, "properties": dict[str, Any]()} for number in range(200)]
-        write(house, *some, origin=schema.lower())
+        write(api, *some, origin=schema.lower())
 
     done = exporting.make(dataset, MakeOptions(), ignore)
 
     assert (left_out(done)["entities"], left_out(done)["graph"], done.invalid) == (200, 200, 200)
 
 
-def test_export_made_before_entities_were_counted_does_not_claim_to_be_whole(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
+def test_export_made_before_entities_were_counted_is_not_reported_as_complete(
+    api: InProcessApi, dataset: Dataset, exporting: Exports
 ):
-    disagree(house, "boat", "Vessel", "LegalEntity")
-    exporting.export(dataset, ExportOptions(kinds=[Kind.ENTITIES]), ignore)
-    with house.services.database.write() as connection:
+    disagree(api, "boat", "Vessel", "LegalEntity")
+    exporting.export(dataset, ExportOptions(kinds=[ExportKind.ENTITIES]), ignore)
+    with api.services.database.write() as connection:
         connection.execute(update(exports_table).values(detail={}))
 
-    done = exporting.export(dataset, ExportOptions(kinds=[Kind.ENTITIES]), ignore)
+    done = exporting.export(dataset, ExportOptions(kinds=[ExportKind.ENTITIES]), ignore)
 
     assert (done.made, left_out(done), done.invalid) == ([], {"entities": None}, None)
 
 
-def test_delta_whose_beginning_is_given_up_begins_anew(house: InProcessApi, dataset: Dataset, exporting: Exports):
-    write(house, person("ann"))
+def test_delta_whose_base_snapshot_expired_starts_from_nothing(api: InProcessApi, dataset: Dataset, exporting: Exports):
+    write(api, person("ann"))
     exporting.make(dataset, MakeOptions(), ignore)
-    write(house, person("bob"))
-    with house.services.database.write() as connection:
+    write(api, person("bob"))
+    with api.services.database.write() as connection:
         connection.execute(update(history).values(expired=now()))
 
     exporting.make(dataset, MakeOptions(), ignore)
 
-    lines = [json.loads(line) for line in fetched(house, "entities.delta.json").splitlines()]
-    index = json.loads(fetched(house, "delta.json"))
+    lines = [json.loads(line) for line in fetched(api, "entities.delta.json").splitlines()]
+    index = json.loads(fetched(api, "delta.json"))
     assert [(line["op"], line["entity"]["id"]) for line in lines] == [("ADD", "ann"), ("ADD", "bob")]
     assert [delta["from"] for delta in index["deltas"]] == [None]
 
 
 @pytest.mark.parametrize(("compression", "unpacked"), [("gzip", gzip.decompress), ("zstd", lambda data: _zstd(data))])
 def test_compressed_exports_have_other_names_and_the_same_content(
-    house: InProcessApi,
+    api: InProcessApi,
     dataset: Dataset,
     exporting: Exports,
     compression: str,
@@ -392,110 +389,104 @@ def test_compressed_exports_have_other_names_and_the_same_content(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 10)
-    write(house, *(person(f"p{number:02}") for number in range(40)))
+    write(api, *(person(f"p{number:02}") for number in range(40)))
     exporting.make(dataset, MakeOptions(), ignore)
     names = ("statements.csv", "entities.ftm.json", "graph.cypher", "documents.csv")
-    plain = {name: fetched(house, name) for name in names}
-    assert house.admin.patch("/v1/datasets/test", {"compression": compression}).status_code == 200
-    stale = freshness(house)
+    plain = {name: fetched(api, name) for name in names}
+    assert api.admin.patch("/v1/datasets/test", {"compression": compression}).status_code == 200
+    stale = freshness(api)
 
     exporting.make(dataset, MakeOptions(), ignore)
 
     suffix = {"gzip": ".gz", "zstd": ".zst"}[compression]
     assert stale["statements"] == f"it was made as statements.csv, and the dataset asks for statements.csv{suffix}"
     for name, content in plain.items():
-        assert unpacked(fetched(house, name + suffix)) == content
-        assert house.admin.get(f"/v1/datasets/test/exports/{name}").status_code == 404
+        assert unpacked(fetched(api, name + suffix)) == content
+        assert api.admin.get(f"/v1/datasets/test/exports/{name}").status_code == 404
     assert len(plain["entities.ftm.json"].splitlines()) == 40
-    assert set(freshness(house).values()) == {None}
+    assert set(freshness(api).values()) == {None}
 
 
-def test_dataset_without_anything_has_exports_that_are_empty_and_valid(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
-):
+def test_exports_of_an_empty_dataset_are_empty_and_valid(api: InProcessApi, dataset: Dataset, exporting: Exports):
     done = exporting.make(dataset, MakeOptions(), ignore)
 
-    assert (done.snapshot, [made.kind for made in done.made]) == (None, list(Kind))
-    assert entities(house) == []
-    assert len(fetched(house, "statements.csv").splitlines()) == 1
-    assert len(fetched(house, "documents.csv").splitlines()) == 1
-    assert json.loads(fetched(house, "statistics.json"))["entity_count"] == 0
-    assert fetched(house, "entities.delta.json") == b""
-    assert set(freshness(house).values()) == {None}
+    assert (done.snapshot, [made.kind for made in done.made]) == (None, list(ExportKind))
+    assert entities(api) == []
+    assert len(fetched(api, "statements.csv").splitlines()) == 1
+    assert len(fetched(api, "documents.csv").splitlines()) == 1
+    assert json.loads(fetched(api, "statistics.json"))["entity_count"] == 0
+    assert fetched(api, "entities.delta.json") == b""
+    assert set(freshness(api).values()) == {None}
 
 
-def test_files_of_many_parts_are_one_in_order(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
+def test_files_of_many_parts_are_joined_in_order(
+    api: InProcessApi, dataset: Dataset, exporting: Exports, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
-    write(house, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(200)))
+    write(api, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(200)))
 
     exporting.make(dataset, MakeOptions(), ignore)
 
-    read = house.admin.get("/v1/datasets/test/entities/stream").content
-    assert fetched(house, "entities.ftm.json") == read
-    header, *lines = fetched(house, "statements.csv").splitlines()
+    read = api.admin.get("/v1/datasets/test/entities/stream").content
+    assert fetched(api, "entities.ftm.json") == read
+    header, *lines = fetched(api, "statements.csv").splitlines()
     assert (header.count(b'"id"'), len(lines), len(set(lines))) == (1, 800, 800)
-    stream = house.admin.get("/v1/datasets/test/statements/stream", headers={"Accept": "text/csv"}).content
-    assert fetched(house, "statements.csv") == stream
+    stream = api.admin.get("/v1/datasets/test/statements/stream", headers={"Accept": "text/csv"}).content
+    assert fetched(api, "statements.csv") == stream
 
 
-def test_statistics_after_small_changes_are_what_counting_everything_finds(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
+def test_incremental_statistics_equal_a_full_count(
+    api: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
     recounted: list[Statistics | None] = []
-    known = Exports._recounted
+    known = Exports._update_statistics
 
-    def recount(self: Exports, *given: Any) -> Statistics | None:
-        recounted.append(known(self, *given))
+    def recount(self: Exports, *arguments: Any) -> Statistics | None:
+        recounted.append(known(self, *arguments))
         return recounted[-1]
 
-    monkeypatch.setattr(Exports, "_recounted", recount)
-    statistics = ExportOptions(kinds=[Kind.STATISTICS])
-    write(house, *(person(f"p{number:02}", country=["de"], birthDate=[f"19{number}"]) for number in range(50, 90)))
+    monkeypatch.setattr(Exports, "_update_statistics", recount)
+    statistics = ExportOptions(kinds=[ExportKind.STATISTICS])
+    write(api, *(person(f"p{number:02}", country=["de"], birthDate=[f"19{number}"]) for number in range(50, 90)))
     exporting.export(dataset, statistics, ignore)
     changes: list[Callable[[], Any]] = [
-        lambda: write(house, person("p60", country=["fr"]), origin="more"),
-        lambda: house.admin.delete("/v1/datasets/test/entities/p70"),
-        lambda: write(house, {"id": "p71", "schema": "Vessel", "properties": {"name": ["A ship"]}}),
-        lambda: house.admin.delete("/v1/datasets/test/entities/p50"),
-        lambda: write(house, person("p91")),
+        lambda: write(api, person("p60", country=["fr"]), origin="more"),
+        lambda: api.admin.delete("/v1/datasets/test/entities/p70"),
+        lambda: write(api, {"id": "p71", "schema": "Vessel", "properties": {"name": ["A ship"]}}),
+        lambda: api.admin.delete("/v1/datasets/test/entities/p50"),
+        lambda: write(api, person("p91")),
     ]
     for change in changes:
         change()
         exporting.export(dataset, statistics, ignore)
-        told = json.loads(fetched(house, "statistics.json"))
-        exporting.export(dataset, ExportOptions(kinds=[Kind.STATISTICS], force=True), ignore)
-        counted = json.loads(fetched(house, "statistics.json"))
-        assert told | {"version": None} == counted | {"version": None}
+        counted = json.loads(fetched(api, "statistics.json"))
+        exporting.export(dataset, ExportOptions(kinds=[ExportKind.STATISTICS], force=True), ignore)
+        counted = json.loads(fetched(api, "statistics.json"))
+        assert counted | {"version": None} == counted | {"version": None}
 
-    # The first had nothing to begin with; and the oldest date was told by one alone, who went.
+    # The first run had no previous statistics, and the only source of the oldest date was deleted.
     assert [one is not None for one in recounted] == [False, True, True, True, False, True]
 
 
-def test_purged_entity_is_in_no_export_any_more(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels
-):
-    write(house, person("ann"), person("bob"))
+def test_purged_entity_is_in_no_export(api: InProcessApi, dataset: Dataset, exporting: Exports, kernels: DirectKernels):
+    write(api, person("ann"), person("bob"))
     exporting.make(dataset, MakeOptions(), ignore)
-    write(house, person("cem"))
+    write(api, person("cem"))
     exporting.make(dataset, MakeOptions(), ignore)
 
-    purged(house, dataset, kernels, "ann")
+    purged(api, dataset, kernels, "ann")
 
-    lake = Path(house.services.settings.lake_uri)
+    lake = Path(api.services.settings.lake_uri)
     holding = [path for path in lake.rglob("*") if path.is_file() and b"ann" in path.read_bytes()]
     assert [path.relative_to(lake).as_posix() for path in holding] == []
-    assert house.admin.get("/v1/datasets/test/exports").json()["results"] == []
+    assert api.admin.get("/v1/datasets/test/exports").json()["results"] == []
     exporting.make(dataset, MakeOptions(), ignore)
-    assert [entity["id"] for entity in entities(house)] == ["bob", "cem"]
+    assert [entity["id"] for entity in entities(api)] == ["bob", "cem"]
 
 
-def test_two_who_export_at_once_do_so_one_after_the_other(
-    house: InProcessApi, dataset: Dataset, kernels: DirectKernels
-):
-    write(house, person("ann"))
-    other = exports_of(house, kernels)
+def test_concurrent_exports_run_one_after_the_other(api: InProcessApi, dataset: Dataset, kernels: DirectKernels):
+    write(api, person("ann"))
+    other = exports_of(api, kernels)
     refused = []
 
     def reached(step: str) -> None:
@@ -504,84 +495,82 @@ def test_two_who_export_at_once_do_so_one_after_the_other(
                 other.make(dataset, MakeOptions(), ignore)
             refused.append(step)
 
-    exports_of(house, kernels, reached).make(dataset, MakeOptions(), ignore)
+    exports_of(api, kernels, reached).make(dataset, MakeOptions(), ignore)
 
     assert refused == ["built"]
     assert other.make(dataset, MakeOptions(), ignore).made == []
 
 
-def test_statements_that_ftm_aggregates_are_the_entities_and_ftm_validates_them(
-    house: InProcessApi, dataset: Dataset, exporting: Exports, tmp_path: Path
+def test_statements_aggregated_by_ftm_equal_the_entities_and_validate(
+    api: InProcessApi, dataset: Dataset, exporting: Exports, tmp_path: Path
 ):
-    write(house, person("ann", country=["de"], summary=[AWKWARD]), person("bob"))
-    write(house, person("ann", alias=["Anna"]), {"id": "co", "schema": "Company", "properties": {"name": ["C"]}})
-    write(house, person("ann", alias=["Annie"]), origin="more")
+    write(api, person("ann", country=["de"], summary=[AWKWARD]), person("bob"))
+    write(api, person("ann", alias=["Anna"]), {"id": "co", "schema": "Company", "properties": {"name": ["C"]}})
+    write(api, person("ann", alias=["Annie"]), origin="more")
     exporting.make(dataset, MakeOptions(), ignore)
     for name in ("statements.csv", "entities.ftm.json"):
-        (tmp_path / name).write_bytes(fetched(house, name))
+        (tmp_path / name).write_bytes(fetched(api, name))
 
     aggregated = ftm("aggregate-statements", "-i", str(tmp_path / "statements.csv"), "-f", "csv")
     validated = ftm("validate", "-i", str(tmp_path / "entities.ftm.json"))
 
     def plain(lines: bytes) -> dict[str, Any]:
-        found = map(json.loads, lines.splitlines())
+        records = map(json.loads, lines.splitlines())
         return {
             one["id"]: (one["schema"], {name: sorted(values) for name, values in one["properties"].items()})
-            for one in found
+            for one in records
         }
 
     assert plain(aggregated) == plain((tmp_path / "entities.ftm.json").read_bytes())
     assert plain(validated).keys() == {"ann", "bob", "co"}
 
 
-def test_catalog_is_loaded_by_ftm_itself_from_the_api_and_from_the_lake(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
-):
-    house.dataset("other")
-    write(house, person("ann"))
+def test_ftm_loads_the_catalog_from_the_api_and_from_the_lake(api: InProcessApi, dataset: Dataset, exporting: Exports):
+    api.dataset("other")
+    write(api, person("ann"))
     exporting.make(dataset, MakeOptions(), ignore)
 
     for document in (
-        house.admin.get("/v1/catalog").json(),
-        json.loads(house.services.store.get("index.json")),
+        api.admin.get("/v1/catalog").json(),
+        json.loads(api.services.store.get("index.json")),
     ):
         catalog = DataCatalog(FtmDataset, document)
         assert catalog.names == {"test", "other"}
         found = catalog.require("test").model
         assert (found.entity_count, found.version is not None) == (1, True)
         assert found.get_resource("entities.ftm.json").mime_type == "application/json+ftm"
-    (one,) = (entry for entry in house.admin.get("/v1/catalog").json()["datasets"] if entry["name"] == "test")
+    (one,) = (entry for entry in api.admin.get("/v1/catalog").json()["datasets"] if entry["name"] == "test")
     url = {resource["name"]: resource["url"] for resource in one["resources"]}["entities.ftm.json"]
     assert url.endswith("/v1/datasets/test/exports/entities.ftm.json")
 
 
-def test_changed_configuration_is_in_the_index_at_once_with_the_same_exports(
-    house: InProcessApi, dataset: Dataset, exporting: Exports
+def test_changed_configuration_is_in_the_index_immediately_with_the_same_exports(
+    api: InProcessApi, dataset: Dataset, exporting: Exports
 ):
-    write(house, person("ann"))
+    write(api, person("ann"))
     exporting.make(dataset, MakeOptions(), ignore)
-    before = json.loads(fetched(house, "index.json"))
+    before = json.loads(fetched(api, "index.json"))
 
-    assert house.admin.patch("/v1/datasets/test", {"title": "Another"}).status_code == 200
+    assert api.admin.patch("/v1/datasets/test", {"title": "Another"}).status_code == 200
 
-    after = json.loads(fetched(house, "index.json"))
+    after = json.loads(fetched(api, "index.json"))
     assert (before["title"], after["title"]) == ("test", "Another")
     assert after["resources"] == before["resources"] != []
-    assert set(freshness(house).values()) == {None}
-    listed = {one["name"]: one for one in house.admin.get("/v1/datasets/test/exports").json()["results"]}
-    content = fetched(house, "index.json")
+    assert set(freshness(api).values()) == {None}
+    listed = {one["name"]: one for one in api.admin.get("/v1/datasets/test/exports").json()["results"]}
+    content = fetched(api, "index.json")
     assert (listed["index.json"]["size"], listed["index.json"]["checksum"]) == (
         len(content),
         hashlib.sha1(content).hexdigest(),
     )
 
 
-def test_versions_rise_though_clocks_go_back(house: InProcessApi, dataset: Dataset, exporting: Exports):
-    write(house, person("ann"))
+def test_versions_increase_although_the_clock_goes_back(api: InProcessApi, dataset: Dataset, exporting: Exports):
+    write(api, person("ann"))
     first = exporting.make(dataset, MakeOptions(), ignore)
-    with house.services.database.write() as connection:
+    with api.services.database.write() as connection:
         connection.execute(update(exports_table).values(version="29990101000000-abc"))
-    write(house, person("bob"))
+    write(api, person("bob"))
 
     second = exporting.make(dataset, MakeOptions(), ignore)
 
@@ -591,8 +580,8 @@ def test_versions_rise_though_clocks_go_back(house: InProcessApi, dataset: Datas
     assert second.version.startswith("29990101000001-")
 
 
-def freshness(house: InProcessApi) -> dict[str, str | None]:
-    report = house.admin.get("/v1/datasets/test/freshness").json()
+def freshness(api: InProcessApi) -> dict[str, str | None]:
+    report = api.admin.get("/v1/datasets/test/freshness").json()
     return {one["kind"]: one["reason"] for one in report["exports"]}
 
 
@@ -607,21 +596,21 @@ def applied(lines: list[dict[str, Any]], known: dict[str, Any] | None = None) ->
     return found
 
 
-def compacted(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> None:
-    Compact(rewriting_of(house, kernels)).run(dataset, CompactOptions(force=True), ignore)
+def compacted(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> None:
+    Compact(rewriting_of(api, kernels)).run(dataset, CompactOptions(force=True), ignore)
 
 
-def purged(house: InProcessApi, dataset: Dataset, kernels: DirectKernels, entity: str) -> None:
-    services = house.services
+def purged(api: InProcessApi, dataset: Dataset, kernels: DirectKernels, entity: str) -> None:
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     vacuum = Vacuum(services.database, services.store, services.settings, publisher)
-    purge = Purge(services.database, rewriting_of(house, kernels), flush, vacuum)
+    purge = Purge(services.database, rewriting_of(api, kernels), flush, vacuum)
     purge.run(dataset, PurgeOptions(entity_ids=[entity], confirm=True), ignore)
 
 
-def rewriting_of(house: InProcessApi, kernels: DirectKernels) -> Rewriter:
-    services = house.services
+def rewriting_of(api: InProcessApi, kernels: DirectKernels) -> Rewriter:
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     return Rewriter(services.database, services.store, publisher, lambda: kernels)
 
@@ -637,36 +626,33 @@ def _zstd(data: bytes) -> bytes:
     return zstandard.ZstdDecompressor().stream_reader(io.BytesIO(data), read_across_frames=True).read()
 
 
-class Overwhelmed(DirectKernels):
-    """Kernels whose own process has no room for a task."""
+class CountingKernels(DirectKernels):
+    """Kernels that record the number of tasks of the last Spark job."""
 
-    def run_here(self, task: AnyTask) -> Output | TarnError:
-        return Internal(f"no room for {task}")
+    tasks = 0
+
+    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
+        self.tasks = sum(map(len, slots))
+        return super().run(slots)
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("why", ["too large", "no room"])
-def test_statistics_that_the_worker_does_not_count_itself_are_the_same(
-    house: InProcessApi,
-    dataset: Dataset,
-    kernels: DirectKernels,
-    kernel_process: ProcessPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-    why: str,
+def test_statistics_counted_by_several_tasks_are_equal(
+    api: InProcessApi, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
     people = [{"id": f"p{number}", "schema": "Person", "properties": {"country": ["de"]}} for number in range(20)]
-    house.admin.post("/v1/datasets/test/entities", people)
-    options = ExportOptions(kinds=[Kind.STATISTICS], force=True)
-    exports_of(house, kernels).export(dataset, options, ignore)
-    counted = json.loads(fetched(house, "statistics.json"))
+    api.admin.post("/v1/datasets/test/entities", people)
+    options = ExportOptions(kinds=[ExportKind.STATISTICS], force=True)
+    counting = CountingKernels(kernels._settings, kernels._pool)
+    exports_of(api, counting).export(dataset, options, ignore)
+    counted = json.loads(fetched(api, "statistics.json"))
+    assert counting.tasks == 1
 
-    if why == "too large":
-        monkeypatch.setattr(export, "MOST_COUNTED_HERE", 19)
-        others = kernels
-    else:
-        others = Overwhelmed(house.services.settings, kernel_process)
-    exports_of(house, others).export(dataset, options, ignore)
+    monkeypatch.setattr(export, "ONE_TASK_ROWS", 19)
+    monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.TASK_ROWS", 10)
+    exports_of(api, counting).export(dataset, options, ignore)
+    assert counting.tasks > 2
 
-    again = json.loads(fetched(house, "statistics.json"))
-    assert again["version"] > counted["version"]
-    assert again | {"version": ""} == counted | {"version": ""}
+    second = json.loads(fetched(api, "statistics.json"))
+    assert second["version"] > counted["version"]
+    assert second | {"version": ""} == counted | {"version": ""}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tarn.datasets.registry import Dataset
-from tarn.model.export import Kind
+from tarn.model.export import ExportKind
 from tarn.model.job import MakeOptions
 from tarn.settings import Settings
 
@@ -21,22 +21,22 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
 
 
 @ONE_DATABASE
-def test_exports_on_s3_are_what_reads_show_also_in_parts(
-    house: InProcessApi, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
+def test_exports_on_s3_equal_reads_also_in_parts(
+    api: InProcessApi, dataset: Dataset, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 20)
-    write(house, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(100)))
-    exporting = exports_of(house, kernels)
+    write(api, *(person(f"p{number:03}", country=["de", "fr"]) for number in range(100)))
+    exporting = exports_of(api, kernels)
     exporting.make(dataset, MakeOptions(), ignore)
-    write(house, person("zoe"))
+    write(api, person("zoe"))
 
     done = exporting.make(dataset, MakeOptions(), ignore)
 
-    assert [one.kind for one in done.made] == list(Kind)
-    content = fetched(house, "entities.ftm.json")
-    assert content == house.admin.get("/v1/datasets/test/entities/stream").content
-    part = house.admin.get("/v1/datasets/test/exports/entities.ftm.json", headers={"Range": "bytes=-10"})
+    assert [one.kind for one in done.made] == list(ExportKind)
+    content = fetched(api, "entities.ftm.json")
+    assert content == api.admin.get("/v1/datasets/test/entities/stream").content
+    part = api.admin.get("/v1/datasets/test/exports/entities.ftm.json", headers={"Range": "bytes=-10"})
     assert (part.status_code, part.content) == (206, content[-10:])
-    assert fetched(house, "entities.delta.json").count(b"\n") == 1
-    assert set(freshness(house).values()) == {None}
-    assert list(house.services.store.list(dataset.layout.export_parts)) == []
+    assert fetched(api, "entities.delta.json").count(b"\n") == 1
+    assert set(freshness(api).values()) == {None}
+    assert list(api.services.store.list(dataset.layout.export_parts)) == []

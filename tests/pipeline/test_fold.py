@@ -1,4 +1,4 @@
-"""The kernel's fold against the same history worked out one event at a time."""
+"""The kernel's fold against a model that applies one event at a time."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SCHEMATA = ("Person", "LegalEntity", "Document")
 
 
 def drawn(draw: random.Random) -> dict[str, Any]:
-    """One event, of few entities and values, so that events meet."""
+    """Draw an event, of few entities and values, so that events overlap."""
     entity, origin = draw.choice(ENTITIES), draw.choice(ORIGINS)
     kind = draw.choices((1, 2, 3), (8, 2, 1))[0]
     prop, value = draw.choice((("name", "x"), ("name", "y"), ("id", "checksum-1"), ("id", "checksum-2")))
@@ -63,7 +63,7 @@ def as_events(history: list[dict[str, Any]]) -> Events:
 
 
 def as_folded(batch: list[dict[str, Any]], commit: int) -> list[Event]:
-    """The same events as `tarn.lake.live.reference` takes them."""
+    """Return the events as `tarn.lake.live.reference` takes them."""
     return [
         Event(
             ord=(commit << 32) + position,
@@ -71,7 +71,7 @@ def as_folded(batch: list[dict[str, Any]], commit: int) -> list[Event]:
             entity_id=event["entity_id"],
             origin=event["origin"],
             id=event["id"],
-            said=None if event["kind"] != 1 else _statement(event),
+            statement=None if event["kind"] != 1 else _statement(event),
         )
         for position, event in enumerate(batch)
     ]
@@ -83,8 +83,8 @@ def _statement(event: dict[str, Any]) -> Statement:
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
-def test_flushed_history_holds_what_one_event_after_the_other_would_leave(
-    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], seed: int
+def test_flushed_history_equals_events_applied_one_by_one(
+    api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], seed: int
 ):
     draw = random.Random(seed)
     expected = Expected()
@@ -95,36 +95,36 @@ def test_flushed_history_holds_what_one_event_after_the_other_would_leave(
         for _ in range(draw.randrange(1, 5)):
             batch = [drawn(draw) for _ in range(draw.randrange(1, 6))]
             act = AuditedAction(None, "add_statements", "test", "r")
-            house.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
+            api.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
             expected.commit(batch)
             happened += as_folded(batch, next(commits))
             consumed += len(batch)
         (snapshot,) = flush()
 
         rows = snapshot.rows
-        live = stored(house.services.store, dataset, head(house, dataset))
+        live = stored(api.services.store, dataset, head(api, dataset))
         assert shown(live) == shown(expected.live)
         assert rows.live == len(live)
         assert rows.added + rows.seen + rows.deleted + rows.set_aside == consumed
         one_by_one = fold({}, happened)
-        assert {place: one._asdict() for place, one in one_by_one.items()} == {
-            place: {name: row[name] for name in Statement._fields} for place, row in live.items()
+        assert {identity: one._asdict() for identity, one in one_by_one.items()} == {
+            identity: {name: row[name] for name in Statement._fields} for identity, row in live.items()
         }
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_plain_fold_makes_the_same_rows_as_the_one_that_is_right_for_everything(
-    house: InProcessApi, kernels: DirectKernels, seed: int
+def test_append_only_fold_writes_the_same_rows_as_the_general_fold(
+    api: InProcessApi, kernels: DirectKernels, seed: int
 ):
-    """The same adds, once where nothing was, and once with an event beside them that makes the slice no plain one."""
+    """Flush the same adds twice: to an empty dataset, and with another event that excludes the append-only fold."""
     draw = random.Random(seed)
-    services = house.services
-    made = {}
-    said = [[add_of(draw) for _ in range(draw.randrange(5, 30))] for _ in range(draw.choice((1, 1, 3)))]
+    services = api.services
+    rows_by_fold = {}
+    batches = [[add_of(draw) for _ in range(draw.randrange(5, 30))] for _ in range(draw.choice((1, 1, 3)))]
     for name in ("plain", "other"):
-        house.dataset(name)
+        api.dataset(name)
         dataset = dataset_of(services.database, name)
-        for batch in said:
+        for batch in batches:
             act = AuditedAction(None, "add_statements", name, "r")
             services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
         if name == "other":
@@ -138,13 +138,13 @@ def test_plain_fold_makes_the_same_rows_as_the_one_that_is_right_for_everything(
         (snapshot,) = done[dataset.id].snapshots
         rows = rows_of(services.store, dataset, snapshot, "statements")
         log = rows_of(services.store, dataset, snapshot, "translog")
-        made[name] = rows, log, snapshot.rows.added, snapshot.rows.seen
+        rows_by_fold[name] = rows, log, snapshot.rows.added, snapshot.rows.seen
 
-    assert made["plain"] == made["other"]
+    assert rows_by_fold["plain"] == rows_by_fold["other"]
 
 
 def add_of(draw: random.Random) -> dict[str, Any]:
-    """An add such as plain slices are made of: one origin, no canonical id of its own."""
+    """Draw an add that the append-only fold accepts: one origin, no separate canonical id."""
     event = drawn(draw)
     while event["kind"] != 1:
         event = drawn(draw)

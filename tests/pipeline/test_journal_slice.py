@@ -1,4 +1,4 @@
-"""Slices of the journal: what SQLite's reader leaves out is put back as it was."""
+"""Slices of the journal: values that SQLite's reader drops are restored."""
 
 from concurrent.futures import ProcessPoolExecutor
 
@@ -12,6 +12,8 @@ from tarn.settings import Settings
 
 from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import read_both_ways
+
+pytestmark = pytest.mark.both_databases
 
 OTHERS = [
     "kind = 2",
@@ -30,15 +32,15 @@ OTHERS = [
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("others", [[], OTHERS])
-def test_events_unlike_the_first_thousand_are_read_as_they_are(
-    settings: Settings, house: InProcessApi, dataset: Dataset, kernel_process: ProcessPoolExecutor, others: list[str]
+def test_events_unlike_the_first_thousand_are_read_unchanged(
+    settings: Settings, api: InProcessApi, dataset: Dataset, kernel_process: ProcessPoolExecutor, others: list[str]
 ):
     count = SAMPLE * 2
     people = [{"id": f"e{each}", "schema": "Person", "properties": {"name": ["Jane"]}} for each in range(count)]
-    assert house.admin.post("/v1/datasets/test/entities", people).status_code == 200
-    with house.services.database.write() as connection:
-        for place, other in enumerate(others):
-            which = {"entity": f"e{count - 1 - place}"}
+    assert api.admin.post("/v1/datasets/test/entities", people).status_code == 200
+    with api.services.database.write() as connection:
+        for index, other in enumerate(others):
+            which = {"entity": f"e{count - 1 - index}"}
             connection.execute(text(f"UPDATE journal SET {other} WHERE entity_id = :entity AND prop = 'name'"), which)
 
     journal, everything = Journal.at(settings.database_url), JournalSlice(dataset.id, 0, 1, ALL_SHARDS)

@@ -1,4 +1,4 @@
-"""Rows into statements: held equal to FtM's own mapping and to the loading of what it makes."""
+"""The mapper of rows to statements, compared with FtM's own mapping and the loading of its entities."""
 
 import csv
 import io
@@ -23,9 +23,9 @@ logging.getLogger("followthemoney.mapping").setLevel(logging.ERROR)
 
 DATASET = DatasetName("test")
 HEADER = ["id", "name", "other", "when", "land", "text", "id "]
-Said = set[tuple[str, str, str, str, str]]
-Left = set[tuple[int, str, str, str]]
-"""Values that are left out: the row, and schema, property and value."""
+Statements = set[tuple[str, str, str, str, str]]
+Omitted = set[tuple[int, str, str, str]]
+"""Omitted values: row, schema, property and value."""
 GARBLED = re.compile("[\udc80-\udcff]")
 
 TEXTS = st.one_of(
@@ -90,18 +90,18 @@ def queries(draw: st.DrawFn) -> dict[str, Any]:
     return {"entities": entities, "filters": draw(filters), "filters_not": draw(filters)}
 
 
-def document(*given: dict[str, Any]) -> MappingDocument:
-    return MappingDocument.model_validate({"queries": list(given)})
+def document(*queries: dict[str, Any]) -> MappingDocument:
+    return MappingDocument.model_validate({"queries": list(queries)})
 
 
-def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int], Left]:
-    """What FtM makes of the rows, loaded: of a row that cannot be loaded, nothing. And what it leaves out."""
+def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Statements, list[int], Omitted]:
+    """Return the statements of FtM's mapping, the rows that cannot be loaded, and the omitted values."""
     written = io.StringIO()
     csv.writer(written).writerows([HEADER, *rows])
     written.seek(0)
-    said: Said = set()
+    said: Statements = set()
     bad = []
-    left: Left = set()
+    left: Omitted = set()
     for place, record in enumerate(CSVSource.read_csv(written)):
         try:
             assert not GARBLED.search("".join(rows[place]))
@@ -115,7 +115,7 @@ def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, lis
 
 
 class Watched(ValueEntity):
-    """An entity that remembers which values a mapping could not add to it."""
+    """An entity that records the values that a mapping could not add to it."""
 
     omitted: set[tuple[str, str, str]]
 
@@ -127,24 +127,24 @@ class Watched(ValueEntity):
         return added
 
 
-def loaded(mapping: MappingDocument, record: dict[str, str]) -> tuple[Said, set[tuple[str, str, str]]]:
-    said: Said = set()
-    Watched.omitted = left = set()
+def loaded(mapping: MappingDocument, record: dict[str, str]) -> tuple[Statements, set[tuple[str, str, str]]]:
+    statements: Statements = set()
+    Watched.omitted = omitted = set()
     for query in mapping.ftm(DATASET):
         assert isinstance(query.source, CSVSource)
         for entity in query.map(record).values() if query.source.check_filters(record) else ():
             data = {"id": entity.id, "schema": entity.schema.name, "properties": entity.properties}
-            told = Exploder().explode(DATASET, data)
-            said |= {
-                (told.entity_id, told.schema, prop, value, identity.hex())
-                for identity, prop, value in zip(told.ids, told.props, told.values, strict=True)
+            exploded = Exploder().explode(DATASET, data)
+            statements |= {
+                (exploded.entity_id, exploded.schema, prop, value, identity.hex())
+                for identity, prop, value in zip(exploded.ids, exploded.props, exploded.values, strict=True)
             }
-            left |= {
+            omitted |= {
                 (entity.schema.name, prop.name, value)
                 for prop, value in entity.itervalues()
                 if (text := sanitize_text(value)) and not prop.type.clean_text(text)
             }
-    return said, left
+    return statements, omitted
 
 
 @pytest.fixture(autouse=True)
@@ -152,24 +152,24 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("followthemoney.mapping.entity.ValueEntity", Watched)
 
 
-def mapped(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Said, list[int], Left]:
-    made = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows, is_doubtful=True))
-    said = {
+def mapped(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Statements, list[int], Omitted]:
+    chunks = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows, is_doubtful=True))
+    statements = {
         (row["entity_id"], row["schema"], row["prop"], row["value"], row["id"].hex())
-        for one in made
+        for one in chunks
         for row in one.events.to_pylist()
     }
-    omitted = [value for one in made for value in one.omitted]
-    assert [value.place for value in omitted] == sorted(value.place for value in omitted)
+    omitted = [value for one in chunks for value in one.omitted]
+    assert [value.row_index for value in omitted] == sorted(value.row_index for value in omitted)
     assert all(value.reason for value in omitted)
-    return said, [bad.place for one in made for bad in one.bad], {tuple(value[:4]) for value in omitted}  # type: ignore[misc]
+    return statements, [bad.row_index for one in chunks for bad in one.bad], {tuple(value[:4]) for value in omitted}  # type: ignore[misc]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(queries(), min_size=1, max_size=2), st.lists(st.lists(TEXTS, min_size=7, max_size=7), max_size=12))
-def test_mapper_says_what_ftm_says_of_any_mapping_and_rows(given: list[dict[str, Any]], rows: list[list[str]]):
+def test_mapper_equals_ftm_for_any_mapping_and_rows(given: list[dict[str, Any]], rows: list[list[str]]):
     mapping = document(*given)
-    # Line ends are the reader's business, and a blank line is no row.
+    # Line ends are handled by the reader, and a blank line is no row.
     rows = [[text.replace("\r", "") for text in row] for row in rows]
     assert mapped(mapping, rows) == expected(mapping, rows)
 
@@ -178,7 +178,7 @@ PERSON = {"schema": "Person", "id_column": "id", "properties": {"name": {"column
 
 
 def rows_of(count: int, **odd: dict[int, str]) -> list[list[str]]:
-    """Usual rows, with odd values in some places of some columns."""
+    """Return usual rows, with unusual values in some rows of some columns."""
     rows = [[f"p{number}", f"Name {number}", "", "", "", f"text {number}", ""] for number in range(count)]
     for column, values in odd.items():
         for place, value in values.items():
@@ -195,7 +195,7 @@ def rows_of(count: int, **odd: dict[int, str]) -> list[list[str]]:
         (PERSON | {"properties": {"notes": {"template": "{{name}}"}}}, {"name": {3: "{{name}}" * 3}}),
     ],
 )  # fmt: skip
-def test_unusual_rows_among_usual_ones_say_what_ftm_says(rule: dict[str, Any], odd: dict[str, dict[int, str]]):
+def test_unusual_rows_among_usual_ones_equal_ftm(rule: dict[str, Any], odd: dict[str, dict[int, str]]):
     mapping, rows = document({"entities": {"person": rule}}), rows_of(4100, **odd)
 
     assert mapped(mapping, rows) == expected(mapping, rows)
@@ -220,7 +220,7 @@ def test_row_that_would_take_ftm_too_long_is_bad(rule: dict[str, Any], name: str
 
 @pytest.mark.parametrize("prop", ["percentage", "startDate", "namesMentioned", "role"])
 @pytest.mark.parametrize("blank", [" ", "\t", "\n"])
-def test_blank_value_is_not_reported_as_left_out(prop: str, blank: str):
+def test_blank_value_is_not_reported_as_omitted(prop: str, blank: str):
     rule = {"schema": "Ownership", "id_column": "id", "properties": {prop: {"literal": blank}}}
     mapping, rows = document({"entities": {"link": rule}}), rows_of(3)
 
@@ -235,27 +235,27 @@ def test_entity_that_refers_to_itself_makes_its_row_bad():
     assert mapped(mapping, rows_of(20, other={7: "p7", 8: "p7"}))[1] == [7]
 
 
-def test_value_remembers_what_it_was_before_it_was_cleaned():
+def test_value_keeps_its_original_before_cleaning():
     mapping = document({"entities": {"person": PERSON | {"properties": {"country": {"column": "land"}}}}})
-    (made,) = Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows_of(2, land={0: "Germany", 1: "de"}))
+    (chunks,) = Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows_of(2, land={0: "Germany", 1: "de"}))
 
-    told = {(row["value"], row["original_value"]) for row in made.events.to_pylist() if row["prop"] == "country"}
-    assert told == {("de", "Germany"), ("de", None)}
+    originals = {(row["value"], row["original_value"]) for row in chunks.events.to_pylist() if row["prop"] == "country"}
+    assert originals == {("de", "Germany"), ("de", None)}
 
 
-def test_same_statements_of_many_rows_are_written_once_for_some_rows():
+def test_identical_statements_of_many_rows_are_written_once_per_chunk_of_rows():
     company = {"schema": "Company", "key": "land", "properties": {"name": {"column": "land"}}}
     mapping = document({"entities": {"company": company}})
-    (made,) = Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows_of(100, land=dict.fromkeys(range(100), "x")))
+    (chunks,) = Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows_of(100, land=dict.fromkeys(range(100), "x")))
 
-    assert (made.entities, made.events.num_rows) == (100, 2)
+    assert (chunks.entities, chunks.events.num_rows) == (100, 2)
 
 
 LINK = {"schema": "Ownership", "key": "id", "properties": {"owner": {"entity": "person"}}}
 
 
 @pytest.mark.parametrize("count", [3, 3000])
-def test_values_that_are_left_out_are_told_once_for_each_row_property_and_value(count: int):
+def test_omitted_values_are_reported_once_per_row_property_and_value(count: int):
     rule = PERSON | {
         "properties": {
             "country": {"columns": ["land", "other"]},
@@ -265,7 +265,7 @@ def test_values_that_are_left_out_are_told_once_for_each_row_property_and_value(
     }
     mapping = document({"entities": {"person": rule, "link": LINK}})
     odd = {"land": {1: "Atlantis"}, "other": {1: "Atlantis"}, "when": {1: "2020;; ;20th century"}}
-    # A row that is bad makes those around it go one by one.
+    # A bad row causes those of its chunk to be mapped one by one.
     rows = rows_of(count, id={0: "x" * 256, 2: "a_b"}, **odd)
 
     omitted = [value for one in Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows) for value in one.omitted]
@@ -280,28 +280,28 @@ def test_values_that_are_left_out_are_told_once_for_each_row_property_and_value(
 
 
 @pytest.mark.parametrize("odd", [{}, {"id": {0: "x" * 256}}], ids=["at once", "one by one"])
-def test_value_that_is_too_long_to_be_cleaned_is_left_out_and_its_row_is_kept(odd: dict[str, dict[int, str]]):
+def test_value_too_long_to_be_cleaned_is_omitted_and_its_row_is_kept(odd: dict[str, dict[int, str]]):
     properties = {"mimeType": {"column": "land"}, "alias": {"column": "name"}}
     rule = {"schema": "Document", "id_column": "id", "properties": properties}
     mapping = document({"entities": {"file": rule}})
     rows = rows_of(2, land={1: '"' * 32_000}, name={1: "x" * 16_385}, **odd)
 
-    made = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows))
+    chunks = list(Mapper(mapping, HEADER, DATASET, "mapping:x", 7).map(rows))
 
-    omitted = {(value.prop, len(value.value), value.reason) for one in made for value in one.omitted}
+    omitted = {(value.prop, len(value.value), value.reason) for one in chunks for value in one.omitted}
     assert omitted == {
         ("mimeType", 32_000, "is 32000 characters long, at most 250 are cleaned as mimetype"),
         ("alias", 16_385, "is 16385 characters long, at most 16384 are cleaned as name"),
     }
-    assert "p1" in {row["entity_id"] for one in made for row in one.events.to_pylist()}
+    assert "p1" in {row["entity_id"] for one in chunks for row in one.events.to_pylist()}
 
 
-def test_values_beyond_what_ftm_takes_of_an_entity_are_left_out_with_the_reason():
+def test_values_beyond_the_limit_of_an_entity_are_omitted_with_the_reason():
     rule = PERSON | {"properties": {"notes": {"columns": ["text", "other"]}}}
     rows = rows_of(1, text={0: "x" * (20 << 20)}, other={0: "y" * (20 << 20)})
 
-    (made,) = Mapper(document({"entities": {"person": rule}}), HEADER, DATASET, "mapping:x", 7).map(rows)
+    (chunks,) = Mapper(document({"entities": {"person": rule}}), HEADER, DATASET, "mapping:x", 7).map(rows)
 
-    (omitted,) = made.omitted
+    (omitted,) = chunks.omitted
     assert (omitted.prop, omitted.value[0]) == ("notes", "y")
     assert "come to more than" in omitted.reason

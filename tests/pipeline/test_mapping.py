@@ -1,4 +1,4 @@
-"""Mappings processed: what a file's rows stand for, seen all at once, and in the place of what the last run said."""
+"""Mapping jobs: the statements of a file's rows become visible together, and replace those of the previous run."""
 
 import csv
 import gzip
@@ -20,11 +20,11 @@ from sqlalchemy import func, select
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import journal, journal_batches, journal_packs, tags
 from tarn.errors import QuotaExceeded, TarnError, Unavailable
-from tarn.model.job import Job, MappingOptions, MappingResult, Stopped
+from tarn.model.job import Job, JobStopped, MappingOptions, MappingResult
 from tarn.model.names import Checksum
 from tarn.pipeline.jobs import mapping as processing
 from tarn.pipeline.jobs.mapping import UNCHANGED, Mappings
-from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.pipeline.tasks.task import Task
 
 from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
@@ -77,30 +77,30 @@ ROWS = [row(1), row(2, land="fr", owner=""), row(3, land="nowhere"), row(4, comp
 
 
 class MappingJobs:
-    """A dataset in whose archive files are, and who processes mappings for them."""
+    """A dataset with archived files, and the jobs that process mappings for them."""
 
-    def __init__(self, house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> None:
-        self.house = house
+    def __init__(self, api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> None:
+        self.api = api
         self.dataset = dataset
         self.kernels = kernels
 
     def put(self, data: bytes, mapping: Any = COMPANIES) -> Checksum:
-        """A file in the archive, and a mapping for it."""
+        """Store a file in the archive with a mapping, and return its checksum."""
         content_hash = Checksum(hashlib.sha256(data).hexdigest())
-        self.house.services.store.put(self.dataset.layout.blob_data(content_hash), data)
-        answer = self.house.admin.put(f"/v1/datasets/test/mappings/{content_hash}", mapping)
-        assert answer.status_code in (200, 201), answer.text
+        self.api.services.store.put(self.dataset.layout.blob_data(content_hash), data)
+        response = self.api.admin.put(f"/v1/datasets/test/mappings/{content_hash}", mapping)
+        assert response.status_code in (200, 201), response.text
         return content_hash
 
     def job(self, content_hash: Checksum, **options: Any) -> Job:
-        answer = self.house.admin.post(f"/v1/datasets/test/mappings/{content_hash}/process", options)
-        assert answer.status_code == 202, answer.text
-        return Job.model_validate(answer.json() | {"disturbed": None})
+        response = self.api.admin.post(f"/v1/datasets/test/mappings/{content_hash}/process", options)
+        assert response.status_code == 202, response.text
+        return Job.model_validate(response.json() | {"disturbed": None})
 
     def processing(
         self, kernels: Any = None, reached: Callable[[str], None] = lambda _: None, **changes: Any
     ) -> Mappings:
-        services = self.house.services
+        services = self.api.services
         settings = services.settings.model_copy(update=changes)
         return Mappings(settings, services.database, services.store, lambda: kernels or self.kernels, reached)
 
@@ -112,12 +112,12 @@ class MappingJobs:
         return self.run(self.job(content_hash, **options))
 
     def entities(self, **filters: str) -> dict[str, dict[str, Any]]:
-        found = self.house.admin.get("/v1/datasets/test/entities", params={"limit": 1000, **filters}).json()["results"]
-        return {entity["id"]: entity for entity in found}
+        entities = self.api.admin.get("/v1/datasets/test/entities", params={"limit": 1000, **filters}).json()["results"]
+        return {entity["id"]: entity for entity in entities}
 
-    def left(self) -> tuple[int, int]:
-        """Rows and batches that the journal holds and nobody sees."""
-        with self.house.services.database.read() as connection:
+    def invisible_rows(self) -> tuple[int, int]:
+        """Return the numbers of rows and batches in the journal that are not visible."""
+        with self.api.services.database.read() as connection:
             unseen = select(journal_batches.c.id).where(journal_batches.c.state.in_(("open", "staged")))
             counts = (
                 select(func.count()).select_from(table).where(table.c.batch.in_(unseen))
@@ -128,12 +128,12 @@ class MappingJobs:
 
 
 @pytest.fixture
-def mill(house: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> MappingJobs:
-    return MappingJobs(house, dataset, kernels)
+def mill(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> MappingJobs:
+    return MappingJobs(api, dataset, kernels)
 
 
 def entities_of_ftm(folder: Path, data: bytes, mapping: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[str]]]]:
-    """What `ftm map-csv` makes of a file, aggregated by `ftm aggregate`."""
+    """Return what `ftm map-csv` makes of a file, aggregated by `ftm aggregate`."""
     (folder / "data.csv").write_bytes(data)
     (folder / "mapping.yml").write_text(json.dumps({"test": {"queries": [mapping]}}))
     ftm = Path(sys.executable).parent / "ftm"
@@ -141,13 +141,13 @@ def entities_of_ftm(folder: Path, data: bytes, mapping: dict[str, Any]) -> dict[
         [ftm, "map-csv", "--no-sign", "-d", "test", "-i", folder / "data.csv", folder / "mapping.yml"],
         capture_output=True, check=True,
     ).stdout  # fmt: skip
-    said: dict[str, tuple[str, dict[str, set[str]]]] = {}
+    entities: dict[str, tuple[str, dict[str, set[str]]]] = {}
     for line in mapped.splitlines():
         entity = json.loads(line)
-        _, properties = said.setdefault(entity["id"], (entity["schema"], {}))
+        _, properties = entities.setdefault(entity["id"], (entity["schema"], {}))
         for name, values in entity["properties"].items():
             properties.setdefault(name, set()).update(values)
-    return {name: (schema, _sorted(properties)) for name, (schema, properties) in said.items()}
+    return {name: (schema, _sorted(properties)) for name, (schema, properties) in entities.items()}
 
 
 def _sorted(properties: dict[str, Any]) -> dict[str, list[str]]:
@@ -158,7 +158,8 @@ def visible(mill: MappingJobs) -> dict[str, tuple[str, dict[str, list[str]]]]:
     return {name: (entity["schema"], _sorted(entity["properties"])) for name, entity in mill.entities().items()}
 
 
-def test_processing_makes_what_ftm_map_csv_makes_before_and_after_a_flush(mill: MappingJobs, flush, tmp_path: Path):
+@pytest.mark.both_databases
+def test_processing_equals_ftm_map_csv_before_and_after_a_flush(mill: MappingJobs, flush, tmp_path: Path):
     data = table([*ROWS, *(row(number) for number in range(10, 60))])
     content_hash = mill.put(data)
 
@@ -173,9 +174,9 @@ def test_processing_makes_what_ftm_map_csv_makes_before_and_after_a_flush(mill: 
     assert snapshot.rows.added == result.statements
 
 
-def test_processing_again_replaces_what_the_last_run_said_and_nothing_else(mill: MappingJobs, flush):
+def test_processing_again_replaces_the_previous_run_and_nothing_else(mill: MappingJobs, flush):
     crawled = {"id": "p1", "schema": "Person", "properties": {"alias": "A"}}
-    mill.house.admin.post("/v1/datasets/test/entities?origin=crawl", crawled)
+    mill.api.admin.post("/v1/datasets/test/entities?origin=crawl", crawled)
     content_hash = mill.put(table(ROWS))
     mill.process(content_hash)
     flush()
@@ -194,29 +195,29 @@ def test_processing_again_replaces_what_the_last_run_said_and_nothing_else(mill:
         flush()
 
 
-def test_processing_is_skipped_while_nothing_changed_unless_it_is_insisted_on(mill: MappingJobs):
+def test_processing_is_skipped_while_nothing_changed_unless_forced(mill: MappingJobs):
     content_hash = mill.put(table(ROWS))
     first = mill.process(content_hash)
 
-    again = mill.process(content_hash)
+    second = mill.process(content_hash)
     otherwise = mill.process(content_hash, encoding="latin-1")
     forced = mill.process(content_hash, encoding="latin-1", force=True)
 
-    assert (again.skipped, again.commit) == (UNCHANGED, None)
+    assert (second.skipped, second.commit) == (UNCHANGED, None)
     assert first.skipped is otherwise.skipped is forced.skipped is None
     assert first.commit is not None
-    shown = mill.house.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()
+    shown = mill.api.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()
     assert shown["fresh"]
     mill.put(table(ROWS), COMPANIES | {"filters": {"land": "fr"}})
-    assert not mill.house.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()["fresh"]
+    assert not mill.api.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()["fresh"]
     assert mill.process(content_hash, encoding="latin-1").entities == 1
 
 
-def test_tag_is_moved_by_a_run_and_not_by_one_that_is_skipped(mill: MappingJobs):
+def test_tag_is_set_by_a_run_and_not_by_a_skipped_one(mill: MappingJobs):
     content_hash = mill.put(table(ROWS))
 
     def tagged() -> list[Any]:
-        with mill.house.services.database.read() as connection:
+        with mill.api.services.database.read() as connection:
             key = tags.c.key == f"mappings/{content_hash}/last_processed"
             return list(connection.execute(select(tags.c.at).where(key, tags.c.tenant == "lakehouse")).scalars())
 
@@ -225,7 +226,7 @@ def test_tag_is_moved_by_a_run_and_not_by_one_that_is_skipped(mill: MappingJobs)
     (at,) = tagged()
     mill.process(content_hash)
     assert tagged() == [at]
-    mirror = mill.house.services.store.get(f"test/tags/lakehouse/mappings/{content_hash}/last_processed")
+    mirror = mill.api.services.store.get(f"test/tags/lakehouse/mappings/{content_hash}/last_processed")
     assert mirror.decode() == at.isoformat()
 
 
@@ -247,7 +248,7 @@ def test_tag_is_moved_by_a_run_and_not_by_one_that_is_skipped(mill: MappingJobs)
         (lambda data: gzip.compress(data.decode().encode("utf-16")), {}),
     ],
 )
-def test_file_says_the_same_however_it_is_written(
+def test_file_has_the_same_entities_in_any_encoding_and_format(
     mill: MappingJobs, written: Callable[[bytes], bytes], options: dict[str, str]
 ):
     plain = table(ROWS)
@@ -258,12 +259,12 @@ def test_file_says_the_same_however_it_is_written(
     assert (result.rows, result.rejected, result.missing) == (4, 0, [])
     names = {value for entity in mill.entities().values() for value in entity["properties"].get("name", ())}
     assert 'Ann Öz "1", B' in names
-    assert mill.house.services.store.folders("test/uploads") == []
+    assert mill.api.services.store.folders("test/uploads") == []
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("delimiter", [";", "\t", "|", "~"])
-def test_delimiter_is_found_by_the_header_or_named(mill: MappingJobs, delimiter: str):
+def test_delimiter_is_detected_by_the_header_or_named(mill: MappingJobs, delimiter: str):
     content_hash = mill.put(table(ROWS, delimiter))
 
     result = mill.process(content_hash, **({"delimiter": "~"} if delimiter == "~" else {}))
@@ -272,19 +273,19 @@ def test_delimiter_is_found_by_the_header_or_named(mill: MappingJobs, delimiter:
 
 
 def workbook(rows: Sequence[list[Any] | dict[int, Any]], title: str = "People") -> bytes:
-    """A spreadsheet whose second sheet has these rows, of cells or of some by column; the first means nothing."""
-    made = openpyxl.Workbook()
-    made.active.append(["nothing"])
-    sheet = made.create_sheet(title)
+    """Return a spreadsheet whose second sheet has these rows, as cells or by column; the first sheet is irrelevant."""
+    workbook_file = openpyxl.Workbook()
+    workbook_file.active.append(["nothing"])
+    sheet = workbook_file.create_sheet(title)
     for cells in rows:
         sheet.append(cells)
     written = io.BytesIO()
-    made.save(written)
+    workbook_file.save(written)
     return written.getvalue()
 
 
 def repacked(data: bytes, **parts: bytes) -> bytes:
-    """The same workbook, with other parts in the place of some, or beside them."""
+    """Return the same workbook with some parts replaced or added."""
     written = io.BytesIO()
     with ZipFile(io.BytesIO(data)) as old, ZipFile(written, "w", ZIP_DEFLATED) as new:
         kept = {name: old.read(name) for name in old.namelist()}
@@ -294,7 +295,7 @@ def repacked(data: bytes, **parts: bytes) -> bytes:
 
 
 UNCLOSED = b'"""x,"y"w,"v\n'
-"""A line that ends within a quote, whether it begins within one or not."""
+"""A line that ends within a quote, whether or not it begins within one."""
 
 ENTITY = b'<!DOCTYPE a [<!ENTITY b "c">]><a/>'
 CELLS: list[list[Any]] = [
@@ -307,14 +308,14 @@ CELLS: list[list[Any]] = [
 
 
 @ONE_DATABASE
-def test_sheet_of_a_workbook_is_read_as_the_rows_that_it_shows(mill: MappingJobs):
+def test_sheet_of_a_workbook_is_read_as_the_rows_it_displays(mill: MappingJobs):
     result = mill.process(mill.put(workbook(CELLS)), sheet="People")
 
     assert (result.rows, result.rejected, result.missing) == (3, 1, [])
     assert [error.line for error in result.errors] == [4]
     found = {value for entity in mill.entities().values() for value in entity["properties"].get("name", ())}
     assert found == {"Company 1", 'Ann Öz "1", B', "Company 3", "2.5 2001-02-03 04:05:00"}
-    assert mill.house.services.store.folders("test/uploads") == []
+    assert mill.api.services.store.folders("test/uploads") == []
 
 
 @ONE_DATABASE
@@ -344,14 +345,14 @@ def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: Mapping
     ],
     ids=["nonsense", "cut off", "broken", "entities", "hidden", "bomb", "large", "wide"],
 )
-def test_workbook_that_means_harm_changes_nothing_and_says_why(mill: MappingJobs, data: Callable[[], bytes], slug: str):
+def test_malicious_workbook_changes_nothing_and_reports_why(mill: MappingJobs, data: Callable[[], bytes], slug: str):
     job = mill.job(mill.put(data()), sheet="People")
 
     with pytest.raises(TarnError) as failed:
         mill.run(job, max_body_bytes=1_000_000)
 
     assert failed.value.slug == slug
-    assert (mill.entities(), mill.left()) == ({}, (0, 0))
+    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
 
 
 @ONE_DATABASE
@@ -364,7 +365,7 @@ def test_workbook_that_means_harm_changes_nothing_and_says_why(mill: MappingJobs
     ],
     ids=["columns", "header", "quotes"],
 )
-def test_delimited_file_that_is_out_of_bounds_is_refused_with_the_value(
+def test_delimited_file_over_a_limit_is_refused_with_the_value(
     mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
 ):
     in_blocks(mill, monkeypatch, data, 512)
@@ -374,11 +375,11 @@ def test_delimited_file_that_is_out_of_bounds_is_refused_with_the_value(
         mill.run(job, max_record_bytes=4096 if len(data) < 30_000 else 1 << 20)
 
     assert reason in (failed.value.detail or "")
-    assert (mill.entities(), mill.left()) == ({}, (0, 0))
+    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
 
 
 @ONE_DATABASE
-def test_size_that_a_workbook_says_it_has_is_not_believed(mill: MappingJobs):
+def test_declared_size_of_a_workbook_is_not_trusted(mill: MappingJobs):
     data = workbook(CELLS)
     with ZipFile(io.BytesIO(data)) as archive:
         sheet = archive.read("xl/worksheets/sheet2.xml")
@@ -391,9 +392,9 @@ def test_size_that_a_workbook_says_it_has_is_not_believed(mill: MappingJobs):
 
 
 def in_blocks(mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:
-    """Let the file arrive in small blocks, as a large one does."""
+    """Let the file be read in small blocks, as a large one is."""
     blocks = [data[start : start + size] for start in range(0, len(data), size)]
-    monkeypatch.setattr(mill.house.services.store, "stream", lambda *_, **__: iter(blocks))
+    monkeypatch.setattr(mill.api.services.store, "stream", lambda *_, **__: iter(blocks))
 
 
 @ONE_DATABASE
@@ -411,7 +412,7 @@ def test_rows_in_many_tasks_are_the_rows_of_the_file(
 
 
 @ONE_DATABASE
-def test_bad_rows_are_counted_and_sampled_by_their_number_and_end_nothing(
+def test_bad_rows_are_counted_and_sampled_by_number_and_do_not_fail_the_run(
     mill: MappingJobs, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(processing, "TASK_BYTES", 2000)
@@ -437,9 +438,7 @@ def test_bad_rows_are_counted_and_sampled_by_their_number_and_end_nothing(
 
 
 @ONE_DATABASE
-def test_values_that_are_left_out_are_counted_and_listed_by_their_row(
-    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch
-):
+def test_omitted_values_are_counted_and_listed_by_row(mill: MappingJobs, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processing, "TASK_BYTES", 2000)
     rows = [row(number, last="x\ny") for number in range(300)]
     for place in range(0, 300, 2):
@@ -466,7 +465,7 @@ def test_values_that_are_left_out_are_counted_and_listed_by_their_row(
 
 
 @ONE_DATABASE
-def test_result_of_a_run_before_values_were_reported_is_still_read(mill: MappingJobs):
+def test_result_of_a_run_before_omitted_values_were_reported_can_be_read(mill: MappingJobs):
     result = mill.process(mill.put(table(ROWS))).model_dump(mode="json")
     assert result["omitted"]["count"] == 1
     del result["omitted"]
@@ -487,7 +486,7 @@ def test_result_of_a_run_before_values_were_reported_is_still_read(mill: Mapping
         (gzip.compress(b"x" * 3_000_000), "body-too-large"),
     ],
 )
-def test_file_that_cannot_be_mapped_changes_nothing_and_says_why(mill: MappingJobs, data: bytes, slug: str):
+def test_file_that_cannot_be_mapped_changes_nothing_and_reports_why(mill: MappingJobs, data: bytes, slug: str):
     content_hash = mill.put(data)
     mill.process(mill.put(table(ROWS)))
     job = mill.job(content_hash)
@@ -497,14 +496,14 @@ def test_file_that_cannot_be_mapped_changes_nothing_and_says_why(mill: MappingJo
 
     assert failed.value.slug == slug
     assert len(mill.entities()) == 7
-    assert mill.left() == (0, 0)
+    assert mill.invisible_rows() == (0, 0)
 
 
-# What dies on the way
+# Processes that die
 
 
 class Dies(Exception):
-    """The process is gone here."""
+    """The process dies here."""
 
 
 def dying_at(step: str) -> Callable[[str], None]:
@@ -516,44 +515,45 @@ def dying_at(step: str) -> Callable[[str], None]:
 
 
 class LosingKernels:
-    """Kernels whose last task is lost, with what it wrote."""
+    """Kernels that lose the last task and its files."""
 
     cores = 2
 
     def __init__(self, inner: DirectKernels) -> None:
         self._inner = inner
 
-    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         yield from list(self._inner.run(slots))[:-1]
         raise Dies
 
 
 class RepeatingKernels(LosingKernels):
-    """Kernels that do every task twice, and tell of the second time."""
+    """Kernels that run every task twice, and report the second run."""
 
-    def run(self, slots: list[list[AnyTask]]) -> Iterator[tuple[int, Output | TarnError]]:
+    def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         list(self._inner.run(slots))
         yield from self._inner.run(slots)
 
 
 @pytest.mark.parametrize("step", ["staged", "mapped"])
-def test_run_that_dies_before_its_commit_shows_nothing_and_is_done_by_the_next(
+def test_run_killed_before_its_commit_shows_nothing_and_is_completed_by_the_next(
     mill: MappingJobs, step: str, monkeypatch: pytest.MonkeyPatch
 ):
     job = mill.job(mill.put(table(ROWS)))
-    monkeypatch.setattr(Mappings, "_give_up", lambda *_: None)  # nobody is left to do it
+    monkeypatch.setattr(Mappings, "_abort_if_possible", lambda *_: None)  # no process is left to abort the stage
 
     with pytest.raises(Dies):
         mill.run(job, reached=dying_at(step))
 
     assert mill.entities() == {}
-    assert mill.left()[1] > 0
+    assert mill.invisible_rows()[1] > 0
     result = mill.run(job)
     assert (result.entities, len(mill.entities())) == (7, 7)
-    assert mill.left() == (0, 0)
+    assert mill.invisible_rows() == (0, 0)
 
 
-def test_run_whose_end_was_not_heard_is_not_done_twice(mill: MappingJobs):
+@pytest.mark.both_databases
+def test_run_whose_end_was_not_recorded_is_not_repeated(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)), force=True)
     with pytest.raises(Dies):
         mill.run(job, reached=dying_at("committed"))
@@ -561,12 +561,13 @@ def test_run_whose_end_was_not_heard_is_not_done_twice(mill: MappingJobs):
     result = mill.run(job)
 
     assert len(mill.entities()) == 7
-    with mill.house.services.database.read() as connection:
+    with mill.api.services.database.read() as connection:
         committed = select(journal_batches.c.commit).where(journal_batches.c.is_stage)
         assert connection.execute(committed).scalars().all() == [result.commit]
 
 
-def test_worker_that_was_taken_for_dead_cannot_commit_any_more(mill: MappingJobs):
+@pytest.mark.both_databases
+def test_worker_presumed_dead_cannot_commit(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)), force=True)
 
     def overtaken(name: str) -> None:
@@ -577,63 +578,63 @@ def test_worker_that_was_taken_for_dead_cannot_commit_any_more(mill: MappingJobs
         mill.run(job, reached=overtaken)
 
     assert len(mill.entities()) == 7
-    assert mill.left() == (0, 0)
+    assert mill.invisible_rows() == (0, 0)
 
 
-def test_task_that_is_lost_ends_the_attempt_and_leaves_nothing(mill: MappingJobs):
+def test_lost_task_ends_the_attempt_and_leaves_nothing(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)))
     with pytest.raises(Dies):
         mill.run(job, kernels=LosingKernels(mill.kernels))
 
     assert mill.entities() == {}
-    assert mill.left() == (0, 0)
+    assert mill.invisible_rows() == (0, 0)
     assert mill.run(job).entities == 7
 
 
 @ONE_DATABASE
-def test_part_of_a_task_that_was_tried_again_is_not_committed(mill: MappingJobs):
+def test_part_of_a_repeated_task_is_not_committed(mill: MappingJobs):
     result = mill.run(mill.job(mill.put(table(ROWS))), kernels=RepeatingKernels(mill.kernels))
 
-    assert mill.house.admin.get("/v1/datasets/test/journal").json()["rows"] == result.statements + 1
-    assert mill.left() == (0, 0)
+    assert mill.api.admin.get("/v1/datasets/test/journal").json()["rows"] == result.statements + 1
+    assert mill.invisible_rows() == (0, 0)
 
 
 @ONE_DATABASE
-def test_job_that_is_cancelled_stops_and_shows_nothing(mill: MappingJobs):
+def test_cancelled_job_stops_and_shows_nothing(mill: MappingJobs):
     job = mill.job(mill.put(table(ROWS)))
 
     def stopped(_: Any) -> None:
-        raise Stopped
+        raise JobStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         mill.processing().run(job, mill.dataset, MappingOptions.model_validate(job.arguments), stopped)
 
-    assert (mill.entities(), mill.left()) == ({}, (0, 0))
+    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
 
 
-def test_run_counts_against_the_quota_of_who_asked_or_shows_nothing(mill: MappingJobs):
-    tenant = mill.house.tenant("miller", test="write")
-    asked = tenant.post(f"/v1/datasets/test/mappings/{mill.put(table(ROWS))}/process")
-    job = Job.model_validate(asked.json() | {"disturbed": None})
-    mill.house.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 10})
+def test_run_counts_against_the_quota_of_its_tenant_or_shows_nothing(mill: MappingJobs):
+    tenant = mill.api.tenant("miller", test="write")
+    response = tenant.post(f"/v1/datasets/test/mappings/{mill.put(table(ROWS))}/process")
+    job = Job.model_validate(response.json() | {"disturbed": None})
+    mill.api.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 10})
 
     with pytest.raises(QuotaExceeded):
         mill.run(job)
 
-    assert (mill.entities(), mill.left()) == ({}, (0, 0))
-    mill.house.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 1000})
+    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
+    mill.api.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 1000})
     result = mill.run(job)
-    used = mill.house.admin.get("/v1/admin/tenants/miller/limits").json()["used_statements"]
-    assert used == result.statements
+    used_statements = mill.api.admin.get("/v1/admin/tenants/miller/limits").json()["used_statements"]
+    assert used_statements == result.statements
 
 
 @ONE_DATABASE
-def test_stage_of_a_run_is_no_tenants_to_commit(mill: MappingJobs):
+def test_stage_of_a_run_cannot_be_committed_by_a_tenant(mill: MappingJobs):
     listed: list[Any] = []
 
     def look(name: str) -> None:
         if name == "staged":
-            listed.append(mill.house.admin.get("/v1/datasets/test/stages").json()["results"])
+            listed.append(mill.api.admin.get("/v1/datasets/test/stages").json()["results"])
 
     job = mill.job(mill.put(table(ROWS)))
     mill.run(job, reached=look)

@@ -1,4 +1,4 @@
-"""Events that cannot be written: set aside, with their reason, while the rest goes on."""
+"""Events that cannot be written: they are set aside with the reason, and the rest is flushed."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,14 @@ from tests.in_process_api import InProcessApi
 from tests.pipeline.history import head, stored
 
 
-def write(house: InProcessApi, *names: str) -> None:
+def write(api: InProcessApi, *names: str) -> None:
     lines = "\n".join(f'{{"id": "{name}", "schema": "Person", "properties": {{"name": ["{name}"]}}}}' for name in names)
     headers = {"Content-Type": "application/x-ndjson"}
-    answer = house.admin.post("/v1/datasets/test/entities", content=lines, headers=headers)
-    assert answer.status_code == 200, answer.text
+    response = api.admin.post("/v1/datasets/test/entities", content=lines, headers=headers)
+    assert response.status_code == 200, response.text
 
 
+@pytest.mark.both_databases
 @pytest.mark.contract("M5", "W2")
 @pytest.mark.parametrize(
     ("spoil", "reason"),
@@ -32,19 +33,19 @@ def write(house: InProcessApi, *names: str) -> None:
         ("first_seen = 9000000000000000000", "first_seen: is no moment"),
     ],
 )
-def test_event_that_cannot_be_written_is_set_aside_and_the_rest_goes_on(
-    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], spoil: str, reason: str
+def test_unwritable_event_is_set_aside_and_the_rest_is_flushed(
+    api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], spoil: str, reason: str
 ):
-    write(house, "jane", "john")
-    with house.services.database.write() as connection:
+    write(api, "jane", "john")
+    with api.services.database.write() as connection:
         connection.execute(text(f"UPDATE journal SET {spoil} WHERE entity_id = 'jane' AND prop = 'name'"))
 
     (snapshot,) = flush()
 
-    live = stored(house.services.store, dataset, head(house, dataset))
+    live = stored(api.services.store, dataset, head(api, dataset))
     assert sorted(row["entity_id"] for row in live.values()) == ["jane", "john", "john"]
     assert (snapshot.rows.added, snapshot.rows.set_aside, snapshot.set_aside[0].reason) == (3, 1, reason)
-    with house.services.database.read() as connection:
+    with api.services.database.read() as connection:
         (kept,) = connection.execute(select(journal_rejected)).all()
     assert (kept.reason, kept.event["entity_id"], kept.batch) == (reason, "jane", snapshot.batches[0].id)
 
@@ -60,14 +61,14 @@ def test_event_that_cannot_be_written_is_set_aside_and_the_rest_goes_on(
     ],
 )
 def test_value_of_another_type_in_sqlite_is_set_aside(
-    house: InProcessApi,
+    api: InProcessApi,
     database: Database,
     dataset: Dataset,
     flush: Callable[[], list[Snapshot]],
     spoil: str,
     reason: str,
 ):
-    write(house, *(f"e{number}" for number in range(3000)))
+    write(api, *(f"e{number}" for number in range(3000)))
     with database.write() as connection:
         connection.execute(text(f"UPDATE journal SET {spoil} WHERE entity_id = 'e2999' AND prop = 'name'"))
 
@@ -77,22 +78,22 @@ def test_value_of_another_type_in_sqlite_is_set_aside(
     assert snapshot.set_aside[0].reason == reason
 
 
-def test_many_events_of_a_batch_that_cannot_be_written_are_set_aside_in_few_looks(
-    house: InProcessApi, flush: Callable[[], list[Snapshot]]
+def test_many_unwritable_events_of_a_batch_are_set_aside_with_few_queries(
+    api: InProcessApi, flush: Callable[[], list[Snapshot]]
 ):
     names = [f"e{number}" for number in range(1200)]
-    write(house, *names)
-    with house.services.database.write() as connection:
+    write(api, *names)
+    with api.services.database.write() as connection:
         connection.execute(text("UPDATE journal SET schema = 'Nobody' WHERE prop = 'name'"))
-    looks: list[str] = []
-    engine = house.services.database.engine
-    listen(engine, "before_cursor_execute", lambda _, __, statement, *___: looks.append(statement))
+    queries: list[str] = []
+    engine = api.services.database.engine
+    listen(engine, "before_cursor_execute", lambda _, __, statement, *___: queries.append(statement))
 
     (snapshot,) = flush()
 
-    with house.services.database.read() as connection:
+    with api.services.database.read() as connection:
         kept = connection.execute(select(journal_rejected)).all()
     assert (snapshot.rows.added, snapshot.rows.set_aside) == (1200, 1200)
     assert sorted(row.event["entity_id"] for row in kept) == sorted(names)
-    assert {row.position for row in kept} == {aside.position for aside in snapshot.set_aside}
-    assert len([look for look in looks if "FROM journal" in look and "journal.value" in look]) == 3
+    assert {row.position for row in kept} == {event.position for event in snapshot.set_aside}
+    assert len([query for query in queries if "FROM journal" in query and "journal.value" in query]) == 3

@@ -1,4 +1,4 @@
-"""Purge: what is erased is in no file, no row of the journal and no snapshot any more."""
+"""Purge: a purged entity is in no file, journal row or snapshot afterwards."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tarn.lake import refs, snapshots
 from tarn.lake.commit import SnapshotPublisher
 from tarn.model.job import PurgeOptions
 from tarn.model.names import RefName
-from tarn.model.snapshot import Change, Snapshot
+from tarn.model.snapshot import Snapshot, SnapshotOperation
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.purge import Purge
 from tarn.pipeline.jobs.rewrite import Rewriter
@@ -28,8 +28,8 @@ SECRET = "nobody-may-know-of-her"
 
 
 @pytest.fixture
-def purge(house: InProcessApi, kernels: DirectKernels) -> Purge:
-    services = house.services
+def purge(api: InProcessApi, kernels: DirectKernels) -> Purge:
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     rewriting = Rewriter(services.database, services.store, publisher, lambda: kernels)
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
@@ -38,30 +38,30 @@ def purge(house: InProcessApi, kernels: DirectKernels) -> Purge:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_purged_entity_is_nowhere_and_all_else_is_as_it_was(
-    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge, seed: int
+def test_purged_entity_is_nowhere_and_everything_else_is_unchanged(
+    api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge, seed: int
 ):
     draw = random.Random(seed)
-    services = house.services
+    services = api.services
     expected = Expected()
     for number in range(4):
         batch = [drawn(draw) for _ in range(6)]
         if number != 2:
             batch.append(drawn(draw) | {"kind": 1, "id": bytes([number]) * 20, "entity_id": SECRET, "origin": "crawl"})
-        say(house, dataset, batch)
+        say(api, dataset, batch)
         expected.commit(batch)
         if number != 3:
             flush()
     with services.database.write() as connection:
         refs.put(connection, dataset, RefName("before"), "1", "admin")
-    hers = [place for place, row in expected.live.items() if row["entity_id"] == SECRET]
+    hers = [identity for identity, row in expected.live.items() if row["entity_id"] == SECRET]
 
     result = purge.run(dataset, PurgeOptions(entity_ids=[SECRET], confirm=True), ignore)
 
-    after = head(house, dataset)
-    left = {place: row for place, row in expected.live.items() if place not in hers}
-    assert shown(stored(services.store, dataset, after)) == shown(left)
-    assert (result.statements, result.refs, after.rows.live) == (len(hers), ["before"], len(left))
+    after = head(api, dataset)
+    remaining = {identity: row for identity, row in expected.live.items() if identity not in hers}
+    assert shown(stored(services.store, dataset, after)) == shown(remaining)
+    assert (result.statements, result.refs, after.rows.live) == (len(hers), ["before"], len(remaining))
     with services.database.read() as connection:
         assert [row for row in connection.execute(select(journal)) if SECRET in str(row)] == []
         with pytest.raises(SnapshotGone):
@@ -70,22 +70,23 @@ def test_purged_entity_is_nowhere_and_all_else_is_as_it_was(
     assert [text for text in texts if SECRET.encode() in text] == []
 
 
-def test_purge_of_what_is_not_there_gives_up_history_all_the_same(
-    house: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge
+@pytest.mark.both_databases
+def test_purge_of_an_unknown_entity_expires_history_anyway(
+    api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge
 ):
-    """It may have been there once."""
+    """The entity may have existed in an earlier snapshot."""
     for _ in range(3):
-        say(house, dataset, [drawn(random.Random(1)) | {"kind": 1}])
+        say(api, dataset, [drawn(random.Random(1)) | {"kind": 1}])
         flush()
 
     result = purge.run(dataset, PurgeOptions(entity_ids=["never-seen"], confirm=True), ignore)
 
     assert (result.statements, result.snapshot) == (0, None)
     assert result.expired == 2
-    assert head(house, dataset).operation in (Change.FLUSH, Change.VACUUM)
+    assert head(api, dataset).operation in (SnapshotOperation.FLUSH, SnapshotOperation.VACUUM)
 
 
-def test_dataset_without_snapshots_has_nothing_to_be_purged(dataset: Dataset, purge: Purge):
+def test_purge_of_a_dataset_without_snapshots_does_nothing(dataset: Dataset, purge: Purge):
     result = purge.run(dataset, PurgeOptions(entity_ids=["x"], confirm=True), ignore)
 
     assert (result.statements, result.files, result.expired) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Revert: an older state again, or what one snapshot did taken back."""
+"""Revert: restore an earlier state, or undo the changes of one snapshot."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tarn.errors import SnapshotNotFound
 from tarn.lake import snapshots
 from tarn.lake.commit import SnapshotPublisher
 from tarn.model.job import CompactOptions, RevertOptions
-from tarn.model.snapshot import Change, Snapshot
+from tarn.model.snapshot import Snapshot, SnapshotOperation
 from tarn.pipeline.jobs.compact import Compact
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.revert import Revert
@@ -27,22 +27,22 @@ Shown = dict[Identity, tuple[Any, ...]]
 
 
 @pytest.fixture
-def rewriting(house: InProcessApi, kernels: DirectKernels) -> Rewriter:
-    services = house.services
+def rewriting(api: InProcessApi, kernels: DirectKernels) -> Rewriter:
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     return Rewriter(services.database, services.store, publisher, lambda: kernels)
 
 
 @pytest.fixture
-def revert(house: InProcessApi, rewriting: Rewriter, kernels: DirectKernels) -> Revert:
-    services = house.services
+def revert(api: InProcessApi, rewriting: Rewriter, kernels: DirectKernels) -> Revert:
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     return Revert(services.database, rewriting, flush)
 
 
-def live(house: InProcessApi, dataset: Dataset, seq: int) -> Shown:
-    store = house.services.store
+def live(api: InProcessApi, dataset: Dataset, seq: int) -> Shown:
+    store = api.services.store
     return shown(stored(store, dataset, snapshots.read(store, dataset, seq)))
 
 
@@ -51,110 +51,115 @@ def some(draw: random.Random) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
-def test_state_that_is_reverted_to_is_the_present_one_and_goes_on_from_there(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
+def test_reverted_state_is_the_present_one_and_later_writes_apply_to_it(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     states: dict[int, Expected] = {}
     expected = Expected()
     for _ in range(4):
         batch = some(draw)
-        say(house, dataset, batch)
+        say(api, dataset, batch)
         expected.commit(batch)
         flush()
-        states[head(house, dataset).seq] = Expected(dict(expected.live))
+        states[head(api, dataset).seq] = Expected(dict(expected.live))
         if draw.random() < 0.3:
             Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
     target = draw.choice(sorted(states))
-    late = some(draw)
-    say(house, dataset, late)
-    expected.commit(late)
+    later = some(draw)
+    say(api, dataset, later)
+    expected.commit(later)
 
     result = revert.run(dataset, RevertOptions(to=str(target), message="a bad crawl"), ignore)
 
-    after = head(house, dataset)
-    wanted = states[target]
-    assert live(house, dataset, after.seq) == shown(wanted.live)
-    assert after.rows.live == len(wanted.live)
+    after = head(api, dataset)
+    target_state = states[target]
+    assert live(api, dataset, after.seq) == shown(target_state.live)
+    assert after.rows.live == len(target_state.live)
     if result.snapshot is not None:
-        assert (after.operation, after.message, after.content) == (Change.REVERT, "a bad crawl", after.seq)
-        assert result.added == len(wanted.live.keys() - expected.live.keys())
-        assert result.ended == len(expected.live.keys() - wanted.live.keys())
+        assert (after.operation, after.message, after.content) == (SnapshotOperation.REVERT, "a bad crawl", after.seq)
+        assert result.added == len(target_state.live.keys() - expected.live.keys())
+        assert result.ended == len(expected.live.keys() - target_state.live.keys())
         assert revert.run(dataset, RevertOptions(to=str(target)), ignore).snapshot is None
     further = some(draw)
-    say(house, dataset, further)
-    wanted.commit(further)
+    say(api, dataset, further)
+    target_state.commit(further)
     flush()
-    assert live(house, dataset, head(house, dataset).seq) == shown(wanted.live)
+    assert live(api, dataset, head(api, dataset).seq) == shown(target_state.live)
 
 
 def undone(before: Shown, done: Shown, present: Shown) -> Shown:
-    """The present without what one snapshot did, where nothing changed it since."""
+    """Return the present without the changes of one snapshot, except where later snapshots changed it."""
     back = {
-        place
-        for place in before.keys() | done.keys()
-        if before.get(place) != done.get(place) and done.get(place) == present.get(place)
+        identity
+        for identity in before.keys() | done.keys()
+        if before.get(identity) != done.get(identity) and done.get(identity) == present.get(identity)
     }
-    left = {place: row for place, row in present.items() if place not in back}
-    bases = {(row[0], place[1]) for place, row in left.items() if row[3] == "id"}
-    again = {
-        place: before[place]
-        for place in back & before.keys()
-        if before[place][3] != "id" or (before[place][0], place[1]) not in bases
+    remaining = {identity: row for identity, row in present.items() if identity not in back}
+    bases = {(row[0], identity[1]) for identity, row in remaining.items() if row[3] == "id"}
+    restored = {
+        identity: before[identity]
+        for identity in back & before.keys()
+        if before[identity][3] != "id" or (before[identity][0], identity[1]) not in bases
     }
-    kept = {place: present[place] for place in back & before.keys() if place not in again and place in present}
-    return left | again | kept
+    kept = {
+        identity: present[identity]
+        for identity in back & before.keys()
+        if identity not in restored and identity in present
+    }
+    return remaining | restored | kept
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
-def test_undo_takes_back_what_one_snapshot_did_and_nothing_that_came_after(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
+def test_undo_takes_back_the_changes_of_one_snapshot_and_no_later_ones(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     for _ in range(3):
-        say(house, dataset, some(draw))
+        say(api, dataset, some(draw))
         flush()
     done = draw.randrange(1, 4)
     if draw.random() < 0.3:
         Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
-    present = head(house, dataset)
-    before = {} if done == 1 else live(house, dataset, done - 1)
-    expected = undone(before, live(house, dataset, done), live(house, dataset, present.seq))
+    present = head(api, dataset)
+    before = {} if done == 1 else live(api, dataset, done - 1)
+    expected = undone(before, live(api, dataset, done), live(api, dataset, present.seq))
 
     result = revert.run(dataset, RevertOptions(undo=str(done)), ignore)
 
-    after = head(house, dataset)
-    found = live(house, dataset, after.seq)
-    assert found == expected
-    assert after.rows.live == len(found) == present.rows.live + result.added - result.ended
+    after = head(api, dataset)
+    actual = live(api, dataset, after.seq)
+    assert actual == expected
+    assert after.rows.live == len(actual) == present.rows.live + result.added - result.ended
     further = some(draw)
-    expected_later = Expected(stored(house.services.store, dataset, after))
-    say(house, dataset, further)
+    expected_later = Expected(stored(api.services.store, dataset, after))
+    say(api, dataset, further)
     expected_later.commit(further)
     flush()
-    assert live(house, dataset, head(house, dataset).seq) == shown(expected_later.live)
+    assert live(api, dataset, head(api, dataset).seq) == shown(expected_later.live)
 
 
-def test_write_that_was_not_flushed_when_an_undo_began_is_not_lost(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
+@pytest.mark.both_databases
+def test_write_not_flushed_when_an_undo_began_is_not_lost(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
 ):
-    said = drawn(random.Random(0)) | {"kind": 1}
-    say(house, dataset, [said])
+    event = drawn(random.Random(0)) | {"kind": 1}
+    say(api, dataset, [event])
     flush()
-    say(house, dataset, [said | {"last_seen": said["last_seen"] + 50}])
+    say(api, dataset, [event | {"last_seen": event["last_seen"] + 50}])
 
     revert.run(dataset, RevertOptions(undo="1"), ignore)
 
-    assert set(live(house, dataset, head(house, dataset).seq)) == {(said["id"], said["origin"])}
+    assert set(live(api, dataset, head(api, dataset).seq)) == {(event["id"], event["origin"])}
 
 
-def test_revert_to_a_snapshot_that_is_not_there_changes_nothing(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
+def test_revert_to_a_missing_snapshot_changes_nothing(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
 ):
-    say(house, dataset, [drawn(random.Random(0)) | {"kind": 1}])
+    say(api, dataset, [drawn(random.Random(0)) | {"kind": 1}])
     flush()
 
     with pytest.raises(SnapshotNotFound):
         revert.run(dataset, RevertOptions(to="7"), ignore)
 
-    assert head(house, dataset).seq == 1
+    assert head(api, dataset).seq == 1

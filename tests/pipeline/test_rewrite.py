@@ -1,4 +1,4 @@
-"""Compact and optimize: other files, the same rows to see; and what they leave behind them."""
+"""Compact and optimize: new files with the same visible rows."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tarn.lake.commit import TABLES, SnapshotPublisher
 from tarn.lake.table_schemas import PARTITIONED
 from tarn.model.job import CompactOptions, OptimizeOptions
 from tarn.model.ranges import EVERYTHING, Range
-from tarn.model.snapshot import Change, Column, File, Snapshot, TableName
+from tarn.model.snapshot import Column, File, Snapshot, SnapshotOperation, TableName
 from tarn.model.tenant import ADMIN
 from tarn.pipeline.jobs.compact import Compact, plan_folds, ranges_to_fold
 from tarn.pipeline.jobs.optimize import Optimize, bins
@@ -37,38 +37,38 @@ RANGES = (
 
 
 @pytest.fixture
-def rewriting(house: InProcessApi, kernels: DirectKernels) -> Rewriter:
-    services = house.services
+def rewriting(api: InProcessApi, kernels: DirectKernels) -> Rewriter:
+    services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     return Rewriter(services.database, services.store, publisher, lambda: kernels)
 
 
-def say(house: InProcessApi, dataset: Dataset, batch: list[dict[str, Any]]) -> None:
+def say(api: InProcessApi, dataset: Dataset, batch: list[dict[str, Any]]) -> None:
     act = AuditedAction(None, "add_statements", "test", "r")
-    house.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
+    api.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
 
 
 def compact_ranges(rewriting: Rewriter, dataset: Dataset, chosen: list[Range]) -> None:
-    rewriting.run(dataset, Change.COMPACT, lambda base: plan_folds(rewriting.store, base, chosen, 2), ignore)
+    rewriting.run(dataset, SnapshotOperation.COMPACT, lambda base: plan_folds(rewriting.store, base, chosen, 2), ignore)
 
 
 def ignore(_: object) -> None:
-    """Nobody asks how far it is."""
+    """Ignore the progress."""
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
-def test_rewritten_store_shows_the_same_and_goes_on_as_if_nothing_had_been(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, seed: int
+def test_rewritten_store_has_the_same_rows_and_later_flushes_work(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     expected = Expected()
     for _ in range(6):
         for _ in range(draw.randrange(1, 4)):
             batch = [drawn(draw) for _ in range(draw.randrange(1, 8))]
-            say(house, dataset, batch)
+            say(api, dataset, batch)
             expected.commit(batch)
         flush()
-        before = head(house, dataset)
+        before = head(api, dataset)
         match draw.randrange(4):
             case 0:
                 Optimize(rewriting).run(dataset, OptimizeOptions(), ignore)
@@ -76,7 +76,7 @@ def test_rewritten_store_shows_the_same_and_goes_on_as_if_nothing_had_been(
                 Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
             case 2:
                 compact_ranges(rewriting, dataset, draw.choice(RANGES))
-        after = head(house, dataset)
+        after = head(api, dataset)
 
         live = stored(rewriting.store, dataset, after)
         assert shown(live) == shown(expected.live)
@@ -95,15 +95,15 @@ def assert_sorted(rewriting: Rewriter, dataset: Dataset, snapshot: Snapshot) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_full_compaction_leaves_live_rows_and_nothing_else(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, seed: int
+def test_full_compaction_leaves_only_live_rows(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     for _ in range(5):
-        say(house, dataset, [drawn(draw) for _ in range(20)])
+        say(api, dataset, [drawn(draw) for _ in range(20)])
         flush()
     say(
-        house,
+        api,
         dataset,
         [
             drawn(draw)
@@ -111,28 +111,28 @@ def test_full_compaction_leaves_live_rows_and_nothing_else(
         ],
     )
     flush()
-    live = stored(rewriting.store, dataset, head(house, dataset))
+    live = stored(rewriting.store, dataset, head(api, dataset))
 
     result = Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
 
-    after = head(house, dataset)
+    after = head(api, dataset)
     rows = rows_of(rewriting.store, dataset, after, "statements")
     assert {(row["id"], row["origin"]) for row in rows} == set(live)
     assert len(rows) == len(live) == after.rows.live
     assert after.translog.files == ()
     assert result.snapshot is not None
-    assert (after.seq, after.operation, result.rows) == (result.snapshot.seq, Change.COMPACT, len(live))
-    again = Compact(rewriting).run(dataset, CompactOptions(), ignore)
-    assert again.snapshot is None
+    assert (after.seq, after.operation, result.rows) == (result.snapshot.seq, SnapshotOperation.COMPACT, len(live))
+    second = Compact(rewriting).run(dataset, CompactOptions(), ignore)
+    assert second.snapshot is None
 
 
-def test_dataset_without_snapshots_has_nothing_to_be_rewritten(dataset: Dataset, rewriting: Rewriter):
+def test_rewriting_a_dataset_without_snapshots_does_nothing(dataset: Dataset, rewriting: Rewriter):
     assert Compact(rewriting).run(dataset, CompactOptions(force=True), ignore).snapshot is None
     assert Optimize(rewriting).run(dataset, OptimizeOptions(), ignore).snapshot is None
 
 
-def test_large_store_is_compacted_into_runs_that_do_not_overlap(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, monkeypatch: pytest.MonkeyPatch
+def test_large_store_is_compacted_into_sorted_runs_without_overlap(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tarn.pipeline.jobs.split_ranges.WORTH_A_FILE", 50)
     people = [
@@ -140,57 +140,58 @@ def test_large_store_is_compacted_into_runs_that_do_not_overlap(
     ]
     for origin in ("crawl", "by.hand"):
         for part in range(4):
-            house.admin.post(f"/v1/datasets/test/entities?origin={origin}", people[part::4])
+            api.admin.post(f"/v1/datasets/test/entities?origin={origin}", people[part::4])
             flush()
     Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
-    whole = head(house, dataset)
-    house.admin.post("/v1/datasets/test/entities?origin=crawl", people[100:120])
+    full = head(api, dataset)
+    api.admin.post("/v1/datasets/test/entities?origin=crawl", people[100:120])
     flush()
 
     result = Compact(rewriting).run(dataset, CompactOptions(), ignore)
 
-    partly = head(house, dataset)
+    partly = head(api, dataset)
     for origin in ("crawl", "by.hand"):
         spans = sorted(
             (str(file.columns["canonical_id"].min), str(file.columns["canonical_id"].max))
-            for file in whole.statements.files
+            for file in full.statements.files
             if file.partition["origin"] == origin
         )
         assert len(spans) >= 4
         assert all(former[1] < latter[0] for former, latter in pairwise(spans))
-    kept = {file.path for file in whole.statements.files} & {file.path for file in partly.statements.files}
-    assert 0 < result.rows < whole.rows.live
-    assert len(kept) > len(whole.statements.files) / 2
+    kept = {file.path for file in full.statements.files} & {file.path for file in partly.statements.files}
+    assert 0 < result.rows < full.rows.live
+    assert len(kept) > len(full.statements.files) / 2
     assert partly.translog.files == ()
-    assert partly.rows.live == whole.rows.live == len(stored(rewriting.store, dataset, partly))
+    assert partly.rows.live == full.rows.live == len(stored(rewriting.store, dataset, partly))
 
 
-def test_inserts_that_are_many_are_dropped_without_a_row_being_written(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter
+def test_many_inserts_are_dropped_without_writing_rows(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter
 ):
     people = [
         {"id": f"p-{number:03}", "schema": "Person", "properties": {"name": [f"P {number}"]}} for number in range(100)
     ]
-    house.admin.post("/v1/datasets/test/entities", people[:95])
+    api.admin.post("/v1/datasets/test/entities", people[:95])
     flush()
     first = Compact(rewriting).run(dataset, CompactOptions(), ignore)
-    whole = head(house, dataset)
-    house.admin.post("/v1/datasets/test/entities", people[95:])
+    full = head(api, dataset)
+    api.admin.post("/v1/datasets/test/entities", people[95:])
     flush()
-    few = Compact(rewriting).run(dataset, CompactOptions(), ignore)
+    compacted = Compact(rewriting).run(dataset, CompactOptions(), ignore)
 
-    assert (first.rows, first.added, whole.translog.files, whole.rows.live) == (0, 0, (), 190)
-    assert few.snapshot is None
-    assert [file.rows for file in head(house, dataset).translog.files] == [10]
-    assert len(stored(rewriting.store, dataset, head(house, dataset))) == 200
+    assert (first.rows, first.added, full.translog.files, full.rows.live) == (0, 0, (), 190)
+    assert compacted.snapshot is None
+    assert [file.rows for file in head(api, dataset).translog.files] == [10]
+    assert len(stored(rewriting.store, dataset, head(api, dataset))) == 200
 
 
-def test_optimize_packs_small_files_and_says_so(
-    house: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter
+@pytest.mark.both_databases
+def test_optimize_merges_small_files_and_reports_it(
+    api: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter
 ):
     for number in range(5):
         say(
-            house,
+            api,
             dataset,
             [
                 drawn(random.Random(number))
@@ -198,11 +199,11 @@ def test_optimize_packs_small_files_and_says_so(
             ],
         )
         flush()
-    before = head(house, dataset)
+    before = head(api, dataset)
 
     result = Optimize(rewriting).run(dataset, OptimizeOptions(), ignore)
 
-    after = head(house, dataset)
+    after = head(api, dataset)
     for table in TABLES:
         assert sorted(map(repr, rows_of(rewriting.store, dataset, before, table))) == sorted(
             map(repr, rows_of(rewriting.store, dataset, after, table))
@@ -213,11 +214,11 @@ def test_optimize_packs_small_files_and_says_so(
     assert Optimize(rewriting).run(dataset, OptimizeOptions(), ignore).snapshot is None
 
 
-# What is worth it
+# Estimated gain
 
 
-def lying(path: str, rows: int, least: str | None, most: str | None, size: int = 1000, **partition: str) -> File:
-    bounds = {} if least is None else {"canonical_id": Column(min=least, max=most)}
+def lying(path: str, rows: int, first: str | None, last: str | None, size: int = 1000, **partition: str) -> File:
+    bounds = {} if first is None else {"canonical_id": Column(min=first, max=last)}
     return File(path=path, size=size, partition=partition or {"origin": "o"}, rows=rows, columns=bounds)
 
 
@@ -242,15 +243,15 @@ def with_files(snapshot: Snapshot, statements: list[File], translog: list[File])
         ([lying("1", 100, "a", "m"), lying("2", 90, "a", "m", origin="p")], [], [0.0]),
     ],
 )
-def test_gain_is_counted_where_fresh_files_and_marks_lie(
-    house: InProcessApi,
+def test_gain_counts_unsorted_files_and_marks(
+    api: InProcessApi,
     dataset: Dataset,
     flush: Flushing,
     statements: list[File],
     translog: list[File],
     gains: list[float],
 ):
-    say(house, dataset, [drawn(random.Random(1)) | {"kind": 1}])
+    say(api, dataset, [drawn(random.Random(1)) | {"kind": 1}])
     (snapshot,) = flush()
 
     found = range_loads(with_files(snapshot, statements, translog))
@@ -262,7 +263,7 @@ def test_gain_is_counted_where_fresh_files_and_marks_lie(
     assert len(worth) == (1 if max(gains) >= 0.15 else 0)
 
 
-def test_bins_hold_neighbours_up_to_the_target_and_no_file_alone():
+def test_bins_have_adjacent_files_up_to_the_target_and_no_single_file():
     files = [lying(str(number), 10, f"{number:02}", f"{number:02}", size=30) for number in range(8)]
     large = lying("large", 10, "03", "04", size=90)
     alone = lying("alone", 10, "a", "b", size=10, origin="other")

@@ -1,4 +1,4 @@
-"""Spark itself: who runs what, and who may talk to it."""
+"""Spark itself: the Python of its executors, and authentication and encryption of its connections."""
 
 import sys
 from collections.abc import Iterator
@@ -23,20 +23,20 @@ def session() -> Iterator[SparkSession]:
     sessions.close()
 
 
-def test_executors_run_under_the_drivers_python():
+def test_executors_run_the_drivers_python():
     session = start_session(load_settings(spark_master="local[2]", spark_memory="512m"))
 
     def which_python(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
 
-    found = session.range(4).mapInArrow(which_python, "python string").distinct().collect()
+    executables = session.range(4).mapInArrow(which_python, "python string").distinct().collect()
     session.stop()
 
-    assert [row.python for row in found] == [sys.executable]
+    assert [row.python for row in executables] == [sys.executable]
 
 
-def test_driver_answers_nobody_who_does_not_know_its_secret(session: SparkSession):
+def test_driver_rejects_clients_without_its_secret(session: SparkSession):
     context = session.sparkContext
 
     with pytest.raises(Py4JJavaError) as refused:
@@ -46,7 +46,7 @@ def test_driver_answers_nobody_who_does_not_know_its_secret(session: SparkSessio
     assert context.parallelize([1, 2], 2).map(lambda number: number + 1).collect() == [2, 3]
 
 
-def test_what_passes_between_spark_processes_is_encrypted(session: SparkSession):
+def test_connections_of_spark_processes_are_encrypted(session: SparkSession):
     conf = dict(session.sparkContext.getConf().getAll())
 
     assert {name: conf.get(name) for name in conf if "crypto" in name or "encryption" in name} == {
@@ -57,7 +57,7 @@ def test_what_passes_between_spark_processes_is_encrypted(session: SparkSession)
     assert (conf["spark.authenticate"], conf["spark.ui.enabled"]) == ("true", "false")
 
 
-def test_local_driver_listens_on_the_loopback_only(session: SparkSession):
+def test_local_driver_listens_only_on_the_loopback_interface(session: SparkSession):
     process = jvm_process(session.sparkContext)
 
     listening = {each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}

@@ -1,4 +1,6 @@
-"""Secrets that the operator of a Spark cluster chose. A process has one Spark at a time, so none is shared here."""
+"""Secrets configured by the operator of a Spark cluster. A process has one Spark session at a time, so none is
+shared here.
+"""
 
 from pathlib import Path
 
@@ -13,27 +15,28 @@ from tests.pipeline.unauthenticated_client import ask_without_secret, jvm_proces
 pytestmark = pytest.mark.xdist_group("spark")
 
 
-def test_secret_of_an_operator_is_used_and_stands_on_no_command_line():
+@pytest.mark.long
+def test_configured_secret_is_used_and_is_on_no_command_line():
     secret = "a-secret-that-an-operator-chose"
     sessions = Sessions(load_settings(spark_master="local-cluster[1,1,512]", spark_memory="512m", spark_secret=secret))
     sessions._end()
     try:
         context = sessions.current().sparkContext
-        worked = context.parallelize([1], 1).map(lambda number: number + 1).collect()
+        result = context.parallelize([1], 1).map(lambda number: number + 1).collect()
         with pytest.raises(Py4JJavaError):
             ask_without_secret(context, int(context.getConf().get("spark.driver.port", "")))
         process = jvm_process(context)
         commands = [each.cmdline() for each in (process, *process.children(recursive=True))]
-        used = context.getConf().get("spark.authenticate.secret")
+        configured = context.getConf().get("spark.authenticate.secret")
     finally:
         sessions.close()
 
-    assert (worked, used) == ([2], secret)
+    assert (result, configured) == ([2], secret)
     assert any("CoarseGrainedExecutorBackend" in word for command in commands for word in command)
     assert not [command for command in commands if any(secret in word for word in command)]
 
 
-def test_standalone_master_without_a_secret_is_refused_with_what_to_set(
+def test_standalone_master_without_a_secret_is_refused_with_the_setting_to_set(
     settings: Settings, tmp_path: Path, monkeypatch
 ):
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))

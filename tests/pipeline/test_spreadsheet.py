@@ -1,4 +1,4 @@
-"""Spreadsheets as text: what openpyxl reads of them, and bounds that name the value."""
+"""Spreadsheets as text: equal to what openpyxl reads, with limits whose errors name the value."""
 
 import csv
 import io
@@ -24,16 +24,16 @@ MOST = 20 << 20
 
 
 def saved(*rows: list[Any]) -> bytes:
-    made = openpyxl.Workbook()
+    workbook = openpyxl.Workbook()
     for row in rows or [["a", "b"], [1, "x"]]:
-        made.active.append(row)
+        workbook.active.append(row)
     written = io.BytesIO()
-    made.save(written)
+    workbook.save(written)
     return written.getvalue()
 
 
 def with_part(name: str, content: bytes | str, data: bytes | None = None) -> bytes:
-    """A workbook with a part in the place of its own, or with texts that cells share."""
+    """Return a workbook with one part replaced, or with shared strings."""
     shared = f'<Override PartName="/{STRINGS}" ContentType="{SHARED_STRINGS}"/></Types>'.encode()
     written = io.BytesIO()
     with ZipFile(io.BytesIO(data or saved())) as old, ZipFile(written, "w", ZIP_DEFLATED) as new:
@@ -49,11 +49,11 @@ def sheet_of(rows: str, more: str = "") -> bytes:
     return with_part(SHEET, f'<worksheet xmlns="{MAIN}">{more}<sheetData>{rows}</sheetData></worksheet>')
 
 
-def text_of(data: bytes, most: int = MOST) -> str:
-    return b"".join(as_text([data], None, most)).decode()
+def text_of(data: bytes, limit: int = MOST) -> str:
+    return b"".join(as_text([data], None, limit)).decode()
 
 
-def test_sheet_is_read_as_openpyxl_reads_it():
+def test_sheet_equals_what_openpyxl_reads():
     rich = CellRichText("bold ", TextBlock(InlineFont(b=True), "text"), " end")
     data = saved(
         ["text", "", "ü, \"x\"\ny", None, 1, 1.5, 2.0, -3, 1e20, True, False],
@@ -64,13 +64,13 @@ def test_sheet_is_read_as_openpyxl_reads_it():
     rows = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True).active.iter_rows(values_only=True)
     expected = [[spreadsheet._cell_text(value) for value in row] for row in rows]
 
-    found = list(csv.reader(io.StringIO(text_of(data))))
+    parsed = list(csv.reader(io.StringIO(text_of(data))))
 
-    assert found == [[*row[: max((at for at, text in enumerate(row, 1) if text), default=0)]] for row in expected]
-    assert found[2][4] == "bold text end"
+    assert parsed == [[*row[: max((at for at, text in enumerate(row, 1) if text), default=0)]] for row in expected]
+    assert parsed[2][4] == "bold text end"
 
 
-def test_inline_texts_and_reading_aids_are_read_as_openpyxl_does():
+def test_inline_texts_and_phonetic_hints_equal_what_openpyxl_reads():
     strings = f'<sst xmlns="{MAIN}"><si><t>東京</t><rPh sb="0" eb="2"><t>とうきょう</t></rPh></si><si/></sst>'
     shared = '<c t="s"><v>0</v></c><c t="s"><v>1</v></c>'
     inline = '<c t="inlineStr"><is><t>in</t></is></c>'
@@ -81,7 +81,7 @@ def test_inline_texts_and_reading_aids_are_read_as_openpyxl_does():
     assert list(rows) == [("in", "東京", "", True)]
 
 
-def test_cell_in_the_last_corner_is_one_row_and_no_grid():
+def test_cell_in_the_last_corner_is_one_row_and_not_a_full_grid():
     lines = text_of(
         sheet_of('<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="XFD1048576"><v>2</v></c></row>')
     )
@@ -102,7 +102,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "row 0": (lambda: sheet_of('<row r="0"/>'), "the row number '0' is not between"),
     "row after the last": (lambda: sheet_of('<row r="1048576"/><row/>'), "the row number '1048577' is not between"),
-    "no row number": (lambda: sheet_of('<row r="1e9"/>'), "the row number '1e9' is no number"),
+    "no row number": (lambda: sheet_of('<row r="1e9"/>'), "the row number '1e9' is not a number"),
     "rows back and forth": (
         lambda: sheet_of('<row r="1048576"/><row r="1"/>' * 9), "row 1 comes after row 1048576: rows must be in order"
     ),
@@ -111,7 +111,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: sheet_of('<row><c r="XFE1"/></row>'), "the cell 'XFE1' is beyond the 16384 columns that a sheet has"
     ),
     "far column": (lambda: sheet_of('<row><c r="ZZZZZZ1"/></row>'), "the cell 'ZZZZZZ1' is beyond"),
-    "no reference": (lambda: sheet_of('<row><c r="1A"/></row>'), "the cell reference '1A' is none"),
+    "no reference": (lambda: sheet_of('<row><c r="1A"/></row>'), "the cell reference '1A' is not valid"),
     "cells out of order": (
         lambda: sheet_of('<row><c r="C1"/><c r="B1"/></row>'), "the cell 'B1' of row 1 comes after column 3"
     ),
@@ -146,11 +146,11 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_part_that_is_out_of_bounds_is_refused_with_the_value(name: str):
+def test_part_over_a_limit_is_refused_with_the_value(name: str):
     data, reason = HOSTILE[name]
 
     with pytest.raises(InvalidFormat, match=re.escape(reason)):
-        text_of(data(), most=64 << 20)
+        text_of(data(), limit=64 << 20)
 
 
 def test_shared_texts_are_counted(monkeypatch: pytest.MonkeyPatch):
@@ -166,7 +166,7 @@ def test_directory_of_the_zip_file_is_bounded(monkeypatch: pytest.MonkeyPatch):
         text_of(saved())
 
 
-def test_part_that_is_larger_than_its_entry_says_is_refused():
+def test_part_larger_than_its_declared_size_is_refused():
     data = bytearray(with_part(SHEET, f'<worksheet xmlns="{MAIN}">{" " * 5_000_000}</worksheet>'))
     size = (5_000_000 + len(f'<worksheet xmlns="{MAIN}"></worksheet>')).to_bytes(4, "little")
     assert data.count(size) == 2
@@ -186,10 +186,10 @@ def test_text_of_a_small_workbook_is_bounded(rows: str):
     assert len(data) < 100_000
 
     with pytest.raises(BodyTooLarge, match="larger than 10485760 bytes"):
-        text_of(data, most=10 << 20)
+        text_of(data, limit=10 << 20)
 
 
-def test_blocks_are_small_and_come_while_a_part_is_checked():
+def test_blocks_are_small_and_are_returned_while_a_part_is_checked():
     sheet = sheet_of("".join(f'<row r="{number}"><c><v>{number}</v></c></row>' for number in range(1, 100_001)))
 
     blocks = list(as_text([sheet], None, MOST))
@@ -199,10 +199,10 @@ def test_blocks_are_small_and_come_while_a_part_is_checked():
     assert b"".join(blocks).count(b"\n") == 100_000
 
 
-def test_any_change_of_a_workbook_is_read_or_refused():
+def test_any_mutation_of_a_workbook_is_read_or_refused():
     data = saved(*([number, "text", date(2020, 1, 2)] for number in range(50)))
-    for place in range(0, len(data), 61):
-        changed = data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]
+    for offset in range(0, len(data), 61):
+        changed = data[:offset] + bytes([data[offset] ^ 0x55]) + data[offset + 1 :]
         try:
             text_of(changed)
         except TarnError as error:

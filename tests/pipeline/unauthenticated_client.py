@@ -1,4 +1,4 @@
-"""A client of Spark that knows no secret, and the process that it asks."""
+"""A Spark client without the secret, and the processes that it connects to."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from pyspark import SparkContext
 
 def jvm_process(context: SparkContext) -> psutil.Process:
     assert context._gateway is not None
-    found: psutil.Process = psutil.Process(context._gateway.proc.pid)
-    return found
+    response: psutil.Process = psutil.Process(context._gateway.proc.pid)
+    return response
 
 
 def ask_without_secret(context: SparkContext, port: int) -> str:
-    """What a client that knows no secret gets when it asks a Spark process whether it has an endpoint."""
+    """Return the response to a client without the secret that asks a Spark process whether it has an endpoint."""
     spark: Any = context._jvm.org.apache.spark
     conf = spark.SparkConf(False).set("spark.rpc.askTimeout", "20s").set("spark.rpc.lookupTimeout", "20s")
-    given = spark.SecurityManager
-    defaults = (getattr(given, f"$lessinit$greater$default${number}")() for number in (2, 3))
-    client = spark.rpc.RpcEnv.create("stranger", "127.0.0.1", 0, conf, given(conf, *defaults), True)
+    reply = spark.SecurityManager
+    defaults = (getattr(reply, f"$lessinit$greater$default${number}")() for number in (2, 3))
+    client = spark.rpc.RpcEnv.create("stranger", "127.0.0.1", 0, conf, reply(conf, *defaults), True)
     try:
         address = spark.rpc.RpcAddress("127.0.0.1", port)
         return str(client.setupEndpointRef(address, "MapOutputTracker").toString())

@@ -1,4 +1,4 @@
-"""A dataset with a history: written and flushed step by step, with what each of its snapshots should show."""
+"""A dataset with a history: written and flushed step by step, with the expected content of each snapshot."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,33 +31,33 @@ _numbers = count()
 
 @dataclass
 class Story:
-    """What happens to one dataset."""
+    """The history of one dataset, applied to the lake and to the model."""
 
-    house: InProcessApi
+    api: InProcessApi
     kernels: Kernels
     dataset: Dataset
     expected: Expected = field(default_factory=Expected)
     past: list[tuple[Snapshot, Model]] = field(default_factory=list)
-    """Every snapshot, and what it should show."""
+    """Every snapshot with its expected content."""
 
     @classmethod
-    def begin(cls, house: InProcessApi, kernels: Kernels) -> "Story":
+    def begin(cls, api: InProcessApi, kernels: Kernels) -> "Story":
         name = f"test{next(_numbers)}"
-        house.dataset(name)
-        return cls(house, kernels, dataset_of(house.services.database, name))
+        api.dataset(name)
+        return cls(api, kernels, dataset_of(api.services.database, name))
 
     @property
     def model(self) -> Model:
-        """What is to be seen now."""
+        """Return the expected state, including unflushed events."""
         return Model.of(self.dataset.name, self.expected)
 
     @property
     def head(self) -> Model:
-        """What is to be seen without what is unflushed."""
+        """Return the expected state without unflushed events."""
         return self.past[-1][1] if self.past else Model()
 
     def play(self, steps: list[Step]) -> Iterator[Step]:
-        """Let steps happen, and stop after each."""
+        """Apply steps, and yield after each."""
         for step in steps:
             match step:
                 case Flush():
@@ -77,17 +77,17 @@ class Story:
         """Write a batch."""
         batch = self.expect(events)
         act = AuditedAction(None, "add_statements", self.dataset.name, "r")
-        self.house.services.writer.submit(Batch(self.dataset, ADMIN, act), as_events(batch)).result(30)
+        self.api.services.writer.submit(Batch(self.dataset, ADMIN, act), as_events(batch)).result(30)
 
     def expect(self, events: Iterable[Event]) -> list[Event]:
-        """Let a batch happen in the model; the events with the ids that they have in this dataset."""
+        """Apply a batch to the model; return the events with the ids that they have in this dataset."""
         batch = [under(self.dataset.name, event) for event in events]
         self.expected.commit(batch)
         return batch
 
     def flush(self) -> list[Snapshot]:
-        """Move what was written into a snapshot, if there is anything."""
-        services = self.house.services
+        """Flush unflushed events into a snapshot, if there are any."""
+        services = self.api.services
         publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
         flushing = Flushing(services.database, services.store, publisher, lambda: self.kernels)
         done = flushing.run([self.dataset], lambda: None)[self.dataset.id]
@@ -96,8 +96,8 @@ class Story:
         return done.snapshots
 
     def rewrite(self, act: Callable[[Rewriter], CompactResult | OptimizeResult]) -> None:
-        """Put the head's rows into other files; what the snapshot shows is what the head did."""
-        services = self.house.services
+        """Rewrite the head's rows into other files; the new snapshot has the same content."""
+        services = self.api.services
         publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
         made = act(Rewriter(services.database, services.store, publisher, lambda: self.kernels)).snapshot
         if made is not None:
@@ -105,4 +105,4 @@ class Story:
 
 
 def _ignored(_: Progress | None) -> None:
-    """Nobody asks how far it is."""
+    """Ignore progress reports."""

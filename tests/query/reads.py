@@ -1,4 +1,4 @@
-"""Every read there is of a dataset, held against what the model answers."""
+"""Every kind of read of a dataset, compared with the model's result."""
 
 import csv
 import io
@@ -15,8 +15,7 @@ from pydantic import TypeAdapter
 from tarn.datasets.registry import Dataset
 from tarn.model.query import EntityAggregate, Node
 from tarn.model.query_fields import SortKey
-from tarn.query import delete_counts as counts
-from tarn.query import entities, statements
+from tarn.query import delete_counts, entities, statements
 from tarn.query.assembly import Row
 from tarn.query.reader import NOW, Reader, Reading, RequestedState
 from tarn.query.sorting import Sorting
@@ -29,7 +28,7 @@ Found = TypeVar("Found")
 After = TypeVar("After")
 
 PAGE = 2
-"""Records of a page: so few that most lists have several."""
+"""Records per page: so few that most lists have several pages."""
 
 LEGAL = {"Person", "LegalEntity", "Company"}
 
@@ -74,13 +73,15 @@ class Reads:
             return work(reading, *arguments)
 
     def check(self, model: Model, state: RequestedState = NOW) -> None:
-        """Every form of reading."""
+        """Check every kind of read."""
         self.check_whole(model, state)
         self.check_entities(model, state)
         self.check_statements(model, state)
 
     def check_whole(self, model: Model, state: RequestedState = NOW) -> None:
-        """Each entity by each of its ids, all of them, and all statements: what every other read is made of."""
+        """Check each entity by each of its ids, all entities, and all statements; every other read is
+        derived from these.
+        """
         for name in NAMES:
             assert self.get(name, state=state) == model.one(name), name
         assert self.entity_stream(state) == model.lines()
@@ -114,17 +115,19 @@ class Reads:
             assert self.statement_list(state, wanted) == [shown(row) for row in model.rows if matches(row)], wanted
 
     def check_counts(self, model: Model) -> None:
-        """What deletes would answer now."""
+        """Check the counts that deletes would return now."""
         for name, origin in zip(NAMES, cycle((None, *ORIGINS)), strict=False):
             of = [row for row in model.rows if origin in (None, row.origin)]
-            found = self.read(counts.of_entity, self.dataset, name, origin)
+            found = self.read(delete_counts.of_entity, self.dataset, name, origin)
             assert found == sum(row.entity_id == name for row in of), (name, origin)
         for statement, origin in zip(sorted({row.id for row in model.rows}), (None, *ORIGINS), strict=False):
-            places = self.read(counts.of_statement, self.dataset, statement, origin)
+            places = self.read(delete_counts.of_statement, self.dataset, statement, origin)
             said = [row for row in model.rows if row.id == statement and origin in (None, row.origin)]
             assert places == sorted((row.entity_id, row.origin) for row in said)
         for origin in ORIGINS:
-            assert self.read(counts.of_origin, self.dataset, origin) == sum(row.origin == origin for row in model.rows)
+            assert self.read(delete_counts.of_origin, self.dataset, origin) == sum(
+                row.origin == origin for row in model.rows
+            )
 
     # One read each
 
@@ -191,7 +194,7 @@ def _nodes() -> TypeAdapter[Any]:
 
 
 def pages(page: Callable[[After | None], tuple[list[Found], After | None]]) -> Iterator[Found]:
-    """Everything on the pages of a list, one page after the other."""
+    """Return all items of a list, page by page."""
     found, after = page(None)
     yield from found
     while after is not None:
@@ -200,7 +203,7 @@ def pages(page: Callable[[After | None], tuple[list[Found], After | None]]) -> I
 
 
 def parsed(form: str, data: bytes) -> list[dict[str, Any]]:
-    """Statements from any form, as dicts of NDJSON."""
+    """Parse statements of any format into dicts as in NDJSON."""
     if form == NDJSON:
         return [orjson.loads(line) for line in data.splitlines()]
     if form == CSV:

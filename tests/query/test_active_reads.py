@@ -1,10 +1,10 @@
-"""Reads under way, and the reports on them."""
+"""ActiveReads reads and the reports of the oldest snapshot that they use."""
 
 from collections.abc import Callable
 
 import pytest
 from tarn.datasets.registry import Dataset
-from tarn.db import reader_heartbeats as readers
+from tarn.db import reader_heartbeats
 from tarn.db.engine import Database
 from tarn.db.reader_heartbeats import ReaderHeartbeat
 from tarn.errors import SnapshotNotFound
@@ -23,12 +23,12 @@ TEST = Dataset("d", "test")  # type: ignore[arg-type]  # nobody looks for its fo
 
 def told(database: Database) -> list[ReaderHeartbeat]:
     with database.read() as connection:
-        return list(readers.latest(connection).values())
+        return list(reader_heartbeats.latest(connection).values())
 
 
 def tell(database: Database, reader: str, beat: int, **oldest: int) -> None:
     with database.write() as connection:
-        readers.tell(connection, reader, ReaderHeartbeat(beat, oldest))
+        reader_heartbeats.beat(connection, reader, ReaderHeartbeat(beat, oldest))
 
 
 def test_read_is_unknown_until_it_is_resolved_and_then_the_oldest_counts():
@@ -46,28 +46,28 @@ def test_read_is_unknown_until_it_is_resolved_and_then_the_oldest_counts():
     assert running.oldest() == {"a": 7}
 
 
-def test_reader_notes_what_it_reads_until_the_read_ends(house: InProcessApi, dataset: Dataset, flush: Flushing):
+def test_reader_registers_its_snapshot_until_the_read_ends(api: InProcessApi, dataset: Dataset, flush: Flushing):
     for name in ("a", "b"):
-        house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
+        api.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
         flush()
-    reader: Reader = house.services.reader
+    reader: Reader = api.services.reader
 
     with reader.reading() as reading:
-        before = reader.running.oldest()
+        before = reader.active_reads.oldest()
         reading.view(dataset, RequestedState())
-        head = reader.running.oldest()
+        head = reader.active_reads.oldest()
         reading.view(dataset, RequestedState(at="1"))
-        both = reader.running.oldest()
-    after = reader.running.oldest()
+        both = reader.active_reads.oldest()
+    after = reader.active_reads.oldest()
     with pytest.raises(SnapshotNotFound), reader.reading() as reading:
         reading.view(dataset, RequestedState(at="9"))
 
     assert (before, head, both, after) == ({}, {dataset.id: 2}, {dataset.id: 1}, {})
-    assert reader.running.oldest() == {}
+    assert reader.active_reads.oldest() == {}
 
 
 def test_process_reports_before_it_serves_and_is_gone_when_it_stops(
-    house: InProcessApi, database: Database, settings: Settings
+    api: InProcessApi, database: Database, settings: Settings
 ):
     assert [report.oldest for report in told(database)] == [{}]
     running = ActiveReads()
@@ -77,7 +77,7 @@ def test_process_reports_before_it_serves_and_is_gone_when_it_stops(
         assert ReaderHeartbeat(2, {"d": 3}) in told(database)
         assert oldest_reported(database, TEST) == 3
     left = told(database)
-    running.end(next(iter(running._holds)))
+    running.end(next(iter(running._active)))
     with ActiveReadReporter(database, running, 1000):
         pass
 
@@ -88,12 +88,12 @@ def test_process_reports_before_it_serves_and_is_gone_when_it_stops(
 @pytest.mark.parametrize(
     ("beats", "waits"),
     [
-        ([3], True),  # what it says may have been collected before the question
+        ([3], True),  # its report may have been collected before the request
         ([3, 4], False),
         ([4], False),
     ],
 )
-def test_one_report_after_the_question_is_not_enough_and_two_are(
+def test_one_report_after_the_request_is_not_enough_and_two_are(
     database: Database, settings: Settings, beats: list[int], waits: bool
 ):
     tell(database, "one", 2, d=8)
@@ -111,7 +111,7 @@ def test_one_report_after_the_question_is_not_enough_and_two_are(
     assert len(told(database)) == (0 if waits else 1), "who is silent for too long is forgotten"
 
 
-def test_without_processes_nobody_is_waited_for(database: Database, settings: Settings):
+def test_without_processes_there_is_no_wait(database: Database, settings: Settings):
     def never(_: object) -> None:
         raise AssertionError
 

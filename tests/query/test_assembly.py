@@ -1,4 +1,4 @@
-"""Entities from live statements: both ways of making them, held equal to followthemoney's own."""
+"""Assemble entities from live statements: both implementations compared with followthemoney's own."""
 
 import itertools
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ MOMENTS = st.one_of(st.integers(FIRST_MOMENT, LAST_MOMENT), st.integers(0, 20))
 
 @st.composite
 def statements(draw) -> list[Row]:
-    """All rows of a few entities, in any order; the schemata of one entity agree or do not."""
+    """Draw all rows of a few entities in any order, with compatible or incompatible schemata."""
     found: dict[tuple[bytes, str], Row] = {}
     for canonical_id in draw(st.lists(IDS, unique=True, max_size=4)):
         dataset, family = draw(st.sampled_from(["one", "two"])), draw(st.sampled_from(FAMILIES))
@@ -74,7 +74,7 @@ def statements(draw) -> list[Row]:
             prop = draw(st.sampled_from([*captions[:2] * 3, *sorted(settable), *["id"] * (1 + len(settable) // 8)]))
             origin, entity_id = draw(st.sampled_from(["crawl", "by.hand", "x"])), f"{canonical_id}{draw(IDS)}"[-1:]
             value, lang = draw(TEXTS), draw(st.sampled_from([None, None, "eng", "rus", "mul"]))
-            # FtM knows the language of text alone; a statement keeps what it keeps.
+            # FtM keeps the language of text only; a statement keeps whatever it has.
             lang = Statement("x", prop, schema.name, value, dataset, lang=lang).lang
             external, first = draw(st.booleans()), draw(MOMENTS)
             identity = statement_id(dataset, entity_id, prop, value, external, lang)
@@ -125,7 +125,7 @@ def by_entity(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def folded(schemata: set[str]) -> str | None:
-    """What FtM's fold of these schemata comes to, in whichever order it comes to an end."""
+    """Return the result of FtM's merge of these schemata, in whichever order it succeeds."""
     results = set()
     for names in itertools.permutations(sorted(schemata)):
         schema = Model.instance()[names[0]]
@@ -140,7 +140,7 @@ def folded(schemata: set[str]) -> str | None:
 
 
 def of_the_library(rows: list[Row], schema: str) -> StatementEntity:
-    """The rows as followthemoney's entity, its statements in the order of their values."""
+    """Return the rows as followthemoney's entity, its statements ordered by value."""
     dataset = Dataset({"name": rows[0].dataset, "title": "Test"})
     entity = StatementEntity(dataset, {"schema": schema, "id": rows[0].canonical_id})
     for row in rows:
@@ -152,7 +152,7 @@ def of_the_library(rows: list[Row], schema: str) -> StatementEntity:
 
 
 def check(line: bytes, rows: list[Row]) -> None:
-    """Hold a line to what the library makes of the same rows."""
+    """Compare a line with what the library makes of the same rows."""
     shown: dict[str, Any] = orjson.loads(line)
     assert line == orjson.dumps(shown) + b"\n"
     schemata = {row.schema for row in rows}
@@ -174,7 +174,7 @@ def check(line: bytes, rows: list[Row]) -> None:
     assert list(shown["properties"]) == sorted(shown["properties"])
     assert shown["datasets"] == [rows[0].dataset]
     assert shown["last_change"] == library.last_change
-    # The library knows one origin of a statement; each origin's own entity knows the rest.
+    # The library keeps one origin per statement; the entity of each origin has the rest.
     told = [row for row in rows if row.prop != "id"]
     contexts = [
         of_the_library([row for row in told if row.origin == origin], schema).to_context_dict()
@@ -194,7 +194,7 @@ def check(line: bytes, rows: list[Row]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(statements(), st.integers(1, 12))
-def test_entities_are_those_of_the_library_wherever_batches_end(duck, rows, batch_rows):
+def test_entities_equal_those_of_the_library_at_any_batch_boundary(duck, rows, batch_rows):
     lines = assembled(duck, rows, batch_rows)
 
     entities = by_entity(rows)
@@ -225,7 +225,7 @@ class Exhausted:
 
 @settings(max_examples=80, deadline=None)
 @given(statements(), st.integers(1, 12), st.integers(0, 5))
-def test_sort_that_memory_ends_goes_on_after_the_last_line_with_values_set_aside(duck, rows, batch_rows, batches):
+def test_sort_that_runs_out_of_memory_resumes_after_the_last_line_with_spilled_values(duck, rows, batch_rows, batches):
     expected = assembled(duck, rows, 100)
 
     found = [line for batch in entity_lines(Exhausted(duck, batches), batch_rows=batch_rows) for line in batch["line"]]  # type: ignore[arg-type]
@@ -243,13 +243,13 @@ def row(prop: str, value: str, schema: str = "Person", lang: str | None = None, 
 
 
 def both(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> dict[str, Any]:
-    """One entity's JSON, which both ways agree on."""
+    """Return one entity's JSON, after checking that both implementations agree."""
     (line,) = assembled(duck, rows, 100).values()
     assert entity_line(rows)[0] == line
     return orjson.loads(line)
 
 
-def test_entity_without_properties_has_the_label_of_its_schema_and_the_moments_of_its_base(duck):
+def test_entity_without_properties_has_its_schema_label_and_the_timestamps_of_its_base(duck):
     assert both(duck, [row("id", "checksum")]) == {
         "id": "a", "caption": "Person", "schema": "Person", "properties": {}, "datasets": ["one"], "referents": [],
         "origin": ["crawl"], "first_seen": "1970-01-01T00:00:00.000005Z", "last_seen": "1970-01-01T00:00:00.000009Z",
@@ -257,11 +257,11 @@ def test_entity_without_properties_has_the_label_of_its_schema_and_the_moments_o
     }  # fmt: skip
 
 
-def test_entity_without_base_has_never_changed(duck):
+def test_entity_without_base_has_no_last_change(duck):
     assert both(duck, [row("name", "Jane Doe")])["last_change"] is None
 
 
-def test_moments_of_the_first_years_have_four_digits_a_year(duck):
+def test_years_before_1000_have_four_digits(duck):
     shown = both(duck, [row("name", "Jane Doe", first_seen=FIRST_MOMENT, last_seen=LAST_MOMENT)])
 
     assert shown["first_seen"] == "0001-01-01T00:00:00.000000Z"
@@ -274,20 +274,20 @@ def test_name_in_the_preferred_language_is_the_caption(duck):
     assert both(duck, names)["caption"] == "Ivan Petrov"
 
 
-def test_name_that_two_origins_say_counts_once_and_one_that_two_ids_say_counts_twice(duck):
+def test_name_of_two_origins_counts_once_and_name_of_two_ids_counts_twice(duck):
     names = [row("name", "Jane Doe"), row("name", "Janet Doe")]
 
     assert both(duck, [*names, row("name", "Janet Doe", origin="by.hand")])["caption"] == "Jane Doe"
     assert both(duck, [*names, row("name", "Janet Doe", entity_id="b")])["caption"] == "Janet Doe"
 
 
-def test_caption_that_is_no_name_is_the_value_of_the_first_statement(duck):
+def test_caption_that_is_not_a_name_is_the_value_of_the_first_statement(duck):
     amounts = [row("amount", str(amount), "Payment") for amount in range(10)]
 
     assert both(duck, amounts)["caption"] == min(amounts, key=lambda one: one.id).value
 
 
-def test_schemata_that_nothing_unites_are_reported_between_entities_that_are_whole(duck):
+def test_incompatible_schemata_are_reported_between_valid_entities(duck):
     rows = [row("name", "Jane Doe", canonical_id=one) for one in "abc"]
     rows.append(row("fileName", "x.pdf", "Document", canonical_id="b"))
 
@@ -299,11 +299,11 @@ def test_schemata_that_nothing_unites_are_reported_between_entities_that_are_who
     assert [orjson.loads(lines["one", one])["caption"] for one in "ac"] == ["Jane Doe", "Jane Doe"]
 
 
-def test_schema_that_the_library_does_not_know_is_reported(duck):
+def test_unknown_schema_is_reported(duck):
     assert both(duck, [row("name", "x", "Unheard")])["$invalid"]["reason"] == "No schema that FollowTheMoney knows"
 
 
-def test_schema_that_the_library_does_not_know_gives_way_to_one_that_it_does(duck):
+def test_unknown_schema_is_ignored_next_to_a_known_one(duck):
     shown = both(duck, [row("name", "x", "Unheard"), row("unheard", "y", "Unheard"), row("alias", "z")])
 
     assert shown["schema"] == "Person"
@@ -316,13 +316,13 @@ def test_one_id_in_two_datasets_is_two_entities(duck):
     assert [orjson.loads(lines[name, "a"])["caption"] for name in ("one", "two")] == ["x", "y"]
 
 
-def test_relation_without_rows_gives_no_batch(duck):
+def test_relation_without_rows_yields_no_batch(duck):
     duck.register("live", relation([]))
 
     assert list(entity_lines(duck)) == []
 
 
-def test_source_is_a_query_with_parameters(duck):
+def test_source_may_be_a_query_with_parameters(duck):
     duck.register("live", relation([row("name", "x", canonical_id=one) for one in "abc"]))
 
     batches = list(entity_lines(duck, "(SELECT * FROM live WHERE canonical_id = ?)", ["b"]))
@@ -330,7 +330,7 @@ def test_source_is_a_query_with_parameters(duck):
     assert [batch["canonical_id"].to_pylist() for batch in batches] == [["b"]]
 
 
-def test_more_text_than_memory_becomes_lines_all_the_same(tmp_path):
+def test_more_text_than_memory_is_assembled(tmp_path):
     with duckdb.connect(config={"memory_limit": "64MB", "threads": 2, "temp_directory": str(tmp_path)}) as small:
         small.execute(
             """CREATE VIEW live AS SELECT 'one' AS dataset, 'e' || i // 5 AS canonical_id, canonical_id AS entity_id,
@@ -346,6 +346,6 @@ def test_more_text_than_memory_becomes_lines_all_the_same(tmp_path):
 
     ids = [one for batch in batches for one in batch["canonical_id"].to_pylist()]
     assert ids == sorted(f"e{number}" for number in range(10_000))
-    assert list(tmp_path.glob("aside-*")) == []
+    assert list(tmp_path.glob("spilled-*")) == []
     first = orjson.loads(bytes(ndjson(batches[0])).splitlines()[0])
     assert [value[:6] for value in first["properties"]["notes"]] == ["row 2 ", "row 3 "]

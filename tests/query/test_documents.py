@@ -1,4 +1,4 @@
-"""documents.csv has a line for each document, and nothing of a value is lost."""
+"""The export documents.csv: a line for each document, with every value intact."""
 
 import csv
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def test_no_documents_leave_a_file_with_a_header(duck: duckdb.DuckDBPyConnection
     assert pyarrow.csv.read_csv(pyarrow.BufferReader(HEADER)).column_names == list(COLUMNS)
 
 
-def test_a_document_is_told_by_the_columns_that_people_load_documents_by(duck: duckdb.DuckDBPyConnection) -> None:
+def test_document_line_has_the_expected_columns(duck: duckdb.DuckDBPyConnection) -> None:
     seen: dict[str, Any] = {"first_seen": moment("2020-01-01"), "last_seen": moment("2021-01-01")}
     said = {
         "fileName": "report.pdf",
@@ -93,7 +93,7 @@ def test_a_document_is_told_by_the_columns_that_people_load_documents_by(duck: d
     ]
 
 
-def test_what_is_empty_is_not_quoted_and_what_is_there_is(duck: duckdb.DuckDBPyConnection) -> None:
+def test_empty_fields_are_not_quoted_and_others_are(duck: duckdb.DuckDBPyConnection) -> None:
     line = written(duck, [Row("a", "Folder", "title", "x")]).splitlines()[1]
     seen = b'"1970-01-01T00:00:00.000000Z","1970-01-01T00:00:00.000000Z"'
     assert line == b'"a","Folder","x",,"x",,,,,,,,,,,,,"crawl",' + seen
@@ -115,7 +115,7 @@ def test_what_is_empty_is_not_quoted_and_what_is_there_is(duck: duckdb.DuckDBPyC
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_the_lines_are_those_of_entities_that_are_documents_with_their_values_as_they_are(
+def test_lines_are_those_of_document_entities_with_unchanged_values(
     duck: duckdb.DuckDBPyConnection, told: list[Row]
 ) -> None:
     found = written(duck, told)

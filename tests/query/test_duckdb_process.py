@@ -1,4 +1,4 @@
-"""DuckDB in a process of its own: the same answers and errors, one that stands back, and another if it dies."""
+"""DuckDB in a process of its own: the same results and errors, low priority, and restart after a crash."""
 
 import os
 import signal
@@ -12,14 +12,16 @@ import duckdb
 import psutil
 import pyarrow as pa
 import pytest
+from tarn.child_process import LOW_PRIORITY
 from tarn.errors import Unavailable
-from tarn.query.duckdb_process import CACHED_BYTES, ArrowFileCache, hand_over
+from tarn.query.duckdb_process import CACHED_BYTES, ArrowFileCache, register_table
 from tarn.query.engine import Engine, ProcessEngine
-from tarn.query.low_priority import LOWER
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 
 from tests.waiting import wait_until as until
+
+pytestmark = pytest.mark.own_query_process
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says where a process may run")
 MANY = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is one processor, and no part of it")
@@ -61,7 +63,7 @@ def threads(pid: int | None) -> list[int]:
         ("SELECT 1 WHERE false", None),
     ],
 )
-def test_rows_are_those_that_duckdb_gives_in_this_process(engine: ProcessEngine, near: Engine, query, parameters):
+def test_rows_equal_those_of_duckdb_in_this_process(engine: ProcessEngine, near: Engine, query, parameters):
     with engine.session() as apart, near.session() as here:
         assert apart.execute(query, parameters).fetchall() == here.execute(query, parameters).fetchall()
         assert apart.execute(query, parameters).fetchone() == here.execute(query, parameters).fetchone()
@@ -72,7 +74,7 @@ def test_rows_are_those_that_duckdb_gives_in_this_process(engine: ProcessEngine,
 @pytest.mark.parametrize(
     "query", ["SELEC 1", "SELECT * FROM nowhere", "SELECT error('no')", "FROM read_parquet('none')"]
 )
-def test_errors_are_duckdbs_own(engine: ProcessEngine, near: Engine, query: str):
+def test_errors_equal_those_of_duckdb(engine: ProcessEngine, near: Engine, query: str):
     with engine.session() as apart, near.session() as here:
         with pytest.raises(duckdb.Error) as usual:
             here.execute(query)
@@ -82,12 +84,12 @@ def test_errors_are_duckdbs_own(engine: ProcessEngine, near: Engine, query: str)
         assert apart.execute("SELECT 1").fetchall() == [(1,)]
 
 
-def test_rows_come_as_arrow_without_end_and_in_order(engine: ProcessEngine):
+def test_rows_arrive_as_arrow_unbounded_and_in_order(engine: ProcessEngine):
     with engine.session() as duck:
         rows = duck.execute("SELECT i, repeat('x', 100) AS text FROM range(100_000) AS t(i) ORDER BY i")
         table = pa.Table.from_batches(rows.to_arrow_reader(2048))
         assert table.column("i").to_pylist() == list(range(100_000))
-        # Given up in the middle, it is free for the next.
+        # After a query was cancelled midway, the session can run the next.
         batches = duck.execute("FROM range(10_000_000)").to_arrow_reader(2048)
         assert next(iter(batches)).num_rows == 2048
         batches.close()
@@ -95,14 +97,14 @@ def test_rows_come_as_arrow_without_end_and_in_order(engine: ProcessEngine):
         assert list(duck.execute("SELECT 1 AS i WHERE false").to_arrow_reader(2048)) == []
 
 
-def test_error_amid_rows_is_raised_amid_rows(engine: ProcessEngine):
+def test_error_midway_is_raised_midway(engine: ProcessEngine):
     with engine.session() as duck:
         failing = "SELECT CASE WHEN i < 1000000 THEN i ELSE error('no more') END AS i FROM range(2000000) AS t(i)"
         with pytest.raises((OSError, duckdb.Error), match="no more"):
             list(duck.execute(failing).to_arrow_reader(2048))
 
 
-def test_sessions_have_tables_of_their_own(engine: ProcessEngine):
+def test_sessions_have_separate_tables(engine: ProcessEngine):
     with engine.session() as one, engine.session() as other:
         one.execute("CREATE TEMP TABLE mine AS SELECT 1 AS i")
         with pytest.raises(duckdb.CatalogException):
@@ -110,7 +112,7 @@ def test_sessions_have_tables_of_their_own(engine: ProcessEngine):
         assert one.execute("FROM mine").fetchall() == [(1,)]
 
 
-def test_query_is_interrupted_from_another_thread_and_the_session_goes_on(engine: ProcessEngine):
+def test_query_is_interrupted_from_another_thread_and_the_session_is_usable_afterwards(engine: ProcessEngine):
     with engine.session() as duck, ThreadPoolExecutor(1) as other:
         running = other.submit(lambda: duck.execute(ENDLESS).fetchall())
 
@@ -123,14 +125,14 @@ def test_query_is_interrupted_from_another_thread_and_the_session_goes_on(engine
             running.result()
 
         def answered() -> bool:
-            with suppress(duckdb.InterruptException):  # the last word may come late
+            with suppress(duckdb.InterruptException):  # the last message may arrive late
                 return duck.execute("SELECT 1").fetchall() == [(1,)]
             return False
 
         until(answered)
 
 
-def test_whoever_waits_for_a_process_that_is_killed_is_told_and_the_next_has_another(engine: ProcessEngine):
+def test_waiters_of_a_killed_process_get_an_error_and_the_next_query_has_a_new_process(engine: ProcessEngine):
     with ThreadPoolExecutor(1) as other:
 
         def ask() -> object:
@@ -151,7 +153,7 @@ def test_whoever_waits_for_a_process_that_is_killed_is_told_and_the_next_has_ano
     assert engine.pid != killed
 
 
-def test_rows_that_are_let_go_of_after_their_session_harm_nobody(engine: ProcessEngine):
+def test_rows_released_after_their_session_do_no_harm(engine: ProcessEngine):
     with engine.session() as duck:
         late = duck.execute("FROM range(10_000_000)").to_arrow_reader(2048)
         assert next(iter(late)).num_rows == 2048
@@ -164,14 +166,14 @@ def test_rows_that_are_let_go_of_after_their_session_harm_nobody(engine: Process
     assert engine.pid == pid
 
 
-def test_table_that_there_is_no_room_for_is_said_and_leaves_nothing(tmp_path: Path):
-    handed = ArrowFileCache(tmp_path / "nowhere")
-    with pytest.raises(Unavailable), handed.file(pa.table({"i": [1]}), "one"):
+def test_table_without_room_raises_an_error_and_leaves_nothing(tmp_path: Path):
+    cache = ArrowFileCache(tmp_path / "nowhere")
+    with pytest.raises(Unavailable), cache.file(pa.table({"i": [1]}), "one"):
         pass
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_process_ends_with_its_engine(settings: Settings):
+def test_process_ends_when_its_engine_is_closed(settings: Settings):
     engine = ProcessEngine(settings, Connection.from_settings(settings))
     engine.warm_up()
     pid = engine.pid
@@ -182,17 +184,17 @@ def test_process_ends_with_its_engine(settings: Settings):
 
 
 @LINUX
-def test_every_thread_of_it_stands_back(engine: ProcessEngine):
+def test_every_thread_of_the_process_has_low_priority(engine: ProcessEngine):
     with engine.session() as duck:
         duck.execute("SELECT count(DISTINCT i) FROM range(100_000) AS t(i)").fetchall()
         usual = os.getpriority(os.PRIO_PROCESS, 0)
         found = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads(engine.pid)}
-        assert found == {usual + LOWER}
+        assert found == {usual + LOW_PRIORITY}
 
 
 @LINUX
 @MANY
-def test_it_keeps_to_its_part_with_as_many_threads_while_processors_are_shared(engine: ProcessEngine):
+def test_process_keeps_to_its_share_of_processors_while_they_are_shared(engine: ProcessEngine):
     everywhere = os.sched_getaffinity(0)
     with engine.session() as duck:
 
@@ -216,30 +218,30 @@ def test_it_keeps_to_its_part_with_as_many_threads_while_processors_are_shared(e
 
 @LINUX
 @MANY
-def test_process_that_begins_while_processors_are_shared_keeps_to_its_part_from_the_start(engine: ProcessEngine):
+def test_process_started_while_processors_are_shared_keeps_to_its_share_from_the_start(engine: ProcessEngine):
     engine.share(True)
     engine.warm_up()
     assert all(os.sched_getaffinity(thread) < os.sched_getaffinity(0) for thread in threads(engine.pid))
 
 
-def test_table_that_is_handed_over_is_read_by_its_name(engine: ProcessEngine, near: Engine):
+def test_transferred_table_is_read_by_its_name(engine: ProcessEngine, near: Engine):
     for version in (None, ("a", 1)):
         for other in (engine, near):
             with other.session() as duck:
-                hand_over(duck, "incoming", pa.table({"i": [1, 2, None], "t": ["ä", None, "c"]}), version)
+                register_table(duck, "incoming", pa.table({"i": [1, 2, None], "t": ["ä", None, "c"]}), version)
                 assert duck.execute("FROM incoming").fetchall() == [(1, "ä"), (2, None), (None, "c")]
 
 
-def test_table_of_a_version_is_written_once_and_forgotten_when_there_are_too_many(tmp_path: Path):
-    handed = ArrowFileCache(tmp_path)
+def test_table_of_a_version_is_written_once_and_evicted_when_there_are_too_many(tmp_path: Path):
+    cache = ArrowFileCache(tmp_path)
     large = pa.table({"i": pa.array(range(CACHED_BYTES // 8 // 2 + 1), pa.int64())})
-    with handed.file(large, "one") as first, handed.file(large, "one") as again:
+    with cache.file(large, "one") as first, cache.file(large, "one") as again:
         assert first.samefile(again)
-    with handed.file(large, "two"):
+    with cache.file(large, "two"):
         assert len(list(tmp_path.glob("*.arrow"))) == 1
-    with handed.file(large, None) as own:
+    with cache.file(large, None) as own:
         assert own.exists()
     assert not own.exists()
     assert len(list(tmp_path.iterdir())) == 1
-    handed.forget()
+    cache.clear()
     assert not list(tmp_path.iterdir())

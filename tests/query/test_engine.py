@@ -1,4 +1,4 @@
-"""DuckDB for reads: what it remembers of files has an end."""
+"""DuckDB for reads: its metadata caches are bounded."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from tarn.storage.connection import Connection
 
 from tests.in_process_api import ONE_DATABASE
 
-pytestmark = ONE_DATABASE
+pytestmark = [ONE_DATABASE, pytest.mark.own_query_process]
 
 MEMORY = 16_000_000
 FILES, COLUMNS = 200, 200
@@ -28,7 +28,7 @@ def engine(settings: Settings) -> Iterator[Engine]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Files of which much can be known: together more than the engine has memory for."""
+    """Write files whose metadata together exceeds the engine's memory."""
     table = pa.table({f"column_{number:03d}": ["something to be known"] * 2 for number in range(COLUMNS)})
     found = [tmp_path / f"{number}.parquet" for number in range(FILES)]
     for file in found:
@@ -36,9 +36,7 @@ def files(tmp_path: Path) -> list[Path]:
     return found
 
 
-def test_engine_that_reads_more_files_than_it_has_memory_to_remember_goes_on_reading(
-    engine: Engine, files: list[Path]
-) -> None:
+def test_engine_reads_more_files_than_its_metadata_cache_has_memory_for(engine: Engine, files: list[Path]) -> None:
     for file in files:
         with engine.session() as duck:
             assert duck.execute("SELECT count(column_000) FROM read_parquet(?)", [str(file)]).fetchall() == [(2,)]
@@ -49,7 +47,7 @@ def test_engine_that_reads_more_files_than_it_has_memory_to_remember_goes_on_rea
     assert rows == [(150_000,)]
 
 
-def test_engine_keeps_no_copy_of_what_the_disk_holds(engine: Engine, files: list[Path]) -> None:
+def test_engine_keeps_no_copy_of_local_files(engine: Engine, files: list[Path]) -> None:
     with engine.session() as duck:
         duck.execute(
             "SELECT max(column_000), max(column_199) FROM read_parquet(?)", [list(map(str, files[:20]))]

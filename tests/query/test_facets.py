@@ -1,4 +1,4 @@
-"""Facets count entities, measure their values, and forget no one."""
+"""Facets: counts of entities and measures of their values, including entities without a value."""
 
 from itertools import product
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tarn.model.query import EntityAggregate, Facet
-from tarn.query.facets import facets, shown
+from tarn.query.facets import facets, to_facets
 
 from tests.query.live_rows import Row, engine, fill, moment
 from tests.query.test_filters import by_entity, matches, rows, values_of
@@ -34,7 +34,7 @@ def duck() -> duckdb.DuckDBPyConnection:
 def answered(duck: duckdb.DuckDBPyConnection, **body: Any) -> list[Facet]:
     aggregate = EntityAggregate.model_validate(body)
     sql, parameters = facets(aggregate)
-    return shown(aggregate, duck.execute(sql, parameters).fetchall())
+    return to_facets(aggregate, duck.execute(sql, parameters).fetchall())
 
 
 def plain(duck: duckdb.DuckDBPyConnection, **body: Any) -> list[tuple[Any, ...]]:
@@ -76,7 +76,7 @@ def test_groups_of_two_fields_are_the_pairs_of_their_values(duck: duckdb.DuckDBP
     ]
 
 
-def test_the_where_decides_which_entities_and_not_which_of_their_values(duck: duckdb.DuckDBPyConnection) -> None:
+def test_where_selects_entities_and_not_their_values(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, PEOPLE)
     where = {"field": "prop:country", "op": "eq", "value": "us"}
     assert plain(duck, where=where, group_by=["prop:country"], metrics=["count"]) == [("gb", 1), ("us", 1)]
@@ -91,7 +91,7 @@ def test_without_groups_there_is_one_row_even_if_nothing_matches(duck: duckdb.Du
     assert answered(duck, where=where, group_by=["schema"], metrics=metrics) == []
 
 
-def test_moments_are_told_in_iso_8601_of_one_width(duck: duckdb.DuckDBPyConnection) -> None:
+def test_timestamps_are_iso_8601_of_fixed_width(duck: duckdb.DuckDBPyConnection) -> None:
     first, last = moment("0001-01-01"), moment("9999-12-31T23:59:59.999999Z")
     fill(duck, [Row("a", "Person", "name", "x", first_seen=first, last_seen=last), Row("a", "Person", "id", "x")])
     assert answered(duck, group_by=["first_seen"], metrics=[{"max": "last_seen"}]) == [
@@ -102,7 +102,7 @@ def test_moments_are_told_in_iso_8601_of_one_width(duck: duckdb.DuckDBPyConnecti
     ]
 
 
-def test_the_least_and_greatest_of_numbers_are_numbers(duck: duckdb.DuckDBPyConnection) -> None:
+def test_min_and_max_of_numbers_are_numbers(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row(text, "Payment", "amount", text) for text in ("9", "10", "1,000.5", "n/a")])
     metrics = [{"min": "prop:amount"}, {"max": "prop:amount"}, {"count_distinct": "prop:amount"}]
     assert plain(duck, metrics=metrics) == [(9.0, 1000.5, 4)]
@@ -121,7 +121,7 @@ def test_the_largest_groups_come_first_and_the_limit_cuts_the_rest(duck: duckdb.
     where=st.none() | st.just({"field": "prop:country", "op": "null", "value": False}),
 )
 @settings(max_examples=100, deadline=None)
-def test_facets_are_what_python_counts_in_the_same_rows(
+def test_facets_equal_counts_in_python_over_the_same_rows(
     duck: duckdb.DuckDBPyConnection, table: list[Row], group_by: list[str], measured: str, where: dict[str, Any] | None
 ) -> None:
     fill(duck, table)

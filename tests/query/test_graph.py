@@ -1,4 +1,4 @@
-"""graph.cypher is FtM's graph, in lines that give back every value, in any order and any number of times."""
+"""The export graph.cypher: FtM's graph in idempotent, order-independent lines that preserve every value."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -49,7 +49,7 @@ def tokens(line: str) -> Iterator[tuple[str, str]]:
 
 @dataclass
 class Database:
-    """As much of Neo4j as these statements need."""
+    """A minimal interpreter of the Cypher subset that the export uses."""
 
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     labels: dict[str, set[str]] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Statement:
         return values
 
     def take(self, *expected: str) -> str:
-        """The next tokens, none of them a string: these ones, or whichever there is."""
+        """Consume the next tokens, which are no strings: the given ones, or any one."""
         for wanted in expected or (None,):
             kind, text = self.left.pop(0)
             assert kind != "text"
@@ -225,7 +225,7 @@ def test_nodes_and_relationships_are_those_of_ftms_graph(duck: duckdb.DuckDBPyCo
     theirs = Graph(edge_types=[registry.entity])
     for entity in entities(duck):
         theirs.add(EntityProxy.from_dict(entity, cleaned=True))
-    # FtM makes a node of what an unweighted property refers to, too, and then no edge to it.
+    # FtM also creates a node for the target of an unweighted property, and then no edge to it.
     ends = {end for edge in theirs.iteredges() for end in (edge.source_id, edge.target_id)}
     nodes = [node for node in theirs.iternodes() if node.proxy is not None or node.id in ends]
     assert set(found.nodes) == {node.value for node in nodes}
@@ -234,7 +234,7 @@ def test_nodes_and_relationships_are_those_of_ftms_graph(duck: duckdb.DuckDBPyCo
         (plain[edge.source_id], plain[edge.target_id], edge.type_name.upper(), edge.proxy and edge.proxy.id)
         for edge in theirs.iteredges()
     }
-    # FtM has one edge between two nodes, whichever of the properties that refer came last; here each is one.
+    # FtM keeps one edge between two nodes, that of the last property; here each property has its own.
     assert pairs <= set(found.edges)
     assert {(*edge[:2], edge[3]) for edge in found.edges} == {(*pair[:2], pair[3]) for pair in pairs}
     for node in nodes:
@@ -244,7 +244,7 @@ def test_nodes_and_relationships_are_those_of_ftms_graph(duck: duckdb.DuckDBPyCo
 
 @given(rows=some_rows())
 @settings(max_examples=60, deadline=None)
-def test_every_value_is_given_back_as_it_was(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
+def test_every_value_is_preserved(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
     found = imported(duck, rows)
     for entity in entities(duck):
         schema = Model.instance()[entity["schema"]]
@@ -273,14 +273,14 @@ def test_any_order_of_lines_and_a_second_import_give_the_same_graph(
 
 @given(rows=some_rows())
 @settings(max_examples=40, deadline=None)
-def test_escapes_mean_the_same_where_they_are_replaced_before_strings_are_found(
+def test_escapes_are_the_same_when_replaced_before_strings_are_parsed(
     duck: duckdb.DuckDBPyConnection, rows: list[Row]
 ) -> None:
     written = lines(duck, rows)
     assert Database().run(map(as_neo4j_reads, written)) == Database().run(written)
 
 
-def test_an_edge_is_a_relationship_of_every_source_with_every_target_and_no_node(
+def test_edge_entity_is_a_relationship_of_every_source_with_every_target_and_no_node(
     duck: duckdb.DuckDBPyConnection,
 ) -> None:
     said = [("owner", "a"), ("owner", "b"), ("asset", "c"), ("asset", "d"), ("role", "all of it")]
@@ -292,7 +292,7 @@ def test_an_edge_is_a_relationship_of_every_source_with_every_target_and_no_node
     }
 
 
-def test_lines_look_as_people_expect_them(duck: duckdb.DuckDBPyConnection) -> None:
+def test_lines_have_the_expected_form(duck: duckdb.DuckDBPyConnection) -> None:
     given = [
         Row("a", "Person", "name", 'Ann "the\n Ace"'),
         Row("a", "Person", "addressEntity", "h"),
@@ -308,7 +308,7 @@ def test_lines_look_as_people_expect_them(duck: duckdb.DuckDBPyConnection) -> No
     ]
 
 
-def test_four_bytes_are_themselves_and_whatever_may_end_a_line_is_escaped(duck: duckdb.DuckDBPyConnection) -> None:
+def test_four_byte_characters_are_unescaped_and_line_separators_are_escaped(duck: duckdb.DuckDBPyConnection) -> None:
     ends = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\x00\x7f"
     (line,) = lines(duck, [Row("a", "Address", "full", f"\U0001f600{ends}\\u")])
     shown = "".join(f"\\u{ord(character):04x}" for character in ends)
@@ -327,7 +327,7 @@ def test_invalid_entities_and_empty_datasets_leave_no_lines_and_the_header_is_on
 
 
 @pytest.mark.parametrize(("name", "symbol"), [("Person", "Person"), ("two words", "`two words`"), ("a`b", "`a``b`")])
-def test_names_that_are_not_plain_are_quoted(name: str, symbol: str) -> None:
+def test_names_that_are_not_identifiers_are_quoted(name: str, symbol: str) -> None:
     assert graph._symbol(name) == symbol
     assert list(tokens(symbol)) == [("name", name)]
 
@@ -339,7 +339,7 @@ def edges_of(id: str, owners: int, assets: int, **more: str) -> list[Row]:
     return [Row(id, "Ownership", prop, value) for prop, value in [*props, *more.items()]]
 
 
-def test_edge_between_very_many_becomes_a_bounded_number_of_relationships_and_the_rest_is_counted(
+def test_edge_with_very_many_ends_has_a_bounded_number_of_relationships_and_the_rest_is_counted(
     duck: duckdb.DuckDBPyConnection,
 ):
     hostile = "x\nMATCH (n) DETACH DELETE n; \\u000a//"
@@ -361,9 +361,9 @@ def test_properties_of_an_edge_are_not_multiplied_beyond_a_bound(duck: duckdb.Du
 
     size = sum(map(len, graph.statements(entity_lines(duck), omitted)))
 
-    assert size < graph.MOST_EDGE_BYTES + 1000
+    assert size < graph.MAX_EDGE_BYTES + 1000
     assert (omitted.entities, omitted.first) == (1, ["x"])
-    assert omitted.count == 900 - graph.MOST_EDGE_BYTES // 1_000_000
+    assert omitted.count == 900 - graph.MAX_EDGE_BYTES // 1_000_000
 
 
 def test_omitted_edges_of_ranges_add_up_and_name_the_first_ten():

@@ -1,4 +1,4 @@
-"""Any history, read in every way and at every time: always what one event after the other leaves.
+"""Random histories, read in every way at every step and compared with a model that applies one event at a time.
 
 `HISTORIES=500` plays as many on each database.
 """
@@ -22,10 +22,10 @@ from tests.query.flushed_history import Story
 from tests.query.model import Step, histories, line
 from tests.query.reads import Reads
 
-# No name of a setting: an unknown one of those refuses every start.
+# Not a setting's name: unknown settings make every start fail.
 EXAMPLES = int(os.environ.get("HISTORIES", "6"))
 
-# A history takes seconds, so that making one smaller that fails would take minutes.
+# A history takes seconds, so shrinking a failing one would take minutes.
 played = settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -38,18 +38,18 @@ few = settings(played, max_examples=-(-EXAMPLES // 3))
 
 @played
 @given(history=histories)
-def test_every_read_after_any_history_shows_what_its_events_leave_and_every_snapshot_what_they_left_then(
-    house: InProcessApi,
+def test_every_read_after_any_history_equals_the_model_and_every_snapshot_its_former_state(
+    api: InProcessApi,
     kernels: DirectKernels,
     history: list[Step],
 ):
-    check_history(house, kernels, history)
+    check_history(api, kernels, history)
 
 
-def check_history(house: InProcessApi, kernels: DirectKernels, history: list[Step]) -> None:
+def check_history(api: InProcessApi, kernels: DirectKernels, history: list[Step]) -> None:
     """Play a history, and compare every read after every step, and every snapshot at the end, with the model."""
-    story = Story.begin(house, kernels)
-    reads = Reads(house.services.reader, story.dataset)
+    story = Story.begin(api, kernels)
+    reads = Reads(api.services.reader, story.dataset)
     for _ in story.play(history):
         reads.check_whole(story.model)
     reads.check(story.model)
@@ -62,11 +62,11 @@ def check_history(house: InProcessApi, kernels: DirectKernels, history: list[Ste
 
 
 def check_past(story: Story, reads: Reads) -> None:
-    """Every snapshot, by each of its names."""
+    """Check every snapshot by each of its names."""
     for snapshot, model in story.past:
         at = RequestedState(at=str(snapshot.seq))
         reads.check_whole(model, at)
-        live = stored(story.house.services.store, story.dataset, snapshot)
+        live = stored(story.api.services.store, story.dataset, snapshot)
         assert reads.read(_counted, story, at) == len(live) == len(model.rows) == snapshot.rows.live
         a_little_later = snapshot.created + timedelta(microseconds=1)
         for name in (snapshot.id, snapshot.created.isoformat(), a_little_later.isoformat()):
@@ -74,7 +74,7 @@ def check_past(story: Story, reads: Reads) -> None:
 
 
 def check_differences(story: Story, reads: Reads) -> None:
-    """What each snapshot changed, and what all of them did together."""
+    """Check the diff of each snapshot, and the diff over all of them."""
     pairs = [*pairwise(story.past), *([(story.past[0], story.past[-1])] if story.past else [])]
     for (one, former), (other, latter) in pairs:
         found = reads.read(_differences, story, one.id, other.id)
@@ -95,7 +95,9 @@ def check_differences(story: Story, reads: Reads) -> None:
 
 
 def _recounted(reading: Reading, story: Story, one: str, other: str) -> tuple[Statistics | None, Statistics]:
-    """Statistics of the latter: from those of the former and what changed, if that can be told; and counted anew."""
+    """Return the statistics of the latter derived incrementally from the former, if possible, and those
+    counted anew.
+    """
     states = diff.between(reading, story.dataset, one, other)
     whole = []
     for view in states:

@@ -1,4 +1,4 @@
-"""The same histories over HTTP: written by its routes, which say what they did, and read by them."""
+"""Random histories over HTTP: written and read through the routes, and compared with the model."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ class Told(Story):
         self.expect((erased(entity, origin), *adds))
 
     def delete(self, path: str, event: Event) -> None:
-        """What the answer counts is what there was before and is not after."""
+        """Delete, and check that the returned count is the number of statements that are gone."""
         before = len(self.model.rows)
         options = {} if event["origin"] is None or event["entity_id"] is None else {"origin": event["origin"]}
         counted = self.told("DELETE", path, params=options)["tombstones"]
@@ -58,7 +58,7 @@ class Told(Story):
         assert counted == before - len(self.model.rows)
 
     def told(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        answer = self.house.admin(method, f"/v1/datasets/{self.dataset.name}{path}", **options)
+        answer = self.api.admin(method, f"/v1/datasets/{self.dataset.name}{path}", **options)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -68,36 +68,36 @@ def _as_sent(event: Event) -> dict[str, Any]:
     return {name: value for name, value in event.items() if name != "kind"} | moments
 
 
-def check(house: InProcessApi, dataset: Dataset, model: Model, **state: str) -> None:
-    """Each entity by each id, the list, both streams: as the model has them."""
+def check(api: InProcessApi, dataset: Dataset, model: Model, **state: str) -> None:
+    """Compare each entity by each id, the list and both streams with the model."""
     base = f"/v1/datasets/{dataset.name}"
     for name in NAMES:
-        answer, line = house.admin.get(f"{base}/entities/{name}", params=state), model.one(name)
+        answer, line = api.admin.get(f"{base}/entities/{name}", params=state), model.one(name)
         status = 404 if line is None else 422 if b"$invalid" in line else 200
         assert answer.status_code == status, answer.text
         assert status != 200 or answer.content == line.strip()
     lines = [orjson.loads(line) for line in model.lines()]
-    listed = house.admin.get(f"{base}/entities", params=state).json()
+    listed = api.admin.get(f"{base}/entities", params=state).json()
     assert listed["results"] == [line for line in lines if "$invalid" not in line]
     assert listed["invalid"] == [line["$invalid"] for line in lines if "$invalid" in line]
-    streamed = house.admin.get(f"{base}/entities/stream", params={"end": "true", **state}).content.splitlines()
+    streamed = api.admin.get(f"{base}/entities/stream", params={"end": "true", **state}).content.splitlines()
     assert [orjson.loads(line) for line in streamed[:-1]] == lines
-    rows = house.admin.get(f"{base}/statements/stream", params=state, headers={"Accept": "application/x-ndjson"})
+    rows = api.admin.get(f"{base}/statements/stream", params=state, headers={"Accept": "application/x-ndjson"})
     assert [orjson.loads(line) for line in rows.content.splitlines()] == [shown(row) for row in model.rows]
 
 
 @few
 @given(history=histories)
-def test_history_over_http_is_told_and_shown_as_its_events_leave_it(
-    house: InProcessApi, kernels: DirectKernels, history: list[Step]
+def test_history_over_http_is_reported_and_shown_as_in_the_model(
+    api: InProcessApi, kernels: DirectKernels, history: list[Step]
 ):
-    story = Told.begin(house, kernels)
+    story = Told.begin(api, kernels)
     for _ in story.play(history):
-        check(house, story.dataset, story.model)
-    check(house, story.dataset, story.head, fresh="snapshot")
+        check(api, story.dataset, story.model)
+    check(api, story.dataset, story.head, fresh="snapshot")
     story.flush()
     for snapshot, model in story.past:
-        check(house, story.dataset, model, at=str(snapshot.seq))
-        named = house.admin.put(f"/v1/datasets/{story.dataset.name}/refs/kept", {"snapshot": snapshot.id})
+        check(api, story.dataset, model, at=str(snapshot.seq))
+        named = api.admin.put(f"/v1/datasets/{story.dataset.name}/refs/kept", {"snapshot": snapshot.id})
         assert named.status_code in (200, 201), named.text
-        check(house, story.dataset, model, at="kept")
+        check(api, story.dataset, model, at="kept")

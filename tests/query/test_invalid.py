@@ -1,4 +1,4 @@
-"""Which entities do not assemble: SQL and FollowTheMoney's model agree on it."""
+"""Detection of invalid entities: SQL and FollowTheMoney's model agree."""
 
 from itertools import combinations
 from random import Random
@@ -13,7 +13,7 @@ UNKNOWN = ["Nonsense", "Person'; --"]
 
 
 def found(sets: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The sets of schemata that do not assemble, each that of an entity in one relation."""
+    """Return the sets of schemata that SQL reports as invalid, each that of one entity in a relation."""
     rows = [(str(number), schema) for number, schemata in enumerate(sets) for schema in schemata]
     table = pa.table({"canonical_id": [row[0] for row in rows], "schema": [row[1] for row in rows]})
     with duckdb.connect() as duck:
@@ -22,7 +22,7 @@ def found(sets: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [sets[number] for number in sorted(int(name) for (name,) in invalid)]
 
 
-def test_every_pair_of_schemata_is_judged_as_the_model_does():
+def test_every_pair_of_schemata_is_judged_like_the_model():
     names = [*sorted(Model.instance().schemata), *UNKNOWN]
     sets = [*((name,) for name in names), *combinations(names, 2)]
 
@@ -33,7 +33,7 @@ def test_every_pair_of_schemata_is_judged_as_the_model_does():
     assert ("LegalEntity", "Person") not in expected
 
 
-def test_larger_sets_of_schemata_are_judged_as_the_model_does():
+def test_larger_sets_of_schemata_are_judged_like_the_model():
     random = Random(18)
     names = [*sorted(Model.instance().schemata), *UNKNOWN]
     related = [name for name in names if name not in UNKNOWN and Model.instance()[name].is_a("LegalEntity")]

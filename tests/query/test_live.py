@@ -1,4 +1,4 @@
-"""The relation `live`: which files it is made from, and that no bound ever hides a row."""
+"""The relation `live`: the files that it reads, and bounds that never hide a row."""
 
 import pytest
 from tarn.model.snapshot import Column, Snapshot, Table
@@ -22,51 +22,50 @@ def said(entity: str, canonical: str | None = None, origin: str = "crawl", momen
     return added(entity, origin, NAME, canonical, moment, moment)
 
 
-def files_for(house: InProcessApi, story: Story, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
-    """The data files that a read of one id opens."""
-    plan = ScanPlan(house.services.store, story.dataset, snapshot, origin)
-    marks = plan.happened(ids=[name])
-    scans = [plan.rows(ids=[name]), plan.rows(ids=[name], by="entity_id"), *([] if marks is None else [marks])]
+def files_for(api: InProcessApi, story: Story, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
+    """Return the data files that a read of one id opens."""
+    plan = ScanPlan(api.services.store, story.dataset, snapshot, origin)
+    scans = [plan.rows(ids=[name]), plan.rows(ids=[name], by="entity_id"), plan.changes(ids=[name])]
     files = (*snapshot.statements.files, *snapshot.translog.files)
-    return {file.path for file in files if any(file.path in scan.sql for scan in scans)}
+    return {file.path for file in files if any(scan is not None and file.path in scan.sql for scan in scans)}
 
 
-def remove(house: InProcessApi, story: Story, snapshot: Snapshot, but: set[str]) -> int:
-    """Take all data files away but these; how many that were."""
+def remove(api: InProcessApi, story: Story, snapshot: Snapshot, but: set[str]) -> int:
+    """Delete all data files but these; return how many were deleted."""
     layout, gone = story.dataset.layout, 0
     for folder, table in ((layout.statements, snapshot.statements), (layout.translog, snapshot.translog)):
         for file in table.files:
             if file.path not in but:
-                house.services.store.delete([f"{folder}/{file.path}"])
+                api.services.store.delete([f"{folder}/{file.path}"])
                 gone += 1
     return gone
 
 
-def test_read_of_one_entity_opens_only_files_that_may_hold_it(house: InProcessApi, kernels: DirectKernels):
-    story = Story.begin(house, kernels)
+def test_read_of_one_entity_opens_only_files_that_may_hold_it(api: InProcessApi, kernels: DirectKernels):
+    story = Story.begin(api, kernels)
     for letter in "abcdef":
         story.commit(said(f"{letter}1"), said(f"{letter}2", origin="by.hand"), said(f"{letter}3", f"{letter}1"))
         story.flush()
     story.commit(deleted("c2", "by.hand", NAME), said("e1", moment=9))
     (head,) = story.flush()
-    needed = files_for(house, story, head, "c1")
+    needed = files_for(api, story, head, "c1")
     assert len(needed) == 1
-    assert len(files_for(house, story, head, "c2")) == 3
-    assert not files_for(house, story, head, "c1", "by.hand")
-    assert not files_for(house, story, head, "nobody")
+    assert len(files_for(api, story, head, "c2")) == 3
+    assert not files_for(api, story, head, "c1", "by.hand")
+    assert not files_for(api, story, head, "nobody")
 
-    gone = remove(house, story, head, needed)
+    gone = remove(api, story, head, needed)
 
     assert gone == len(head.statements.files) + len(head.translog.files) - 1
-    reads = Reads(house.services.reader, story.dataset)
+    reads = Reads(api.services.reader, story.dataset)
     for name in ("c1", "c3"):
         assert reads.get(name) == story.model.one("c1")
     assert reads.get("nobody") is None
 
 
-def test_ids_that_are_longer_than_a_bound_are_found(house: InProcessApi, kernels: DirectKernels):
-    """A bound keeps 64 characters; what comes after them must not decide."""
-    story = Story.begin(house, kernels)
+def test_ids_longer_than_a_bound_are_found(api: InProcessApi, kernels: DirectKernels):
+    """Bounds are truncated to 64 characters; what comes after them must not matter."""
+    story = Story.begin(api, kernels)
     start = "é" * 64
     longest = "\U0010ffff" * 255
     names = [
@@ -85,7 +84,7 @@ def test_ids_that_are_longer_than_a_bound_are_found(house: InProcessApi, kernels
     story.commit(*(said(name, moment=9) for name in names))
     story.flush()
 
-    reads = Reads(house.services.reader, story.dataset)
+    reads = Reads(api.services.reader, story.dataset)
     for name in names:
         assert reads.get(name) == story.model.one(name), name
         assert reads.get(f"{name[:200]}-part") == story.model.one(f"{name[:200]}-part"), name
@@ -93,10 +92,8 @@ def test_ids_that_are_longer_than_a_bound_are_found(house: InProcessApi, kernels
 
 
 @pytest.mark.parametrize("known", ["nothing", "nulls alone", "one bound"])
-def test_file_whose_bounds_its_writer_did_not_report_is_never_passed_over(
-    house: InProcessApi, kernels: DirectKernels, known: str
-):
-    story = Story.begin(house, kernels)
+def test_file_without_reported_bounds_is_never_skipped(api: InProcessApi, kernels: DirectKernels, known: str):
+    story = Story.begin(api, kernels)
     story.commit(said("a"), said("b", "a"), said("c", origin="by.hand"))
     story.flush()
     story.commit(said("a", moment=5), erased("c", None))
@@ -118,14 +115,14 @@ def test_file_whose_bounds_its_writer_did_not_report_is_never_passed_over(
         reading.show_entities(View(story.dataset, bare), [name])
         return set(reading.duck.execute("SELECT entity_id, last_seen FROM live").fetchall())
 
-    reads = Reads(house.services.reader, story.dataset)
+    reads = Reads(api.services.reader, story.dataset)
     for name in ("a", "b", "c"):
         assert reads.read(found, name) == {(row.entity_id, row.last_seen) for row in story.model.named([name])}
 
 
-def test_datasets_read_together_do_not_mix(house: InProcessApi, kernels: DirectKernels):
+def test_datasets_read_together_do_not_mix(api: InProcessApi, kernels: DirectKernels):
     """Each has its own head, its own unflushed events, and entities of the same ids."""
-    stories = [Story.begin(house, kernels) for _ in range(3)]
+    stories = [Story.begin(api, kernels) for _ in range(3)]
     stories[0].commit(said("a", moment=1))
     stories[0].flush()
     stories[0].commit(erased("a", None), said("b"))
@@ -134,51 +131,47 @@ def test_datasets_read_together_do_not_mix(house: InProcessApi, kernels: DirectK
     stories[2].commit(said("a", moment=3))
     names = [story.dataset.name for story in stories]
 
-    everything = house.admin.post("/v1/entities/query", {"datasets": names})
-    by_id = house.admin.post(
+    everything = api.admin.post("/v1/entities/query", {"datasets": names})
+    by_id = api.admin.post(
         "/v1/entities/query", {"datasets": names, "where": {"field": "id", "op": "eq", "value": "b"}}
     )
 
     def shown(answer) -> list[tuple[str, str]]:
         return [(entity["id"], entity["datasets"][0]) for entity in answer.json()["results"]]
 
-    # In the order of the names, of which the tenth comes before the second.
+    # In the order of the names, in which the tenth comes before the second.
     assert shown(everything) == sorted([("a", names[1]), ("a", names[2]), ("b", names[0])])
     assert shown(by_id) == sorted([("a", names[1]), ("b", names[0])])
 
 
-def test_delete_answers_what_a_read_found_in_store_and_journal_and_ends_just_that(
-    house: InProcessApi, kernels: DirectKernels
-):
-    house.dataset("test")
-    story = Story(house, kernels, dataset_of(house.services.database, "test"))
+def test_delete_counts_and_removes_what_a_read_found_in_snapshot_and_journal(api: InProcessApi, kernels: DirectKernels):
+    api.dataset("test")
+    story = Story(api, kernels, dataset_of(api.services.database, "test"))
     story.commit(said("a"), said("a", origin="by.hand"), said("b", "a"), said("c"))
     story.flush()
     story.commit(added("a", "crawl", ("Person", "name", "y"), None, 1, 1), deleted("c", "crawl", NAME))
     base = "/v1/datasets/test"
 
     def tombstones(path: str) -> int:
-        answer = house.admin.delete(base + path)
+        answer = api.admin.delete(base + path)
         assert answer.status_code == 200, answer.text
         return answer.json()["tombstones"]
 
     assert tombstones("/entities/c") == 0
     assert tombstones("/entities/a?origin=crawl") == 2
     assert tombstones("/entities/a?origin=crawl") == 0
-    statement = house.admin.get(f"{base}/statements?id=b").json()["results"]
+    statement = api.admin.get(f"{base}/statements?id=b").json()["results"]
     assert [(row["entity_id"], row["origin"]) for row in statement] == [("a", "by.hand"), ("b", "crawl")]
     assert tombstones(f"/statements/{statement[0]['id']}") == 1
     assert tombstones("/origins/crawl") == 1
     assert tombstones("/origins/crawl") == 0
-    assert house.admin.get(f"{base}/statements").json()["results"] == []
-    assert len(house.admin.get(f"{base}/statements?fresh=snapshot").json()["results"]) == 4
+    assert api.admin.get(f"{base}/statements").json()["results"] == []
+    assert len(api.admin.get(f"{base}/statements?fresh=snapshot").json()["results"]) == 4
 
 
-def test_snapshot_alone_is_shown_where_that_is_asked_for_and_nothing_before_there_is_one(
-    house: InProcessApi, kernels: DirectKernels
-):
-    story = Story.begin(house, kernels)
-    reads = Reads(house.services.reader, story.dataset)
+def test_read_without_journal_shows_the_snapshot_alone_or_nothing(api: InProcessApi, kernels: DirectKernels):
+    story = Story.begin(api, kernels)
+    reads = Reads(api.services.reader, story.dataset)
     story.commit(said("a"))
     assert reads.get("a", state=RequestedState(fresh="snapshot")) is None
     assert reads.entity_stream(RequestedState(fresh="snapshot")) == []

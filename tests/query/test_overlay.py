@@ -1,4 +1,4 @@
-"""Unflushed events, whether they are kept in memory or not: readers see the same, each at its own head."""
+"""The overlay of unflushed events, cached in memory or not: readers see the same, each at its own head."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +19,17 @@ from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, 
 from tests.query.reads import Reads
 from tests.query.test_histories import played
 
+pytestmark = pytest.mark.both_databases
+
 NAME = ("Person", "name", "x")
 ONE_SUM = ("Person", "id", "1")
 OTHER_SUM = ("Person", "id", "2")
 
 
 @contextmanager
-def reader_of(house: InProcessApi, overlay_rows: int) -> Iterator[Reader]:
-    """Another process's reader, which keeps as many rows."""
-    services = house.services
+def reader_of(api: InProcessApi, overlay_rows: int) -> Iterator[Reader]:
+    """Return the reader of another process, with the same cache size."""
+    services = api.services
     settings = services.settings.model_copy(update={"overlay_rows": overlay_rows})
     reader = Reader(settings, services.database, services.store)
     try:
@@ -42,11 +44,9 @@ def said(entity: str, canonical: str | None = None, origin: str = "crawl", momen
 
 @played
 @given(history=histories)
-def test_reads_that_keep_nothing_in_memory_show_what_events_leave(
-    house: InProcessApi, kernels: DirectKernels, history: list[Step]
-):
-    story = Story.begin(house, kernels)
-    with reader_of(house, 0) as reader:
+def test_reads_without_cache_show_the_result_of_events(api: InProcessApi, kernels: DirectKernels, history: list[Step]):
+    story = Story.begin(api, kernels)
+    with reader_of(api, 0) as reader:
         reads = Reads(reader, story.dataset)
         for _ in story.play(history):
             reads.check_whole(story.model)
@@ -56,22 +56,22 @@ def test_reads_that_keep_nothing_in_memory_show_what_events_leave(
 
 
 class PackedStory(Story):
-    """A dataset whose events are in packs, as many as there can be."""
+    """A dataset whose events are stored in as many packs as possible."""
 
     def commit(self, *events: Event) -> None:
         super().commit(*events)
-        pack_rows(self.house.services.database)
+        pack_rows(self.api.services.database)
 
 
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
 @played
 @given(history=histories)
-def test_events_in_packs_are_read_and_flushed_as_those_in_rows_are(
-    house: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
+def test_events_in_packs_are_read_and_flushed_like_rows(
+    api: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
 ):
     monkeypatch.setattr(packs, "ROWS", 2)
-    story = PackedStory.begin(house, kernels)
-    with reader_of(house, overlay_rows) as reader:
+    story = PackedStory.begin(api, kernels)
+    with reader_of(api, overlay_rows) as reader:
         reads = Reads(reader, story.dataset)
         for _ in story.play(history):
             reads.check_whole(story.model)
@@ -85,11 +85,11 @@ def test_events_in_packs_are_read_and_flushed_as_those_in_rows_are(
 @ONE_DATABASE
 @played
 @given(one=histories, other=histories)
-def test_datasets_that_drive_each_other_out_of_memory_are_both_read_as_their_events_leave_them(
-    house: InProcessApi, kernels: DirectKernels, one: list[Step], other: list[Step]
+def test_datasets_that_evict_each_other_from_the_cache_are_both_read_correctly(
+    api: InProcessApi, kernels: DirectKernels, one: list[Step], other: list[Step]
 ):
-    with reader_of(house, 6) as reader:
-        stories = [Story.begin(house, kernels) for _ in range(2)]
+    with reader_of(api, 6) as reader:
+        stories = [Story.begin(api, kernels) for _ in range(2)]
         reads = [Reads(reader, story.dataset) for story in stories]
         for _ in zip(stories[0].play(one), stories[1].play(other), strict=False):
             for story, of in zip(stories, reads, strict=True):
@@ -97,16 +97,16 @@ def test_datasets_that_drive_each_other_out_of_memory_are_both_read_as_their_eve
 
 
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
-def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_right(
-    house: InProcessApi, kernels: DirectKernels, overlay_rows: int
+def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_correct(
+    api: InProcessApi, kernels: DirectKernels, overlay_rows: int
 ):
-    story = Story.begin(house, kernels)
+    story = Story.begin(api, kernels)
     story.commit(said("a"), said("b", "a"))
     story.flush()
     story.commit(erased("a", None))
     story.commit(said("c", "a"))
     before = story.model
-    with reader_of(house, overlay_rows) as reader, reader.reading() as early, reader.reading() as late:
+    with reader_of(api, overlay_rows) as reader, reader.reading() as early, reader.reading() as late:
         view = early.view(story.dataset, NOW)
         story.flush()
         story.commit(said("a", moment=9), erased("b", None))
@@ -120,14 +120,14 @@ def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_righ
     assert shown[1] == {(row.entity_id, row.last_seen) for row in story.model.rows} == {("a", 9), ("c", 1)}
 
 
-def test_reader_whose_transaction_began_before_a_flush_is_not_given_what_another_kept_after_it(
-    house: InProcessApi, kernels: DirectKernels, tmp_path: Path
+def test_reader_with_a_transaction_from_before_a_flush_ignores_what_another_cached_after_it(
+    api: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
-    """The events that the later head holds are dropped from memory; who began earlier still needs them."""
-    story = Story.begin(house, kernels)
+    """Events that the later head contains are evicted; a transaction that began earlier still needs them."""
+    story = Story.begin(api, kernels)
     story.commit(said("a"))
     kept = overlay.Overlay(100)
-    database = house.services.database
+    database = api.services.database
 
     def look(connection: Any) -> list[str]:
         now = overlay.present(connection, story.dataset)
@@ -145,10 +145,10 @@ def test_reader_whose_transaction_began_before_a_flush_is_not_given_what_another
         assert look(late) == ["b"]
 
 
-def test_reader_whose_transaction_began_before_a_commit_does_not_see_what_another_has_read_of_it(
-    house: InProcessApi, kernels: DirectKernels, tmp_path: Path
+def test_reader_with_a_transaction_from_before_a_commit_does_not_see_it_in_the_cache(
+    api: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
-    story = Story.begin(house, kernels)
+    story = Story.begin(api, kernels)
     story.commit(said("a"))
     kept = overlay.Overlay(100)
 
@@ -157,19 +157,19 @@ def test_reader_whose_transaction_began_before_a_commit_does_not_see_what_anothe
         found = kept.events(connection, story.dataset, now, None, lambda: tmp_path / "spooled")
         return sorted(found.table.column("entity_id").to_pylist())
 
-    with house.services.database.read() as early:
+    with api.services.database.read() as early:
         assert overlay.present(early, story.dataset).commit == 1
         story.commit(said("b"))
-        with house.services.database.read() as late:
+        with api.services.database.read() as late:
             assert look(late) == ["a", "b"]
         assert look(early) == ["a"]
 
 
-def test_read_of_the_journal_that_breaks_off_leaves_nothing_behind_that_the_next_would_find_twice(
-    house: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
+def test_journal_read_that_fails_midway_leaves_no_duplicates_for_the_next(
+    api: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
-    story = Story.begin(house, kernels)
-    reads = Reads(house.services.reader, story.dataset)
+    story = Story.begin(api, kernels)
+    reads = Reads(api.services.reader, story.dataset)
     story.commit(said("a"), said("b"), said("c"))
     whole = overlay._read
 
@@ -191,12 +191,14 @@ def test_read_of_the_journal_that_breaks_off_leaves_nothing_behind_that_the_next
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
 @pytest.mark.parametrize("flushed", range(3))
 def test_entity_is_found_by_every_id_wherever_its_parts_are(
-    house: InProcessApi, kernels: DirectKernels, overlay_rows: int, flushed: int
+    api: InProcessApi, kernels: DirectKernels, overlay_rows: int, flushed: int
 ):
-    """Its own statements name no canonical id, and those of its parts do: in the journal, in the store, or in both."""
-    story = Story.begin(house, kernels)
+    """Its own statements have no other canonical id, and those of its parts do: in the journal, in the
+    snapshot, or in both.
+    """
+    story = Story.begin(api, kernels)
     parts: list[Step] = [[said("a")], [said("b", "a")], [said("b", origin="by.hand")]]
-    with reader_of(house, overlay_rows) as reader:
+    with reader_of(api, overlay_rows) as reader:
         for _ in story.play([*parts[:flushed], FLUSH, *parts[flushed:]]):
             Reads(reader, story.dataset).check_whole(story.model)
         Reads(reader, story.dataset).check(story.model)
@@ -221,11 +223,11 @@ def test_entity_is_found_by_every_id_wherever_its_parts_are(
     ],
     ids=["moved and back", "origin erased and said again", "deleted and said again", "BASE of two", "another schema"],
 )  # fmt: skip
-def test_history_is_read_alike_before_and_after_each_flush(
-    house: InProcessApi, kernels: DirectKernels, happens: list[Step], overlay_rows: int
+def test_history_reads_the_same_before_and_after_each_flush(
+    api: InProcessApi, kernels: DirectKernels, happens: list[Step], overlay_rows: int
 ):
-    story = Story.begin(house, kernels)
-    with reader_of(house, overlay_rows) as reader:
+    story = Story.begin(api, kernels)
+    with reader_of(api, overlay_rows) as reader:
         reads = Reads(reader, story.dataset)
         for _ in story.play([*happens, FLUSH]):
             reads.check_whole(story.model)

@@ -1,4 +1,4 @@
-"""Reads from a lake on a real S3 server: with the keys of the moment, and never wrong or for ever when it fails."""
+"""Reads of a lake on a real S3 server: current credentials, and bounded, correct errors when the store fails."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tarn.main import build_services
 from tarn.model.ids import now
 from tarn.model.snapshot import Snapshot
 from tarn.query import statements
-from tarn.query.engine import Engine, answering
+from tarn.query.engine import Engine, duckdb_errors_converted
 from tarn.query.reader import NOW
 from tarn.query.statement_formats import CSV
 from tarn.query.statements import StatementFilter
@@ -37,12 +37,12 @@ from tests.s3 import ACCESS_KEY, SECRET_KEY, S3Server, s3_server
 
 ENTITIES = "/v1/datasets/test/entities"
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = [pytest.mark.parametrize("database_url", ["sqlite"], indirect=True), pytest.mark.own_query_process]
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[S3Server]:
-    """A server of the test's own, which it may kill."""
+    """Start a server of the test's own, which it may kill."""
     with s3_server(tmp_path / "s3") as server:
         yield server
 
@@ -53,26 +53,26 @@ def settings(server: S3Server, database_url: str, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def people(house: InProcessApi, flush: Callable[[], list[Snapshot]]) -> None:
-    """Jane in one file, and John in another."""
+def people(api: InProcessApi, flush: Callable[[], list[Snapshot]]) -> None:
+    """Write Jane in one file, and John in another."""
     for name in ("jane", "john"):
-        house.admin.post(ENTITIES, {"id": name, "schema": "Person", "properties": {"name": [name]}})
+        api.admin.post(ENTITIES, {"id": name, "schema": "Person", "properties": {"name": [name]}})
         flush()
 
 
-def read(house: InProcessApi, entity_id: str) -> Response:
-    return house.admin.get(f"{ENTITIES}/{entity_id}")
+def read(api: InProcessApi, entity_id: str) -> Response:
+    return api.admin.get(f"{ENTITIES}/{entity_id}")
 
 
 @hypothesis.settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories)
-def test_every_read_after_any_history_is_on_s3_what_it_is_on_a_disk(
-    house: InProcessApi, kernels: DirectKernels, history: list[Step]
+def test_every_read_after_any_history_is_the_same_on_s3_as_on_a_disk(
+    api: InProcessApi, kernels: DirectKernels, history: list[Step]
 ):
-    check_history(house, kernels, history)
+    check_history(api, kernels, history)
 
 
-# Keys
+# Credentials
 
 Hold = Callable[[str, str], None]
 
@@ -85,7 +85,7 @@ def strict(server: S3Server) -> None:
 
 @pytest.fixture
 def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
-    """Give this process an identity whose keys are asked for anew each time, and change them."""
+    """Give this process an identity whose credentials are fetched each time, and change them."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     keys, config = tmp_path / "keys.json", tmp_path / "config"
@@ -105,18 +105,18 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
 
 @pytest.fixture
 def renewing(server: S3Server, settings: Settings) -> Settings:
-    """The same lake, for whoever this process is."""
+    """Return the same lake with the ambient identity of this process."""
     return settings.model_copy(
         update={"storage_options": {"aws_endpoint": SecretStr(server.endpoint), "aws_region": SecretStr("us-east-1")}}
     )
 
 
-def test_read_is_made_with_the_keys_of_its_moment_and_bad_ones_are_never_told(
-    strict: None, house: InProcessApi, renewing: Settings, people: None, hold: Hold, capsys: pytest.CaptureFixture[str]
+def test_read_uses_current_credentials_and_never_shows_bad_ones(
+    strict: None, api: InProcessApi, renewing: Settings, people: None, hold: Hold, capsys: pytest.CaptureFixture[str]
 ):
     hold(ACCESS_KEY, SECRET_KEY)
     store = Store(Connection.from_settings(renewing))
-    with InProcessApi(build_services(renewing, house.services.database, store), str(house.admin.key)) as other:
+    with InProcessApi(build_services(renewing, api.services.database, store), str(api.admin.key)) as other:
         good = read(other, "jane")
         hold(ACCESS_KEY, "an-expired-secret")
         bad = read(other, "john")
@@ -132,7 +132,7 @@ def test_read_is_made_with_the_keys_of_its_moment_and_bad_ones_are_never_told(
     assert SECRET_KEY not in told
 
 
-def test_keys_that_change_under_many_readers_fail_none_of_them(renewing: Settings, hold: Hold):
+def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(renewing: Settings, hold: Hold):
     hold("key-0", "secret")
     engine = Engine(renewing, Connection.from_settings(renewing))
 
@@ -159,7 +159,7 @@ def test_keys_that_change_under_many_readers_fail_none_of_them(renewing: Setting
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two seconds are the limit, where a minute is right."""
+    """Lower the time limit to two seconds."""
     monkeypatch.setattr(limits, "STANDSTILL", 1)
     monkeypatch.setattr(limits, "RETRIES", 1)
 
@@ -184,19 +184,17 @@ Failing = Callable[[S3Server], AbstractContextManager[None]]
 FAILING = pytest.mark.parametrize("failing", [killed, standing_still])
 
 
-def test_read_of_any_kind_without_its_store_answers_503_and_when_to_ask_again(
-    server: S3Server, house: InProcessApi, people: None
-):
-    read(house, "jane")
+def test_read_of_any_kind_without_its_store_is_503_with_retry_after(server: S3Server, api: InProcessApi, people: None):
+    read(api, "jane")
 
     with killed(server):
         answers = [
-            read(house, "john"),
-            house.admin.get(f"{ENTITIES}/john/adjacent"),
-            house.admin.post(f"{ENTITIES}/query", {}),
-            house.admin.get(f"{ENTITIES}/stream"),
-            house.admin.get("/v1/datasets/test/statements"),
-            house.admin.delete(f"{ENTITIES}/john"),
+            read(api, "john"),
+            api.admin.get(f"{ENTITIES}/john/adjacent"),
+            api.admin.post(f"{ENTITIES}/query", {}),
+            api.admin.get(f"{ENTITIES}/stream"),
+            api.admin.get("/v1/datasets/test/statements"),
+            api.admin.delete(f"{ENTITIES}/john"),
         ]
 
     assert [answer.status_code for answer in answers] == [503] * len(answers)
@@ -204,31 +202,31 @@ def test_read_of_any_kind_without_its_store_answers_503_and_when_to_ask_again(
     assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
 
 
-def test_read_while_the_store_stands_still_ends_in_time_and_the_next_one_is_right(
-    server: S3Server, impatient: None, house: InProcessApi, people: None
+def test_read_of_a_stalled_store_ends_in_time_and_the_next_one_is_right(
+    server: S3Server, impatient: None, api: InProcessApi, people: None
 ):
-    read(house, "jane")
+    read(api, "jane")
 
     with standing_still(server):
         began = monotonic()
-        away = read(house, "john")
+        away = read(api, "john")
         took = monotonic() - began
-    back = read(house, "john")
+    back = read(api, "john")
 
     assert (away.status_code, back.status_code) == (503, 200)
-    # Two tries of a second each; the rest is for a busy machine.
+    # Two attempts of a second each; the rest is slack for a busy machine.
     assert 2 <= took < 10
     assert back.json()["properties"] == {"name": ["john"]}
 
 
 @FAILING
-def test_stream_whose_store_fails_halfway_is_broken_off(
-    server: S3Server, impatient: None, house: InProcessApi, dataset: Dataset, people: None, failing: Failing
+def test_stream_whose_store_fails_midway_is_broken_off(
+    server: S3Server, impatient: None, api: InProcessApi, dataset: Dataset, people: None, failing: Failing
 ):
-    with house.services.reader.reading() as reading:
+    with api.services.reader.reading() as reading:
         _, chunks = statements.stream(reading, dataset, NOW, StatementFilter(), CSV)
         header = next(chunks)
-        with failing(server), pytest.raises(Unavailable, match="store does not answer"), answering():
+        with failing(server), pytest.raises(Unavailable, match="store does not answer"), duckdb_errors_converted():
             next(chunks)
 
     assert header.startswith(b'"canonical_id"')

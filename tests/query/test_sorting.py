@@ -1,4 +1,4 @@
-"""The order is total, nulls are last, and pages put together are the whole list."""
+"""Sort order: total, nulls last, and pages that add up to the list."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def pages(duck: duckdb.DuckDBPyConnection, sorting: Sorting, limit: int) -> list
 
 
 def expected(table: list[Row], asked: list[str]) -> list[tuple[str, str]]:
-    """The same order by Python's stable sort, least significant key first."""
+    """Return the same order by Python's stable sort, least significant key first."""
     entities: dict[tuple[str, str], list[Row]] = {}
     for row in table:
         entities.setdefault((row.dataset, row.canonical_id), []).append(row)
@@ -101,7 +101,7 @@ def value_of(key: str, canonical_id: str, entity: list[Row]) -> Any:
 
 @given(table=rows, asked=keys, limit=st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
-def test_pages_of_any_size_are_the_list_in_the_order_of_its_keys(
+def test_pages_of_any_size_add_up_to_the_sorted_list(
     duck: duckdb.DuckDBPyConnection, table: list[Row], asked: list[str], limit: int
 ) -> None:
     table = [row._replace(value=row.value.replace("\x00", "")) for row in table]
@@ -131,20 +131,20 @@ def test_many_values_sort_by_the_least_and_descending_by_the_greatest(duck: duck
     assert listed(duck, "-prop:name") == ["wide", "mid"]
 
 
-def test_numbers_sort_as_numbers_and_text_that_is_none_has_no_value(duck: duckdb.DuckDBPyConnection) -> None:
+def test_numbers_sort_as_numbers_and_other_text_counts_as_null(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row(text, "Payment", "amount", text) for text in ("9", "10", "1,000", "n/a", "9" * 400)])
     assert listed(duck, "prop:amount") == ["9", "10", "1,000", "9" * 400, "n/a"]
     assert listed(duck, "-prop:amount") == ["1,000", "10", "9", "9" * 400, "n/a"]
 
 
-def test_values_as_long_as_documents_make_short_positions_that_still_page(duck: duckdb.DuckDBPyConnection) -> None:
+def test_very_long_values_make_short_positions_that_still_page(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row(name, "Page", "bodyText", "\x01😀" * 100_000 + name) for name in "abcd"])
     sorting = order("-prop:bodyText", "prop:title", "id")
     assert [row[1] for row in pages(duck, sorting, 1)] == ["a", "b", "c", "d"]
     assert len(sorting.encode(page(duck, sorting, None, 1)[0])) < 2000
 
 
-def test_every_position_of_a_list_comes_back_as_it_was(duck: duckdb.DuckDBPyConnection) -> None:
+def test_every_position_survives_a_round_trip(duck: duckdb.DuckDBPyConnection) -> None:
     sorting = order("prop:amount", "-first_seen", "prop:name")
     seen = moment("9999-12-31T23:59:59.999999Z")
     position = sorting.decode(sorting.encode(("d", "é😀'", 0.1, seen, None)))
@@ -189,6 +189,6 @@ def test_a_position_with_a_value_of_another_kind_is_refused(place: int, value: A
         "\ud800",
     ],
 )
-def test_a_text_that_is_no_position_is_refused(text: str) -> None:
+def test_text_that_is_not_a_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidPosition):
         order(*ORDER).decode(text)

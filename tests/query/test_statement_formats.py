@@ -1,4 +1,4 @@
-"""Statements in every form, read back by those who read them."""
+"""Statements in every output format, read back by their usual readers."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ from tests.query.test_assembly import AWKWARD, iso, relation, row, statements
 
 
 def shown(one: Row) -> dict[str, Any]:
-    """A row as FtM's statement dict says it."""
+    """Return a row as FtM's statement dict."""
     moments = {"first_seen": iso(one.first_seen), "last_seen": iso(one.last_seen)}
     library = Statement(**(one._asdict() | {"id": one.id.hex()} | moments))
     return {**library.to_dict(), "prop_type": library.prop_type}
@@ -90,7 +90,7 @@ def as_form(duck: duckdb.DuckDBPyConnection, rows: list[Row], form: str, batch_r
 
 @settings(max_examples=100, deadline=None)
 @given(statements())
-def test_rows_come_back_from_every_form_as_they_were(duck, rows):
+def test_rows_are_read_back_unchanged_from_every_format(duck, rows):
     expected = [shown(one) for one in rows]
 
     for form, read in READERS.items():
@@ -99,7 +99,7 @@ def test_rows_come_back_from_every_form_as_they_were(duck, rows):
 
 
 @pytest.mark.parametrize("form", [NDJSON, CSV])
-def test_library_reads_the_statements_it_would_have_written(duck, form):
+def test_library_reads_the_statements_as_it_would_have_written_them(duck, form):
     read = {NDJSON: read_json_statements, CSV: read_csv_statements}[form]
     rows = [row("name", value, lang="eng", original_value=f"{value}!", external=True) for value in AWKWARD]
 
@@ -109,12 +109,12 @@ def test_library_reads_the_statements_it_would_have_written(duck, form):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_relation_without_rows_is_a_whole_file_of_none(duck, form):
+def test_relation_without_rows_is_a_valid_empty_file(duck, form):
     assert READERS[form](as_form(duck, [], form)) == []
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_every_batch_of_rows_is_a_chunk_of_its_own(duck, form):
+def test_every_batch_of_rows_is_a_separate_chunk(duck, form):
     duck.register("live", relation([row("name", str(number)) for number in range(5_000)]))
 
     chunks = chunks_of(duck, "SELECT * FROM live", (), form, 1_000)
@@ -122,14 +122,14 @@ def test_every_batch_of_rows_is_a_chunk_of_its_own(duck, form):
     assert len(list(chunks)) >= 5
 
 
-def test_row_groups_are_written_as_they_are_made(duck):
+def test_row_groups_are_written_as_they_are_produced(duck):
     data = as_form(duck, [row("name", str(number)) for number in range(5_000)], PARQUET, 1_000)
 
     assert pq.ParquetFile(io.BytesIO(data)).metadata.num_row_groups == 5
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_query_is_asked_with_its_parameters_and_keeps_its_order(duck, form):
+def test_query_is_run_with_its_parameters_and_keeps_its_order(duck, form):
     duck.register("live", relation([row("name", str(number)) for number in range(100)]))
 
     data = b"".join(chunks_of(duck, "SELECT * FROM live WHERE value > ? ORDER BY value DESC", ["95"], form))
@@ -137,13 +137,13 @@ def test_query_is_asked_with_its_parameters_and_keeps_its_order(duck, form):
     assert [one["value"] for one in READERS[form](data)] == ["99", "98", "97", "96"]
 
 
-def test_property_that_the_library_does_not_know_has_no_type(duck):
+def test_unknown_property_has_no_type(duck):
     (found,) = from_ndjson(as_form(duck, [row("unheard", "x")], NDJSON))
 
     assert found["prop_type"] is None
 
 
-def test_moments_are_in_utc(duck):
+def test_timestamps_are_in_utc(duck):
     data = as_form(duck, [row("name", "x", first_seen=1_700_000_000_000_000)], ARROW)
 
     with pa.ipc.open_stream(data) as reader:

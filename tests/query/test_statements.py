@@ -1,4 +1,4 @@
-"""Statements in the order of the store, whatever they hold."""
+"""Streams of statements in storage order, within bounded memory."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -13,7 +13,7 @@ QUERY = "SELECT * FROM live"
 
 @pytest.fixture
 def small(tmp_path) -> Callable[[int], duckdb.DuckDBPyConnection]:
-    """A DuckDB with little memory and statements whose values have so many characters."""
+    """Return a DuckDB with little memory, and statements with values of so many characters."""
 
     def make(length: int) -> duckdb.DuckDBPyConnection:
         made = duckdb.connect(config={"memory_limit": "64MB", "threads": 2, "temp_directory": str(tmp_path)})
@@ -38,7 +38,7 @@ def places(duck: duckdb.DuckDBPyConnection) -> list[StatementPosition]:
     ]
 
 
-def test_more_text_than_memory_is_streamed_in_order_all_the_same(small, tmp_path):
+def test_more_text_than_memory_is_streamed_in_order(small, tmp_path):
     with small(2000) as duck:
         with pytest.raises(duckdb.OutOfMemoryException):
             duck.execute(f"{QUERY} ORDER BY canonical_id, id, origin").fetchmany(1)
@@ -46,11 +46,11 @@ def test_more_text_than_memory_is_streamed_in_order_all_the_same(small, tmp_path
 
     assert len(found) == 50_000
     assert found == sorted(found)
-    assert list(tmp_path.glob("aside-*")) == []
+    assert list(tmp_path.glob("spilled-*")) == []
 
 
-def test_memory_that_ends_halfway_leaves_nothing_out_and_nothing_twice(small, monkeypatch):
-    """The sort fails after it has given some rows, as it may when others take the memory."""
+def test_out_of_memory_midway_neither_omits_nor_repeats_rows(small, monkeypatch):
+    """The sort fails after it has returned some rows, as it may when others use the memory."""
 
     def failing(duck, query, parameters, batch_rows):
         tables = fetch_tables(duck, query, parameters, 10_000)
@@ -62,7 +62,7 @@ def test_memory_that_ends_halfway_leaves_nothing_out_and_nothing_twice(small, mo
 
     with small(10) as duck:
         expected = places(duck)
-        monkeypatch.setattr("tarn.query.statements.gathered", failing)
+        monkeypatch.setattr("tarn.query.statements.fetch_tables", failing)
         found = places(duck)
 
     assert found == expected

@@ -1,4 +1,4 @@
-"""Statistics are what one counts in the lines of entities, in parts as well as whole."""
+"""Statistics: equal to counts over the lines of entities, also when computed in parts."""
 
 import pickle
 import re
@@ -30,7 +30,7 @@ FAMILIES = {
     "g": ["Person", "Gone"],
     "h": ["Gone"],
 }
-"""By the first letter of an id: schemata that fit together or do not, or that FtM does not know."""
+"""By the first letter of an id: schemata that are compatible, incompatible, or unknown to FtM."""
 
 PROPS = ["id", "name", "country", "jurisdiction", "nationality", "startDate", "birthDate", "date", "modifiedAt"]
 VALUES = {
@@ -99,7 +99,7 @@ def slowly_counted(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> Statisti
 
 
 def counted_in(lines: Iterable[dict[str, Any]], statements: int) -> Statistics:
-    """What one counts in the lines of entities that are made of so many statements."""
+    """Count statistics in the lines of entities made of so many statements."""
     counts = Counter({Count("statement"): statements})
     held: dict[str, list[str]] = {}
     for entity in lines:
@@ -129,15 +129,13 @@ def counted_in(lines: Iterable[dict[str, Any]], statements: int) -> Statistics:
 
 @given(rows=some_rows())
 @settings(max_examples=60, deadline=None)
-def test_statistics_are_what_one_counts_in_the_lines_of_entities(
-    duck: duckdb.DuckDBPyConnection, rows: list[Row]
-) -> None:
+def test_statistics_equal_counts_over_the_lines_of_entities(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
     assert of(duck, rows) == slowly_counted(duck, rows)
 
 
 @given(rows=some_rows(), cut=st.sampled_from([f + n for f, n in product(FAMILIES, "123")]))
 @settings(max_examples=40, deadline=None)
-def test_parts_of_whole_entities_add_up_to_the_whole_and_taken_away_leave_the_other_or_nothing_known(
+def test_parts_add_up_to_the_total_and_subtraction_gives_the_other_part_or_unknown(
     duck: duckdb.DuckDBPyConnection, rows: list[Row], cut: str
 ) -> None:
     whole = of(duck, rows)
@@ -152,7 +150,7 @@ def test_parts_of_whole_entities_add_up_to_the_whole_and_taken_away_leave_the_ot
 
 @given(rows=some_rows(), others=some_rows(), families=st.sets(st.sampled_from(sorted(FAMILIES))))
 @settings(max_examples=40, deadline=None)
-def test_a_part_that_became_another_gives_what_a_new_count_gives_or_nothing_known(
+def test_replaced_part_gives_the_result_of_a_new_count_or_unknown(
     duck: duckdb.DuckDBPyConnection, rows: list[Row], others: list[Row], families: set[str]
 ) -> None:
     kept = [row for row in rows if row.canonical_id[0] not in families]
@@ -164,16 +162,14 @@ def test_a_part_that_became_another_gives_what_a_new_count_gives_or_nothing_know
 
 @given(rows=some_rows())
 @settings(max_examples=25, deadline=None)
-def test_the_document_is_json_from_which_the_same_statistics_are_parsed(
-    duck: duckdb.DuckDBPyConnection, rows: list[Row]
-) -> None:
+def test_document_is_json_that_parses_to_the_same_statistics(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
     statistics = of(duck, rows)
     document = orjson.loads(orjson.dumps(statistics.document() | {"snapshot": "whatever else is in it"}))
     assert Statistics.parsed(document) == statistics
     assert pickle.loads(pickle.dumps(statistics)) == statistics
 
 
-def test_nothing_counts_as_nothing(duck: duckdb.DuckDBPyConnection) -> None:
+def test_empty_dataset_has_zero_counts(duck: duckdb.DuckDBPyConnection) -> None:
     none = {"total": 0, "countries": [], "schemata": []}
     assert of(duck, []) == Statistics() == Statistics.parsed(Statistics().document())
     assert of(duck, []).document() == {
@@ -209,7 +205,7 @@ STORY = [
 ]
 
 
-def test_the_document_tells_totals_labels_and_the_largest_counts_first(duck: duckdb.DuckDBPyConnection) -> None:
+def test_document_has_totals_labels_and_the_largest_counts_first(duck: duckdb.DuckDBPyConnection) -> None:
     statistics = of(duck, STORY)
     assert (statistics.entities, statistics.things, statistics.intervals, statistics.invalid) == (5, 3, 2, 1)
     assert statistics.document() == {
@@ -253,14 +249,14 @@ def test_the_document_tells_totals_labels_and_the_largest_counts_first(duck: duc
 DATED = {"a": "2020", "b": "2020", "c": "2021"}
 
 
-def test_a_bound_holds_until_the_last_entity_at_it_goes(duck: duckdb.DuckDBPyConnection) -> None:
+def test_bound_holds_until_its_last_entity_is_removed(duck: duckdb.DuckDBPyConnection) -> None:
     first, second, third = (of(duck, [Row(id, "Event", "date", date)]) for id, date in DATED.items())
     whole = first + second + third
     assert whole.without(first) == second + third
     assert (second + third).without(second) is None
 
 
-def test_a_bound_that_all_have_left_is_told_if_what_came_is_there_or_beyond(duck: duckdb.DuckDBPyConnection) -> None:
+def test_bound_without_entities_is_known_if_an_added_value_reaches_it(duck: duckdb.DuckDBPyConnection) -> None:
     def dated(date: str) -> Statistics:
         return of(duck, [Row("a", "Event", "date", date)])
 
@@ -270,7 +266,7 @@ def test_a_bound_that_all_have_left_is_told_if_what_came_is_there_or_beyond(duck
     assert (rest + dated("2020")).replaced(dated("2020"), dated("2019")) is None
 
 
-def test_what_was_no_part_is_not_taken_away(duck: duckdb.DuckDBPyConnection) -> None:
+def test_subtraction_of_what_is_not_a_part_is_refused(duck: duckdb.DuckDBPyConnection) -> None:
     person = of(duck, [Row("a", "Person", "name", "x")])
     company = of(duck, [Row("a", "Company", "name", "x")])
     later = of(duck, [Row("a", "Person", "name", "x", last_seen=1)])
@@ -288,14 +284,12 @@ def test_what_was_no_part_is_not_taken_away(duck: duckdb.DuckDBPyConnection) -> 
         {"others": {"total": 1, "countries": [], "schemata": [{"name": "Gone", "count": 1}]}},
     ],
 )
-def test_a_document_that_is_not_of_these_statistics_is_not_parsed(
-    duck: duckdb.DuckDBPyConnection, change: dict[str, Any]
-) -> None:
-    with pytest.raises(ValueError, match="document of statistics"):
+def test_document_of_another_kind_is_not_parsed(duck: duckdb.DuckDBPyConnection, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="statistics document"):
         Statistics.parsed(of(duck, STORY).document() | change)
 
 
-def test_a_count_binds_what_its_source_asks_for_and_leaves_no_table_behind(duck: duckdb.DuckDBPyConnection) -> None:
+def test_count_binds_the_parameters_of_its_source_and_leaves_no_table(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, STORY)
     before = duck.execute("SHOW TABLES").fetchall()
     assert count_entities(duck, "(SELECT * FROM live WHERE canonical_id < ?)", ["b"]).entities == 1

@@ -1,4 +1,4 @@
-"""The time limit of queries, with a real process that is interrupted or killed."""
+"""Time limit of queries, with a real query process that is interrupted or killed."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ import pytest
 from tarn.api.http.reads.read_requests import ClientWatch
 from tarn.errors import QueryTimeout, Unavailable
 from tarn.model.query import Op
-from tarn.query.duckdb_process import DuckdbSession, hand_over
+from tarn.query.duckdb_process import DuckdbSession, register_table
 from tarn.query.engine import Engine, IsolatedEngine, ProcessEngine
 from tarn.query.filters import CALLS, _expression
 from tarn.query.reader import Reading
@@ -26,9 +26,11 @@ from tarn.storage.connection import Connection
 from tests.query.test_duckdb_process import ENDLESS
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.own_query_process
+
 TEXT = "".join(random.Random(1).choices("ab", k=8_000_000))
 STUBBORN = "SELECT regexp_full_match(value, '.*a' || repeat('.', 900) || 'c', 's') FROM texts"
-"""A minute or more of work on one row, in which DuckDB looks for no interrupt."""
+"""A minute or more of work on one row, in which DuckDB does not check for an interrupt."""
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def engine(settings: Settings) -> Iterator[ProcessEngine]:
 def stubborn(engine: ProcessEngine, seconds: float) -> object:
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
-        hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
+        register_table(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(seconds)
         return duck.execute(STUBBORN).fetchall()
 
@@ -56,7 +58,7 @@ def answers(engine: ProcessEngine) -> bool:
         return duck.execute("SELECT 1").fetchall() == [(1,)]
 
 
-def test_query_over_its_time_is_interrupted_and_its_process_goes_on(engine: ProcessEngine):
+def test_query_over_its_time_limit_is_interrupted_and_its_process_is_kept(engine: ProcessEngine):
     assert answers(engine)
     pid = engine.pid
     with engine.session() as duck:
@@ -69,7 +71,7 @@ def test_query_over_its_time_is_interrupted_and_its_process_goes_on(engine: Proc
     assert engine.pid == pid
 
 
-def test_query_that_ignores_the_interrupt_is_killed_and_others_can_try_again(engine: ProcessEngine):
+def test_query_that_ignores_the_interrupt_is_killed_and_others_can_retry(engine: ProcessEngine):
     assert answers(engine)
     pid = engine.pid
     assert pid is not None
@@ -87,7 +89,7 @@ def test_query_that_ignores_the_interrupt_is_killed_and_others_can_try_again(eng
     assert engine.pid != pid
 
 
-def test_session_that_killed_the_process_says_so_and_one_that_was_interrupted_does_not(engine: ProcessEngine):
+def test_session_that_killed_the_process_reports_it_and_an_interrupted_one_does_not(engine: ProcessEngine):
     killers: list[str] = []
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
@@ -98,14 +100,14 @@ def test_session_that_killed_the_process_says_so_and_one_that_was_interrupted_do
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
         duck.on_kill = lambda: killers.append("stubborn")
-        hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
+        register_table(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(0.1)
         with pytest.raises(QueryTimeout):
             duck.execute(STUBBORN).fetchall()
     assert killers == ["stubborn"]
 
 
-def test_time_that_rows_wait_to_be_taken_does_not_count_where_the_limit_is_started_anew(engine: ProcessEngine):
+def test_time_that_rows_wait_for_the_reader_does_not_count_with_a_restarted_limit(engine: ProcessEngine):
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
         batches = iter(duck.execute("FROM range(10_000_000)").to_arrow_reader(2048))
@@ -119,7 +121,7 @@ def test_time_that_rows_wait_to_be_taken_does_not_count_where_the_limit_is_start
             duck.execute("SELECT 1")
 
 
-def test_keys_that_change_long_after_the_start_are_taken(engine: ProcessEngine):
+def test_credentials_that_change_long_after_the_start_are_used(engine: ProcessEngine):
     assert answers(engine)
     assert isinstance(engine._root, DuckdbSession)
     engine._root.limit(0)
@@ -128,7 +130,7 @@ def test_keys_that_change_long_after_the_start_are_taken(engine: ProcessEngine):
     assert answers(engine)
 
 
-def test_start_that_takes_too_long_is_retryable_and_no_fault_of_the_query(
+def test_start_that_takes_too_long_is_retryable_and_not_blamed_on_the_query(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ):
     assert answers(engine)
@@ -163,12 +165,10 @@ def test_lookup_in_the_apis_own_process_is_interrupted(settings: Settings, tmp_p
     "pattern", ["%abba%c", "%a________c%", "%a_b_a_b_a_b_a_b_%c", "_" * 900 + "%c", "%a" * 400 + "%c"]
 )
 @pytest.mark.parametrize("op", [Op.LIKE, Op.ILIKE])
-def test_longest_patterns_are_matched_with_a_text_of_eight_megabytes_in_time(
-    engine: ProcessEngine, op: Op, pattern: str
-):
+def test_longest_patterns_match_a_text_of_eight_megabytes_in_time(engine: ProcessEngine, op: Op, pattern: str):
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
-        hand_over(duck, "texts", pa.table({"value": [TEXT]}), None)
+        register_table(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(60)
         query = f"SELECT {CALLS[op].format('value')} FROM texts"
         assert duck.execute(query, [_expression(pattern)]).fetchall() == [(False,)]

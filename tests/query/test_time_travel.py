@@ -1,4 +1,4 @@
-"""A state of the past is the same for good: byte by byte, whatever is written, deleted and flushed after it."""
+"""Past states are immutable: byte for byte, after any later write, delete or flush."""
 
 from collections.abc import Iterator
 
@@ -10,49 +10,51 @@ from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import Story
 from tests.query.model import COMPACT, FACTS, ORIGINS, PACK, Move, Step, added, erased
 
+pytestmark = pytest.mark.both_databases
+
 ENTITIES = ("a", "b", "c")
 
 
-def answers(house: InProcessApi, story: Story, at: str) -> Iterator[tuple[str, bytes, str]]:
-    """Every kind of read of a state, with its bytes and the snapshot that it says it is of."""
+def answers(api: InProcessApi, story: Story, at: str) -> Iterator[tuple[str, bytes, str]]:
+    """Return the bytes of every kind of read of a state, with the snapshot that it names."""
     base = f"/v1/datasets/{story.dataset.name}"
     paths = [f"/entities/{name}" for name in (*ENTITIES, "Q1")]
     paths += ["/entities", "/entities?limit=2&sort=-last_seen", "/entities?id=b", "/entities?schemata=LegalEntity"]
     paths += ["/entities/stream", "/entities/stream?origin=crawl", "/entities/b/adjacent", "/statements?prop=name"]
     for path in paths:
-        answer = house.admin.get(base + path, params={"at": at})
+        answer = api.admin.get(base + path, params={"at": at})
         assert answer.status_code in (200, 404, 422), answer.text
         yield path, _steady(answer.content), answer.headers.get("Tarn-Snapshot", "")
     for form in FORMATS:
-        answer = house.admin.get(f"{base}/statements/stream", params={"at": at}, headers={"Accept": form})
+        answer = api.admin.get(f"{base}/statements/stream", params={"at": at}, headers={"Accept": form})
         assert answer.status_code == 200, answer.text
         yield form, answer.content, answer.headers["Tarn-Snapshot"]
     for path, body in (
         ("/entities/query", {"where": {"field": "prop:name", "op": "eq", "value": "x"}}),
         ("/entities/aggregate", {"group_by": ["schema"], "metrics": ["count"]}),
     ):
-        answer = house.admin.post(base + path, body, params={"at": at})
+        answer = api.admin.post(base + path, body, params={"at": at})
         assert answer.status_code == 200, answer.text
         yield path, answer.content, answer.headers["Tarn-Snapshot"]
 
 
 def _steady(body: bytes) -> bytes:
-    """A problem names the request, which is never the same."""
+    """Remove the request id from a problem, which differs each time."""
     return b"" if body.startswith(b'{"type"') else body
 
 
 @pytest.mark.contract("H6")
-def test_state_of_the_past_answers_the_same_bytes_after_later_writes_deletes_moves_flushes_and_compactions(
-    house: InProcessApi, kernels: DirectKernels
+def test_past_state_returns_the_same_bytes_after_later_writes_deletes_moves_flushes_and_compactions(
+    api: InProcessApi, kernels: DirectKernels
 ):
-    story = Story.begin(house, kernels)
+    story = Story.begin(api, kernels)
     for origin, entity in zip(ORIGINS, ENTITIES, strict=True):
         story.commit(*(added(entity, origin, fact, None, 1, 5) for fact in FACTS))
     (first,) = story.flush()
     story.commit(added("a", "crawl", FACTS[0], "Q1", 3, 9), erased("c", None))
     (second,) = story.flush()
     names = {"1": first, first.created.isoformat(): first, second.id: second}
-    before = {name: list(answers(house, story, name)) for name in names}
+    before = {name: list(answers(api, story, name)) for name in names}
     assert all(snapshot in (names[name].id, "") for name in names for _, _, snapshot in before[name])
 
     later: list[Step] = [
@@ -64,22 +66,22 @@ def test_state_of_the_past_answers_the_same_bytes_after_later_writes_deletes_mov
         COMPACT,
     ]
     for _ in story.play(later):
-        assert list(answers(house, story, "1")) == before["1"]
+        assert list(answers(api, story, "1")) == before["1"]
         story.flush()
 
-    assert {name: list(answers(house, story, name)) for name in names} == before
-    assert list(answers(house, story, "latest")) != before[second.id]
+    assert {name: list(answers(api, story, name)) for name in names} == before
+    assert list(answers(api, story, "latest")) != before[second.id]
 
 
-def test_moment_before_the_first_snapshot_and_a_number_after_the_last_are_not_found(
-    house: InProcessApi, kernels: DirectKernels
+def test_timestamp_before_the_first_snapshot_and_number_after_the_last_are_not_found(
+    api: InProcessApi, kernels: DirectKernels
 ):
-    story = Story.begin(house, kernels)
+    story = Story.begin(api, kernels)
     story.commit(added("a", "crawl", FACTS[0], None, 1, 1))
     (first,) = story.flush()
 
     for at in ("1999-01-01", "2", str(10**18)):
-        answer = house.admin.get(f"/v1/datasets/{story.dataset.name}/entities/a", params={"at": at})
+        answer = api.admin.get(f"/v1/datasets/{story.dataset.name}/entities/a", params={"at": at})
         assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (404, "snapshot-not-found")
-    answer = house.admin.get(f"/v1/datasets/{story.dataset.name}/entities/a", params={"at": "2999-01-01"})
+    answer = api.admin.get(f"/v1/datasets/{story.dataset.name}/entities/a", params={"at": "2999-01-01"})
     assert answer.headers["Tarn-Snapshot"] == first.id

@@ -1,4 +1,4 @@
-"""Views: states that are resolved once."""
+"""Views: states that are resolved once, with a bounded cache of manifests."""
 
 import pytest
 from tarn.datasets.registry import Dataset
@@ -8,14 +8,14 @@ from tarn.query.views import Views
 from tests.in_process_api import InProcessApi
 
 
-def test_manifests_are_kept_within_bounds_and_the_newest_always(
-    house: InProcessApi, dataset: Dataset, flush, monkeypatch: pytest.MonkeyPatch
+def test_cache_of_manifests_is_bounded_and_always_has_the_newest(
+    api: InProcessApi, dataset: Dataset, flush, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("a", "b", "c"):
-        house.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
+        api.admin.post("/v1/datasets/test/entities", {"id": name, "schema": "Person"})
         flush()
     monkeypatch.setattr(views, "MAX_FILES", 5)
-    resolved = Views(house.services.database, house.services.store, 0)
+    resolved = Views(api.services.database, api.services.store, 0)
 
     # Each flush adds a file to either table: 2, 4 and 6 of them.
     shown = [resolved.at(dataset, str(seq)).snapshot for seq in (1, 2, 3)]

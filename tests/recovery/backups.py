@@ -1,4 +1,4 @@
-"""Databases and lakes saved at moments of their own, and put together somewhere else."""
+"""Databases and lakes saved at different times, and restored together elsewhere."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from tarn.integrity.verify import verify
 from tarn.model.finding import Finding
 from tarn.model.job import VerifyOptions
 from tarn.model.recovery import BackupManifest, Reconciled, Reconciliation
-from tarn.query.active_reads import holding
+from tarn.query.active_reads import hold_snapshots
 from tarn.recovery.backup import Backup
 from tarn.recovery.reconcile import Reconcile
 from tarn.recovery.restore import Restore
@@ -28,13 +28,13 @@ from tests.faults.scene import QUICK, Scene
 from tests.pipeline.kernels import DirectKernels
 
 Saved = list[list[bytes]]
-"""A database at one moment, as any tool that saves databases has it."""
+"""A database dump of one moment, as any backup tool would make it."""
 
 Reached = Callable[[str], None]
 
 
 def ignored(_: str) -> None:
-    """Nobody stops here."""
+    """Ignore progress reports."""
 
 
 def save_database(scene: Scene) -> Saved:
@@ -49,7 +49,7 @@ def save_lake(scene: Scene, folder: Path) -> Path:
 
 @dataclass
 class Elsewhere:
-    """Somewhere to restore to: an empty database, and no lake yet."""
+    """A target to restore to: an empty database, and no lake yet."""
 
     settings: Settings
     database: Database
@@ -60,7 +60,7 @@ class Elsewhere:
         return Store(Connection.from_settings(self.settings))
 
     def put(self, saved: Saved, lake: Path) -> None:
-        """Put a saved database and a saved lake here, each as it is."""
+        """Restore a saved database and a saved lake here, unchanged."""
         shutil.copytree(lake, self.settings.lake_uri, dirs_exist_ok=True)
         with self.database.write() as connection:
             revision = migrate.revision(connection)
@@ -74,7 +74,7 @@ class Elsewhere:
         return Reconcile(self.database, self.store, self.settings, reached).run(apply)
 
     def scene(self, scene: Scene, told: Iterable[int]) -> Scene:
-        """The same dataset here, of which these commits are expected."""
+        """Return a scene of the same dataset here, with these expected commits."""
         return replace(
             scene,
             settings=self.settings.model_copy(update=QUICK),
@@ -93,9 +93,9 @@ def findings(scene: Scene) -> list[Finding]:
 
 def back_up(scene: Scene, vault: BackupStore, reached: Reached = ignored) -> BackupManifest:
     with scene.database.write() as connection:
-        # As every process does that starts.
+        # As every process does at its start.
         connection.execute(upsert(connection, lake).values(id=open_lake(scene.store).id).on_conflict_do_nothing())
-    with holding(scene.database, scene.settings.reader_heartbeat) as pin:
+    with hold_snapshots(scene.database, scene.settings.reader_heartbeat) as pin:
         return Backup(scene.database, scene.store, vault, open_lake(scene.store).id, pin, reached).run()
 
 

@@ -1,4 +1,4 @@
-"""Backup and restore: what comes back is one moment's state, whatever went on meanwhile and whatever died."""
+"""Backup and restore: the restored state is that of one moment, despite concurrent work and crashes."""
 
 import os
 import subprocess
@@ -36,6 +36,8 @@ from tests.integrity.vacuums import head_of, replace_files, vacuum
 from tests.recovery.backups import Elsewhere, back_up, findings, restore, save_database
 from tests.s3 import S3Server
 
+pytestmark = pytest.mark.both_databases
+
 
 @pytest.fixture
 def vault(tmp_path: Path) -> BackupStore:
@@ -43,7 +45,7 @@ def vault(tmp_path: Path) -> BackupStore:
 
 
 def at(step: str, act: Callable[[], object]) -> Callable[[str], None]:
-    """Do something at a step, the first time it is reached."""
+    """Run an action at a step, the first time it is reached."""
     first = iter([act])
 
     def reached(name: str) -> None:
@@ -59,7 +61,7 @@ def put_file(scene: Scene, path: str, content: bytes) -> None:
     archive.put(scene.dataset, ADMIN, new, iter([content]))
 
 
-def test_backup_comes_back_as_it_was_in_an_empty_place(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
+def test_backup_is_restored_unchanged_into_an_empty_target(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     scene.with_history(3)
     put_file(scene, "a/report.pdf", b"a report")
     put_file(scene, "a/empty.txt", b"")
@@ -80,7 +82,7 @@ def test_backup_comes_back_as_it_was_in_an_empty_place(scene: Scene, elsewhere: 
 
 
 @ONE_DATABASE
-def test_backup_of_sqlite_is_restored_to_postgresql_and_numbers_go_on(
+def test_backup_of_sqlite_is_restored_to_postgresql_and_sequences_continue(
     scene: Scene, vault: BackupStore, elsewhere_postgresql: Elsewhere
 ):
     scene.with_history(1)
@@ -91,7 +93,7 @@ def test_backup_of_sqlite_is_restored_to_postgresql_and_numbers_go_on(
 
 
 @ONE_DATABASE
-def test_backup_beside_writes_flushes_and_a_vacuum_has_one_moments_state(
+def test_backup_during_writes_flushes_and_a_vacuum_has_the_state_of_one_moment(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.with_history(2)
@@ -116,7 +118,7 @@ def test_backup_beside_writes_flushes_and_a_vacuum_has_one_moments_state(
 
 
 @ONE_DATABASE
-def test_second_backup_copies_only_what_is_new_and_old_ones_can_be_given_up(
+def test_second_backup_copies_only_new_files_and_old_backups_can_be_deleted(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.with_history(2)
@@ -136,9 +138,7 @@ def test_second_backup_copies_only_what_is_new_and_old_ones_can_be_given_up(
 
 
 @ONE_DATABASE
-def test_content_that_is_deleted_while_it_is_copied_makes_the_backup_begin_again(
-    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
-):
+def test_content_deleted_while_it_is_copied_restarts_the_backup(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     scene.with_history(1)
     put_file(scene, "gone.txt", b"soon gone")
 
@@ -155,7 +155,7 @@ def test_content_that_is_deleted_while_it_is_copied_makes_the_backup_begin_again
 
 
 @ONE_DATABASE
-def test_what_the_lake_itself_lacks_is_noted_and_told_when_it_is_restored(
+def test_files_that_the_lake_lacks_are_recorded_and_reported_by_the_restore(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.with_history(2)
@@ -174,7 +174,7 @@ def test_what_the_lake_itself_lacks_is_noted_and_told_when_it_is_restored(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["dumped", "copied"])
-def test_backup_that_died_is_none_and_the_next_one_goes_on(
+def test_killed_backup_does_not_count_and_the_next_one_continues(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore, step: str
 ):
     scene.with_history(1)
@@ -191,7 +191,7 @@ def test_backup_that_died_is_none_and_the_next_one_goes_on(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["some copied", "copied", "loaded", "opened"])
-def test_restore_that_died_goes_on_and_until_then_nobody_starts_there(
+def test_killed_restore_is_resumed_and_blocks_every_start_until_then(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore, step: str
 ):
     scene.with_history(1)
@@ -229,7 +229,7 @@ def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, else
     table.write_bytes(whole)
     (folder / held.object).unlink()
     with pytest.raises(
-        DamagedBackup, match=f"the backup lacks 1 of its {made.objects} objects.*; the first is {held.object}"
+        DamagedBackup, match=f"1 of {made.objects} objects of the backup are missing.*; the first is {held.object}"
     ):
         restore(elsewhere, vault, made)
     with pytest.raises(DamagedBackup, match=f"has no backup 'yesterday'; there are {made.id}"):
@@ -239,7 +239,7 @@ def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, else
 
 
 @ONE_DATABASE
-def test_places_that_hold_something_are_refused(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
+def test_targets_that_are_not_empty_are_refused(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     made = back_up(scene, vault)
 
     elsewhere.store.put("mine.txt", b"mine")
@@ -255,9 +255,7 @@ def test_places_that_hold_something_are_refused(scene: Scene, elsewhere: Elsewhe
 
 
 @ONE_DATABASE
-def test_backup_of_a_revision_that_this_version_does_not_know_is_refused(
-    scene: Scene, elsewhere: Elsewhere, vault: BackupStore
-):
+def test_backup_of_an_unknown_revision_is_refused(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     made = back_up(scene, vault)
     path = f"backups/{made.id}/backup.json"
     vault.store.put(path, orjson.dumps(made.model_copy(update={"revision": "9999"}).model_dump(mode="json")))
@@ -292,7 +290,7 @@ def test_older_backup_is_loaded_at_its_own_revision_and_migrated(tmp_path: Path)
 
 
 @ONE_DATABASE
-def test_json_null_and_no_value_and_bytes_come_back_as_they_were(
+def test_json_null_missing_values_and_bytes_are_restored_unchanged(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
     scene.write(scene.fresh("poison"))
@@ -318,7 +316,7 @@ def test_json_null_and_no_value_and_bytes_come_back_as_they_were(
 
 
 def tarn(settings: Settings, *arguments: str, **more: str) -> tuple[int, str]:
-    """The command, in a process of its own: how it exits, and what it says."""
+    """Run the command in a process of its own; return its exit code and output."""
     options = {name: value.get_secret_value() for name, value in settings.storage_options.items()}
     given = {"TARN_DATABASE_URL": settings.database_url, "TARN_LAKE_URI": settings.lake_uri}
     if options:
@@ -337,7 +335,7 @@ def tarn(settings: Settings, *arguments: str, **more: str) -> tuple[int, str]:
 def test_command_backs_up_to_s3_and_restores_from_there(
     s3: S3Server, scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
-    """From a disk to a bucket, and from there to another lake in it, with options of its own for backups."""
+    """From a disk to a bucket, and from there to another lake in it, with separate options for backups."""
     scene.with_history(1)
     place = s3.settings().lake_uri
 
@@ -356,10 +354,10 @@ def test_command_backs_up_to_s3_and_restores_from_there(
 
 
 @ONE_DATABASE
-def test_command_keeps_what_it_writes_from_others_and_says_what_is_lost(
+def test_command_writes_private_files_and_reports_what_is_lost(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # Where this process's logs go is pytest's business.
+    # Where this process's logs go is up to pytest.
     monkeypatch.setattr(logs, "configure", lambda _: None)
     monkeypatch.setenv("TARN_DATABASE_URL", scene.settings.database_url)
     monkeypatch.setenv("TARN_LAKE_URI", scene.settings.lake_uri)

@@ -1,4 +1,6 @@
-"""A database and a lake of different moments, made one: nothing twice, and what is lost is exactly what is told."""
+"""Reconciliation of a database and a lake of different moments: nothing is duplicated, and exactly the
+losses are reported.
+"""
 
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from tarn.lake import refs
 from tarn.model.names import RefName
 from tarn.model.recovery import Losses, Reconciled
 from tarn.model.tenant import ADMIN
-from tarn.query.active_reads import holding
+from tarn.query.active_reads import hold_snapshots
 from tarn.recovery.reconcile import require_no_heartbeats
 
 from tests.faults.checks import check, check_now, history_of
@@ -19,9 +21,11 @@ from tests.in_process_api import ONE_DATABASE
 from tests.integrity.vacuums import head_of, replace_files, vacuum
 from tests.recovery.backups import Elsewhere, findings, only, save_database, save_lake
 
+pytestmark = pytest.mark.both_databases
+
 
 def flushes(scene: Scene, count: int, name: str) -> list[int]:
-    """Some snapshots, each with a statement of its own; their commits."""
+    """Make some snapshots, each with a statement of its own; return their commits."""
     made = []
     for number in range(count):
         made.append(scene.write(scene.fresh(f"{name} {number}"), *scene.some()))
@@ -33,7 +37,7 @@ def lost(one: Reconciled) -> set[int]:
     return {number for commits in one.lost.commits for number in range(commits.first, commits.last + 1)}
 
 
-def test_same_moment_needs_nothing(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
+def test_equal_moments_need_no_reconciliation(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     flushes(scene, 2, "before")
     scene.write()
     elsewhere.put(save_database(scene), save_lake(scene, tmp_path / "saved"))
@@ -44,7 +48,7 @@ def test_same_moment_needs_nothing(scene: Scene, elsewhere: Elsewhere, tmp_path:
     check(elsewhere.scene(scene, scene.told))
 
 
-def test_lake_that_is_ahead_is_recorded_and_nothing_is_flushed_twice(
+def test_lake_ahead_of_the_database_is_recorded_and_nothing_is_flushed_twice(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
     flushes(scene, 2, "before")
@@ -65,7 +69,7 @@ def test_lake_that_is_ahead_is_recorded_and_nothing_is_flushed_twice(
     assert findings(here) == []
 
 
-def test_database_that_is_ahead_goes_back_and_tells_exactly_what_is_lost(
+def test_database_ahead_of_the_lake_is_rolled_back_and_reports_exactly_what_is_lost(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
     flushes(scene, 2, "before")
@@ -91,9 +95,7 @@ def test_database_that_is_ahead_goes_back_and_tells_exactly_what_is_lost(
 
 
 @ONE_DATABASE
-def test_batches_whose_rows_are_still_there_are_flushed_again_and_not_lost(
-    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
-):
+def test_batches_whose_rows_still_exist_are_flushed_again(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     flushes(scene, 1, "before")
     lake = save_lake(scene, tmp_path / "saved")
     scene.write(scene.fresh("after"))
@@ -109,9 +111,7 @@ def test_batches_whose_rows_are_still_there_are_flushed_again_and_not_lost(
 
 
 @ONE_DATABASE
-def test_forgotten_writer_of_a_lost_snapshot_loses_and_nobody_is_in_its_way(
-    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
-):
+def test_stale_writer_of_a_lost_snapshot_loses_and_blocks_nobody(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     flushes(scene, 2, "before")
     lake = save_lake(scene, tmp_path / "saved")
     gone = flushes(scene, 2, "after")
@@ -130,7 +130,7 @@ def test_forgotten_writer_of_a_lost_snapshot_loses_and_nobody_is_in_its_way(
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["noted", "went back", "sealed", "files fitted"])
-def test_reconciliation_that_died_goes_on_and_tells_again_what_is_lost(
+def test_killed_reconciliation_is_resumed_and_reports_the_losses_again(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path, step: str
 ):
     flushes(scene, 1, "before")
@@ -153,8 +153,8 @@ def test_reconciliation_that_died_goes_on_and_tells_again_what_is_lost(
 
 
 @ONE_DATABASE
-def test_manifest_whose_files_did_not_come_along_is_put_aside(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
-    """A bucket copied while a flush went on may have the manifest without the files."""
+def test_manifest_without_its_files_is_moved_away(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
+    """A bucket copied during a flush may have the manifest without the files."""
     flushes(scene, 1, "before")
     saved = save_database(scene)
     gone = flushes(scene, 1, "after")
@@ -175,7 +175,7 @@ def test_manifest_whose_files_did_not_come_along_is_put_aside(scene: Scene, else
 
 
 @ONE_DATABASE
-def test_history_that_a_lost_vacuum_gave_up_is_kept_again(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
+def test_history_expired_by_a_lost_vacuum_is_kept_again(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     flushes(scene, 2, "before")
     replace_files(scene)
     lake = save_lake(scene, tmp_path / "saved")
@@ -192,7 +192,7 @@ def test_history_that_a_lost_vacuum_gave_up_is_kept_again(scene: Scene, elsewher
 
 
 @ONE_DATABASE
-def test_history_that_the_lake_gave_up_is_given_up_and_refs_into_it_are_told(
+def test_history_expired_in_the_lake_is_expired_and_refs_into_it_are_reported(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
     flushes(scene, 2, "before")
@@ -215,7 +215,7 @@ def test_history_that_the_lake_gave_up_is_given_up_and_refs_into_it_are_told(
 
 
 @ONE_DATABASE
-def test_dataset_that_only_the_lake_has_is_recorded_with_its_history(
+def test_dataset_that_exists_only_in_the_lake_is_recorded_with_its_history(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
     saved = save_database(scene)
@@ -234,9 +234,7 @@ def test_dataset_that_only_the_lake_has_is_recorded_with_its_history(
 
 
 @ONE_DATABASE
-def test_dataset_that_the_lake_does_not_have_keeps_what_waits_in_the_journal(
-    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
-):
+def test_dataset_missing_in_the_lake_keeps_its_unflushed_journal(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     lake = save_lake(scene, tmp_path / "saved")
     later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
     gone = flushes(later, 2, "later")
@@ -256,9 +254,7 @@ def test_dataset_that_the_lake_does_not_have_keeps_what_waits_in_the_journal(
 
 
 @ONE_DATABASE
-def test_dataset_that_was_deleted_in_the_database_does_not_come_back(
-    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
-):
+def test_dataset_deleted_in_the_database_stays_deleted(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
     flushes(later, 1, "later")
     lake = save_lake(scene, tmp_path / "saved")
@@ -273,7 +269,7 @@ def test_dataset_that_was_deleted_in_the_database_does_not_come_back(
 
 
 @ONE_DATABASE
-def test_dataset_made_again_in_the_lake_takes_the_place_of_the_one_that_had_its_name(
+def test_dataset_recreated_in_the_lake_replaces_the_former_one_of_its_name(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
     flushes(scene, 1, "before")
@@ -297,8 +293,8 @@ def test_dataset_made_again_in_the_lake_takes_the_place_of_the_one_that_had_its_
 
 
 @ONE_DATABASE
-def test_reconciliation_is_refused_while_somebody_gives_signs_of_life(scene: Scene):
+def test_reconciliation_is_refused_while_a_process_sends_heartbeats(scene: Scene):
     require_no_heartbeats(scene.database, scene.settings)
-    with holding(scene.database, 1.0), pytest.raises(StartRefused, match="gave a sign of life 0 s ago: stop it"):
+    with hold_snapshots(scene.database, 1.0), pytest.raises(StartRefused, match="sent a heartbeat 0 s ago: stop it"):
         require_no_heartbeats(scene.database, scene.settings)
     require_no_heartbeats(scene.database, scene.settings)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import yaml
-from tarn.db import worker_heartbeats as workers
+from tarn.db import worker_heartbeats
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.ship.chart import CHART, CLUSTER, FULL, release
@@ -32,11 +32,11 @@ def queries(dashboard: dict) -> list[str]:
 
 
 @pytest.fixture
-def types(house: InProcessApi) -> dict[str, str]:
+def types(api: InProcessApi) -> dict[str, str]:
     """Every metric that an API tells, and so every one of a worker, which are among them."""
-    with house.services.database.write() as connection:
-        workers.register(connection, "w1")
-    return dict(TYPE.findall(house.nobody.get("/metrics").text))
+    with api.services.database.write() as connection:
+        worker_heartbeats.register(connection, "w1")
+    return dict(TYPE.findall(api.anonymous.get("/metrics").text))
 
 
 def names(types: dict[str, str]) -> set[str]:

@@ -136,6 +136,7 @@ def reads_as(connection: Connection) -> tuple[str, Any, str]:
     return os.environ["SPARK_EXECUTOR_ID"], read(connection), keys.access_key_id
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("spark")
 def test_a_worker_gets_executors_from_kubernetes_that_read_the_lake_with_their_own_identity_and_gives_them_back(
     chart: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

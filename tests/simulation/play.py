@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from tarn.access.bootstrap import ensure_admin
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db import migrate
 from tarn.db.engine import Database
 from tarn.errors import ManifestInvalid, TarnError
-from tarn.lake import snapshots
 from tarn.lake.commit import SnapshotPublisher
 from tarn.pipeline.jobs.flush import Flush
 from tarn.settings import Settings, load_settings
@@ -149,7 +149,7 @@ def _maintainer(scene: Scene, number: int = 1) -> Actor:
         for _ in range(3):
             actor.step("looks after the dataset", rest=20)
             with scene.database.read() as connection:
-                head = snapshots.recorded(connection, scene.dataset)
+                head = recorded_head(connection, scene.dataset)
             acts: list[Callable[[], object]] = [does.compact, does.compact, does.optimize]
             if scene.reverts and head.seq:
                 acts.append(partial(does.revert, scene.draw.randrange(1, head.seq + 1)))

@@ -5,14 +5,14 @@ from contextlib import suppress
 import pytest
 from deltalake import DeltaTable
 from sqlalchemy import Connection, update
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import snapshot_heads
 from tarn.db.tables import snapshots as recorded
 from tarn.db.upsert import upsert
 from tarn.errors import PathExists
 from tarn.journal import segments
-from tarn.lake import commit as publish
-from tarn.lake import snapshots
+from tarn.lake import commit, snapshots
 from tarn.lake.commit import SnapshotPublisher
 from tarn.lake.delta_tables import NONE
 from tarn.lake.leases import Lease
@@ -42,7 +42,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_simulation_notices_a_manifest_after_the_recorded_head_that_nobody_finishes(stage: Stage, broken):
     def base(self: SnapshotPublisher, dataset: Dataset) -> tuple[Head, Snapshot | None]:
         with self._database.read() as connection:
-            head = snapshots.recorded(connection, dataset)
+            head = recorded_head(connection, dataset)
         return head, None if head.id is None else snapshots.read(self._store, dataset, head.seq)
 
     broken.setattr(SnapshotPublisher, "_base", base)
@@ -56,7 +56,7 @@ def test_simulation_notices_a_table_ahead_that_is_not_put_back(stage: Stage, bro
             return NONE
         return int(DeltaTable(self._tables._uri(lease.dataset, table)).version())
 
-    broken.setattr(SnapshotPublisher, "_level", level)
+    broken.setattr(SnapshotPublisher, "_pinned_or_restored", level)
 
     assert_noticed(stage, "statements committed", "translog committed")
 
@@ -86,7 +86,7 @@ def test_simulation_notices_a_manifest_that_exists_and_is_taken_for_ones_own(sta
 
 
 def test_simulation_notices_a_build_that_is_published_on_any_head(stage: Stage, broken):
-    broken.setattr(SnapshotPublisher, "_require_holds", lambda *_: None)
+    broken.setattr(SnapshotPublisher, "_require_applies", lambda *_: None)
 
     assert_noticed(stage, "built", "leased")
 
@@ -95,7 +95,7 @@ def test_simulation_notices_batches_that_are_done_in_a_transaction_after_the_hea
     def record(self: SnapshotPublisher, dataset: Dataset, snapshot: Snapshot) -> bool:
         with self._database.write() as connection:
             if not snapshots.advance_head(connection, snapshot):
-                return publish._is_recorded(connection, dataset, snapshot)
+                return commit._is_recorded(connection, dataset, snapshot)
         with self._database.write() as connection:
             uids = [batch.id for batch in snapshot.batches]
             segments.mark_done(connection, dataset, snapshot.segment, uids, moved=True)

@@ -1,8 +1,8 @@
-"""The layout, path by path: a change here is a change of the format on storage."""
+"""The layout, path by path: a failure here means that the storage format changed."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
-from tarn.model.export import Kind
+from tarn.model.export import ExportKind
 from tarn.model.names import LAKEHOUSE, Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey, TenantName
 from tarn.storage.layout import DatasetLayout, Layout, data_file
 
@@ -13,7 +13,7 @@ BLOB = f"ds/archive/0a/1b/2c/{C}"
 ID = "0195-id"
 
 
-def test_every_path_of_the_root_is_where_the_format_says():
+def test_paths_of_the_root_are_those_of_the_format():
     layout = Layout()
     assert [
         layout.lake,
@@ -34,10 +34,10 @@ def test_every_path_of_the_root_is_where_the_format_says():
     ]
 
 
-def test_every_path_of_a_dataset_is_where_the_format_says():
+def test_paths_of_a_dataset_are_those_of_the_format():
     ds = DatasetLayout(DatasetName("ds"))
     tenant = TenantName("acme")
-    made = {
+    paths_of_layout = {
         ds.root: "ds",
         ds.config: "ds/config.yml",
         ds.index: "ds/index.json",
@@ -50,6 +50,8 @@ def test_every_path_of_a_dataset_is_where_the_format_says():
         ds.uploads: "ds/uploads",
         ds.upload(ID): f"ds/uploads/{ID}",
         ds.upload_part(ID, "000000000000"): f"ds/uploads/{ID}/000000000000",
+        ds.table("statements"): ds.statements,
+        ds.table("translog"): ds.translog,
         ds.statements: "ds/entities/statements",
         data_file("origin", "crawl", "id"): "origin=crawl/id.parquet",
         data_file("origin", "mapping:abc", "id"): "origin=mapping%3Aabc/id.parquet",
@@ -57,14 +59,14 @@ def test_every_path_of_a_dataset_is_where_the_format_says():
         ds.delta_checkpoint("t", 7)[0]: "t/_delta_log/00000000000000000007.checkpoint.parquet",
         ds.delta_checkpoint("t", 7)[1]: "t/_delta_log/_last_checkpoint",
         ds.delta_log(ds.translog, 7): "ds/entities/translog/_delta_log/00000000000000000007.json",
-        ds.export(Kind.ENTITIES, "entities.ftm.json.gz"): "ds/entities.ftm.json.gz",
-        ds.export(Kind.INDEX, "index.json"): "ds/index.json",
+        ds.export(ExportKind.ENTITIES, "entities.ftm.json.gz"): "ds/entities.ftm.json.gz",
+        ds.export(ExportKind.INDEX, "index.json"): "ds/index.json",
         ds.exports: "ds/exports",
-        ds.export(Kind.STATEMENTS, "statements.csv"): "ds/exports/statements.csv",
-        ds.export(Kind.STATISTICS, "statistics.json"): "ds/exports/statistics.json",
-        ds.export(Kind.DOCUMENTS, "documents.csv"): "ds/exports/documents.csv",
-        ds.export(Kind.GRAPH, "graph.cypher"): "ds/exports/graph.cypher",
-        ds.export(Kind.DELTA, "entities.delta.json"): "ds/exports/entities.delta.json",
+        ds.export(ExportKind.STATEMENTS, "statements.csv"): "ds/exports/statements.csv",
+        ds.export(ExportKind.STATISTICS, "statistics.json"): "ds/exports/statistics.json",
+        ds.export(ExportKind.DOCUMENTS, "documents.csv"): "ds/exports/documents.csv",
+        ds.export(ExportKind.GRAPH, "graph.cypher"): "ds/exports/graph.cypher",
+        ds.export(ExportKind.DELTA, "entities.delta.json"): "ds/exports/entities.delta.json",
         ds.delta_index: "ds/exports/delta.json",
         ds.export_deltas: "ds/exports/delta",
         ds.export_delta("v1.json"): "ds/exports/delta/v1.json",
@@ -92,15 +94,15 @@ def test_every_path_of_a_dataset_is_where_the_format_says():
         ds.runs: "ds/jobs/runs",
         ds.run("flush", MOMENT): f"ds/jobs/runs/flush/{STAMP}.json",
     }
-    assert list(made) == list(made.values())
+    assert list(paths_of_layout) == list(paths_of_layout.values())
 
 
-def test_golden_list_leaves_no_path_of_the_layout_out():
-    golden = test_every_path_of_a_dataset_is_where_the_format_says.__code__.co_names
+def test_every_path_of_the_layout_is_checked():
+    golden = test_paths_of_a_dataset_are_those_of_the_format.__code__.co_names
     public = {name for name in vars(DatasetLayout) if not name.startswith("_") and name != "name"}
     assert public <= set(golden)
 
 
-def test_versions_are_kept_under_the_month_in_utc():
+def test_versions_are_stored_under_the_month_in_utc():
     local = datetime(2025, 1, 1, 0, 30, tzinfo=timezone(timedelta(hours=1)))
     assert Layout().versions.at(local, FileName("a")).startswith("versions/2024/12/20241231T233000")

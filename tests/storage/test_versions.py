@@ -1,9 +1,11 @@
+"""Versioned documents: a replaced content is kept as a version under its timestamp."""
+
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from tarn.errors import VersionNotFound
 from tarn.model.dataset import Version
-from tarn.model.export import Kind
+from tarn.model.export import ExportKind
 from tarn.model.ids import stamp
 from tarn.model.names import DatasetName, FileName
 from tarn.storage.fault_injection import FaultyStore
@@ -11,19 +13,19 @@ from tarn.storage.layout import DatasetLayout
 from tarn.storage.versions import list_versions, replace, replace_stream, replace_with, version_path
 
 DS = DatasetLayout(DatasetName("ds"))
-ENTITIES = DS.export(Kind.ENTITIES, "entities.ftm.json")
+ENTITIES = DS.export(ExportKind.ENTITIES, "entities.ftm.json")
 T0 = datetime(2025, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 CONFIG = FileName("config.yml")
 TICK = timedelta(microseconds=1)
 
 
-def test_first_content_is_put_and_keeps_no_version(store):
+def test_first_content_is_written_without_a_version(store):
     assert replace(store, DS.config, DS.versions, b"one", T0)
     assert store.get(DS.config) == b"one"
     assert list_versions(store, DS.versions) == []
 
 
-def test_replaced_content_is_kept_under_the_moment(store):
+def test_replaced_content_is_kept_under_the_timestamp(store):
     replace(store, DS.config, DS.versions, b"one", T0)
     replace(store, DS.config, DS.versions, b"two!", T0 + TICK)
     assert store.get(DS.config) == b"two!"
@@ -38,7 +40,7 @@ def test_equal_content_writes_nothing(store):
     assert {call.method for call in faulty.calls} == {"get"}
 
 
-def test_taken_moment_moves_on_and_overwrites_no_version(store):
+def test_timestamp_in_use_is_incremented_and_no_version_is_overwritten(store):
     for content in (b"1", b"22", b"333", b"4444"):
         replace(store, DS.config, DS.versions, content, T0)
     kept = list_versions(store, DS.versions)
@@ -50,7 +52,7 @@ def test_taken_moment_moves_on_and_overwrites_no_version(store):
     ]
 
 
-def test_versions_of_one_moment_are_listed_by_name_last_first(store):
+def test_versions_of_one_timestamp_are_listed_by_name_in_descending_order(store):
     for path in (DS.index, DS.config, ENTITIES):
         for content in (b"1", b"2"):
             replace(store, path, DS.versions, content, T0)
@@ -61,7 +63,7 @@ def test_versions_of_one_moment_are_listed_by_name_last_first(store):
     ]
 
 
-def test_check_that_raises_leaves_the_document_as_it_was(store):
+def test_check_that_raises_leaves_the_document_unchanged(store):
     replace(store, DS.config, DS.versions, b"one", T0)
 
     def refuse() -> None:
@@ -73,7 +75,7 @@ def test_check_that_raises_leaves_the_document_as_it_was(store):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_crash_while_the_former_content_is_kept_leaves_the_document(store, after):
+def test_crash_while_the_former_content_is_saved_leaves_the_document_unchanged(store, after):
     replace(store, DS.config, DS.versions, b"one", T0)
     faulty = FaultyStore(store)
     faulty.fail("put_new", "ds/versions/*", KeyboardInterrupt(), after=after)
@@ -84,7 +86,7 @@ def test_crash_while_the_former_content_is_kept_leaves_the_document(store, after
     assert store.get(DS.config) == b"two"
 
 
-def test_crash_before_the_new_content_leaves_the_former_whole(store):
+def test_crash_before_the_new_content_is_written_leaves_the_former_complete(store):
     replace(store, DS.config, DS.versions, b"one", T0)
     faulty = FaultyStore(store)
     faulty.fail("put", DS.config, KeyboardInterrupt())
@@ -93,7 +95,7 @@ def test_crash_before_the_new_content_leaves_the_former_whole(store):
     assert store.get(DS.config) == b"one"
 
 
-def test_replace_with_an_object_keeps_the_former_and_the_source(store):
+def test_replace_with_an_object_keeps_the_former_content_and_the_source(store):
     for content, moment in ((b"one", T0), (b"two", T0), (b"three", T0)):
         store.put("ds/uploads/x/export", content)
         replace_with(store, ENTITIES, DS.versions, "ds/uploads/x/export", moment)
@@ -104,7 +106,7 @@ def test_replace_with_an_object_keeps_the_former_and_the_source(store):
     ] == [b"two", b"one"]
 
 
-def test_replace_by_a_stream_keeps_the_former_and_one_that_fails_changes_nothing(store):
+def test_replace_with_a_stream_keeps_the_former_content_and_a_failed_one_changes_nothing(store):
     def broken():
         yield b"thr"
         raise KeyboardInterrupt
@@ -119,7 +121,7 @@ def test_replace_by_a_stream_keeps_the_former_and_one_that_fails_changes_nothing
     assert store.get(version_path(DS.versions, oldest.timestamp, FileName(oldest.name))) == b"one"
 
 
-def test_versions_of_mappings_are_their_own(store):
+def test_versions_of_different_mappings_are_separate(store):
     mapping = DS.mapping_versions("abc")
     replace(store, DS.mapping("abc"), mapping, b"1", T0)
     replace(store, DS.mapping("abc"), mapping, b"2", T0)
@@ -128,6 +130,6 @@ def test_versions_of_mappings_are_their_own(store):
 
 
 @pytest.mark.parametrize("moment", ["yesterday", "../../config.yml"])
-def test_version_of_no_moment_is_not_found(moment):
+def test_version_of_an_invalid_timestamp_is_not_found(moment):
     with pytest.raises(VersionNotFound):
         version_path(DS.versions, moment, CONFIG)

@@ -1,16 +1,15 @@
-"""The next version of Tarn, as far as a database is concerned: this one's migrations and one more."""
+"""A simulated next version of Tarn: the migrations of this version and one more."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-from tarn import migrations
 from tarn.db import migrate
 from tarn.db.engine import Database
 
 REVISION = "9990"
 
-STEP = '''"""What the next version needs."""
+MIGRATION = '''"""Add a table and a column."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -27,14 +26,14 @@ def upgrade():
 
 
 def migrate_to_next_version(database: Database, folder: Path, oldest: str | None = None) -> None:
-    """Migrate as it does. It serves versions made for `oldest` and later; without one, this one, too."""
+    """Migrate a database as the next version would; it then supports versions from `oldest` on, by default this one."""
     package = folder / "migrations"
-    shutil.copytree(Path(migrations.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(migrate.SCRIPTS, package, ignore=shutil.ignore_patterns("__pycache__"))
     head = migrate.head()
-    step = STEP.format(revision=REVISION, head=head, oldest=oldest or head)
-    (package / "versions" / f"{REVISION}_next.py").write_text(step)
+    migration = MIGRATION.format(revision=REVISION, head=head, oldest=oldest or head)
+    (package / "versions" / f"{REVISION}_next.py").write_text(migration)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(migrations, "__file__", str(package / "__init__.py"))
+        patch.setattr(migrate, "SCRIPTS", package)
         migrate.scripts.cache_clear()
         assert migrate.head() == REVISION
         migrate.upgrade(database)

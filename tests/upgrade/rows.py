@@ -1,4 +1,4 @@
-"""Rows for every table of a schema as it is found, whatever version made it."""
+"""Rows for every table of a reflected schema of any version."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -32,28 +32,28 @@ VALID_VALUES: dict[str, Any] = {
     "webhooks.kinds": [],
     "webhooks.datasets": ["*"],
 }
-"""What the application would not put up with otherwise, by table and column."""
+"""By table and column: values for columns in which the application does not accept generated ones."""
 
 SINGLE_ROW_TABLES = {"access_revision", "clock", "compatibility", "lake"}
-"""Tables of one row, as it is found."""
+"""Tables of exactly one row, which is left as it is."""
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
 
-def fill(connection: Connection, schema: MetaData, turn: int) -> None:
-    """Two more rows in every table: one with as many nulls as may be, and one with none."""
+def fill(connection: Connection, schema: MetaData, step: int) -> None:
+    """Add two rows to every table: one with as many nulls as allowed, and one without nulls."""
     for table in schema.sorted_tables:
         if table.name == "alembic_version" or (
             table.name in SINGLE_ROW_TABLES and connection.execute(select(table)).first()
         ):
             continue
-        for number in (2 * turn + 1, 2 * turn + 2)[: 1 if table.name in SINGLE_ROW_TABLES else 2]:
+        for number in (2 * step + 1, 2 * step + 2)[: 1 if table.name in SINGLE_ROW_TABLES else 2]:
             row = {column.name: _value(table, column, number) for column in table.columns}
             connection.execute(table.insert().values(row))
 
 
 def read(connection: Connection, schema: MetaData, like: Rows | None = None) -> Rows:
-    """All rows by table, each with the names of its columns first: of the tables and columns of these, if given."""
+    """Return all rows by table, preceded by the names of the columns, those of `like` alone if it is given."""
     columns = (
         {name: rows[0] for name, rows in like.items()}
         if like is not None
@@ -63,21 +63,21 @@ def read(connection: Connection, schema: MetaData, like: Rows | None = None) -> 
             if table.name != "alembic_version"
         }
     )
-    return {name: [some, *_sorted_rows(connection, schema.tables[name], some)] for name, some in columns.items()}
+    return {name: [names, *_sorted_rows(connection, schema.tables[name], names)] for name, names in columns.items()}
 
 
 def _sorted_rows(connection: Connection, table: Table, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
-    return sorted(map(tuple, connection.execute(select(*(table.c[each] for each in columns)))), key=repr)
+    return sorted(map(tuple, connection.execute(select(*(table.c[column] for column in columns)))), key=repr)
 
 
 def _value(table: Table, column: Column[Any], number: int) -> Any:
     if column.nullable and number % 2:
         return None
-    place = f"{table.name}.{column.name}"
-    if place in VALID_VALUES:
-        return VALID_VALUES[place]
+    name = f"{table.name}.{column.name}"
+    if name in VALID_VALUES:
+        return VALID_VALUES[name]
     for key in column.foreign_keys:
-        # The row of the same turn, which is there already; of the same table, the one before.
+        # The row of the same step, which exists already; within one table, the row before.
         return _value(key.column.table, key.column, number - (key.column.table is table))
     return _generated_value(table, column, number)
 
@@ -85,8 +85,8 @@ def _value(table: Table, column: Column[Any], number: int) -> Any:
 def _generated_value(table: Table, column: Column[Any], number: int) -> Any:
     kind = column.type
     if isinstance(kind, DateTime):
-        moment = START + timedelta(minutes=number)
-        return moment if kind.timezone else moment.replace(tzinfo=None)
+        timestamp = START + timedelta(minutes=number)
+        return timestamp if kind.timezone else timestamp.replace(tzinfo=None)
     if isinstance(kind, Boolean):
         return number % 2 == 0
     if isinstance(kind, Float):

@@ -1,4 +1,4 @@
-"""What a database's schema is, and what of it a step takes away from the code of before."""
+"""Comparable descriptions of database schemas, and the contractions between two of them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from sqlalchemy import CheckConstraint, Connection, MetaData, Table, UniqueConst
 
 @dataclass(frozen=True)
 class TableDescription:
-    """One table, in values that can be compared whatever order they were made in."""
+    """One table, in values that compare equal regardless of the order of creation."""
 
     columns: dict[str, tuple[str, bool, str | None]]
-    """Type, whether it may be null, and what it is if nothing is said."""
+    """Type, whether it is nullable, and the default."""
     primary: tuple[str, ...]
     unique: frozenset[tuple[str, ...]]
     foreign: frozenset[tuple[Any, ...]]
@@ -23,26 +23,26 @@ class TableDescription:
 
 
 class Contraction(NamedTuple):
-    """What code of before may rely on and is no more: of which table or `table.column`, and what of it."""
+    """A change that code of an earlier version may not expect: the table or `table.column`, and what was changed."""
 
-    of: str
-    what: str
+    subject: str
+    change: str
 
 
-def reflected(connection: Connection) -> MetaData:
-    """The tables as the database has them."""
-    found = MetaData()
-    found.reflect(connection)
-    return found
+def reflect(connection: Connection) -> MetaData:
+    """Return the tables that the database has."""
+    schema = MetaData()
+    schema.reflect(connection)
+    return schema
 
 
 def describe_schema(connection: Connection, schema: MetaData | None = None) -> dict[str, TableDescription]:
-    """Every table of a database but Alembic's own."""
-    schema = schema or reflected(connection)
+    """Describe every table of a database except Alembic's."""
+    schema = schema or reflect(connection)
     without_rowid: set[str] = set()
     if connection.dialect.name == "sqlite":
-        made = connection.execute(text("SELECT name FROM sqlite_master WHERE sql LIKE '%WITHOUT ROWID%'"))
-        without_rowid = set(made.scalars())
+        tables = connection.execute(text("SELECT name FROM sqlite_master WHERE sql LIKE '%WITHOUT ROWID%'"))
+        without_rowid = set(tables.scalars())
     return {
         table.name: _describe_table(table, connection.dialect.name, table.name in without_rowid)
         for table in schema.sorted_tables
@@ -77,42 +77,46 @@ def _names(columns: Iterable[Any]) -> tuple[str, ...]:
     return tuple(str(getattr(each, "name", each)) for each in columns)
 
 
-def _default(found: Any) -> str | None:
-    return None if found is None else str(getattr(found, "arg", type(found).__name__))
+def _default(default: Any) -> str | None:
+    return None if default is None else str(getattr(default, "arg", type(default).__name__))
 
 
 def contractions(before: dict[str, TableDescription], after: dict[str, TableDescription]) -> list[Contraction]:
-    """What a step from one schema to another takes from those who read and write the first one."""
-    return [found for name, table in before.items() for found in _table_contractions(name, table, after.get(name))]
+    """Return the changes between two schemas that code for the first one may not expect."""
+    return [
+        contraction
+        for name, table in before.items()
+        for contraction in _table_contractions(name, table, after.get(name))
+    ]
 
 
 def _table_contractions(name: str, before: TableDescription, after: TableDescription | None) -> Iterator[Contraction]:
     if after is None:
-        yield Contraction(name, "is gone, or has another name")
+        yield Contraction(name, "was removed or renamed")
         return
-    for column, (kind, nullable, default) in before.columns.items():
-        now = after.columns.get(column)
-        if now is None:
-            yield Contraction(f"{name}.{column}", "is gone, or has another name")
+    for column, (type_, nullable, default) in before.columns.items():
+        current = after.columns.get(column)
+        if current is None:
+            yield Contraction(f"{name}.{column}", "was removed or renamed")
             continue
-        if now[0] != kind:
-            yield Contraction(f"{name}.{column}", f"was {kind} and is {now[0]}")
-        if nullable and not now[1]:
-            yield Contraction(f"{name}.{column}", "may not be null any more")
-        if default is not None and now[2] is None and not now[1]:
-            yield Contraction(f"{name}.{column}", "has no default any more")
+        if current[0] != type_:
+            yield Contraction(f"{name}.{column}", f"was {type_} and is {current[0]}")
+        if nullable and not current[1]:
+            yield Contraction(f"{name}.{column}", "is no longer nullable")
+        if default is not None and current[2] is None and not current[1]:
+            yield Contraction(f"{name}.{column}", "lost its default")
     for column in after.columns.keys() - before.columns.keys():
         _, nullable, default = after.columns[column]
         if not nullable and default is None:
-            yield Contraction(f"{name}.{column}", "is new, may not be null and has no default")
+            yield Contraction(f"{name}.{column}", "is new, not nullable and without a default")
     if after.primary != before.primary:
-        yield Contraction(name, "has another primary key")
-    for what, old, new in (
-        ("to be unique", before.unique, after.unique),
-        ("to be in another table", before.foreign, after.foreign),
-        ("to fulfil a condition", before.checks, after.checks),
+        yield Contraction(name, "has a different primary key")
+    for constraint, old, new in (
+        ("a new unique constraint", before.unique, after.unique),
+        ("a new foreign key", before.foreign, after.foreign),
+        ("a new check constraint", before.checks, after.checks),
     ):
         if new - old:
-            yield Contraction(name, f"has {what}: {sorted(map(str, new - old))}")
+            yield Contraction(name, f"has {constraint}: {sorted(map(str, new - old))}")
     if before.unique - after.unique:
-        yield Contraction(name, f"need not be unique any more: {sorted(before.unique - after.unique)}")
+        yield Contraction(name, f"lost a unique constraint: {sorted(before.unique - after.unique)}")

@@ -1,4 +1,4 @@
-"""Who may read what: a database ahead of the code, forms that are new, jobs and events of a newer version."""
+"""Compatibility of versions: databases ahead of the code, new data formats, jobs and events of a newer version."""
 
 import asyncio
 import threading
@@ -9,10 +9,9 @@ import orjson
 import pytest
 from sqlalchemy import insert, select, text, update
 from tarn.api.http.services.event_hub import Hub
+from tarn.coordination.events import EventReader
 from tarn.datasets.registry import Dataset
-from tarn.db import jobs, migrate
-from tarn.db import outbox as events
-from tarn.db import reader_heartbeats as readers
+from tarn.db import jobs, migrate, outbox, reader_heartbeats
 from tarn.db.engine import Database
 from tarn.db.format_versions import ALIVE_AFTER_HEARTBEAT, FORMATS, DataFormat, is_read_by_all, may_write
 from tarn.db.reader_heartbeats import ReaderHeartbeat
@@ -37,23 +36,25 @@ from tests.lake.manifests import build
 from tests.upgrade.next_version import REVISION, migrate_to_next_version
 from tests.worker.workers import make_worker
 
+pytestmark = pytest.mark.both_databases
+
 JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
 
 LATER = DataFormat("later", REVISION)
-"""A form that only the next version reads."""
+"""A data format that only the next version reads."""
 
 
-# A database that is ahead
+# Databases ahead of the code
 
 
-def test_processes_go_on_and_start_on_a_database_that_the_next_version_has_migrated(
-    house: InProcessApi, database: Database, tmp_path
+def test_processes_run_and_start_on_a_database_migrated_by_the_next_version(
+    api: InProcessApi, database: Database, tmp_path
 ):
-    house.dataset("test")
+    api.dataset("test")
     migrate_to_next_version(database, tmp_path)
 
-    assert house.admin.post("/v1/datasets/test/entities", [JANE]).status_code in (200, 201)
-    assert house.admin.get("/v1/datasets/test/entities/jane").status_code == 200
+    assert api.admin.post("/v1/datasets/test/entities", [JANE]).status_code in (200, 201)
+    assert api.admin.get("/v1/datasets/test/entities/jane").status_code == 200
     migrate.require_current(database)
     with ActiveReadReporter(database, ActiveReads(), 1000):
         pass
@@ -62,21 +63,23 @@ def test_processes_go_on_and_start_on_a_database_that_the_next_version_has_migra
         assert migrate.revision(connection) == REVISION
 
 
-def test_no_process_starts_on_a_database_that_does_not_serve_it_and_none_migrates_it(database: Database, tmp_path):
+def test_process_neither_starts_on_nor_migrates_an_incompatible_database(database: Database, tmp_path):
     migrate_to_next_version(database, tmp_path, oldest=REVISION)
 
     for start in (migrate.require_current, lambda each: ActiveReadReporter(each, ActiveReads(), 1000).__enter__()):
-        with pytest.raises(StartRefused, match=f"revision {REVISION}, serves versions made for {REVISION}") as refused:
+        with pytest.raises(
+            StartRefused, match=rf"revision {REVISION} \(it supports versions from {REVISION}"
+        ) as refused:
             start(database)
         assert "run the newer version" in str(refused.value)
     with pytest.raises(StartRefused, match="cannot be migrated by this version"):
         migrate.upgrade(database)
     with database.read() as connection:
-        assert readers.latest(connection) == {}
+        assert reader_heartbeats.latest(connection) == {}
 
 
-def test_migration_that_cannot_have_its_table_stands_back_and_says_so(postgresql_only: Database, monkeypatch):
-    """A read of a table that is to be changed holds it, and a migration that waits would hold up all who come after."""
+def test_migration_that_cannot_lock_its_table_gives_up_with_an_error(postgresql_only: Database, monkeypatch):
+    """A read locks a table that the migration changes; a migration that waited would block all later requests."""
     monkeypatch.setattr(migrate, "LOCK_SECONDS", 0.05)
     monkeypatch.setattr(migrate, "TRIES", 2)
     with postgresql_only.write() as connection:
@@ -96,15 +99,16 @@ def test_migration_that_cannot_have_its_table_stands_back_and_says_so(postgresql
 
 @pytest.fixture
 def postgresql_only(database: Database) -> Database:
+    """Return the database, or skip the test on SQLite."""
     if database.is_sqlite:
         pytest.skip("SQLite has one writer at a time")
     return database
 
 
-# Forms
+# Data formats
 
 
-def test_new_form_is_written_once_nobody_lives_who_cannot_read_it_and_nobody_starts_who_cannot_from_then_on(
+def test_new_format_is_written_once_all_running_processes_read_it_and_others_can_then_not_start(
     database: Database, tmp_path
 ):
     migrate_to_next_version(database, tmp_path)
@@ -116,30 +120,30 @@ def test_new_form_is_written_once_nobody_lives_who_cannot_read_it_and_nobody_sta
     with database.write() as connection:
         assert may_write(connection, LATER)
         assert may_write(connection, LATER)
-    with pytest.raises(StartRefused, match=f"made for {REVISION} or later"):
+    with pytest.raises(StartRefused, match=f"supports versions from {REVISION} on"):
         migrate.require_current(database)
 
 
-def test_form_that_a_process_speaks_is_no_reason_to_wait_and_the_dead_are_not_waited_for_for_ever(database: Database):
-    form = DataFormat("spoken", migrate.head())
+def test_new_format_waits_for_live_processes_that_cannot_read_it_and_not_for_dead_ones(database: Database):
+    data_format = DataFormat("known", migrate.head())
     with database.write() as connection:
-        readers.tell(connection, "old", ReaderHeartbeat(1, {}))
-        readers.tell(connection, "new", ReaderHeartbeat(1, {}))
+        reader_heartbeats.beat(connection, "old", ReaderHeartbeat(1, {}))
+        reader_heartbeats.beat(connection, "new", ReaderHeartbeat(1, {}))
         connection.execute(update(readers_table).values(speaks=None).where(readers_table.c.id == "old"))
-        connection.execute(update(readers_table).values(speaks=["spoken"]).where(readers_table.c.id == "new"))
-        assert not is_read_by_all(connection, form)
+        connection.execute(update(readers_table).values(speaks=["known"]).where(readers_table.c.id == "new"))
+        assert not is_read_by_all(connection, data_format)
         silent = now() - ALIVE_AFTER_HEARTBEAT - timedelta(seconds=1)
         connection.execute(update(readers_table).values(seen=silent).where(readers_table.c.id == "old"))
-        assert is_read_by_all(connection, form)
+        assert is_read_by_all(connection, data_format)
 
 
-def test_every_process_says_which_forms_it_reads(house: InProcessApi, database: Database):
+def test_every_process_reports_the_formats_that_it_reads(api: InProcessApi, database: Database):
     with database.read() as connection:
-        said = connection.execute(select(readers_table.c.speaks)).scalars().all()
-    assert said == [[form.name for form in FORMATS]]
+        reported = connection.execute(select(readers_table.c.speaks)).scalars().all()
+    assert reported == [[data_format.name for data_format in FORMATS]]
 
 
-def test_process_that_starts_while_a_form_comes_into_use_waits_and_is_refused(postgresql_only: Database, tmp_path):
+def test_process_that_starts_while_a_format_is_enabled_waits_and_is_refused(postgresql_only: Database, tmp_path):
     database = postgresql_only
     migrate_to_next_version(database, tmp_path)
     refused: list[BaseException] = []
@@ -163,36 +167,43 @@ def test_process_that_starts_while_a_form_comes_into_use_waits_and_is_refused(po
 
     assert len(refused) == 1
     with database.read() as connection:
-        assert readers.latest(connection) == {}
+        assert reader_heartbeats.latest(connection) == {}
 
 
 # Jobs and events of a newer version
 
 
 @pytest.fixture
-def future_job(house: InProcessApi, dataset: Dataset) -> str:
-    """A job that somebody else must do, long abandoned and cancelled: whoever claims has to get past it."""
-    with house.services.database.write() as connection:
+def future_job(api: InProcessApi, dataset: Dataset) -> str:
+    """Enqueue a job of an unknown operation, abandoned and cancelled long ago, which workers must skip."""
+    with api.services.database.write() as connection:
         job = jobs.enqueue(connection, Operation.COMPACT, dataset.id, "admin", "request")
-        over = {"state": JobState.RUNNING, "heartbeat": now() - timedelta(days=1), "cancelled": now(), "attempts": 100}
-        connection.execute(update(jobs_table).where(jobs_table.c.id == job.id).values(operation="from_later", **over))
+        abandoned = {
+            "state": JobState.RUNNING,
+            "heartbeat": now() - timedelta(days=1),
+            "cancelled": now(),
+            "attempts": 100,
+        }
+        connection.execute(
+            update(jobs_table).where(jobs_table.c.id == job.id).values(operation="from_later", **abandoned)
+        )
     return job.id
 
 
-def test_job_of_an_unknown_operation_is_left_alone_and_keeps_nobody_from_others(
-    house: InProcessApi, dataset: Dataset, future_job: str
+def test_job_of_an_unknown_operation_is_skipped_and_does_not_block_others(
+    api: InProcessApi, dataset: Dataset, future_job: str
 ):
-    database, admin = house.services.database, house.admin
-    house.dataset("gone")
-    doomed = admin.delete("/v1/datasets/gone?confirm=gone").json()["id"]
+    database, admin = api.services.database, api.admin
+    api.dataset("gone")
+    deletion = admin.delete("/v1/datasets/gone?confirm=gone").json()["id"]
 
-    assert make_worker(house).step()
+    assert make_worker(api).step()
 
-    assert admin.get(f"/v1/jobs/{doomed}").json()["state"] == "done"
+    assert admin.get(f"/v1/jobs/{deletion}").json()["state"] == "done"
     assert future_job not in {job["id"] for job in admin.get("/v1/jobs").json()["results"]}
-    asked = admin.get(f"/v1/jobs/{future_job}")
-    assert (asked.status_code, asked.json()["type"]) == (503, "/problems/unavailable")
-    assert "newer version" in asked.json()["detail"]
+    response = admin.get(f"/v1/jobs/{future_job}")
+    assert (response.status_code, response.json()["type"]) == (503, "/problems/unavailable")
+    assert "newer version" in response.json()["detail"]
     assert admin.get("/v1/admin/worker").status_code == 200
     assert admin.get("/metrics").status_code == 200
     with database.read() as connection:
@@ -201,24 +212,24 @@ def test_job_of_an_unknown_operation_is_left_alone_and_keeps_nobody_from_others(
 
 
 @ONE_DATABASE
-def test_job_with_an_unknown_option_waits_for_a_worker_that_knows_it(house: InProcessApi, dataset: Dataset):
-    services = house.services
+def test_job_with_an_unknown_option_is_queued_again_for_a_newer_worker(api: InProcessApi, dataset: Dataset):
+    services = api.services
     with services.database.write() as connection:
         job = jobs.enqueue(connection, Operation.COMPACT, dataset.id, "admin", "request", {"from_later": True})
     flusher = SparkFlusher(services.settings, services.database, services.store, owner=new_id())
 
-    assert make_worker(house, maintainer=flusher.maintenance()).step()
+    assert make_worker(api, maintainer=flusher.maintenance()).step()
 
     with services.database.read() as connection:
-        left = jobs.get(connection, job.id)
-    assert left.state is JobState.QUEUED
-    assert left.not_before is not None
-    assert left.problem is not None
-    assert "'from_later'" in str(left.problem.detail)
+        stored = jobs.get(connection, job.id)
+    assert stored.state is JobState.QUEUED
+    assert stored.not_before is not None
+    assert stored.problem is not None
+    assert "'from_later'" in str(stored.problem.detail)
 
 
-def test_events_end_before_the_first_of_an_unknown_kind_which_nobody_passes_by(
-    settings: Settings, database: Database, house: InProcessApi, dataset: Dataset
+def test_events_are_read_only_up_to_the_first_of_an_unknown_kind(
+    settings: Settings, database: Database, api: InProcessApi, dataset: Dataset
 ):
     with database.write() as connection:
         last = connection.execute(select(event_heads.c.last).where(event_heads.c.stream == dataset.id)).scalar_one()
@@ -228,19 +239,19 @@ def test_events_end_before_the_first_of_an_unknown_kind_which_nobody_passes_by(
         connection.execute(update(event_heads).where(event_heads.c.stream == dataset.id).values(last=last + 3))
 
     with database.read() as connection:
-        page = events.after(connection, dataset.id, last, 100)
-        stuck = events.after(connection, dataset.id, last + 1, 100)
-    assert ([told.number for told in page.told], page.through, page.last) == ([last + 1], last + 1, last + 3)
-    assert (stuck.told, stuck.through) == ([], last + 1)
+        page = outbox.after(connection, dataset.id, last, 100)
+        blocked = outbox.after(connection, dataset.id, last + 1, 100)
+    assert ([event.number for event in page.events], page.through, page.last) == ([last + 1], last + 1, last + 3)
+    assert (blocked.events, blocked.through) == ([], last + 1)
 
     async def follow() -> object:
-        hub = Hub(settings, database, threading.Event())
+        hub = Hub(settings, EventReader(database), threading.Event())
         async with hub.following(dataset.id) as follower:
-            found = await follower.after(last + 1)
+            events = await follower.after(last + 1)
         hub.close()
-        return found
+        return events
 
-    assert asyncio.run(follow()) is None  # it waits, and does not ask again at once
+    assert asyncio.run(follow()) is None  # it waits instead of polling
 
 
 # Documents in the lake
@@ -249,20 +260,20 @@ def test_events_end_before_the_first_of_an_unknown_kind_which_nobody_passes_by(
 @pytest.mark.parametrize(
     "change",
     [lambda document: document | {"version": 2}, lambda document: document | {"version": 2, "components": {"a": 1}}],
-    ids=["as it was", "with other fields"],
+    ids=["same-fields", "other-fields"],
 )
-def test_manifest_of_a_newer_version_is_refused_as_such_whatever_else_is_in_it(change: Callable[[dict], dict]):
+def test_manifest_of_a_newer_version_is_refused_whatever_its_other_fields(change: Callable[[dict], dict]):
     document = orjson.loads(build(Dataset(new_id(), DatasetName("test"))).to_json())
 
     with pytest.raises(
-        ManifestInvalid, match=r"snapshots/1\.json: version: it is of version 2, which a newer"
+        ManifestInvalid, match=r"snapshots/1\.json: version: it has version 2, written by a newer"
     ) as refused:
         Snapshot.from_json("snapshots/1.json", orjson.dumps(change(document)))
     assert refused.value.problem(instance="").model_dump()["field"] == "version"
 
 
 @ONE_DATABASE
-def test_lake_of_a_newer_version_is_refused_with_what_to_do(store: Store):
+def test_lake_of_a_newer_version_is_refused_with_the_required_action(store: Store):
     document = orjson.loads(store.get(Layout.lake)) | {"version": 2}
     store.put(Layout.lake, orjson.dumps(document))
 

@@ -1,4 +1,4 @@
-"""A tenant's own server on the loopback, that takes events as a test tells it to."""
+"""A tenant's webhook receiver on the loopback interface, whose responses a test chooses."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ SECRET = "sixteen characters at least"
 
 @dataclass(frozen=True)
 class Post:
-    """What arrived."""
+    """A delivery as received."""
 
     id: str
     timestamp: str
@@ -24,8 +24,8 @@ class Post:
 
     @property
     def event(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.body)
-        return found
+        event: dict[str, Any] = json.loads(self.body)
+        return event
 
     def is_signed(self, secret: str = SECRET) -> bool:
         return self.signature == signature(secret, self.timestamp, self.body)
@@ -33,13 +33,13 @@ class Post:
 
 @dataclass
 class Receiver:
-    """What it was sent, and what it answers: a status, decided with each post."""
+    """The deliveries so far, and the function that returns the response status for each."""
 
     port: int
-    answer: Callable[[Post], int] = lambda _: 204
+    status_of: Callable[[Post], int] = lambda _: 204
     posts: list[Post] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
-    """Set at the end, for answers that wait."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the receiver stops, for responses that wait."""
 
     @property
     def url(self) -> str:
@@ -54,10 +54,10 @@ def receiving() -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            given = self.headers
-            post = Post(given[EVENT_HEADER], given[TIME_HEADER], given[SIGNATURE_HEADER], body)
+            headers = self.headers
+            post = Post(headers[EVENT_HEADER], headers[TIME_HEADER], headers[SIGNATURE_HEADER], body)
             receiver.posts.append(post)
-            status = receiver.answer(post)
+            status = receiver.status_of(post)
             self.send_response(status)
             self.send_header("Content-Length", "0")
             self.send_header("Location", f"{receiver.url}/elsewhere")
@@ -74,7 +74,7 @@ def receiving() -> Iterator[Receiver]:
     try:
         yield receiver
     finally:
-        receiver.over.set()
+        receiver.stopping.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -1,7 +1,8 @@
-"""Whose turn it is: a tenant with a thousand things waiting keeps nobody waiting who has one."""
+"""Fairness of flushes: a tenant with a thousand pending jobs does not delay a tenant with one."""
 
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import insert
 from tarn.db import jobs
 from tarn.db.engine import Database
@@ -10,7 +11,7 @@ from tarn.db.tables import jobs as jobs_table
 from tarn.errors import Locked
 from tarn.model.ids import new_id, now
 from tarn.model.job import JobState, Operation
-from tarn.model.round_robin import round_robin as in_rotation
+from tarn.model.round_robin import round_robin
 from tarn.settings import Settings
 from tarn.storage.store import Store
 from tarn.worker.flusher import SparkFlusher
@@ -20,11 +21,13 @@ from tests.in_process_api import InProcessApi
 from tests.worker.flushers import SqlFlusher
 from tests.worker.workers import make_worker
 
+pytestmark = pytest.mark.both_databases
+
 MANY = 1000
 
 
 def add_datasets(database: Database, tenant: str, count: int) -> list[str]:
-    """Datasets in each of which a write of this tenant waits, and has for as long as any."""
+    """Create datasets, in each of which the oldest unflushed write is this tenant's, and return their ids."""
     moment = now() - timedelta(hours=1)
     ids = [new_id() for _ in range(count)]
     batch = {
@@ -45,10 +48,15 @@ def add_datasets(database: Database, tenant: str, count: int) -> list[str]:
     with database.write() as connection:
         connection.execute(
             insert(datasets),
-            [{"id": one, "name": f"d_{one[-12:]}", "state": "active", "created": moment, "revision": 0} for one in ids],
+            [
+                {"id": dataset_id, "name": f"d_{dataset_id[-12:]}", "state": "active", "created": moment, "revision": 0}
+                for dataset_id in ids
+            ],
         )
-        connection.execute(insert(journal_head), [{"dataset_id": one, **head} for one in ids])
-        connection.execute(insert(journal_batches), [{"uid": new_id(), "dataset_id": one, **batch} for one in ids])
+        connection.execute(insert(journal_head), [{"dataset_id": dataset_id, **head} for dataset_id in ids])
+        connection.execute(
+            insert(journal_batches), [{"uid": new_id(), "dataset_id": dataset_id, **batch} for dataset_id in ids]
+        )
     return ids
 
 
@@ -58,20 +66,20 @@ def add_flushes(database: Database, tenant: str, dataset_ids: list[str]) -> None
         connection.execute(
             insert(jobs_table),
             [
-                {"id": new_id(), "dataset_id": one, "state": JobState.QUEUED, "created": now(), **values}
-                for one in dataset_ids
+                {"id": new_id(), "dataset_id": dataset_id, "state": JobState.QUEUED, "created": now(), **values}
+                for dataset_id in dataset_ids
             ],
         )
 
 
-def test_rotation_gives_each_tenant_its_first_before_any_gets_its_second():
-    waiting = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6), (None, 7)]
+def test_round_robin_takes_the_first_of_each_tenant_before_any_second():
+    queued = [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6), (None, 7)]
 
-    assert in_rotation(waiting) == [1, 4, 5, 7, 2, 6, 3]
-    assert in_rotation([]) == []
+    assert round_robin(queued) == [1, 4, 5, 7, 2, 6, 3]
+    assert round_robin([]) == []
 
 
-def test_flush_of_one_tenant_is_claimed_with_the_first_of_another_that_has_a_thousand(database: Database):
+def test_flush_of_one_tenant_is_claimed_together_with_the_first_of_another_that_has_a_thousand(database: Database):
     of_alice, of_bob = add_datasets(database, "alice", 1), add_datasets(database, "bob", 1)
     add_flushes(database, "alice", of_alice * MANY)
     add_flushes(database, "bob", of_bob)
@@ -96,14 +104,16 @@ def test_due_datasets_of_one_tenant_come_after_the_first_of_another_that_has_a_t
     assert sorted(due) == sorted([*of_alice, of_bob])
 
 
-def test_round_holds_no_more_than_a_few_of_what_is_due_and_all_that_was_asked_for(house: InProcessApi):
-    database = house.services.database
+def test_round_has_all_requested_flushes_and_a_limited_number_of_due_datasets(api: InProcessApi):
+    database = api.services.database
     flusher = SqlFlusher(database)
     flusher.over_threshold = add_datasets(database, "alice", MOST_DUE + 50)
-    asked = add_datasets(database, "bob", 1)
-    add_flushes(database, "bob", asked)
-    flusher.refusing = dict.fromkeys([*flusher.over_threshold, *asked], Locked("somebody is at it", holder="w"))
+    requested = add_datasets(database, "bob", 1)
+    add_flushes(database, "bob", requested)
+    flusher.rejecting = dict.fromkeys(
+        [*flusher.over_threshold, *requested], Locked("another worker has the dataset", holder="w")
+    )
 
-    make_worker(house, flusher).flush()
+    make_worker(api, flusher).flush()
 
-    assert flusher.rounds == [[*asked, *flusher.over_threshold[:MOST_DUE]]]
+    assert flusher.rounds == [[*requested, *flusher.over_threshold[:MOST_DUE]]]

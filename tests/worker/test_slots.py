@@ -1,4 +1,4 @@
-"""Several jobs at once: tenants share the slots of a worker, and a dataset has one job at a time."""
+"""Concurrent jobs: tenants share the slots of a worker, and a dataset has one running job at a time."""
 
 import threading
 from collections.abc import Iterator
@@ -14,36 +14,38 @@ from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
 from tests.worker.workers import make_worker, working
 
+pytestmark = pytest.mark.both_databases
+
 NOTHING = VerifyResult(operation="verify", snapshots=0, files=0, size=0, findings=[], found=0, harmless=0, repaired=0)
 
 
 class BlockingMaintainer:
-    """Jobs that run until the test lets those of their tenant go on."""
+    """Runs each job until the test releases the jobs of its tenant."""
 
     operations = (Operation.VERIFY, Operation.OPTIMIZE)
 
     def __init__(self) -> None:
-        self.begun: list[Job] = []
-        self.most: dict[str, int] = {}
-        """Jobs of a tenant that ran at the same time, at most."""
+        self.started: list[Job] = []
+        self.most_running: dict[str, int] = {}
+        """Maximum of concurrent jobs by tenant."""
         self._running: list[Job] = []
         self._lock = threading.Lock()
-        self._going_on: set[str] = set()
+        self._released: set[str] = set()
         self._changed = threading.Condition(self._lock)
 
-    def let_go(self, *tenants: str) -> None:
+    def release(self, *tenants: str) -> None:
         with self._changed:
-            self._going_on |= set(tenants)
+            self._released |= set(tenants)
             self._changed.notify_all()
 
     def run(self, job: Job, report: Report) -> dict[str, Any]:
         report(None)
         with self._changed:
-            self.begun.append(job)
+            self.started.append(job)
             self._running.append(job)
-            own = sum(each.tenant == job.tenant for each in self._running)
-            self.most[job.tenant] = max(own, self.most.get(job.tenant, 0))
-            assert self._changed.wait_for(lambda: job.tenant in self._going_on, 60)
+            running = sum(each.tenant == job.tenant for each in self._running)
+            self.most_running[job.tenant] = max(running, self.most_running.get(job.tenant, 0))
+            assert self._changed.wait_for(lambda: job.tenant in self._released, 60)
             self._running.remove(job)
         return NOTHING.model_dump(mode="json")
 
@@ -52,97 +54,95 @@ class BlockingMaintainer:
 def maintainer() -> Iterator[BlockingMaintainer]:
     maintainer = BlockingMaintainer()
     yield maintainer
-    maintainer.let_go("alice", "bob", "carol")
+    maintainer.release("alice", "bob", "carol")
 
 
-def enqueue(house: InProcessApi, tenant: str, dataset: str, operation: Operation = Operation.VERIFY) -> str:
-    with house.services.database.write() as connection:
-        return jobs.enqueue(connection, operation, id_of(house, dataset), tenant, "r").id
+def enqueue(api: InProcessApi, tenant: str, dataset: str, operation: Operation = Operation.VERIFY) -> str:
+    with api.services.database.write() as connection:
+        return jobs.enqueue(connection, operation, id_of(api, dataset), tenant, "r").id
 
 
-def state(house: InProcessApi, job: str) -> str:
-    return str(house.admin.get(f"/v1/jobs/{job}").json()["state"])
+def state(api: InProcessApi, job: str) -> str:
+    return str(api.admin.get(f"/v1/jobs/{job}").json()["state"])
 
 
-def make_datasets(house: InProcessApi, count: int) -> list[str]:
+def make_datasets(api: InProcessApi, count: int) -> list[str]:
     names = [f"d{number}" for number in range(count)]
     for name in names:
-        house.dataset(name)
+        api.dataset(name)
     return names
 
 
-def test_tenant_with_many_long_jobs_keeps_no_other_waiting(house: InProcessApi, maintainer: BlockingMaintainer):
-    names = make_datasets(house, 6)
-    long = [enqueue(house, "alice", name) for name in names[:5]]
-    with working(make_worker(house, maintainer=maintainer)):
-        wait_until(lambda: len(maintainer.begun) == 2)
-        maintainer.let_go("bob")
-        short = [enqueue(house, "bob", names[5]) for _ in range(3)]
-        wait_until(lambda: all(state(house, job) == "done" for job in short))
-        still = [state(house, job) for job in long]
-        maintainer.let_go("alice")
-        wait_until(lambda: all(state(house, job) == "done" for job in long))
+def test_tenant_with_many_long_jobs_does_not_delay_others(api: InProcessApi, maintainer: BlockingMaintainer):
+    names = make_datasets(api, 6)
+    long = [enqueue(api, "alice", name) for name in names[:5]]
+    with working(make_worker(api, maintainer=maintainer)):
+        wait_until(lambda: len(maintainer.started) == 2)
+        maintainer.release("bob")
+        short = [enqueue(api, "bob", names[5]) for _ in range(3)]
+        wait_until(lambda: all(state(api, job) == "done" for job in short))
+        states = [state(api, job) for job in long]
+        maintainer.release("alice")
+        wait_until(lambda: all(state(api, job) == "done" for job in long))
 
-    assert still == ["running", "running", "queued", "queued", "queued"]
-    assert maintainer.most == {"alice": 2, "bob": 1}
+    assert states == ["running", "running", "queued", "queued", "queued"]
+    assert maintainer.most_running == {"alice": 2, "bob": 1}
 
 
-def test_third_tenant_finds_a_slot_beside_two_that_have_more_to_do(house: InProcessApi, maintainer: BlockingMaintainer):
-    names = make_datasets(house, 5)
+def test_third_tenant_gets_a_slot_while_two_others_have_queued_jobs(api: InProcessApi, maintainer: BlockingMaintainer):
+    names = make_datasets(api, 5)
     for number, name in enumerate(names[:4]):
-        enqueue(house, "alice" if number % 2 else "bob", name)
-    with working(make_worker(house, maintainer=maintainer)):
-        wait_until(lambda: {job.tenant for job in maintainer.begun} == {"alice", "bob"})
-        maintainer.let_go("carol")
-        job = enqueue(house, "carol", names[4])
-        wait_until(lambda: state(house, job) == "done")
-        maintainer.let_go("alice", "bob")
+        enqueue(api, "alice" if number % 2 else "bob", name)
+    with working(make_worker(api, maintainer=maintainer)):
+        wait_until(lambda: {job.tenant for job in maintainer.started} == {"alice", "bob"})
+        maintainer.release("carol")
+        job = enqueue(api, "carol", names[4])
+        wait_until(lambda: state(api, job) == "done")
+        maintainer.release("alice", "bob")
 
 
-def test_jobs_of_a_dataset_run_one_after_the_other(house: InProcessApi, maintainer: BlockingMaintainer):
-    [name, other] = make_datasets(house, 2)
-    own = [enqueue(house, tenant, name) for tenant in ("alice", "bob", "alice")]
-    elsewhere = enqueue(house, "carol", other)
-    with working(make_worker(house, maintainer=maintainer)):
-        wait_until(lambda: len(maintainer.begun) == 2)
-        first = {job.id for job in maintainer.begun}
-        maintainer.let_go("alice", "bob", "carol")
-        wait_until(lambda: all(state(house, job) == "done" for job in (*own, elsewhere)))
+def test_jobs_of_a_dataset_run_one_after_the_other(api: InProcessApi, maintainer: BlockingMaintainer):
+    [name, other] = make_datasets(api, 2)
+    own_jobs = [enqueue(api, tenant, name) for tenant in ("alice", "bob", "alice")]
+    elsewhere = enqueue(api, "carol", other)
+    with working(make_worker(api, maintainer=maintainer)):
+        wait_until(lambda: len(maintainer.started) == 2)
+        first = {job.id for job in maintainer.started}
+        maintainer.release("alice", "bob", "carol")
+        wait_until(lambda: all(state(api, job) == "done" for job in (*own_jobs, elsewhere)))
 
-    assert first == {own[0], elsewhere}
-    assert [job.id for job in maintainer.begun if job.dataset == name].index(own[0]) == 0
+    assert first == {own_jobs[0], elsewhere}
+    assert [job.id for job in maintainer.started if job.dataset == name].index(own_jobs[0]) == 0
 
 
-def test_flush_is_done_while_every_slot_is_taken(house: InProcessApi, maintainer: BlockingMaintainer):
-    names = make_datasets(house, 4)
+def test_flush_runs_while_every_slot_is_taken(api: InProcessApi, maintainer: BlockingMaintainer):
+    names = make_datasets(api, 4)
     for tenant, name in zip(("alice", "bob", "carol"), names, strict=False):
-        enqueue(house, tenant, name)
-    flusher = SqlFlusher(house.services.database)
-    with working(make_worker(house, flusher, maintainer)):
-        wait_until(lambda: len(maintainer.begun) == 3)
-        job = enqueue(house, "alice", names[3], Operation.FLUSH)
-        wait_until(lambda: state(house, job) == "done")
-        maintainer.let_go("alice", "bob", "carol")
+        enqueue(api, tenant, name)
+    flusher = SqlFlusher(api.services.database)
+    with working(make_worker(api, flusher, maintainer)):
+        wait_until(lambda: len(maintainer.started) == 3)
+        job = enqueue(api, "alice", names[3], Operation.FLUSH)
+        wait_until(lambda: state(api, job) == "done")
+        maintainer.release("alice", "bob", "carol")
 
 
-def test_worker_with_one_slot_does_the_jobs_of_a_tenant_that_is_alone(
-    house: InProcessApi, maintainer: BlockingMaintainer
+def test_worker_with_one_slot_runs_all_jobs_of_the_only_tenant(api: InProcessApi, maintainer: BlockingMaintainer):
+    names = make_datasets(api, 2)
+    maintainer.release("alice")
+    own_jobs = [enqueue(api, "alice", name) for name in names]
+    with working(make_worker(api, maintainer=maintainer, job_slots=1)):
+        wait_until(lambda: all(state(api, job) == "done" for job in own_jobs))
+
+    assert maintainer.most_running == {"alice": 1}
+
+
+def test_tenant_with_the_fewest_running_jobs_is_next_and_excluded_tenants_get_no_job(
+    api: InProcessApi, database: Database
 ):
-    names = make_datasets(house, 2)
-    maintainer.let_go("alice")
-    own = [enqueue(house, "alice", name) for name in names]
-    with working(make_worker(house, maintainer=maintainer, job_slots=1)):
-        wait_until(lambda: all(state(house, job) == "done" for job in own))
-
-    assert maintainer.most == {"alice": 1}
-
-
-def test_tenant_with_the_fewest_running_jobs_is_next_and_those_without_are_left_out(
-    house: InProcessApi, database: Database
-):
-    names = make_datasets(house, 4)
+    names = make_datasets(api, 4)
     alice, bob, carol = (
-        enqueue(house, tenant, name) for tenant, name in zip(("alice", "bob", "carol"), names, strict=False)
+        enqueue(api, tenant, name) for tenant, name in zip(("alice", "bob", "carol"), names, strict=False)
     )
     among = [Operation.VERIFY]
 
@@ -157,19 +157,19 @@ def test_tenant_with_the_fewest_running_jobs_is_next_and_those_without_are_left_
     assert any_free == (False, True)
 
 
-def test_job_of_a_dataset_is_claimed_when_the_worker_of_the_running_one_has_died(
-    house: InProcessApi, database: Database
+def test_next_job_of_a_dataset_is_claimed_when_the_worker_of_the_running_one_has_died(
+    api: InProcessApi, database: Database
 ):
-    [name] = make_datasets(house, 1)
-    first, second = enqueue(house, "alice", name), enqueue(house, "alice", name)
+    [name] = make_datasets(api, 1)
+    first, second = enqueue(api, "alice", name), enqueue(api, "alice", name)
     among = [Operation.VERIFY]
 
     with database.write() as connection:
-        taken = jobs.claim(connection, "w", 30, among)
+        claimed = jobs.claim(connection, "w", 30, among)
         waiting = jobs.claim(connection, "w2", 30, among)
-        # Nobody has given a sign of life for less than no time at all.
-        again = jobs.claim(connection, "w2", -1, among)
+        # With a negative limit, every heartbeat is too old.
+        reclaimed = jobs.claim(connection, "w2", -1, among)
 
-    assert (taken and taken.id, waiting) == (first, None)
-    assert again is not None
-    assert again.id in (first, second)
+    assert (claimed and claimed.id, waiting) == (first, None)
+    assert reclaimed is not None
+    assert reclaimed.id in (first, second)

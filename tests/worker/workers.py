@@ -1,4 +1,4 @@
-"""Workers in this process, and the time that passes for them."""
+"""Workers in this process, and functions that let time pass for them."""
 
 import threading
 from contextlib import contextmanager
@@ -17,19 +17,19 @@ from tests.in_process_api import InProcessApi
 
 
 def make_worker(
-    house: InProcessApi,
+    api: InProcessApi,
     flusher: Flusher | None = None,
     maintainer: Maintainer | None = None,
     consumer: Consumer | None = None,
     **changes: Any,
 ) -> Worker:
-    settings = house.services.settings.model_copy(update={"worker_poll": 0.01, "worker_heartbeat": 0.01, **changes})
-    return Worker(settings, house.services.database, house.services.store, flusher, maintainer, consumer)
+    settings = api.services.settings.model_copy(update={"worker_poll": 0.01, "worker_heartbeat": 0.01, **changes})
+    return Worker(settings, api.services.database, api.services.store, flusher, maintainer, consumer)
 
 
 @contextmanager
 def working(worker: Worker):
-    """A worker that runs beside what the test does; it has stopped when the block is over."""
+    """Run a worker concurrently with the block, and stop it at the end."""
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -42,7 +42,7 @@ def working(worker: Worker):
 
 @contextmanager
 def flushing(worker: Worker):
-    """A round of flushing beside what the test does; it is over when the block is."""
+    """Run a round of flushes concurrently with the block, and wait for it at the end."""
     thread = threading.Thread(target=worker.flush)
     thread.start()
     yield
@@ -52,23 +52,23 @@ def flushing(worker: Worker):
 
 @contextmanager
 def stepping(worker: Worker):
-    """A step of this worker beside what the test does; it is over when the block is."""
+    """Run one step of a worker concurrently with the block, and wait for it at the end."""
     thread = threading.Thread(target=worker.step)
     thread.start()
     yield
     thread.join()
 
 
-def fall_silent(house: InProcessApi) -> None:
-    """An hour without a sign of life of any worker passes."""
-    _set(house, heartbeat=now() - timedelta(hours=1))
+def fall_silent(api: InProcessApi) -> None:
+    """Let an hour pass without a heartbeat of any worker."""
+    _set(api, heartbeat=now() - timedelta(hours=1))
 
 
-def let_time_pass(house: InProcessApi) -> None:
-    """Every job that waits has waited long enough."""
-    _set(house, not_before=None, disturbed=now() - timedelta(hours=1))
+def let_time_pass(api: InProcessApi) -> None:
+    """Let the retry time of every waiting job pass."""
+    _set(api, not_before=None, disturbed=now() - timedelta(hours=1))
 
 
-def _set(house: InProcessApi, **values: Any) -> None:
-    with house.services.database.write() as connection:
+def _set(api: InProcessApi, **values: Any) -> None:
+    with api.services.database.write() as connection:
         connection.execute(update(jobs).values(**values))

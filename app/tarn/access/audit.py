@@ -1,4 +1,4 @@
-"""The audit log: every write in the transaction that makes it, every denial at once, and both for as long as is set."""
+"""Audit log: records every write in its own transaction and every denied request, and deletes expired records."""
 
 import threading
 import time
@@ -21,10 +21,10 @@ from tarn.model.tenant import AuditEntry, Identity, Outcome
 log = structlog.get_logger(__name__)
 
 RECORD_SECONDS = 60.0
-"""Seconds for which denials of one kind are one record."""
+"""Seconds for which denials of one kind are counted in the same record."""
 
 WRITE_DELAY = 5.0
-"""Seconds after which a record says how many denials it stands for by then."""
+"""Seconds after which the count of a record is updated in SQL."""
 
 TRIM_ROWS = 5000
 """Records deleted in one transaction: one large DELETE would stall every writer of SQLite."""
@@ -32,7 +32,7 @@ TRIM_ROWS = 5000
 
 @dataclass(frozen=True, slots=True)
 class AuditedAction:
-    """What a request is about to do, and who does it: all that the log needs besides the outcome."""
+    """An action to be audited: its caller, name, target and request id. Its outcome is not known yet."""
 
     identity: Identity | None
     action: str
@@ -41,18 +41,24 @@ class AuditedAction:
 
     @classmethod
     def of_job(cls, tenant: TenantName, action: str, job: str) -> "AuditedAction":
-        """What a job does, in the name of the tenant that asked for it."""
+        """Return an action of a job, on behalf of the tenant that requested it."""
         return cls.of_tenant(tenant, action, f"/v1/jobs/{job}", job)
 
     @classmethod
     def of_tenant(cls, tenant: TenantName, action: str, target: str, request: str) -> "AuditedAction":
-        """What the worker does, in the name of a tenant."""
+        """Return an action of the worker, on behalf of a tenant."""
         return cls(Identity(tenant, "", (), 0, 0), action, target, request)
 
-    def done(self, connection: Connection, target: str | None = None, **detail: Any) -> None:
-        """Record a write in the transaction that makes it: what changes in SQL and this record commit together.
+    @property
+    def tenant(self) -> TenantName:
+        """The tenant that acts, which must be known."""
+        assert self.identity is not None
+        return self.identity.tenant
 
-        A document in the lake is put before: a crash between put and commit leaves it without a record.
+    def done(self, connection: Connection, target: str | None = None, **detail: Any) -> None:
+        """Record a write in the transaction that makes it, so that the change in SQL and its record commit together.
+
+        A document in the lake is written before the commit: a crash in between leaves it without a record.
         """
         _record(connection, self, Outcome.DONE, target or self.target, detail)
 
@@ -65,7 +71,7 @@ def done_all(connection: Connection, acts: list[tuple[AuditedAction, dict[str, A
 
 @dataclass(slots=True)
 class _DenialCount:
-    """Denials that one record stands for."""
+    """Denials counted in one record."""
 
     record: str
     detail: dict[str, Any]
@@ -74,20 +80,20 @@ class _DenialCount:
 
 
 class Denials:
-    """Records refused requests: the first of a kind at once, and with it how many more there were within a minute.
+    """Recorder of denied requests: writes the first of a kind at once, and counts more of it within a minute.
 
-    One kind is what one key was refused for on one route. So there are no more records than keys and routes, however
-    many requests are sent: a flood of them becomes no flood of writes, and does not fill the disk.
+    A kind is tenant, key, action and problem. So the number of records is bounded by keys and routes: a flood of
+    requests causes no flood of writes, and does not fill the disk.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
         self._clock = clock
         self._lock = threading.Lock()
-        self._kinds: dict[tuple[str | None, ...], _DenialCount] = {}
-        self._untold: dict[str, _DenialCount] = {}
-        """By record: those that stand for more than they say."""
-        self._telling: threading.Timer | None = None
+        self._open: dict[tuple[str | None, ...], _DenialCount] = {}
+        self._outdated: dict[str, _DenialCount] = {}
+        """Kinds by record id whose count in SQL is outdated."""
+        self._timer: threading.Timer | None = None
 
     def record(self, act: AuditedAction, error: TarnError) -> None:
         tenant = act.identity.tenant if act.identity else None
@@ -99,59 +105,62 @@ class Denials:
         with self._lock:
             if self._counted(kind):
                 return
-            self._kinds = {one: known for one, known in self._kinds.items() if self._is_open(known)}
-            self._kinds[kind] = first = _DenialCount(new_id(), detail, self._clock() + RECORD_SECONDS)
+            self._open = {other: count for other, count in self._open.items() if self._is_current(count)}
+            self._open[kind] = first = _DenialCount(new_id(), detail, self._clock() + RECORD_SECONDS)
         values = _values(act, Outcome.DENIED, act.target, detail | {"count": 1})
         try:
             with self._database.write() as connection:
                 connection.execute(insert(audit).values(**values | {"id": first.record, "key": key}))
-        except TarnError as failure:  # the refusal stands, whether or not it can be written down
+        except TarnError as failure:  # the request is denied whether or not it can be recorded
             log.exception("denial not recorded", problem=failure.slug)
             with self._lock:
-                self._kinds.pop(kind, None)
+                self._open.pop(kind, None)
 
-    def tell(self) -> None:
-        """Write down how many denials each record stands for by now."""
+    def write_counts(self) -> None:
+        """Write the current counts of denials to SQL."""
         with self._lock:
-            untold, self._untold, self._telling = self._untold, {}, None
-            news = [{"record": one.record, "told": one.detail | {"count": one.count}} for one in untold.values()]
-        if not news:
+            outdated, self._outdated, self._timer = self._outdated, {}, None
+            changes = [
+                {"record": one.record, "detail_with_count": one.detail | {"count": one.count}}
+                for one in outdated.values()
+            ]
+        if not changes:
             return
-        one = update(audit).where(audit.c.id == bindparam("record")).values(detail=bindparam("told"))
+        change = update(audit).where(audit.c.id == bindparam("record")).values(detail=bindparam("detail_with_count"))
         try:
             with self._database.write() as connection:
-                connection.execute(one, news)
+                connection.execute(change, changes)
         except TarnError as failure:
-            log.warning("denials are counted later", problem=failure.slug)
+            log.warning("denial counts not written, will be retried", problem=failure.slug)
             with self._lock:
-                self._untold = untold | self._untold
+                self._outdated = outdated | self._outdated
 
     def close(self) -> None:
-        """Tell what is not told yet."""
+        """Write outstanding counts."""
         with self._lock:
-            if self._telling is not None:
-                self._telling.cancel()
-        self.tell()
+            if self._timer is not None:
+                self._timer.cancel()
+        self.write_counts()
 
     def _counted(self, kind: tuple[str | None, ...]) -> bool:
-        """Whether there is a record of this kind, which counts one more then."""
-        known = self._kinds.get(kind)
-        if known is None or not self._is_open(known):
+        """Count the denial in an open record of its kind; return False if there is none."""
+        known = self._open.get(kind)
+        if known is None or not self._is_current(known):
             return False
         known.count += 1
-        self._untold[known.record] = known
-        if self._telling is None:
-            self._telling = threading.Timer(WRITE_DELAY, self.tell)
-            self._telling.daemon = True
-            self._telling.start()
+        self._outdated[known.record] = known
+        if self._timer is None:
+            self._timer = threading.Timer(WRITE_DELAY, self.write_counts)
+            self._timer.daemon = True
+            self._timer.start()
         return True
 
-    def _is_open(self, known: _DenialCount) -> bool:
+    def _is_current(self, known: _DenialCount) -> bool:
         return known.until > self._clock()
 
 
 class AuditFilter(BaseModel):
-    """Which entries of the log are asked for: those to which all that is said here applies."""
+    """Filter of audit log entries; all given conditions must match."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -168,43 +177,50 @@ class AuditFilter(BaseModel):
 ANY = AuditFilter()
 
 
-def page(connection: Connection, wanted: AuditFilter, before: str | None, limit: int) -> list[AuditEntry]:
-    """Entries newest first."""
-    query = _matching(wanted).order_by(audit.c.id.desc()).limit(limit)
-    if before is not None:
-        query = query.where(audit.c.id < before)
-    return [_entry(row) for row in connection.execute(query)]
+class AuditLog:
+    """Reads the audit log."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(self, criteria: AuditFilter, before: str | None, limit: int) -> list[AuditEntry]:
+        """Return matching entries, newest first."""
+        query = _matching(criteria).order_by(audit.c.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(audit.c.id < before)
+        with self._database.read() as connection:
+            return [_entry(row) for row in connection.execute(query)]
 
 
 def trim(database: Database, before: datetime) -> int:
-    """Delete what was recorded before a moment, in short transactions. Returns how many records went."""
-    gone, end = 0, first_id(before)
+    """Delete records older than a moment, in short transactions. Return the number of deleted records."""
+    deleted, end = 0, first_id(before)
     while True:
         with database.write() as connection:
             oldest = select(audit.c.id).where(audit.c.id < end).order_by(audit.c.id).limit(TRIM_ROWS)
-            found = connection.execute(oldest).scalars().all()
-            if found:
-                connection.execute(delete(audit).where(audit.c.id <= found[-1]))
-        gone += len(found)
-        if len(found) < TRIM_ROWS:
-            return gone
+            ids = connection.execute(oldest).scalars().all()
+            if ids:
+                connection.execute(delete(audit).where(audit.c.id <= ids[-1]))
+        deleted += len(ids)
+        if len(ids) < TRIM_ROWS:
+            return deleted
 
 
-def _matching(wanted: AuditFilter) -> Select[Any]:
+def _matching(criteria: AuditFilter) -> Select[Any]:
     query = select(audit)
     for name in ("tenant", "key", "action", "outcome", "request"):
-        value = getattr(wanted, name)
+        value = getattr(criteria, name)
         if value is not None:
             query = query.where(audit.c[name] == value)
-    if wanted.dataset is not None:
-        path = f"/v1/datasets/{wanted.dataset}"
+    if criteria.dataset is not None:
+        path = f"/v1/datasets/{criteria.dataset}"
         below = audit.c.target.startswith(f"{path}/", autoescape=True)
-        query = query.where(or_(audit.c.target.in_((path, wanted.dataset)), below))
-    # An id begins with the moment at which it was made, and is in the index.
-    if wanted.since is not None:
-        query = query.where(audit.c.id >= first_id(wanted.since))
-    if wanted.until is not None:
-        query = query.where(audit.c.id < first_id(wanted.until))
+        query = query.where(or_(audit.c.target.in_((path, criteria.dataset)), below))
+    # An id begins with its creation time, and is indexed.
+    if criteria.since is not None:
+        query = query.where(audit.c.id >= first_id(criteria.since))
+    if criteria.until is not None:
+        query = query.where(audit.c.id < first_id(criteria.until))
     return query
 
 

@@ -1,4 +1,4 @@
-"""The first key: how the first person gets in."""
+"""Bootstrap of the administrator's tenant and first API key."""
 
 import os
 import secrets
@@ -16,40 +16,39 @@ from tarn.model.tenant import ADMIN, BOOTSTRAP_KEY, Level
 from tarn.settings import Settings, checked_admin_key
 from tarn.storage.disk import Disk
 
-MADE, SET = "made at the first start", "set by TARN_ADMIN_KEY"
-"""The key's label, which remembers where it came from."""
+GENERATED, CONFIGURED = "made at the first start", "set by TARN_ADMIN_KEY"
+"""Labels of the bootstrap key, stored in SQL: they record where the key came from."""
 
 
 def ensure_admin(database: Database, settings: Settings) -> str | None:
-    """Make sure that the administrator has a key; return it if this call made one, to be shown once.
+    """Ensure that the administrator has a key; return it if this call generated one, to be shown once.
 
-    `TARN_ADMIN_KEY` is that key while it is set. Otherwise it is the one in the key file, which only its owner can
-    read, and which is made if there is no key yet or the last one was set and no longer is. Whoever has noted a made
-    key may remove its file. The file comes before the row: a crash between the two leaves a file whose key the next
-    start takes.
+    `TARN_ADMIN_KEY` is the key while it is set. Otherwise the key is in the key file, readable by its owner only, which
+    is generated if there is no key yet or if `TARN_ADMIN_KEY` is no longer set. The file may be deleted once the key is
+    noted. The file is written before the SQL row: after a crash between the two, the next start uses the file's key.
 
-    Raises StartRefused for a file that cannot be used, or that holds no good key, or that others can read.
+    Raises StartRefused if the file cannot be used, has no valid key, or is readable by others.
     """
     with database.write() as connection:
         database.serialize(connection, "admin")
         _ensure_tenant(connection)
         origin = connection.execute(select(api_keys.c.label).where(api_keys.c.id == BOOTSTRAP_KEY)).scalar()
         if settings.admin_key is not None:
-            _set_key(connection, settings.admin_key.get_secret_value(), SET, origin)
+            _set_key(connection, settings.admin_key.get_secret_value(), CONFIGURED, origin)
             return None
         path = settings.admin_key_file
         try:
-            there = path.exists()
-            if origin == MADE and not there:
+            exists = path.exists()
+            if origin == GENERATED and not exists:
                 return None
-            if not there:
+            if not exists:
                 _write_new_key(path)
             key = _read_key(path)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise StartRefused(f"TARN_ADMIN_KEY_FILE: {path} cannot be used: {reason}") from error
-        _set_key(connection, key, MADE, origin)
-        return None if origin is not None and there else key
+        _set_key(connection, key, GENERATED, origin)
+        return None if origin is not None and exists else key
 
 
 def _ensure_tenant(connection: Connection) -> None:
@@ -73,7 +72,7 @@ def _set_key(connection: Connection, key: str, label: str, origin: str | None) -
 
 
 def _write_new_key(path: Path) -> None:
-    """Put a new key into the file, which is made whole or not at all, and is on the disk when this returns."""
+    """Write a new key to the file, atomically and durably."""
     folder = Disk(path.parent)
     folder.make()
     fresh = path.with_name(f".{path.name}.{new_id()}")
@@ -85,14 +84,14 @@ def _write_new_key(path: Path) -> None:
             os.fsync(file.fileno())
         os.link(fresh, path)
     except FileExistsError:
-        pass  # another start was first, on a database of its own: its key is as good
+        pass  # a concurrent start with another database created the file: use its key
     finally:
         fresh.unlink()
     folder.sync([path.name])
 
 
 def _read_key(path: Path) -> str:
-    """The key in the file. Raises ValueError if it is not good, or not for its owner alone."""
+    """Return the key in the file. Raises ValueError if it is invalid or readable by others than its owner."""
     if path.stat().st_mode & 0o077:
-        raise ValueError("others than its owner can read it; chmod 600 makes it private")
+        raise ValueError("it is readable by others than its owner; run chmod 600 on it")
     return checked_admin_key(path.read_text())

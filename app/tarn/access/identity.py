@@ -1,4 +1,4 @@
-"""From an `Authorization` header to an identity."""
+"""Authentication: resolve an `Authorization` header to an identity."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,28 +19,28 @@ from tarn.model.tenant import ADMIN, Identity
 from tarn.settings import Settings
 
 SCHEMES = frozenset({"bearer", "apikey", "token"})
-"""Of the `Authorization` header, in lower case. `Token` is what yente sends."""
+"""Accepted schemes of the `Authorization` header, in lower case. `Token` is sent by yente."""
 
 MAX_HEADER_LENGTH = 16_384
-"""A header longer than this is no key and no token of ours."""
+"""Maximum length of the header; a longer one cannot be a valid key or token."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedIdentity:
-    """An identity, and until when its key is valid."""
+    """An authenticated identity and the expiry of its key."""
 
     identity: Identity
     expires: datetime | None = None
 
     def check_expiry(self) -> None:
-        """Raise Unauthenticated once the key has expired: every time, as that comes without a change."""
+        """Raise Unauthenticated if the key has expired. Call it for every request: expiry changes no revision."""
         if self.expires is not None and self.expires <= now():
             raise _refused(self.identity.key)
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticatedCaller:
-    """A caller, and the view of the database in which it was seen: what is read in it fits to the identity."""
+    """An authenticated caller, and the read transaction of the authentication, for consistent further reads."""
 
     known: CachedIdentity
     connection: Connection
@@ -52,7 +52,7 @@ class AuthenticatedCaller:
 
 
 class Authenticator:
-    """Knows callers by API key, and by JWT when an issuer is configured."""
+    """Authenticates callers by API key, and by JWT if an issuer is configured."""
 
     def __init__(self, database: Database, settings: Settings, issuer: Issuer | None) -> None:
         self._database = database
@@ -62,33 +62,35 @@ class Authenticator:
 
     @contextmanager
     def identified(self, header: str | None) -> Iterator[AuthenticatedCaller]:
-        """The caller as of this moment: a revoked key or grant ends with the next request.
+        """Authenticate a caller. A revoked key or grant takes effect with the next request.
 
-        1. token      what the header holds; a JWT is verified before a connection is taken, as its issuer may be slow
-        2. revision   one statement
-        3. identity   remembered from an earlier request of the same revision, or else read
-        4. expiry     checked every time, as it comes without a change
+        1. token      parse the header; verify a JWT before taking a connection, as its issuer may be slow
+        2. revision   read the access revision: one statement
+        3. identity   use the one cached for this revision, or else read it
+        4. expiry     check it every time, as expiry does not change the revision
 
-        Raises Unauthenticated, with the same words whichever part was wrong, and Unavailable. A valid token that names
-        an administrator is refused with words of its own, unless the settings allow it.
+        Raises Unauthenticated, with the same text whichever part was wrong, and Unavailable. A valid token of an
+        administrator is rejected with a specific text, unless the settings allow it.
         """
         token = _token(header)
         is_jwt = self._is_jwt(token)
-        named = self._issuer.tenant_of(token) if self._issuer is not None and is_jwt else None
-        if is_jwt and named is None:
+        tenant_and_label = self._issuer.tenant_of(token) if self._issuer is not None and is_jwt else None
+        if is_jwt and tenant_and_label is None:
             raise _refused()
         with self._database.read() as connection:
             present = revision.current(connection)
-            if named is not None:
-                known = self._known.get(present, named, lambda: CachedIdentity(self._identity(connection, *named)))
+            if tenant_and_label is not None:
+                known = self._known.get(
+                    present, tenant_and_label, lambda: CachedIdentity(self._identity(connection, *tenant_and_label))
+                )
                 self._check_administrator(known.identity)
             else:
                 known = self._known.get(present, keys.digest(token), lambda: self._of_key(connection, token))
             known.check_expiry()
             yield AuthenticatedCaller(known, connection, present)
 
-    def mark(self, header: str | None) -> str | None:
-        """What a key is remembered by: not the key itself. None for a JWT, which is verified anew every time."""
+    def cache_key(self, header: str | None) -> str | None:
+        """Return the cache key of an API key, which is its digest; None for a JWT, which is verified every time."""
         token = _token(header)
         return None if self._is_jwt(token) else keys.digest(token)
 
@@ -140,5 +142,5 @@ def _token(header: str | None) -> str:
 
 
 def _refused(key: str | None = None) -> Unauthenticated:
-    words = "send a valid key as `Authorization: Bearer <key>`, `ApiKey <key>` or `Token <key>`"
-    return Unauthenticated(words, key=key)
+    detail = "send a valid key as `Authorization: Bearer <key>`, `ApiKey <key>` or `Token <key>`"
+    return Unauthenticated(detail, key=key)

@@ -1,4 +1,4 @@
-"""Limits of a tenant: how fast it may ask, and how much it may keep."""
+"""Limits of a tenant: request rate and storage quota."""
 
 import threading
 import time
@@ -7,8 +7,11 @@ from typing import Any
 
 from sqlalchemy import BigInteger, BindParameter, Connection, Row, bindparam, func, or_, update
 
+from tarn.access.audit import AuditedAction
 from tarn.access.revision import bump
 from tarn.access.tenants import find_row
+from tarn.access.tenants import get as get_tenant
+from tarn.db.engine import Database
 from tarn.db.tables import tenants
 from tarn.errors import QuotaExceeded, RateLimited, TenantNotFound
 from tarn.model.names import TenantName
@@ -17,37 +20,59 @@ from tarn.settings import Settings
 
 
 class RateLimiter:
-    """Token buckets by name: `burst` at once, then `rate` a second. One process's share; safe between threads."""
+    """Token buckets by name: `burst` at once, then `rate` a second. Thread-safe; counts the requests of one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[str, tuple[float, float]] = {}
 
-    def wait(self, name: str, rate: float, burst: int) -> float:
+    def acquire(self, name: str, rate: float, burst: int) -> float:
         """Take a token and return 0, or take none and return the seconds until there is one."""
         with self._lock:
             moment = self._clock()
             tokens, since = self._buckets.get(name, (float(burst), moment))
             tokens = min(float(burst), tokens + (moment - since) * rate)
-            taken = tokens >= 1
-            self._buckets[name] = (tokens - 1 if taken else tokens, moment)
-            return 0 if taken else (1 - tokens) / rate
+            is_acquired = tokens >= 1
+            self._buckets[name] = (tokens - 1 if is_acquired else tokens, moment)
+            return 0 if is_acquired else (1 - tokens) / rate
 
 
 def check_rate(rate: RateLimiter, caller: Identity) -> None:
-    """Raise RateLimited, with the time to wait, if the caller's tenant asks too fast."""
+    """Raise RateLimited, with the time to wait, if the caller's tenant exceeds its rate limit."""
     if caller.rate_limit == 0:
         return
-    wait = rate.wait(caller.tenant, caller.rate_limit, caller.rate_burst)
-    if wait:
+    seconds = rate.acquire(caller.tenant, caller.rate_limit, caller.rate_burst)
+    if seconds:
         raise RateLimited(
-            f"more than {caller.rate_limit:g} requests a second by tenant {caller.tenant!r}", retry_after=int(wait) + 1
+            f"more than {caller.rate_limit:g} requests a second by tenant {caller.tenant!r}",
+            retry_after=int(seconds) + 1,
         )
 
 
+class LimitService:
+    """Reads and replaces the limits of tenants."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    def get(self, tenant: TenantName) -> Limits:
+        """Return the effective limits of a tenant and its usage. Raises TenantNotFound."""
+        with self._database.read() as connection:
+            return of(connection, tenant, self._settings)
+
+    def replace(self, tenant: TenantName, new: NewLimits, act: AuditedAction) -> Limits:
+        """Replace a tenant's own limits, and return its effective limits. Raises TenantNotFound."""
+        with self._database.write() as connection:
+            get_tenant(connection, tenant)
+            set_limits(connection, tenant, new)
+            act.done(connection, **new.model_dump())
+            return of(connection, tenant, self._settings)
+
+
 def of(connection: Connection, tenant: str, settings: Settings) -> Limits:
-    """The limits in force for a tenant. Raises TenantNotFound."""
+    """Return the effective limits of a tenant. Raises TenantNotFound."""
     row = find_row(connection, tenant)
     if row is None:
         raise TenantNotFound(f"there is no tenant {tenant!r}")
@@ -55,7 +80,8 @@ def of(connection: Connection, tenant: str, settings: Settings) -> Limits:
 
 
 def in_force(row: Row[Any], settings: Settings) -> Limits:
-    """The tenant's own limits, else the server's. The administrator has no rate: it could lock everybody out."""
+    """Return the tenant's own limits, else the server's defaults. The administrator has no rate limit, because a low
+    one would prevent anyone from raising it."""
 
     def own(name: str) -> object:
         value = getattr(row, name)
@@ -75,18 +101,18 @@ def set_limits(connection: Connection, tenant: TenantName, new: NewLimits) -> No
 
 
 def release(connection: Connection, tenant: str, statements: int = 0, size: int = 0) -> None:
-    """Count this much as not used after all."""
-    left = {
+    """Release quota that was reserved."""
+    values = {
         "used_statements": tenants.c.used_statements - statements,
         "used_bytes": tenants.c.used_bytes - size,
     }
-    connection.execute(update(tenants).where(tenants.c.name == tenant).values(**left))
+    connection.execute(update(tenants).where(tenants.c.name == tenant).values(**values))
 
 
 def reserve(connection: Connection, tenant: TenantName, settings: Settings, statements: int = 0, size: int = 0) -> None:
-    """Count this much as used, or raise QuotaExceeded and count nothing.
+    """Reserve quota, or raise QuotaExceeded and reserve nothing.
 
-    One conditional update: of two requests that would fit alone but not together, one is refused.
+    One conditional update: of two concurrent requests that fit alone but not together, one is rejected.
     """
     values = {
         "tenant": tenant,
@@ -100,9 +126,9 @@ def reserve(connection: Connection, tenant: TenantName, settings: Settings, stat
 
 
 def require(connection: Connection, tenant: TenantName, settings: Settings, size: int) -> bool:
-    """Whether the tenant has a quota of bytes. Raises QuotaExceeded if it has no room for this many now.
+    """Return whether the tenant has a byte quota. Raises QuotaExceeded if this many bytes exceed it now.
 
-    Counts nothing: it is for refusing early what `reserve` would refuse.
+    Reserves nothing: it rejects early what `reserve` would reject.
     """
     limits = of(connection, tenant, settings)
     if limits.quota_bytes is None:
@@ -114,8 +140,8 @@ def require(connection: Connection, tenant: TenantName, settings: Settings, size
 
 def _exceeded(tenant: TenantName, limits: Limits, statements: int, size: int) -> QuotaExceeded:
     return QuotaExceeded(
-        f"tenant {tenant!r} may keep {limits.quota_statements} statements and {limits.quota_bytes} bytes, has "
-        f"{limits.used_statements} and {limits.used_bytes}, and asked for {statements} and {size} more",
+        f"tenant {tenant!r} may store {limits.quota_statements} statements and {limits.quota_bytes} bytes, has "
+        f"{limits.used_statements} and {limits.used_bytes}, and requested {statements} and {size} more",
         retry_after=60,
     )
 
@@ -131,7 +157,7 @@ _RESERVE = (
     update(tenants)
     .where(
         tenants.c.name == bindparam("tenant"),
-        # Who gives back, or asks for nothing, is not refused for being over the limit already.
+        # Releasing or reserving nothing is allowed even if the tenant is over its limit already.
         or_(
             _parameter("statements") <= 0,
             tenants.c.used_statements + _parameter("statements")
@@ -147,4 +173,4 @@ _RESERVE = (
         used_bytes=tenants.c.used_bytes + _parameter("size"),
     )
 )
-"""Made once: every batch runs it."""
+"""Built once, because every batch runs it."""

@@ -1,4 +1,4 @@
-"""JWTs of one OpenID Connect issuer."""
+"""Verification of JWTs of one OpenID Connect issuer."""
 
 import threading
 import time
@@ -19,16 +19,17 @@ ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 
 TIMEOUT = 5.0
 REFRESH_SECONDS = 300.0
-"""Seconds after which the issuer's keys are asked for again; while that fails, the old ones stay in use."""
+"""Seconds after which the issuer's keys are fetched again; while that fails, the old ones stay in use."""
 MIN_FETCH_INTERVAL = 10.0
-"""Seconds between two looks for a key that is not among them: a made-up key id must not make us ask every time."""
+"""Minimum seconds between two fetches for an unknown key id: an invented id must not cause a fetch every time."""
 
 
 class Issuer:
     """Verifies tokens of the configured issuer and names their tenant.
 
-    Anybody can send a token that makes us ask the issuer, and the issuer may be slow. So one caller at a time asks,
-    at most once in `MIN_FETCH_INTERVAL` seconds whether or not it succeeds, and nobody else waits for the answer.
+    Anybody can send a token that causes a fetch from the issuer, which may be slow. So only one thread at a time
+    fetches, at most once in `MIN_FETCH_INTERVAL` seconds whether or not it succeeds, and no other thread waits for the
+    result.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -39,15 +40,15 @@ class Issuer:
         self._jwks_url = settings.oidc_jwks_url
         self._lock = threading.Lock()
         self._keys: dict[str | None, PyJWK] = {}
-        self._asked = float("-inf")
-        self._asking = False
-        self._answered = False
-        """Whether the last look, if it is over, succeeded: then a key that is not among ours does not exist."""
+        self._fetch_started = float("-inf")
+        self._is_fetching = False
+        self._is_complete = False
+        """Whether the last fetch has completed successfully: then an unknown key id does not exist."""
 
     def tenant_of(self, token: str) -> tuple[TenantName, str] | None:
-        """The tenant a token names, and a label of the token for logs; None if it is not valid here.
+        """Return the tenant of a token and a label of the token for logs; None if the token is invalid.
 
-        Raises Unavailable if that cannot be told without keys that the issuer does not hand out just now.
+        Raises Unavailable if the issuer's keys are needed and cannot be fetched.
         """
         try:
             key = self._key(jwt.get_unverified_header(token).get("kid"))
@@ -64,34 +65,36 @@ class Issuer:
             return None
 
     def _key(self, kid: str | None) -> PyJWK:
-        if self._is_our_turn(kid):
+        if self._must_refresh(kid):
             self._refresh()
         with self._lock:
-            if kid not in self._keys and not self._answered:
-                raise Unavailable("the OpenID Connect issuer's keys cannot be had", retry_after=int(MIN_FETCH_INTERVAL))
+            if kid not in self._keys and not self._is_complete:
+                raise Unavailable(
+                    "the OpenID Connect issuer's keys cannot be fetched", retry_after=int(MIN_FETCH_INTERVAL)
+                )
             return self._keys[kid]
 
-    def _is_our_turn(self, kid: str | None) -> bool:
-        """Whether this caller is the one to ask; the time of it counts from now, however it ends."""
+    def _must_refresh(self, kid: str | None) -> bool:
+        """Return whether this thread has to fetch the keys; if so, mark the fetch as started."""
         with self._lock:
-            age = time.monotonic() - self._asked
-            wanted = kid not in self._keys or not self._answered
-            if self._asking or not (age > REFRESH_SECONDS or (wanted and age > MIN_FETCH_INTERVAL)):
+            age = time.monotonic() - self._fetch_started
+            is_needed = kid not in self._keys or not self._is_complete
+            if self._is_fetching or not (age > REFRESH_SECONDS or (is_needed and age > MIN_FETCH_INTERVAL)):
                 return False
-            self._asked, self._asking, self._answered = time.monotonic(), True, False
+            self._fetch_started, self._is_fetching, self._is_complete = time.monotonic(), True, False
             return True
 
     def _refresh(self) -> None:
-        found: dict[str | None, PyJWK] | None = None
+        keys: dict[str | None, PyJWK] | None = None
         try:
-            found = {key.key_id: key for key in self._fetch().keys}
+            keys = {key.key_id: key for key in self._fetch().keys}
         except (httpx.HTTPError, httpx.InvalidURL, jwt.PyJWTError, KeyError, TypeError, ValueError):
-            log.warning("the OpenID Connect issuer's keys cannot be had", issuer=self._issuer, exc_info=True)
+            log.warning("the OpenID Connect issuer's keys cannot be fetched", issuer=self._issuer, exc_info=True)
         finally:
             with self._lock:
-                self._asking = False
-                if found is not None:
-                    self._keys, self._answered = found, True
+                self._is_fetching = False
+                if keys is not None:
+                    self._keys, self._is_complete = keys, True
 
     def _fetch(self) -> PyJWKSet:
         with httpx.Client(timeout=TIMEOUT) as client:

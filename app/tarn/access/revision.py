@@ -1,11 +1,11 @@
-"""The access revision: one mark in SQL that changes with everything that decides who may do what.
+"""Access revision: one value in SQL that changes with every change of access rights, and the cache keyed by it.
 
-Whoever changes a tenant, a key, a grant, a limit, or which datasets there are, calls `bump` in the same transaction.
-A request reads the mark first, and what was looked up earlier under the same mark still holds: one statement instead
-of one for each part, and what is taken away ends with the very next request, in every process.
+Code that changes a tenant, key, grant, limit, or the set of datasets calls `bump` in the same transaction. A request
+reads the revision first, and cached values of the same revision are valid: one query instead of several, and a
+revocation takes effect with the next request in every process.
 
-The mark is drawn anew and not counted up: after a database was restored or failed over without its last transactions,
-a count could come to a number that some process remembers something else by.
+The revision is random and not a counter: after a restore or failover that lost transactions, a counter could reach a
+number again under which some process has cached other values.
 """
 
 import threading
@@ -15,59 +15,67 @@ from typing import Generic, TypeVar
 
 from sqlalchemy import Connection, update
 
+from tarn.db.engine import Database
 from tarn.db.tables import access_revision
 from tarn.model.ids import new_id
 
 T = TypeVar("T")
 
 MAX_CACHED = 10_000
-"""Answers remembered at most; those not asked for longest go first."""
+"""Maximum cached values; the least recently used are evicted."""
 
 
 def bump(connection: Connection) -> None:
-    """End what every process remembers, with this transaction.
+    """Invalidate the caches of all processes when this transaction commits.
 
     Best called last: on PostgreSQL, changes of access wait for each other from here to the commit.
     """
     changed = connection.execute(update(access_revision).values(revision=new_id()))
-    assert changed.rowcount == 1, "the migration puts exactly one row there"
+    assert changed.rowcount == 1, "the table has exactly one row, inserted by its migration"
+
+
+def read_current(database: Database) -> str:
+    """Return the current access revision, in a transaction of its own."""
+    with database.read() as connection:
+        return current(connection)
 
 
 def current(connection: Connection) -> str:
-    # Every request asks this, so it goes past SQLAlchemy's compiler.
+    """Return the current access revision."""
+    # Every request runs this, so it bypasses SQLAlchemy's compiler.
     return str(connection.exec_driver_sql("SELECT revision FROM access_revision").scalar_one())
 
 
 class RevisionCache(Generic[T]):
-    """Answers read under one revision, good for as long as it is the current one. Safe between threads."""
+    """LRU cache of values read under a revision, valid while it is current. Thread-safe."""
 
-    def __init__(self, most: int = MAX_CACHED) -> None:
-        self._most = most
+    def __init__(self, max_size: int = MAX_CACHED) -> None:
+        self._max_size = max_size
         self._lock = threading.Lock()
-        self._answers: OrderedDict[tuple[str, Hashable], T] = OrderedDict()
+        self._values: OrderedDict[tuple[str, Hashable], T] = OrderedDict()
 
-    def get(self, revision: str, question: Hashable, read: Callable[[], T]) -> T:
-        """The answer remembered, or else what `read` reads in the transaction that read the revision.
+    def get(self, revision: str, key: Hashable, read: Callable[[], T]) -> T:
+        """Return the cached value, or call `read` in the transaction that read the revision and cache its result.
 
-        What `read` raises is not remembered.
+        Exceptions of `read` are not cached.
         """
-        place = (revision, question)
+        entry = revision, key
         with self._lock:
-            if place in self._answers:
-                self._answers.move_to_end(place)
-                return self._answers[place]
-        answer = read()
-        self.put(revision, question, answer)
-        return answer
+            if entry in self._values:
+                self._values.move_to_end(entry)
+                return self._values[entry]
+        value = read()
+        self.put(revision, key, value)
+        return value
 
-    def peek(self, revision: str, question: Hashable) -> T | None:
-        """The answer remembered, or None."""
+    def peek(self, revision: str, key: Hashable) -> T | None:
+        """Return the cached value, or None."""
         with self._lock:
-            return self._answers.get((revision, question))
+            return self._values.get((revision, key))
 
-    def put(self, revision: str, question: Hashable, answer: T) -> None:
-        """Remember what was read in the transaction that read the revision."""
+    def put(self, revision: str, key: Hashable, value: T) -> None:
+        """Cache a value that was read in the transaction that read the revision."""
         with self._lock:
-            self._answers[revision, question] = answer
-            while len(self._answers) > self._most:
-                self._answers.popitem(last=False)
+            self._values[revision, key] = value
+            while len(self._values) > self._max_size:
+                self._values.popitem(last=False)

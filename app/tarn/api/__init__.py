@@ -1,1 +1,1 @@
-"""HTTP: one thin router per resource, and what every request passes through."""
+"""HTTP API: one thin router per resource (`routes`) and the request pipeline they share (`http`)."""

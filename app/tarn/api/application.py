@@ -1,4 +1,4 @@
-"""The HTTP application, put together."""
+"""FastAPI application: routers, middleware and the OpenAPI document."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,8 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from tarn.api.http import api_docs as docs
-from tarn.api.http import problems
+from tarn.api.http import api_docs, problems
 from tarn.api.http.bodies.body_middleware import BodyMiddleware, Pace
 from tarn.api.http.middleware.cors import Cors
 from tarn.api.http.middleware.request_middleware import HEADER, ExceptionMiddleware, RequestMiddleware
@@ -47,7 +46,7 @@ TITLE, VERSION, ABOUT = "Tarn", "1", "A lakehouse for FollowTheMoney data."
 
 ROUTERS = (
     system.routes,
-    docs.routes,
+    api_docs.routes,
     datasets.catalog_routes,
     datasets.routes,
     entities.routes,
@@ -79,11 +78,13 @@ ROUTERS = (
 
 
 def create_app(services: Services) -> FastAPI:
-    """The application for these services. Raises StartRefused if a route and the access table disagree."""
+    """Build the application for these services. Raises StartRefused if the routes and the access table disagree."""
 
     @asynccontextmanager
     async def reporting(_: FastAPI) -> AsyncIterator[None]:
-        reporter = ActiveReadReporter(services.database, services.reader.running, services.settings.reader_heartbeat)
+        reporter = ActiveReadReporter(
+            services.database, services.reader.active_reads, services.settings.reader_heartbeat
+        )
         with reporter, PeriodicTrim():
             yield
 
@@ -91,19 +92,19 @@ def create_app(services: Services) -> FastAPI:
         title=TITLE,
         version=VERSION,
         description=ABOUT,
-        # The document and the page are routes of ours: `docs`.
+        # `api_docs` serves the OpenAPI document and the documentation page.
         openapi_url=None,
-        # A redirect would be built from whatever the Host header says.
+        # A redirect would be built from the Host header, which the client controls.
         redirect_slashes=False,
         lifespan=reporting,
     )
     app.state.services = services
     routes = [route for router in ROUTERS for route in router.routes]
-    # Not by `include_router`, which asks every router first and every route of it then, for each request.
+    # Not `include_router`: it matches every request against each router first, and then against the router's routes.
     app.router.routes.extend(routes)
     check_complete({route.name for route in routes if hasattr(route, "name")})
     problems.install(app, routes)
-    # The last one added is the outermost.
+    # The middleware that is added last is the outermost.
     settings = services.settings
     pace = Pace(settings.body_idle_timeout, settings.body_min_rate, settings.body_rate_grace)
     app.add_middleware(BodyMiddleware, limit=settings.max_document_bytes, pace=pace)
@@ -117,19 +118,19 @@ def create_app(services: Services) -> FastAPI:
             expose_headers=[HEADER, "ETag", "Location", "Retry-After", "Tarn-Snapshot"],
         )
     app.add_middleware(RequestMiddleware, metrics=services.metrics)
-    if services.watch.tracer is not None:
-        # OpenTelemetry is of no use to whoever sends no traces.
+    if services.telemetry.tracer is not None:
+        # Import OpenTelemetry only if traces are sent.
         from tarn.api.http.middleware.tracing import TraceMiddleware
 
-        app.add_middleware(TraceMiddleware, tracer=services.watch.tracer)
+        app.add_middleware(TraceMiddleware, tracer=services.telemetry.tracer)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     return app
 
 
 def openapi_document() -> dict[str, Any]:
-    """FastAPI's document, with problems under their own media type, the ways to authenticate, and links.
+    """Return FastAPI's document with the problem media type, the security scheme and the links added.
 
-    It is the same whatever the settings are.
+    It does not depend on the settings.
     """
     document = get_openapi(
         title=TITLE,
@@ -139,7 +140,7 @@ def openapi_document() -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     document["components"]["securitySchemes"] = {
-        "key": {"type": "http", "scheme": "bearer", "description": "An API key, or a JWT of the issuer."}
+        "key": {"type": "http", "scheme": "bearer", "description": "An API key, or a JWT of the configured issuer."}
     }
     for operation in (op for path in document["paths"].values() for op in path.values()):
         if "401" in operation["responses"]:

@@ -1,8 +1,8 @@
-"""Where a fetch may connect to: hosts as they are written, and the addresses behind them.
+"""Network addresses that a fetch may connect to: normalizes host names, and checks the addresses they resolve to.
 
-An address is taken only if it is public. What is not is named in one table; in IPv6, all that is not below 2000::/3.
-An IPv6 address that carries an IPv4 one is as good as the one it carries where networks still use it so (mapped
-addresses, NAT64), and refused where it is only history (6to4, Teredo, compatible).
+An address is allowed only if it is public. One table lists what is not; in IPv6, also all that is not below 2000::/3.
+An IPv6 address that embeds an IPv4 one is judged by the embedded one where this is in use (mapped addresses, NAT64),
+and refused where it is obsolete (6to4, Teredo, compatible).
 """
 
 import re
@@ -24,7 +24,7 @@ Network = IPv4Network | IPv6Network
 LONGEST_NAME = 253
 LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-"""A last label of this form makes the whole an IPv4 address to many programs, in one of its old forms."""
+"""With a last label of this form, many programs read the host as an IPv4 address in an old notation."""
 
 KINDS: tuple[tuple[Network, str], ...] = tuple(
     (ip_network(network), kind)
@@ -33,7 +33,7 @@ KINDS: tuple[tuple[Network, str], ...] = tuple(
         ("10.0.0.0/8", "private"),
         ("100.64.0.0/10", "shared"),
         ("127.0.0.0/8", "loopback"),
-        ("168.63.129.16/32", "platform"),  # Azure's own service, at an address that looks like any other
+        ("168.63.129.16/32", "platform"),  # Azure's platform service, at an address that looks public
         ("169.254.0.0/16", "link-local"),
         ("172.16.0.0/12", "private"),
         ("192.0.0.0/24", "reserved"),
@@ -61,25 +61,25 @@ PUBLIC_IPV6 = IPv6Network("2000::/3")
 NAT64 = IPv6Network("64:ff9b::/96")
 
 OPENED = frozenset({"private", "shared", "loopback"})
-"""What an operator opens by naming a host. Never link-local addresses, where clouds hand out credentials: whoever
-answers for the name would choose."""
+"""Kinds of addresses that an operator allows by naming a host. Never link-local addresses, where clouds serve
+credentials: whoever controls the name's DNS could choose them."""
 
 
 def resolve_by_system(host: str, port: int) -> Sequence[str]:
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-def ascii_host(written: str) -> str:
-    """The host in the one form that is resolved, checked, and shown to TLS. Raises SchemaViolation.
+def ascii_host(host_text: str) -> str:
+    """Return the host in the normal form that is resolved, checked and passed to TLS. Raises SchemaViolation.
 
     Either a host name in ASCII, or an IPv4 address of four plain numbers, or an IPv6 address without a zone.
     """
-    if written.startswith("["):
-        return str(_ipv6(written))
-    if len(written) > LONGEST_NAME + 1:
+    if host_text.startswith("["):
+        return str(_ipv6(host_text))
+    if len(host_text) > LONGEST_NAME + 1:
         raise refused("the host is no valid name")
     try:
-        mapped = written.lower() if written.isascii() else idna.encode(written, uts46=True).decode()
+        mapped = host_text.lower() if host_text.isascii() else idna.encode(host_text, uts46=True).decode()
     except UnicodeError:
         raise refused("the host is no valid name") from None
     host = mapped.removesuffix(".")
@@ -91,12 +91,12 @@ def ascii_host(written: str) -> str:
     return host
 
 
-def _ipv6(written: str) -> IPv6Address:
+def _ipv6(host_text: str) -> IPv6Address:
     try:
-        address = IPv6Address(written[1:-1])
+        address = IPv6Address(host_text[1:-1])
     except ValueError:
         raise refused("the host is no valid IPv6 address") from None
-    if address.scope_id is not None or not written.endswith("]"):
+    if address.scope_id is not None or not host_text.endswith("]"):
         raise refused("the host is no valid IPv6 address")
     return address
 
@@ -109,16 +109,16 @@ def _ipv4(host: str) -> IPv4Address:
 
 
 def kind_of(address: Address) -> str | None:
-    """What keeps an address from being public; None if it is."""
+    """Return the kind of a non-public address, or None if it is public."""
     inner = _carried(address)
-    found = next((kind for network, kind in KINDS if inner in network), None)
-    if found is None and isinstance(inner, IPv6Address) and inner not in PUBLIC_IPV6:
+    kind_found = next((kind for network, kind in KINDS if inner in network), None)
+    if kind_found is None and isinstance(inner, IPv6Address) and inner not in PUBLIC_IPV6:
         return "reserved"
-    return found
+    return kind_found
 
 
 def _carried(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for, or the address itself."""
+    """Return the IPv4 address that an IPv6 one embeds, or the address itself."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped:
             return address.ipv4_mapped
@@ -132,14 +132,14 @@ class Guard:
     """Decides which addresses a host may be connected to."""
 
     names: frozenset[str] = frozenset()
-    """Hosts that may be at private, shared or loopback addresses."""
+    """Hosts that may have private, shared or loopback addresses."""
     networks: tuple[Network, ...] = ()
-    """Addresses that may be connected to, whatever they are."""
+    """Networks that may be connected to, of any kind."""
     resolve: Resolve = resolve_by_system
 
     @classmethod
     def opened_for(cls, entries: Iterable[str], resolve: Resolve) -> Self:
-        """A guard that opens what the setting names. Raises StartRefused."""
+        """Return a guard that allows what the setting names. Raises StartRefused."""
         names: set[str] = set()
         networks: list[Network] = []
         for entry in entries:
@@ -150,17 +150,17 @@ class Guard:
         return cls(frozenset(names), tuple(networks), resolve)
 
     def addresses(self, host: str, port: int) -> list[Address]:
-        """The host's addresses, every one of them checked. The name is resolved once: connect to these and no others.
+        """Return the host's addresses, all of them checked. The name is resolved once: connect only to these.
 
-        Raises SchemaViolation if any of them may not be connected to, SourceFailed if there are none, or none in time.
+        Raises SchemaViolation if any of them is not allowed, SourceFailed if there are none, or none in time.
         """
-        found = self._found(host, port)
-        for address in found:
+        resolved = self._found(host, port)
+        for address in resolved:
             kind = kind_of(address)
             if kind and not self._opens(host, address, kind):
-                # Not which one it is: that would tell strangers what the names in here stand for.
+                # Do not name the address: that would disclose what internal names resolve to.
                 raise refused(f"the host {host} is not at a public address")
-        return found
+        return resolved
 
     def _found(self, host: str, port: int) -> list[Address]:
         try:
@@ -168,15 +168,15 @@ class Guard:
         except ValueError:
             pass
         try:
-            answers = self.resolve(host, port)
-            found: list[Address] = [*dict.fromkeys(map(ip_address, answers))]
+            resolved = self.resolve(host, port)
+            addresses: list[Address] = [*dict.fromkeys(map(ip_address, resolved))]
         except TimeoutError:
             raise SourceFailed(f"the host {host} takes too long to be resolved") from None
         except (OSError, ValueError):
-            found = []
-        if not found:
+            addresses = []
+        if not addresses:
             raise SourceFailed(f"the host {host} cannot be resolved")
-        return found
+        return addresses
 
     def _opens(self, host: str, address: Address, kind: str) -> bool:
         if host in self.names and kind in OPENED:

@@ -1,8 +1,8 @@
-"""Host names looked up with a limit of our own: a system's resolver has none that it could be told.
+"""DNS lookups with a timeout, which the system's resolver does not offer.
 
-Each name is looked up in a thread, and whoever asks waits for it no longer than they want. A thread that hangs in the
-resolver cannot be ended, so there are only so many: when all of them hang, who asks next waits for one to come back,
-for as long as for an answer.
+Each name is looked up in a thread, and the caller waits for it no longer than the timeout. A thread that hangs in the
+resolver cannot be ended, so their number is limited: if all of them hang, the next caller waits for a free one, within
+the same timeout.
 """
 
 import threading
@@ -12,40 +12,40 @@ from concurrent.futures import Future
 from typing import Any
 
 AT_ONCE = 32
-"""Names that one process looks up at once."""
+"""Names that one process looks up concurrently."""
 
 Resolve = Callable[[str, int], Sequence[str]]
-"""The addresses of a host name. Raises OSError if there are none, TimeoutError if that takes too long to tell."""
+"""Function that returns the addresses of a host name. Raises OSError if there are none, TimeoutError on a timeout."""
 
 
 class Lookups:
-    """Resolves names as another does, and gives up in time. Sent to another process it has threads of its own there."""
+    """Resolver with a timeout around another one. When pickled to another process it uses its own threads there."""
 
-    def __init__(self, resolve: Resolve, patience: float) -> None:
+    def __init__(self, resolve: Resolve, timeout_seconds: float) -> None:
         self._resolve = resolve
-        self._patience = patience
+        self._timeout_seconds = timeout_seconds
         self._free = threading.BoundedSemaphore(AT_ONCE)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lookups, (self._resolve, self._patience)
+        return Lookups, (self._resolve, self._timeout_seconds)
 
     def __call__(self, host: str, port: int) -> Sequence[str]:
-        end = time.monotonic() + self._patience
-        if not self._free.acquire(timeout=self._patience):
+        end = time.monotonic() + self._timeout_seconds
+        if not self._free.acquire(timeout=self._timeout_seconds):
             raise TimeoutError
-        answer: Future[Sequence[str]] = Future()
+        future: Future[Sequence[str]] = Future()
 
-        def look() -> None:
+        def look_up() -> None:
             try:
-                answer.set_result(self._resolve(host, port))
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                answer.set_exception(error)
+                future.set_result(self._resolve(host, port))
+            except BaseException as error:  # noqa: BLE001 - raised again in the waiting caller
+                future.set_exception(error)
             finally:
                 self._free.release()
 
         try:
-            threading.Thread(target=look, name="lookup", daemon=True).start()
-        except RuntimeError as error:  # the system has no more threads
+            threading.Thread(target=look_up, name="lookup", daemon=True).start()
+        except RuntimeError as error:  # the system cannot start another thread
             self._free.release()
             raise OSError(str(error)) from error
-        return answer.result(max(0.0, end - time.monotonic()))
+        return future.result(max(0.0, end - time.monotonic()))

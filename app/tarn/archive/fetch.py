@@ -1,10 +1,10 @@
-"""The guarded fetcher: the one way by which files come from elsewhere.
+"""The guarded fetcher: the only way to fetch files from other servers and folders.
 
     http, https     public addresses, pinned for every hop          tarn.archive.web
-    file, a path    below the folders that the operator opened      tarn.archive.local
-    s3, gs, az      the stores that the operator opened             tarn.archive.stores
+    file, a path    below the folders that the operator allowed     tarn.archive.local
+    s3, gs, az      the stores that the operator allowed            tarn.archive.stores
 
-Whatever else there is in an address is refused before anything is opened, resolved or connected to.
+Any other address is refused before anything is opened, resolved or connected to.
 """
 
 import re
@@ -32,7 +32,7 @@ SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Opens and lists sources. Safe to share between threads and to send to other processes."""
+    """Opens and lists sources. Safe to share between threads and to pickle to other processes."""
 
     web: Web
     roots: Roots
@@ -42,7 +42,7 @@ class Fetcher:
     def from_settings(
         cls, settings: Settings, resolve: Resolve = resolve_by_system, clock: Clock = time.monotonic
     ) -> Self:
-        """Raises StartRefused for a place that cannot be used, or through which tenants could read the lake itself."""
+        """Create it. Raises StartRefused for an invalid source, or one that would let tenants read the lake itself."""
         guard = Guard.opened_for(settings.fetch_private_hosts, Lookups(resolve, settings.fetch_patience))
         connections = tuple(
             source_connection(uri, {name: value.get_secret_value() for name, value in options.items()})
@@ -57,7 +57,7 @@ class Fetcher:
         )
 
     def check(self, uri: str) -> None:
-        """Raises SchemaViolation for an address that is not fetched from, whatever is there."""
+        """Raise SchemaViolation for an address that may not be fetched from. Does not access it."""
         scheme = _scheme(uri)
         if scheme in PORTS:
             Url.parse(uri)
@@ -67,9 +67,9 @@ class Fetcher:
             self.roots.place(_path(uri, scheme))
 
     def open(self, uri: str) -> Source:
-        """One file, to be read once from a `with`.
+        """Open a file, to be read once in a `with` block.
 
-        Raises SchemaViolation if it is not to be fetched, FileNotFound, BodyTooLarge, SourceFailed and, of a store,
+        Raises SchemaViolation if it may not be fetched, FileNotFound, BodyTooLarge, SourceFailed and, for a store,
         Unavailable. Reading it may raise the last three.
         """
         scheme = _scheme(uri)
@@ -82,36 +82,36 @@ class Fetcher:
     def sources(
         self, uri: str, prefix: str = "", glob: Sequence[str] = (), exclude: Sequence[str] = ()
     ) -> Iterator[ListedFile | ListingFailure]:
-        """The files below a folder, a store's prefix or an index page, as far as they are wanted, and what failed.
+        """Yield the files below a folder, a store's prefix or an index page that pass the filters, and the failures.
 
-        Paths are relative to `uri`. Raises, at once, what `open` does if the place itself cannot be listed.
+        Paths are relative to `uri`. Raises immediately what `open` does if the address itself cannot be listed.
         """
-        choice = PathFilter(prefix, tuple(glob), tuple(exclude))
+        path_filter = PathFilter(prefix, tuple(glob), tuple(exclude))
         scheme = _scheme(uri)
         if scheme in PORTS:
-            return WebIndex(self.web, choice).files(Url.parse(uri))
+            return WebIndex(self.web, path_filter).files(Url.parse(uri))
         if scheme in SCHEMES:
-            return self.stores.files(uri, choice)
-        return self.roots.files(_path(uri, scheme), choice)
+            return self.stores.files(uri, path_filter)
+        return self.roots.files(_path(uri, scheme), path_filter)
 
 
 def _scheme(uri: str) -> str:
-    """The scheme of an address, empty for a path. Raises SchemaViolation for one that is not fetched."""
+    """Return the scheme of an address, empty for a path. Raises SchemaViolation for an unsupported one."""
     if len(uri) > LONGEST_URI:
         raise refused(f"the address is longer than {LONGEST_URI} characters")
     try:
         uri.encode()
     except UnicodeEncodeError:
         raise refused("the address is not well formed") from None
-    found = SCHEME.match(uri)
-    scheme = found[1].lower() if found else ""
+    scheme_match = SCHEME.match(uri)
+    scheme = scheme_match[1].lower() if scheme_match else ""
     if scheme not in {"", "file", *PORTS, *SCHEMES}:
         raise refused("only http, https, s3, gs, az and files of the server are fetched")
     return scheme
 
 
 def _path(uri: str, scheme: str) -> str:
-    """The path of a `file:` URI or of a plain path. Raises SchemaViolation."""
+    """Return the path of a `file:` URI or of a plain path. Raises SchemaViolation."""
     if not scheme:
         path = uri
     else:
@@ -128,7 +128,7 @@ def _path(uri: str, scheme: str) -> str:
 
 
 def _require_lake_excluded(settings: Settings) -> None:
-    """Raise StartRefused if what tenants may fetch from holds the lake, the database or the key, or is within them."""
+    """Raise StartRefused if a source open to tenants contains the lake, the database or the key, or is in them."""
     lake = urlsplit(settings.lake_uri)
     if lake.scheme in SCHEMES:
         own = f"{lake.scheme}://{lake.netloc}{lake.path}".rstrip("/")
@@ -142,11 +142,11 @@ def _require_lake_excluded(settings: Settings) -> None:
     _require_excluded(settings, settings.admin_key_file, "the administrator's key")
 
 
-def _require_excluded(settings: Settings, ours: Path, what: str) -> None:
-    place = f"/{ours.resolve()}"
+def _require_excluded(settings: Settings, own_path: Path, description: str) -> None:
+    folder = f"/{own_path.resolve()}"
     for root in settings.fetch_roots:
-        if _overlap(place, f"/{root.resolve()}"):
-            raise StartRefused(f"TARN_FETCH_ROOTS: tenants could read {what} below {root}; open another folder")
+        if _overlap(folder, f"/{root.resolve()}"):
+            raise StartRefused(f"TARN_FETCH_ROOTS: tenants could read {description} below {root}; open another folder")
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -1,9 +1,9 @@
-"""The index of the archive's File records in SQL, and which files are on their way into it.
+"""The SQL index of the archive's File records, and the announcements of files that are being put.
 
-A blob may be collected when no record refers to it and nobody is about to write one. So whoever puts a file says so
-first, by a row of `file_puts`, and takes it away in the transaction that records the file. Both transactions, and those
-that collect or delete, hold the lock of the checksum: each sees what the one before it did. A put whose row is gone was
-overtaken, by a collector after it expired or by somebody who deleted the file, and begins again.
+A blob may be collected if no record refers to it and no put is about to write one. So a put announces its file first,
+by a row of `file_puts`, and deletes the row in the transaction that records the file. Both transactions, and those
+that collect or delete, hold the lock of the checksum: each sees what the one before it did. A put whose row is gone
+was overtaken, by a collector after it expired or by a deletion of the file, and starts again.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, Select, and_, delete, insert, or_, selec
 
 from tarn.access import limits
 from tarn.datasets.registry import ACTIVE, Dataset
-from tarn.db import outbox as events
+from tarn.db import outbox
 from tarn.db.engine import Database
 from tarn.db.tables import datasets, file_puts, files, tags, uploads
 from tarn.errors import DatasetNotFound, FileNotFound
@@ -32,15 +32,15 @@ LAST_DELETED = "archive/last_deleted"
 LAST_COLLECTED = "archive/last_collected"
 
 INDEXED = 255
-"""Characters of a path that are in an index."""
+"""Characters of a path that the database index covers."""
 
 
 SOME = 500
-"""Rows that are read at once, where there may be many."""
+"""Rows that are read in one batch."""
 
 
 class Announced(NamedTuple):
-    """A file that is about to be put, or was."""
+    """The announcement of a file that is being put."""
 
     id: str
     checksum: Checksum
@@ -49,7 +49,7 @@ class Announced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the order of files: by path, and of one path by id."""
+    """A position in the order of files: by path, then by id."""
 
     path: str
     id: str
@@ -64,7 +64,7 @@ def page(
     path: FilePath | None = None,
     checksum: Checksum | None = None,
 ) -> list[ArchiveFile]:
-    """Files by path: of one path or one content, or those whose paths begin with a text."""
+    """Return a page of files ordered by path: of one path, one content, or all whose paths have a prefix."""
     query = _of(dataset).order_by(files.c.path_head, files.c.path, files.c.id).limit(limit)
     if checksum is not None:
         query = query.where(files.c.checksum == checksum)
@@ -82,7 +82,7 @@ def page(
 
 
 def get(connection: Connection, dataset: Dataset, checksum: Checksum, file_id: FileId) -> ArchiveFile:
-    """Raises FileNotFound."""
+    """Return a file. Raises FileNotFound."""
     row = connection.execute(_of(dataset).where(files.c.id == file_id, files.c.checksum == checksum)).first()
     if row is None:
         raise FileNotFound(f"{dataset.name!r} has no file {file_id!r} with the checksum {checksum}")
@@ -95,35 +95,35 @@ def find(connection: Connection, dataset: Dataset, file_id: FileId) -> ArchiveFi
 
 
 def at(connection: Connection, dataset: Dataset, path: FilePath) -> Iterator[ArchiveFile]:
-    """All files at a path."""
+    """Return all files at a path."""
     query = _of(dataset).where(files.c.path_head == path[:INDEXED], files.c.path == path).order_by(files.c.id)
     return map(_file, connection.execute(query, execution_options={"yield_per": SOME}))
 
 
 def between(connection: Connection, dataset: Dataset, after: Checksum, last: Checksum) -> Iterator[ArchiveFile]:
-    """Files whose contents' checksums are greater than one, and not greater than another, in their order."""
+    """Return the files whose checksums are greater than `after` and at most `last`, ordered by checksum."""
     query = _of(dataset).where(files.c.checksum > after, files.c.checksum <= last).order_by(files.c.checksum)
     return map(_file, connection.execute(query, execution_options={"yield_per": SOME}))
 
 
 def first_of(connection: Connection, dataset: Dataset, checksum: Checksum) -> ArchiveFile:
-    """A file with this content, always the same while it is there. Raises FileNotFound."""
-    found = page(connection, dataset, 1, checksum=checksum)
-    if not found:
+    """Return the first file with this content, by path and id. Raises FileNotFound."""
+    first_page = page(connection, dataset, 1, checksum=checksum)
+    if not first_page:
         raise FileNotFound(f"{dataset.name!r} has no file with the checksum {checksum}")
-    return found[0]
+    return first_page[0]
 
 
 def known_paths(connection: Connection, dataset: Dataset, paths: Collection[FilePath]) -> set[str]:
-    """Those of some paths at which there is a file."""
-    same = files.c.dataset_id == dataset.id, files.c.path_head.in_({path[:INDEXED] for path in paths})
-    return set(connection.execute(select(files.c.path).where(*same)).scalars()).intersection(paths)
+    """Return those of the paths that have a file."""
+    conditions = files.c.dataset_id == dataset.id, files.c.path_head.in_({path[:INDEXED] for path in paths})
+    return set(connection.execute(select(files.c.path).where(*conditions)).scalars()).intersection(paths)
 
 
 def known_checksums(connection: Connection, dataset: Dataset, checksums: Collection[Checksum]) -> set[str]:
-    """Those of some contents that a file has."""
-    same = files.c.dataset_id == dataset.id, files.c.checksum.in_(checksums)
-    return set(connection.execute(select(files.c.checksum).where(*same)).scalars())
+    """Return those of the checksums that a file has."""
+    conditions = files.c.dataset_id == dataset.id, files.c.checksum.in_(checksums)
+    return set(connection.execute(select(files.c.checksum).where(*conditions)).scalars())
 
 
 def hold(
@@ -133,8 +133,8 @@ def hold(
     checksums: Iterable[Checksum],
     paths: Iterable[FilePath] = (),
 ) -> None:
-    """Take the locks of these checksums, and of these paths, until the transaction ends, in an order in which nobody
-    waits in a circle. Who changes which files a path has holds the path."""
+    """Lock these checksums and paths until the transaction ends, in a fixed order that avoids deadlocks. Changing the
+    set of files at a path requires its lock."""
     for checksum in sorted(set(checksums)):
         database.serialize(connection, f"blob:{dataset.id}:{checksum}")
     for path in sorted(set(paths)):
@@ -142,7 +142,7 @@ def hold(
 
 
 def expiry(settings: Settings) -> datetime:
-    """When what is announced now is given up."""
+    """Return when an announcement that is made now expires."""
     return now() + timedelta(seconds=settings.upload_expiry)
 
 
@@ -154,10 +154,10 @@ def announce(
     coming: Sequence[ArchiveFile],
     reservations: Collection[str] = (),
 ) -> list[str]:
-    """Say that these files are about to be put, and take them from the tenant's quota; the ids of the announcements.
+    """Announce that these files are about to be put, count them against the quota, and return the announcements' ids.
 
-    They take the place of what was reserved while they arrived. Raises DatasetNotFound for one that is being deleted,
-    and QuotaExceeded.
+    They replace what was reserved while the files were received. Raises DatasetNotFound if the dataset is being
+    deleted, and QuotaExceeded.
     """
     require_active(connection, dataset)
     withdraw(connection, reservations)
@@ -183,76 +183,82 @@ def announce(
 def announced_for(
     connection: Connection, dataset: Dataset, path: FilePath, besides: Collection[str]
 ) -> list[Announced]:
-    """Files that others have announced for a path, which only their ids tell."""
+    """Return the announcements of other puts for a path. The path is known only from the file id."""
     query = select(file_puts.c.id, file_puts.c.checksum, file_puts.c.file_id).where(
         file_puts.c.dataset_id == dataset.id
     )
-    found = (Announced(row.id, Checksum(row.checksum), FileId(row.file_id)) for row in connection.execute(query))
-    return [one for one in found if one.id not in besides and one.file_id == file_id(dataset.name, path, one.checksum)]
+    announcements = (
+        Announced(row.id, Checksum(row.checksum), FileId(row.file_id)) for row in connection.execute(query)
+    )
+    return [
+        one
+        for one in announcements
+        if one.id not in besides and one.file_id == file_id(dataset.name, path, one.checksum)
+    ]
 
 
 def is_recorded_or_announced(connection: Connection, dataset: Dataset, file_id: FileId) -> bool:
-    """Whether a file is recorded, or about to be."""
+    """Return whether a file is recorded or announced."""
     recorded = select(files.c.id).where(files.c.dataset_id == dataset.id, files.c.id == file_id)
     coming = select(file_puts.c.id).where(file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file_id)
     return connection.execute(union_all(recorded, coming).limit(1)).first() is not None
 
 
 def withdraw(connection: Connection, announced: Iterable[str]) -> set[str]:
-    """Take announcements and reservations back, with what they took from quotas; those that were still there."""
+    """Delete announcements and reservations, release their quota, and return the ids of those that existed."""
     if not (ids := list(announced)):
         return set()
-    gone = connection.execute(
+    deleted = connection.execute(
         delete(file_puts)
         .where(file_puts.c.id.in_(ids))
         .returning(file_puts.c.id, file_puts.c.tenant, file_puts.c.reserved)
     ).all()
-    for row in gone:
+    for row in deleted:
         limits.release(connection, row.tenant, size=row.reserved)
-    return {row.id for row in gone}
+    return {row.id for row in deleted}
 
 
 def record(connection: Connection, dataset: Dataset, announced: str, file: ArchiveFile) -> bool:
-    """Record a file that was announced, in the place of what its record said before. False if it was overtaken."""
+    """Record an announced file, replacing its former row. Return False if the put was overtaken."""
     return bool(record_all(connection, dataset, {announced: file}))
 
 
 def record_all(connection: Connection, dataset: Dataset, coming: Mapping[str, ArchiveFile]) -> set[str]:
-    """Record files by their announcements, in the place of what their records said before; those not overtaken."""
+    """Record announced files, replacing their former rows. Return the announcements that were not overtaken."""
     own = file_puts.c.id.in_(list(coming))
-    taken = delete(file_puts).where(own).returning(file_puts.c.id, file_puts.c.tenant, file_puts.c.reserved)
-    gone = {row.id: row for row in connection.execute(taken)}
-    ids = {coming[announced].id for announced in gone}
-    there = select(files.c.id).where(files.c.dataset_id == dataset.id, files.c.id.in_(ids))
-    known = set(connection.execute(there).scalars())
+    statement = delete(file_puts).where(own).returning(file_puts.c.id, file_puts.c.tenant, file_puts.c.reserved)
+    claimed = {row.id: row for row in connection.execute(statement)}
+    ids = {coming[announced].id for announced in claimed}
+    existing = select(files.c.id).where(files.c.dataset_id == dataset.id, files.c.id.in_(ids))
+    known = set(connection.execute(existing).scalars())
     new: dict[str, ArchiveFile] = {}
-    again: list[str] = []
-    for announced in (announced for announced in coming if announced in gone):
+    replaced: list[str] = []
+    for announced in (announced for announced in coming if announced in claimed):
         file = coming[announced]
         if file.id in known or file.id in new:
-            again.append(announced)
+            replaced.append(announced)
         else:
             new[file.id] = file
     if new:
         connection.execute(insert(files), [_row(dataset, file) for file in new.values()])
-    for announced in again:
+    for announced in replaced:
         _change(connection, dataset, coming[announced])
-        limits.release(connection, gone[announced].tenant, size=gone[announced].reserved)
-    put = {coming[announced].id: coming[announced] for announced in gone}
-    if put:
-        first = [_named(file) for file in islice(put.values(), MOST_FILES)]
-        events.record(connection, dataset.id, EventKind.FILES_PUT, count=len(put), files=first)
-    return set(gone)
+        limits.release(connection, claimed[announced].tenant, size=claimed[announced].reserved)
+    recorded = {coming[announced].id: coming[announced] for announced in claimed}
+    if recorded:
+        first = [_named(file) for file in islice(recorded.values(), MOST_FILES)]
+        outbox.record(connection, dataset.id, EventKind.FILES_PUT, count=len(recorded), files=first)
+    return set(claimed)
 
 
 def add(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
-    """Record a file that the archive has, though nobody announced it; it counts, whatever the quota is."""
+    """Record a file that the archive has without an announcement. It is counted, even beyond the quota."""
     connection.execute(insert(files).values(_row(dataset, file)))
     limits.release(connection, file.tenant, size=-file.size)
 
 
 def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[Announced]:
-    """Some of the announcements that nobody has come back to."""
+    """Return some of the expired announcements."""
     query = select(file_puts).where(file_puts.c.dataset_id == dataset.id, file_puts.c.expires < moment)
     return [
         Announced(row.id, Checksum(row.checksum), FileId(row.file_id)) for row in connection.execute(query.limit(SOME))
@@ -260,17 +266,17 @@ def expired(connection: Connection, dataset: Dataset, moment: datetime) -> list[
 
 
 def touch_collected(connection: Connection, dataset: Dataset, past: datetime) -> None:
-    """Say that what was written and not needed any more at a moment is gone."""
+    """Set the tag that says that garbage written up to a moment is deleted."""
     touch(connection, dataset.id, LAST_COLLECTED, past)
 
 
 def has_garbage(connection: Connection, dataset: Dataset, moment: datetime, age: timedelta) -> bool:
-    """Whether a collector might find something: uploads and puts that were given up, and contents whose files were
-    deleted since. It finds only what is of some age, and is not worth sending more often than that."""
+    """Return whether a collector might find something: expired uploads and puts, and contents whose files were deleted
+    since. It finds only garbage of some age, so running it more often than that is useless."""
     past = moment - age
     for table in (uploads, file_puts):
-        given_up = select(table.c.id).where(table.c.dataset_id == dataset.id, table.c.expires < moment)
-        if connection.execute(given_up.limit(1)).first() is not None:
+        expired_rows = select(table.c.id).where(table.c.dataset_id == dataset.id, table.c.expires < moment)
+        if connection.execute(expired_rows.limit(1)).first() is not None:
             return True
     query = select(tags.c.key, tags.c.at).where(
         tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_((LAST_DELETED, LAST_COLLECTED))
@@ -281,28 +287,28 @@ def has_garbage(connection: Connection, dataset: Dataset, moment: datetime, age:
 
 
 def unreferenced(connection: Connection, dataset: Dataset, checksums: Sequence[Checksum]) -> set[Checksum]:
-    """Those of some checksums to which no file refers, and none that is about to be put."""
-    left = set(checksums)
+    """Return those of the checksums to which no file and no announcement refers."""
+    candidates = set(checksums)
     for table in (files, file_puts):
-        same = table.c.dataset_id == dataset.id, table.c.checksum.in_(checksums)
-        left -= set(connection.execute(select(table.c.checksum).where(*same)).scalars())
-    return left
+        conditions = table.c.dataset_id == dataset.id, table.c.checksum.in_(checksums)
+        candidates -= set(connection.execute(select(table.c.checksum).where(*conditions)).scalars())
+    return candidates
 
 
 def touch_updated(connection: Connection, dataset: Dataset) -> None:
-    """Say that the archive is another now. Raises DatasetNotFound for one that is being deleted."""
+    """Set the tag of the archive's last change. Raises DatasetNotFound if the dataset is being deleted."""
     require_active(connection, dataset)
     touch(connection, dataset.id, LAST_UPDATED, now())
 
 
 def forget(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
-    """Take a file out of the index, and let those who are putting it begin again."""
+    """Remove a file from the index, and withdraw its announcements, so that concurrent puts of it start again."""
     connection.execute(delete(files).where(files.c.dataset_id == dataset.id, files.c.id == file.id))
     touch(connection, dataset.id, LAST_DELETED, now())
     limits.release(connection, file.tenant, size=file.size)
-    same = file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file.id
-    withdraw(connection, connection.execute(select(file_puts.c.id).where(*same)).scalars())
-    events.record(connection, dataset.id, EventKind.FILE_DELETED, file=_named(file))
+    conditions = file_puts.c.dataset_id == dataset.id, file_puts.c.file_id == file.id
+    withdraw(connection, connection.execute(select(file_puts.c.id).where(*conditions)).scalars())
+    outbox.record(connection, dataset.id, EventKind.FILE_DELETED, file=_named(file))
 
 
 def _named(file: ArchiveFile) -> dict[str, str]:
@@ -310,24 +316,24 @@ def _named(file: ArchiveFile) -> dict[str, str]:
 
 
 def _change(connection: Connection, dataset: Dataset, file: ArchiveFile) -> None:
-    said = {"mime_type": file.mime_type, "origin": file.origin, "meta": file.meta}
+    values = {"mime_type": file.mime_type, "origin": file.origin, "meta": file.meta}
     own = files.c.dataset_id == dataset.id, files.c.id == file.id
-    connection.execute(update(files).where(*own).values(**said))
+    connection.execute(update(files).where(*own).values(**values))
 
 
 def require_active(connection: Connection, dataset: Dataset) -> None:
     """Raise DatasetNotFound for a dataset that is being deleted."""
-    found = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
-    if connection.execute(found).first() is None:
+    query = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
+    if connection.execute(query).first() is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
 
 
 def _after_all(prefix: str) -> str | None:
-    """The least text that is greater than all that begin with a prefix; None: there is none."""
+    """Return the least string greater than all that begin with a prefix, or None if there is none."""
     while prefix:
         code = ord(prefix[-1]) + 1
         if code <= 0x10FFFF:
-            # No text has the halves of a pair.
+            # Strings contain no surrogates.
             return prefix[:-1] + chr(0xE000 if 0xD800 <= code <= 0xDFFF else code)
         prefix = prefix[:-1]
     return None
@@ -338,10 +344,10 @@ def _of(dataset: Dataset) -> Select[Any]:
 
 
 def _row(dataset: Dataset, file: ArchiveFile) -> dict[str, Any]:
-    said = file.model_dump(exclude={"name"})
-    return {"dataset_id": dataset.id, "path_head": file.path[:INDEXED], **said}
+    values = file.model_dump(exclude={"name"})
+    return {"dataset_id": dataset.id, "path_head": file.path[:INDEXED], **values}
 
 
 def _file(row: Row[Any]) -> ArchiveFile:
-    said = {name: value for name, value in row._mapping.items() if name not in ("dataset_id", "path_head")}
-    return ArchiveFile.model_validate({**said, "name": FilePath(row.path).name})
+    values = {name: value for name, value in row._mapping.items() if name not in ("dataset_id", "path_head")}
+    return ArchiveFile.model_validate({**values, "name": FilePath(row.path).name})

@@ -1,7 +1,7 @@
-"""Files on the server's own disk, below the folders that the operator opened and nowhere else.
+"""Fetching from the server's own disk, only below the folders that the operator allowed.
 
-A path is walked folder by folder, each opened from the one before without following links; a link is read and walked
-in the same way, and may not lead above the root. So nobody can slip a link in between a check and the opening.
+A path is opened folder by folder, each relative to the one before and without following links; a link is read and
+walked in the same way, and may not lead above the root. So no link can be swapped in between a check and the opening.
 """
 
 import os
@@ -18,24 +18,24 @@ from tarn.errors import FileNotFound, SourceFailed, TarnError
 
 CHUNK = 1 << 20
 LINKS = 40
-"""Links that are followed on the way to one file, as Linux has it."""
+"""Most links that are followed for one path, as in Linux."""
 DEPTH = 100
-"""Folders within folders that a listing goes into; each holds a descriptor open."""
+"""Most nested folders of a listing; each keeps a descriptor open."""
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""Without waiting: if it turns out to be a pipe, its other end may never come."""
+"""Non-blocking: if the file turns out to be a pipe, opening it could wait for its other end forever."""
 
 
 @dataclass(frozen=True)
 class Roots:
-    """The folders that are open to fetching."""
+    """The folders that may be fetched from."""
 
     folders: tuple[Path, ...]
     limit: int
 
     def open(self, path: str) -> Source:
-        """Raises SchemaViolation, FileNotFound, SourceFailed, BodyTooLarge."""
+        """Open a file. Raises SchemaViolation, FileNotFound, SourceFailed, BodyTooLarge."""
         root, parts = self.place(path)
         with _translated():
             descriptor = _descend(root, parts)
@@ -48,8 +48,8 @@ class Roots:
             file_uri(path), _chunks(descriptor, about), self.limit, name=parts[-1], size=about.st_size, close=file.close
         )
 
-    def files(self, path: str, choice: PathFilter) -> Iterator[ListedFile | ListingFailure]:
-        """What lies below a folder, in the order of the paths' characters; links out of the root are failures.
+    def files(self, path: str, path_filter: PathFilter) -> Iterator[ListedFile | ListingFailure]:
+        """Yield the files below a folder, ordered by path; links out of the root are failures.
 
         Raises SchemaViolation, FileNotFound or SourceFailed if the folder cannot be listed.
         """
@@ -59,18 +59,18 @@ class Roots:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise refused("it is no folder")
-        return _Listing(root, parts, path.rstrip("/"), choice).walk(descriptor, "")
+        return _Listing(root, parts, path.rstrip("/"), path_filter).walk(descriptor, "")
 
     def place(self, path: str) -> tuple[Path, tuple[str, ...]]:
-        """The root that a path is below, and the way from there. Raises SchemaViolation."""
+        """Return the root that a path is below, and the path's parts relative to it. Raises SchemaViolation."""
         if "\x00" in path:
             raise refused("the path has a NUL in it")
         if ".." in path.split("/"):
             raise refused("the path has .. in it")
-        wanted = PurePosixPath(path)
+        requested = PurePosixPath(path)
         for root in sorted(self.folders, key=lambda folder: len(folder.parts), reverse=True):
-            if wanted.is_relative_to(root):
-                return root, wanted.relative_to(root).parts
+            if requested.is_relative_to(root):
+                return root, requested.relative_to(root).parts
         raise refused("files of the server are fetched only from below the folders that its operator opened")
 
 
@@ -79,7 +79,7 @@ def file_uri(path: str) -> str:
 
 
 def _descend(root: Path, parts: tuple[str, ...]) -> int:
-    """A descriptor of the regular file or folder at the end of the way. Raises OSError or SchemaViolation."""
+    """Return a descriptor of the regular file or folder at a path below the root. Raises OSError or SchemaViolation."""
     opened = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
     ahead = deque(parts)
     links = 0
@@ -106,7 +106,7 @@ def _descend(root: Path, parts: tuple[str, ...]) -> int:
                 opened.append(os.open(part, FOLDER, dir_fd=opened[-1]))
             elif ahead:
                 raise NotADirectoryError
-            elif not stat.S_ISREG(mode):  # opening a device may do something
+            elif not stat.S_ISREG(mode):  # opening a device may have side effects
                 raise refused("it is no regular file")
             else:
                 opened.append(_regular(part, opened[-1]))
@@ -117,7 +117,7 @@ def _descend(root: Path, parts: tuple[str, ...]) -> int:
 
 
 def _below(root: Path, target: PurePosixPath) -> PurePosixPath:
-    """The way from the root to where an absolute link leads. Raises SchemaViolation if that is elsewhere."""
+    """Return the target of an absolute link relative to the root. Raises SchemaViolation if it is outside."""
     for form in (root, root.resolve()):
         if target.is_relative_to(form):
             return target.relative_to(form)
@@ -125,7 +125,7 @@ def _below(root: Path, target: PurePosixPath) -> PurePosixPath:
 
 
 def _regular(name: str, folder: int) -> int:
-    """A descriptor of a file that was a regular one a moment ago. Raises OSError, or SchemaViolation if it is not."""
+    """Return a descriptor of a file that was just seen to be regular. Raises OSError, SchemaViolation if it is not."""
     descriptor = os.open(name, FILE, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -134,7 +134,7 @@ def _regular(name: str, folder: int) -> int:
 
 
 def _chunks(descriptor: int, before: os.stat_result) -> Iterator[bytes]:
-    """The file as it was when it was opened. Raises SourceFailed if it is another at the end."""
+    """Yield the bytes of a file. Raises SourceFailed if it changed since it was opened."""
     with _translated():
         while chunk := os.read(descriptor, CHUNK):
             yield chunk
@@ -152,23 +152,23 @@ class _Listing:
     root: Path
     parts: tuple[str, ...]
     top: str
-    choice: PathFilter
+    path_filter: PathFilter
 
     def walk(self, descriptor: int, below: str) -> Iterator[ListedFile | ListingFailure]:
-        """Everything in an open folder, which is closed at the end."""
+        """Yield everything in an open folder, and close it at the end."""
         try:
             with os.scandir(descriptor) as entries:
-                there = sorted(entries, key=lambda entry: f"{entry.name}/" if _is_folder(entry) else entry.name)
-            for entry in there:
+                ordered = sorted(entries, key=lambda entry: f"{entry.name}/" if _is_folder(entry) else entry.name)
+            for entry in ordered:
                 yield from self._entry(descriptor, f"{below}{entry.name}", entry)
         finally:
             os.close(descriptor)
 
     def _entry(self, folder: int, path: str, entry: "os.DirEntry[str]") -> Iterator[ListedFile | ListingFailure]:
         if not _is_folder(entry):
-            if self.choice.takes(path):
+            if self.path_filter.takes(path):
                 yield self._file(path, entry)
-        elif self.choice.reaches(f"{path}/"):
+        elif self.path_filter.reaches(f"{path}/"):
             try:
                 if path.count("/") >= DEPTH:
                     raise refused(f"it is more than {DEPTH} folders deep")
@@ -216,7 +216,7 @@ def _printable(path: str) -> str:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """What the disk raises as FileNotFound, SchemaViolation or SourceFailed."""
+    """Translate OSError to FileNotFound, SchemaViolation or SourceFailed."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):

@@ -1,13 +1,13 @@
-"""Which kind of file this is: its bytes say so where they can, and its name where they leave it open.
+"""Detection of MIME types: by the first bytes of a file, and by its name where they leave it open.
 
-A name that its bytes contradict is not believed: a program called `report.pdf` is no PDF.
+A name that the bytes contradict is ignored: a program called `report.pdf` is not a PDF.
 """
 
 import mimetypes
 import re
 
 HEAD = 8192
-"""Bytes from the beginning of a file that are looked at."""
+"""Bytes at the beginning of a file that are examined."""
 
 UNKNOWN, PLAIN = "application/octet-stream", "text/plain"
 HTML, XML, SVG, EMAIL, MBOX = "text/html", "application/xml", "image/svg+xml", "message/rfc822", "application/mbox"
@@ -66,10 +66,10 @@ SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x7fELF", "application/x-elf"),
     (0, b"MZ", "application/vnd.microsoft.portable-executable"),
 )
-"""Where in a file which bytes are, and what it is then. The first that fits holds."""
+"""Offset, magic bytes and MIME type. The first match applies."""
 
 WRITTEN = frozenset({"application/rtf", "application/postscript"})
-"""Those that are text."""
+"""Types of `SIGNATURES` that are text."""
 
 NAMES = {
     ".7z": "application/x-7z-compressed",
@@ -104,14 +104,14 @@ NAMES = {
     ".yaml": "application/yaml",
     ".yml": "application/yaml",
 }
-"""What Python's own list does not have, or has another word for."""
+"""Extensions that Python's own list lacks, or maps to another type."""
 
 INSIDE_ZIP = (
     (b"word/", f"{_OFFICE}.wordprocessingml.document"),
     (b"xl/", f"{_OFFICE}.spreadsheetml.sheet"),
     (b"ppt/", f"{_OFFICE}.presentationml.presentation"),
 )
-"""Folders of Office's documents, which are ZIP archives."""
+"""Folders inside Office documents, which are ZIP archives."""
 
 ZIPPED = re.compile(
     r"openxmlformats|macroenabled|opendocument|\+zip$|java-archive|android\.package|vnd\.google-earth\.kmz"
@@ -122,7 +122,7 @@ TEXTUAL = re.compile(
     r"|\+ftm$|^message/|^application/(mbox|x-python|x-perl|x-subrip)$"
 )
 STORED_TYPE = re.compile(rb"^.{26}\x08\x00..mimetype(application/[a-z0-9.+-]+)", re.DOTALL)
-"""How an OpenDocument or EPUB file begins: its first entry says what it is."""
+"""The beginning of an OpenDocument or EPUB file: its first entry contains the MIME type."""
 
 TAG = re.compile(
     rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(!doctype\s+)?([a-z][a-z0-9:]*)", re.DOTALL | re.IGNORECASE
@@ -135,23 +135,23 @@ BYTE_ORDERS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def mime_type(name: str, head: bytes) -> str:
-    """The MIME type of a file with this name that begins with these bytes."""
+    """Return the MIME type of a file with this name that begins with these bytes."""
     named = _by_name(name)
-    said = _by_content(head)
-    if said == ZIP:
+    detected = _by_content(head)
+    if detected == ZIP:
         return _refined(_inside_zip(head), named, ZIPPED)
-    if said == OLE:
+    if detected == OLE:
         return _refined(OLE, named, IN_OLE)
-    if said in (PLAIN, XML):
-        return _refined(said, named, TEXTUAL)
-    if said is not None:
-        return said
-    # Bytes that say nothing: then a kind that they would have shown is ruled out.
+    if detected in (PLAIN, XML):
+        return _refined(detected, named, TEXTUAL)
+    if detected is not None:
+        return detected
+    # The bytes are not recognized: this excludes every type that they would have identified.
     return UNKNOWN if named is None or named in _SHOWN or TEXTUAL.search(named) else named
 
 
-def _refined(said: str, named: str | None, fitting: re.Pattern[str]) -> str:
-    return named if said in (ZIP, OLE, PLAIN, XML) and named is not None and fitting.search(named) else said
+def _refined(detected: str, named: str | None, fitting: re.Pattern[str]) -> str:
+    return named if detected in (ZIP, OLE, PLAIN, XML) and named is not None and fitting.search(named) else detected
 
 
 def _by_name(name: str) -> str | None:
@@ -171,19 +171,19 @@ def _by_content(head: bytes) -> str | None:
         return OLE
     is_text = not BINARY.search(head)
     for offset, signature, kind in SIGNATURES:
-        # A text may begin with the letters of a signature.
+        # A text may begin with the characters of a signature.
         if head.startswith(signature, offset) and (kind in WRITTEN or not (is_text and signature.isascii())):
             return kind
     return _by_text(head) if is_text or head.startswith(BYTE_ORDERS) else None
 
 
 def _by_text(head: bytes) -> str:
-    """What kind of text it is."""
+    """Return the MIME type of a text."""
     if head.startswith(BYTE_ORDERS):
         return PLAIN
     text = head.removeprefix(b"\xef\xbb\xbf")
-    if found := TAG.match(text):
-        root = found[2].lower()
+    if tag_match := TAG.match(text):
+        root = tag_match[2].lower()
         return MARKUP.get(root) or (XML if text.lstrip().startswith(b"<?xml") else PLAIN)
     if text.startswith(b"From ") and MAIL_HEADERS.search(text):
         return MBOX
@@ -201,6 +201,6 @@ def _inside_zip(head: bytes) -> str:
     return ZIP
 
 
-# Not Python's shared list, to which a machine's own files are added.
+# Not Python's global list, to which the machine's own files are added.
 _KNOWN = mimetypes.MimeTypes()
 _SHOWN = frozenset({"application/pdf", ZIP, *(kind for _, _, kind in SIGNATURES)})

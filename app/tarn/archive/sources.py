@@ -1,4 +1,4 @@
-"""What a fetch gives: the bytes of one file, once, and what is known of it; and what a listing finds."""
+"""Sources of the fetcher: a file being fetched, and the entries of a listing."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -7,20 +7,20 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Self
 
-from tarn.errors import BodyTooLarge, Fault, SchemaViolation, SourceFailed, TarnError
+from tarn.errors import BodyTooLarge, FieldError, SchemaViolation, SourceFailed, TarnError
 
 UNNAMED = re.compile(r"[\x00-\x1f\x7f/\\]|^\.{0,2}$")
 
 
 def refused(reason: str) -> SchemaViolation:
-    """The answer for a source that is not fetched from, whatever it holds."""
-    return SchemaViolation(f"this cannot be fetched: {reason}", errors=[Fault(field="uri", reason=reason)])
+    """Return the error for a source that must not be fetched from."""
+    return SchemaViolation(f"this cannot be fetched: {reason}", errors=[FieldError(field="uri", reason=reason)])
 
 
 class Source:
-    """One file that is being fetched. Read it once, from a `with`.
+    """A file that is being fetched. Read it once, in a `with` block.
 
-    Iterating raises BodyTooLarge past the limit and SourceFailed if there is less or more than was announced.
+    Iterating raises BodyTooLarge beyond the limit, and SourceFailed if the size differs from the announced one.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Source:
         media_type: str | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises BodyTooLarge, and closes, for a file that is announced as larger than the limit."""
+        """Create it. If the announced size is above the limit, close it and raise BodyTooLarge."""
         self.uri = uri
-        """Where it was found in the end, without query or credentials."""
+        """The final address after redirects, without query or credentials."""
         self.name = name if name and not UNNAMED.search(name) else None
         self.size = size
-        """As announced, if it was."""
+        """As announced by the source, if it was."""
         self.media_type = media_type
-        """As announced, if it was."""
+        """As announced by the source, if it was."""
         self._chunks = chunks
         self._limit = limit
         self.close = close
@@ -57,7 +57,7 @@ class Source:
                 raise self._too_large()
             yield chunk
         if self.size is not None and received != self.size:
-            raise SourceFailed(f"the source gave {received} bytes of {self.size}")
+            raise SourceFailed(f"the source sent {received} bytes instead of {self.size}")
 
     def __enter__(self) -> Self:
         return self
@@ -73,18 +73,18 @@ class Source:
 
 @dataclass(frozen=True)
 class ListedFile:
-    """A file that a listing found."""
+    """A file in a listing."""
 
     uri: str
-    """What fetches it."""
+    """The address to fetch it from."""
     path: str
-    """Below the place that was listed."""
+    """Path relative to the listed address."""
     size: int | None
 
 
 @dataclass(frozen=True)
 class ListingFailure:
-    """Something that a listing came upon and that cannot be fetched or looked into."""
+    """An entry of a listing that cannot be fetched or listed."""
 
     path: str
     error: TarnError
@@ -92,7 +92,7 @@ class ListingFailure:
 
 @dataclass(frozen=True)
 class PathFilter:
-    """Which paths of a listing are wanted. In a pattern, `*` stands for any characters, slashes too."""
+    """Filter for the paths of a listing. In a pattern, `*` matches any characters, slashes too."""
 
     prefix: str = ""
     glob: tuple[str, ...] = ()
@@ -108,5 +108,5 @@ class PathFilter:
         )
 
     def reaches(self, folder: str) -> bool:
-        """Whether something below the folder, which ends with a slash unless it is the top, may be taken."""
+        """Return whether a path below the folder, which ends with a slash unless it is the top, may be taken."""
         return folder.startswith(self.prefix) or self.prefix.startswith(folder)

@@ -1,4 +1,4 @@
-"""Files in the object stores that the operator opened, each with its own options and identity."""
+"""Fetching from the object stores that the operator allowed, each with its own options and credentials."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SCHEMES = frozenset({"s3", "gs", "az"})
 
 
 def source_connection(uri: str, options: Mapping[str, str]) -> Connection:
-    """Raises StartRefused for an option that cannot be used."""
+    """Return the connection to a store. Raises StartRefused for an invalid option."""
     try:
         connection = Connection(uri, s3_options(options) if uri.startswith("s3:") else dict(options))
         connection.object_store()
@@ -27,7 +27,7 @@ def source_connection(uri: str, options: Mapping[str, str]) -> Connection:
 
 @dataclass(frozen=True)
 class SourceStores:
-    """The stores that are open to fetching. Safe to share between threads and to send to other processes."""
+    """The object stores that may be fetched from. Safe to share between threads and to pickle to other processes."""
 
     connections: tuple[Connection, ...]
     limit: int
@@ -37,12 +37,12 @@ class SourceStores:
 
     @cached_property
     def _stores(self) -> dict[str, Store]:
-        """By address, the longest first."""
-        found = sorted(self.connections, key=lambda connection: len(connection.uri), reverse=True)
-        return {connection.uri: Store(connection) for connection in found}
+        """Return the stores by address, the longest first."""
+        longest_first = sorted(self.connections, key=lambda connection: len(connection.uri), reverse=True)
+        return {connection.uri: Store(connection) for connection in longest_first}
 
     def open(self, uri: str) -> Source:
-        """Raises SchemaViolation, FileNotFound, BodyTooLarge, Unavailable."""
+        """Open a file. Raises SchemaViolation, FileNotFound, BodyTooLarge, Unavailable."""
         store, key = self.place(uri)
         if not key:
             raise refused("it is a folder")
@@ -52,20 +52,22 @@ class SourceStores:
             raise FileNotFound("there is no such file") from None
         return Source(uri, chunks, self.limit, name=key.rsplit("/", 1)[-1], size=entry.size)
 
-    def files(self, uri: str, choice: PathFilter) -> Iterator[ListedFile | ListingFailure]:
-        """What lies below a folder, in the order of the paths' characters. Raises SchemaViolation, Unavailable."""
+    def files(self, uri: str, path_filter: PathFilter) -> Iterator[ListedFile | ListingFailure]:
+        """Yield the files below a folder, ordered by path. Raises SchemaViolation, Unavailable."""
         top = uri.rstrip("/")
         store, folder = self.place(top)
-        return self._below(store, top, folder, choice)
+        return self._below(store, top, folder, path_filter)
 
-    def _below(self, store: Store, top: str, folder: str, choice: PathFilter) -> Iterator[ListedFile | ListingFailure]:
+    def _below(
+        self, store: Store, top: str, folder: str, path_filter: PathFilter
+    ) -> Iterator[ListedFile | ListingFailure]:
         for entry in store.list(folder):
             path = entry.path[len(folder) :].lstrip("/")
-            if choice.takes(path):
+            if path_filter.takes(path):
                 yield ListedFile(f"{top}/{path}", path, entry.size)
 
     def place(self, uri: str) -> tuple[Store, str]:
-        """The store that an address is in, and the key there, which is empty for the top. Raises SchemaViolation."""
+        """Return the store of an address, and the key in it, which is empty for its root. Raises SchemaViolation."""
         for top, store in self._stores.items():
             key = uri.removeprefix(top)
             if key == "" or (key != uri and key.startswith("/")):

@@ -1,9 +1,9 @@
-"""Texts of contents in SQL: who put each, and how many bytes it has, which count against that tenant's quota.
+"""Accounting of extracted texts in SQL: the tenant that put each, and its bytes, which count against the quota.
 
-The object in the archive is the text; its row only counts it. A text without a row, put by a version of Tarn that did
-not count them, is read like any other, and counted by the next verification that repairs.
+The object in the archive is the text; its row only counts it. A text without a row, put by a release of Tarn that did
+not count texts, is read like any other, and counted by the next verification that repairs.
 
-All changes are made under the lock of the checksum (`records.hold`).
+All changes are made under the lock of the checksum (`file_index.hold`).
 """
 
 from collections.abc import Collection, Iterator
@@ -20,7 +20,7 @@ from tarn.settings import Settings
 
 
 class CountedText(NamedTuple):
-    """A text as it is counted."""
+    """The accounting row of a text."""
 
     checksum: Checksum
     origin: Origin
@@ -34,7 +34,7 @@ def find(connection: Connection, dataset: Dataset, checksum: Checksum, origin: O
 
 
 def between(connection: Connection, dataset: Dataset, after: Checksum, last: Checksum) -> Iterator[CountedText]:
-    """Texts of contents whose checksums are greater than one, and not greater than another."""
+    """Return the texts of contents whose checksums are greater than `after` and at most `last`."""
     columns = file_texts.c
     query = select(file_texts).where(
         columns.dataset_id == dataset.id, columns.checksum > after, columns.checksum <= last
@@ -43,11 +43,11 @@ def between(connection: Connection, dataset: Dataset, after: Checksum, last: Che
 
 
 def replace(connection: Connection, settings: Settings, dataset: Dataset, new: CountedText) -> None:
-    """Count a text in the place of the one before: that one's bytes are given back first. Raises QuotaExceeded."""
+    """Count a text in place of the former one, whose bytes are released first. Raises QuotaExceeded."""
     old = find(connection, dataset, new.checksum, new.origin)
     if old is not None:
         if old.tenant != new.tenant:
-            # In one order for all, so that two who replace each other's texts do not wait in a circle.
+            # Lock in a fixed order, so that two tenants who replace each other's texts do not deadlock.
             both = select(tenants.c.name).where(tenants.c.name.in_([old.tenant, new.tenant])).order_by(tenants.c.name)
             connection.execute(both.with_for_update()).all()
         limits.release(connection, old.tenant, size=old.size)
@@ -56,7 +56,7 @@ def replace(connection: Connection, settings: Settings, dataset: Dataset, new: C
 
 
 def recount(connection: Connection, dataset: Dataset, new: CountedText) -> None:
-    """Count a text as it lies in the archive, whatever the quota is."""
+    """Count a text with its size in the archive, whatever the quota is."""
     old = find(connection, dataset, new.checksum, new.origin)
     if old is not None:
         limits.release(connection, old.tenant, size=old.size)
@@ -67,16 +67,16 @@ def recount(connection: Connection, dataset: Dataset, new: CountedText) -> None:
 def forget(
     connection: Connection, dataset: Dataset, checksums: Collection[Checksum], origin: Origin | None = None
 ) -> list[CountedText]:
-    """Count the texts of some contents no more, or one origin's only; those that were counted."""
+    """Delete the rows of texts of these contents, or of one origin only, and return them. Their bytes are released."""
     if not checksums:
         return []
-    which = _of(dataset, checksums)
+    conditions = _of(dataset, checksums)
     if origin is not None:
-        which = (*which, file_texts.c.origin == origin)
-    gone = [_counted(row) for row in connection.execute(delete(file_texts).where(*which).returning(file_texts))]
-    for text in sorted(gone, key=lambda text: text.tenant):
+        conditions = (*conditions, file_texts.c.origin == origin)
+    deleted = [_counted(row) for row in connection.execute(delete(file_texts).where(*conditions).returning(file_texts))]
+    for text in sorted(deleted, key=lambda text: text.tenant):
         limits.release(connection, text.tenant, size=text.size)
-    return gone
+    return deleted
 
 
 def _write(connection: Connection, dataset: Dataset, new: CountedText) -> None:

@@ -1,7 +1,7 @@
-"""Uploads in blocks. SQL knows which blocks there are; each is an object of its own until the upload is committed.
+"""Resumable uploads in blocks. SQL lists the blocks; each is an object of its own until the upload is committed.
 
-A block counts once its row is there, and rows never overlap: they are written while the upload's own row is held. What
-arrived survives a restart; what nobody adds to for long enough is given up, and a vacuum takes its objects.
+A block counts once its row exists, and rows never overlap: they are written while the upload's row is locked. Received
+blocks survive a restart; an upload that receives nothing for long enough expires, and a vacuum deletes its objects.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ import structlog
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from tarn.access import limits
-from tarn.archive import file_index as records
-from tarn.archive import reservations
+from tarn.access.audit import AuditedAction
+from tarn.archive import file_index, reservations
 from tarn.archive.files import UNCONDITIONAL, Archive
 from tarn.archive.reservations import BlockReservation
 from tarn.datasets.registry import Dataset
-from tarn.db import idempotency as answers
+from tarn.db import idempotency
 from tarn.db.engine import Database
 from tarn.db.idempotency import IdempotencyKey
 from tarn.db.tables import file_puts, upload_blocks, uploads
@@ -36,21 +36,21 @@ from tarn.model.file import ArchiveFile, NewFile
 from tarn.model.ids import new_id, now
 from tarn.model.names import Checksum, FilePath, Origin, TenantName
 from tarn.model.preconditions import Conditions
-from tarn.model.upload import ByteRange, NewUpload, Span, Upload, merge_spans, missing
+from tarn.model.upload import ByteRange, NewUpload, Span, Upload, merge_spans, missing_spans
 from tarn.settings import Settings
 from tarn.storage.store import Missing, Store
 
 log = structlog.get_logger(__name__)
 
 MOST_BLOCKS = 100_000
-"""Blocks of one upload."""
+"""Most blocks of one upload."""
 
 SHOWN = 10
-"""Ranges that an error names."""
+"""Most ranges that an error lists."""
 
 
 class Uploads:
-    """Takes files in blocks, and puts them into archives."""
+    """Receives files in blocks, and puts them into archives."""
 
     def __init__(self, database: Database, store: Store, settings: Settings, archive: Archive) -> None:
         self._database = database
@@ -59,33 +59,40 @@ class Uploads:
         self._archive = archive
 
     def create(
-        self, connection: Connection, dataset: Dataset, tenant: TenantName, path: FilePath, new: NewUpload
+        self, dataset: Dataset, tenant: TenantName, path: FilePath, new: NewUpload, act: AuditedAction
     ) -> Upload:
-        """Begin an upload. Its length is reserved until it is committed, given up or expires. Raises BodyTooLarge,
+        """Begin an upload. Its length is reserved until it is committed, aborted or expires. Raises BodyTooLarge,
         QuotaExceeded, DatasetNotFound."""
         limit = self._settings.max_file_bytes
         if new.length > limit:
             raise BodyTooLarge(f"a file has at most {limit} bytes", limit=limit)
         id = new_id()
-        reservations.resize(connection, self._settings, dataset, tenant, id, new.length)
-        # Uploads that a version before this one began have reserved nothing.
-        going_on = uploads.c.tenant == tenant, uploads.c.file.is_(None), uploads.c.expires > now()
-        unreserved = uploads.c.id.not_in(select(file_puts.c.id))
-        length = func.coalesce(func.sum(uploads.c.length), 0)
-        others = int(connection.execute(select(length).where(*going_on, unreserved)).scalar_one())
-        limits.reserve(connection, tenant, self._settings, size=others)
-        limits.release(connection, tenant, size=others)
-        said = new.model_dump(include={"length", "checksum", "origin", "meta"})
-        values = {"id": id, "dataset_id": dataset.id, "tenant": tenant, "path": path, **said}
-        connection.execute(insert(uploads).values(**values, created=now(), expires=self._expiry()))
-        return self.get(connection, dataset, tenant, values["id"])
+        fields = new.model_dump(include={"length", "checksum", "origin", "meta"})
+        values = {"id": id, "dataset_id": dataset.id, "tenant": tenant, "path": path, **fields}
+        with self._database.write() as connection:
+            reservations.resize(connection, self._settings, dataset, tenant, id, new.length)
+            # Uploads begun by an earlier release have reserved nothing.
+            in_progress = uploads.c.tenant == tenant, uploads.c.file.is_(None), uploads.c.expires > now()
+            unreserved = uploads.c.id.not_in(select(file_puts.c.id))
+            length = func.coalesce(func.sum(uploads.c.length), 0)
+            others = int(connection.execute(select(length).where(*in_progress, unreserved)).scalar_one())
+            limits.reserve(connection, tenant, self._settings, size=others)
+            limits.release(connection, tenant, size=others)
+            connection.execute(insert(uploads).values(**values, created=now(), expires=self._expiry()))
+            upload = self._state(connection, dataset, tenant, id)
+            act.done(connection, target=f"{act.target}/{id}")
+        return upload
 
     def reservation(self, dataset: Dataset, tenant: TenantName, upload: str) -> BlockReservation:
-        """What counts the bytes of a block while it arrives."""
+        """Return a reservation for the bytes of a block while it is received."""
         return BlockReservation(self._database, self._settings, dataset, tenant, upload)
 
-    def get(self, connection: Connection, dataset: Dataset, tenant: TenantName, upload: str) -> Upload:
-        """How far an upload is. Raises UploadNotFound, for another tenant's too."""
+    def get(self, dataset: Dataset, tenant: TenantName, upload: str) -> Upload:
+        """Return the state of an upload. Raises UploadNotFound, also for another tenant's."""
+        with self._database.read() as connection:
+            return self._state(connection, dataset, tenant, upload)
+
+    def _state(self, connection: Connection, dataset: Dataset, tenant: TenantName, upload: str) -> Upload:
         row = self._find(connection, dataset, tenant, upload)
         return _upload(row, _spans(_blocks(connection, upload)))
 
@@ -96,65 +103,68 @@ class Uploads:
         upload: str,
         offset: int,
         chunks: Iterable[bytes],
-        once: Callable[[str], IdempotencyKey] | None = None,
-        recorded: Callable[[Connection, int], None] = lambda *_: None,
+        act: AuditedAction,
+        once: Callable[[str], IdempotencyKey | None] | None = None,
         reservation: BlockReservation | None = None,
     ) -> Upload:
-        """Add a block; how far the upload is then. With a key, made with its SHA-256, it is added once.
+        """Add a block, and return the state of the upload. With `once`, which makes a key of its SHA-256, add it once.
 
-        Only a file of no bytes may have a block of none, and needs no block. Raises UploadNotFound, EmptyBody,
-        OverlappingBlocks, IdempotencyMismatch, and BodyTooLarge for one that goes beyond the end.
+        Only an empty file may have an empty block, and it needs none. Raises UploadNotFound, EmptyBody,
+        OverlappingBlocks, IdempotencyMismatch, and BodyTooLarge for a block beyond the end.
         """
         with self._database.read() as connection:
             row = self._find(connection, dataset, tenant, upload)
             if once is None:
-                # Before it is read, as it would be in vain.
+                # Check before the body is read, to fail early.
                 _require_free(row, _spans(_blocks(connection, upload)), Span(offset, offset + 1))
         part = new_id()
-        place = dataset.layout.upload_part(upload, part)
+        object_path = dataset.layout.upload_part(upload, part)
         digest = hashlib.sha256()
         counted = chunks if reservation is None else reservation.each(chunks)
-        size = self._store.put_stream(place, _within(counted, max(0, row.length - offset), digest))
+        size = self._store.put_stream(object_path, _within(counted, max(0, row.length - offset), digest))
         named = None if once is None else once(digest.hexdigest())
         try:
             if size == 0 and row.length > 0:
-                raise EmptyBody("the block has no bytes")  # noqa: TRY301 - its object goes like any other's
+                raise EmptyBody("the block has no bytes")  # noqa: TRY301 - its object is deleted below
             with self._database.write() as connection:
                 row = self._hold(connection, dataset, tenant, upload)
-                before = None if named is None else answers.find(connection, tenant, named)
+                before = None if named is None else idempotency.find(connection, tenant, named)
                 if before is None:
                     if reservation is not None and reservation.is_held:
                         reservation.give_back(connection)
                     if size > 0:
                         _add(connection, row, Span(offset, offset + size), part)
-                    recorded(connection, size)
-                    there = self.get(connection, dataset, tenant, upload)
+                    act.done(connection, offset=offset, size=size)
+                    state = self._state(connection, dataset, tenant, upload)
                     if named is not None:
-                        answers._insert(connection, tenant, named, 200, there.model_dump(mode="json"))
+                        idempotency.store(connection, tenant, named, 200, state.model_dump(mode="json"))
                     if size > 0:
-                        return there
+                        return state
         except BaseException:
-            self._sweep([place])
+            self._sweep([object_path])
             raise
-        self._sweep([place])
+        self._sweep([object_path])
         if reservation is not None:
             reservation.release()
-        return there if before is None else Upload.model_validate(before.answer)
+        return state if before is None else Upload.model_validate(before.answer)
 
     def commit(
         self,
         dataset: Dataset,
         tenant: TenantName,
         upload: str,
-        recorded: Callable[[Connection, ArchiveFile], None] = lambda *_: None,
+        act: AuditedAction,
+        target: Callable[[ArchiveFile], str],
         conditions: Conditions = UNCONDITIONAL,
     ) -> ArchiveFile:
-        """Make a file of the blocks; of many commits one does it, and all get the same file.
+        """Make a file of the blocks. Of concurrent commits one does it, and all return the same file.
 
-        Conditions are held against the files at its path, and no more once the upload is committed. Raises
-        UploadNotFound, RangeMissing, and what `Archive.put` does: then the upload is as it was.
+        `target` returns what the audit log names as the file.
+
+        Conditions are checked against the files at its path, and not once the upload is committed. Raises
+        UploadNotFound, RangeMissing, and what `Archive.put` does: then the upload is unchanged.
         """
-        row, blocks = self._whole(dataset, tenant, upload)
+        row, blocks = self._complete(dataset, tenant, upload)
         if row.file is not None:
             return ArchiveFile.model_validate(row.file)
 
@@ -162,58 +172,58 @@ class Uploads:
             (file,) = files
             self._hold(connection, dataset, tenant, upload)
             own = update(uploads).where(uploads.c.id == upload, uploads.c.file.is_(None))
-            records.withdraw(connection, [upload])
+            file_index.withdraw(connection, [upload])
             if connection.execute(own.values(file=file.model_dump(mode="json"))).rowcount == 1:
                 connection.execute(delete(upload_blocks).where(upload_blocks.c.upload == upload))
-                recorded(connection, file)
+                act.done(connection, target=target(file), size=file.size)
 
-        said = _new_file(row, conditions)
+        new_file = _new_file(row, conditions)
         parts = [dataset.layout.upload_part(upload, block.part) for block in blocks]
         try:
-            self._archive.require(dataset, said)
-            file = self._archive.put(dataset, tenant, said, self._bytes(parts), done, reservation=upload)
+            self._archive.require(dataset, new_file)
+            file = self._archive.put(dataset, tenant, new_file, self._bytes(parts), done, reservation=upload)
         except (TarnError, Missing) as error:
             self._reserve_again(dataset, tenant, upload)
             if not isinstance(error, Missing | PreconditionFailed):
                 raise
-            # Another commit may be done with the blocks, and its file is what does not fit the conditions any more.
+            # Another commit may have finished, and its file may be the reason why the conditions do not hold.
             with self._database.read() as connection:
                 row = self._find(connection, dataset, tenant, upload)
             if row.file is not None:
                 return ArchiveFile.model_validate(row.file)
             if isinstance(error, PreconditionFailed):
                 raise
-            raise Unavailable(f"a block of the upload {upload} is lost") from None
+            raise Unavailable(f"a block of the upload {upload} is missing in the storage") from None
         self._sweep(parts)
         return file
 
     def _reserve_again(self, dataset: Dataset, tenant: TenantName, upload: str) -> None:
-        """Reserve the length of an upload whose commit failed. If another took the room, the next commit is refused."""
+        """Reserve the length of an upload again after its commit failed. With a full quota, the next commit fails."""
         try:
             with self._database.write() as connection:
                 row = self._hold(connection, dataset, tenant, upload)
                 if row.file is None:
                     reservations.resize(connection, self._settings, dataset, tenant, upload, row.length)
         except TarnError as error:
-            log.warning("an upload has no reservation any more", upload=upload, problem=error.slug)
+            log.warning("cannot reserve the length of an upload again", upload=upload, problem=error.slug)
 
-    def abort(self, dataset: Dataset, tenant: TenantName, upload: str, recorded: Callable[[Connection], None]) -> None:
-        """Give an upload up. A file that it became stays. Raises UploadNotFound."""
+    def abort(self, dataset: Dataset, tenant: TenantName, upload: str, act: AuditedAction) -> None:
+        """Delete an upload. If it was committed, its file stays. Raises UploadNotFound."""
         with self._database.write() as connection:
             self._hold(connection, dataset, tenant, upload)
-            gone = forget(connection, [upload])
-            recorded(connection)
-        self._sweep([dataset.layout.upload_part(upload, part) for part in gone])
+            paths = forget(connection, [upload])
+            act.done(connection)
+        self._sweep([dataset.layout.upload_part(upload, part) for part in paths])
 
-    def _whole(self, dataset: Dataset, tenant: TenantName, upload: str) -> tuple[Row[Any], Sequence[Row[Any]]]:
-        """An upload and its blocks, which are all there unless it is committed. Raises RangeMissing."""
+    def _complete(self, dataset: Dataset, tenant: TenantName, upload: str) -> tuple[Row[Any], Sequence[Row[Any]]]:
+        """Return an upload and all of its blocks, or none if it is committed. Raises RangeMissing if any is missing."""
         with self._database.read() as connection:
             row = self._find(connection, dataset, tenant, upload)
             blocks = _blocks(connection, upload)
-        left = [] if row.file is not None else missing(_spans(blocks), row.length)
-        if left:
-            named = ", ".join(f"{span.start} to {span.end}" for span in left[:SHOWN])
-            more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+        missing = [] if row.file is not None else missing_spans(_spans(blocks), row.length)
+        if missing:
+            named = ", ".join(f"{span.start} to {span.end}" for span in missing[:SHOWN])
+            more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
             raise RangeMissing(f"bytes {named}{more} have not arrived")
         return row, blocks
 
@@ -224,30 +234,30 @@ class Uploads:
     def _find(self, connection: Connection, dataset: Dataset, tenant: TenantName, upload: str) -> Row[Any]:
         row = connection.execute(select(uploads).where(*_own(dataset, tenant, upload))).first()
         if row is None:
-            raise UploadNotFound(f"{dataset.name!r} has no upload {upload!r}, or no longer")
+            raise UploadNotFound(f"{dataset.name!r} has no upload {upload!r}, or it has expired")
         return row
 
     def _hold(self, connection: Connection, dataset: Dataset, tenant: TenantName, upload: str) -> Row[Any]:
-        """Let nobody else change an upload before this transaction ends, and keep it for another while."""
+        """Lock an upload until this transaction ends, and extend its expiry."""
         own = update(uploads).where(*_own(dataset, tenant, upload)).values(expires=self._expiry())
         if connection.execute(own).rowcount != 1:
-            raise UploadNotFound(f"{dataset.name!r} has no upload {upload!r}, or no longer")
+            raise UploadNotFound(f"{dataset.name!r} has no upload {upload!r}, or it has expired")
         connection.execute(update(file_puts).where(file_puts.c.id == upload).values(expires=self._expiry()))
         return self._find(connection, dataset, tenant, upload)
 
-    def _sweep(self, places: list[str]) -> None:
+    def _sweep(self, paths: list[str]) -> None:
         try:
-            self._store.delete(places)
+            self._store.delete(paths)
         except TarnError as error:
-            log.warning("blocks are left to the vacuum", blocks=len(places), problem=error.slug)
+            log.warning("cannot delete blocks of an upload; a vacuum will", blocks=len(paths), problem=error.slug)
 
     def _expiry(self) -> Any:
         return now() + timedelta(seconds=self._settings.upload_expiry)
 
 
 def forget(connection: Connection, ids: Sequence[str]) -> list[str]:
-    """Take uploads out of SQL, and release what they reserved; the names of their blocks' objects."""
-    records.withdraw(connection, ids)
+    """Delete the rows of uploads, release their reservations, and return the names of their blocks' objects."""
+    file_index.withdraw(connection, ids)
     own = delete(upload_blocks).where(upload_blocks.c.upload.in_(ids)).returning(upload_blocks.c.part)
     parts = list(connection.execute(own).scalars())
     connection.execute(delete(uploads).where(uploads.c.id.in_(ids)))
@@ -268,17 +278,17 @@ def _spans(blocks: Sequence[Row[Any]]) -> list[Span]:
 
 
 def _add(connection: Connection, upload: Row[Any], block: Span, part: str) -> None:
-    found = _blocks(connection, upload.id)
-    if len(found) >= MOST_BLOCKS:
+    spans = _blocks(connection, upload.id)
+    if len(spans) >= MOST_BLOCKS:
         raise BodyTooLarge(f"an upload has at most {MOST_BLOCKS} blocks", limit=MOST_BLOCKS)
-    _require_free(upload, _spans(found), block)
+    _require_free(upload, _spans(spans), block)
     connection.execute(insert(upload_blocks).values(upload=upload.id, part=part, **block._asdict()))
 
 
-def _require_free(row: Row[Any], found: list[Span], block: Span) -> None:
-    """Raise OverlappingBlocks if any of a block is there already; all is, once the upload is committed."""
-    there = [Span(0, row.length)] if row.file is not None else found
-    for other in there:
+def _require_free(row: Row[Any], spans: list[Span], block: Span) -> None:
+    """Raise OverlappingBlocks if any byte of a block was received already; after the commit, all were."""
+    received = [Span(0, row.length)] if row.file is not None else spans
+    for other in received:
         if other.start < block.end and block.start < other.end:
             raise OverlappingBlocks(f"bytes {other.start} to {other.end} have arrived already")
 
@@ -288,7 +298,9 @@ def _within(chunks: Iterable[bytes], room: int, digest: Any) -> Iterator[bytes]:
     for chunk in chunks:
         size += len(chunk)
         if size > room:
-            raise BodyTooLarge(f"the block goes beyond the end of the file, which is {room} bytes away", limit=room)
+            raise BodyTooLarge(
+                f"the block goes beyond the end of the file, which is {room} bytes after its offset", limit=room
+            )
         digest.update(chunk)
         yield chunk
 
@@ -304,7 +316,7 @@ def _new_file(row: Row[Any], conditions: Conditions) -> NewFile:
 
 
 def _upload(row: Row[Any], blocks: list[Span]) -> Upload:
-    there = blocks if row.file is None or row.length == 0 else [Span(0, row.length)]
+    received = blocks if row.file is None or row.length == 0 else [Span(0, row.length)]
     return Upload(
         id=row.id,
         path=row.path,
@@ -312,8 +324,8 @@ def _upload(row: Row[Any], blocks: list[Span]) -> Upload:
         checksum=row.checksum,
         origin=row.origin,
         meta=row.meta,
-        committed=[ByteRange(start=span.start, end=span.end) for span in merge_spans(there)],
-        missing=[ByteRange(start=span.start, end=span.end) for span in missing(there, row.length)],
+        committed=[ByteRange(start=span.start, end=span.end) for span in merge_spans(received)],
+        missing=[ByteRange(start=span.start, end=span.end) for span in missing_spans(received, row.length)],
         created=row.created,
         expires=row.expires,
         file=row.file,

@@ -1,4 +1,4 @@
-"""Addresses of files on the web, taken apart once and strictly: what two parsers could read differently is refused."""
+"""Strict parsing of http and https URLs: what two parsers could interpret differently is refused."""
 
 import re
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ PORTS = {"http": 80, "https": 443}
 LONGEST = 8192
 UNSAFE = re.compile(r"[\x00-\x20\x7f-\x9f\\\u2028\u2029]")
 KEPT = "%/:?#[]@!$&'()*+,;=~"
-"""What is not encoded in a path or query: what has a meaning there, and what is encoded already."""
+"""Characters that are not encoded in a path or query: those with a meaning, and those of existing escapes."""
 DOTS = frozenset({".", ".."})
 
 
 @dataclass(frozen=True)
 class Url:
-    """One place that a request can be sent to."""
+    """A parsed and checked http or https URL."""
 
     scheme: str
     host: str
@@ -28,14 +28,14 @@ class Url:
     query: str
 
     @classmethod
-    def parse(cls, written: str) -> Self:
-        """Raises SchemaViolation for what is not plainly an http or https URL without credentials."""
-        if len(written) > LONGEST:
+    def parse(cls, text: str) -> Self:
+        """Parse a URL. Raises SchemaViolation unless it is a plain http or https URL without credentials."""
+        if len(text) > LONGEST:
             raise refused(f"the URL is longer than {LONGEST} characters")
-        if UNSAFE.search(written):
+        if UNSAFE.search(text):
             raise refused("the URL has a space, a control character or a backslash in it")
         try:
-            parts = urlsplit(written)
+            parts = urlsplit(text)
             port = parts.port
             path, query = (quote(part, safe=KEPT) for part in (parts.path, parts.query))
         except ValueError:
@@ -49,7 +49,7 @@ class Url:
         return cls(parts.scheme, ascii_host(_written_host(parts)), port or PORTS[parts.scheme], path or "/", query)
 
     def joined(self, reference: str) -> Self:
-        """Where a link or redirect from here leads. Raises SchemaViolation."""
+        """Resolve a link or redirect relative to this URL. Raises SchemaViolation."""
         if UNSAFE.search(reference):
             raise refused("the URL has a space, a control character or a backslash in it")
         try:
@@ -59,7 +59,7 @@ class Url:
 
     @cached_property
     def authority(self) -> str:
-        """Host and port as a `Host` header has them."""
+        """Return host and port in the form of a `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -73,7 +73,7 @@ class Url:
 
     @property
     def shown(self) -> str:
-        """The URL without its query, which may hold a signature or a token."""
+        """Return the URL without its query, which may contain a signature or a token."""
         return f"{self.origin}{self.path}"
 
     @property
@@ -82,15 +82,15 @@ class Url:
 
     @property
     def folder(self) -> str:
-        """The path up to its last slash."""
+        """Return the path up to its last slash."""
         return self.path[: self.path.rindex("/") + 1]
 
     def is_below(self, top: "Url") -> bool:
-        """Whether this is on the same host, below the folder of `top` and not that folder itself."""
+        """Return whether this is on the same origin, below the folder of `top`, and not that folder itself."""
         return self.origin == top.origin and self.path.startswith(top.folder) and self.path != top.folder
 
     def path_below(self, top: "Url") -> str:
-        """This URL's path below the folder of `top`, decoded. Raises SchemaViolation if that is no path."""
+        """Return the decoded path below the folder of `top`. Raises SchemaViolation if it is not a valid path."""
         encoded = self.path[len(top.folder) :].split("/")
         try:
             segments = [unquote(segment, errors="strict") for segment in encoded]
@@ -102,7 +102,7 @@ class Url:
 
 
 def _written_host(parts: SplitResult) -> str:
-    """The host as it was written, brackets and all. Raises SchemaViolation."""
+    """Return the host as it was written, including brackets. Raises SchemaViolation."""
     host = re.sub(r":[0-9]*$", "", parts.netloc)
     if not host:
         raise refused("the URL has no host")

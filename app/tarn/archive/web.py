@@ -1,8 +1,8 @@
-"""Files on the web, each hop connected to an address that was checked for it.
+"""HTTP client for fetching files from the web, protected against server-side request forgery (SSRF).
 
-A name is resolved once a hop, every address of it is checked, and the connection goes to one of these and nowhere else:
-a second answer of the name server is never asked for. TLS is still verified against the name. Every redirect is a hop
-of its own. No proxy, cookie, netrc or credential of the surroundings is used, as httpcore knows none.
+For every hop a name is resolved once, all of its addresses are checked, and the connection goes to one of them: the
+name is never resolved again. TLS is still verified against the name. Every redirect is a hop of its own. No proxy,
+cookie, netrc or credential of the environment is used, as httpcore does not support them.
 """
 
 import re
@@ -32,22 +32,22 @@ WHOLE = frozenset({200, 203})
 GONE = frozenset({404, 410})
 BUSY = frozenset({408, 425, 429})
 STEP = 1.0
-"""Seconds that one read waits before it is checked whether the job that it is for is cancelled."""
+"""Seconds of one read, after which it is checked whether the job is cancelled."""
 TRIED = 4
-"""Addresses of one host that are tried; all of them are checked."""
+"""Addresses of one host that are tried; all addresses are checked."""
 PLAIN_NAME = re.compile(r""";\s*+filename=("(?:[^"\\]|\\.)*+"|[^";\s]*+)""", re.IGNORECASE)
 ENCODED_NAME = re.compile(r";\s*+filename\*=(utf-8|iso-8859-1)'[^';]*+'([^;\s]*+)", re.IGNORECASE)
-"""Read by ourselves: the standard library's parser fails on some headers."""
+"""Parsed here because the standard library's parser fails on some headers."""
 MEDIA_TYPE = re.compile(r"[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+")
 
 
 @dataclass(frozen=True)
 class Web:
-    """Fetches from http and https."""
+    """Client for http and https sources."""
 
     guard: Guard
     limit: int
-    patience: float
+    step_timeout: float
     longest: float
     clock: Clock = time.monotonic
 
@@ -59,11 +59,11 @@ class Web:
         return httpx.create_ssl_context()
 
     def open(self, url: Url, limit: int | None = None) -> tuple[Url, Source]:
-        """The file, and where it was found in the end.
+        """Open a file, and return it with its final URL after redirects.
 
         Raises SchemaViolation, FileNotFound, SourceFailed, BodyTooLarge.
         """
-        deadline = Deadline(self.patience, self.clock() + self.longest, self.clock)
+        deadline = Deadline(self.step_timeout, self.clock() + self.longest, self.clock)
         for _ in range(REDIRECTS + 1):
             exchange = self._ask(url, deadline)
             if exchange.status not in REDIRECTED:
@@ -73,11 +73,11 @@ class Web:
         raise refused(f"the source redirects more than {REDIRECTS} times")
 
     def post(self, url: Url, body: bytes, headers: Mapping[str, str]) -> int:
-        """Send something, once; the status of the answer, of which nothing else is read. Redirects are not followed.
+        """Send a POST request once, and return the status of the response; its body is not read. Follows no redirects.
 
         Raises SchemaViolation for an address that may not be connected to, and SourceFailed.
         """
-        deadline = Deadline(self.patience, self.clock() + self.longest, self.clock)
+        deadline = Deadline(self.step_timeout, self.clock() + self.longest, self.clock)
         exchange = self._ask(url, deadline, "POST", {**headers, "Content-Length": str(len(body))}, body)
         exchange.close()
         return exchange.status
@@ -91,9 +91,9 @@ class Web:
         body: bytes | None = None,
     ) -> "Exchange":
         backend = PinnedBackend(self.guard.addresses(url.host, url.port)[:TRIED], deadline)
-        place = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
+        target_url = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
         connection = httpcore.HTTPConnection(
-            place.origin, ssl_context=self._tls if url.scheme == "https" else None, network_backend=backend
+            target_url.origin, ssl_context=self._tls if url.scheme == "https" else None, network_backend=backend
         )
         headers = [
             ("Host", url.authority),
@@ -105,7 +105,9 @@ class Web:
         ]
         try:
             with _translated(url):
-                response = connection.handle_request(httpcore.Request(method, place, headers=headers, content=body))
+                response = connection.handle_request(
+                    httpcore.Request(method, target_url, headers=headers, content=body)
+                )
         except BaseException:
             connection.close()
             raise
@@ -114,22 +116,22 @@ class Web:
 
 @dataclass(frozen=True)
 class Deadline:
-    """How long may be waited: so long for a byte, and until `end` for everything."""
+    """Time limits of a request: `patience` seconds for each read or write, and `end` for all of it."""
 
-    patience: float
+    step_timeout: float
     end: float
     clock: Clock
 
-    def left(self) -> float:
-        """Raises httpcore's ReadTimeout when it is over."""
-        left = self.end - self.clock()
-        if left <= 0:
+    def remaining(self) -> float:
+        """Return the seconds that the next step may take. Raises httpcore's ReadTimeout after the end."""
+        remaining = self.end - self.clock()
+        if remaining <= 0:
             raise httpcore.ReadTimeout
-        return min(left, self.patience)
+        return min(remaining, self.step_timeout)
 
 
 class PinnedBackend(httpcore.NetworkBackend):
-    """Connects to these addresses, whatever host it is told."""
+    """Network backend that connects only to the given addresses, whatever the host."""
 
     def __init__(self, addresses: Sequence[Address], deadline: Deadline) -> None:
         self._addresses = addresses
@@ -147,7 +149,7 @@ class PinnedBackend(httpcore.NetworkBackend):
         failure: Exception | None = None
         for address in self._addresses:
             try:
-                stream = self._network.connect_tcp(str(address), port, self._deadline.left())
+                stream = self._network.connect_tcp(str(address), port, self._deadline.remaining())
                 return TimedStream(stream, self._deadline)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
@@ -155,25 +157,25 @@ class PinnedBackend(httpcore.NetworkBackend):
 
 
 class TimedStream(httpcore.NetworkStream):
-    """A stream whose every step has what is left of the deadline, and no more."""
+    """Network stream whose every read and write is limited by the deadline."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
         self._stream = stream
         self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """In steps, between which it is checked whether the job that waits for this is cancelled."""
-        left = self._deadline.left()
-        while left > STEP:
+        """Read in short steps, and check in between whether the job is cancelled."""
+        remaining = self._deadline.remaining()
+        while remaining > STEP:
             try:
                 return self._stream.read(max_bytes, STEP)
             except httpcore.ReadTimeout:
                 check()
-            left = min(left - STEP, self._deadline.left())
-        return self._stream.read(max_bytes, left)
+            remaining = min(remaining - STEP, self._deadline.remaining())
+        return self._stream.read(max_bytes, remaining)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._stream.write(buffer, self._deadline.left())
+        self._stream.write(buffer, self._deadline.remaining())
 
     def close(self) -> None:
         self._stream.close()
@@ -181,14 +183,16 @@ class TimedStream(httpcore.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
-        return TimedStream(self._stream.start_tls(ssl_context, server_hostname, self._deadline.left()), self._deadline)
+        return TimedStream(
+            self._stream.start_tls(ssl_context, server_hostname, self._deadline.remaining()), self._deadline
+        )
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
 
 class Exchange:
-    """One request and what came back, its body still unread."""
+    """A request and its response, whose body is not read yet."""
 
     def __init__(self, url: Url, connection: httpcore.HTTPConnection, response: httpcore.Response) -> None:
         self._url = url
@@ -204,11 +208,11 @@ class Exchange:
         self._connection.close()
 
     def redirect(self) -> Url:
-        """Raises SchemaViolation."""
+        """Return the URL that the response redirects to. Raises SchemaViolation."""
         try:
             location = self._headers[b"location"].decode()
         except (KeyError, UnicodeDecodeError):
-            raise refused(f"the source answers {self.status} without saying where it is") from None
+            raise refused(f"the source answers {self.status} without a valid Location header") from None
         try:
             following = self._url.joined(location)
         except SchemaViolation as error:
@@ -218,7 +222,7 @@ class Exchange:
         return following
 
     def source(self, limit: int) -> Source:
-        """Raises FileNotFound, SchemaViolation, SourceFailed or BodyTooLarge, and closes then."""
+        """Return the body as a source. Raises FileNotFound, SchemaViolation, SourceFailed, BodyTooLarge, and closes."""
         try:
             self._check()
         except TarnError:
@@ -244,7 +248,7 @@ class Exchange:
             raise refused(f"{self._url.origin} answers {self.status}")
         encoding = self._headers.get(b"content-encoding", b"").strip().lower()
         if encoding not in (b"", b"identity"):
-            # A bomb would be unpacked by us. A file that is compressed itself comes without such a header.
+            # A decompression bomb would be unpacked here. A file that is itself compressed has no such header.
             raise refused(f"{self._url.origin} sends it in an encoding that was not asked for")
 
     def _chunks(self) -> Iterator[bytes]:
@@ -253,27 +257,27 @@ class Exchange:
             yield from self._response.stream
 
     def _name(self) -> str | None:
-        """What the server calls the file, or the end of its URL."""
+        """Return the name that the server gives the file, or the last segment of its URL."""
         return file_name(self._headers.get(b"content-disposition", b"")) or self._url.name or None
 
     def _media_type(self) -> str | None:
-        given = self._headers.get(b"content-type", b"").decode(errors="replace").partition(";")[0].strip().lower()
-        return given if MEDIA_TYPE.fullmatch(given) else None
+        value = self._headers.get(b"content-type", b"").decode(errors="replace").partition(";")[0].strip().lower()
+        return value if MEDIA_TYPE.fullmatch(value) else None
 
 
 def file_name(disposition: bytes) -> str | None:
-    """The name that a `Content-Disposition` gives, if any: the encoded one where there are two (RFC 6266)."""
+    """Return the file name in a `Content-Disposition`, or None; the encoded one if there are two (RFC 6266)."""
     text = disposition.decode(errors="replace")
-    if found := ENCODED_NAME.search(text):
-        return unquote(found[2], found[1].lower())
-    if found := PLAIN_NAME.search(text):
-        return re.sub(r"\\(.)", r"\1", found[1][1:-1]) if found[1].startswith('"') else found[1]
+    if match := ENCODED_NAME.search(text):
+        return unquote(match[2], match[1].lower())
+    if match := PLAIN_NAME.search(text):
+        return re.sub(r"\\(.)", r"\1", match[1][1:-1]) if match[1].startswith('"') else match[1]
     return None
 
 
 @contextmanager
 def _translated(url: Url) -> Iterator[None]:
-    """What httpcore raises as SourceFailed, or as SchemaViolation if it is the certificate."""
+    """Translate httpcore's errors to SourceFailed, or to SchemaViolation for an invalid certificate."""
     try:
         yield
     except httpcore.TimeoutException as error:
@@ -285,4 +289,4 @@ def _translated(url: Url) -> Iterator[None]:
     except httpcore.NetworkError as error:
         raise SourceFailed(f"{url.origin} broke off") from error
     except httpcore.ProtocolError as error:
-        raise SourceFailed(f"{url.origin} broke off, or does not speak HTTP as it should") from error
+        raise SourceFailed(f"{url.origin} broke off, or sent an invalid HTTP response") from error

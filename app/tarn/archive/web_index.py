@@ -1,4 +1,4 @@
-"""What an index page on the web lists: links on the same host, below the folder of the page."""
+"""Listing of an index page on the web: links on the same host, below the folder of the page."""
 
 import re
 from collections.abc import Iterator
@@ -14,27 +14,27 @@ from tarn.model.cancellation import check
 LARGEST_PAGE = 8 << 20
 DEPTH = 16
 PAGES = 10_000
-"""Pages that one listing reads at most: a server can make up new ones for ever."""
+"""Most pages that one listing reads: a server can generate new ones without end."""
 TAG = re.compile(
     r"""<a\s(?:[^<>"']|"[^"<]{0,4096}+"|'[^'<]{0,4096}+'){0,4096}+>""",
     re.IGNORECASE,
 )
-"""A link's opening tag, which is all that the parser gets to see: for 64 KB that were made for it, it takes 45 seconds.
-Nothing here goes back over what it has passed, or beyond the next tag."""
+"""A link's opening tag. The HTML parser gets only these, as it takes 45 seconds for 64 KB of crafted input. The pattern
+never backtracks, and never matches beyond the next tag."""
 HTML = frozenset({"text/html", "application/xhtml+xml"})
 
 
 @dataclass
 class WebIndex:
-    """One listing. A link that ends with a slash is a page of its own, read once. Any other is a file, and found on
-    every page that links to it."""
+    """A listing of an index page. A link that ends with a slash is a page of its own, read once. Any other is a file,
+    and listed for every page that links to it."""
 
     web: Web
-    choice: PathFilter
+    path_filter: PathFilter
     _pages: set[str] = field(default_factory=set)
 
     def files(self, url: Url) -> Iterator[ListedFile | ListingFailure]:
-        """Raises what fetching the first page does, and SchemaViolation if it is no HTML."""
+        """Yield the listed files. Raises what fetching the first page does, and SchemaViolation if it is not HTML."""
         top, links = self._read(url)
         return self._follow(top, top, links, 1)
 
@@ -43,7 +43,7 @@ class WebIndex:
             try:
                 target = page.joined(link)
             except TarnError:
-                continue  # a link to elsewhere, such as mailto:, or to nowhere
+                continue  # a link that is not fetched, such as mailto:, or is invalid
             if not target.is_below(top) or target.query:
                 continue
             try:
@@ -52,9 +52,9 @@ class WebIndex:
                 yield ListingFailure(target.path, error)
                 continue
             if not path.endswith("/"):
-                if self.choice.takes(path):
+                if self.path_filter.takes(path):
                     yield ListedFile(target.shown, path, None)
-            elif self.choice.reaches(path) and target.path not in self._pages:
+            elif self.path_filter.reaches(path) and target.path not in self._pages:
                 yield from self._page(top, target, path, depth)
 
     def _page(self, top: Url, url: Url, path: str, depth: int) -> Iterator[ListedFile | ListingFailure]:
@@ -65,26 +65,26 @@ class WebIndex:
                 raise refused(f"there are more than {PAGES} pages")
             page, links = self._read(url)
             if not page.is_below(top):
-                raise refused("the page redirects to elsewhere")
+                raise refused("the page redirects to another site or folder")
         except TarnError as error:
             yield ListingFailure(path, error)
         else:
             yield from self._follow(top, page, links, depth + 1)
 
     def _read(self, url: Url) -> tuple[Url, list[str]]:
-        """Where a page was found in the end, and its links in their order, each once."""
+        """Return the final URL of a page, and its links in order, each once."""
         check()
         self._pages.add(url.path)
         page, source = self.web.open(url, LARGEST_PAGE)
         with source:
             if source.media_type not in HTML:
-                raise refused("it is no HTML page that could list files")
+                raise refused("it is not an HTML page")
             text = b"".join(source).decode(errors="replace")
         return page, links_of(text)
 
 
 def links_of(page: str) -> list[str]:
-    """Where a page's links lead, in their order, each once."""
+    """Return the targets of a page's links in order, each once."""
     parser = _Links()
     for tag in TAG.finditer(page):
         parser.feed(tag[0])

@@ -1,7 +1,7 @@
-"""Mirrors of tags, locks and queue items in the layout: which there should be, and those that are wrong.
+"""Check and repair the mirrors of tags, locks and queue items in the storage layout.
 
-They are put after the fact, one by one, so a crash may leave one out or one too many. What they say is not looked at:
-who must know asks SQL.
+Mirrors are written one by one after the SQL commit, so a crash may leave one missing or stale. Their content is not
+checked, because SQL is authoritative.
 """
 
 from datetime import datetime, timedelta
@@ -21,11 +21,11 @@ from tarn.model.tag import Tag
 from tarn.storage.store import Store
 
 GRACE = timedelta(minutes=1)
-"""What is younger than this may still be put, or taken away."""
+"""Younger differences are ignored, because the mirror may still be written or deleted."""
 
 
 def find_wrong(database: Database, store: Store, dataset: Dataset) -> list[tuple[str, str]]:
-    """Mirrors that are missing or are of nothing: their paths, and why. What changes meanwhile is not."""
+    """Return the paths of missing and orphaned mirrors, and why; those that change meanwhile are left out."""
     layout, settled = dataset.layout, now() - GRACE
     with database.read() as connection:
         before = _expected(connection, dataset)
@@ -36,51 +36,51 @@ def find_wrong(database: Database, store: Store, dataset: Dataset) -> list[tuple
         for entry in store.list(folder)
         if not entry.path.startswith(core)
     }
-    found = {path: "it is not shown" for path, since in before.items() if path not in listed and since < settled}
-    found |= {path: "it shows nothing" for path, at in listed.items() if path not in before and at < settled}
-    if found:
+    wrong = {path: "its mirror is missing" for path, since in before.items() if path not in listed and since < settled}
+    wrong |= {path: "it mirrors nothing in SQL" for path, at in listed.items() if path not in before and at < settled}
+    if wrong:
         with database.read() as connection:
             after = _expected(connection, dataset)
-        found = {path: why for path, why in found.items() if (path in after) == (path in before)}
-    return sorted(found.items())
+        wrong = {path: reason for path, reason in wrong.items() if (path in after) == (path in before)}
+    return sorted(wrong.items())
 
 
 def repair(database: Database, store: Store, dataset: Dataset) -> None:
-    """Show what is not shown, and take away what shows nothing."""
+    """Write missing mirrors and delete orphaned ones."""
     paths = {path for path, _ in find_wrong(database, store, dataset)}
     if not paths:
         return
-    own = dataset.layout
+    layout = dataset.layout
     with database.read() as connection:
         expected = _expected(connection, dataset)
         for item in queue.all_items(connection, dataset):
-            if own.queue_item(item.tenant, item.id) in paths:
+            if layout.queue_item(item.tenant, item.id) in paths:
                 queue.write_mirror(store, dataset, item)
         for row in connection.execute(select(tags_table).where(tags_table.c.dataset_id == dataset.id)):
-            if own.tag(row.tenant, TagKey(row.key)) in paths:
+            if layout.tag(row.tenant, TagKey(row.key)) in paths:
                 tag = Tag(key=row.key, at=row.at, value=row.value)
                 tags.mirror(store, dataset, TenantName(row.tenant), TagKey(row.key), tag)
         for row in connection.execute(select(locks_table).where(locks_table.c.dataset_id == dataset.id)):
-            if row.token is not None and own.named_lock(row.tenant, LockName(row.name)) in paths:
-                held = HeldLock.model_validate(row._mapping)
-                locks.mirror(store, dataset, TenantName(row.tenant), held.name, held)
+            if row.token is not None and layout.named_lock(row.tenant, LockName(row.name)) in paths:
+                lock = HeldLock.model_validate(row._mapping)
+                locks.mirror(store, dataset, TenantName(row.tenant), lock.name, lock)
     store.delete([path for path in paths if path not in expected])
 
 
 def _expected(connection: Connection, dataset: Dataset) -> dict[str, datetime]:
-    """The paths of all mirrors that there should be, and since when, as far as that is known."""
+    """Return the paths of all expected mirrors, and since when each is expected."""
     layout = dataset.layout
     items = select(queue_table.c.id, queue_table.c.tenant, queue_table.c.created)
-    found = {
+    paths = {
         layout.queue_item(row.tenant, row.id): row.created
         for row in connection.execute(items.where(queue_table.c.dataset_id == dataset.id))
     }
     for row in connection.execute(
         select(tags_table).where(tags_table.c.dataset_id == dataset.id, tags_table.c.tenant != LAKEHOUSE)
     ):
-        found[layout.tag(row.tenant, TagKey(row.key))] = row.at
+        paths[layout.tag(row.tenant, TagKey(row.key))] = row.at
     for row in connection.execute(
         select(locks_table).where(locks_table.c.dataset_id == dataset.id, locks_table.c.token.is_not(None))
     ):
-        found[layout.named_lock(row.tenant, LockName(row.name))] = row.taken
-    return found
+        paths[layout.named_lock(row.tenant, LockName(row.name))] = row.taken
+    return paths

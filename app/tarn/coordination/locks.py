@@ -1,103 +1,133 @@
-"""Named locks of tenants: leases that are taken, refreshed, given back, taken over after their time, or taken away.
+"""Named locks of tenants: leases with fencing numbers. Acquire, refresh, release and revoke.
 
-Whether one has expired is said by the database's clock. What a lock guards must look at the fence, and refuse a lower
-number than it has seen: a holder that was paused past its expiry does not know yet.
+Expiry is determined by the database's clock; an expired lock can be acquired by another holder. The resource that a
+lock protects must check the fence and reject a lower number than it has seen, because a holder that was paused past its
+expiry does not know that it lost the lock.
 """
 
 import math
 import secrets
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Row, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset, lock_active
 from tarn.db.database_clock import database_time
+from tarn.db.engine import Database
+from tarn.db.lease import LeaseColumns
 from tarn.db.tables import datasets, locks
-from tarn.db.upsert import upsert
 from tarn.errors import Locked, LockLost, LockNotFound, QuotaExceeded, TarnError
 from tarn.model.ids import new_id
 from tarn.model.lock import AnyLock, HeldLock, Lock, NewLock
 from tarn.model.names import LockName, TenantName
-from tarn.model.statement import EPOCH
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
 MAX_NAMES = 1_000
-"""Names that a tenant locks on one dataset, at most: each is kept, for the sake of its number."""
+"""Maximum number of names that a tenant locks on one dataset. Each row is kept, so that its fence keeps rising."""
+
+LEASE = LeaseColumns(holder=locks.c.token, expires=locks.c.expires, number=locks.c.fence)
+"""A holder proves a lock with its secret token; the column `holder` only describes it."""
 
 
-def page(connection: Connection, dataset: Dataset, tenant: TenantName, after: str | None, limit: int) -> list[Lock]:
-    """A tenant's locks that were not given back, by name."""
-    query = select(locks).where(*_of(dataset, tenant), locks.c.token.is_not(None))
-    if after is not None:
-        query = query.where(locks.c.name > after)
-    return [Lock.model_validate(row._mapping) for row in connection.execute(query.order_by(locks.c.name).limit(limit))]
+class LockService:
+    """Reads and changes locks. Each change and its audit record are one transaction; the mirror follows it."""
+
+    def __init__(self, database: Database, store: Store) -> None:
+        self._database = database
+        self._store = store
+
+    def page(self, dataset: Dataset, tenant: TenantName, after: str | None, limit: int) -> list[Lock]:
+        """Return a tenant's locks that were not released, sorted by name."""
+        query = select(locks).where(*_of(dataset, tenant), locks.c.token.is_not(None))
+        if after is not None:
+            query = query.where(locks.c.name > after)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(locks.c.name).limit(limit))
+            return [Lock.model_validate(row._mapping) for row in rows]
+
+    def page_of_all(self, after: str | None, limit: int) -> list[AnyLock]:
+        """Return the locks of all tenants that were not released, sorted by id."""
+        query = _of_all().where(locks.c.token.is_not(None))
+        if after is not None:
+            query = query.where(locks.c.id > after)
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(locks.c.id).limit(limit))
+            return [AnyLock.model_validate(row._mapping) for row in rows]
+
+    def take(self, dataset: Dataset, tenant: TenantName, name: LockName, new: NewLock, act: AuditedAction) -> HeldLock:
+        """Acquire a lock that is free or has expired; with its token, extend it.
+
+        Raises Locked, LockLost, QuotaExceeded.
+        """
+        with self._database.write() as connection:
+            take = _acquire if new.token is None else _refresh
+            lock = take(connection, dataset, tenant, name, new)
+            act.done(connection, fence=lock.fence, ttl=new.ttl)
+        mirror(self._store, dataset, tenant, name, lock)
+        return lock
+
+    def release(self, dataset: Dataset, tenant: TenantName, name: LockName, token: str, act: AuditedAction) -> None:
+        """Release a lock. Raises LockLost."""
+        with self._database.write() as connection:
+            released = LEASE.release(token).where(*_named(dataset, tenant, name))
+            if connection.execute(released).rowcount != 1:
+                raise _lost(name)
+            act.done(connection)
+        mirror(self._store, dataset, tenant, name, None)
+
+    def force_release(self, lock_id: str, act: AuditedAction) -> AnyLock:
+        """Release a lock regardless of its holder, and invalidate its token. Raises LockNotFound."""
+        condition = locks.c.id == lock_id, locks.c.token.is_not(None)
+        with self._database.write() as connection:
+            row = connection.execute(_of_all().where(*condition).with_for_update(of=locks)).first()
+            if row is None:
+                raise LockNotFound(f"there is no lock {lock_id!r} that is held")
+            connection.execute(update(locks).where(locks.c.id == lock_id).values(LEASE.released))
+            lock = AnyLock.model_validate(row._mapping)
+            act.done(connection, dataset=lock.dataset, tenant=lock.tenant, name=lock.name, fence=lock.fence)
+        mirror(self._store, Dataset(row.dataset_id, lock.dataset), lock.tenant, lock.name, None)
+        return lock
 
 
-def take(connection: Connection, dataset: Dataset, tenant: TenantName, name: LockName, new: NewLock) -> HeldLock:
-    """Take a lock that is free or has expired. Raises Locked, with its holder, and QuotaExceeded."""
+def _acquire(connection: Connection, dataset: Dataset, tenant: TenantName, name: LockName, new: NewLock) -> HeldLock:
+    """Acquire a lock that is free or expired. Raises Locked, with its holder, and QuotaExceeded."""
     lock_active(connection, dataset)
     moment = database_time(connection)
-    values = {
-        "token": secrets.token_urlsafe(24),
-        "holder": new.holder,
-        "taken": moment,
-        "expires": moment + timedelta(seconds=new.ttl),
-    }
-    free = or_(locks.c.token.is_(None), locks.c.expires <= moment)
-    row = connection.execute(
-        update(locks)
-        .where(*_named(dataset, tenant, name), free)
-        .values(fence=locks.c.fence + 1, **values)
-        .returning(locks)
-    ).first()
+    token, until = secrets.token_urlsafe(24), moment + timedelta(seconds=new.ttl)
+    values = {"holder": new.holder, "taken": moment}
+    condition = _named(dataset, tenant, name)
+    acquired = LEASE.acquire(token, moment, until).where(*condition).values(values)
+    row = connection.execute(acquired.returning(locks)).first()
     if row is None:
-        row = _first(connection, dataset, tenant, name, moment, values)
+        key = {"dataset_id": dataset.id, "tenant": tenant, "name": name, "id": new_id()}
+        row = LEASE.create(connection, token, until, key | values)
+        if row is not None:
+            _check_number_of_names(connection, dataset, tenant)
+    if row is None:
+        other = connection.execute(select(locks).where(*condition)).one()
+        seconds_left = max(1, math.ceil((other.expires - moment).total_seconds()))
+        raise Locked(f"{name!r} is held for another {seconds_left} s", holder=other.holder, retry_after=seconds_left)
     return HeldLock.model_validate(row._mapping)
 
 
 def _refresh(connection: Connection, dataset: Dataset, tenant: TenantName, name: LockName, new: NewLock) -> HeldLock:
-    """Hold a lock on. One that has expired, and that nobody has taken, is held again. Raises LockLost."""
+    """Extend a lock, even if it has expired, unless another holder acquired it. Raises LockLost."""
+    assert new.token is not None, "a request without a token acquires the lock"
     until = database_time(connection) + timedelta(seconds=new.ttl)
-    own = *_named(dataset, tenant, name), locks.c.token == new.token
-    row = connection.execute(update(locks).where(*own).values(expires=until).returning(locks)).first()
+    renewed = LEASE.renew(new.token, until).where(*_named(dataset, tenant, name))
+    row = connection.execute(renewed.returning(locks)).first()
     if row is None:
         raise _lost(name)
     return HeldLock.model_validate(row._mapping)
 
 
-def release(connection: Connection, dataset: Dataset, tenant: TenantName, name: LockName, token: str) -> None:
-    """Give a lock back. Raises LockLost."""
-    # The row stays, so that fences go on rising.
-    own = *_named(dataset, tenant, name), locks.c.token == token
-    if connection.execute(update(locks).where(*own).values(token=None, expires=EPOCH)).rowcount != 1:
-        raise _lost(name)
-
-
-def page_of_all(connection: Connection, after: str | None, limit: int) -> list[AnyLock]:
-    """Everybody's locks that were not given back, by id."""
-    query = _of_all().where(locks.c.token.is_not(None))
-    if after is not None:
-        query = query.where(locks.c.id > after)
-    return [AnyLock.model_validate(row._mapping) for row in connection.execute(query.order_by(locks.c.id).limit(limit))]
-
-
-def take_away(connection: Connection, lock_id: str) -> tuple[Dataset, AnyLock]:
-    """Free a lock, whoever holds it: its token is worth nothing from now on. Raises LockNotFound."""
-    held = locks.c.id == lock_id, locks.c.token.is_not(None)
-    row = connection.execute(_of_all().where(*held).with_for_update(of=locks)).first()
-    if row is None:
-        raise LockNotFound(f"there is no lock {lock_id!r} that is held")
-    connection.execute(update(locks).where(locks.c.id == lock_id).values(token=None, expires=EPOCH))
-    freed = AnyLock.model_validate(row._mapping)
-    return Dataset(row.dataset_id, freed.dataset), freed
-
-
 def mirror(store: Store, dataset: Dataset, tenant: TenantName, name: LockName, lock: HeldLock | None) -> None:
-    """Mirror a lock without its token, or its absence, after the fact: whether that works changes nothing."""
+    """Mirror a lock (without its token) or its absence to the layout after the commit; errors are only logged."""
     path = dataset.layout.named_lock(tenant, name)
     try:
         if lock is None:
@@ -105,30 +135,14 @@ def mirror(store: Store, dataset: Dataset, tenant: TenantName, name: LockName, l
         else:
             store.put_hint(path, lock.model_dump_json(exclude={"token"}).encode())
     except TarnError as error:
-        log.warning("a lock is not shown in the layout", dataset=dataset.name, problem=error.slug)
+        log.warning("cannot mirror a lock to the layout", dataset=dataset.name, problem=error.slug)
 
 
-def _first(
-    connection: Connection,
-    dataset: Dataset,
-    tenant: TenantName,
-    name: LockName,
-    moment: datetime,
-    values: dict[str, Any],
-) -> Row[Any]:
-    """The row of a name that nobody has locked before. Raises Locked if somebody has, meanwhile or all along."""
+def _check_number_of_names(connection: Connection, dataset: Dataset, tenant: TenantName) -> None:
+    """Raise QuotaExceeded if a tenant has locked too many names, the new one included."""
     count = connection.execute(select(func.count()).select_from(locks).where(*_of(dataset, tenant))).scalar_one()
-    own = {"dataset_id": dataset.id, "tenant": tenant, "name": name, "id": new_id(), "fence": 1}
-    row = connection.execute(
-        upsert(connection, locks).values(**own, **values).on_conflict_do_nothing().returning(locks)
-    ).first()
-    if row is not None:
-        if count >= MAX_NAMES:
-            raise QuotaExceeded(f"tenant {tenant!r} has locked {count} names on {dataset.name!r}", retry_after=60)
-        return row
-    holder = connection.execute(select(locks).where(*_named(dataset, tenant, name))).one()
-    left = max(1, math.ceil((holder.expires - moment).total_seconds()))
-    raise Locked(f"{name!r} is held for another {left} s", holder=holder.holder, retry_after=left)
+    if count > MAX_NAMES:
+        raise QuotaExceeded(f"tenant {tenant!r} has locked {count - 1} names on {dataset.name!r}", retry_after=60)
 
 
 def _of(dataset: Dataset, tenant: TenantName) -> tuple[ColumnElement[bool], ...]:
@@ -144,4 +158,4 @@ def _of_all() -> Any:
 
 
 def _lost(name: LockName) -> LockLost:
-    return LockLost(f"{name!r} is not held under this token: it was given back, taken away, or taken by another")
+    return LockLost(f"{name!r} is not held under this token: it was released, revoked, or acquired by another holder")

@@ -1,12 +1,12 @@
-"""The queue of a dataset: items in the order in which they were accepted, for the worker or for a tenant.
+"""Queue of a dataset: items in the order in which they were accepted, for the worker or for a tenant.
 
-1. add     whoever adds an item holds the dataset's head of the queue until the commit, and draws an id above the last
-           one: so ids rise in the order in which items become visible, and a clock that goes back changes nothing
-2. begin   the worker counts an attempt of the oldest item that is addressed to nobody; those after it wait for it
-3. settle  in the transaction that has the effect, and only while the item is pending: whoever is second has none
+1. add     lock the dataset's queue head until the commit and allocate an id above the last one: ids rise in the order
+           in which items become visible, even if the clock goes back
+2. begin   the worker counts an attempt of the oldest item without a recipient; later items wait for it
+3. settle  in the transaction that has the effect, and only while the item is pending: a second attempt has no effect
 
-An item for a tenant is lent to it instead, and is settled by what the tenant says under the token that it got. Whether
-a lease has lapsed is said by the database's clock.
+An item with a recipient is leased to that tenant instead, which acknowledges it with the token of the lease. Leases
+expire by the database's clock.
 """
 
 import secrets
@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Update, delete, func, insert, or_, select, update
 
 from tarn.access import grants
 from tarn.datasets.registry import ACTIVE, Dataset, lock_active
-from tarn.db import outbox as events
+from tarn.db import outbox
 from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
+from tarn.db.lease import LeaseColumns
 from tarn.db.tables import datasets, queue, queue_heads
 from tarn.db.upsert import upsert
 from tarn.errors import (
     Backpressure,
-    Fault,
+    FieldError,
     Forbidden,
     LockLost,
     QueueItemConflict,
@@ -48,27 +49,30 @@ from tarn.storage.store import Store
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 10
+LEASE = LeaseColumns(holder=queue.c.token, expires=queue.c.leased_until, number=queue.c.attempts)
+"""The recipient proves its lease with a secret token, which a settled item keeps: settling it twice has no effect."""
+
 RANDOM_BITS = 80
-"""What a UUIDv7 has below its milliseconds."""
+"""Bits of a UUIDv7 below its timestamp."""
 
 DELETE_BATCH = 500
-"""Items that one transaction deletes at most."""
+"""Maximum number of items that one transaction deletes."""
 
 
 class Settled(Exception):
-    """Somebody else has settled the item, or taken it out of the queue: it must have no other effect."""
+    """The item was settled or deleted by another process: it must have no further effect."""
 
 
 class Begun(NamedTuple):
-    """An item that the worker is to do, and the request that it came with."""
+    """An item for the worker, and the id of the request that added it."""
 
     item: QueueItem
     request: str
 
 
 def record_change(connection: Connection, dataset: Dataset, item: QueueItem) -> None:
-    """Told of every change of an item's state, in the transaction that makes it: who may read the item hears of it."""
-    events.record(
+    """Record an event for a change of an item's state, for the tenants that may read the item."""
+    outbox.record(
         connection,
         dataset.id,
         EventKind.QUEUE_ITEM,
@@ -84,15 +88,15 @@ def record_change(connection: Connection, dataset: Dataset, item: QueueItem) -> 
 
 
 def id_after(last: str | None) -> str:
-    """A UUIDv7 above the last one, though the clock may have gone back since: then a millisecond later than that."""
-    fresh = new_id()
-    if last is None or fresh > last:
-        return fresh
-    later = (UUID(last).int >> RANDOM_BITS) + 1
-    return str(UUID(int=later << RANDOM_BITS | UUID(fresh).int & ((1 << RANDOM_BITS) - 1)))
+    """Return a UUIDv7 above the last one; if the clock has gone back, one millisecond after the last."""
+    new_item_id = new_id()
+    if last is None or new_item_id > last:
+        return new_item_id
+    next_millisecond = (UUID(last).int >> RANDOM_BITS) + 1
+    return str(UUID(int=next_millisecond << RANDOM_BITS | UUID(new_item_id).int & ((1 << RANDOM_BITS) - 1)))
 
 
-# What tenants do
+# For tenants
 
 
 def add(
@@ -105,7 +109,7 @@ def add(
     lock_active(connection, dataset)
     if new.to is not None and not grants.is_known_on(connection, new.to, dataset.name):
         reason = f"{new.to!r} is no tenant with a grant on {dataset.name!r}"
-        raise SchemaViolation(f"to: {reason}", errors=[Fault(field="to", reason=reason)])
+        raise SchemaViolation(f"to: {reason}", errors=[FieldError(field="to", reason=reason)])
     own = queue.c.dataset_id == dataset.id, queue.c.tenant == tenant, queue.c.state == QueueItemState.PENDING
     waiting = select(queue.c.id).where(*own).limit(settings.queue_max_items).subquery()
     if connection.execute(select(func.count()).select_from(waiting)).scalar_one() >= settings.queue_max_items:
@@ -138,8 +142,8 @@ def add(
 
 def _next_id(connection: Connection, dataset: Dataset) -> str:
     head = upsert(connection, queue_heads).values(dataset_id=dataset.id, last="")
-    held = head.on_conflict_do_update(index_elements=["dataset_id"], set_={"last": queue_heads.c.last})
-    last = connection.execute(held.returning(queue_heads.c.last)).scalar_one()
+    locked_head = head.on_conflict_do_update(index_elements=["dataset_id"], set_={"last": queue_heads.c.last})
+    last = connection.execute(locked_head.returning(queue_heads.c.last)).scalar_one()
     item_id = id_after(last or None)
     own = queue_heads.c.dataset_id == dataset.id
     connection.execute(update(queue_heads).where(own).values(last=item_id))
@@ -155,10 +159,10 @@ def page(
     after: str | None,
     limit: int,
 ) -> list[QueueItem]:
-    """Items that a tenant sent or is to take, in their order; or, of a sender, those that it may read."""
-    mine = or_(queue.c.tenant == tenant, queue.c.recipient == tenant)
+    """Return the items that a tenant sent or receives, in order; with `sender`, those of its items it may read."""
+    own = or_(queue.c.tenant == tenant, queue.c.recipient == tenant)
     query = select(queue).where(queue.c.dataset_id == dataset.id)
-    query = query.where(mine) if sender is None else query.where(queue.c.tenant == sender, or_(mine, queue.c.shared))
+    query = query.where(own) if sender is None else query.where(queue.c.tenant == sender, or_(own, queue.c.shared))
     if state is not None:
         query = query.where(queue.c.state == state)
     if after is not None:
@@ -167,21 +171,21 @@ def page(
 
 
 def get(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> QueueItem:
-    """An item that a tenant may read. Raises QueueItemNotFound."""
+    """Return an item that a tenant may read. Raises QueueItemNotFound."""
     return _item(_readable(connection, dataset, tenant, item_id))
 
 
 def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: float) -> TakenQueueItem | None:
-    """Lend a tenant the oldest item that is addressed to it and that nobody has; None: there is none.
+    """Lease the oldest free item that is addressed to a tenant; None if there is none.
 
-    One that was lent too often, and never settled, is dead.
+    An item that was leased too often and never acknowledged becomes dead.
     """
     moment = database_time(connection)
     free = (
         queue.c.dataset_id == dataset.id,
         queue.c.recipient == tenant,
         queue.c.state == QueueItemState.PENDING,
-        or_(queue.c.leased_until.is_(None), queue.c.leased_until <= moment),
+        LEASE.is_free(moment),
         or_(queue.c.not_before.is_(None), queue.c.not_before <= moment),
     )
     oldest = select(queue).where(*free).order_by(queue.c.id).limit(1)
@@ -189,24 +193,25 @@ def pop(connection: Connection, dataset: Dataset, tenant: TenantName, seconds: f
         oldest = oldest.with_for_update(skip_locked=True)
     while (row := connection.execute(oldest).first()) is not None:
         if row.attempts >= MOST_ATTEMPTS:
-            _mark_dead(connection, dataset, row, f"it was taken {row.attempts} times, and never acknowledged")
+            _mark_dead(connection, dataset, row, f"the item was taken {row.attempts} times and never acknowledged")
             continue
-        lent: dict[str, Any] = {"token": secrets.token_urlsafe(24), "leased_until": moment + timedelta(seconds=seconds)}
-        taken = _change(connection, dataset, row.id, attempts=row.attempts + 1, not_before=None, **lent)
-        return TakenQueueItem(**taken.model_dump(), token=lent["token"])
+        token = secrets.token_urlsafe(24)
+        acquired = LEASE.acquire(token, moment, moment + timedelta(seconds=seconds)).values(not_before=None)
+        item = _execute(connection, dataset, acquired.where(queue.c.id == row.id))
+        return TakenQueueItem(**item.model_dump(), token=token)
     return None
 
 
 def acknowledge(
     connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str, token: str, error: str | None
 ) -> QueueItem:
-    """Settle an item that was taken, or say why it could not be done. Said again under the same token, done is done.
+    """Settle a leased item, or record why it failed. Repeating it with the same token has no effect.
 
-    Whose lease has lapsed may still say so, until the item is taken by another. Raises QueueItemNotFound, LockLost.
+    It is also accepted after the lease has expired, until the item is taken again. Raises QueueItemNotFound, LockLost.
     """
     row = _readable(connection, dataset, tenant, item_id, queue.c.recipient == tenant)
     if row.token != token:
-        raise LockLost("the item is not held under this token: its lease has lapsed, and it was taken again")
+        raise LockLost("the item is not held under this token: its lease has expired and it was taken again")
     if row.state != QueueItemState.PENDING:
         return _item(row)
     moment = database_time(connection)
@@ -216,77 +221,77 @@ def acknowledge(
 
 
 def retry(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> QueueItem:
-    """Let a dead item be tried as if it had never been. Raises QueueItemNotFound, QueueItemConflict."""
-    mine = or_(queue.c.tenant == tenant, queue.c.recipient == tenant)
-    row = _readable(connection, dataset, tenant, item_id, mine)
+    """Make a dead item pending again, with its attempts reset. Raises QueueItemNotFound, QueueItemConflict."""
+    own = or_(queue.c.tenant == tenant, queue.c.recipient == tenant)
+    row = _readable(connection, dataset, tenant, item_id, own)
     if row.state != QueueItemState.DEAD:
-        raise QueueItemConflict(f"the item is {row.state}: only a dead one is tried again", state=row.state)
-    anew: dict[str, Any] = {"state": QueueItemState.PENDING, "attempts": 0, "finished": None}
-    return _change(connection, dataset, row.id, QueueItemState.DEAD, **_pending(None), **anew)
+        raise QueueItemConflict(f"the item is {row.state}: only a dead item can be retried", state=row.state)
+    reset: dict[str, Any] = {"state": QueueItemState.PENDING, "attempts": 0, "finished": None}
+    return _change(connection, dataset, row.id, QueueItemState.DEAD, **_pending(None), **reset)
 
 
 def remove(connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str) -> QueueItem:
-    """Take an item out of the queue, whatever its state. Raises QueueItemNotFound, and Forbidden for another's."""
+    """Delete an item in any state. Raises QueueItemNotFound, and Forbidden for another tenant's item."""
     row = _readable(connection, dataset, tenant, item_id)
     if row.tenant != tenant:
-        raise Forbidden("an item is deleted by the tenant that sent it")
+        raise Forbidden("only the tenant that sent an item may delete it")
     connection.execute(delete(queue).where(queue.c.id == item_id))
     return _item(row)
 
 
-# What the worker does
+# For the worker
 
 
 def waiting(connection: Connection) -> list[Dataset]:
-    """Datasets whose oldest item for the worker may be tried now, the one that has waited longest first."""
+    """Return the datasets whose oldest item for the worker is due, the longest waiting first."""
     pending = queue.c.state == QueueItemState.PENDING, queue.c.recipient.is_(None)
     first = select(func.min(queue.c.id).label("id")).where(*pending).group_by(queue.c.dataset_id).subquery()
-    due = or_(queue.c.not_before.is_(None), queue.c.not_before <= database_time(connection))
-    found = connection.execute(
+    is_due = or_(queue.c.not_before.is_(None), queue.c.not_before <= database_time(connection))
+    rows = connection.execute(
         select(datasets.c.id, datasets.c.name)
         .join(queue, queue.c.dataset_id == datasets.c.id)
         .join(first, first.c.id == queue.c.id)
-        .where(datasets.c.state == ACTIVE, due)
+        .where(datasets.c.state == ACTIVE, is_due)
         .order_by(queue.c.id)
     )
-    return [Dataset(row.id, DatasetName(row.name)) for row in found]
+    return [Dataset(row.id, DatasetName(row.name)) for row in rows]
 
 
 def begin(connection: Connection, dataset: Dataset) -> Begun | None:
-    """Count an attempt of the oldest item for the worker; None: there is none, or it has to wait, and so have those
-    after it. One that ended too many workers is dead."""
+    """Count an attempt of the oldest item for the worker. None if there is none, or if it is not due yet: later items
+    wait for it. An item that crashed too many workers becomes dead."""
     own = queue.c.dataset_id == dataset.id, queue.c.recipient.is_(None), queue.c.state == QueueItemState.PENDING
     oldest = select(queue).where(*own).order_by(queue.c.id).limit(1).with_for_update()
     while (row := connection.execute(oldest).first()) is not None:
         if row.not_before is not None and row.not_before > database_time(connection):
             return None
         if row.attempts >= MOST_ATTEMPTS:
-            _mark_dead(connection, dataset, row, f"{row.attempts} workers ended over it")
+            _mark_dead(connection, dataset, row, f"{row.attempts} workers stopped while processing the item")
             continue
         return Begun(_change(connection, dataset, row.id, attempts=row.attempts + 1), row.request)
     return None
 
 
 def settle(connection: Connection, dataset: Dataset, item: QueueItem) -> QueueItem:
-    """Say that an item is done, in the transaction that has its effect. Raises Settled."""
+    """Mark an item as done, in the transaction that has its effect. Raises Settled."""
     return _change(connection, dataset, item.id, **_done(database_time(connection)))
 
 
 def fail(connection: Connection, dataset: Dataset, item: QueueItem, error: TarnError) -> QueueItem:
-    """Say why an attempt failed: it is tried again later, or dead. Raises Settled."""
+    """Record why an attempt failed: the item is retried later, or dead. Raises Settled."""
     row = connection.execute(select(queue).where(queue.c.id == item.id).with_for_update()).first()
     if row is None:
         raise Settled
     moment = database_time(connection)
-    again = retry_time(row.attempts, moment) if error.retryable else None
-    return _failed(connection, dataset, row, error, again, moment)
+    retry_at = retry_time(row.attempts, moment) if error.retryable else None
+    return _failed(connection, dataset, row, error, retry_at, moment)
 
 
-# What stays, and for how long
+# Mirror and retention
 
 
 def write_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
-    """Mirror an item after the fact: whether that works changes nothing."""
+    """Write an item's mirror to the lake, after the commit. A failure is only logged."""
     try:
         store.put_hint(dataset.layout.queue_item(item.tenant, item.id), item.model_dump_json().encode())
     except TarnError as error:
@@ -294,7 +299,7 @@ def write_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
 
 
 def delete_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
-    """Take an item's mirror away."""
+    """Delete an item's mirror. A failure is only logged."""
     try:
         store.delete([dataset.layout.queue_item(item.tenant, item.id)])
     except TarnError as error:
@@ -302,57 +307,65 @@ def delete_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
 
 
 def delete_done(database: Database, store: Store, settings: Settings) -> int:
-    """Delete items that were done long ago, and their mirrors before them. Returns how many."""
-    gone = 0
-    while some := _old(database, settings):
-        store.delete([DatasetLayout(DatasetName(row.name)).queue_item(row.tenant, row.id) for row in some])
+    """Delete items that were done before the retention period, their mirrors first. Returns their number."""
+    deleted = 0
+    while rows := _old(database, settings):
+        store.delete([DatasetLayout(DatasetName(row.name)).queue_item(row.tenant, row.id) for row in rows])
         with database.write() as connection:
-            connection.execute(delete(queue).where(queue.c.id.in_([row.id for row in some])))
-        gone += len(some)
-    return gone
+            connection.execute(delete(queue).where(queue.c.id.in_([row.id for row in rows])))
+        deleted += len(rows)
+    return deleted
 
 
 def _old(database: Database, settings: Settings) -> list[Row[Any]]:
     with database.read() as connection:
-        past = database_time(connection) - timedelta(days=settings.queue_days)
-        old = queue.c.state == QueueItemState.DONE, queue.c.finished < past
+        oldest_kept = database_time(connection) - timedelta(days=settings.queue_days)
+        old = queue.c.state == QueueItemState.DONE, queue.c.finished < oldest_kept
         query = select(queue.c.id, queue.c.tenant, datasets.c.name).join(datasets, datasets.c.id == queue.c.dataset_id)
-        # Of a dataset that is being deleted, the files are not ours any more.
+        # The files of a dataset that is being deleted belong to that deletion.
         return list(connection.execute(query.where(*old, datasets.c.state == ACTIVE).limit(DELETE_BATCH)))
 
 
 def all_items(connection: Connection, dataset: Dataset) -> Iterator[QueueItem]:
-    """Every item of a dataset, in their order."""
+    """Iterate over all items of a dataset, in order."""
     query = select(queue).where(queue.c.dataset_id == dataset.id).order_by(queue.c.id)
     return map(_item, connection.execute(query, execution_options={"yield_per": DELETE_BATCH}))
 
 
 def _readable(
-    connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str, *whose: ColumnElement[bool]
+    connection: Connection, dataset: Dataset, tenant: TenantName, item_id: str, *conditions: ColumnElement[bool]
 ) -> Row[Any]:
-    """The row of an item that a tenant may read, or that is its own in some way; held, where something is written."""
-    may = whose or (or_(queue.c.tenant == tenant, queue.c.recipient == tenant, queue.c.shared),)
-    query = select(queue).where(queue.c.id == item_id, queue.c.dataset_id == dataset.id, *may)
-    row = connection.execute(query.with_for_update() if whose else query).first()
+    """Return the row of an item that a tenant may read; with conditions, one that meets these, locked for an update.
+
+    Raises QueueItemNotFound.
+    """
+    condition = conditions or (or_(queue.c.tenant == tenant, queue.c.recipient == tenant, queue.c.shared),)
+    query = select(queue).where(queue.c.id == item_id, queue.c.dataset_id == dataset.id, *condition)
+    row = connection.execute(query.with_for_update() if conditions else query).first()
     if row is None:
         raise QueueItemNotFound(f"there is no queue item {item_id!r}")
     return row
 
 
-def _mark_dead(connection: Connection, dataset: Dataset, row: Row[Any], why: str) -> None:
-    _failed(connection, dataset, row, QueueItemFailed(why), None, database_time(connection))
+def _mark_dead(connection: Connection, dataset: Dataset, row: Row[Any], reason: str) -> None:
+    _failed(connection, dataset, row, QueueItemFailed(reason), None, database_time(connection))
 
 
 def _failed(
-    connection: Connection, dataset: Dataset, row: Row[Any], error: TarnError, again: datetime | None, moment: datetime
+    connection: Connection,
+    dataset: Dataset,
+    row: Row[Any],
+    error: TarnError,
+    retry_at: datetime | None,
+    moment: datetime,
 ) -> QueueItem:
     problem = error.problem(instance=f"/v1/datasets/{dataset.name}/queue/{row.id}").model_dump(mode="json")
-    over: dict[str, Any] = {"state": QueueItemState.DEAD, "finished": moment} if again is None else {}
-    return _change(connection, dataset, row.id, **_pending(again), **over, problem=problem)
+    ended: dict[str, Any] = {"state": QueueItemState.DEAD, "finished": moment} if retry_at is None else {}
+    return _change(connection, dataset, row.id, **_pending(retry_at), **ended, problem=problem)
 
 
-def _pending(again: datetime | None) -> dict[str, Any]:
-    return {"not_before": again, "token": None, "leased_until": None}
+def _pending(retry_at: datetime | None) -> dict[str, Any]:
+    return {"not_before": retry_at, **LEASE.released}
 
 
 def _done(moment: datetime) -> dict[str, Any]:
@@ -368,9 +381,14 @@ def _done(moment: datetime) -> dict[str, Any]:
 def _change(
     connection: Connection, dataset: Dataset, item_id: str, was: QueueItemState = QueueItemState.PENDING, **values: Any
 ) -> QueueItem:
-    """Change an item that is in the state that it was found in. Raises Settled if it is not, or is gone."""
-    same = queue.c.id == item_id, queue.c.state == was
-    row = connection.execute(update(queue).where(*same).values(**values).returning(queue)).first()
+    """Change an item if it is still in the expected state. Raises Settled otherwise."""
+    condition = queue.c.id == item_id, queue.c.state == was
+    return _execute(connection, dataset, update(queue).where(*condition).values(**values))
+
+
+def _execute(connection: Connection, dataset: Dataset, statement: Update) -> QueueItem:
+    """Execute an update of one item and record its event. Raises Settled if it matches no item."""
+    row = connection.execute(statement.returning(queue)).first()
     if row is None:
         raise Settled
     item = _item(row)

@@ -1,15 +1,16 @@
-"""Tags of tenants, each in a namespace of its own, and the core's, which all may read and nobody else writes.
+"""Tags: a namespace for each tenant, and that of the core, which all tenants can read and only the lake writes.
 
-SQL decides; the layout shows them to people and offline tools.
+SQL is authoritative; mirrors in the layout are for people and offline tools.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, or_, select
 
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset, lock_active
 from tarn.db.engine import Database
 from tarn.db.tables import tags
@@ -17,30 +18,98 @@ from tarn.db.upsert import upsert
 from tarn.errors import AlreadyExists, Forbidden, QuotaExceeded, TagNotFound, TarnError
 from tarn.model.ids import now
 from tarn.model.names import LAKEHOUSE, TagKey, TenantName
-from tarn.model.tag import CORE, NewTag, Tag, is_core
+from tarn.model.tag import CORE, Latest, NewTag, Tag, is_core, newer_tags
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
 MAX_TAGS = 10_000
-"""Tags that a tenant has on one dataset, at most."""
+"""Maximum number of tags of a tenant on one dataset."""
 
 MIN_STEP = timedelta(microseconds=1)
 
 
-def page(
-    connection: Connection, dataset: Dataset, tenant: TenantName, prefix: str, after: str | None, limit: int
-) -> list[Tag]:
-    """A tenant's tags whose keys begin with a prefix, by key; the core's, if it is that of their namespace."""
-    owner, inner = (LAKEHOUSE, prefix.removeprefix(CORE)) if prefix.startswith(CORE) else (tenant, prefix)
-    query = select(tags).where(*_of(dataset, owner), func.substr(tags.c.key, 1, len(inner)) == inner)
-    if after is not None:
-        query = query.where(tags.c.key > (after.removeprefix(CORE) if owner == LAKEHOUSE else after))
-    return [_tag(row) for row in connection.execute(query.order_by(tags.c.key).limit(limit))]
+class TagService:
+    """Reads and changes tags. Each change and its audit record are one transaction; the mirror follows it."""
+
+    def __init__(self, database: Database, store: Store) -> None:
+        self._database = database
+        self._store = store
+
+    def page(self, dataset: Dataset, tenant: TenantName, prefix: str, after: str | None, limit: int) -> list[Tag]:
+        """Return the tags of a tenant whose keys begin with a prefix, sorted by key.
+
+        A prefix in the core's namespace returns the core's tags instead.
+        """
+        owner, inner = (LAKEHOUSE, prefix.removeprefix(CORE)) if prefix.startswith(CORE) else (tenant, prefix)
+        query = select(tags).where(*_of(dataset, owner), func.substr(tags.c.key, 1, len(inner)) == inner)
+        if after is not None:
+            query = query.where(tags.c.key > (after.removeprefix(CORE) if owner == LAKEHOUSE else after))
+        with self._database.read() as connection:
+            return [_tag(row) for row in connection.execute(query.order_by(tags.c.key).limit(limit))]
+
+    def get(self, dataset: Dataset, tenant: TenantName, key: TagKey) -> Tag:
+        """Return a tag. Raises TagNotFound."""
+        with self._database.read() as connection:
+            return _get(connection, dataset, tenant, key)
+
+    def compare(self, dataset: Dataset, tenant: TenantName, key: TagKey, dependencies: Sequence[TagKey]) -> Latest:
+        """Check whether a tag exists and is strictly newer than each of the dependencies that exist."""
+        with self._database.read() as connection:
+            times = _times(connection, dataset, tenant, [key, *dependencies])
+        at = times.get(key)
+        newer = newer_tags(at, times, dependencies)
+        return Latest(key=key, latest=at is not None and not newer, at=at, newer=newer)
+
+    def set(self, dataset: Dataset, tenant: TenantName, key: TagKey, new: NewTag, act: AuditedAction) -> Tag:
+        """Set a tag to a time, by default now; a tag that exists gets a later time than before, even if the clock
+        went back.
+
+        Raises Forbidden for a tag of the core, AlreadyExists if a key would be both a tag and a folder of tags, and
+        QuotaExceeded.
+        """
+        _require_own(key)
+        with self._database.write() as connection:
+            lock_active(connection, dataset)
+            self._database.serialize(connection, f"tags:{dataset.id}:{tenant}")
+            before = connection.execute(select(tags.c.at).where(*_of(dataset, tenant), tags.c.key == key)).scalar()
+            if before is None:
+                _require_room(connection, dataset, tenant, key)
+            at = new.at or (now() if before is None else max(now(), before + MIN_STEP))
+            values = {"at": at, "value": new.value}
+            connection.execute(
+                upsert(connection, tags)
+                .values(dataset_id=dataset.id, tenant=tenant, key=key, **values)
+                .on_conflict_do_update(index_elements=["dataset_id", "tenant", "key"], set_=values)
+            )
+            tag = _get(connection, dataset, tenant, key)
+            act.done(connection, key=key)
+        mirror(self._store, dataset, tenant, key, tag)
+        return tag
+
+    def delete(self, dataset: Dataset, tenant: TenantName, key: TagKey, act: AuditedAction) -> None:
+        """Delete a tag. Raises TagNotFound, and Forbidden for a tag of the core."""
+        _require_own(key)
+        with self._database.write() as connection:
+            if connection.execute(delete(tags).where(*_of(dataset, tenant), tags.c.key == key)).rowcount != 1:
+                raise _missing(dataset, key)
+            act.done(connection, key=key)
+        mirror(self._store, dataset, tenant, key, None)
+
+
+def mirror(store: Store, dataset: Dataset, tenant: TenantName, key: TagKey, tag: Tag | None) -> None:
+    """Mirror a tag or its absence to the layout after the commit; errors are only logged."""
+    path = dataset.layout.tag(tenant, key)
+    try:
+        if tag is None:
+            store.delete([path])
+        else:
+            store.put_hint(path, tag.to_json())
+    except TarnError as error:
+        log.warning("cannot mirror a tag to the layout", dataset=dataset.name, problem=error.slug)
 
 
 def _get(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKey) -> Tag:
-    """Raises TagNotFound."""
     owner, inner = _split(key, tenant)
     row = connection.execute(select(tags).where(*_of(dataset, owner), tags.c.key == inner)).first()
     if row is None:
@@ -51,62 +120,20 @@ def _get(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagK
 def _times(
     connection: Connection, dataset: Dataset, tenant: TenantName, keys: Collection[TagKey]
 ) -> dict[TagKey, datetime]:
-    """The moments of those of some tags that are there, by their keys."""
-    places = {_split(key, tenant): key for key in keys}
-    wanted = [key for _, key in places]
+    """Return the times of those of these tags that exist, by key."""
+    by_owner = {_split(key, tenant): key for key in keys}
     query = select(tags).where(
-        tags.c.dataset_id == dataset.id, tags.c.tenant.in_({owner for owner, _ in places}), tags.c.key.in_(wanted)
+        tags.c.dataset_id == dataset.id,
+        tags.c.tenant.in_({owner for owner, _ in by_owner}),
+        tags.c.key.in_([inner for _, inner in by_owner]),
     )
-    found = {(row.tenant, row.key): row.at for row in connection.execute(query)}
-    return {key: found[place] for place, key in places.items() if place in found}
-
-
-def put(
-    database: Database, connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKey, new: NewTag
-) -> Tag:
-    """Set a tag. Without a moment it gets the present one, and a later one than it had, whatever the clock says.
-
-    Raises Forbidden for one of the core's, AlreadyExists where a key would be both a tag and a folder of tags, and
-    QuotaExceeded.
-    """
-    _require_own(key)
-    lock_active(connection, dataset)
-    database.serialize(connection, f"tags:{dataset.id}:{tenant}")
-    before = connection.execute(select(tags.c.at).where(*_of(dataset, tenant), tags.c.key == key)).scalar()
-    if before is None:
-        _require_room(connection, dataset, tenant, key)
-    at = new.at or (now() if before is None else max(now(), before + MIN_STEP))
-    values = {"at": at, "value": new.value}
-    connection.execute(
-        upsert(connection, tags)
-        .values(dataset_id=dataset.id, tenant=tenant, key=key, **values)
-        .on_conflict_do_update(index_elements=["dataset_id", "tenant", "key"], set_=values)
-    )
-    return _get(connection, dataset, tenant, key)
-
-
-def remove(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKey) -> None:
-    """Raises TagNotFound, and Forbidden for one of the core's."""
-    _require_own(key)
-    if connection.execute(delete(tags).where(*_of(dataset, tenant), tags.c.key == key)).rowcount != 1:
-        raise _missing(dataset, key)
-
-
-def mirror(store: Store, dataset: Dataset, tenant: TenantName, key: TagKey, tag: Tag | None) -> None:
-    """Mirror a tag, or its absence, after the fact: whether that works changes nothing."""
-    path = dataset.layout.tag(tenant, key)
-    try:
-        if tag is None:
-            store.delete([path])
-        else:
-            store.put_hint(path, tag.to_json())
-    except TarnError as error:
-        log.warning("a tag is not shown in the layout", dataset=dataset.name, problem=error.slug)
+    times = {(row.tenant, row.key): row.at for row in connection.execute(query)}
+    return {key: times[owned] for owned, key in by_owner.items() if owned in times}
 
 
 def _require_own(key: TagKey) -> None:
     if is_core(key):
-        raise Forbidden(f"tags of {LAKEHOUSE!r} are written by nobody but the lake itself")
+        raise Forbidden(f"tags of {LAKEHOUSE!r} can only be written by the lake itself")
 
 
 def _require_room(connection: Connection, dataset: Dataset, tenant: TenantName, key: TagKey) -> None:
@@ -123,7 +150,7 @@ def _require_room(connection: Connection, dataset: Dataset, tenant: TenantName, 
 
 
 def _split(key: TagKey, tenant: TenantName) -> tuple[str, str]:
-    """Whose tag a key means, and the key in its namespace."""
+    """Return the owner of the tag that a key names, and the key within the owner's namespace."""
     return (LAKEHOUSE, key.removeprefix(CORE)) if key.startswith(CORE) else (tenant, str(key))
 
 

@@ -1,18 +1,18 @@
-"""Datasets: a row that says which there are, a `config.yml` that says what they are.
+"""Dataset registry: create, read, change, restore and delete datasets.
 
-The row is the truth for existence, the document for everything else. Changes of one document are made one after
-the other, by holding its row from reading the old text to writing the new one.
+The SQL row is authoritative for existence, `config.yml` for everything else. Changes of one document are serialized by
+locking the dataset's row from reading the old text until the new text is written.
 
-The row is held by a connection, which may die while a request to the store is under way. So the connection is asked
-right before each put, and whoever reads a document looks whether it is of the dataset that the row speaks of: the id
-in it says so (docs/decisions/002).
+The row lock belongs to a connection, which may die while a request to the store is in progress. Therefore the
+connection is checked right before each put, and every reader of a document compares the id in it with the id of the
+row: a different id means a document of another dataset with the same name (docs/decisions/002).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -25,15 +25,15 @@ from sqlalchemy.exc import IntegrityError
 from tarn.access.audit import AuditedAction
 from tarn.access.revision import bump
 from tarn.datasets.documents import read_document, replace_document, require_alive
-from tarn.db import jobs
-from tarn.db import outbox as events
+from tarn.db import jobs, outbox
+from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
 from tarn.db.tables import datasets, journal_head, snapshot_heads
 from tarn.errors import (
     AlreadyExists,
     DatasetNotFound,
     DocumentInvalid,
-    Fault,
+    FieldError,
     PreconditionFailed,
     SchemaViolation,
     Unavailable,
@@ -51,23 +51,23 @@ from tarn.storage.store_clock import store_time
 log = structlog.get_logger(__name__)
 
 READERS = 16
-"""Documents that are read at once for a list."""
+"""Documents that are read concurrently for a list."""
 
 DELETE_BATCH = 1000
-"""Files that one request deletes, as many as S3 takes."""
+"""Files that one request deletes: the maximum of S3."""
 
 Readable = Callable[[str], bool]
-"""Whether a caller may read the dataset of this name."""
+"""Returns whether a caller may read the dataset of this name."""
 
-Hold = Callable[[Connection, Progress | None], None]
-"""Says in the caller's transaction that a job goes on. Raises if it is no longer the caller's to go on with."""
+JobHeartbeat = Callable[[Connection, Progress | None], None]
+"""Renews the ownership of a job in the caller's transaction. Raises if the caller does not own the job any more."""
 
 ACTIVE, DELETING, DELETED = "active", "deleting", "deleted"
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One that exists: what names it in SQL and on storage."""
+    """An existing dataset: its id in SQL and its name in storage."""
 
     id: str
     name: DatasetName
@@ -78,29 +78,36 @@ class Dataset:
 
 
 def find(connection: Connection, name: DatasetName) -> Dataset | None:
+    """Return the active dataset of this name, if there is one."""
     row = connection.execute(_active().where(datasets.c.name == name)).first()
     return None if row is None else _dataset(row)
 
 
 def page(connection: Connection, readable: Readable, after: str | None, limit: int | None) -> list[Dataset]:
-    """Datasets by name, those that `readable` lets through."""
+    """Return the datasets for which `readable` is true, by name."""
     query = _active().order_by(datasets.c.name)
     if after is not None:
         query = query.where(datasets.c.name > after)
-    found: list[Dataset] = []
+    result: list[Dataset] = []
     for row in connection.execute(query):
-        if limit is not None and len(found) == limit:
+        if limit is not None and len(result) == limit:
             break
         if readable(row.name):
-            found.append(_dataset(row))
-    return found
+            result.append(_dataset(row))
+    return result
+
+
+def readable_page(database: Database, readable: Readable, after: str | None, limit: int | None) -> list[Dataset]:
+    """Return the datasets for which `readable` is true, by name, in a transaction of its own."""
+    with database.read() as connection:
+        return page(connection, readable, after, limit)
 
 
 def create(database: Database, store: Store, new: NewDataset, act: AuditedAction) -> tuple[DatasetConfig, str]:
-    """Make a dataset: the row holds the name while the documents are written, and commits after them.
+    """Create a dataset: the uncommitted row reserves the name while the documents are written, and commits after them.
 
-    A crash in between leaves documents without a row: no dataset, and the next one of that name writes over them.
-    `config.yml` is put last: where it is, the rest is.
+    A crash in between leaves documents without a row: the dataset does not exist, and the next one with that name
+    overwrites them. `config.yml` is put last: if it exists, the other documents exist.
     """
     config = _valid({**new.model_dump(exclude_unset=True), "id": new_id(), "created": now()})
     with database.write() as connection:
@@ -118,8 +125,8 @@ def create(database: Database, store: Store, new: NewDataset, act: AuditedAction
                 dataset_id=config.id, seq=_first_seq(connection, config.name), content=0, segment=0
             )
         )
-        events.start_stream(connection, config.id, config.name)
-        events.record(connection, config.id, EventKind.DATASET_CREATED)
+        outbox.start_stream(connection, config.id, config.name)
+        outbox.record(connection, config.id, EventKind.DATASET_CREATED)
         act.done(connection, target=config.name)
         document = config.to_yaml()
         layout = DatasetLayout(config.name)
@@ -131,8 +138,8 @@ def create(database: Database, store: Store, new: NewDataset, act: AuditedAction
 
 
 def _first_seq(connection: Connection, name: DatasetName) -> int:
-    """Where the numbers of snapshots begin: above every one that a writer of an earlier dataset of this name may still
-    put, which is at most the one after its recorded head."""
+    """Return the number before the first snapshot: above every one that a writer of an earlier dataset of this name may
+    still put, which is at most its recorded head plus one."""
     last: int | None = connection.execute(
         select(func.max(snapshot_heads.c.seq))
         .join(datasets, datasets.c.id == snapshot_heads.c.dataset_id)
@@ -142,19 +149,19 @@ def _first_seq(connection: Connection, name: DatasetName) -> int:
 
 
 def read(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
-    """The configuration and its entity tag. Raises DatasetNotFound, DocumentInvalid."""
+    """Return the configuration and its entity tag. Raises DatasetNotFound, DocumentInvalid."""
     config, tag = _stored(store, dataset)
     if config.id != dataset.id:
         log.error("document of another dataset", path=dataset.layout.config, id=config.id, expected=dataset.id)
-        raise DocumentInvalid(f"{dataset.layout.config} in the lake is of another dataset that had this name")
+        raise DocumentInvalid(f"{dataset.layout.config} in the lake belongs to another dataset that had this name")
     return config, tag
 
 
-def read_all(store: Store, found: list[Dataset]) -> Iterator[DatasetConfig]:
-    """The configurations of many datasets, in their order.
+def read_all(store: Store, requested: list[Dataset]) -> Iterator[DatasetConfig]:
+    """Yield the configurations of many datasets, in their order.
 
-    Those deleted meanwhile are left out, and so are those that cannot be read: one broken document, which is in the
-    log and answers for itself, must not take the whole list away.
+    Datasets deleted meanwhile are skipped, and so are unreadable documents: one broken document, which is logged and
+    reported when it is requested itself, must not make the whole list fail.
     """
 
     def config(dataset: Dataset) -> DatasetConfig | None:
@@ -164,28 +171,28 @@ def read_all(store: Store, found: list[Dataset]) -> Iterator[DatasetConfig]:
             return None
 
     with ThreadPoolExecutor(READERS) as pool:
-        yield from (config for config in pool.map(config, found) if config is not None)
+        yield from (config for config in pool.map(config, requested) if config is not None)
 
 
-Indexed = Callable[[Connection, "DatasetConfig"], bytes]
-"""What `index.json` is to say of a dataset with a configuration, in the transaction that changes it."""
+IndexBuilder = Callable[[Connection, "DatasetConfig"], bytes]
+"""Returns the new `index.json` of a dataset with this configuration, in the transaction that changes it."""
 
 
 def change(
     database: Database,
     store: Store,
     dataset: Dataset,
-    wanted: DatasetChange,
+    requested: DatasetChange,
     if_match: str | None,
     act: AuditedAction,
-    indexed: Indexed = lambda _, config: index_of(config),
+    indexed: IndexBuilder = lambda _, config: index_of(config),
 ) -> tuple[DatasetConfig, str]:
-    """Replace the fields that are given; the former documents go to `versions/`.
+    """Replace the fields that are set in the change; the former documents are kept in `versions/`.
 
-    `config.yml` is put last: until then nothing has changed that counts, and the same change can be tried again. One
-    that is of another dataset, which a forgotten writer put there, is taken for one that says nothing.
+    `config.yml` is put last: until then the change has no effect and can be retried. A `config.yml` of another dataset,
+    which a delayed writer put there, is treated as an empty configuration.
 
-    Raises PreconditionFailed if the document is not the one `if_match` names.
+    Raises PreconditionFailed if the document's entity tag does not match `if_match`.
     """
     with database.write() as connection:
         created = lock(connection, dataset)
@@ -193,9 +200,9 @@ def change(
         _require(if_match, tag)
         if current.id != dataset.id:
             current = _valid({"name": dataset.name, "id": dataset.id, "created": created})
-        config = _valid(wanted.applied_to(current))
+        config = _valid(requested.applied_to(current))
         document = config.to_yaml()
-        act.done(connection, changed=sorted(wanted.model_fields_set))
+        act.done(connection, changed=sorted(requested.model_fields_set))
         layout = dataset.layout
         for path, text in ((layout.index, indexed(connection, config)), (layout.config, document)):
             replace_document(connection, store, path, layout.versions, text)
@@ -203,9 +210,9 @@ def change(
 
 
 def restore_configuration(database: Database, store: Store, dataset: Dataset) -> bool:
-    """Put the newest former configuration in the place of one that is lost, cannot be read or is another dataset's.
+    """Replace a configuration that is missing, unreadable or of another dataset with the newest former version.
 
-    False if there is no need for it, or nothing to be put there: what a dataset is, is not guessed.
+    Returns False if the configuration is intact, or if there is no former version: a configuration is never guessed.
     """
     with database.write() as connection:
         lock(connection, dataset)
@@ -219,12 +226,12 @@ def restore_configuration(database: Database, store: Store, dataset: Dataset) ->
 
 
 def has_former_configuration(store: Store, dataset: Dataset) -> bool:
-    """Whether a former configuration of this very dataset is there."""
+    """Return whether `versions/` has a former configuration of this dataset (same id)."""
     return next(_former(store, dataset), None) is not None
 
 
 def reset_configuration(database: Database, store: Store, dataset: Dataset) -> None:
-    """Put the configuration of a new dataset in the place of one that is lost, with all that the row still knows."""
+    """Replace a lost configuration with the defaults of a new dataset, with name, id and creation time of its row."""
     with database.write() as connection:
         created = lock(connection, dataset)
         config = _valid({"name": dataset.name, "id": dataset.id, "created": created})
@@ -240,7 +247,7 @@ def _is_own(store: Store, dataset: Dataset) -> bool:
 
 
 def _former(store: Store, dataset: Dataset) -> Iterator[DatasetConfig]:
-    """Former configurations of this very dataset, newest first."""
+    """Yield the former configurations of this dataset (same id), newest first."""
     name = FileName(dataset.layout.config.rsplit("/", 1)[-1])
     for version in versions.list_versions(store, dataset.layout.versions):
         if version.name == name:
@@ -252,8 +259,7 @@ def _former(store: Store, dataset: Dataset) -> Iterator[DatasetConfig]:
 
 
 def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: str | None, act: AuditedAction) -> Job:
-    """Hide the dataset from everybody and queue the job that removes it, in one transaction."""
-    assert act.identity is not None
+    """Hide the dataset from all callers and enqueue the job that deletes it, in one transaction."""
     with database.write() as connection:
         lock(connection, dataset)
         if if_match is not None:
@@ -261,46 +267,51 @@ def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: s
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETING))
         bump(connection)
         act.done(connection)
-        events.record(connection, dataset.id, EventKind.DATASET_DELETED)
-        return jobs.enqueue(connection, Operation.DELETE, dataset.id, act.identity.tenant, act.request)
+        outbox.record(connection, dataset.id, EventKind.DATASET_DELETED)
+        return jobs.enqueue(connection, Operation.DELETE, dataset.id, act.tenant, act.request)
 
 
 def delete(
-    database: Database, store: Store, dataset: Dataset, hold: Hold, free_from: datetime | None
+    database: Database, store: Store, dataset: Dataset, hold: JobHeartbeat, free_from: datetime | None
 ) -> dict[str, Any]:
-    """Remove every file of a dataset, then free its name. Run again after a crash it goes on where it was.
+    """Delete every file of a dataset, then release its name. Idempotent: after a crash, a rerun continues.
 
-    The row says `deleting` until the last file is gone, so the name cannot be taken while files of it remain. Files
-    have no id, only a path, which the next dataset of that name will have too. Hence (docs/decisions/007):
-    1. begin   a name that is free already is not ours to delete
-    2. mark    ask the store what time it is; what is younger than this is left alone
-    3. remove  list, and before each request that deletes make sure that the job, and with it the name, is still ours
-    4. again   from 2, until a listing is empty: somebody may have been writing
-    5. free    in one transaction with the last look at the job, and not before `free_from`
+    The row's state is `deleting` until the last file is deleted, so the name cannot be reused while files remain. Files
+    have no id, only a path, which the next dataset of that name has too. Hence (docs/decisions/007):
+    1. begin    if the name is released already, delete nothing
+    2. mark     get the store's time; files modified after it are not deleted
+    3. delete   list files, and before each delete request check that this worker still owns the job, and so the name
+    4. repeat   from 2 until a listing is empty: a writer may have been active
+    5. release  set the state in one transaction with the last check of the job, and not before `free_from`
 
-    Raises what `hold` raises, NotYet before `free_from`, and Unavailable if nothing is left but what is too young.
+    Raises what `hold` raises, NotYet before `free_from`, and Unavailable if only files newer than the mark are left.
     """
     done = 0
     with database.write() as connection:
         hold(connection, None)
         if connection.execute(select(datasets.c.state).where(datasets.c.id == dataset.id)).scalar() != DELETING:
             return {"files": done}
-    found = True
-    while found:
-        mark, before, found = store_time(store), done, False
+    has_files = True
+    while has_files:
+        mark, before, has_files = store_time(store), done, False
         store.sweep_unfinished(dataset.layout.root, mark)
         listing = store.list(dataset.layout.root)
         while entries := list(islice(listing, DELETE_BATCH)):
-            found = True
+            has_files = True
             old = [entry.path for entry in entries if entry.modified <= mark]
             with database.write() as connection:
                 hold(connection, Progress(done=done, unit="files"))
             store.delete(old)
             done += len(old)
-        if found and done == before:
-            raise Unavailable(f"files below {dataset.layout.root} are younger than the store's own clock says it is")
-    if free_from is not None and now() < free_from:
-        raise ResumeLater(free_from)
+        if has_files and done == before:
+            raise Unavailable(
+                f"files below {dataset.layout.root} have a modification time after the store's current time"
+            )
+    if free_from is not None:
+        with database.read() as connection:
+            remaining = free_from - database_time(connection)
+        if remaining > timedelta(0):
+            raise ResumeLater(now() + remaining)
     with database.write() as connection:
         hold(connection, Progress(done=done, unit="files"))
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETED))
@@ -310,13 +321,13 @@ def delete(
 
 
 def index_of(config: DatasetConfig, loading: Mapping[str, Any] | None = None, **more: Any) -> bytes:
-    """`index.json`: the dataset as FtM tools load it, with fields that FtM's own model does not have."""
+    """Return `index.json`: the dataset as FtM tools load it, with additional fields that FtM's model does not have."""
     document = config.ftm(**more).model_dump(mode="json", exclude_none=True) | dict(loading or {})
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _stored(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
-    """What `config.yml` says, whichever dataset it is of, and its entity tag."""
+    """Return the parsed `config.yml`, even if it is of another dataset, and its entity tag."""
     try:
         config, text = read_document(store, dataset.layout.config, DatasetConfig.from_yaml)
     except Missing:
@@ -326,30 +337,32 @@ def _stored(store: Store, dataset: Dataset) -> tuple[DatasetConfig, str]:
 
 
 def lock(connection: Connection, dataset: Dataset) -> datetime:
-    """Let nobody else change the dataset before this transaction ends; returns when it was created."""
-    held = connection.execute(
+    """Lock the dataset's row until this transaction ends, and return its creation time. Raises DatasetNotFound."""
+    row = connection.execute(
         update(datasets)
         .where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
         .values(revision=datasets.c.revision + 1)
         .returning(datasets.c.created)
     ).first()
-    if held is None:
+    if row is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
-    created: datetime = held.created
+    created: datetime = row.created
     return created
 
 
 def lock_active(connection: Connection, dataset: Dataset) -> None:
-    """Raise DatasetNotFound for a dataset that is being deleted; one that is not will not be before this transaction
-    ends."""
-    found = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
-    if connection.execute(found.with_for_update(read=True)).first() is None:
+    """Take a shared lock that prevents a deletion until this transaction ends. Raises DatasetNotFound if the dataset is
+    being deleted."""
+    active = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
+    if connection.execute(active.with_for_update(read=True)).first() is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
 
 
 def _require(if_match: str | None, tag: str) -> None:
     if if_match is not None and not matches(if_match, tag):
-        raise PreconditionFailed("the document has changed since", expected=if_match, head=tag)
+        raise PreconditionFailed(
+            "the document has changed: its entity tag does not match If-Match", expected=if_match, head=tag
+        )
 
 
 def _valid(data: dict[str, Any]) -> DatasetConfig:
@@ -357,7 +370,9 @@ def _valid(data: dict[str, Any]) -> DatasetConfig:
         return DatasetConfig.model_validate(data)
     except ValidationError as error:
         faults = [
-            Fault(field=".".join(map(str, fault["loc"])) or None, reason=fault["msg"].removeprefix("Value error, "))
+            FieldError(
+                field=".".join(map(str, fault["loc"])) or None, reason=fault["msg"].removeprefix("Value error, ")
+            )
             for fault in error.errors(include_url=False, include_input=False)
         ]
         raise SchemaViolation("the dataset's metadata is not valid", errors=faults) from None

@@ -1,8 +1,8 @@
-"""Connections of one process, shared between its tenants: none of them can keep all that there are.
+"""Per-tenant fair semaphore for the database connections of one process: no tenant can occupy the whole pool.
 
-1. reserve  a quarter is for work of no tenant: admission, probes, the journal's writer
-2. last     of the rest, the last free one is only given to a tenant that has none
-3. next     one that becomes free goes to the tenant that has the fewest, and of its threads to the one that waited
+1. reserve  a quarter of the pool is for work without a tenant: admission, probes, the journal's writer
+2. last     of the rest, the last free connection goes only to a tenant that holds none
+3. next     a released connection goes to the tenant that holds the fewest, and within it to the thread that has waited
             longest
 """
 
@@ -15,11 +15,11 @@ from contextvars import ContextVar
 from tarn.errors import Unavailable
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")
-"""Whose request this is; nobody's, until the caller is known."""
+"""The tenant of the current request; empty until the caller is authenticated."""
 
 
 class TenantSemaphore:
-    """Who has how many connections. Safe between threads; work of no tenant is not counted and never waits here."""
+    """Counts connections per tenant. Thread-safe; work without a tenant is not counted and never waits here."""
 
     def __init__(self, connections: int, timeout: float) -> None:
         self._most = max(1, connections - max(1, connections // 4))
@@ -31,7 +31,7 @@ class TenantSemaphore:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Leave to have one connection. Raises Unavailable if that takes too long."""
+        """Hold a permit for one connection. Raises Unavailable after the timeout."""
         tenant = TENANT.get()
         if not tenant:
             yield
@@ -47,20 +47,20 @@ class TenantSemaphore:
             if self._may_have(tenant) and tenant not in self._waiting:
                 self._take(tenant)
                 return
-            given = threading.Event()
-            self._waiting.setdefault(tenant, deque()).append(given)
-        if given.wait(self._timeout):
+            granted = threading.Event()
+            self._waiting.setdefault(tenant, deque()).append(granted)
+        if granted.wait(self._timeout):
             return
         with self._lock:
-            # It may have been given between the end of the wait and here.
-            if given.is_set():
+            # The permit may have been granted between the end of the wait and taking the lock.
+            if granted.is_set():
                 return
-            self._waiting[tenant].remove(given)
+            self._waiting[tenant].remove(granted)
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
         raise Unavailable(
-            f"all connections to the database that {tenant!r} may have at once have been in use for "
-            f"{self._timeout:g} seconds",
+            f"tenant {tenant!r} has used all database connections it may hold at once for {self._timeout:g} seconds: "
+            "send fewer requests at once, or retry",
             retry_after=2,
         )
 
@@ -70,8 +70,8 @@ class TenantSemaphore:
             self._held[tenant] -= 1
             if not self._held[tenant]:
                 del self._held[tenant]
-            while able := [one for one in self._waiting if self._may_have(one)]:
-                following = min(able, key=lambda one: self._held[one])
+            while eligible := [waiter for waiter in self._waiting if self._may_have(waiter)]:
+                following = min(eligible, key=lambda waiter: self._held[waiter])
                 waiting = self._waiting[following]
                 waiting.popleft().set()
                 if not waiting:

@@ -1,7 +1,7 @@
-"""The database's clock, by which leases of all processes are judged: no process's own may be trusted with another's.
+"""The database's clock, by which the leases of all processes expire, because their own clocks may differ.
 
-PostgreSQL has one. SQLite has none but the machine's, which somebody may set while locks are held. All its processes
-are on that machine, so its time is a moment that was noted once, and the seconds that the machine has counted since.
+PostgreSQL has a clock. SQLite only has the machine's, which may be set while locks are held. All processes that use a
+SQLite file run on one machine, so the time is a recorded wall-clock time plus the seconds of uptime since then.
 """
 
 import time
@@ -18,7 +18,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def database_time(connection: Connection) -> datetime:
-    """What the database's clock says now. A transaction that writes notes the moment from which SQLite's counts."""
+    """Return the database's current time. On SQLite, a write transaction stores the starting point if absent."""
     if connection.dialect.name == "postgresql":
         moment: datetime = connection.execute(select(func.clock_timestamp(type_=clock.c.at.type))).scalar_one()
         return moment
@@ -26,11 +26,11 @@ def database_time(connection: Connection) -> datetime:
     if boot is None:
         return now()
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
-    noted = connection.execute(select(clock)).first()
-    if noted is not None and noted.boot == boot:
-        counted: datetime = noted.at + timedelta(seconds=uptime - noted.since)
+    recorded = connection.execute(select(clock)).first()
+    if recorded is not None and recorded.boot == boot:
+        counted: datetime = recorded.at + timedelta(seconds=uptime - recorded.since)
         return counted
-    moment = now() if noted is None else max(now(), noted.at)
+    moment = now() if recorded is None else max(now(), recorded.at)
     if connection.get_execution_options().get("sqlite_begin"):
         connection.execute(delete(clock))
         connection.execute(insert(clock).values(boot=boot, since=uptime, at=moment))
@@ -39,7 +39,7 @@ def database_time(connection: Connection) -> datetime:
 
 @cache
 def _boot() -> str | None:
-    """What names this run of the machine; None where the system does not tell."""
+    """Return the id of this boot of the machine; None where the operating system has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

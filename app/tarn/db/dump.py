@@ -1,7 +1,7 @@
-"""A database as lines of text: every table at one moment, to be loaded into a database of either kind.
+"""Database dump as NDJSON: every table in one consistent read, loadable into SQLite or PostgreSQL.
 
-Of each table the first line names the columns and what kind of values they hold, and each further line is a row. So a
-dump tells all that is needed to load it, also by a later version whose own tables have more columns.
+The first line of each table names its columns and their types; each further line is a row. A dump therefore describes
+itself: a later version whose tables have more columns can load it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,13 +50,13 @@ from tarn.db.tables import (
 from tarn.errors import StartRefused
 
 NOT_DUMPED = (clock, readers, workers)
-"""What is true of running processes and of this machine only."""
+"""Tables that only describe running processes and this machine: they are not dumped."""
 
 SEEDED = (access_revision, clock, compatibility)
-"""What a database without anybody's data may hold."""
+"""Tables that may have rows in a database that counts as empty."""
 
 AT_ONCE, PACKS_AT_ONCE = 2000, 16
-"""Rows that are read or written at once; a pack has thousands of rows in it."""
+"""Rows per read or write; fewer of packs, each of which holds thousands of events."""
 
 KINDS: tuple[tuple[type[TypeEngine[Any]] | type[Moment], str], ...] = (
     (Moment, "moment"),
@@ -80,25 +80,25 @@ TYPES: dict[str, TypeEngine[Any]] = {
 
 
 class DumpInvalid(Exception):
-    """A dump does not say what a dump says."""
+    """A dump cannot be parsed."""
 
 
-# Out of a database
+# Writing a dump
 
 
 def dumped() -> list[Table]:
-    """The tables that are in a dump, each after those that it refers to."""
-    return [one for one in metadata.sorted_tables if one not in NOT_DUMPED]
+    """Return the tables of a dump, each after those that it references."""
+    return [each for each in metadata.sorted_tables if each not in NOT_DUMPED]
 
 
-def lines(connection: Connection, one: Table) -> Iterator[bytes]:
-    """A table, line by line, as the caller's transaction sees it."""
-    kinds = {str(each.name): _kind(each) for each in one.columns}
-    yield _line({"table": str(one.name), "columns": kinds})
-    chosen = [_selected(each, kinds[each.name]) for each in one.columns]
-    at_once = connection.execution_options(yield_per=_at_once(one.name))
-    found = at_once.execute(select(*chosen).order_by(*one.primary_key.columns))
-    for row in found:
+def lines(connection: Connection, dumped_table: Table) -> Iterator[bytes]:
+    """Yield a table line by line, as the caller's transaction sees it."""
+    kinds = {str(each.name): _kind(each) for each in dumped_table.columns}
+    yield _line({"table": str(dumped_table.name), "columns": kinds})
+    selected = [_selected(each, kinds[each.name]) for each in dumped_table.columns]
+    at_once = connection.execution_options(yield_per=_at_once(dumped_table.name))
+    rows = at_once.execute(select(*selected).order_by(*dumped_table.primary_key.columns))
+    for row in rows:
         yield _line([_to_json(value) for value in row])
 
 
@@ -108,7 +108,7 @@ def _kind(each: Column[Any]) -> str:
 
 
 def _selected(each: Column[Any], kind: str) -> Any:
-    # As text: read as a value, a null in JSON and the absence of one look alike.
+    # As text: read as a value, a JSON null and an SQL NULL cannot be told apart.
     return type_coerce(cast(each, Text), Text()).label(each.name) if kind == "json" else each
 
 
@@ -116,7 +116,7 @@ def _to_json(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes | memoryview):
-        # Also where a text should be: SQLite takes anything anywhere.
+        # Also in text columns: SQLite does not enforce column types.
         return {"hex": bytes(value).hex()}
     return value
 
@@ -125,68 +125,69 @@ def _line(value: object) -> bytes:
     return orjson.dumps(value) + b"\n"
 
 
-# Into a database
+# Loading a dump
 
 
 def occupied(connection: Connection) -> str | None:
-    """What keeps a database from being loaded into; None: it is empty, migrated or not."""
+    """Return why a database cannot be loaded into; None if it is empty, migrated or not."""
     present = set(inspect(connection).get_table_names())
     if migrate.revision(connection) is None:
-        strange = sorted(present - {"alembic_version"})
-        return f"it has the table {strange[0]!r}, which Tarn did not make" if strange else None
-    for one in metadata.sorted_tables:
-        is_full = one.name in present and one not in SEEDED
+        unknown = sorted(present - {"alembic_version"})
+        return f"it has the table {unknown[0]!r}, which is not Tarn's" if unknown else None
+    for dumped_table in metadata.sorted_tables:
+        is_full = dumped_table.name in present and dumped_table not in SEEDED
         if (
             is_full
             and connection.execute(
-                select(func.count()).select_from(select(text("1")).select_from(one).limit(1).subquery())
+                select(func.count()).select_from(select(text("1")).select_from(dumped_table).limit(1).subquery())
             ).scalar()
         ):
-            return f"its table {one.name!r} has rows"
+            return f"its table {dumped_table.name!r} has rows"
     return None
 
 
 def prepare(connection: Connection, revision: str) -> None:
-    """Give an empty database the tables of a revision. Raises StartRefused for one that this version does not know."""
+    """Create the tables of a revision in an empty database. Raises StartRefused for an unknown revision."""
     if revision not in migrate.revisions():
         raise StartRefused(
-            f"the backup is of revision {revision}, which this version of Tarn does not know: use the one that made it"
+            f"the backup has database revision {revision}, which this version of Tarn does not know: "
+            "restore it with the version that made it"
         )
     if migrate.revision(connection) != revision:
-        there = MetaData()
-        there.reflect(connection, resolve_fks=False)
-        there.drop_all(connection)
+        existing = MetaData()
+        existing.reflect(connection, resolve_fks=False)
+        existing.drop_all(connection)
         migrate.upgrade_in(connection, revision)
 
 
-def load(connection: Connection, given: Iterable[bytes]) -> int:
-    """Put a table's rows in the place of those there are, and return how many. Raises DumpInvalid."""
-    found = iter(given)
+def load(connection: Connection, dump_lines: Iterable[bytes]) -> int:
+    """Replace a table's rows by those of a dump and return their number. Raises DumpInvalid."""
+    remaining = iter(dump_lines)
     try:
-        head = orjson.loads(next(found))
+        head = orjson.loads(next(remaining))
         name, kinds = str(head["table"]), dict(head["columns"])
         columns = [column(each, TYPES[kind]) for each, kind in kinds.items()]
     except (StopIteration, ValueError, KeyError, TypeError) as error:
-        raise DumpInvalid("a dump does not begin with its columns") from error
+        raise DumpInvalid("the first line of a table's dump does not describe its columns") from error
     target = table(name, *columns)
     connection.execute(delete(target))
     values = [_VALUES.get(kind, _decoded) for kind in kinds.values()]
     rows = 0
-    while some := list(islice(found, _at_once(name))):
+    while batch := list(islice(remaining, _at_once(name))):
         try:
-            read = [
-                {each: value(given) for each, value, given in zip(kinds, values, orjson.loads(line), strict=True)}
-                for line in some
+            decoded_rows = [
+                {each: decode(value) for each, decode, value in zip(kinds, values, orjson.loads(line), strict=True)}
+                for line in batch
             ]
         except (ValueError, KeyError, TypeError) as error:
             raise DumpInvalid(f"a row of {name!r} cannot be read") from error
-        connection.execute(insert(target), read)
-        rows += len(read)
+        connection.execute(insert(target), decoded_rows)
+        rows += len(decoded_rows)
     return rows
 
 
 def reset_sequences(connection: Connection) -> None:
-    """Let numbers that the database itself gives out go on above those that are there."""
+    """Move the id sequence of journal batches above the ids that were loaded."""
     if connection.dialect.name == "postgresql":
         last = select(func.max(journal_batches.c.id)).scalar_subquery()
         name = func.pg_get_serial_sequence(journal_batches.name, "id")
@@ -208,8 +209,8 @@ def _moment(value: str | None) -> datetime | None:
 def _json(value: str | None) -> Any:
     if value is None:
         return None
-    read = orjson.loads(value)
-    return JSON.NULL if read is None else read
+    parsed = orjson.loads(value)
+    return JSON.NULL if parsed is None else parsed
 
 
 _VALUES: dict[str, Callable[[Any], Any]] = {"moment": _moment, "json": _json}

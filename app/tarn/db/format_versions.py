@@ -1,13 +1,13 @@
-"""Forms of data that came with later versions: none is written before everybody who may meet it can read it.
+"""Data format versions during rolling upgrades: a new format is written only once every running process can read it.
 
-While old and new processes run side by side, what a new one writes in a new form would not be there for an old one.
-So a writer asks `may_write` first, and writes the old form while the answer is no:
+While old and new processes run side by side, an old one cannot see data in a new format. A writer therefore calls
+`may_write` first, and writes the old format while it returns False:
 
-1. Each process says with its first sign of life which forms it reads (`readers.speaks`); old versions say nothing.
-2. A process that lives and does not read the form makes the answer no.
-3. The first yes is for good: the same transaction notes that versions without the form are not served any more, and
-   none of them starts afterwards. One that is about to start tells of itself first, and then waits to see whether it
-   is served.
+1. Each process lists the formats that it reads in its first heartbeat (`readers.speaks`); old versions list none.
+2. `may_write` is False while any live process does not read the format.
+3. The first True is permanent: the same transaction records that versions without the format are no longer supported,
+   and none of them starts afterwards. A starting process writes its heartbeat first, then waits to see whether its
+   version is still supported.
 """
 
 from datetime import timedelta
@@ -20,11 +20,12 @@ from tarn.db.tables import compatibility, readers
 from tarn.model.ids import now
 
 ALIVE_AFTER_HEARTBEAT = timedelta(minutes=10)
-"""How long after its last sign of life a process may still be there, whatever clocks say. One that stops says so."""
+"""How long after its last heartbeat a process counts as alive, with room for clock skew. One that stops removes its
+heartbeat."""
 
 
 class DataFormat(NamedTuple):
-    """A form of data, and the revision whose code was the first to read it."""
+    """A data format, and the database revision of the first version that reads it."""
 
     name: str
     since: str
@@ -34,25 +35,25 @@ JOURNAL_PACKS = DataFormat("journal-packs", since="0013")
 """Events of the journal in packs (`app/tarn/journal/packs.py`)."""
 
 FORMATS: tuple[DataFormat, ...] = (JOURNAL_PACKS,)
-"""What this version reads besides what all versions do."""
+"""Formats that this version reads in addition to those of the first version."""
 
 
-def may_write(connection: Connection, form: DataFormat) -> bool:
-    """Whether this form may be written now: every process that lives reads it, and none starts any more that does not.
+def may_write(connection: Connection, data_format: DataFormat) -> bool:
+    """Return whether this format may be written: every live process reads it, and none that does not can start.
 
-    In a transaction that writes, which need not be the one that the form is written in.
+    Needs a write transaction, not necessarily the one that writes the data.
     """
-    if connection.execute(select(compatibility.c.oldest)).scalar_one() >= form.since:
+    if connection.execute(select(compatibility.c.oldest)).scalar_one() >= data_format.since:
         return True
-    # Whoever starts now either has told of itself by the time that we have the row, or waits for us and is refused.
+    # A process that starts now has either written its heartbeat before we hold the row, or waits for us and is refused.
     connection.execute(select(compatibility.c.oldest).with_for_update())
-    if not is_read_by_all(connection, form):
+    if not is_read_by_all(connection, data_format):
         return False
-    migrate.raise_oldest(connection, form.since)
+    migrate.raise_oldest(connection, data_format.since)
     return True
 
 
-def is_read_by_all(connection: Connection, form: DataFormat) -> bool:
-    """Whether every process that gave a sign of life lately reads this form."""
+def is_read_by_all(connection: Connection, data_format: DataFormat) -> bool:
+    """Return whether every process with a recent heartbeat reads this format."""
     alive = select(readers.c.speaks).where(readers.c.seen > now() - ALIVE_AFTER_HEARTBEAT)
-    return all(form.name in (spoken or ()) for spoken in connection.execute(alive).scalars())
+    return all(data_format.name in (names or ()) for names in connection.execute(alive).scalars())

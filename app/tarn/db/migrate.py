@@ -1,9 +1,9 @@
-"""Bring the database to the schema this version needs, or say that it is not there yet.
+"""Database migrations: upgrade the schema to this version, or refuse a database that does not fit.
 
-A database may be ahead of the code: in a rolling upgrade it is migrated first, and processes of the version before go
-on until they are replaced. It says itself whom it serves (`compatibility`, written by migrations and
-`tarn.db.format_versions`).
-Revisions are numbers of four digits, so the later one is the greater; docs/upgrades.md has the rules.
+A database may be ahead of the code: in a rolling upgrade it is migrated first, and processes of the previous version
+run until they are replaced. The table `compatibility`, written by migrations and `tarn.db.format_versions`, has the
+oldest revision that is supported. Revisions are four-digit numbers, so the later one is the greater; docs/upgrades.md
+has the rules.
 """
 
 from functools import cache
@@ -17,29 +17,31 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, inspect, select, text, update
 
-from tarn import migrations
 from tarn.db.engine import Database
 from tarn.db.tables import compatibility
 from tarn.errors import StartRefused, Unavailable
 
 LOCK_SECONDS, TRIES = 5, 12
-"""How long a migration waits for a table that somebody uses, and how often. While it does, all who come after it wait
-behind it: so it stands back in between, and lets them go first."""
+"""Lock timeout of a migration and number of attempts. Later queries on the table queue behind a waiting migration, so
+it is cancelled after each attempt to let them through."""
 
 LOCK_NOT_AVAILABLE = "55P03"
 
+SCRIPTS = Path(__file__).parents[1] / "migrations"
+"""Alembic's scripts, which ship inside the package."""
+
 
 class SupportedRevisions(NamedTuple):
-    """Which revision a database is at, and the oldest one whose code it serves."""
+    """A database's revision, and the oldest revision whose code it supports."""
 
     revision: str | None
     oldest: str | None
 
 
 def upgrade(database: Database) -> None:
-    """Apply what is missing, in one transaction. A database that is ahead, and serves this version, is left as it is.
+    """Apply missing migrations in one transaction. A newer database that supports this version is left unchanged.
 
-    Raises StartRefused for a database of a newer version that does not, and for one whose tables cannot be had.
+    Raises StartRefused for a newer database that does not, and if a table lock cannot be acquired.
     """
     for _ in range(TRIES):
         try:
@@ -48,8 +50,8 @@ def upgrade(database: Database) -> None:
             if getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) != LOCK_NOT_AVAILABLE:
                 raise
     raise StartRefused(
-        f"the database cannot be migrated: somebody has held one of its tables for {LOCK_SECONDS * TRIES} seconds. "
-        "End the transaction that does (pg_stat_activity shows it), and run `tarn migrate` again"
+        f"the database cannot be migrated: another transaction has locked one of its tables for {LOCK_SECONDS * TRIES} "
+        "seconds. End that transaction (see pg_stat_activity), and run `tarn migrate` again"
     )
 
 
@@ -65,7 +67,7 @@ def _upgrade(database: Database) -> None:
 
 
 def upgrade_in(connection: Connection, revision: str) -> None:
-    """Apply what is missing up to a revision, in the caller's transaction. Raises StartRefused."""
+    """Apply missing migrations up to a revision, in the caller's transaction. Raises StartRefused."""
     config = alembic_config()
     config.attributes["connection"] = connection
     try:
@@ -75,46 +77,46 @@ def upgrade_in(connection: Connection, revision: str) -> None:
 
 
 def require_current(database: Database) -> None:
-    """Raise StartRefused unless the database has the schema of this version, or a later one that serves it."""
+    """Raise StartRefused unless the database has the schema of this version, or a later one that supports it."""
     with database.read() as connection:
         require(served(connection))
 
 
-def require(found: SupportedRevisions) -> None:
-    """Raise StartRefused unless such a database serves this version."""
-    wanted = head()
-    if found.revision == wanted or _is_ahead(found):
+def require(database: SupportedRevisions) -> None:
+    """Raise StartRefused unless a database at this revision supports this version."""
+    needed = head()
+    if database.revision == needed or _is_ahead(database):
         return
-    if found.revision is not None and found.revision not in revisions():
-        serves = "" if found.oldest is None else f", serves versions made for {found.oldest} or later"
+    if database.revision is not None and database.revision not in revisions():
+        supports = "" if database.oldest is None else f" (it supports versions from {database.oldest} on)"
         raise StartRefused(
-            f"the database is at revision {found.revision}{serves}, and this version, made for {wanted}, does not know "
-            "it: run the newer version of Tarn that migrated it"
+            f"the database is at revision {database.revision}{supports}, which this version, at {needed}, does not "
+            "know: run the newer version of Tarn that migrated it"
         )
     raise StartRefused(
-        f"the database is at revision {found.revision or 'none'} and this version needs {wanted}: run `tarn migrate`"
+        f"the database is at revision {database.revision or 'none'} and this version needs {needed}: run `tarn migrate`"
     )
 
 
 def served(connection: Connection, wait: bool = False) -> SupportedRevisions:
-    """Whom a database serves. With `wait`, whoever is about to change that is waited for."""
-    at = revision(connection)
+    """Return a database's revision and oldest supported one. With `wait`, wait for a transaction that changes it."""
+    current = revision(connection)
     if not inspect(connection).has_table(compatibility.name):
-        return SupportedRevisions(at, None)
+        return SupportedRevisions(current, None)
     oldest = select(compatibility.c.oldest)
     return SupportedRevisions(
-        at, connection.execute(oldest.with_for_update(read=True) if wait else oldest).scalar_one()
+        current, connection.execute(oldest.with_for_update(read=True) if wait else oldest).scalar_one()
     )
 
 
 def raise_oldest(connection: Connection, oldest: str) -> None:
-    """Serve nobody who is older than this revision, from now on. What was given up before stays given up."""
+    """Raise the oldest supported revision to at least this one. It is never lowered."""
     connection.execute(update(compatibility).where(compatibility.c.oldest < oldest).values(oldest=oldest))
 
 
-def _is_ahead(found: SupportedRevisions) -> bool:
-    """Whether a database is of a later version than this one, which it serves all the same."""
-    return found.revision is not None and found.revision not in revisions() and found.oldest in revisions()
+def _is_ahead(database: SupportedRevisions) -> bool:
+    """Return whether a database is newer than this version and still supports it."""
+    return database.revision is not None and database.revision not in revisions() and database.oldest in revisions()
 
 
 def revision(connection: Connection) -> str | None:
@@ -122,30 +124,30 @@ def revision(connection: Connection) -> str | None:
 
 
 def head() -> str:
-    """The revision that this version is made for."""
-    found = scripts().get_current_head()
-    assert found is not None
-    return found
+    """Return the revision of this version."""
+    current = scripts().get_current_head()
+    assert current is not None
+    return current
 
 
 def revisions() -> set[str]:
-    """Those that this version knows."""
+    """Return the revisions that this version knows."""
     return {script.revision for script in scripts().walk_revisions()}
 
 
 def compatible_from() -> str:
-    """The oldest revision whose code works on a database at this version's; its own, unless the migration says more."""
+    """Return the oldest revision whose code works on this version's schema: its own, unless the migration says so."""
     script = scripts().get_revision(head())
     return str(getattr(script.module, "compatible_from", script.revision))
 
 
 @cache
 def scripts() -> ScriptDirectory:
-    """The migrations that this version has."""
+    """Return the migration scripts of this version."""
     return ScriptDirectory.from_config(alembic_config())
 
 
 def alembic_config() -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.set_main_option("script_location", str(SCRIPTS))
     return config

@@ -1,15 +1,14 @@
-"""The outbox: what happened, told in the transaction in which it does.
+"""Transactional outbox: events are written in the transaction that makes the change, numbered per stream.
 
-    record      an event is kept with its transaction, and in no other way
-    number      right before the transaction commits, its streams' heads are raised by an update, in the order of their
-                names, and its events written under the numbers that this gives
-    read        whatever is above the last number that a reader has
+    record      collect an event in the transaction; it is committed or rolled back with it
+    number      right before the commit, update the heads of the transaction's streams in the order of their names, and
+                write the events under the numbers that this allocates
+    read        return the events above the reader's last number
 
-Who raises a head holds its row to the end of its transaction, and the next one to raise it waits: so numbers of one
-stream become visible in their order, and a reader that has seen one has seen, or can still see, every lower one. (A
-sequence would give a number to a transaction that commits after one with a higher number, and a reader would have
-passed it by.) The heads are the last locks that a transaction takes: nobody who holds one waits for anything but
-another head, in the one order that there is.
+The update of a head locks its row until the end of the transaction, and the next writer waits: numbers of one stream
+become visible in order, and a reader that has seen one has seen, or can still see, every lower one. (With a sequence, a
+transaction could commit after one with a higher number, and a reader would skip its events.) The heads are the last
+locks that a transaction takes, always in the same order, so they cannot deadlock.
 """
 
 from collections.abc import Collection, Iterable
@@ -26,16 +25,16 @@ from tarn.model.event import EventKind, checked
 from tarn.model.ids import now
 
 RECORDED = "tarn_events"
-"""The option of a connection that holds what was recorded in its transaction."""
+"""The connection's execution option that holds the events of its transaction."""
 
 KNOWN_KINDS = frozenset(EventKind)
 
 TRIM_EVENTS = 2000
-"""Events that one transaction gives up at most."""
+"""Maximum number of events that one transaction deletes."""
 
 
 class RecordedEvent(NamedTuple):
-    """An event that has no number yet."""
+    """An event without a number."""
 
     stream: str
     kind: EventKind
@@ -45,7 +44,7 @@ class RecordedEvent(NamedTuple):
 
 
 class OutboxEvent(NamedTuple):
-    """An event as its row has it."""
+    """A numbered event, as stored in its row."""
 
     stream: str
     number: int
@@ -53,21 +52,21 @@ class OutboxEvent(NamedTuple):
     dataset: str | None
     job: str | None
     audience: frozenset[str] | None
-    """Tenants that may see it; None: whoever may read the dataset."""
+    """Tenants that may see it; None: all that may read the dataset."""
     body: bytes
     """The whole event as JSON, on one line."""
 
 
-class Page(NamedTuple):
-    """Events of a stream, and how far they go."""
+class OutboxPage(NamedTuple):
+    """A page of a stream's events."""
 
-    told: list[OutboxEvent]
+    events: list[OutboxEvent]
     through: int
-    """Up to this number there is nothing else."""
+    """There are no further matching events up to this number."""
     tail: int
-    """Up to this number nothing is kept any more."""
+    """Events up to this number are deleted."""
     last: int
-    """The last number given out."""
+    """The last number that was allocated."""
 
 
 def record(
@@ -79,46 +78,48 @@ def record(
     of_job: str | None = None,
     **data: Any,
 ) -> None:
-    """Tell of something in the caller's transaction, which is one of `Database.write`.
+    """Record an event in the caller's transaction, which must come from `Database.write`.
 
-    `stream` is the dataset's id. With an `audience` only these tenants hear it, besides the lake's administrator, and
-    of them those that may read the dataset.
+    `stream` is the dataset's id. With an `audience`, only those of these tenants that may read the dataset see it, and
+    the lake's administrator.
     """
-    heard = None if audience is None else sorted(audience)
+    tenants = None if audience is None else sorted(audience)
     recorded: list[RecordedEvent] = connection.get_execution_options()[RECORDED]
-    recorded.append(RecordedEvent(stream, kind, of_job, heard, checked(kind, data)))
+    recorded.append(RecordedEvent(stream, kind, of_job, tenants, checked(kind, data)))
 
 
 def number(connection: Connection, recorded: Iterable[RecordedEvent]) -> None:
-    """Write what was recorded, as the last thing that a transaction does."""
+    """Number and write the recorded events, as the last step of a transaction."""
     by_stream: dict[str, list[RecordedEvent]] = {}
     for each in recorded:
         by_stream.setdefault(each.stream, []).append(each)
     moment = now()
-    for stream, found in sorted(by_stream.items()):
-        head = upsert(connection, event_heads).values(stream=stream, last=len(found), tail=0)
-        raised = head.on_conflict_do_update(
-            index_elements=["stream"], set_={"last": event_heads.c.last + len(found)}
+    for stream, new in sorted(by_stream.items()):
+        head = upsert(connection, event_heads).values(stream=stream, last=len(new), tail=0)
+        allocated = head.on_conflict_do_update(
+            index_elements=["stream"], set_={"last": event_heads.c.last + len(new)}
         ).returning(event_heads.c.last)
-        first = connection.execute(raised).scalar_one() - len(found) + 1
+        first = connection.execute(allocated).scalar_one() - len(new) + 1
         rows = [
             {
                 "stream": stream,
-                "number": first + place,
+                "number": first + offset,
                 "kind": each.kind,
                 "at": moment,
                 "job": each.job,
                 "audience": each.audience,
                 "data": each.data,
             }
-            for place, each in enumerate(found)
+            for offset, each in enumerate(new)
         ]
         connection.execute(insert(events), rows)
 
 
 def start_stream(connection: Connection, dataset_id: str, name: str) -> None:
-    """Let the numbers of a new dataset go on above those of the ones that had its name: who has heard of those must
-    not take its first events for heard."""
+    """Start a new dataset's numbers above those of former datasets of its name.
+
+    Otherwise a reader of the former one would take the first events for events that it has already seen.
+    """
     former = (
         select(func.max(event_heads.c.last))
         .join(datasets, datasets.c.id == event_heads.c.stream)
@@ -129,19 +130,20 @@ def start_stream(connection: Connection, dataset_id: str, name: str) -> None:
 
 
 def heads(connection: Connection, streams: Collection[str]) -> dict[str, int]:
-    """The last numbers of these streams, as far as they have any."""
-    found = select(event_heads.c.stream, event_heads.c.last).where(event_heads.c.stream.in_(streams))
-    return {row.stream: row.last for row in connection.execute(found)}
+    """Return the last number of each of these streams that has one."""
+    query = select(event_heads.c.stream, event_heads.c.last).where(event_heads.c.stream.in_(streams))
+    return {row.stream: row.last for row in connection.execute(query)}
 
 
-def after(connection: Connection, stream: str, above: int, limit: int, job: str | None = None) -> Page:
-    """Events above a number, of one job or of all, in the caller's view of one moment.
+def after(connection: Connection, stream: str, above: int, limit: int, job: str | None = None) -> OutboxPage:
+    """Return the events above a number, of one job or of all, in the caller's read transaction.
 
-    They end before the first one that only a newer version knows: whoever asks a process of that one goes on there.
+    The page ends before the first event of a kind that only a newer version knows: a process of that version returns
+    it.
     """
     head = connection.execute(select(event_heads).where(event_heads.c.stream == stream)).first()
     if head is None:
-        return Page([], 0, 0, 0)
+        return OutboxPage([], 0, 0, 0)
     query = (
         select(events, datasets.c.name.label("dataset"))
         .outerjoin(datasets, datasets.c.id == events.c.stream)
@@ -152,37 +154,39 @@ def after(connection: Connection, stream: str, above: int, limit: int, job: str 
     if job is not None:
         query = query.where(events.c.job == job)
     rows = connection.execute(query).all()
-    told = [_event(row) for row in takewhile(lambda row: row.kind in KNOWN_KINDS, rows)]
-    if len(told) < len(rows):
-        through = rows[len(told)].number - 1
+    page_events = [_event(row) for row in takewhile(lambda row: row.kind in KNOWN_KINDS, rows)]
+    if len(page_events) < len(rows):
+        through = rows[len(page_events)].number - 1
     else:
-        through = told[-1].number if len(told) == limit else head.last
-    return Page(told, through, head.tail, head.last)
+        through = page_events[-1].number if len(page_events) == limit else head.last
+    return OutboxPage(page_events, through, head.tail, head.last)
 
 
-def missed(page: Page, stream: str, dataset: str | None, heard: int) -> OutboxEvent:
-    """The event that says that some are not kept any more."""
-    said = {"after": heard, "first": page.tail + 1}
-    body = _body(page.tail, stream, EventKind.MISSED, dataset, now(), said)
+def missed(page: OutboxPage, stream: str, dataset: str | None, last_read: int) -> OutboxEvent:
+    """Return the event that reports that some events were deleted before they were read."""
+    data = {"after": last_read, "first": page.tail + 1}
+    body = _body(page.tail, stream, EventKind.MISSED, dataset, now(), data)
     return OutboxEvent(stream, page.tail, EventKind.MISSED, dataset, None, None, body)
 
 
 # Retention
 
 
-def expired_numbers(connection: Connection, before: datetime, most: int) -> dict[str, int]:
-    """By stream, the number up to which events are older than a moment, or more than are kept."""
+def expired_numbers(connection: Connection, before: datetime, max_events: int) -> dict[str, int]:
+    """Return, by stream, the number up to which events are older than `before` or exceed `max_events`."""
     old = select(events.c.stream, func.max(events.c.number)).where(events.c.at < before).group_by(events.c.stream)
-    many = select(event_heads.c.stream, event_heads.c.last - most).where(event_heads.c.last - event_heads.c.tail > most)
-    found: dict[str, int] = {}
+    many = select(event_heads.c.stream, event_heads.c.last - max_events).where(
+        event_heads.c.last - event_heads.c.tail > max_events
+    )
+    numbers: dict[str, int] = {}
     for query in (old, many):
         for stream, number in connection.execute(query):
-            found[stream] = max(number, found.get(stream, 0))
-    return found
+            numbers[stream] = max(number, numbers.get(stream, 0))
+    return numbers
 
 
 def trim(connection: Connection, stream: str, to: int) -> bool:
-    """Give up some of a stream's oldest events, up to a number. True if there are more of them."""
+    """Delete some of a stream's oldest events, up to a number. Returns True if more remain to be deleted."""
     tail: int = connection.execute(select(event_heads.c.tail).where(event_heads.c.stream == stream)).scalar_one()
     until = min(to, tail + TRIM_EVENTS)
     lower = event_heads.c.stream == stream, event_heads.c.tail < until
@@ -192,11 +196,11 @@ def trim(connection: Connection, stream: str, to: int) -> bool:
 
 
 def forget_jobs(connection: Connection) -> None:
-    """Forget the streams of jobs that are forgotten, once nothing of them is kept."""
+    """Delete the stream heads of deleted jobs that have no events left, and the webhook cursors of deleted streams."""
     known = select(datasets.c.id).where(datasets.c.id == event_heads.c.stream).exists()
-    kept = select(jobs.c.id).where(jobs.c.id == event_heads.c.stream).exists()
+    has_job = select(jobs.c.id).where(jobs.c.id == event_heads.c.stream).exists()
     over = event_heads.c.tail == event_heads.c.last
-    connection.execute(delete(event_heads).where(over, ~known, ~kept))
+    connection.execute(delete(event_heads).where(over, ~known, ~has_job))
     followed = select(event_heads.c.stream).where(event_heads.c.stream == webhook_cursors.c.stream).exists()
     connection.execute(delete(webhook_cursors).where(~followed))
 
@@ -214,5 +218,5 @@ def _event(row: Row[Any]) -> OutboxEvent:
 
 
 def _body(number: int, stream: str, kind: str, dataset: str | None, at: datetime, data: dict[str, Any]) -> bytes:
-    told = {"id": number, "stream": stream, "kind": str(kind), "dataset": dataset, "at": at, **data}
-    return orjson.dumps(told, option=orjson.OPT_UTC_Z)
+    document = {"id": number, "stream": stream, "kind": str(kind), "dataset": dataset, "at": at, **data}
+    return orjson.dumps(document, option=orjson.OPT_UTC_Z)

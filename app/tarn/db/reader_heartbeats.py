@@ -1,4 +1,4 @@
-"""What API processes say they read: a row for each, which it replaces again and again."""
+"""Heartbeats of API processes: one row each, with the oldest snapshots that the process is reading."""
 
 import os
 import socket
@@ -14,27 +14,34 @@ from tarn.model.ids import now
 
 
 class ReaderHeartbeat(NamedTuple):
-    """What one process said last: how many times it did, and the oldest snapshot that it reads, by dataset."""
+    """The latest heartbeat of a process: its count, and the oldest snapshot that it reads, by dataset."""
 
     beat: int
     oldest: Mapping[str, int]
 
 
-def tell(connection: Connection, reader: str, report: ReaderHeartbeat) -> None:
-    """Put a process's report in the place of its last one; the first one says which forms of data it reads."""
-    said = {"seen": now(), "beat": report.beat, "oldest": dict(report.oldest)}
+def beat(connection: Connection, reader: str, heartbeat: ReaderHeartbeat) -> None:
+    """Replace a process's heartbeat; the first one lists the data formats that it reads."""
+    values = {"seen": now(), "beat": heartbeat.beat, "oldest": dict(heartbeat.oldest)}
     connection.execute(
         upsert(connection, readers)
-        .values(id=reader, host=socket.gethostname(), pid=os.getpid(), speaks=[form.name for form in FORMATS], **said)
-        .on_conflict_do_update(index_elements=["id"], set_=said)
+        .values(
+            id=reader,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            speaks=[data_format.name for data_format in FORMATS],
+            **values,
+        )
+        .on_conflict_do_update(index_elements=["id"], set_=values)
     )
 
 
 def latest(connection: Connection) -> dict[str, ReaderHeartbeat]:
-    """The last report of every process."""
+    """Return the latest heartbeat of every process."""
     rows = connection.execute(select(readers.c.id, readers.c.beat, readers.c.oldest))
     return {row.id: ReaderHeartbeat(row.beat, row.oldest) for row in rows}
 
 
-def forget(connection: Connection, gone: Collection[str]) -> None:
-    connection.execute(delete(readers).where(readers.c.id.in_(gone)))
+def forget(connection: Connection, reader_ids: Collection[str]) -> None:
+    """Delete the heartbeats of processes that have stopped."""
+    connection.execute(delete(readers).where(readers.c.id.in_(reader_ids)))

@@ -1,71 +1,46 @@
-"""What the workers have to do and do, for those who watch over them."""
+"""Workload overview for operators: workers, journal backlog, running jobs and job counts."""
 
 from datetime import datetime
 
-from pydantic import BaseModel, Field
 from sqlalchemy import Connection, func, select
 
-from tarn.db import jobs
+from tarn.db import jobs, worker_heartbeats
+from tarn.db.engine import Database
 from tarn.db.tables import datasets, exports, journal_head, snapshot_heads, workers
 from tarn.db.tables import jobs as jobs_table
-from tarn.model.job import Job, JobState, Operation
-from tarn.model.names import DatasetName
+from tarn.model.job import JobState
+from tarn.model.workload import Done, Waiting, Work, WorkerSeen
 
 MOST_SHOWN = 100
 
 
-class WorkerSeen(BaseModel):
-    """A worker process and its last sign of life."""
+class WorkloadReader:
+    """Reads the workload and the heartbeats of the workers."""
 
-    id: str
-    host: str
-    pid: int
-    started: datetime
-    seen: datetime
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
+    def workload(self) -> Work:
+        """Return the workers, the journal backlog, the running jobs and the number of jobs by state."""
+        with self._database.read() as connection:
+            worker_rows = connection.execute(select(workers).order_by(workers.c.started)).all()
+            known = jobs_table.c.operation.in_(jobs.KNOWN_OPERATIONS), jobs_table.c.state == JobState.RUNNING
+            running = select(jobs_table.c.id).where(*known).order_by(jobs_table.c.id).limit(MOST_SHOWN)
+            return Work(
+                workers=[WorkerSeen.model_validate(row._mapping) for row in worker_rows],
+                journal=waiting(connection)[:MOST_SHOWN],
+                running=[jobs.get(connection, job_id) for job_id in connection.execute(running).scalars().all()],
+                jobs=done(connection),
+            )
 
-class Waiting(BaseModel):
-    """What waits in one dataset's journal."""
-
-    dataset: DatasetName
-    rows: int
-    size: int = Field(description="Characters of their values.")
-    oldest: datetime | None
-
-
-class Done(BaseModel):
-    """Jobs of one operation, by what became of them, as far as they are kept."""
-
-    operation: Operation
-    state: JobState
-    jobs: int
-    last: datetime | None = Field(description="When the last of them was over.")
-
-
-class Work(BaseModel):
-    """Workers, what waits for them, and what they do."""
-
-    workers: list[WorkerSeen]
-    journal: list[Waiting] = Field(description="The datasets whose statements have waited longest, up to a hundred.")
-    running: list[Job]
-    jobs: list[Done]
-
-
-def at_work(connection: Connection) -> Work:
-    """The present state of affairs."""
-    seen = connection.execute(select(workers).order_by(workers.c.started)).all()
-    known = jobs_table.c.operation.in_(jobs.KNOWN)
-    running = select(jobs_table.c.id).where(known, jobs_table.c.state == JobState.RUNNING).order_by(jobs_table.c.id)
-    return Work(
-        workers=[WorkerSeen.model_validate(row._mapping) for row in seen],
-        journal=waiting(connection)[:MOST_SHOWN],
-        running=[jobs.get(connection, each) for each in connection.execute(running.limit(MOST_SHOWN)).scalars().all()],
-        jobs=done(connection),
-    )
+    def last_heartbeat(self) -> datetime | None:
+        """Return the time of the latest heartbeat of any worker."""
+        with self._database.read() as connection:
+            return worker_heartbeats.last_seen(connection)
 
 
 def waiting(connection: Connection) -> list[Waiting]:
-    """What waits in every journal, the oldest first."""
+    """Return the backlog of every journal, the oldest first."""
     rows = connection.execute(
         select(datasets.c.name.label("dataset"), journal_head.c.rows, journal_head.c.size, journal_head.c.oldest)
         .join(datasets, datasets.c.id == journal_head.c.dataset_id)
@@ -76,7 +51,7 @@ def waiting(connection: Connection) -> list[Waiting]:
 
 
 def oldest_stale(connection: Connection) -> dict[str, datetime]:
-    """Of each kind of export that somewhere is not of the present content: when the oldest of them was made."""
+    """Return, for each kind of export that is stale in some dataset, when the oldest stale one was made."""
     rows = connection.execute(
         select(exports.c.kind, func.min(exports.c.made, type_=exports.c.made.type).label("made"))
         .join(snapshot_heads, snapshot_heads.c.dataset_id == exports.c.dataset_id)
@@ -88,6 +63,7 @@ def oldest_stale(connection: Connection) -> dict[str, datetime]:
 
 
 def done(connection: Connection) -> list[Done]:
+    """Return the number of jobs by operation and state."""
     rows = connection.execute(
         select(
             jobs_table.c.operation,
@@ -95,7 +71,7 @@ def done(connection: Connection) -> list[Done]:
             func.count().label("jobs"),
             func.max(jobs_table.c.finished, type_=jobs_table.c.finished.type).label("last"),
         )
-        .where(jobs_table.c.operation.in_(jobs.KNOWN))
+        .where(jobs_table.c.operation.in_(jobs.KNOWN_OPERATIONS))
         .group_by(jobs_table.c.operation, jobs_table.c.state)
         .order_by(jobs_table.c.operation, jobs_table.c.state)
     )

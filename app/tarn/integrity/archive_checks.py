@@ -1,7 +1,7 @@
-"""The archive, looked over: that the index and the records tell of the same files, and that their contents are there.
+"""Checks of the archive: the SQL index and the record files list the same files, and their contents exist.
 
-The archive is listed once, in the order of checksums, and the index is read beside it. Files are put and deleted
-meanwhile; so whatever looks wrong is looked at again, by itself, before it is told. No content is read.
+The archive is listed once, ordered by checksum, and compared with the index in steps. Files are put and deleted
+concurrently; so each mismatch is checked again on its own before it is reported. No content is read.
 """
 
 import re
@@ -31,7 +31,7 @@ from tarn.storage.store import Missing, Store
 log = structlog.get_logger(__name__)
 
 STEP = 500
-"""Contents that are compared between two reports."""
+"""Contents that are compared between two progress reports."""
 
 FIRST, LAST = Checksum("0" * 64), Checksum("f" * 64)
 
@@ -41,30 +41,30 @@ RECORD = re.compile(rf"({FileId.pattern})\.json")
 
 
 class ContentObjects(NamedTuple):
-    """What lies in the archive of one content."""
+    """The objects in the archive that belong to one content."""
 
     checksum: Checksum
     size: int | None
-    """Of the data; None: it is not there."""
+    """Size of the data; None: it is missing."""
     records: frozenset[str]
     texts: dict[str, int]
-    """By origin, their sizes."""
+    """Sizes of the texts, by origin."""
 
 
 class Mismatch(NamedTuple):
-    """Something that is not as it should be with a file."""
+    """A mismatch that concerns a file."""
 
     kind: FindingKind
     checksum: Checksum
     file_id: FileId
-    """Of a text, a file that has its content, or none of them has."""
+    """The file; `NO_FILE` for a text."""
     detail: str
     origin: Origin | None = None
-    """Of a text."""
+    """The text's origin; None: it does not concern a text."""
 
 
 def check(database: Database, store: Store, dataset: Dataset, found: Findings, report: Report) -> None:
-    """Tell what is wrong with the archive."""
+    """Add a finding for every mismatch in the archive."""
     for wrong in each(database, store, dataset, report):
         missing = wrong.kind in (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
         layout = dataset.layout
@@ -75,7 +75,7 @@ def check(database: Database, store: Store, dataset: Dataset, found: Findings, r
 
 
 def repair(database: Database, store: Store, dataset: Dataset, report: Report) -> None:
-    """Record again what only the archive knows, and put again the records that only the index knows."""
+    """Repair: index the files that only the archive has, and write the record files that only the index has."""
     for wrong in each(database, store, dataset, report):
         if wrong.origin is not None:
             with database.write() as connection:
@@ -91,15 +91,20 @@ def repair(database: Database, store: Store, dataset: Dataset, report: Report) -
             record = written(store, path)
             if known is None and record is not None:
                 records.add(connection, dataset, record)
-                records.moved(connection, dataset)
+                records.touch_updated(connection, dataset)
             elif known is not None and record is None:
                 require_alive(connection)
                 store.put(path, known.to_json())
-        log.warning("a file is mended", dataset=dataset.name, file=wrong.file_id, kind=wrong.kind)
+        log.warning(
+            "repaired the index entry or the record of a file",
+            dataset=dataset.name,
+            file=wrong.file_id,
+            kind=wrong.kind,
+        )
 
 
 def each(database: Database, store: Store, dataset: Dataset, report: Report) -> Iterator[Mismatch]:
-    """Whatever is wrong, one by one."""
+    """Yield every confirmed mismatch between the archive and the index."""
     listing = _listed(store, dataset)
     after, over = FIRST, False
     while not over:
@@ -128,64 +133,64 @@ def _listed(store: Store, dataset: Dataset) -> Iterator[ContentObjects]:
         try:
             yield ContentObjects(Checksum(folder.rsplit("/", 1)[-1]), size, frozenset(named), sizes)
         except ValueError:
-            continue  # not ours
+            continue  # not written by Tarn
 
 
 def _compared(
     database: Database, dataset: Dataset, listed: Iterable[ContentObjects], after: Checksum, last: Checksum
 ) -> list[Mismatch]:
-    """What differs between a part of the listing and the index, which is read after it."""
+    """Return the mismatches between a part of the listing and the index, which is read after it."""
     by_checksum = {one.checksum: one for one in listed}
     wrong: list[Mismatch] = []
     known: set[str] = set()
     contents: set[str] = set()
-    """Those that a file has: texts of others are left to a vacuum."""
+    """Contents that a file refers to: texts of other contents are left to a vacuum."""
     with database.read() as connection:
         counted = {(text.checksum, text.origin): text.size for text in texts.between(connection, dataset, after, last)}
         for file in records.between(connection, dataset, after, last):
             known.add(file.id)
             contents.add(file.checksum)
-            there = by_checksum.get(file.checksum)
-            if there is None or there.size is None:
-                detail = f"{file.path!r} has this content, and it is not there"
+            stored = by_checksum.get(file.checksum)
+            if stored is None or stored.size is None:
+                detail = f"the content of {file.path!r} is missing"
                 wrong.append(Mismatch(FindingKind.BLOB_MISSING, file.checksum, file.id, detail))
-            elif there.size != file.size:
-                detail = f"it has {there.size} bytes, and should have {file.size}"
+            elif stored.size != file.size:
+                detail = f"it has {stored.size} bytes instead of {file.size}"
                 wrong.append(Mismatch(FindingKind.BLOB_SIZE, file.checksum, file.id, detail))
-            if there is None or file.id not in there.records:
-                detail = f"the index knows {file.path!r}, and its record is not there"
+            if stored is None or file.id not in stored.records:
+                detail = f"the index has {file.path!r}, but its record file is missing"
                 wrong.append(Mismatch(FindingKind.FILE_RECORD_MISSING, file.checksum, file.id, detail))
     for one in by_checksum.values():
         if one.checksum in contents:
             wrong += _miscounted(one, counted)
         for name in sorted(one.records - known):
-            detail = "the index does not know the file that this record tells of"
+            detail = "the index does not have the file of this record"
             wrong.append(Mismatch(FindingKind.FILE_UNRECORDED, one.checksum, FileId(name), detail))
     for (checksum, origin), size in counted.items():
-        there = by_checksum.get(checksum)
-        if there is None or origin not in there.texts:
-            detail = f"{size} bytes are counted for it, and it is not there"
+        stored = by_checksum.get(checksum)
+        if stored is None or origin not in stored.texts:
+            detail = f"{size} bytes are counted for it, but it is missing"
             wrong.append(Mismatch(FindingKind.TEXT_MISCOUNTED, checksum, NO_FILE, detail, origin))
     return wrong
 
 
 def _miscounted(one: ContentObjects, counted: dict[tuple[Checksum, Origin], int]) -> Iterator[Mismatch]:
-    """Texts of a content that are not counted, or not as they are."""
+    """Yield the texts of a content that are not counted, or with a wrong size."""
     for name, size in one.texts.items():
         try:
             origin = Origin(name)
         except ValueError:
-            continue  # not ours
+            continue  # not written by Tarn
         known = counted.get((one.checksum, origin))
         if known != size:
-            detail = f"it has {size} bytes, and {'none' if known is None else known} are counted against a quota"
+            detail = f"it has {size} bytes, but {known or 0} are counted against a quota"
             yield Mismatch(FindingKind.TEXT_MISCOUNTED, one.checksum, NO_FILE, detail, origin)
 
 
 def _recount(
     database: Database, connection: Connection, store: Store, dataset: Dataset, checksum: Checksum, origin: Origin
 ) -> None:
-    """Count a text as it lies in the archive: for who put it, or else for who put a file with its content."""
+    """Count a text with its size in the archive: for the tenant that put it, or else one that put a file with it."""
     records.hold(database, connection, dataset, [checksum])
     records.require_active(connection, dataset)
     entry = store.head(dataset.layout.text(checksum, origin))
@@ -197,7 +202,7 @@ def _recount(
     if known is not None or files:
         tenant = TenantName(files[0].tenant) if known is None else known.tenant
         texts.recount(connection, dataset, CountedText(checksum, origin, tenant, entry.size))
-    log.warning("a text is counted", dataset=dataset.name, checksum=checksum, origin=origin)
+    log.warning("corrected the counted size of a text", dataset=dataset.name, checksum=checksum, origin=origin)
 
 
 def _is_so(database: Database, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
@@ -205,13 +210,13 @@ def _is_so(database: Database, store: Store, dataset: Dataset, wrong: Mismatch) 
         with database.read() as connection:
             return _holds(connection, store, dataset, wrong)
     with database.write() as connection:
-        # Who replaces a text holds its content from before it is written until it is counted.
+        # Replacing a text holds the lock of its content from before the write until it is counted.
         records.hold(database, connection, dataset, [wrong.checksum])
         return _holds(connection, store, dataset, wrong)
 
 
 def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
-    """Whether it is still so: somebody may have been putting or deleting the file."""
+    """Return whether the mismatch still exists: the file may have been put or deleted concurrently."""
     if wrong.origin is not None:
         counted = texts.find(connection, dataset, wrong.checksum, wrong.origin)
         text = store.head(dataset.layout.text(wrong.checksum, wrong.origin))
@@ -221,8 +226,10 @@ def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Mismat
     known = records.find(connection, dataset, wrong.file_id)
     record = dataset.layout.file_record(wrong.checksum, wrong.file_id)
     if wrong.kind is FindingKind.FILE_UNRECORDED:
-        # One that is announced will be recorded.
-        return not records.is_wanted(connection, dataset, wrong.file_id) and store.head(record) is not None
+        # A file that is announced will be recorded by the put in progress.
+        return (
+            not records.is_recorded_or_announced(connection, dataset, wrong.file_id) and store.head(record) is not None
+        )
     if known is None:
         return False
     if wrong.kind is FindingKind.FILE_RECORD_MISSING:
@@ -232,7 +239,7 @@ def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Mismat
 
 
 def written(store: Store, path: str) -> ArchiveFile | None:
-    """What a record says; None: it is not there, or says nothing."""
+    """Read a record file. Return None if it is missing or invalid."""
     try:
         return ArchiveFile.model_validate_json(store.get(path))
     except (Missing, ValidationError):

@@ -1,7 +1,8 @@
-"""What an archive no longer needs: contents that no file refers to, puts that died, uploads that were abandoned.
+"""Garbage collection of an archive: unreferenced contents, incomplete puts and abandoned uploads.
 
-A content is deleted while its lock is held, after another look: whoever wants it has said so, or waits for the lock and
-puts it again. The record of a file that was put by somebody who died is the commit of it: it is recorded, not deleted.
+A content is deleted while its lock is held, after checking again that nothing refers to it: a put of the same content
+has announced it before, or waits for the lock and then stores it again. If a process died during a put after writing
+the file's record, the put counts as committed: the file is recorded in the index, not deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,7 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy import select
 
-from tarn.archive import file_index as records
-from tarn.archive import texts, uploads
+from tarn.archive import file_index, texts, uploads
 from tarn.archive.file_index import Announced
 from tarn.datasets.documents import require_alive
 from tarn.datasets.registry import Dataset
@@ -31,7 +31,7 @@ from tarn.storage.store_clock import store_time
 log = structlog.get_logger(__name__)
 
 QUERY_CHUNK = 500
-"""Contents that one look at the index asks for."""
+"""Contents per query of the index."""
 
 AT_ONCE = 50
 """Contents that are deleted in one transaction."""
@@ -42,7 +42,7 @@ Blob = tuple[Checksum, list[Entry]]
 
 
 class Collector:
-    """Collects the garbage of archives, one dataset at a time."""
+    """Garbage collector of archives, one dataset at a time."""
 
     def __init__(
         self, database: Database, store: Store, settings: Settings, reached: Callable[[str], None] = lambda _: None
@@ -53,13 +53,13 @@ class Collector:
         self._reached = reached
 
     def run(self, dataset: Dataset, past: datetime, dry_run: bool = False) -> Iterator[list[Entry]]:
-        """Delete what is not needed, and was not written after a moment; what was deleted, some at a time.
+        """Delete what is not needed and was not written after `past`. Yields the deleted objects in batches.
 
-        1. finish   puts that were announced long ago: recorded if their record is there, or else withdrawn
-        2. uploads  that nobody has added to for long enough
+        1. finish   puts that were announced long ago: record the file if its record exists, else withdraw it
+        2. uploads  that received nothing for longer than their expiry
         3. blobs    to which no file refers
 
-        With `dry_run`, what would be. Run again after a crash, it goes on. Raises DatasetNotFound, Unavailable.
+        With `dry_run`, yield what would be deleted. Safe to repeat after a crash. Raises DatasetNotFound, Unavailable.
         """
         if not dry_run:
             self._finish(dataset)
@@ -68,33 +68,33 @@ class Collector:
         yield from self._uploads(dataset, abandoned, dry_run)
         for some in _some(self._blobs(dataset, past), QUERY_CHUNK):
             with self._database.read() as connection:
-                free = records.unreferenced(connection, dataset, [checksum for checksum, _ in some])
+                free = file_index.unreferenced(connection, dataset, [checksum for checksum, _ in some])
             for few in _some(iter([blob for blob in some if blob[0] in free]), AT_ONCE):
                 yield self._delete(dataset, few, dry_run)
         if not dry_run:
             for folder in (dataset.layout.uploads, dataset.layout.archive):
                 self._store.sweep_unfinished(folder, abandoned)
             with self._database.write() as connection:
-                records.require_active(connection, dataset)
-                records.touch_collected(connection, dataset, past)
+                file_index.require_active(connection, dataset)
+                file_index.touch_collected(connection, dataset, past)
 
     def _finish(self, dataset: Dataset) -> None:
         left = True
         while left:
             with self._database.read() as connection:
-                left = bool(dead := records.expired(connection, dataset, now()))
+                left = bool(dead := file_index.expired(connection, dataset, now()))
             for announced in checked(dead):
                 self._finish_one(dataset, announced)
 
     def _finish_one(self, dataset: Dataset, announced: Announced) -> None:
         with self._database.write() as connection:
-            records.hold(self._database, connection, dataset, [announced.checksum])
+            file_index.hold(self._database, connection, dataset, [announced.checksum])
             file = self._record(dataset, announced)
             if file is None:
-                records.withdraw(connection, [announced.id])
-            elif records.record(connection, dataset, announced.id, file):
-                records.touch_updated(connection, dataset)
-                log.warning("a file is recorded that somebody put and died", dataset=dataset.name, file=file.id)
+                file_index.withdraw(connection, [announced.id])
+            elif file_index.record(connection, dataset, announced.id, file):
+                file_index.touch_updated(connection, dataset)
+                log.warning("recorded a file whose put did not finish", dataset=dataset.name, file=file.id)
 
     def _record(self, dataset: Dataset, announced: Announced) -> ArchiveFile | None:
         try:
@@ -104,26 +104,28 @@ class Collector:
             return None
 
     def _expire(self, dataset: Dataset) -> None:
-        """Forget uploads that have expired; their objects are as old by now as those of dead puts."""
+        """Delete the rows of expired uploads; their objects are old enough by now to be collected."""
         past = uploads_table.c.dataset_id == dataset.id, uploads_table.c.expires < now()
         with self._database.write() as connection:
             uploads.forget(connection, list(connection.execute(select(uploads_table.c.id).where(*past)).scalars()))
 
     def _uploads(self, dataset: Dataset, abandoned: datetime, dry_run: bool) -> Iterator[list[Entry]]:
-        """Objects below `uploads/` that are old enough and of no upload that goes on."""
+        """Delete objects below `uploads/` that are old enough and belong to no upload in progress. Yields them."""
         old = (entry for entry in checked(self._store.list(dataset.layout.uploads)) if entry.modified <= abandoned)
         for some in _some(old, QUERY_CHUNK):
             ids = {entry.path.split("/")[-2] for entry in some}
             with self._database.read() as connection:
-                going_on = select(uploads_table.c.id).where(uploads_table.c.id.in_(ids), uploads_table.c.file.is_(None))
-                kept = set(connection.execute(going_on).scalars())
+                in_progress = select(uploads_table.c.id).where(
+                    uploads_table.c.id.in_(ids), uploads_table.c.file.is_(None)
+                )
+                kept = set(connection.execute(in_progress).scalars())
             gone = [entry for entry in some if entry.path.split("/")[-2] not in kept]
             if not dry_run:
                 self._store.delete([entry.path for entry in gone])
             yield gone
 
     def _blobs(self, dataset: Dataset, past: datetime) -> Iterator[Blob]:
-        """Everything about each content, as listed, where nothing of it was written after a moment."""
+        """Yield each content with its objects, if none of them was written after `past` and it has no record."""
         listing = checked(self._store.list(dataset.layout.archive))
         for folder, listed in groupby(listing, lambda entry: entry.path.rsplit("/", 1)[0]):
             entries = list(listed)
@@ -131,22 +133,22 @@ class Collector:
             try:
                 checksum = Checksum(name)
             except ValueError:
-                log.warning("the archive holds what is not ours", dataset=dataset.name, folder=folder)
+                log.warning("unexpected folder in the archive; it is ignored", dataset=dataset.name, folder=folder)
                 continue
-            # A record that the index lacks is the business of a verification, which may record it.
+            # A record that the index lacks is left to a verification, which may add it to the index.
             has_record = any(entry.path.endswith(".json") for entry in entries)
             if not has_record and all(entry.modified <= past for entry in entries):
                 yield checksum, entries
 
     def _delete(self, dataset: Dataset, blobs: Sequence[Blob], dry_run: bool) -> list[Entry]:
-        """Delete contents to which still nobody refers; what was deleted."""
+        """Delete the contents to which still no file refers, and return the deleted objects."""
         if dry_run:
             return [entry for _, entries in blobs for entry in entries]
         checksums = [checksum for checksum, _ in blobs]
         with self._database.write() as connection:
-            records.hold(self._database, connection, dataset, checksums)
-            records.require_active(connection, dataset)
-            free = records.unreferenced(connection, dataset, checksums)
+            file_index.hold(self._database, connection, dataset, checksums)
+            file_index.require_active(connection, dataset)
+            free = file_index.unreferenced(connection, dataset, checksums)
             gone = [entry for checksum, entries in blobs if checksum in free for entry in entries]
             texts.forget(connection, dataset, free)
             self._reached("collecting")

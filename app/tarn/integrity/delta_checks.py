@@ -1,4 +1,4 @@
-"""Delta logs, looked over: that the tables open at the versions which snapshots pin, with the files they name."""
+"""Checks of the Delta logs: the tables open at the versions that snapshots pin, with the files they name."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,29 +11,29 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.integrity.findings import Findings, some
 from tarn.lake.commit import TABLES
-from tarn.lake.delta_tables import NONE, DeltaStore, folder_of
+from tarn.lake.delta_tables import NONE, DeltaStore
 from tarn.lake.recorded_history import WriterState, is_kept, lease_free_since
 from tarn.model.finding import FindingKind
 from tarn.model.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
 
 TRIES = 2
-"""How often a table is opened before it counts as unreadable: deltalake tells a store that is away no other way."""
+"""Attempts to open a table before it counts as unreadable: deltalake has no separate error for a failing store."""
 
 
 class UnreadableTable(Exception):
-    """A table does not open at a version."""
+    """A table cannot be opened at a version."""
 
 
 def sizes_at(store: Store, dataset: Dataset, table: TableName, version: int) -> dict[str, int]:
-    """The files of a table at a version, by path below its folder. Raises Unreadable."""
-    address = store.connection.table_uri(folder_of(dataset, table))
+    """Return the sizes of a table's files at a version, by path below its folder. Raises UnreadableTable."""
+    address = store.connection.table_uri(dataset.layout.table(table))
     for _ in range(TRIES):
         try:
             opened = DeltaTable(address, version=version, storage_options=store.connection.delta_options())
             actions: Any = opened.get_add_actions(flatten=True)
         except (DeltaError, TableNotFoundError, OSError) as error:
-            # Raises if the store is away: then nothing is known of the table.
+            # Raises if the store does not respond: then the table may be intact.
             store.head(dataset.layout.config)
             failure: Exception = error
         else:
@@ -45,35 +45,40 @@ def sizes_at(store: Store, dataset: Dataset, table: TableName, version: int) -> 
 def check_pinned(
     database: Database, store: Store, dataset: Dataset, pinned: Iterable[Snapshot], found: Findings
 ) -> None:
-    """Open the tables as these snapshots pin them."""
+    """Check that the tables open at the versions these snapshots pin, with the files they name."""
     for snapshot in pinned:
         for table in TABLES:
             made = snapshot.table(table)
-            path = dataset.layout.delta_log(folder_of(dataset, table), made.version)
+            path = dataset.layout.delta_log(dataset.layout.table(table), made.version)
             try:
                 listed = sizes_at(store, dataset, table, made.version)
             except UnreadableTable as error:
                 if is_kept(database, dataset, snapshot.seq):
-                    detail = f"{table} does not open at version {made.version} of snapshot {snapshot.seq}: {error}"
+                    detail = f"cannot open {table} at version {made.version} of snapshot {snapshot.seq}: {error}"
                     found.add(FindingKind.DELTA_UNREADABLE, detail, path)
                 continue
             named = {file.path: file.size for file in made.files}
             if listed != named:
                 strange = {name for name in listed.keys() | named.keys() if listed.get(name) != named.get(name)}
-                detail = f"{table} at version {made.version} is not what snapshot {snapshot.seq} says: {some(strange)}"
+                detail = f"{table} at version {made.version} differs from snapshot {snapshot.seq}: {some(strange)}"
                 found.add(FindingKind.DELTA_DIFFERS, detail, path)
 
 
 def check_ahead(
-    database: Database, store: Store, dataset: Dataset, holder: WriterState, head: Snapshot | None, found: Findings
+    database: Database,
+    store: Store,
+    dataset: Dataset,
+    writer_state: WriterState,
+    head: Snapshot | None,
+    found: Findings,
 ) -> None:
-    """Look whether a log goes on after the head. While somebody publishes it does."""
+    """Check that no log is ahead of the head. Not reported if a writer held the lease since: publishing causes it."""
     ahead = []
     for table in TABLES:
         version = NONE if head is None else head.table(table).version
         if DeltaStore(store).is_ahead(dataset, table, version):
             ahead.append((table, version))
-    if ahead and lease_free_since(database, dataset, holder):
+    if ahead and lease_free_since(database, dataset, writer_state):
         for table, version in ahead:
-            path = dataset.layout.delta_log(folder_of(dataset, table), version + 1)
-            found.add(FindingKind.DELTA_AHEAD, f"the log of {table} goes on after the head's version {version}", path)
+            path = dataset.layout.delta_log(dataset.layout.table(table), version + 1)
+            found.add(FindingKind.DELTA_AHEAD, f"the log of {table} is ahead of the head's version {version}", path)

@@ -1,9 +1,9 @@
-"""Documents and mirrors, looked over.
+"""Checks of a dataset's configuration and of the mirrors in the layout (hints, refs, tags, locks, queue items).
 
-Mirrors are hints, and SQL is right. One that is only late is not worth a word: `snapshots/HEAD` may be some snapshots
-behind, `.LOCK` and the core's tags come and go with every flush. What is told is what would lead somebody astray who
-reads the layout without SQL: a hint at something that is no part of history, a ref that is missing, or is not what it
-should be, a tag, lock or queue item that is missing, or is none.
+Mirrors are hints, and SQL is authoritative. A mirror that is only late is not reported: `snapshots/HEAD` may be some
+snapshots behind, `.LOCK` and the core's tags change with every flush. Reported is what would mislead a reader of the
+layout without SQL: a hint at something that is not part of history, a missing or wrong ref, and a tag, lock or queue
+item that is missing or has no row in SQL.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from datetime import timedelta
 import orjson
 from sqlalchemy import select
 
-from tarn.coordination import layout_mirrors as mirrors
+from tarn.coordination import layout_mirrors
 from tarn.datasets.documents import read_document
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
@@ -27,7 +27,7 @@ from tarn.model.names import RefName
 from tarn.storage.store import Missing, Store
 
 ON_ITS_WAY = timedelta(minutes=1)
-"""What is younger than this may still be mirrored."""
+"""Anything younger than this may not be mirrored yet."""
 
 
 def check_config(store: Store, dataset: Dataset, found: Findings) -> None:
@@ -35,23 +35,23 @@ def check_config(store: Store, dataset: Dataset, found: Findings) -> None:
     try:
         config, _ = read_document(store, path, DatasetConfig.from_yaml)
     except Missing:
-        found.add(FindingKind.CONFIG_MISSING, "the dataset's configuration is not there", path)
+        found.add(FindingKind.CONFIG_MISSING, "the dataset's configuration is missing", path)
     except DocumentInvalid as error:
         found.add(FindingKind.CONFIG_INVALID, error.detail, path)
     else:
         if config.id != dataset.id:
-            found.add(FindingKind.CONFIG_FOREIGN, f"it is of {config.id}, and not of {dataset.id}", path)
+            found.add(FindingKind.CONFIG_FOREIGN, f"it belongs to dataset {config.id} instead of {dataset.id}", path)
 
 
 def check_hints(database: Database, store: Store, dataset: Dataset, state: RecordedHistory, found: Findings) -> None:
     if not head_hint_holds(database, store, dataset, state):
-        found.add(FindingKind.HINT_WRONG, "it names no snapshot of the dataset", dataset.layout.snapshot_head)
-    for path, detail in (*wrong_refs(database, store, dataset), *mirrors.find_wrong(database, store, dataset)):
+        found.add(FindingKind.HINT_WRONG, "it does not name a snapshot of the dataset", dataset.layout.snapshot_head)
+    for path, detail in (*wrong_refs(database, store, dataset), *layout_mirrors.find_wrong(database, store, dataset)):
         found.add(FindingKind.HINT_WRONG, detail, path)
 
 
 def head_hint_holds(database: Database, store: Store, dataset: Dataset, state: RecordedHistory) -> bool:
-    """Whether `snapshots/HEAD` names a snapshot that is or was part of history. After the first it may be missing."""
+    """Return whether `snapshots/HEAD` names a snapshot that is or was part of history, or may still be missing."""
     try:
         hint = orjson.loads(store.get(dataset.layout.snapshot_head))
         seq, named = int(hint["seq"]), str(hint["id"])
@@ -67,7 +67,7 @@ def head_hint_holds(database: Database, store: Store, dataset: Dataset, state: R
 
 
 def wrong_refs(database: Database, store: Store, dataset: Dataset) -> list[tuple[str, str]]:
-    """Mirrors of refs that are not what they should be: their paths, and why. Refs that change meanwhile are not."""
+    """Return the wrong mirrors of refs: their paths and what is wrong. Refs that change meanwhile are left out."""
     pins = _pins(database, dataset)
     wrong = dict(_unlike(store, dataset, pins))
     if wrong:
@@ -77,7 +77,7 @@ def wrong_refs(database: Database, store: Store, dataset: Dataset) -> list[tuple
 
 
 def _pins(database: Database, dataset: Dataset) -> dict[str, Pin]:
-    """Refs by the paths of their mirrors."""
+    """Return the refs by the paths of their mirrors."""
     with database.read() as connection:
         return {dataset.layout.ref(RefName(pin.name)): pin for pin in recorded(connection, dataset).pins}
 
@@ -90,11 +90,11 @@ def _unlike(store: Store, dataset: Dataset, pins: dict[str, Pin]) -> Iterator[tu
         try:
             mirror = orjson.loads(store.get(path))
             if (mirror["seq"], mirror["snapshot"]) != (pin.seq, pin.id):
-                yield path, f"the ref {pin.name!r} is for another snapshot"
+                yield path, f"the ref {pin.name!r} names another snapshot"
         except Missing:
-            yield path, f"the ref {pin.name!r} is not shown"
+            yield path, f"the mirror of the ref {pin.name!r} is missing"
         except (ValueError, TypeError, KeyError):
-            yield path, f"the ref {pin.name!r} cannot be read"
+            yield path, f"the mirror of the ref {pin.name!r} cannot be read"
     for entry in store.list(dataset.layout.refs):
         if entry.path not in pins and entry.modified < settled:
-            yield entry.path, "there is no such ref"
+            yield entry.path, "the dataset has no such ref"

@@ -1,6 +1,6 @@
-"""Data files, looked over: that they are there, as large as they should be, and what they should be.
+"""Checks of the data files that kept snapshots name: presence, size, checksum, Parquet footer, columns and rows.
 
-The folders are listed once. Of each file the footer is read; all of it only where there is a checksum to compare.
+The folders are listed once. Of each file only the footer is read; all of it only if there is a checksum to compare.
 """
 
 import hashlib
@@ -16,7 +16,6 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.integrity.findings import Findings
 from tarn.lake.commit import TABLES
-from tarn.lake.delta_tables import folder_of
 from tarn.lake.recorded_history import is_kept
 from tarn.lake.table_schemas import PARTITIONED, SCHEMAS
 from tarn.model.cancellation import checked, current
@@ -26,16 +25,16 @@ from tarn.model.snapshot import File, Snapshot, TableName
 from tarn.storage.store import Missing, Store
 
 AT_ONCE = 8
-"""Files that are read at once."""
+"""Files that are read concurrently."""
 
 STEP = 200
-"""Files between two reports."""
+"""Files between two progress reports."""
 
 TAIL = 64 << 10
-"""Bytes of a file's end that are read for its footer, at first."""
+"""Bytes at the end of a file that are read first, to get its footer."""
 
 ENDING = 8
-"""Bytes after the footer: its length, and what shows that this is Parquet."""
+"""Bytes after the footer: its length, and Parquet's magic number."""
 
 Wrong = tuple[FindingKind, str] | None
 
@@ -46,20 +45,20 @@ class ReferencedFile(NamedTuple):
     table: TableName
     file: File
     last: int
-    """The number of the newest snapshot that does: it is kept for longest."""
+    """The number of the newest snapshot that names it, which is kept the longest."""
 
 
 class ReferencedFiles:
-    """Every file that kept snapshots name, by its path in the lake."""
+    """The files that kept snapshots name, by path in the lake."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self.files: dict[str, ReferencedFile] = {}
 
     def add(self, snapshot: Snapshot) -> None:
-        """Add the files of a snapshot that is newer than those before."""
+        """Add the files of a snapshot. Snapshots must be added oldest first."""
         for table in TABLES:
-            folder = folder_of(self._dataset, table)
+            folder = self._dataset.layout.table(table)
             for file in snapshot.table(table).files:
                 self.files[f"{folder}/{file.path}"] = ReferencedFile(table, file, snapshot.seq)
 
@@ -71,16 +70,16 @@ class ReferencedFiles:
 def check(
     database: Database, store: Store, dataset: Dataset, named: ReferencedFiles, found: Findings, report: Report
 ) -> set[str]:
-    """Tell what is wrong with the files, and return the paths of those that cannot be trusted."""
+    """Add a finding for every damaged file, and return the paths of those that cannot be read safely."""
     sizes = {
         entry.path: entry.size
         for table in TABLES
-        for entry in checked(store.list(folder_of(dataset, table)))
+        for entry in checked(store.list(dataset.layout.table(table)))
         if entry.path in named.files
     }
     cancellation = current()
 
-    def look(one: tuple[str, ReferencedFile]) -> Wrong:
+    def check_one(one: tuple[str, ReferencedFile]) -> Wrong:
         with cancellation.active():  # in a thread of the pool
             return _problem(store, one[0], one[1], sizes.get(one[0]))
 
@@ -90,12 +89,12 @@ def check(
     with ThreadPoolExecutor(AT_ONCE) as pool:
         while some := list(islice(left, STEP)):
             report(Progress(done=done, total=len(named.files), unit="files"))
-            looked = pool.map(look, some)
-            for (path, wanted), wrong in zip(some, checked(looked), strict=True):
+            problems = pool.map(check_one, some)
+            for (path, wanted), wrong in zip(some, checked(problems), strict=True):
                 if wrong is None:
                     continue
                 broken.add(path)
-                # A vacuum may have taken it meanwhile, with the last snapshot that names it.
+                # A vacuum may have deleted it meanwhile, with the last snapshot that names it.
                 if wrong[0] is not FindingKind.FILE_MISSING or is_kept(database, dataset, wanted.last):
                     found.add(*wrong, path)
             done += len(some)
@@ -103,21 +102,21 @@ def check(
 
 
 def _problem(store: Store, path: str, wanted: ReferencedFile, size: int | None) -> Wrong:
-    """The first thing that is wrong with a file."""
+    """Return the first problem of a file, or None."""
     file = wanted.file
     if size is None:
         entry = store.head(path)
         if entry is None:
-            return FindingKind.FILE_MISSING, f"snapshot {wanted.last} names it, and it is not there"
+            return FindingKind.FILE_MISSING, f"snapshot {wanted.last} names it, but it is missing"
         size = entry.size
     if size != file.size:
-        return FindingKind.FILE_SIZE, f"it has {size} bytes, and should have {file.size}"
+        return FindingKind.FILE_SIZE, f"it has {size} bytes instead of {file.size}"
     try:
         if file.checksum is not None and _digest(store.stream(path)) != file.checksum:
-            return FindingKind.FILE_CHECKSUM, "its bytes are not those that were written"
+            return FindingKind.FILE_CHECKSUM, "its checksum differs from the one that was recorded when it was written"
         footer = _footer(store, path, size)
     except Missing:
-        return FindingKind.FILE_MISSING, f"snapshot {wanted.last} names it, and it is not there"
+        return FindingKind.FILE_MISSING, f"snapshot {wanted.last} names it, but it is missing"
     return _mismatch(footer, wanted)
 
 
@@ -129,7 +128,7 @@ def _digest(chunks: Iterable[bytes]) -> str:
 
 
 def _footer(store: Store, path: str, size: int) -> bytes:
-    """The bytes at the end of a file that say what is in it, or what should be those."""
+    """Return the bytes of a Parquet file's footer, or arbitrary bytes if it is not Parquet."""
     tail = store.get_range(path, max(0, size - TAIL), size)
     needed = int.from_bytes(tail[-ENDING : 4 - ENDING], "little") + ENDING
     if len(tail) < needed <= size:
@@ -144,9 +143,9 @@ def _mismatch(footer: bytes, wanted: ReferencedFile) -> Wrong:
     except (pa.ArrowException, OSError) as error:
         return FindingKind.FILE_UNREADABLE, f"its footer cannot be read: {str(error).splitlines()[0]}"
     if list(_columns(schema)) != list(_columns(SCHEMAS[wanted.table], PARTITIONED[wanted.table])):
-        return FindingKind.FILE_SCHEMA, f"its columns are not those of {wanted.table}"
+        return FindingKind.FILE_SCHEMA, f"its columns differ from those of {wanted.table}"
     if metadata.num_rows != wanted.file.rows:
-        return FindingKind.FILE_ROWS, f"it has {metadata.num_rows} rows, and should have {wanted.file.rows}"
+        return FindingKind.FILE_ROWS, f"it has {metadata.num_rows} rows instead of {wanted.file.rows}"
     return None
 
 

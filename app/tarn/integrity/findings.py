@@ -1,18 +1,18 @@
-"""What a verification has found so far."""
+"""The list of findings that a verification collects."""
 
 from collections.abc import Sequence
 
 from tarn.model.finding import Finding, FindingKind
 
 MOST = 1000
-"""Findings that are told one by one; all are counted."""
+"""Findings that are listed; all are counted."""
 
 SOME = 3
-"""Things that a detail names, where there may be thousands."""
+"""Names that a detail lists, where there may be thousands."""
 
 
 class Findings:
-    """Findings in the order in which they were made."""
+    """Collects findings in the order in which they are added."""
 
     def __init__(self) -> None:
         self.first: list[Finding] = []
@@ -43,7 +43,7 @@ class Findings:
 
 
 def some(names: set[str] | list[str]) -> str:
-    """The first few of many, and how many more there are."""
-    told = sorted(names)
-    more = f" and {len(told) - SOME} more" if len(told) > SOME else ""
-    return ", ".join(told[:SOME]) + more
+    """Return the first few names, and how many more there are."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - SOME} more" if len(ordered) > SOME else ""
+    return ", ".join(ordered[:SOME]) + more

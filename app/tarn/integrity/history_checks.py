@@ -1,4 +1,4 @@
-"""History, looked over: what SQL records against what the manifests say, and each manifest against its parent's."""
+"""Checks of a dataset's history: the rows in SQL against the manifests, and each manifest against its parent."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,18 +11,18 @@ from tarn.lake.commit import TABLES
 from tarn.lake.recorded_history import RecordedHistory, SnapshotRecord, is_kept, lease_free_since
 from tarn.model.cancellation import check, checked
 from tarn.model.finding import FindingKind
-from tarn.model.snapshot import Change, Snapshot, TableName
+from tarn.model.snapshot import Snapshot, SnapshotOperation, TableName
 from tarn.storage.store import Store
 
 HELD = 4
-"""Manifests that are held at once: each may name thousands of files."""
+"""Manifests that are kept in memory: each may name thousands of files."""
 
-Told = Callable[[Snapshot], None]
-"""Told of every manifest that is part of history, oldest first."""
+OnManifest = Callable[[Snapshot], None]
+"""Callback that gets every manifest of the history, oldest first."""
 
 
 class History:
-    """One look at a dataset's history, while others may add to it, or give the oldest of it up."""
+    """Checks the history of one dataset, while others may add snapshots or expire the oldest."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class History:
         dataset: Dataset,
         state: RecordedHistory,
         found: Findings,
-        told: Told = lambda _: None,
+        told: OnManifest = lambda _: None,
     ) -> None:
         self._database = database
         self._store = store
@@ -42,7 +42,7 @@ class History:
         self._read: dict[int, Snapshot | ManifestInvalid | None] = {}
 
     def check(self) -> Snapshot | None:
-        """Tell what is wrong, and return the head's manifest if it is there."""
+        """Add a finding for every problem, and return the head's manifest if it is there."""
         state = self._state
         self._check_head()
         first, last = self.bounds()
@@ -61,27 +61,27 @@ class History:
         self._check_strays(first, last)
         return head
 
-    # What SQL says by itself
+    # Checks of SQL alone
 
     def _check_head(self) -> None:
         head, kept = self._state.head, self._state.kept
         if head is None:
             self._add(FindingKind.HEAD_WRONG, "no head is recorded")
         elif head.id is None and kept:
-            self._add(FindingKind.HEAD_WRONG, f"no head is recorded, though snapshot {max(kept)} is")
+            self._add(FindingKind.HEAD_WRONG, f"no head is recorded, but snapshot {max(kept)} is")
         elif kept and head.seq < max(kept):
-            self._add(FindingKind.HEAD_WRONG, f"snapshot {head.seq} is the recorded head, though {max(kept)} is newer")
-        gone = self._state.gone
+            self._add(FindingKind.HEAD_WRONG, f"snapshot {head.seq} is the recorded head, but {max(kept)} is newer")
+        gone = self._state.expired_range
         if gone is not None and gone.rows != gone.last - gone.first + 1:
             missing = gone.last - gone.first + 1 - gone.rows
-            self._add(FindingKind.RECORD_MISSING, f"{missing} of the snapshots that were given up are not recorded")
+            self._add(FindingKind.RECORD_MISSING, f"{missing} expired snapshots are not recorded")
 
     def _check_expiry(self, head: Snapshot | None) -> None:
         for seq in sorted(self._state.misplaced):
-            self._add(FindingKind.EXPIRY_WRONG, f"snapshot {seq} counts as given up, though older ones are kept")
-        gone = self._state.gone
+            self._add(FindingKind.EXPIRY_WRONG, f"snapshot {seq} is marked expired, but older ones are kept")
+        gone = self._state.expired_range
         if head is not None and gone is not None and gone.last >= (head.retained_from or 0):
-            self._add(FindingKind.EXPIRY_WRONG, f"snapshot {gone.last} counts as given up, and no snapshot did so")
+            self._add(FindingKind.EXPIRY_WRONG, f"snapshot {gone.last} is marked expired, but no snapshot expired it")
 
     def _check_pins(self) -> None:
         for pin in self._state.pins:
@@ -89,27 +89,27 @@ class History:
             if record is None or record.id != pin.id:
                 self._add(
                     FindingKind.REF_DANGLING,
-                    f"the ref {pin.name!r} is for snapshot {pin.seq}, {pin.id}, which is not kept",
+                    f"the ref {pin.name!r} names snapshot {pin.seq}, {pin.id}, which is not kept",
                 )
 
     # Manifests
 
     def bounds(self) -> tuple[int, int]:
-        """The numbers that must have a record and a manifest."""
+        """Return the first and last number that must have a record and a manifest."""
         records, head = self._state.records, self._state.head
         if not records and (head is None or head.id is None):
             return 1, 0
         last = max([*records, *([] if head is None or head.id is None else [head.seq])])
-        if self._state.gone is not None:
-            return self._state.gone.last + 1, last
+        if self._state.expired_range is not None:
+            return self._state.expired_range.last + 1, last
         first = min([*records, last])
-        # The first one has no parent. Where the oldest record's has one, older records are lost.
+        # The first snapshot has no parent. If the oldest recorded one has a parent, older records are lost.
         while first > 1 and isinstance(oldest := self.manifest(first), Snapshot) and oldest.parent is not None:
             first -= 1
         return first, last
 
     def own(self, seq: int) -> Snapshot | None:
-        """The manifest with a number, if it can be read and is of this dataset."""
+        """Return the manifest with a number if it can be read and belongs to this dataset, else None."""
         found = self.manifest(seq)
         is_own = isinstance(found, Snapshot) and found.dataset_id == self._dataset.id and found.seq == seq
         return found if is_own and isinstance(found, Snapshot) else None
@@ -127,7 +127,7 @@ class History:
         return self._read[seq]
 
     def _check_one(self, seq: int) -> Snapshot | None:
-        """The manifest with a number, if it is the one that belongs there."""
+        """Check the manifest with a number, and return it if it is the one that belongs there."""
         record, found = self._state.records.get(seq), self.manifest(seq)
         path = self._dataset.layout.snapshot(seq)
         if record is None:
@@ -137,30 +137,30 @@ class History:
             return None
         if found is None:
             if seq in self._state.kept and is_kept(self._database, self._dataset, seq):
-                self._add(FindingKind.MANIFEST_MISSING, f"the manifest of snapshot {seq} is not there", path)
+                self._add(FindingKind.MANIFEST_MISSING, f"the manifest of snapshot {seq} is missing", path)
             return None
         if found.dataset_id != self._dataset.id or found.seq != seq:
-            self._add(FindingKind.MANIFEST_FOREIGN, f"it is of another dataset or number: {found.id}", path)
+            self._add(FindingKind.MANIFEST_FOREIGN, f"it belongs to another dataset or number: {found.id}", path)
             return None
         if record is not None and not self._agrees(record, found):
             return None
         head = self._state.head
         if head is not None and head.seq == seq and (head.id, head.content, head.segment) != _identity(found):
-            self._add(FindingKind.HEAD_WRONG, f"what is recorded of the head is not what snapshot {seq} says", path)
+            self._add(FindingKind.HEAD_WRONG, f"the recorded head differs from the manifest of snapshot {seq}", path)
         return found
 
     def _agrees(self, record: SnapshotRecord, found: Snapshot) -> bool:
-        """Whether a manifest is the one that its record speaks of, or that it should speak of."""
+        """Return whether a manifest is the one of its record, or the one that the record should have."""
         path = self._dataset.layout.snapshot(found.seq)
         if record.id != found.id and self.witness(found.seq) != found.id:
-            self._add(FindingKind.MANIFEST_FOREIGN, f"it is of {found.id}, and not of {record.id}", path)
+            self._add(FindingKind.MANIFEST_FOREIGN, f"it is the manifest of {found.id} instead of {record.id}", path)
             return False
         if (record.id, record.content, record.segment) != _identity(found) or record.created != found.created:
-            self._add(FindingKind.RECORD_WRONG, f"what is recorded of snapshot {found.seq} is not what it says", path)
+            self._add(FindingKind.RECORD_WRONG, f"the record of snapshot {found.seq} differs from its manifest", path)
         return True
 
     def witness(self, seq: int) -> str | None:
-        """The id that a snapshot should have, in the words of who comes after it."""
+        """Return the id that a snapshot should have, by its child's `parent` or the recorded head. None: unknown."""
         head = self._state.head
         if head is not None and head.seq == seq:
             return head.id
@@ -169,17 +169,17 @@ class History:
 
     def _check_parent(self, seq: int, first: int, parent: Snapshot | None, manifest: Snapshot) -> None:
         path = self._dataset.layout.snapshot(seq)
-        is_first = seq == first and self._state.gone is None
+        is_first = seq == first and self._state.expired_range is None
         expected = parent.id if parent is not None else self._state.id_of(seq - 1)
         if (expected is not None or is_first) and manifest.parent != expected:
-            self._add(FindingKind.PARENT_WRONG, f"its parent is {manifest.parent}, and should be {expected}", path)
+            self._add(FindingKind.PARENT_WRONG, f"its parent is {manifest.parent} instead of {expected}", path)
         elif parent is not None or is_first:
             for kind, detail in follows(parent, manifest):
                 self._add(kind, detail, path)
 
     def _check_strays(self, first: int, last: int) -> None:
-        """Look at manifests that are not part of history."""
-        head, gone = self._state.head, self._state.gone
+        """Check the manifests that are not part of history."""
+        head, gone = self._state.head, self._state.expired_range
         recorded = last if last >= first else 0 if head is None else head.seq
         expired = range(gone.first, gone.last + 1) if gone is not None else range(0)
         after: list[int] = []
@@ -188,7 +188,7 @@ class History:
                 after.append(seq)
             elif not first <= seq <= last and seq not in expired:
                 path = self._dataset.layout.snapshot(seq)
-                self._add(FindingKind.MANIFEST_STRAY, "it is no part of history", path)
+                self._add(FindingKind.MANIFEST_STRAY, "it is not part of history", path)
         if after:
             self._check_unrecorded(recorded, after)
 
@@ -200,9 +200,9 @@ class History:
                 yield int(name)
 
     def _check_unrecorded(self, recorded: int, after: list[int]) -> None:
-        """Look at manifests above the recorded head: those that follow it wait to be recorded; others are in the way.
+        """Check manifests above the recorded head: those that follow it wait to be recorded; others block publishing.
 
-        While somebody publishes they are on their way, and nothing is said of them.
+        Nothing is reported if a writer held the lease since: it may be publishing them.
         """
         found: list[tuple[FindingKind, str, str]] = []
         parent = None if self._state.head is None else self._state.head.id
@@ -219,9 +219,9 @@ class History:
                 found.append((FindingKind.SNAPSHOT_UNRECORDED, f"snapshot {seq} waits to be recorded", path))
                 parent, expected = manifest.id, seq + 1
             else:
-                detail = f"it does not follow the recorded head, and nothing can be published as {seq}"
+                detail = f"it does not follow the recorded head, and blocks publishing snapshot {seq}"
                 found.append((FindingKind.MANIFEST_FOREIGN, detail, path))
-        if lease_free_since(self._database, self._dataset, self._state.holder):
+        if lease_free_since(self._database, self._dataset, self._state.writer_state):
             for kind, detail, path in found:
                 self._add(kind, detail, path)
 
@@ -234,7 +234,7 @@ def _identity(manifest: Snapshot) -> tuple[str, int, int]:
 
 
 def follows(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
-    """What keeps a manifest from being right after its parent, which is None for the first one."""
+    """Yield the problems of a manifest as the child of its parent, which is None for the first one."""
     yield from _order(parent, child)
     yield from _counts(parent, child)
     for table in TABLES:
@@ -243,7 +243,7 @@ def follows(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingK
 
 def _order(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
     changed = any(child.table(table).added or child.table(table).removed for table in TABLES)
-    shows = child.operation not in (Change.COMPACT, Change.OPTIMIZE, Change.VACUUM)
+    shows = child.operation not in (SnapshotOperation.COMPACT, SnapshotOperation.OPTIMIZE, SnapshotOperation.VACUUM)
     before = 0 if parent is None else parent.content
     if child.content != (child.seq if changed and shows else before):
         yield FindingKind.ORDER_WRONG, f"its content is {child.content}"
@@ -252,31 +252,34 @@ def _order(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKi
     if parent is None:
         return
     if child.created <= parent.created:
-        yield FindingKind.ORDER_WRONG, f"it was created {child.created}, and its parent {parent.created}"
+        yield FindingKind.ORDER_WRONG, f"it was created {child.created}, its parent {parent.created}"
     if child.segment < parent.segment:
-        yield FindingKind.ORDER_WRONG, f"its segment is {child.segment}, and its parent's {parent.segment}"
+        yield FindingKind.ORDER_WRONG, f"its segment is {child.segment}, its parent's {parent.segment}"
     if (child.retained_from or 0) < (parent.retained_from or 0):
         yield FindingKind.ORDER_WRONG, f"it is retained from {child.retained_from}, its parent {parent.retained_from}"
     for table in TABLES:
         version, former = child.table(table).version, parent.table(table).version
         if version < former:
-            yield FindingKind.ORDER_WRONG, f"it pins version {version} of {table}, and its parent {former}"
+            yield FindingKind.ORDER_WRONG, f"it pins version {version} of {table}, its parent {former}"
 
 
 def _counts(parent: Snapshot | None, child: Snapshot) -> Iterator[tuple[FindingKind, str]]:
     rows = child.rows
     before = 0 if parent is None else parent.rows.live
     if min(rows.live, rows.added, rows.seen, rows.deleted, rows.set_aside, rows.ended) < 0:
-        yield FindingKind.COUNTS_WRONG, "a count is below zero"
+        yield FindingKind.COUNTS_WRONG, "a count is negative"
     if rows.live != before + rows.added - rows.ended:
-        yield FindingKind.COUNTS_WRONG, f"{rows.live} live, after {before} + {rows.added} - {rows.ended}"
+        yield FindingKind.COUNTS_WRONG, f"{rows.live} live statements instead of {before} + {rows.added} - {rows.ended}"
     if child.rebuilt is not None:
         return
     if rows.set_aside != len(child.set_aside):
-        yield FindingKind.COUNTS_WRONG, f"{rows.set_aside} set aside, and {len(child.set_aside)} named"
+        yield (
+            FindingKind.COUNTS_WRONG,
+            f"{rows.set_aside} events counted as set aside, but {len(child.set_aside)} named",
+        )
     consumed, held = rows.added + rows.seen + rows.deleted + rows.set_aside, sum(batch.rows for batch in child.batches)
-    if child.operation is Change.FLUSH and consumed != held:
-        yield FindingKind.COUNTS_WRONG, f"{consumed} events counted, and {held} in its batches"
+    if child.operation is SnapshotOperation.FLUSH and consumed != held:
+        yield FindingKind.COUNTS_WRONG, f"{consumed} events counted, but {held} in its batches"
 
 
 def _files(parent: Snapshot | None, child: Snapshot, table: TableName) -> Iterator[tuple[FindingKind, str]]:
@@ -287,10 +290,13 @@ def _files(parent: Snapshot | None, child: Snapshot, table: TableName) -> Iterat
     if len(after) != len(made.files) or len(added) != len(made.added) or len(removed) != len(made.removed):
         yield FindingKind.FILE_LIST_WRONG, f"{table}: a file is named twice"
     if strange := after.keys() ^ ((before.keys() - removed) | added):
-        yield FindingKind.FILE_LIST_WRONG, f"{table}: files and changes do not fit together: {some(strange)}"
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: files do not match the added and removed ones: {some(strange)}"
     if strange := (removed - before.keys()) | (added & before.keys()):
-        yield FindingKind.FILE_LIST_WRONG, f"{table}: cannot be added or removed: {some(strange)}"
+        yield (
+            FindingKind.FILE_LIST_WRONG,
+            f"{table}: added although present, or removed although missing: {some(strange)}",
+        )
     if strange := {path for path in before.keys() & after.keys() if before[path] != after[path]}:
-        yield FindingKind.FILE_LIST_WRONG, f"{table}: its parent says otherwise of {some(strange)}"
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: differs from the parent's entry: {some(strange)}"
     if any(file.rows < 0 or file.size < 0 for file in made.files):
-        yield FindingKind.FILE_LIST_WRONG, f"{table}: a file is smaller than nothing"
+        yield FindingKind.FILE_LIST_WRONG, f"{table}: a file has a negative size or number of rows"

@@ -1,4 +1,4 @@
-"""The journal, looked over: segments in sequence, and counts that are true. All of it in one transaction."""
+"""Checks of the journal in one transaction: segments in sequence, correct counts, complete batches, unique commits."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from sqlalchemy import Connection, Row, func, select
 from tarn.datasets.registry import Dataset
 from tarn.db.tables import journal_batches, journal_head
 from tarn.integrity.findings import Findings
-from tarn.journal import batch_contents as contents
+from tarn.journal import batch_contents
 from tarn.journal.batches import COMMITTED
 from tarn.journal.packs import DamagedPack
 from tarn.model.finding import FindingKind
@@ -17,7 +17,7 @@ UNFLUSHED = (journal_batches.c.state == COMMITTED, ~journal_batches.c.is_stage)
 
 
 def check(connection: Connection, dataset: Dataset, head: Head | None, found: Findings) -> int | None:
-    """Tell what is wrong with the journal. Returns the last commit number that was given out, if that is known."""
+    """Add a finding for every problem of the journal. Return the last assigned commit number, or None if unknown."""
     own = journal_batches.c.dataset_id == dataset.id
     row = connection.execute(select(journal_head).where(journal_head.c.dataset_id == dataset.id)).first()
     if row is None:
@@ -25,13 +25,15 @@ def check(connection: Connection, dataset: Dataset, head: Head | None, found: Fi
         return None
     done = 0 if head is None else head.segment
     if row.segment <= done:
-        found.add(FindingKind.SEGMENT_WRONG, f"segment {row.segment} is open, and {done} is in a snapshot")
+        found.add(FindingKind.SEGMENT_WRONG, f"segment {row.segment} is open, but segment {done} is in a snapshot")
     newest = connection.execute(select(func.max(journal_batches.c.segment)).where(own, *UNFLUSHED)).scalar()
     if newest is not None and newest > row.segment:
-        found.add(FindingKind.SEGMENT_WRONG, f"segment {row.segment} is open, and a batch is in {newest}")
+        found.add(FindingKind.SEGMENT_WRONG, f"segment {row.segment} is open, but a batch is in segment {newest}")
     passed = select(journal_batches).where(own, *UNFLUSHED, journal_batches.c.segment <= done)
     for batch in connection.execute(passed.order_by(journal_batches.c.id)):
-        found.add(FindingKind.SEGMENT_PASSED, f"the batch {batch.uid} waits in segment {batch.segment}, which is done")
+        found.add(
+            FindingKind.SEGMENT_PASSED, f"batch {batch.uid} is unflushed in segment {batch.segment}, which is done"
+        )
     _check_counts(connection, dataset, row, found)
     _check_rows(connection, own, found)
     _check_commits(connection, own, row.commit, found)
@@ -40,7 +42,7 @@ def check(connection: Connection, dataset: Dataset, head: Head | None, found: Fi
 
 
 def waiting(connection: Connection, dataset: Dataset) -> tuple[int, int, Any]:
-    """What waits for a flush, counted from the batches: rows, size, and when the oldest of them was made."""
+    """Count what waits for a flush, from the batches: rows, size, and creation time of the oldest batch with rows."""
     rows, size, oldest = connection.execute(
         select(
             func.coalesce(func.sum(journal_batches.c.rows), 0),
@@ -56,25 +58,25 @@ def waiting(connection: Connection, dataset: Dataset) -> tuple[int, int, Any]:
 def _check_counts(connection: Connection, dataset: Dataset, head: Row[Any], found: Findings) -> None:
     rows, size, oldest = waiting(connection, dataset)
     if (head.rows, head.size) != (rows, size):
-        detail = f"{head.rows} rows of size {head.size} are said to wait, and {rows} of size {size} do"
+        detail = f"{head.rows} rows of size {head.size} are recorded as waiting instead of {rows} of size {size}"
         found.add(FindingKind.JOURNAL_MISCOUNTED, detail)
     elif (head.oldest is None) != (oldest is None):
-        detail = f"the oldest is said to wait since {head.oldest}, and does since {oldest}"
+        detail = f"the oldest batch is recorded as waiting since {head.oldest} instead of {oldest}"
         found.add(FindingKind.JOURNAL_MISCOUNTED, detail)
 
 
 def _check_rows(connection: Connection, own: Any, found: Findings) -> None:
-    """Rows of a batch that is done are on their way out; those of a committed one must all be there."""
+    """Check that all rows of committed batches exist and can be read. Rows of done batches may be deleted already."""
     counted = (
-        select(journal_batches.c.uid, journal_batches.c.rows, contents.counted().label("there"))
+        select(journal_batches.c.uid, journal_batches.c.rows, batch_contents.counted().label("there"))
         .where(own, *UNFLUSHED)
         .order_by(journal_batches.c.id)
     )
     for batch in connection.execute(counted):
         if batch.there != batch.rows:
-            detail = f"{batch.there} of the {batch.rows} rows of batch {batch.uid} are there"
+            detail = f"{batch.there} of the {batch.rows} rows of batch {batch.uid} exist"
             found.add(FindingKind.JOURNAL_ROWS, detail)
-    for _, pack in contents.packs(connection, contents.packs_of(own, *UNFLUSHED)):
+    for _, pack in batch_contents.packs(connection, batch_contents.packs_of(own, *UNFLUSHED)):
         try:
             pack.opened()
         except DamagedPack as error:
@@ -82,7 +84,7 @@ def _check_rows(connection: Connection, own: Any, found: Findings) -> None:
 
 
 def _check_commits(connection: Connection, own: Any, last: int, found: Findings) -> None:
-    """A stage bears the last number of what was sent to it; all others have one of their own."""
+    """Check commit numbers: unique, and none above the last assigned one. A stage repeats that of its last batch."""
     numbered = (own, ~journal_batches.c.is_stage, journal_batches.c.commit.is_not(None))
     twice = (
         select(journal_batches.c.commit)
@@ -92,7 +94,7 @@ def _check_commits(connection: Connection, own: Any, last: int, found: Findings)
         .order_by(journal_batches.c.commit)
     )
     for (commit,) in connection.execute(twice):
-        found.add(FindingKind.COMMIT_NUMBERS, f"the number {commit} was given out twice")
+        found.add(FindingKind.COMMIT_NUMBERS, f"commit number {commit} was assigned twice")
     most = connection.execute(select(func.max(journal_batches.c.commit)).where(*numbered)).scalar()
     if most is not None and most > last:
-        found.add(FindingKind.COMMIT_NUMBERS, f"a batch has the number {most}, and {last} was the last one given out")
+        found.add(FindingKind.COMMIT_NUMBERS, f"a batch has commit number {most}, but the last assigned one is {last}")

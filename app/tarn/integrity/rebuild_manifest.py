@@ -1,7 +1,7 @@
-"""A lost manifest, made again from what is known elsewhere: its record in SQL, its neighbours, and the Delta log.
+"""Rebuild a lost manifest from its record in SQL, its parent and child, and the Delta log.
 
-Nothing is guessed. The files, and what is live, are what the tables say; what nobody knows any more is empty, and the
-manifest names it (`rebuilt`). Where the rest does not tell which files it had, it stays lost.
+Nothing is guessed. The files and the live statements are those of the tables; what is not known any more is left
+empty, and listed in the manifest (`rebuilt`). If the files cannot be determined, the manifest stays lost.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,12 +16,12 @@ from tarn.datasets.registry import Dataset
 from tarn.integrity.delta_checks import UnreadableTable, sizes_at
 from tarn.integrity.history_checks import follows
 from tarn.integrity.row_checks import SnapshotRows
-from tarn.lake import delta_tables as tables
+from tarn.lake import delta_tables
 from tarn.lake.commit import TABLES
-from tarn.lake.delta_tables import NONE, folder_of
+from tarn.lake.delta_tables import NONE
 from tarn.lake.recorded_history import SnapshotRecord
 from tarn.model.names import LAKEHOUSE
-from tarn.model.snapshot import Change, Column, Components, Counts, File, Snapshot, Table, TableName
+from tarn.model.snapshot import Column, Components, Counts, File, Snapshot, SnapshotOperation, Table, TableName
 from tarn.storage.store import Missing, Store
 
 UNKNOWN = ("author", "message", "metadata")
@@ -29,15 +29,15 @@ UNKNOWN_OF_FLUSH = ("batches", "set_aside", "rows.seen", "rows.deleted", "rows.s
 UNKNOWN_CHECKSUM = "files.checksum"
 
 SHORT = 64
-"""Characters up to which a bound that a Delta log holds is certainly whole, if both are shorter."""
+"""A bound in a Delta log is certainly not truncated if both bounds are shorter than this many characters."""
 
 
 class CannotRebuild(Exception):
-    """A manifest cannot be made again from what is left."""
+    """A manifest cannot be rebuilt from what is left."""
 
 
 class Lost(NamedTuple):
-    """A snapshot without its manifest, and the manifests before and after it that are there."""
+    """A snapshot without its manifest, and the manifests of its parent and child if they exist."""
 
     record: SnapshotRecord
     parent: Snapshot | None
@@ -46,7 +46,7 @@ class Lost(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """The commit of a Delta log that a snapshot made."""
+    """The commit that a snapshot made in a Delta log."""
 
     version: int
     operation: str
@@ -54,7 +54,7 @@ class _Entry(NamedTuple):
 
 
 def rebuild(store: Store, rows: SnapshotRows, dataset: Dataset, lost: Lost) -> Snapshot:
-    """The manifest, as far as it is known. Raises Unknowable, and Unavailable if rows cannot be read."""
+    """Return the manifest, as far as it is known. Raises CannotRebuild, and Unavailable if rows cannot be read."""
     parent, child, record = lost.parent, lost.child, lost.record
     entries = {table: _entry(store, dataset, table, lost) for table in TABLES}
     operation = _operation(entries.values())
@@ -85,19 +85,19 @@ def rebuild(store: Store, rows: SnapshotRows, dataset: Dataset, lost: Lost) -> S
     )
     wrong = [*follows(parent, snapshot), *(follows(snapshot, child) if child is not None else ())]
     if wrong:
-        raise CannotRebuild(f"what is left does not fit together: {wrong[0][1]}")
+        raise CannotRebuild(f"the rebuilt manifest is inconsistent with its parent or child: {wrong[0][1]}")
     return snapshot
 
 
 def _entry(store: Store, dataset: Dataset, table: TableName, lost: Lost) -> _Entry | None:
-    """The last commit that the snapshot made on a table: a try that was lost may have made one before."""
+    """Return the last commit that the snapshot made on a table: a lost attempt may have made an earlier one."""
     found: _Entry | None = None
     after = NONE if lost.parent is None else lost.parent.table(table).version
     for version in count(after + 1):
         if lost.child is not None and version > lost.child.table(table).version:
             break
         try:
-            text = store.get(dataset.layout.delta_log(folder_of(dataset, table), version))
+            text = store.get(dataset.layout.delta_log(dataset.layout.table(table), version))
         except Missing:
             break
         try:
@@ -111,38 +111,38 @@ def _entry(store: Store, dataset: Dataset, table: TableName, lost: Lost) -> _Ent
     return found
 
 
-def _operation(entries: Iterable[_Entry | None]) -> Change:
+def _operation(entries: Iterable[_Entry | None]) -> SnapshotOperation:
     for entry in entries:
         if entry is not None:
-            return Change(entry.operation)
-    raise CannotRebuild("it changed no table, and nothing else says what it was")
+            return SnapshotOperation(entry.operation)
+    raise CannotRebuild("it changed no table, so its operation is unknown")
 
 
 def _table(store: Store, dataset: Dataset, table: TableName, entry: _Entry | None, lost: Lost) -> Table:
     former = None if lost.parent is None else lost.parent.table(table)
     if entry is None:
         if former is None:
-            raise CannotRebuild(f"the log of {table} does not have it")
-        return tables.after(former, former.version, (), ())
+            raise CannotRebuild(f"the log of {table} has no commit of it")
+        return delta_tables.after(former, former.version, (), ())
     if former is None and lost.record.seq > 1 and entry.version > 0:
-        raise CannotRebuild("what came before it is not known")
+        raise CannotRebuild("the state before it is not known")
     try:
-        there = sizes_at(store, dataset, table, entry.version)
+        sizes = sizes_at(store, dataset, table, entry.version)
     except UnreadableTable as error:
-        raise CannotRebuild(f"{table} does not open at version {entry.version}") from error
+        raise CannotRebuild(f"cannot open {table} at version {entry.version}") from error
     before = set() if former is None else {file.path for file in former.files}
-    # As they were told to whoever came next, which may be more than the log knows.
-    told = {} if lost.child is None else {file.path: file for file in lost.child.table(table).files}
-    added = [told.get(path, file) for path, file in entry.added.items() if path not in before]
-    if unknown := there.keys() - before - {file.path for file in added}:
-        raise CannotRebuild(f"{table} has files of which nothing is known: {len(unknown)}")
-    return tables.after(former, entry.version, added, sorted(before - there.keys()))
+    # As the child lists them, which may be more complete than the log.
+    by_child = {} if lost.child is None else {file.path: file for file in lost.child.table(table).files}
+    added = [by_child.get(path, file) for path, file in entry.added.items() if path not in before]
+    if unknown := sizes.keys() - before - {file.path for file in added}:
+        raise CannotRebuild(f"{table} has {len(unknown)} files without known statistics")
+    return delta_tables.after(former, entry.version, added, sorted(before - sizes.keys()))
 
 
 def _file(add: dict[str, Any]) -> File:
-    """A file as its writer told the Delta log of it. Bounds that may have been cut off are left out."""
-    said = orjson.loads(add["stats"])
-    least, most, nulls = said["minValues"], said["maxValues"], said["nullCount"]
+    """Return a file as the Delta log describes it. Bounds that may be truncated are left out."""
+    stats = orjson.loads(add["stats"])
+    least, most, nulls = stats["minValues"], stats["maxValues"], stats["nullCount"]
     columns: dict[str, Column] = {}
     for name in dict.fromkeys([*nulls, *least, *most]):
         known: dict[str, Any] = {"nulls": nulls[name]} if name in nulls else {}
@@ -154,7 +154,7 @@ def _file(add: dict[str, Any]) -> File:
         path=unquote(add["path"]),
         size=add["size"],
         partition=add["partitionValues"],
-        rows=said["numRecords"],
+        rows=stats["numRecords"],
         columns=columns,
     )
 
@@ -171,9 +171,9 @@ def _components(made: Iterable[Table], lost: Lost) -> Components:
     return Components(checksum="sha256" if is_checked else None if near is None else near.components.checksum)
 
 
-def _unknown(operation: Change, made: Iterable[Table], lost: Lost) -> Iterator[str]:
+def _unknown(operation: SnapshotOperation, made: Iterable[Table], lost: Lost) -> Iterator[str]:
     yield from UNKNOWN
-    if operation is Change.FLUSH:
+    if operation is SnapshotOperation.FLUSH:
         yield from UNKNOWN_OF_FLUSH
     near = lost.child or lost.parent
     may_have_had = near is None or near.components.checksum is not None
@@ -181,17 +181,17 @@ def _unknown(operation: Change, made: Iterable[Table], lost: Lost) -> Iterator[s
         yield UNKNOWN_CHECKSUM
 
 
-def _retained(operation: Change, lost: Lost) -> int | None:
-    giving_up = (Change.VACUUM, Change.PURGE)
-    if operation not in giving_up:
+def _retained(operation: SnapshotOperation, lost: Lost) -> int | None:
+    expiring = (SnapshotOperation.VACUUM, SnapshotOperation.PURGE)
+    if operation not in expiring:
         return None if lost.parent is None else lost.parent.retained_from
-    if lost.child is None or lost.child.operation in giving_up:
-        raise CannotRebuild("which snapshots it gave up is not known")
+    if lost.child is None or lost.child.operation in expiring:
+        raise CannotRebuild("which snapshots it expired is not known")
     return lost.child.retained_from
 
 
 def _seen(made: Iterable[Table]) -> tuple[datetime | None, datetime | None]:
-    """The bounds that the writers saw, over all files."""
+    """Return the smallest `first_seen` and the largest `last_seen` over all files, from their column bounds."""
     columns = [file.columns for table in made for file in table.files]
     first = [column["first_seen"].min for column in columns if "first_seen" in column]
     last = [column["last_seen"].max for column in columns if "last_seen" in column]

@@ -1,18 +1,19 @@
-"""Repair: what one part of a dataset has lost, made whole from the others.
+"""Repair a dataset: restore what one part of it has lost from the other parts.
 
-| lost or wrong                        | made again from                                                    |
+| lost or wrong                        | restored from                                                      |
 |--------------------------------------|--------------------------------------------------------------------|
 | a record, or the recorded head       | the manifests, where parent and child agree on them                |
-| a manifest                           | its record, its neighbours and the Delta log (`rebuild_manifest`)  |
-| a record of expiry                   | the manifest: what is there, where nothing was given up, is kept   |
-| a snapshot that waits to be recorded | its manifest, as the next one who publishes would do it            |
+| a manifest                           | its record, its neighbours and the Delta log (`rebuild_manifest`)   |
+| a record of expiry                   | the manifest: one that is there and was never expired is kept      |
+| a snapshot that waits to be recorded | its manifest, as the next publisher would do it                    |
 | counts of the journal's head         | its batches                                                        |
 | the configuration                    | the newest former one of the same dataset                          |
 | mirrors of what SQL decides          | SQL                                                                |
-| the index of the archive             | its records; a record that is lost is put again from the index     |
+| the index of the archive             | its record files; a lost record file is written from the index     |
 | bytes that are counted for texts     | the texts in the archive                                           |
 
-Nothing else is: rows, data files and Delta logs are not made up. What is written over is kept below `versions/`.
+Nothing else is repaired: rows, data files and Delta logs are never invented. Overwritten documents are kept below
+`versions/`.
 """
 
 from collections.abc import Callable, Set
@@ -21,8 +22,8 @@ import orjson
 import structlog
 from sqlalchemy import insert, select, update
 
-from tarn.coordination import layout_mirrors as mirrors
-from tarn.datasets import registry as datasets
+from tarn.coordination import layout_mirrors
+from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal_head, snapshot_heads, snapshots
@@ -62,12 +63,12 @@ def repair(
     kinds: Set[FindingKind],
     report: Report,
 ) -> None:
-    """Repair what can be, of these kinds. Every step looks again before it writes.
+    """Repair findings of these kinds where possible. Every step checks again before it writes.
 
-    Raises Locked while another holder works on the dataset, and LockLost if one took over.
+    Raises Locked while another owner holds the dataset's lease, and LockLost if another owner took it meanwhile.
     """
-    if kinds & CONFIG and datasets.restore_configuration(database, store, dataset):
-        log.warning("a configuration is put back", dataset=dataset.name)
+    if kinds & CONFIG and registry.restore_configuration(database, store, dataset):
+        log.warning("restored the configuration of a dataset", dataset=dataset.name)
     if kinds & (RECORDS | MANIFESTS):
         leases = Leases(database, store, owner, settings.lease_seconds)
         lease = leases.take(dataset)
@@ -86,7 +87,7 @@ def repair(
 
 
 class _HistoryRepair:
-    """The repair of a history, under its lease."""
+    """Repairs the history of a dataset, under its lease."""
 
     def __init__(
         self,
@@ -105,12 +106,12 @@ class _HistoryRepair:
         self._report = report
 
     def run(self) -> None:
-        self._mend_records()
-        self._mend_head()
-        self._mend_expiry()
-        self._mend_manifests()
+        self._repair_records()
+        self._repair_head()
+        self._repair_expiry()
+        self._repair_manifests()
 
-    def _look(self) -> tuple[RecordedHistory, History]:
+    def _read_history(self) -> tuple[RecordedHistory, History]:
         self._report(None)
         self._renew()
         with self._database.read() as connection:
@@ -119,9 +120,9 @@ class _HistoryRepair:
 
     # SQL
 
-    def _mend_records(self) -> None:
-        """Record what manifests say of themselves, where those around them bear them out."""
-        state, history = self._look()
+    def _repair_records(self) -> None:
+        """Write records from manifests, where their parent and child confirm them."""
+        state, history = self._read_history()
         first, last = history.bounds()
         before = state.id_of(first - 1)
         for seq in range(first, last + 1):
@@ -143,11 +144,11 @@ class _HistoryRepair:
                 .values(**key, **values)
                 .on_conflict_do_update(index_elements=["dataset_id", "seq"], set_=values)
             )
-        log.warning("a snapshot is recorded again", dataset=self._dataset.name, seq=manifest.seq)
+        log.warning("restored the record of a snapshot", dataset=self._dataset.name, seq=manifest.seq)
 
-    def _mend_head(self) -> None:
-        """Make the newest recorded snapshot the head, if its manifest is there."""
-        state, history = self._look()
+    def _repair_head(self) -> None:
+        """Make the newest recorded snapshot the head, if its manifest exists."""
+        state, history = self._read_history()
         head, newest = state.head, max(state.kept, default=None)
         if newest is None or (head is not None and head.seq > newest):
             return
@@ -162,16 +163,16 @@ class _HistoryRepair:
                 own = (snapshot_heads.c.dataset_id == self._dataset.id, snapshot_heads.c.seq == head.seq)
                 connection.execute(update(snapshot_heads).where(*own).values(**values))
 
-    def _mend_expiry(self) -> None:
-        """Keep what is there, and what no snapshot has given up."""
-        state, history = self._look()
+    def _repair_expiry(self) -> None:
+        """Mark snapshots as kept whose manifests exist and which no snapshot expired."""
+        state, history = self._read_history()
         head = None if state.head is None else history.own(state.head.seq)
         if head is None:
             return
         wrong = [seq for seq in state.misplaced if history.own(seq) is not None]
-        if state.gone is not None:
-            since = max(head.retained_from or state.gone.first, state.gone.first)
-            wrong += [seq for seq in range(since, state.gone.last + 1) if history.own(seq) is not None]
+        if state.expired_range is not None:
+            since = max(head.retained_from or state.expired_range.first, state.expired_range.first)
+            wrong += [seq for seq in range(since, state.expired_range.last + 1) if history.own(seq) is not None]
         if not wrong:
             return
         with self._database.write() as connection:
@@ -183,9 +184,9 @@ class _HistoryRepair:
 
     # Manifests
 
-    def _mend_manifests(self) -> None:
-        """Make lost manifests again, the oldest first, so that each has its parent's to stand on."""
-        state, history = self._look()
+    def _repair_manifests(self) -> None:
+        """Rebuild lost manifests, the oldest first, so that the parent of each is available."""
+        state, history = self._read_history()
         first, last = history.bounds()
         with row_checks.opened(self._store, self._settings) as duck:
             rows = SnapshotRows(duck, self._store, self._dataset)
@@ -195,7 +196,7 @@ class _HistoryRepair:
                 if manifest is not None and (record is None or manifest.id in (record.id, history.witness(seq))):
                     parent = manifest
                     continue
-                is_first = seq == first and state.gone is None
+                is_first = seq == first and state.expired_range is None
                 if record is None or (parent is None and not is_first):
                     parent = None
                     continue
@@ -206,20 +207,22 @@ class _HistoryRepair:
     def _rebuild(self, rows: SnapshotRows, lost: Lost) -> Snapshot | None:
         path = self._dataset.layout.snapshot(lost.record.seq)
         try:
-            made = rebuild(self._store, rows, self._dataset, lost)
+            manifest = rebuild(self._store, rows, self._dataset, lost)
         except CannotRebuild as why:
-            log.warning("a manifest stays lost", dataset=self._dataset.name, seq=lost.record.seq, why=str(why))
+            log.warning("cannot rebuild a lost manifest", dataset=self._dataset.name, seq=lost.record.seq, why=str(why))
             return None
         self._report(None)
         self._renew()
         if not is_kept(self._database, self._dataset, lost.record.seq):
             return None
         if self._store.head(path) is None:
-            self._store.put_new(path, made.to_json())
+            self._store.put_new(path, manifest.to_json())
         else:
-            versions.replace(self._store, path, self._dataset.layout.versions, made.to_json(), now(), self._renew)
-        log.warning("a manifest is made again", dataset=self._dataset.name, seq=lost.record.seq, unknown=made.rebuilt)
-        return made
+            versions.replace(self._store, path, self._dataset.layout.versions, manifest.to_json(), now(), self._renew)
+        log.warning(
+            "rebuilt a lost manifest", dataset=self._dataset.name, seq=lost.record.seq, unknown=manifest.rebuilt
+        )
+        return manifest
 
 
 def _record(manifest: Snapshot) -> SnapshotRecord:
@@ -227,7 +230,7 @@ def _record(manifest: Snapshot) -> SnapshotRecord:
 
 
 def recount(database: Database, dataset: Dataset) -> None:
-    """Count again what waits in the journal, while nobody can add to it."""
+    """Recompute the counts of unflushed rows in the journal's head, while its row is locked."""
     own = journal_head.c.dataset_id == dataset.id
     with database.write() as connection:
         connection.execute(select(journal_head.c.dataset_id).where(own).with_for_update())
@@ -236,7 +239,7 @@ def recount(database: Database, dataset: Dataset) -> None:
 
 
 def _show(database: Database, store: Store, dataset: Dataset) -> None:
-    """Show head, refs, tags, locks and queue items as SQL has them."""
+    """Rewrite the mirrors of head, refs, tags, locks and queue items from SQL."""
     with database.read() as connection:
         state = recorded(connection, dataset)
     if state.head is not None and state.head.id is not None:
@@ -250,4 +253,4 @@ def _show(database: Database, store: Store, dataset: Dataset) -> None:
             refs.mirror(store, dataset, ref.name, ref)
         else:
             store.delete([path])
-    mirrors.repair(database, store, dataset)
+    layout_mirrors.repair(database, store, dataset)

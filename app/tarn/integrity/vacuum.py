@@ -1,13 +1,13 @@
-"""Vacuum: snapshots that are past their time are given up, and what nothing needs any more is deleted.
+"""Vacuum: expire snapshots that are past their retention, and delete the files that nothing needs any more.
 
 Why nothing is lost:
-- Deleted is only what was listed before the vacuum's snapshot was published. What is built on that snapshot, or later,
-  writes files of its own; what was built before does not hold after it (`app/tarn/lake/commit.py`). So nobody can come
-  to name a listed file that no snapshot names now.
-- Running reads are asked for after the publication, when nobody can begin to read what is given up
+- Only files that were listed before the vacuum's snapshot was published are deleted. A build on that snapshot or a
+  later one writes new files; a build on an earlier one does not apply after it (`app/tarn/lake/commit.py`). So no
+  future snapshot can name a listed file that no snapshot names now.
+- Running reads are collected after the publication, when no read can begin on an expired snapshot
   (`app/tarn/lake/active_readers.py`).
-- A manifest is deleted only below where history begins, and once nobody reads what it names. So a vacuum that dies
-  leaves files that nothing names, and manifests below the tail; the next one deletes them.
+- A manifest is deleted only below where history begins, and once no read needs what it names. So a vacuum that dies
+  leaves files that nothing names, and manifests of expired snapshots; the next vacuum deletes them.
 """
 
 import re
@@ -19,23 +19,23 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import DELETE_BATCH, Dataset
 from tarn.db.engine import Database
 from tarn.errors import ManifestInvalid, SnapshotConflict
 from tarn.integrity.archive_vacuum import Collector
 from tarn.journal.expiry import sweep
-from tarn.lake import active_readers as readers
-from tarn.lake import retention, snapshots
-from tarn.lake.commit import TABLES, Build, HeadMoved, Reached, SnapshotPublisher
+from tarn.lake import active_readers, retention, snapshots
+from tarn.lake.commit import TABLES, Build, HeadMoved, SnapshotPublisher, StepCallback
 from tarn.lake.delta_logs import DeltaLogs
 from tarn.lake.delta_tables import CHECKPOINT_EVERY
 from tarn.lake.retention import HistoryStart, Keep
 from tarn.model.cancellation import checked
 from tarn.model.dataset import DatasetConfig
 from tarn.model.ids import new_id, now, parse_stamp
-from tarn.model.job import MadeSnapshot, Progress, Report, Unneeded, VacuumOptions, VacuumResult
-from tarn.model.snapshot import Change, Head, Snapshot
+from tarn.model.job import DeletedFile, MadeSnapshot, Progress, Report, VacuumOptions, VacuumResult
+from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.settings import Settings
 from tarn.storage.store import Entry, Store
 from tarn.storage.store_clock import store_time
@@ -47,20 +47,20 @@ Item = TypeVar("Item")
 MANIFEST = re.compile(r"/(\d{12,})\.json$")
 
 TRIES = 5
-"""Heads that may move away under a vacuum that is ready to publish, which takes it milliseconds."""
+"""Attempts to publish before giving up because the head keeps moving. Publishing takes milliseconds."""
 
 READERS = 8
-"""Manifests that are read at once."""
+"""Manifests that are read concurrently."""
 
 READ_BETWEEN = 64
-"""Manifests that are read between two reports."""
+"""Manifests that are read between two progress reports."""
 
 SHOWN = 1000
-"""Files that a result names."""
+"""Files that a result lists."""
 
 
 class Manifest(NamedTuple):
-    """A manifest that was listed, part of history or not."""
+    """A manifest in the storage listing, part of history or not."""
 
     seq: int
     entry: Entry
@@ -68,7 +68,7 @@ class Manifest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StorageListing:
-    """What there was before the vacuum's snapshot."""
+    """The storage listing from before the vacuum's snapshot."""
 
     data: dict[str, Entry]
     """Data files that are old enough, by path."""
@@ -77,21 +77,21 @@ class StorageListing:
 
 @dataclass(slots=True)
 class VacuumOutcome:
-    """What was deleted; in a dry run, what would be."""
+    """The deleted files; in a dry run, those that would be deleted."""
 
     files: int = 0
     size: int = 0
-    first: list[Unneeded] = field(default_factory=list)
+    first: list[DeletedFile] = field(default_factory=list)
 
     def add(self, entries: Sequence[Entry]) -> None:
         self.files += len(entries)
         self.size += sum(entry.size for entry in entries)
         room = SHOWN - len(self.first)
-        self.first += [Unneeded(path=entry.path, size=entry.size) for entry in entries[:room]]
+        self.first += [DeletedFile(path=entry.path, size=entry.size) for entry in entries[:room]]
 
 
 class Vacuum:
-    """Vacuums datasets, one at a time."""
+    """Vacuum of datasets, one at a time."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Vacuum:
         store: Store,
         settings: Settings,
         publisher: SnapshotPublisher,
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
     ) -> None:
         self._database = database
         self._store = store
@@ -112,20 +112,20 @@ class Vacuum:
     def run(
         self, dataset: Dataset, options: VacuumOptions, report: Report, keep_from: int | None = None
     ) -> VacuumResult:
-        """Give up what is past its time and delete what nothing needs. Run again after a crash, it finishes.
+        """Expire what is past its retention, and delete what nothing needs. Safe to repeat after a crash.
 
         1. list     data files that are old enough, and manifests
-        2. decide   where history is to begin; if nothing is given up and no file is unneeded, nothing is published
-        3. publish  a snapshot that says where history begins: what was built before it does not hold after it
-        4. wait     until every API process has told what it reads
-        5. delete   data files, manifests, entries of Delta logs, former versions of documents; files of the archive
-                    that are not needed (`app/tarn/integrity/archive_vacuum.py`); stages left alone
+        2. decide   where history is to begin; if nothing expires and no file is unneeded, nothing is published
+        3. publish  a snapshot that states where history begins: builds on an earlier snapshot do not apply after it
+        4. wait     until every API process has reported what it reads
+        5. delete   data files, manifests, entries of Delta logs, former versions of documents, unneeded files of the
+                    archive (`app/tarn/integrity/archive_vacuum.py`) and abandoned stages
 
-        With `keep_from`, every snapshot below that number is given up, and what nothing needs is deleted whatever its
-        age. Raises DatasetNotFound, Locked, SnapshotConflict, ManifestInvalid (a kept snapshot that cannot be read
-        names files that nobody knows), and what `report` raises.
+        With `keep_from`, every snapshot below that number expires, and unneeded files are deleted whatever their age.
+        Raises DatasetNotFound, Locked, SnapshotConflict, ManifestInvalid (without its manifest the files of a kept
+        snapshot are unknown), and what `report` raises.
         """
-        config, _ = datasets.read(self._store, dataset)
+        config, _ = registry.read(self._store, dataset)
         keep = retention.PRESENT if keep_from is not None else Keep.of(config.policy.retention, options)
         listed = self.listed(dataset, keep.unnamed_hours)
         self._reached("listed")
@@ -142,7 +142,7 @@ class Vacuum:
         return self._finished(dataset, keep, listed, unnamed, made, tail, options.dry_run, report)
 
     def listed(self, dataset: Dataset, hours: float) -> StorageListing:
-        """Data files of both tables that are older than so many hours by the store's own clock, and all manifests."""
+        """List the data files of both tables older than so many hours by the store's clock, and all manifests."""
         past = retention.before(store_time(self._store), hours)
         data: dict[str, Entry] = {}
         for folder in (dataset.layout.statements, dataset.layout.translog):
@@ -155,7 +155,7 @@ class Vacuum:
 
     def _decided(self, dataset: Dataset, keep: Keep, keep_from: int | None) -> tuple[Head, HistoryStart]:
         with self._database.read() as connection:
-            head = snapshots.recorded(connection, dataset)
+            head = recorded_head(connection, dataset)
             tail = retention.history_start(connection, dataset, keep, now())
             if tail is None:
                 return head, HistoryStart(head.seq + 1, head.seq + 1)
@@ -165,9 +165,9 @@ class Vacuum:
         return head, tail
 
     def _unnamed(self, dataset: Dataset, listed: StorageListing, kept: range, report: Report) -> dict[str, Entry]:
-        """The listed data files that none of these snapshots names."""
+        """Return the listed data files that none of these snapshots names."""
         left = dict(listed.data)
-        # The newest and the oldest name most of what there is: as a rule nothing is left for those between.
+        # The newest and the oldest name most files: usually nothing is left for those in between.
         ends = [*kept[-1:], *kept[:1]]
         for some in [ends, *_some(kept[1:-1], READ_BETWEEN)]:
             if not left:
@@ -181,13 +181,13 @@ class Vacuum:
         return {path: entry for path, entry in left.items() if path not in named}
 
     def _files(self, dataset: Dataset, seqs: Iterable[int]) -> set[str]:
-        """The data files that snapshots name. Raises ManifestInvalid for one that is kept and cannot be read."""
+        """Return the data files that snapshots name. Raises ManifestInvalid for a kept one that cannot be read."""
 
         def named(seq: int) -> list[str]:
             try:
                 return [*_paths(dataset, snapshots.read(self._store, dataset, seq))]
             except ManifestInvalid:
-                # Another vacuum may have given it up meanwhile.
+                # Another vacuum may have expired it meanwhile.
                 if self._is_history(dataset, seq):
                     raise
                 return []
@@ -197,23 +197,23 @@ class Vacuum:
 
     def _is_history(self, dataset: Dataset, seq: int) -> bool:
         with self._database.read() as connection:
-            snapshots.recorded(connection, dataset)
+            recorded_head(connection, dataset)
             first = retention.first_kept(connection, dataset)
         return first is not None and seq >= first
 
     def _is_any_free(
         self, dataset: Dataset, listed: StorageListing, unnamed: dict[str, Entry], first: int, report: Report
     ) -> bool:
-        """Whether any file could be deleted: those that wait for a running read are no reason for a snapshot."""
+        """Return whether any file can be deleted: files held by running reads are no reason to publish a snapshot."""
 
         def free(oldest_read: int | None) -> bool:
             return not unnamed.keys() <= self._held(dataset, listed, first, oldest_read)
 
         if not unnamed:
             return False
-        # What was told last may be over by now.
-        return free(readers.oldest_reported(self._database, dataset)) or free(
-            readers.oldest_running(self._database, self._settings, dataset, report)
+        # The reads in the latest reports may have ended by now.
+        return free(active_readers.oldest_reported(self._database, dataset)) or free(
+            active_readers.oldest_running(self._database, self._settings, dataset, report)
         )
 
     # Step 3
@@ -222,11 +222,11 @@ class Vacuum:
         identity = new_id()
         for _ in range(TRIES):
             with self._database.read() as connection:
-                base = snapshots.recorded(connection, dataset)
+                base = recorded_head(connection, dataset)
                 first = retention.first_kept(connection, dataset)
             build = Build(
                 dataset=dataset,
-                operation=Change.VACUUM,
+                operation=SnapshotOperation.VACUUM,
                 id=identity,
                 base=base,
                 segment=None,
@@ -238,9 +238,11 @@ class Vacuum:
             try:
                 return self._publisher.publish(build)
             except HeadMoved:
-                log.info("the head moved away under a vacuum", dataset=dataset.name)
+                log.info("the head changed during a vacuum; trying again", dataset=dataset.name)
         raise SnapshotConflict(
-            f"{TRIES} tries to vacuum {dataset.name!r} lost to other writers", expected=base.id, head=None
+            f"all {TRIES} attempts to publish the vacuum of {dataset.name!r} lost to other writers; retry",
+            expected=base.id,
+            head=None,
         )
 
     # Steps 4 and 5
@@ -256,13 +258,13 @@ class Vacuum:
         dry_run: bool,
         report: Report,
     ) -> VacuumResult:
-        first, oldest_read = tail.then, readers.oldest_reported(self._database, dataset)
+        first, oldest_read = tail.then, active_readers.oldest_reported(self._database, dataset)
         if not dry_run:
             first = self._first(dataset)
-            # A ref may have been set since: then less is given up.
+            # A ref may have been set since: then fewer snapshots expire.
             unnamed = self._without(dataset, unnamed, range(first, tail.then))
             if made is not None or any(manifest.seq < first for manifest in listed.manifests):
-                oldest_read = readers.oldest_running(self._database, self._settings, dataset, report)
+                oldest_read = active_readers.oldest_running(self._database, self._settings, dataset, report)
                 self._reached("told")
         held = self._held(dataset, listed, first, oldest_read)
         low = first if oldest_read is None else min(first, oldest_read)
@@ -271,8 +273,8 @@ class Vacuum:
         free = [entry for path, entry in unnamed.items() if path not in held] if made is not None or dry_run else []
         delete("data", free)
         delete("manifests", [manifest.entry for manifest in listed.manifests if manifest.seq < low])
-        for step, found in self._rest(dataset, keep, tail.then if dry_run else None, low):
-            delete(step, found)
+        for step, entries in self._rest(dataset, keep, tail.then if dry_run else None, low):
+            delete(step, entries)
         past = retention.before(store_time(self._store), keep.unnamed_hours)
         for gone in self._collector.run(dataset, past, dry_run):
             report(Progress(done=done.files, unit="files"))
@@ -293,38 +295,40 @@ class Vacuum:
         )
 
     def _first(self, dataset: Dataset) -> int:
-        """Where history begins: before the next snapshot, if there is none."""
+        """Return the oldest kept snapshot, or the number of the next one if there is none."""
         with self._database.read() as connection:
-            head = snapshots.recorded(connection, dataset)
+            head = recorded_head(connection, dataset)
             first = retention.first_kept(connection, dataset)
         return head.seq + 1 if first is None else first
 
     def _held(self, dataset: Dataset, listed: StorageListing, first: int, oldest_read: int | None) -> set[str]:
-        """Files of snapshots that are given up, and still read by somebody who began before."""
+        """Return the files of expired snapshots that running reads still need."""
         if oldest_read is None:
             return set()
         return self._files(dataset, [one.seq for one in listed.manifests if oldest_read <= one.seq < first])
 
     def _rest(self, dataset: Dataset, keep: Keep, tried: int | None, low: int) -> Iterator[tuple[str, list[Entry]]]:
-        """What there is besides data: entries of Delta logs below what snapshots pin, and old versions of documents.
+        """Yield what else can be deleted: entries of Delta logs below what snapshots pin, and old document versions.
 
-        With `tried`, as if history began there. A log is left whole while anybody reads below where history begins: a
-        backup copies what opens the tables there, too.
+        With `tried`, as if history began there. A log is left untouched while any read is below where history begins: a
+        backup also copies what opens the tables there.
         """
         oldest = self._oldest(dataset, tried)
-        # A log's entries hold bounds of files, and so some of what is to be forgotten at once.
+        # Log entries contain bounds of files, and so some of the values that must be erased immediately.
         within = 1 if keep.erases else CHECKPOINT_EVERY
         if oldest is not None and low >= oldest.seq:
             for table in TABLES:
-                found = self._logs.superfluous(dataset, table, oldest.table(table), change=tried is None, within=within)
-                yield f"{table} log", found
+                entries = self._logs.unneeded_entries(
+                    dataset, table, oldest.table(table), change=tried is None, checkpoint_every=within
+                )
+                yield f"{table} log", entries
         yield "versions", self._old_versions(dataset, keep)
 
     def _oldest(self, dataset: Dataset, tried: int | None) -> Snapshot | None:
-        """The oldest snapshot that is kept; None: there is none."""
+        """Return the oldest kept snapshot, or None if there is none."""
         while True:
             with self._database.read() as connection:
-                head = snapshots.recorded(connection, dataset)
+                head = recorded_head(connection, dataset)
                 first = retention.first_kept(connection, dataset)
             if first is None:
                 return None
@@ -332,12 +336,12 @@ class Vacuum:
             try:
                 return snapshots.read(self._store, dataset, seq)
             except ManifestInvalid:
-                # Another vacuum may have given it up meanwhile.
+                # Another vacuum may have expired it meanwhile.
                 if self._is_history(dataset, seq):
                     raise
 
     def _old_versions(self, dataset: Dataset, keep: Keep) -> list[Entry]:
-        """Former contents of documents: of each, what the rule for snapshots gives up."""
+        """Return the former versions of documents that expire by the retention rule for snapshots."""
         of_name: dict[str, list[tuple[datetime, Entry]]] = {}
         for entry in checked(self._store.list(dataset.layout.versions.folder)):
             written, name = entry.path.split("/")[-2:]
@@ -346,18 +350,18 @@ class Vacuum:
             except ValueError:
                 continue
         old: list[Entry] = []
-        for found in of_name.values():
-            found.sort(key=lambda one: one[0])
-            given_up = keep.given_up([moment for moment, _ in found], now())
-            old += [entry for _, entry in found[:given_up]]
+        for dated in of_name.values():
+            dated.sort(key=lambda one: one[0])
+            expired = keep.expired_count([moment for moment, _ in dated], now())
+            old += [entry for _, entry in dated[:expired]]
         return old
 
     def _deleting(
         self, dataset: Dataset, done: VacuumOutcome, report: Report, dry_run: bool
     ) -> Callable[[str, list[Entry]], None]:
-        """How things are deleted: some at a time, each time only if the dataset and the job are still there.
+        """Return a function that deletes objects in batches, each only if the dataset and the job still exist.
 
-        A log's entries have the same names in the next dataset of this name.
+        Otherwise it could delete a new dataset's files: log entries have the same names in a dataset of the same name.
         """
 
         def delete(step: str, entries: list[Entry]) -> None:
@@ -365,7 +369,7 @@ class Vacuum:
                 if not dry_run:
                     report(Progress(done=done.files, unit="files"))
                     with self._database.read() as connection:
-                        snapshots.recorded(connection, dataset)
+                        recorded_head(connection, dataset)
                     self._reached(f"deleting {step}")
                     self._store.delete([entry.path for entry in some])
                 done.add(some)

@@ -1,9 +1,9 @@
-"""Verify: whether a dataset is what it says it is. An fsck, while ingest, flush and vacuum go on.
+"""Verify the consistency of a dataset (an fsck), while ingest, flush and vacuum continue.
 
-What SQL says is taken in one moment, and manifests and files never change. So what is found against them is true, but
-for two things that others may be doing meanwhile, and for which it looks a second time: a vacuum gives up the oldest
-snapshots and takes their files; whoever holds the lease puts logs and a manifest ahead of the head, and then the head
-after them.
+SQL is read in one transaction, and manifests and data files never change. So a mismatch is real, except for two
+concurrent activities, for which the checks look a second time:
+- a vacuum expires the oldest snapshots and deletes their files;
+- a lease holder writes Delta logs and a manifest ahead of the head, and then moves the head.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from tarn.storage.store import Store
 
 
 class Checked(NamedTuple):
-    """What was looked at, and what was found."""
+    """What was checked, and the findings."""
 
     snapshots: int
     files: int
@@ -50,10 +50,10 @@ def verify(
     options: VerifyOptions,
     report: Report,
 ) -> VerifyResult:
-    """Look a dataset over; repair what can be repaired from the rest, if that is asked for, and look again.
+    """Check a dataset; with `options.repair`, repair what can be derived from the rest, and check again.
 
-    Problems are findings, not errors. Raises DatasetNotFound for one that is being deleted, Unavailable while storage
-    or database are away, and Locked if somebody else works on what is to be repaired.
+    Problems are findings, not errors. Raises DatasetNotFound if the dataset is being deleted, Unavailable if storage
+    or database do not respond, and Locked if another owner holds the lease that a repair needs.
     """
     looked = _look(database, store, settings, dataset, report)
     repaired: list[Finding] = []
@@ -79,7 +79,7 @@ def verify(
 
 
 def _is_in(finding: Finding, looked: Checked) -> bool:
-    """Whether it is found again, of the same file or, without one, in the same words."""
+    """Return whether the same finding was made again: same kind and path, or same detail if it has no path."""
     return any(
         (finding.kind, finding.path or finding.detail) == (other.kind, other.path or other.detail)
         for other in looked.found.first
@@ -96,13 +96,13 @@ def _look(database: Database, store: Store, settings: Settings, dataset: Dataset
     seen = _Seen(dataset, state)
     head = History(database, store, dataset, state, found, seen.add).check()
     if last_commit is not None and seen.last_commit > last_commit:
-        detail = f"a snapshot holds the commit {seen.last_commit}, and {last_commit} was the last one given out"
+        detail = f"a snapshot contains commit {seen.last_commit}, but the last assigned number is {last_commit}"
         found.add(FindingKind.COMMIT_NUMBERS, detail)
     broken = file_checks.check(database, store, dataset, seen.named, found, report)
     report(None)
     delta_checks.check_pinned(database, store, dataset, seen.pinned(), found)
     if (0 if seen.newest is None else seen.newest.seq) == max(state.records, default=0):
-        delta_checks.check_ahead(database, store, dataset, state.holder, seen.newest, found)
+        delta_checks.check_ahead(database, store, dataset, state.writer_state, seen.newest, found)
     if head is not None:
         with row_checks.opened(store, settings) as duck:
             rows = SnapshotRows(duck, store, dataset)
@@ -115,7 +115,7 @@ def _look(database: Database, store: Store, settings: Settings, dataset: Dataset
 
 
 class _Seen:
-    """What the manifests of a history name, gathered while they pass by: not all of them are held at once."""
+    """Collects what the manifests of a history name, one manifest at a time: they are not all held in memory."""
 
     def __init__(self, dataset: Dataset, state: RecordedHistory) -> None:
         self.named = ReferencedFiles(dataset)
@@ -136,6 +136,6 @@ class _Seen:
             self._between.append(snapshot)
 
     def pinned(self) -> Iterator[Snapshot]:
-        """The snapshots whose tables are opened: the oldest, the newest, and those that refs name."""
+        """Return the snapshots whose tables are opened: the oldest, the newest, and those that refs name."""
         chosen = {one.seq: one for one in (self._oldest, *self._between, self.newest) if one is not None}
         return iter(chosen.values())

@@ -1,4 +1,7 @@
-"""Batches: what one request writes, made visible whole or not at all."""
+"""Journal batches: the events of one request, committed atomically.
+
+A small batch is written in one transaction. A large one is opened, filled chunk by chunk, and committed or aborted.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,13 +13,12 @@ from sqlalchemy import Connection, delete, insert, select, update
 from tarn.access import audit, limits
 from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
-from tarn.db import idempotency as answers
+from tarn.db import idempotency
 from tarn.db.engine import Database
-from tarn.db.idempotency import IdempotencyKey
+from tarn.db.idempotency import IdempotencyKey, IdempotencyRace
 from tarn.db.tables import journal, journal_batches
 from tarn.errors import StageClosed
-from tarn.journal import batch_contents as contents
-from tarn.journal import head as heads
+from tarn.journal import batch_contents, head
 from tarn.journal.event_buffer import Chunk
 from tarn.journal.formats.counting import require_equal
 from tarn.model.ids import new_id, now
@@ -24,16 +26,12 @@ from tarn.model.names import TenantName
 from tarn.settings import Settings
 
 OPEN, STAGED, COMMITTED, ABORTED, DONE = "open", "staged", "committed", "aborted", "done"
-"""A batch is done when a snapshot holds it; its rows are deleted soon after."""
-
-
-class Overtaken(Exception):
-    """Another request with the same idempotency key got between our look and our write: look again."""
+"""States of a batch. It is done when a snapshot holds it; its rows are deleted soon after."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """Whose events these are, and what the request is answered with, besides the commit number."""
+    """A batch to write: its dataset, tenant and origin, and the response of its request without the commit number."""
 
     dataset: Dataset
     tenant: TenantName
@@ -42,28 +40,28 @@ class Batch:
     stage: int | None = None
     once: IdempotencyKey | None = None
     rows: int | None = None
-    """Events that the reader of its body gave, where there is one: as many must be in the batch when it commits."""
+    """Number of events that the body's parser produced, if it has one; checked against the batch at commit."""
     answer: dict[str, Any] = field(default_factory=dict)
 
 
 class BatchOutcome(NamedTuple):
-    """The answer to a request, made now or replayed."""
+    """The response to a request, new or replayed by its idempotency key."""
 
     answer: dict[str, Any]
     replayed: bool = False
 
 
 class BatchWithEvents(NamedTuple):
-    """A batch with its events, on its way into a transaction."""
+    """A batch with its events, to be written in one transaction."""
 
     batch: Batch
     events: Chunk
 
 
 def write_small(connection: Connection, settings: Settings, group: list[BatchWithEvents]) -> list[BatchOutcome]:
-    """Write small batches whole, all in the caller's one transaction.
+    """Write small batches, all in the caller's transaction.
 
-    Raises Overtaken, or the error of any one of them: then none is written, and the caller tries them singly.
+    Raises IdempotencyRace, or the error of any one batch: then none is written, and the caller retries them one by one.
     """
     for batch, events in group:
         require_equal(len(events), batch.rows, "rows are in the batch", "were read")
@@ -72,15 +70,15 @@ def write_small(connection: Connection, settings: Settings, group: list[BatchWit
     fresh = [sized for sized, replayed in zip(group, replays, strict=True) if replayed is None]
     keys = [(batch.tenant, batch.once.key) for batch, _ in fresh if batch.once is not None]
     if len(keys) > len(set(keys)):
-        raise Overtaken
+        raise IdempotencyRace
     _reserve(connection, settings, fresh)
     commits = iter(_write(connection, settings, fresh, moment))
     outcomes = [BatchOutcome(sized.batch.answer | {"commit": next(commits)}) for sized in fresh]
     for sized, outcome in zip(fresh, outcomes, strict=True):
         remember(connection, sized.batch, outcome)
     audit.done_all(connection, [(batch.act, _detail(batch, len(events))) for batch, events in fresh])
-    made = iter(outcomes)
-    return [next(made) if replayed is None else replayed for replayed in replays]
+    new_outcomes = iter(outcomes)
+    return [next(new_outcomes) if replayed is None else replayed for replayed in replays]
 
 
 def _reserve(connection: Connection, settings: Settings, fresh: list[BatchWithEvents]) -> None:
@@ -94,7 +92,7 @@ def _reserve(connection: Connection, settings: Settings, fresh: list[BatchWithEv
 def _write(
     connection: Connection, settings: Settings, fresh: list[BatchWithEvents], moment: datetime
 ) -> list[int | None]:
-    """Rows and batch rows, with commit numbers where there is no stage to wait for."""
+    """Insert batches and their events; return the commit number of each, None for a batch of a stage."""
     by_dataset: dict[str, list[int]] = defaultdict(list)
     for number, (batch, _) in enumerate(fresh):
         if batch.stage is None:
@@ -105,9 +103,9 @@ def _write(
     for dataset_id in sorted(by_dataset):
         numbers = by_dataset[dataset_id]
         dataset = fresh[numbers[0]].batch.dataset
-        more = heads.AddedSize.of(fresh[number].events for number in numbers)
-        taken = heads.take(connection, dataset, len(numbers), more, moment, within=settings)
-        stamps |= {number: (taken.first + place, taken.segment) for place, number in enumerate(numbers)}
+        more = head.AddedSize.of(fresh[number].events for number in numbers)
+        commits = head.take(connection, dataset, len(numbers), more, moment, within=settings)
+        stamps |= {number: (commits.first + position, commits.segment) for position, number in enumerate(numbers)}
     uids = [new_id() for _ in fresh]
     values = [
         _row(uid, batch, settings, moment)
@@ -123,10 +121,10 @@ def _write(
         for number, (uid, (batch, events)) in enumerate(zip(uids, fresh, strict=True))
     ]
     if values:
-        made = connection.execute(
+        inserted = connection.execute(
             insert(journal_batches).returning(journal_batches.c.uid, journal_batches.c.id), values
         )
-        ids = {row.uid: row.id for row in made}
+        ids = {row.uid: row.id for row in inserted}
         rows_of = [row for uid, (_, events) in zip(uids, fresh, strict=True) for row in events.rows(ids[uid])]
         if rows_of:
             connection.execute(insert(journal), rows_of)
@@ -137,13 +135,13 @@ def _write(
 
 
 def open_large(database: Database, settings: Settings, batch: Batch, first: Chunk) -> int:
-    """Make a batch that is filled in many transactions; until it commits nobody sees its rows.
+    """Create a batch that is filled in many transactions and return its id; its rows are invisible until it commits.
 
-    Its first chunk is counted at once. Raises Backpressure, QuotaExceeded, StageClosed.
+    Counts its first chunk towards the quota. Raises Backpressure, QuotaExceeded, StageClosed.
     """
     moment = now()
     with database.write() as connection:
-        heads.check_pressure(connection, batch.dataset, settings)
+        head.check_pressure(connection, batch.dataset, settings)
         limits.reserve(connection, batch.tenant, settings, statements=first.statements)
         if batch.stage is not None:
             hold_stage(connection, settings, batch.stage)
@@ -154,14 +152,17 @@ def open_large(database: Database, settings: Settings, batch: Batch, first: Chun
             "size": first.size,
             "reserved": first.statements,
         }
-        made: int = connection.execute(
+        batch_id: int = connection.execute(
             insert(journal_batches).values(**values).returning(journal_batches.c.id)
         ).scalar_one()
-    return made
+    return batch_id
 
 
 def count_chunk(database: Database, settings: Settings, batch: Batch, batch_id: int, events: Chunk) -> None:
-    """Take a chunk's statements from the quota, in the batch's name. Raises QuotaExceeded, StageClosed."""
+    """Reserve quota for a chunk, add its counts to the batch, and renew the batch's expiry.
+
+    Raises QuotaExceeded, StageClosed.
+    """
     with database.write() as connection:
         limits.reserve(connection, batch.tenant, settings, statements=events.statements)
         counted = connection.execute(
@@ -182,9 +183,9 @@ def count_chunk(database: Database, settings: Settings, batch: Batch, batch_id: 
 
 
 def commit_large(database: Database, settings: Settings, batch: Batch, batch_id: int) -> BatchOutcome:
-    """Make a large batch visible in one transaction, which writes one row of it, however many it has.
+    """Commit a large batch in one transaction, which updates one row regardless of the batch's size.
 
-    Raises Overtaken, and StageClosed if it expired meanwhile.
+    Raises IdempotencyRace, and StageClosed if it expired meanwhile.
     """
     moment = now()
     with database.write() as connection:
@@ -193,12 +194,12 @@ def commit_large(database: Database, settings: Settings, batch: Batch, batch_id:
         row = connection.execute(
             select(journal_batches.c.rows, journal_batches.c.size).where(journal_batches.c.id == batch_id)
         ).first()
-        more = heads.AddedSize(0, 0) if row is None else heads.AddedSize(row.rows, row.size)
+        more = head.AddedSize(0, 0) if row is None else head.AddedSize(row.rows, row.size)
         if row is not None:
             require_equal(row.rows, batch.rows, "rows are in the batch", "were read")
         if batch.stage is None:
-            taken = heads.take(connection, batch.dataset, 1, more, moment)
-            values: dict[str, Any] = {"state": COMMITTED, "commit": taken.first, "segment": taken.segment}
+            commits = head.take(connection, batch.dataset, 1, more, moment)
+            values: dict[str, Any] = {"state": COMMITTED, "commit": commits.first, "segment": commits.segment}
         else:
             hold_stage(connection, settings, batch.stage)
             values = {"state": STAGED}
@@ -216,17 +217,17 @@ def commit_large(database: Database, settings: Settings, batch: Batch, batch_id:
 
 
 def abort(database: Database, batch_id: int) -> None:
-    """End an open batch: its quota is given back at once, its rows go in small steps."""
+    """Abort an open batch: release its quota at once and delete its rows in short transactions."""
     with database.write() as connection:
         mark_aborted(connection, journal_batches.c.id == batch_id)
     purge(database, batch_id)
 
 
-def mark_aborted(connection: Connection, *which: Any) -> list[int]:
-    """Abort the open and staged batches that match, give their quota back, and return their ids."""
+def mark_aborted(connection: Connection, *conditions: Any) -> list[int]:
+    """Abort the matching open and staged batches, release their quota, and return their ids."""
     ended = connection.execute(
         update(journal_batches)
-        .where(journal_batches.c.state.in_((OPEN, STAGED)), *which)
+        .where(journal_batches.c.state.in_((OPEN, STAGED)), *conditions)
         .values(state=ABORTED)
         .returning(journal_batches.c.id, journal_batches.c.tenant, journal_batches.c.reserved)
     ).all()
@@ -236,18 +237,18 @@ def mark_aborted(connection: Connection, *which: Any) -> list[int]:
 
 
 def purge(database: Database, batch_id: int) -> None:
-    """Delete what an aborted batch left, in short transactions. Run again after a crash it goes on where it was."""
-    gone = False
-    while not gone:
+    """Delete an aborted batch and its events in short transactions. Idempotent: resumes after a crash."""
+    is_empty = False
+    while not is_empty:
         with database.write() as connection:
-            gone = not contents.delete_some(connection, batch_id)
-            if gone:
+            is_empty = not batch_contents.delete_some(connection, batch_id)
+            if is_empty:
                 own = (journal_batches.c.id == batch_id, journal_batches.c.state == ABORTED)
                 connection.execute(delete(journal_batches).where(*own))
 
 
 def segment_of(connection: Connection, dataset: Dataset, commit: int) -> int | None:
-    """The segment that a commit is in; None if it is not known any more, which means that a snapshot holds it."""
+    """Return the segment of a commit; None if its batch was deleted, which means that a snapshot holds it."""
     return connection.execute(
         select(journal_batches.c.segment)
         .where(journal_batches.c.dataset_id == dataset.id, journal_batches.c.commit == commit)
@@ -255,30 +256,33 @@ def segment_of(connection: Connection, dataset: Dataset, commit: int) -> int | N
     ).scalar()
 
 
-# Stages and keys
+# Stages and idempotency keys
 
 
 def hold_stage(connection: Connection, settings: Settings, stage: int) -> None:
-    """Renew an open stage. Raises StageClosed if it is not open any more."""
-    held = connection.execute(
+    """Renew the expiry of an open stage. Raises StageClosed if it is no longer open."""
+    renewed = connection.execute(
         update(journal_batches)
         .where(journal_batches.c.id == stage, journal_batches.c.is_stage, journal_batches.c.state == OPEN)
         .values(expires=now() + timedelta(seconds=settings.stage_expiry))
     )
-    if held.rowcount != 1:
+    if renewed.rowcount != 1:
         raise StageClosed("the stage is committed, aborted or expired")
 
 
 def replay(connection: Connection, batch: Batch) -> BatchOutcome | None:
-    """The answer that the same request got before. Raises IdempotencyMismatch if another one used the key."""
-    kept = None if batch.once is None else answers.find(connection, batch.tenant, batch.once)
-    return None if kept is None else BatchOutcome(kept.answer, replayed=True)
+    """Return the stored response of the same earlier request, or None.
+
+    Raises IdempotencyMismatch if a different request used the key.
+    """
+    stored = None if batch.once is None else idempotency.find(connection, batch.tenant, batch.once)
+    return None if stored is None else BatchOutcome(stored.answer, replayed=True)
 
 
 def remember(connection: Connection, batch: Batch, outcome: BatchOutcome) -> None:
-    """Keep the answer in the transaction that it speaks of. Raises Overtaken if another one has the key by now."""
-    if batch.once is not None and not answers._insert(connection, batch.tenant, batch.once, 200, outcome.answer):
-        raise Overtaken
+    """Store the response in the transaction that writes the batch. Raises IdempotencyRace."""
+    if batch.once is not None:
+        idempotency.store(connection, batch.tenant, batch.once, 200, outcome.answer)
 
 
 def _row(uid: str, batch: Batch, settings: Settings, moment: datetime) -> dict[str, Any]:

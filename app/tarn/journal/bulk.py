@@ -1,41 +1,44 @@
-"""The bulk path: Arrow into the journal through ADBC, a chunk a transaction.
+"""Bulk inserts into the journal: Arrow record batches through ADBC, one transaction per chunk.
 
-ADBC's SQLite driver carries a SQLite of its own, and two SQLites in one process undo each other's file locks (POSIX
-locks belong to the process, and closing one descriptor drops them all). So on SQLite the driver lives in a child
-process (`tarn.journal.sqlite_loader_process`), with nothing else that opens the database; on PostgreSQL it lives here.
+ADBC's SQLite driver contains its own copy of SQLite, and two copies in one process release each other's file locks
+(POSIX locks belong to the process, and closing any descriptor drops all of them). So on SQLite the driver runs in a
+child process (`tarn.journal.sqlite_loader_process`), where nothing else opens the database; on PostgreSQL it runs in
+this process.
 """
 
-import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from adbc_driver_manager import dbapi
+from adbc_driver_manager import Error as DriverError
 from sqlalchemy.engine import make_url
 
+from tarn.child_process import ChildProcess
 from tarn.db.engine import Database, adbc_uri
 from tarn.errors import StageClosed, StorageFull, TarnError, Unavailable
 
+if TYPE_CHECKING:
+    # Importing it imports every table library that is installed, which few processes need.
+    from adbc_driver_manager import dbapi
+
 log = structlog.get_logger(__name__)
 
-LENGTH = struct.Struct(">Q")
+END_SECONDS = 30.0
+"""How long the child process may take to finish a transaction and exit."""
 
 CONNECTIONS = 16
-"""Connections to PostgreSQL that the bulk path of a process has at most: as many as it reads large bodies at once."""
+"""Maximum bulk connections to PostgreSQL per process: the number of large bodies that it reads concurrently."""
 
 ALIKE = ("batch", "kind", "canonical_id", "lang", "external", "origin", "first_seen", "last_seen")
-"""Columns that are the same in all rows of many a chunk."""
+"""Columns that often have the same value in all rows of a chunk."""
 
 
 class Bulk(Protocol):
-    """Writes one chunk of a batch at a time."""
+    """Writer of chunks of open batches."""
 
     def write(self, batch: int, expires: float, rows: pa.RecordBatch) -> None:
         """Write rows in one transaction, which also renews the batch's expiry (seconds since 1970).
@@ -47,34 +50,34 @@ class Bulk(Protocol):
 
 
 def bulk_for(database: Database) -> Bulk:
-    """The bulk path of a database, for one process."""
+    """Return the bulk writer for a database."""
     if database.is_sqlite:
         return SqliteBulk(str(make_url(database.url).database))
     return PostgresqlBulk(adbc_uri(database.url, f"{database.name}-bulk"))
 
 
-Ingest = Callable[[dbapi.Cursor, pa.RecordBatch], None]
+Ingest = Callable[["dbapi.Cursor", pa.RecordBatch], None]
 
 
-def copied(cursor: dbapi.Cursor, rows: pa.RecordBatch) -> None:
-    """Write rows as the driver does it by itself: PostgreSQL's COPY."""
+def copied(cursor: "dbapi.Cursor", rows: pa.RecordBatch) -> None:
+    """Write rows by the driver's own ingestion: PostgreSQL's COPY."""
     cursor.adbc_ingest("journal", rows, mode="append")
 
 
-def inserted(cursor: dbapi.Cursor, rows: pa.RecordBatch) -> None:
-    """Write rows by a statement that says what they have in common: SQLite takes a fifth less time for it."""
+def inserted(cursor: "dbapi.Cursor", rows: pa.RecordBatch) -> None:
+    """Write rows by an INSERT that has constant columns as literals, which takes a fifth less time on SQLite."""
     if not rows.num_rows:
         return
-    same = {name: rows.column(name)[0].as_py() for name in ALIKE if _is_alike(rows.column(name))}
+    constants = {name: rows.column(name)[0].as_py() for name in ALIKE if _is_alike(rows.column(name))}
     names = rows.schema.names
-    said = ", ".join(_literal(same[name]) if name in same else "?" for name in names)
+    values = ", ".join(_literal(constants[name]) if name in constants else "?" for name in names)
     columns = ", ".join(f'"{name}"' for name in names)
-    statement = f"INSERT INTO journal ({columns}) VALUES ({said})"  # noqa: S608 - of our own words and names
-    cursor.executemany(statement, rows.select([name for name in names if name not in same]))
+    statement = f"INSERT INTO journal ({columns}) VALUES ({values})"  # noqa: S608 - literals are checked and quoted
+    cursor.executemany(statement, rows.select([name for name in names if name not in constants]))
 
 
 def _is_alike(column: pa.Array) -> bool:
-    """Whether all rows say the same, and something that can be part of a statement."""
+    """Return whether all rows have the same value, and one that is safe as a SQL literal."""
     if column.null_count:
         return bool(column.null_count == len(column))
     first = column[0]
@@ -89,15 +92,15 @@ def _literal(value: int | str | None) -> str:
 
 
 class Appender:
-    """An ADBC connection that appends chunks to batches that are still open."""
+    """ADBC connection that appends chunks to open batches."""
 
-    def __init__(self, connection: dbapi.Connection, renew: str, ingest: Ingest) -> None:
+    def __init__(self, connection: "dbapi.Connection", renew: str, ingest: Ingest) -> None:
         self._connection = connection
         self._renew = renew
         self._ingest = ingest
 
     def append(self, batch: int, expires: float, rows: pa.RecordBatch) -> bool:
-        """Write the rows and renew the batch. False if it is not open: then nothing was written."""
+        """Write the rows and renew the batch's expiry. Return False, having written nothing, if it is not open."""
         with self._connection.cursor() as cursor:
             try:
                 cursor.execute(self._renew, (expires, batch))
@@ -116,7 +119,7 @@ class Appender:
 
 
 class PostgresqlBulk:
-    """COPY through ADBC in this process: a connection a chunk, taken from those that are idle, and so many at most."""
+    """Bulk writer by COPY through ADBC in this process, with a pool of at most `CONNECTIONS` connections."""
 
     RENEW = "UPDATE journal_batches SET expires = to_timestamp($1) WHERE id = $2 AND state = 'open' RETURNING id"
 
@@ -135,8 +138,8 @@ class PostgresqlBulk:
         try:
             appender = self._take()
             written = appender.append(batch, expires, rows)
-        except dbapi.Error as error:
-            # What ended one connection has ended the idle ones, too, more often than not.
+        except DriverError as error:
+            # What broke one connection has usually broken the idle ones too.
             self._end([] if appender is None else [appender])
             raise failure(str(error)) from error
         with self._lock:
@@ -148,11 +151,11 @@ class PostgresqlBulk:
         self._end([])
 
     def _end(self, more: list[Appender]) -> None:
-        """Close these connections, and all that are idle."""
+        """Close these connections and all idle ones."""
         with self._lock:
             idle, self._idle = self._idle, []
         for appender in idle + more:
-            with suppress(dbapi.Error):  # it is gone already
+            with suppress(DriverError):  # it is closed already
                 appender.close()
 
     def _take(self) -> Appender:
@@ -165,76 +168,48 @@ class PostgresqlBulk:
 
 
 class SqliteBulk:
-    """A child process with ADBC's SQLite in it, started when it is first needed and again if it died."""
+    """Bulk writer that runs ADBC's SQLite in a child process, started on first use and restarted if it died."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
 
     def write(self, batch: int, expires: float, rows: pa.RecordBatch) -> None:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as stream:
             stream.write_batch(rows)
-        header = orjson.dumps({"batch": batch, "expires": expires})
         with self._lock:
             try:
-                answer = self._ask(header, sink.getvalue())
+                response = self._request({"batch": batch, "expires": expires}, sink.getvalue())
             except (OSError, EOFError) as error:
-                self._discard()
-                raise Unavailable("the journal's loader died", retry_after=1) from error
-        if "error" in answer:
-            raise failure(answer["error"])
-        if not answer["written"]:
+                self._end()
+                raise Unavailable("the process that writes to the journal died", retry_after=1) from error
+        if "error" in response:
+            raise failure(response["error"])
+        if not response["written"]:
             raise closed()
 
     def close(self) -> None:
         with self._lock:
-            self._discard()
+            self._end()
 
-    def _ask(self, header: bytes, rows: pa.Buffer) -> dict[str, object]:
-        if self._child is None or self._child.poll() is not None:
-            command = [sys.executable, "-m", "tarn.journal.sqlite_loader_process", self._path]
-            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - ours
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        send(self._child.stdin, header)
-        send(self._child.stdin, rows)
-        self._child.stdin.flush()
-        answer: dict[str, object] = orjson.loads(receive(self._child.stdout))
-        return answer
+    def _request(self, header: dict[str, object], rows: pa.Buffer) -> dict[str, object]:
+        if self._child is not None and self._child.exit_reason is not None:
+            self._end()
+        if self._child is None:
+            self._child = ChildProcess("tarn.journal.sqlite_loader_process", self._path)
+        self._child.connection.send(header, rows)
+        response: dict[str, object] = self._child.connection.receive()[0]
+        return response
 
-    def _discard(self) -> None:
-        """End the child: it stops when its input does."""
+    def _end(self) -> None:
+        """End the child, after the transaction that it is in."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        assert child.stdin is not None
-        assert child.stdout is not None
-        for pipe in (child.stdin, child.stdout):
-            try:
-                pipe.close()
-            except OSError:
-                log.warning("the journal's loader was gone already")
-        child.wait(30)
-
-
-def send(pipe: IO[bytes], data: "bytes | pa.Buffer") -> None:
-    """Write one message."""
-    pipe.write(LENGTH.pack(len(data)))
-    pipe.write(memoryview(data))
-
-
-def receive(pipe: IO[bytes]) -> bytes:
-    """Read one message. Raises EOFError if the other side is gone."""
-    head = pipe.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise EOFError
-    (length,) = LENGTH.unpack(head)
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError
-    return data
+        if child is not None:
+            child.end(END_SECONDS)
+            if child.exit_reason != "exit code 0":
+                log.warning("journal loader process died", pid=child.pid, reason=child.exit_reason)
 
 
 def closed() -> StageClosed:
@@ -242,8 +217,8 @@ def closed() -> StageClosed:
 
 
 def failure(text: object) -> TarnError:
-    """What a driver's words mean."""
-    said = str(text).lower()
-    if "full" in said and ("disk" in said or "database" in said):
+    """Return the error for a driver's error message."""
+    message = str(text).lower()
+    if "full" in message and ("disk" in message or "database" in message):
         return StorageFull("the database has no room left")
-    return Unavailable("the database did not take the rows", retry_after=2)
+    return Unavailable("the database did not accept the rows", retry_after=2)

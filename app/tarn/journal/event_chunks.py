@@ -1,4 +1,4 @@
-"""From a body to events: records read, checked, and gathered into chunks."""
+"""Convert a request body to journal events: read and validate its records, and gather events into chunks."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NoReturn
@@ -6,7 +6,7 @@ from typing import Any, Literal, NoReturn
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from tarn.errors import Fault, SchemaViolation
+from tarn.errors import FieldError, SchemaViolation
 from tarn.journal.event_buffer import Events
 from tarn.journal.formats import BadRecord, IgnoredColumns, Record, Row, entity_records, statement_rows
 from tarn.journal.formats.counting import Counted, require_equal
@@ -17,51 +17,51 @@ from tarn.model.omissions import Omissions
 from tarn.model.statement import InvalidRecord, StatementReader, validate_id
 
 DEFAULT_ORIGIN = Origin("default")
-"""The origin of what names none."""
+"""Origin of records that do not name one."""
 
 CHUNK_ROWS = 50_000
 CHUNK_BYTES = 16 << 20
 """A chunk is full at this many rows, or when its records were this large."""
 
 MOST_FAULTS = 100
-"""Faults that an answer lists; the rest are counted."""
+"""Faults that a response lists; further ones are only counted."""
 
 
 MOST_IGNORED = 100
-"""Names of ignored fields that are counted one by one; the rest is counted as `*`."""
+"""Names of ignored fields that are counted separately; further ones are counted together as `*`."""
 
 MOST_DELETED = 200_000
-"""Entities that a body of changes may delete: their ids are held until its end."""
+"""Maximum entities that a body of changes may delete: their ids are held in memory until its end."""
 
 MOST_DEFERRED = 500_000
-"""Referents of a body of changes: they are written after all of its deletes, so they are held until its end."""
+"""Maximum referents in a body of changes: they are written after all of its deletes, so they are held in memory."""
 
 OnError = Literal["abort", "skip", "drop"]
-"""What a bad record does: refuse the body, leave the record out, or leave out only what is bad in it."""
+"""How to treat an invalid record: reject the body, skip the record, or drop only the invalid values."""
 
 
 class ReadReport(BaseModel):
-    """What became of a body: a record that was read is stored or rejected, and what was left out of it is listed."""
+    """Result of reading a body: counts of stored and rejected records, and the values that were left out."""
 
     read: int = 0
     stored: int = 0
     rejected: int = 0
-    errors: list[Fault] = []
+    errors: list[FieldError] = []
     omitted: Omissions = Field(default_factory=Omissions)
     ignored: dict[str, int] = {}
     nested: int = 0
     deleted: int = 0
     deleted_ids: dict[str, None] = {}
-    """Entities that the body deletes and does not add again, in its order."""
+    """Entities that the body deletes and does not add again, in body order."""
 
     def reject(self, line: int, field: str | None, reason: str) -> None:
-        """Count a record that was left out, and list it if it is among the first."""
+        """Count a rejected record, and list its fault if it is among the first `MOST_FAULTS`."""
         self.rejected += 1
         if len(self.errors) < MOST_FAULTS:
-            self.errors.append(Fault(line=line, field=field, reason=reason))
+            self.errors.append(FieldError(line=line, field=field, reason=reason))
 
     def ignore(self, name: str, count: int = 1) -> None:
-        """Count a field that no record of its kind has."""
+        """Count an unknown field."""
         name = truncated(name)
         if name not in self.ignored and len(self.ignored) >= MOST_IGNORED:
             name = "*"
@@ -69,7 +69,7 @@ class ReadReport(BaseModel):
 
 
 class ReadOptions(BaseModel):
-    """How a body is to be read: what it holds, in which form, and what is said of it as a whole."""
+    """Options for reading a body: its record type, media type, and values that apply to all of its records."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -78,19 +78,19 @@ class ReadOptions(BaseModel):
     dataset: DatasetName
     origin: Origin | None
     moment: int
-    """What stands for the times that a record does not tell, in microseconds since 1970."""
+    """Default for missing `first_seen` and `last_seen`, in microseconds since 1970."""
     longest: int
-    """Bytes of a record, at most."""
+    """Maximum size of a record in bytes."""
     replaces: str | None = None
-    """The body is one entity with this id, and replaces what the origin says of it."""
+    """If set, the body is one entity with this id, and replaces the origin's statements of it."""
     on_error: OnError = "abort"
     values: Values = "clean"
     strict: bool = False
-    """Refuse the body if any value would be left out; hold statements to the ids and datasets that they claim."""
+    """Reject the body if any value would be left out; verify the ids and datasets that statements declare."""
 
 
 class BodyReader:
-    """Reads one body. Bad records end it with SchemaViolation, or are left out and counted."""
+    """Reader of one body. An invalid record raises SchemaViolation or is skipped and counted (`on_error`)."""
 
     def __init__(self, terms: ReadOptions, exploder: Exploder) -> None:
         self._terms = terms
@@ -104,10 +104,10 @@ class BodyReader:
         self.rows = 0
         """Events in all chunks so far."""
         self.over = False
-        """Whether the chunk that was given last is known to be the last one."""
+        """Whether the chunk yielded last is known to be the final one."""
 
     def chunks(self, source: ByteSource) -> Iterator[Events]:
-        """The body's events. Raises what the body's form and its records raise."""
+        """Return the body's events in chunks. Raises SchemaViolation, and what the format's parser raises."""
         terms = self._terms
         if terms.records == "entities":
             return self._chunks(entity_records(source, terms.media_type, terms.longest), self._add_entity())
@@ -140,7 +140,7 @@ class BodyReader:
         return add
 
     def _replace(self, events: Events, data: Any, entity_id: str) -> None:
-        """End what the origin says of the entity that the body consists of. Raises Invalid, InvalidFormat."""
+        """Erase the origin's statements of the one entity in the body. Raises Invalid, InvalidFormat."""
         if self._line != 1:
             raise invalid_format("expected nothing after the entity", self._line)
         if type(data) is dict and data.setdefault("id", entity_id) != entity_id:
@@ -148,47 +148,50 @@ class BodyReader:
         events.erase(entity_id, self._terms.origin or DEFAULT_ORIGIN)
 
     def _change(self, events: Events, data: dict[str, Any]) -> None:
-        """Take a line of changes: ADD and MOD replace what the origin says of the entity, DEL ends it.
+        """Apply one line of changes: ADD and MOD replace the origin's statements of the entity, DEL erases them.
 
-        Referents are written at the end of the body: an entity that was merged into another is deleted under an id
-        which is the other's referent from then on, in whichever order the two lines come.
+        Referents are written at the end of the body: when an entity is merged into another, its id is deleted and
+        becomes a referent of the other one, and the two lines may come in either order.
         """
-        terms, op, given = self._terms, data["op"], data.get("entity")
+        terms, op, content = self._terms, data["op"], data.get("entity")
         origin = terms.origin or DEFAULT_ORIGIN
         if op == "DEL":
-            named = given.get("id") if type(given) is dict else data.get("id")
-            entity_id = validate_id(named, "entity.id")
+            deleted = content.get("id") if type(content) is dict else data.get("id")
+            entity_id = validate_id(deleted, "entity.id")
             events.erase(entity_id, origin)
             self.report.deleted += 1
             self.report.deleted_ids[entity_id] = None
             if len(self.report.deleted_ids) > MOST_DELETED:
-                self._refuse_size("entity.id", f"a body of changes may delete {MOST_DELETED} entities")
+                self._refuse_size("entity.id", f"a body of changes may delete at most {MOST_DELETED} entities")
             return
         if op not in ("ADD", "MOD"):
             raise InvalidRecord("op", f"is {truncated(op)!r}, not ADD, MOD or DEL")
-        if type(given) is not dict:
-            raise InvalidRecord("entity", "must be an entity: the change does not say what is stored")
+        if type(content) is not dict:
+            raise InvalidRecord("entity", "must be an entity: ADD and MOD need its complete content")
         try:
-            entity = self._exploder.explode(terms.dataset, given, terms.values, terms.on_error == "drop")
+            entity = self._exploder.explode(terms.dataset, content, terms.values, terms.on_error == "drop")
         except InvalidRecord as error:
             raise InvalidRecord("entity" if error.field is None else f"entity.{error.field}", error.reason) from None
-        self._deferred_referents += sum(len(one.referents) for one in entity.all())
+        self._deferred_referents += sum(len(part.referents) for part in entity.all())
         if self._deferred_referents > MOST_DEFERRED:
-            self._refuse_size("entity.referents", f"a body of changes may name {MOST_DEFERRED} referents")
+            self._refuse_size("entity.referents", f"a body of changes may name at most {MOST_DEFERRED} referents")
         self.report.deleted_ids.pop(entity.entity_id, None)
         events.erase(entity.entity_id, origin)
-        for one in entity.all():
-            events.add_statements_of(one, origin, terms.moment)
-            if one.referents:
-                self._deferred.append(one)
+        for part in entity.all():
+            events.add_statements_of(part, origin, terms.moment)
+            if part.referents:
+                self._deferred.append(part)
         self._note(entity)
 
     def _refuse_size(self, field: str, limit: str) -> NoReturn:
-        fault = Fault(line=self._line, field=field, reason=f"{limit}; split it")
+        fault = FieldError(line=self._line, field=field, reason=f"{limit}; split the body")
         raise SchemaViolation(f"line {self._line}, {field}: {fault.reason}", errors=[fault])
 
     def _note(self, entity: Exploded) -> None:
-        """Report what is special about an entity. Raises SchemaViolation where nothing may be left out."""
+        """Add nested entities, ignored fields and omitted values to the report.
+
+        Raises SchemaViolation in strict mode if a value was omitted.
+        """
         self.report.nested += len(entity.all()) - 1
         for name in entity.ignored:
             self.report.ignore(name)
@@ -198,7 +201,7 @@ class BodyReader:
     def _omit(self, value: Omitted) -> None:
         if self._terms.strict:
             field = f"{value.schema}:{value.prop}"
-            fault = Fault(line=self._line, field=field, reason=f"{truncated(value.value)!r} is {value.reason}")
+            fault = FieldError(line=self._line, field=field, reason=f"{truncated(value.value)!r} is {value.reason}")
             raise SchemaViolation(f"line {self._line}, {field}: {fault.reason}", errors=[fault])
         self.report.omitted.add(value.schema, value.prop, value.value, value.reason, self._line)
 
@@ -227,7 +230,7 @@ class BodyReader:
         records: "Iterator[Record | BadRecord | IgnoredColumns] | Iterator[Row | BadRecord | IgnoredColumns]",
         add: Callable[[Events, Any], int | None],
     ) -> Iterator[Events]:
-        """`add` gives the size of what it has added, or None for a record whose only value was left out."""
+        """Yield full chunks. `add` returns the size of what it added, None if the record's only value was omitted."""
         events, size, report, counted = Events(), 0, self.report, Counted[Any](records)
         ignored: tuple[str, ...] = ()
         for record in counted:
@@ -240,15 +243,15 @@ class BodyReader:
                 continue
             self._line, content = record
             try:
-                taken = add(events, content)
+                added_size = add(events, content)
             except InvalidRecord as error:
                 self._fault(self._line, error.field, error.reason)
                 continue
-            if taken is None:
+            if added_size is None:
                 report.rejected += 1
                 continue
             report.stored += 1
-            size += taken
+            size += added_size
             if len(events) >= CHUNK_ROWS or size >= CHUNK_BYTES:
                 yield self._counted(events)
                 events, size = Events(), 0
@@ -271,5 +274,5 @@ class BodyReader:
     def _fault(self, line: int, field: str | None, reason: str) -> None:
         if self._terms.on_error == "abort" or self._terms.replaces is not None:
             where = f"line {line}" + (f", {field}" if field else "")
-            raise SchemaViolation(f"{where}: {reason}", errors=[Fault(line=line, field=field, reason=reason)])
+            raise SchemaViolation(f"{where}: {reason}", errors=[FieldError(line=line, field=field, reason=reason)])
         self.report.reject(line, field, reason)

@@ -1,4 +1,4 @@
-"""What was left behind: uploads that stand still, stages left alone, answers too old to be asked for again."""
+"""Sweep of expired journal state: stalled uploads, abandoned stages and old idempotency keys."""
 
 from datetime import datetime, timedelta
 
@@ -6,8 +6,9 @@ import structlog
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.orm import aliased
 
+from tarn.db import idempotency
 from tarn.db.engine import Database
-from tarn.db.tables import idempotency, journal_batches
+from tarn.db.tables import journal_batches
 from tarn.journal import batches
 from tarn.journal.batches import ABORTED, DONE, OPEN
 from tarn.model.ids import now
@@ -17,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 
 def _forget_stages(connection: Connection, settled: datetime) -> None:
-    """Delete stages whose rows are in a snapshot, once nobody is likely to ask for them any more."""
+    """Delete stages that are flushed and expired before `settled`; until then clients may query their state."""
     sent = aliased(journal_batches)
     connection.execute(
         delete(journal_batches).where(
@@ -30,23 +31,22 @@ def _forget_stages(connection: Connection, settled: datetime) -> None:
 
 
 def sweep(database: Database, settings: Settings) -> int:
-    """Abort what has expired and delete what was aborted. Returns how many batches went.
+    """Abort expired batches and stages and delete aborted ones. Return the number of deleted batches.
 
-    Aborting is conditional on the batch being open and expired at that moment, as every chunk that arrives renews it,
-    and committing is conditional on its being open: a slow upload is never half swept.
+    Every chunk that arrives renews its batch. Aborting is conditional on the batch being open and expired, and
+    committing on its being open, so a slow upload is never partly deleted.
     """
     moment = now()
     with database.write() as connection:
         expired = (journal_batches.c.state == OPEN, journal_batches.c.expires < moment)
-        ended = batches.mark_aborted(connection, *expired)
-        batches.mark_aborted(connection, journal_batches.c.stage.in_(ended))
-        old = moment - timedelta(hours=settings.idempotency_hours)
-        connection.execute(delete(idempotency).where(idempotency.c.created < old))
+        aborted = batches.mark_aborted(connection, *expired)
+        batches.mark_aborted(connection, journal_batches.c.stage.in_(aborted))
+        idempotency.expire(connection, timedelta(hours=settings.idempotency_hours))
         _forget_stages(connection, moment - timedelta(seconds=settings.stage_expiry))
     with database.read() as connection:
         children_first = journal_batches.c.is_stage, journal_batches.c.id
         settled = moment - timedelta(seconds=settings.stage_expiry)
-        left = connection.execute(
+        deletable = connection.execute(
             select(journal_batches.c.id)
             .where(
                 journal_batches.c.state == ABORTED,
@@ -54,9 +54,9 @@ def sweep(database: Database, settings: Settings) -> int:
             )
             .order_by(*children_first)
         ).scalars()
-        gone = list(left)
-    for batch_id in gone:
+        batch_ids = list(deletable)
+    for batch_id in batch_ids:
         batches.purge(database, batch_id)
-    if gone:
-        log.info("batches swept", batches=len(gone))
-    return len(gone)
+    if batch_ids:
+        log.info("expired batches deleted", batches=len(batch_ids))
+    return len(batch_ids)

@@ -1,4 +1,4 @@
-"""What the journal holds that no snapshot holds yet, as Arrow."""
+"""Overlay: committed journal events that no snapshot holds yet, as Arrow tables."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, bindparam, select
 from tarn.datasets.registry import ACTIVE, Dataset
 from tarn.db.tables import datasets, journal, journal_batches, journal_head, snapshot_heads
 from tarn.errors import DatasetNotFound
-from tarn.journal import batch_contents as contents
+from tarn.journal import batch_contents
 from tarn.journal.batches import COMMITTED
 from tarn.journal.event_buffer import SCHEMA as EVENTS
 from tarn.model.shards import shard_of
@@ -25,22 +25,22 @@ from tarn.model.snapshot import Head
 FIELDS = tuple(name for name in EVENTS.names if name not in ("batch", "position", "shard_key"))
 
 SCHEMA = pa.schema([("ord", pa.int64()), *(EVENTS.field(name) for name in FIELDS)])
-"""An event with its place in the dataset's history."""
+"""An event with `ord`, its position in the dataset's history (commit number << 32 | position in the batch)."""
 
 NOTHING = SCHEMA.empty_table()
 
 FETCH = 20_000
-"""Rows that are Python objects at once."""
+"""Rows fetched from SQL at once, which are Python objects until they are converted."""
 
 PIECES = 16
-"""Tables that a segment may be kept in before they are joined."""
+"""Cached tables per segment before they are concatenated."""
 
 Spool = Callable[[], Path]
-"""Names a file of the caller's, who removes it."""
+"""Returns the path of a temporary file to write to; the caller deletes it."""
 
 
 class DatasetState(NamedTuple):
-    """A dataset at one moment: what its head is, and how far its journal goes."""
+    """State of a dataset in one transaction: its head snapshot and its journal's last commit."""
 
     head: Head
     commit: int
@@ -48,7 +48,7 @@ class DatasetState(NamedTuple):
     """Committed rows that no snapshot holds."""
 
 
-# Statements of every read are put together once: that takes longer than the database takes to answer them.
+# Queries that every read runs are built once: building them takes longer than the database takes to answer.
 
 _PRESENT = (
     select(snapshot_heads, journal_head.c.commit, journal_head.c.rows)
@@ -59,7 +59,7 @@ _PRESENT = (
 
 
 def present(connection: Connection, dataset: Dataset) -> DatasetState:
-    """The recorded head and the journal's, as one. Raises DatasetNotFound."""
+    """Read the recorded head and the journal's head in one query. Raises DatasetNotFound."""
     row = connection.execute(_PRESENT, {"dataset": dataset.id}).first()
     if row is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
@@ -68,56 +68,56 @@ def present(connection: Connection, dataset: Dataset) -> DatasetState:
 
 
 class Unflushed(NamedTuple):
-    """Events above a head, in no particular order. Those that concern every entity are always among them."""
+    """Events that are newer than a head, unordered. Events that apply to every entity are always included."""
 
     table: pa.Table = NOTHING
     file: Path | None = None
-    """Where they are if they are too many to be held: a Parquet file with the same columns."""
+    """Parquet file with the same columns, used instead of `table` if there are too many events for memory."""
     is_whole: bool = True
-    """Whether events on entities that were not asked for are among them too."""
+    """Whether events of all entities are included, not only those of the requested ones."""
     names: Set[str | None] | None = None
-    """Ids of the entities they speak of, canonical ones too, and None where every entity is meant; perhaps more."""
+    """Superset of the entity ids and canonical ids in the events, with None for events that apply to every entity."""
     version: tuple[str, int, int] | None = None
-    """What says the same of the same events, if anything does: the dataset, a head's segment, and the last commit."""
+    """Cache key of the events, if there is one: dataset id, the head's segment, last commit."""
 
     def may_concern(self, entity_id: str) -> bool:
-        """False if it is certain that no event speaks of this id."""
+        """Return False if certainly no event applies to this id."""
         return self.names is None or None in self.names or entity_id in self.names
 
     def on(self, entities: Set[str]) -> pa.Table:
-        """The events on some entities, and those that concern every one."""
-        wanted = pa.array(sorted(entities), pa.string())
+        """Return the events of these entities, and those that apply to every entity."""
+        requested = pa.array(sorted(entities), pa.string())
         if self.file is not None:
             entity = pc.field("entity_id")
-            return pq.read_table(self.file, filters=entity.isin(wanted) | entity.is_null())
+            return pq.read_table(self.file, filters=entity.isin(requested) | entity.is_null())
         if not self.table.num_rows:
             return self.table
         names = self.table.column("entity_id")
-        return self.table.filter(pc.or_(pc.is_null(names), pc.is_in(names, wanted)))
+        return self.table.filter(pc.or_(pc.is_null(names), pc.is_in(names, requested)))
 
     def added(self, entities: Set[str], canonicals: Set[str]) -> set[tuple[str, str]]:
-        """The pairs of entity id and canonical id in adds of these entities, or under these canonical ids.
+        """Return (entity id, canonical id) of ADD events with these entity ids or canonical ids.
 
-        An add that names no canonical id is under its entity's own.
+        The canonical id of an event without one is its entity id.
         """
         of, under = pa.array(sorted(entities | canonicals), pa.string()), pa.array(sorted(canonicals), pa.string())
         columns = ["entity_id", "canonical_id"]
         if self.file is not None:
             concerns = pc.field("entity_id").isin(of) | pc.field("canonical_id").isin(under)
-            found = pq.read_table(self.file, columns=columns, filters=(pc.field("kind") == 1) & concerns)
+            matching = pq.read_table(self.file, columns=columns, filters=(pc.field("kind") == 1) & concerns)
         elif self.table.num_rows:
             entity, canonical = self.table.column("entity_id"), self.table.column("canonical_id")
             concerned = pc.or_(pc.is_in(entity, of), pc.is_in(canonical, under))
-            found = self.table.select(columns).filter(pc.and_(concerned, pc.equal(self.table.column("kind"), 1)))
+            matching = self.table.select(columns).filter(pc.and_(concerned, pc.equal(self.table.column("kind"), 1)))
         else:
             return set()
-        pairs = zip(found.column(0).to_pylist(), found.column(1).to_pylist(), strict=True)
-        return {(one, one if other is None else other) for one, other in pairs}
+        pairs = zip(matching.column(0).to_pylist(), matching.column(1).to_pylist(), strict=True)
+        return {(entity, entity if canonical is None else canonical) for entity, canonical in pairs}
 
 
 @dataclass
 class _CachedEvents:
-    """Events of one dataset, by segment: all of segments above `floor` up to the commit `upto`."""
+    """Cached events of one dataset by segment: those of segments above `floor` up to the commit `upto`."""
 
     floor: int
     upto: int = 0
@@ -130,7 +130,7 @@ class _CachedEvents:
         return sum(piece.num_rows for pieces in self.segments.values() for piece in pieces)
 
     def drop(self, floor: int) -> None:
-        """Forget what is flushed. Who was given `names` before keeps them as they were, or more."""
+        """Drop flushed segments. Replaces `names` instead of shrinking it, because earlier readers still hold it."""
         if floor > self.floor:
             self.floor = floor
             self.segments = {number: pieces for number, pieces in self.segments.items() if number > floor}
@@ -149,10 +149,10 @@ class _CachedEvents:
 
 
 class Overlay:
-    """Unflushed events, read in the transaction that read the head, so that the two fit together.
+    """Cached reader of unflushed events. Reads in the transaction that read the head, so that both are consistent.
 
-    Rows of a committed batch never change, and commit numbers rise in the order in which batches become visible. So
-    what was read up to a commit is kept, within limits, and only what came since is read.
+    Rows of a committed batch never change, and commit numbers increase in the order in which batches become visible.
+    So events up to a commit are cached, within limits, and only later ones are read from SQL.
     """
 
     def __init__(self, most_rows: int) -> None:
@@ -163,46 +163,47 @@ class Overlay:
     def events(
         self, connection: Connection, dataset: Dataset, now: DatasetState, entities: Set[str] | None, spool: Spool
     ) -> Unflushed:
-        """The events above the head: all of them, or at least those on some entities.
+        """Return the events that are newer than the head: all of them, or at least those of some entities.
 
-        As many as are not kept go to a file that `spool` names, if all are asked for.
+        If all are requested and they exceed the cache limit, they are written to the file that `spool` returns.
         """
         if not now.waiting:
             return Unflushed()
         if now.waiting <= self._most:
-            kept = self._from_kept(connection, dataset, now)
-            if kept is not None:
-                return kept
+            cached = self._from_kept(connection, dataset, now)
+            if cached is not None:
+                return cached
         pieces = (table for _, table in _read(connection, dataset, now.head.segment, 0, entities))
         if entities is not None:
             return Unflushed(pa.concat_tables([NOTHING, *pieces]), is_whole=False)
         return Unflushed(file=_spooled(pieces, spool()))
 
     def _from_kept(self, connection: Connection, dataset: Dataset, now: DatasetState) -> Unflushed | None:
-        """All events from memory, after reading what is new; None if what this reader needs was dropped."""
+        """Return all events from the cache after adding new ones; None if segments of this reader were dropped."""
         with self._lock:
-            kept = self._kept.setdefault(dataset.id, _CachedEvents(now.head.segment))
+            cached = self._kept.setdefault(dataset.id, _CachedEvents(now.head.segment))
             self._kept.move_to_end(dataset.id)
-        with kept.lock:
-            if kept.floor > now.head.segment:
-                # Another reader has seen a later head.
+        with cached.lock:
+            if cached.floor > now.head.segment:
+                # A concurrent reader has seen a later head.
                 return None
-            kept.drop(now.head.segment)
-            if kept.upto < now.commit:
-                # All or nothing: what is kept of a read that failed would be read again, and be there twice.
-                for number, piece in list(_read(connection, dataset, now.head.segment, kept.upto, None)):
-                    kept.add(number, piece)
-                kept.upto = now.commit
-            table, names, later = kept.table(), kept.names, kept.upto > now.commit
+            cached.drop(now.head.segment)
+            if cached.upto < now.commit:
+                # Read everything before adding anything: after a failed read, the part already added would be read
+                # and added again.
+                for number, piece in list(_read(connection, dataset, now.head.segment, cached.upto, None)):
+                    cached.add(number, piece)
+                cached.upto = now.commit
+            table, names, later = cached.table(), cached.names, cached.upto > now.commit
         self._shrink()
         if later:
             table = table.filter(pc.less(table.column("ord"), (now.commit + 1) << 32))
         return Unflushed(table, names=names, version=(dataset.id, now.head.segment, now.commit))
 
     def _shrink(self) -> None:
-        """Forget the datasets that were not read for the longest time."""
+        """Evict the least recently read datasets until the cache is within its limit."""
         with self._lock:
-            rows = sum(kept.rows for kept in list(self._kept.values()))
+            rows = sum(cached.rows for cached in list(self._kept.values()))
             while rows > self._most and len(self._kept) > 1:
                 _, oldest = self._kept.popitem(last=False)
                 rows -= oldest.rows
@@ -229,32 +230,32 @@ _ROWS = (
 _CONCERNING = _ROWS.where(
     journal.c.shard_key.in_(bindparam("shards", expanding=True))
     | journal.c.shard_key.is_(None)
-    # Another entity's event is of interest if it says that it is one of these.
+    # An event of another entity applies if its canonical id is one of these.
     | journal.c.canonical_id.in_(bindparam("entities", expanding=True))
 )
 
-_PACKS = contents.packs_of(*_BATCHES)
+_PACKS = batch_contents.packs_of(*_BATCHES)
 
 
 def _read(
     connection: Connection, dataset: Dataset, after: int, since: int, entities: Set[str] | None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Events of segments above `after` in commits above `since`, in pieces of one segment each. Raises Damaged."""
-    which = {"dataset": dataset.id, "since": since, "after": after}
-    yield from _rows(connection, which, entities)
-    for segment, events in contents.packed_events(connection, _PACKS, which, entities):
+    """Yield events of segments above `after` and commits above `since`, one segment per table. Raises Damaged."""
+    parameters = {"dataset": dataset.id, "since": since, "after": after}
+    yield from _rows(connection, parameters, entities)
+    for segment, events in batch_contents.packed_events(connection, _PACKS, parameters, entities):
         yield segment, pa.Table.from_batches([events]).select(SCHEMA.names).cast(SCHEMA)
 
 
 def _rows(
     connection: Connection, which: Mapping[str, Any], entities: Set[str] | None
 ) -> Iterator[tuple[int, pa.Table]]:
-    query, asked = _ROWS, dict[str, Any](which)
+    query, parameters = _ROWS, dict[str, Any](which)
     if entities is not None:
         query = _CONCERNING
-        asked |= {"shards": sorted({shard_of(entity) for entity in entities}), "entities": sorted(entities)}
-    with connection.execution_options(stream_results=True).execute(query, asked) as found:
-        for rows in found.partitions(FETCH):
+        parameters |= {"shards": sorted({shard_of(entity) for entity in entities}), "entities": sorted(entities)}
+    with connection.execution_options(stream_results=True).execute(query, parameters) as result:
+        for rows in result.partitions(FETCH):
             columns = list(zip(*rows, strict=True))
             table = _table(columns)
             segments = np.array(columns[0])
@@ -263,7 +264,7 @@ def _rows(
 
 
 def _names(events: pa.Table) -> set[str | None]:
-    """The ids in some events; None for those that concern every entity. A canonical id is the entity's own if null."""
+    """Return the entity ids and canonical ids in some events, with None for events that apply to every entity."""
     of, under = (pc.unique(events.column(name)).to_pylist() for name in ("entity_id", "canonical_id"))
     return {*of, *(name for name in under if name is not None)}
 

@@ -1,8 +1,10 @@
-"""Packs: many events of a batch in one row of SQL, as Arrow. This is the one module that knows what is in them.
+"""Packs: many events of a batch in one SQL row, as compressed Arrow. Only this module knows their format.
 
-To a reader a pack and as many rows of `journal` are the same: both are seen when their batch commits, never change, and
-go when it is done. A pack holds events on entities only, sorted by shard, and its row says which shards those are: who
-looks for some entities opens the packs that may hold them. Light to import: executors read packs without SQLAlchemy.
+To a reader, a pack is equivalent to the same events as rows of `journal`: both become visible when their batch commits,
+never change, and are deleted after it is done. A pack holds events of single entities only, sorted by shard, and its
+row has the range of shards, so that a lookup of some entities opens only packs that may contain them.
+
+This module does not import SQLAlchemy, because executors read packs without it.
 """
 
 import zlib
@@ -17,10 +19,10 @@ import pyarrow.compute as pc
 from tarn.errors import Internal
 
 ROWS = 4096
-"""Events of a pack: what is decoded for one entity, and then some hundred kilobytes."""
+"""Maximum events per pack. A lookup of one entity decodes a whole pack, which is some hundred kilobytes."""
 
 BYTES = 8 << 20
-"""Bytes of a pack before it is compressed, about: long texts are in packs of fewer events."""
+"""Approximate maximum bytes of a pack before compression: packs of long texts have fewer events."""
 
 SCHEMA = pa.schema(
     [
@@ -34,21 +36,21 @@ SCHEMA = pa.schema(
         ("data", pa.binary()),
     ]
 )
-"""The columns of `journal_packs`, in types that both databases take as they are."""
+"""The columns of `journal_packs`, in types that both databases accept without conversion."""
 
 PLACE = ("batch", "position")
-"""What the row says, and the data does not."""
+"""Columns of an event that are in the SQL row and not in the pack's data."""
 
 WRITING = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 READING = pa.ipc.IpcReadOptions(use_threads=False)
 
 
 class DamagedPack(Internal):
-    """A pack of the journal is not what was written. Nothing of it is passed over: who reads it stops here."""
+    """A pack of the journal is not what was written. No event is skipped: the read or flush fails."""
 
 
 class Pack(NamedTuple):
-    """A row of `journal_packs`, with its batch's number in history."""
+    """A row of `journal_packs`, with the commit number of its batch."""
 
     batch: int
     commit: int
@@ -58,7 +60,7 @@ class Pack(NamedTuple):
     data: "bytes | pa.Buffer"
 
     def opened(self) -> pa.RecordBatch:
-        """Its events with their `ord`, sorted by `shard_key`. Raises Damaged."""
+        """Decode the pack: return its events with their `ord`, sorted by `shard_key`. Raises Damaged."""
         if zlib.crc32(self.data) != self.checksum:
             raise self._damaged()
         try:
@@ -77,14 +79,15 @@ class Pack(NamedTuple):
 
 
 def encode(events: pa.RecordBatch, batch: int, start: int) -> pa.RecordBatch:
-    """Events on entities as rows of `journal_packs`, with positions from `start` on.
+    """Encode events of entities as rows of `journal_packs`, with positions from `start` on.
 
-    They are put into the order of their shards, and so are their positions. Those of an entity stay in theirs, which is
-    all that their places decide. Raises ValueError for an event without a shard: it concerns every entity.
+    Events are sorted by shard and numbered in that order. The sort is stable, so the events of one entity keep their
+    relative order, which is the only order that matters. Raises ValueError for an event without a shard, because it
+    applies to every entity.
     """
     shards = events.column("shard_key")
     if shards.null_count:
-        raise ValueError("what concerns every entity is not packed")
+        raise ValueError("an event that applies to every entity cannot be packed")
     keys = shards.to_numpy()
     own = events.select([name for name in events.schema.names if name not in PLACE])
     if np.any(keys[1:] < keys[:-1]):
@@ -114,14 +117,14 @@ def _row(events: pa.RecordBatch, batch: int, position: int) -> dict[str, Any]:
 
 
 def within(events: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
-    """Of the events of a pack those on entities in a range of shards."""
+    """Filter the events of a pack to those of entities in a range of shards."""
     shards = events.column("shard_key").to_numpy()
     first, last = np.searchsorted(shards, low, "left"), np.searchsorted(shards, high, "right")
     return events.slice(first, last - first)
 
 
 def concerning(events: pa.RecordBatch, shards: Set[int], entities: Set[str]) -> pa.RecordBatch:
-    """Of the events of a pack those on entities in some shards, or on what they say is one of these entities."""
-    wanted, names = pa.array(sorted(shards), pa.int32()), pa.array(sorted(entities), pa.string())
-    own, said = events.column("shard_key"), events.column("canonical_id")
-    return events.filter(pc.or_(pc.is_in(own, wanted), pc.is_in(said, names)))
+    """Filter the events of a pack to those in these shards, or with one of these entities as canonical id."""
+    requested, names = pa.array(sorted(shards), pa.int32()), pa.array(sorted(entities), pa.string())
+    shard_keys, canonicals = events.column("shard_key"), events.column("canonical_id")
+    return events.filter(pc.or_(pc.is_in(shard_keys, requested), pc.is_in(canonicals, names)))

@@ -1,28 +1,23 @@
-"""Bodies parsed in child processes, under limits of memory and time.
+"""Pool of child processes that parse request bodies under memory and CPU limits.
 
-Parsing is Python's own work, and readers share one interpreter with it; and a body may be made to take all memory and
-time there is. So a child does it, and this process never does, but for the smallest bodies of lines
+Parsing is CPU-bound Python code that would block the readers of this interpreter (GIL), and a malicious body can
+exhaust memory and time. So bodies are parsed in child processes, except the smallest line-based ones
 (`tarn.api.http.ingest`).
 
-1. fork server  `tarn.journal.parser_process`, started with the API: it has imported everything, and forks children that
-share
-                its memory until they write to it. A fork takes some milliseconds, and a child some megabytes
-2. children     as many as there are bodies, up to a limit: none waits for the clients of others. A few idle ones are
-                kept, with what they have learned of schemata and values
-3. a body       parent and child speak in turns over a socket: the child asks for bytes, or gives a chunk, or says how
-                it ended; the parent answers each with bytes, with leave to go on, or with word that nobody wants the
-                rest any more
-4. limits       the kernel holds a child to its memory (RLIMIT_DATA) and to its CPU time, which grows with the body
-                (RLIMIT_CPU). The parent waits for no answer longer than a multiple of that, and then kills the child
-5. its end      a child that died of its body makes that body's problem: 413 or 400, which trying again does not help.
-                Whatever else ends one is a 503
+1. fork server  `tarn.journal.parser_process`, started with the API: it has imported everything and forks children that
+                share its memory copy-on-write. A fork takes some milliseconds, a child some megabytes
+2. children     one per body, up to a limit, so that no body waits for a slow client of another. A few idle children
+                are kept with their caches of schemata and values
+3. protocol     request and response: the child requests bytes (MORE), sends a chunk (CHUNK) or reports an error
+                (PROBLEM, FAILURE); the parent answers with bytes (BYTES), GO_ON, or DROP to cancel the body
+4. limits       the kernel enforces the child's memory (RLIMIT_DATA) and its CPU time, which grows with the body
+                (RLIMIT_CPU). The parent waits for a message at most a multiple of that, then kills the child
+5. exit         a child killed by its body is reported as an error of that body: 413 or 400, not retryable. Any other
+                exit is a 503
 """
 
 import os
 import signal
-import socket
-import struct
-import subprocess
 import sys
 import threading
 import time
@@ -32,12 +27,11 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import orjson
 import pyarrow as pa
 import structlog
 
-from tarn.child_process import exactly
-from tarn.errors import BodyTooLarge, Fault, Unavailable, problem_types
+from tarn.child_process import JSON, ChildProcess, MessageConnection
+from tarn.errors import BodyTooLarge, FieldError, Unavailable, problem_types
 from tarn.journal.event_buffer import Chunk, Packed
 from tarn.journal.event_chunks import ReadOptions, ReadReport
 from tarn.journal.formats.counting import require_equal
@@ -46,45 +40,43 @@ from tarn.journal.formats.record import BLOCK, ByteSource, invalid_format
 log = structlog.get_logger(__name__)
 
 MEMORY = 1 << 30
-"""Bytes that a child may take beyond what it has when it is forked."""
+"""Bytes that a child may allocate in addition to its memory at fork."""
 
 LEAST_CPU, BYTES_PER_CPU = 30, 32 << 10
-"""Seconds of CPU time for any body, and the bytes of it that give one more. The slowest real bodies take a tenth."""
+"""Base CPU seconds per body, and the body bytes that add one second. The slowest real bodies use a tenth of this."""
 CPU_PER_CHUNK = 10
-"""Seconds that each chunk of valid rows gives: a few bytes may be many of them."""
+"""CPU seconds added per chunk of valid rows: in columnar formats a few bytes can be many rows."""
 
 WALL_PER_CPU = 8
-"""How much longer a child may take by the clock, beside others: more than that is a machine that cannot do its work."""
+"""Ratio of allowed wall time to allowed CPU time, as children run concurrently. Beyond it the machine is overloaded."""
 
 WAIT = 60.0
-"""Seconds that a body waits for a child. It is milliseconds once the fork server has started, which takes some seconds
-of CPU time: a minute where the machine is very busy."""
+"""Seconds that a body waits for a child. Usually milliseconds once the fork server has started; starting takes some
+seconds of CPU time, which can be a minute on a very busy machine."""
 
 ATTEMPTS = 2
-"""How often a fork server is started anew for one body."""
+"""Attempts to fork a child for one body; each failed attempt restarts the fork server."""
 
 CONTROL_WAIT = 10.0
-"""Seconds within which the fork server answers."""
+"""Seconds to wait for a reply of the fork server."""
 
 RETIRED_AFTER = 64 << 20
-"""Bytes of bodies after which a child is not kept: what it freed is in pieces."""
+"""Total body bytes after which a child is not reused, because its heap is fragmented."""
 
-REQUEST, REPLY = struct.Struct(">BI"), struct.Struct(">Iid")
-"""What the fork server is asked: for what, and of which child. And what it answers: which child, how it ended, and its
-CPU time."""
 FORK, REAP = 1, 2
+"""Requests to the fork server, with a connection or with the pid of a child. Replies: the pid of the new child; the
+wait status and CPU seconds of the reaped one."""
+
+ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"}
+"""Of the fork server. Arrow's default allocators and each OpenBLAS thread of numpy reserve more memory than they use,
+and reserved memory counts against RLIMIT_DATA."""
 
 OUT_OF_MEMORY = 3
-"""Exit code of a child that had not even the memory to say so."""
-
-MOST_MESSAGE = 1 << 30
-
-HEAD = struct.Struct(">BIQ")
-"""What a message is, and how long its two parts are."""
+"""Exit code of a child that ran out of memory, and so could not send a message."""
 
 
 class MessageType(IntEnum):
-    """What a message is. Those of the child come first."""
+    """Message types: READY to FAILURE are sent by the child, BODY to DROP by the parent."""
 
     READY = 1
     MORE = 2
@@ -98,34 +90,31 @@ class MessageType(IntEnum):
 
 
 class Message(NamedTuple):
-    """A word, what is said with it, and bytes."""
+    """A message between parent and child: its type, JSON detail and binary data."""
 
-    says: MessageType
+    type: MessageType
     detail: dict[str, Any]
-    data: memoryview
+    data: bytearray
 
 
 def send(
-    peer: socket.socket, says: MessageType, detail: dict[str, Any] | None = None, data: "bytes | pa.Buffer" = b""
+    connection: MessageConnection,
+    kind: MessageType,
+    detail: dict[str, Any] | None = None,
+    data: "bytes | pa.Buffer" = b"",
 ) -> None:
-    """Send one message, in as few steps as can be: after each one this thread has to get hold of Python again."""
-    text = orjson.dumps(detail or {})
-    peer.sendall(HEAD.pack(says, len(text), len(data)) + text)
-    if len(data):
-        peer.sendall(data)
+    """Send one message."""
+    connection.send((kind, detail or {}), data)
 
 
-def receive(peer: socket.socket) -> Message:
-    """Wait for one message. Raises EOFError if the other side is gone."""
-    says, text, data = HEAD.unpack(exactly(peer, HEAD.size))
-    if text + data > MOST_MESSAGE:
-        raise EOFError
-    rest = memoryview(exactly(peer, text + data))
-    return Message(MessageType(says), orjson.loads(rest[:text]), rest[text:])
+def receive(connection: MessageConnection) -> Message:
+    """Receive one message. Raises EOFError or OSError if the other side has closed the connection."""
+    (kind, detail), data = connection.receive()
+    return Message(MessageType(kind), detail, data)
 
 
 class BodyParser(Protocol):
-    """A body being read: its chunks, and what is known of it once they are at their end."""
+    """Parser of one body: an iterator of chunks, and the counts and report, which are complete after the last chunk."""
 
     @property
     def entities(self) -> int: ...
@@ -139,7 +128,7 @@ class BodyParser(Protocol):
 
 
 class ExitStatus(NamedTuple):
-    """How a child ended: by which signal or with which exit code, and the CPU time that it took."""
+    """Exit status of a child: signal or exit code, and its CPU seconds."""
 
     signal: int
     code: int
@@ -147,329 +136,334 @@ class ExitStatus(NamedTuple):
 
 
 class ForkServer:
-    """The process that forks children, as its parent sees it. One thread at a time speaks to it."""
+    """Parent's handle of the fork server process. Not thread-safe: the caller serializes access."""
 
     module = "tarn.journal.parser_process"
 
     def __init__(self, memory: int, cpu: int) -> None:
         self.cpu = cpu
-        self._control, theirs = socket.socketpair()
-        # Arrow's own allocators reserve more than they use, which counts against a limit; each thread of numpy's would.
-        environment = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
-            command = [sys.executable, "-m", self.module, str(memory), str(cpu)]
-            self._process = subprocess.Popen(  # noqa: S603 - ours
-                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment
-            )
-        self._ready = False
+        self._process = ChildProcess(self.module, str(memory), str(cpu), environment=ENVIRONMENT)
+        self._control = self._process.connection
+        self._is_ready = False
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def is_ready(self, until: float) -> bool:
-        """Whether it has started by then. Raises EOFError or OSError if it is gone."""
-        if not self._ready:
-            limit_waits(self._control, until - time.monotonic())
-            try:
-                self._ready = receive(self._control).says is MessageType.READY
-            except BlockingIOError:
+    @property
+    def exit_reason(self) -> str | None:
+        return self._process.exit_reason
+
+    def is_ready(self, deadline: float) -> bool:
+        """Return whether the fork server has started, waiting until the deadline.
+
+        Raises EOFError or OSError if it died.
+        """
+        if not self._is_ready:
+            if not self._control.is_readable(deadline - time.monotonic()):
                 return False
-            log.info("parsers can be forked", pid=self.pid)
-        return self._ready
+            self._is_ready = receive(self._control).type is MessageType.READY
+            self._control.limit_waits(CONTROL_WAIT)
+            log.info("parser fork server started", pid=self.pid)
+        return self._is_ready
 
     def fork(self) -> "ParserProcess":
-        """A new child. Raises EOFError or OSError if this process is gone or does not answer."""
-        limit_waits(self._control, CONTROL_WAIT)
-        ours, theirs = socket.socketpair()
-        with theirs:
+        """Fork a child. Raises EOFError or OSError if the fork server died or does not reply."""
+        parent_end, child_end = MessageConnection.pair(JSON)
+        with child_end:
             try:
-                socket.send_fds(self._control, [REQUEST.pack(FORK, 0)], [theirs.fileno()])
-                (pid, *_) = REPLY.unpack(exactly(self._control, REPLY.size))
+                self._control.send((FORK, 0))
+                self._control.send_connection(child_end)
+                pid, _ = self._control.receive()
             except BaseException:
-                ours.close()
+                parent_end.close()
                 raise
-        return ParserProcess(pid, ours, self)
+        return ParserProcess(pid, parent_end, self)
 
     def reap(self, pid: int) -> ExitStatus:
-        """End a child if it has not ended, and tell how it did. Raises EOFError or OSError if this process is gone."""
-        limit_waits(self._control, CONTROL_WAIT)
-        self._control.sendall(REQUEST.pack(REAP, pid))
-        _, status, cpu = REPLY.unpack(exactly(self._control, REPLY.size))
+        """Kill a child that is still running and return its exit status. Raises EOFError or OSError if the fork server
+        died."""
+        self._control.send((REAP, pid))
+        (status, cpu), _ = self._control.receive()
         return ExitStatus(os.WTERMSIG(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0, cpu)
 
-    def end(self) -> None:
-        """End it; its children end with it."""
-        self._control.close()
+    def kill(self) -> None:
+        """Kill the fork server; its children are killed with it. May be called from another thread."""
         self._process.kill()
-        self._process.wait()
+
+    def end(self) -> None:
+        """Kill the fork server, wait until it has exited, and close the connection."""
+        self._process.kill()
+        self._process.end()
 
 
 class ParserProcess:
-    """A child, as its parent sees it."""
+    """Parent's handle of a child process."""
 
-    def __init__(self, pid: int, peer: socket.socket, server: ForkServer) -> None:
+    def __init__(self, pid: int, connection: MessageConnection, server: ForkServer) -> None:
         self.pid = pid
         self.server = server
-        self._peer = peer
+        self._connection = connection
         self._received = 0
         self.chunks = 0
-        """That it gave of this body."""
+        """Chunks received of the current body."""
         self.bytes = 0
-        """Of all bodies that it was given."""
-        self.expects = False
-        """Whether the child waits for our word, in the middle of a body."""
-        self.sound = True
+        """Bytes sent of all bodies."""
+        self.awaits_message = False
+        """Whether the child waits for a message from the parent, in the middle of a body."""
+        self._is_usable = True
+        """Whether no request failed."""
 
     @property
     def allowance(self) -> int:
-        """Seconds of CPU time that the child may take over what it was given of this body."""
+        """CPU seconds that the child may use for what it has received of the current body."""
         return cpu_allowance(self.server.cpu, self._received, self.chunks)
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that its answer may take."""
+        """Seconds to wait for the child's next message."""
         return WALL_PER_CPU * max(1, self.allowance)
 
     def begin(self) -> None:
         self._received = self.chunks = 0
 
     def is_alive(self) -> bool:
-        """Whether it waits for a body."""
+        """Return whether the child is running and waits for a body."""
         try:
-            self._peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
+            # An idle child sends nothing, so a connection that is readable was closed.
+            return not self._connection.is_readable()
         except OSError:
             return False
-        return False  # it has nothing to say now: its end is closed
 
-    def ask(self, says: MessageType, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
-        """Say something and wait for the answer. Raises TimeoutError, and EOFError or OSError if the child is gone."""
+    def request(self, kind: MessageType, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
+        """Send a message and return the response. Raises TimeoutError, and EOFError or OSError if the child died."""
         self._received += len(data)
         self.bytes += len(data)
-        self.expects = self.sound = False
-        limit_waits(self._peer, self.longest_wait)
-        try:
-            send(self._peer, says, detail, data)
-            answer = receive(self._peer)
-        except BlockingIOError as error:
-            raise TimeoutError from error
-        self.sound = True
-        return answer
+        self.awaits_message = self._is_usable = False
+        self._connection.limit_waits(self.longest_wait)
+        send(self._connection, kind, detail, data)
+        response = receive(self._connection)
+        self._is_usable = True
+        return response
 
-    def settle(self) -> None:
-        """Make it ready for the next body, wherever this one ended. Raises EOFError or OSError if that cannot be."""
-        if not self.sound:
+    def finish(self) -> None:
+        """Prepare the child for the next body, cancelling the current one if necessary.
+
+        Raises EOFError or OSError if the child cannot be reused.
+        """
+        if not self._is_usable:
             raise EOFError
-        if self.expects:
-            send(self._peer, MessageType.DROP)
-            self.expects = False
+        if self.awaits_message:
+            send(self._connection, MessageType.DROP)
+            self.awaits_message = False
 
     def close(self) -> None:
-        self._peer.close()
+        self._connection.close()
 
 
 class ChildBodyParser:
-    """A body that a child reads."""
+    """Parser of one body that runs in a child process (implements `BodyParser`)."""
 
-    def __init__(self, terms: ReadOptions, parser: ParserProcess, ended: Callable[[], Exception]) -> None:
-        self._terms = terms
-        self._parser = parser
-        self._ended = ended
+    def __init__(self, options: ReadOptions, process: ParserProcess, exit_error: Callable[[], Exception]) -> None:
+        self._options = options
+        self._process = process
+        self._exit_error = exit_error
         self.report = ReadReport()
         self.entities = 0
         self.statements = 0
         self.rows = 0
 
     def chunks(self, source: ByteSource) -> Iterator[Chunk]:
-        """The body's events, as `Intake` makes them.
+        """Yield the body's events in chunks, as `BodyReader.chunks` does.
 
-        Raises the same, InvalidFormat or BodyTooLarge if the child dies of the body, Unavailable if it dies otherwise.
+        Raises what `BodyReader.chunks` raises, InvalidFormat or BodyTooLarge if the body killed the child, and
+        Unavailable if the child died for another reason.
         """
-        parser = self._parser
-        parser.begin()
-        answer = self._ask(MessageType.BODY, {"terms": self._terms.model_dump()}, source.read(BLOCK))
+        process = self._process
+        process.begin()
+        response = self._request(MessageType.BODY, {"options": self._options.model_dump()}, source.read(BLOCK))
         while True:
-            parser.expects = answer.says is MessageType.MORE or (
-                answer.says is MessageType.CHUNK and not answer.detail["over"]
+            process.awaits_message = response.type is MessageType.MORE or (
+                response.type is MessageType.CHUNK and not response.detail["over"]
             )
-            if answer.says is MessageType.MORE:
-                answer = self._ask(MessageType.BYTES, data=source.read(BLOCK))
+            if response.type is MessageType.MORE:
+                response = self._request(MessageType.BYTES, data=source.read(BLOCK))
                 continue
-            if answer.says is not MessageType.CHUNK:
-                raise _reported_error(answer)
-            counted = answer.detail
-            self.entities += counted["entities"]
-            self.statements += counted["statements"]
-            if counted["over"]:
-                self.report = ReadReport(**counted["report"])
-            if answer.data:
-                (rows,) = pa.ipc.open_stream(answer.data)
+            if response.type is not MessageType.CHUNK:
+                raise _reported_error(response)
+            counts = response.detail
+            self.entities += counts["entities"]
+            self.statements += counts["statements"]
+            if counts["over"]:
+                self.report = ReadReport(**counts["report"])
+            if response.data:
+                (rows,) = pa.ipc.open_stream(response.data)
                 self.rows += rows.num_rows
-                yield Packed(rows, counted["entities"], counted["statements"], counted["size"])
+                yield Packed(rows, counts["entities"], counts["statements"], counts["size"])
                 del rows
-            if counted["over"]:
-                require_equal(self.rows, counted["rows"], "rows came from the parser", "were read")
+            if counts["over"]:
+                require_equal(self.rows, counts["rows"], "rows came from the parser", "were read")
                 return
-            del answer  # whoever writes it has it; it need not be kept while the next one is made
-            parser.chunks += 1
-            answer = self._ask(MessageType.GO_ON)
+            del response  # the consumer has the chunk; do not hold its memory while the next one is parsed
+            process.chunks += 1
+            response = self._request(MessageType.GO_ON)
 
-    def _ask(self, says: MessageType, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
+    def _request(self, kind: MessageType, detail: dict[str, Any] | None = None, data: bytes = b"") -> Message:
         try:
-            return self._parser.ask(says, detail, data)
+            return self._process.request(kind, detail, data)
         except TimeoutError as error:
-            wait = f"{self._parser.longest_wait:g} seconds"
-            raise Unavailable(f"a part of the body was not parsed within {wait}", retry_after=30) from error
+            wait = f"{self._process.longest_wait:g} seconds"
+            raise Unavailable(f"parsing a part of the body timed out after {wait}", retry_after=30) from error
         except (OSError, EOFError) as error:
-            raise self._ended() from error
+            raise self._exit_error() from error
 
 
 class ParserPool:
-    """The children of one process."""
+    """Pool of parser child processes, one per API process. Thread-safe."""
 
     def __init__(self, most: int, memory: int = MEMORY, cpu: int = LEAST_CPU, wait: float = WAIT) -> None:
         self._memory = memory
         self._cpu = cpu
         self._wait = wait
-        self._places = threading.BoundedSemaphore(most)
-        self._keep = min(most, available_processors())
+        self._slots = threading.BoundedSemaphore(most)
+        self._max_idle = min(most, available_processors())
         self._lock = threading.Lock()
-        """Held while the fork server is spoken to, and while the lists below are changed."""
+        """Guards the connection to the fork server and the fields below."""
         self._server: ForkServer | None = None
         self._busy: set[ParserProcess] = set()
         self._idle: list[ParserProcess] = []
         self._closed = False
 
     def start(self) -> None:
-        """Start the fork server, without waiting for it. Without this, the first body does."""
-        with self._held(self._wait):
-            self._serving()
+        """Start the fork server without waiting until it is ready. Otherwise the first body starts it."""
+        with self._locked(self._wait):
+            self._running_server()
 
     @contextmanager
-    def reading(self, terms: ReadOptions) -> Iterator[ChildBodyParser]:
-        """Read a body in a child. Leaving the context gives the child back, however far it came.
+    def parser(self, options: ReadOptions) -> Iterator[ChildBodyParser]:
+        """Provide a child process that parses one body. Leaving the context releases it, even in mid-body.
 
-        Raises Unavailable if there is no child within some seconds.
+        Raises Unavailable if no child is available within the timeout.
         """
-        until = time.monotonic() + self._wait
-        if not self._places.acquire(timeout=self._wait):
-            raise self._none()
+        deadline = time.monotonic() + self._wait
+        if not self._slots.acquire(timeout=self._wait):
+            raise self._none_available()
         try:
-            parser = self._take(until)
+            process = self._acquire(deadline)
             try:
-                yield ChildBodyParser(terms, parser, lambda: self._cause(parser))
+                yield ChildBodyParser(options, process, lambda: self._exit_error(process))
             finally:
-                self._give_back(parser)
+                self._release(process)
         finally:
-            self._places.release()
+            self._slots.release()
 
     def close(self) -> None:
-        """End all children at once. Who still reads with one gets Unavailable, and so does who asks for one later."""
+        """Kill all children. Callers that use one, or request one later, get Unavailable."""
         self._closed = True
-        # Not under the lock, which somebody may hold who waits for this process.
+        # Without the lock: a thread that waits for the fork server may hold it.
         server = self._server
         if server is not None:
-            server.end()
+            server.kill()
         with self._lock:
-            for parser in self._idle:
-                parser.close()
+            if server is not None:
+                server.end()
+            for process in self._idle:
+                process.close()
             self._idle.clear()
 
-    def _take(self, until: float) -> ParserProcess:
-        with self._held(until - time.monotonic()):
+    def _acquire(self, deadline: float) -> ParserProcess:
+        with self._locked(deadline - time.monotonic()):
             while self._idle:
-                parser = self._idle.pop()
-                if parser.is_alive():
-                    self._busy.add(parser)
-                    return parser
-                self._reap(parser)
+                process = self._idle.pop()
+                if process.is_alive():
+                    self._busy.add(process)
+                    return process
+                self._reap(process)
             for _ in range(ATTEMPTS):
                 try:
-                    server = self._serving()
-                    if not server.is_ready(until):
-                        break  # it goes on starting, for the next body
-                    parser = server.fork()
+                    server = self._running_server()
+                    if not server.is_ready(deadline):
+                        break  # it continues to start, for the next body
+                    process = server.fork()
                 except (OSError, EOFError):
                     self._drop_server()
                     continue
-                self._busy.add(parser)
-                return parser
-            raise self._none()
+                self._busy.add(process)
+                return process
+            raise self._none_available()
 
-    def _give_back(self, parser: ParserProcess) -> None:
+    def _release(self, process: ParserProcess) -> None:
         with self._lock:
-            if parser not in self._busy:
-                return  # it ended, and was reaped
-            self._busy.discard(parser)
+            if process not in self._busy:
+                return  # it exited and was reaped
+            self._busy.discard(process)
             try:
-                parser.settle()
+                process.finish()
             except (OSError, EOFError):
-                self._reap(parser)
+                self._reap(process)
                 return
-            if len(self._idle) < self._keep and parser.bytes < RETIRED_AFTER and not self._closed:
-                self._idle.append(parser)
+            if len(self._idle) < self._max_idle and process.bytes < RETIRED_AFTER and not self._closed:
+                self._idle.append(process)
             else:
-                self._reap(parser)
+                self._reap(process)
 
-    def _cause(self, parser: ParserProcess) -> Exception:
-        """Why a child is gone, as the problem of the body that it was reading."""
+    def _exit_error(self, process: ParserProcess) -> Exception:
+        """Reap a child that died and return the error to raise for the body that it was parsing."""
         with self._lock:
-            self._busy.discard(parser)
-            ending = self._reap(parser)
-        if ending is None:
+            self._busy.discard(process)
+            exit_status = self._reap(process)
+        if exit_status is None:
             return Unavailable("the process that parsed the body died", retry_after=1)
-        log.warning("a parser died", pid=parser.pid, signal=ending.signal, code=ending.code, cpu=ending.cpu)
-        if ending.code == OUT_OF_MEMORY:
+        log.warning("parser process died", pid=process.pid, **exit_status._asdict())
+        if exit_status.code == OUT_OF_MEMORY:
             return out_of_memory(self._memory)
-        if ending.signal == signal.SIGXCPU:
-            return invalid_format(f"it takes more than {parser.allowance} seconds of CPU time to parse")
-        if ending.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-            return invalid_format(f"the process that parsed it crashed ({signal.Signals(ending.signal).name})")
+        if exit_status.signal == signal.SIGXCPU:
+            return invalid_format(f"parsing it takes more than {process.allowance} seconds of CPU time")
+        if exit_status.signal in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
+            return invalid_format(f"the process that parsed it crashed ({signal.Signals(exit_status.signal).name})")
         return Unavailable("the process that parsed the body died", retry_after=1)
 
-    def _reap(self, parser: ParserProcess) -> ExitStatus | None:
-        """End a child; how it ended, if its parent is there to tell."""
-        parser.close()
-        if self._server is not parser.server or self._closed:
-            return None  # it ended with its parent
+    def _reap(self, process: ParserProcess) -> ExitStatus | None:
+        """Kill a child and return its exit status; None if its fork server is gone."""
+        process.close()
+        if self._server is not process.server or self._closed:
+            return None  # it was killed with its fork server
         try:
-            return self._server.reap(parser.pid)
+            return self._server.reap(process.pid)
         except (OSError, EOFError):
             self._drop_server()
             return None
 
-    def _serving(self) -> ForkServer:
+    def _running_server(self) -> ForkServer:
         if self._closed:
             raise Unavailable("the server is shutting down", retry_after=1)
         if self._server is None:
             self._server = ForkServer(self._memory, self._cpu)
-            if self._closed:  # meanwhile, without having seen it
+            if self._closed:  # `close` ran concurrently and did not see the new server
                 self._server.end()
         return self._server
 
     def _drop_server(self) -> None:
-        """End a fork server that does not answer, and with it its children."""
+        """Kill a fork server that does not reply, and its children."""
         server, self._server = self._server, None
         if server is not None:
-            log.warning("the fork server of parsers is gone", pid=server.pid)
             server.end()
-        for parser in self._idle:
-            parser.close()
+            log.warning("parser fork server died", pid=server.pid, reason=server.exit_reason)
+        for process in self._idle:
+            process.close()
         self._idle.clear()
 
     @contextmanager
-    def _held(self, wait: float) -> Iterator[None]:
+    def _locked(self, wait: float) -> Iterator[None]:
         if not self._lock.acquire(timeout=max(0.0, wait)):
-            raise self._none()
+            raise self._none_available()
         try:
             yield
         finally:
             self._lock.release()
 
-    def _none(self) -> Unavailable:
-        return Unavailable(f"no process to parse the body within {self._wait:g} seconds", retry_after=2)
+    def _none_available(self) -> Unavailable:
+        return Unavailable(f"no parser process became available within {self._wait:g} seconds", retry_after=2)
 
 
 def out_of_memory(limit: int) -> BodyTooLarge:
@@ -480,32 +474,25 @@ def out_of_memory(limit: int) -> BodyTooLarge:
 
 
 def cpu_allowance(least: int, received: int, chunks: int) -> int:
-    """Seconds of CPU time that a child may take over so many bytes of a body, having made so many chunks of them."""
+    """Return the CPU seconds allowed for a body after this many received bytes and produced chunks."""
     return least + received // BYTES_PER_CPU + chunks * CPU_PER_CHUNK
 
 
-def limit_waits(peer: socket.socket, seconds: float) -> None:
-    """Let no call on a socket wait longer: BlockingIOError then. It still blocks, so that one call takes everything."""
-    value = struct.pack("@ll", int(max(seconds, 0.001)), int(max(seconds, 0.001) % 1 * 1_000_000))
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        peer.setsockopt(socket.SOL_SOCKET, option, value)
-
-
 def available_processors() -> int:
-    """Processors that this process may use: by its affinity, and by the CPU quota of its cgroup."""
+    """Return the number of CPUs this process may use, by its affinity and the CPU quota of its cgroup."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(count, -(-int(quota) // int(period))))
-    except (OSError, ValueError):  # no cgroup, another version of them, or no quota
+    except (OSError, ValueError):  # no cgroup, cgroup v1, or no quota
         return count
 
 
-def _reported_error(answer: Message) -> Exception:
-    """What a child could not get over, in the words that it would have had here."""
-    if answer.says is MessageType.PROBLEM:
-        members = answer.detail["members"]
+def _reported_error(response: Message) -> Exception:
+    """Rebuild the exception that a child reported."""
+    if response.type is MessageType.PROBLEM:
+        members = response.detail["members"]
         if "errors" in members:
-            members["errors"] = [Fault(**fault) for fault in members["errors"]]
-        return problem_types()[answer.detail["slug"]](answer.detail["detail"], **members)
-    return RuntimeError(f"a parser failed:\n{answer.detail.get('trace')}")
+            members["errors"] = [FieldError(**fault) for fault in members["errors"]]
+        return problem_types()[response.detail["slug"]](response.detail["detail"], **members)
+    return RuntimeError(f"parser process failed:\n{response.detail.get('trace')}")

@@ -1,6 +1,7 @@
-"""The journal beside a lake of another moment: what is in a snapshot is done, and what no longer is, is not.
+"""Reconcile the journal with a lake of another point in time, after a restore of the database or of the lake.
 
-Commit numbers and segments only ever rise. So a journal that is older than the lake goes on above what the lake has.
+Batches in a snapshot are marked as done; batches whose snapshot is gone are marked as committed again. Commit numbers
+and segments only increase, so a journal that is older than the lake continues above the numbers that the lake has.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,19 +10,20 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, select, update
 
 from tarn.datasets.registry import Dataset
-from tarn.db.tables import idempotency, journal_batches, journal_head, mapping_runs, tags
-from tarn.journal import batch_contents as contents
+from tarn.db import idempotency
+from tarn.db.tables import journal_batches, journal_head, mapping_runs, tags
+from tarn.journal import batch_contents
 from tarn.journal.batches import COMMITTED, DONE, OPEN, STAGED
 from tarn.model.mapping import tag_of
 from tarn.model.names import LAKEHOUSE, Checksum
-from tarn.model.recovery import Commits, KnownBatch
-from tarn.model.snapshot import HeldBatch, Snapshot
+from tarn.model.recovery import Commits, RecordedBatch
+from tarn.model.snapshot import IncludedBatch, Snapshot
 
 AT_ONCE = 500
 
 
 def last_commit(manifest: Snapshot) -> int:
-    """The highest commit number that a snapshot's files speak of, or its batches have."""
+    """Return the highest commit number in a snapshot's files (by their `ord` statistics) and batches."""
     highest = max((batch.commit for batch in manifest.batches), default=0)
     for file in (*manifest.statements.files, *manifest.translog.files):
         bound = file.columns["ord"].max if "ord" in file.columns else None
@@ -31,9 +33,9 @@ def last_commit(manifest: Snapshot) -> int:
 
 
 def catch_up(connection: Connection, dataset: Dataset, recorded: Iterable[Snapshot]) -> None:
-    """Let the journal go on above snapshots that are about to be recorded.
+    """Raise the journal's numbers above snapshots that are about to be recorded.
 
-    A batch that was being sent when the database was saved, and is in one of them, is done.
+    Also marks batches as done that were open or staged when the database was backed up, and are in one of them.
     """
     commit = segment = 0
     for manifest in recorded:
@@ -41,13 +43,13 @@ def catch_up(connection: Connection, dataset: Dataset, recorded: Iterable[Snapsh
         uids = [batch.id for batch in manifest.batches]
         for start in range(0, len(uids), AT_ONCE):
             own = journal_batches.c.dataset_id == dataset.id, journal_batches.c.uid.in_(uids[start : start + AT_ONCE])
-            ended = connection.execute(
+            updated = connection.execute(
                 update(journal_batches)
                 .where(*own, journal_batches.c.state.in_((OPEN, STAGED)))
                 .values(state=DONE, segment=manifest.segment)
                 .returning(journal_batches.c.stage)
             )
-            stages = {row.stage for row in ended} - {None}
+            stages = {row.stage for row in updated} - {None}
             connection.execute(
                 update(journal_batches)
                 .where(journal_batches.c.id.in_(stages), journal_batches.c.state == OPEN)
@@ -57,63 +59,64 @@ def catch_up(connection: Connection, dataset: Dataset, recorded: Iterable[Snapsh
 
 
 def raise_to(connection: Connection, dataset: Dataset, commit: int, segment: int) -> None:
-    """Let commit numbers and segments go on from here, if they are below."""
+    """Raise the journal's commit number and open segment to at least these."""
     head = journal_head.c
     own = head.dataset_id == dataset.id
     connection.execute(update(journal_head).where(own, head.commit < commit).values(commit=commit))
     connection.execute(update(journal_head).where(own, head.segment < segment).values(segment=segment))
 
 
-def skipped_batches(connection: Connection, dataset: Dataset, segment: int) -> list[KnownBatch]:
-    """Committed batches in segments that count as done, though no snapshot names them."""
+def skipped_batches(connection: Connection, dataset: Dataset, segment: int) -> list[RecordedBatch]:
+    """Return committed batches in segments up to this one, which count as flushed though no snapshot has them."""
     rows = connection.execute(select(journal_batches).where(*_passed(dataset, segment)).order_by(journal_batches.c.id))
     return [known(row) for row in rows]
 
 
 def reopen(connection: Connection, dataset: Dataset, segment: int) -> None:
-    """Put batches of segments that are done into the open one. Their numbers, and so their places, stay."""
+    """Move committed batches of flushed segments to the open segment. They keep their commit numbers and order."""
     opened = select(journal_head.c.segment).where(journal_head.c.dataset_id == dataset.id).scalar_subquery()
     connection.execute(update(journal_batches).where(*_passed(dataset, segment)).values(segment=opened))
 
 
 def unflushed_by_rollback(
     connection: Connection, dataset: Dataset, segment: int
-) -> tuple[list[KnownBatch], list[KnownBatch]]:
-    """Batches that count as flushed into what came after a segment: those whose rows are all there, and the others."""
+) -> tuple[list[RecordedBatch], list[RecordedBatch]]:
+    """Return batches marked as done in later segments: those whose rows are still in the journal, and the lost ones."""
     counted = (
-        select(journal_batches, contents.counted().label("there"))
+        select(journal_batches, batch_contents.counted().label("present"))
         .where(*_done_after(dataset, segment))
         .order_by(journal_batches.c.id)
     )
-    whole: list[KnownBatch] = []
-    lost: list[KnownBatch] = []
+    complete: list[RecordedBatch] = []
+    lost_batches: list[RecordedBatch] = []
     for row in connection.execute(counted):
-        (whole if row.there == row.rows else lost).append(known(row))
-    return whole, lost
+        (complete if row.present == row.rows else lost_batches).append(known(row))
+    return complete, lost_batches
 
 
-def roll_back(connection: Connection, dataset: Dataset, again: Sequence[KnownBatch], target: Snapshot | None) -> None:
-    """Let what is to be flushed again count as waiting, and forget what was made of data that is gone.
+def roll_back(
+    connection: Connection, dataset: Dataset, again: Sequence[RecordedBatch], target: Snapshot | None
+) -> None:
+    """Mark batches as committed so that they are flushed again, and delete records derived from lost data.
 
-    What was answered under an idempotency key since then may be lost: whoever sends it again must get through. And no
-    mapping counts as run.
+    Deletes idempotency keys created since the target snapshot, because the writes that they confirm may be lost and a
+    client that retries must be able to write. Deletes all mapping runs and their tags, so that mappings run again.
     """
     uids = [batch.id for batch in again]
     for start in range(0, len(uids), AT_ONCE):
         some = journal_batches.c.uid.in_(uids[start : start + AT_ONCE])
         connection.execute(update(journal_batches).where(some).values(state=COMMITTED))
-    since = () if target is None else (idempotency.c.created >= target.created,)
-    connection.execute(delete(idempotency).where(*since))
+    idempotency.forget_since(connection, None if target is None else target.created)
     runs = mapping_runs.c.dataset_id == dataset.id
     hashes = connection.execute(select(mapping_runs.c.content_hash).where(runs)).scalars().all()
-    keys = [tag_of(Checksum(one)) for one in hashes]
+    keys = [tag_of(Checksum(content_hash)) for content_hash in hashes]
     own = tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_(keys)
     connection.execute(delete(tags).where(*own))
     connection.execute(delete(mapping_runs).where(runs))
 
 
-def lost_commits(connection: Connection, dataset: Dataset, above: int, again: Sequence[KnownBatch]) -> list[Commits]:
-    """The numbers that were given out above one, and whose batches are neither waiting nor to be flushed again."""
+def lost_commits(connection: Connection, dataset: Dataset, above: int, again: Sequence[RecordedBatch]) -> list[Commits]:
+    """Return the ranges of commit numbers above `above` whose batches are neither waiting nor in `again`."""
     last = connection.execute(select(journal_head.c.commit).where(journal_head.c.dataset_id == dataset.id)).scalar()
     waiting = connection.execute(
         select(journal_batches.c.commit).where(
@@ -123,25 +126,25 @@ def lost_commits(connection: Connection, dataset: Dataset, above: int, again: Se
             journal_batches.c.commit > above,
         )
     ).scalars()
-    there = sorted({*waiting, *(batch.commit for batch in again if batch.commit is not None)})
+    present = sorted({*waiting, *(batch.commit for batch in again if batch.commit is not None)})
     lost: list[Commits] = []
     first = above + 1
-    for number in [*there, (last or 0) + 1]:
+    for number in [*present, (last or 0) + 1]:
         if number > first:
             lost.append(Commits(first=first, last=number - 1))
         first = number + 1
     return lost
 
 
-def unknown(connection: Connection, dataset: Dataset, held: Sequence[HeldBatch]) -> list[KnownBatch]:
-    """Those of a snapshot's batches that the journal does not have."""
-    uids = [batch.id for batch in held]
-    there: set[str] = set()
+def unknown(connection: Connection, dataset: Dataset, batches_included: Sequence[IncludedBatch]) -> list[RecordedBatch]:
+    """Return those of a snapshot's batches that are not in the journal."""
+    uids = [batch.id for batch in batches_included]
+    present: set[str] = set()
     for start in range(0, len(uids), AT_ONCE):
         own = journal_batches.c.dataset_id == dataset.id, journal_batches.c.uid.in_(uids[start : start + AT_ONCE])
-        there |= set(connection.execute(select(journal_batches.c.uid).where(*own)).scalars())
+        present |= set(connection.execute(select(journal_batches.c.uid).where(*own)).scalars())
     return [
-        KnownBatch(
+        RecordedBatch(
             id=batch.id,
             tenant=batch.tenant,
             origin=None,
@@ -150,21 +153,21 @@ def unknown(connection: Connection, dataset: Dataset, held: Sequence[HeldBatch])
             rows=batch.rows,
             message=batch.message,
         )
-        for batch in held
-        if batch.id not in there
+        for batch in batches_included
+        if batch.id not in present
     ]
 
 
-def waiting_batches(connection: Connection, dataset_id: str) -> list[KnownBatch]:
-    """What is committed and not flushed."""
+def waiting_batches(connection: Connection, dataset_id: str) -> list[RecordedBatch]:
+    """Return the batches of a dataset that are committed and not flushed."""
     own = journal_batches.c.dataset_id == dataset_id, journal_batches.c.state == COMMITTED, ~journal_batches.c.is_stage
     return [
         known(row) for row in connection.execute(select(journal_batches).where(*own).order_by(journal_batches.c.id))
     ]
 
 
-def known(row: Row[Any]) -> KnownBatch:
-    return KnownBatch(
+def known(row: Row[Any]) -> RecordedBatch:
+    return RecordedBatch(
         id=row.uid,
         tenant=row.tenant,
         origin=row.origin,

@@ -1,4 +1,4 @@
-"""Events set aside: what a flush could not write, kept until an operator puts it back or deletes the dataset."""
+"""Rejected events: those that a flush could not write, kept until an operator retries them or deletes the dataset."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -6,25 +6,28 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, delete, insert, select
 
+from tarn.access.audit import AuditedAction
 from tarn.datasets.registry import Dataset
+from tarn.db.engine import Database
 from tarn.db.tables import journal, journal_batches, journal_rejected
 from tarn.db.upsert import upsert
-from tarn.journal import head as heads
+from tarn.journal import head
 from tarn.journal.batches import COMMITTED
 from tarn.journal.event_buffer import SCHEMA
 from tarn.model.ids import new_id, now
 from tarn.model.journal import MOST_RETRIED, RejectedEvent, Retried
+from tarn.model.names import TenantName
 from tarn.settings import Settings
 
 COLUMNS = tuple(name for name in SCHEMA.names if name not in ("batch", "position"))
-"""What an event is, wherever it stands."""
+"""The columns of an event, without batch and position."""
 
 ERASED_AT_ONCE = 500
-"""Ids in one statement."""
+"""Maximum ids in one SQL statement."""
 
 
 class Rejected(NamedTuple):
-    """An event to be set aside: where it stood, and why it cannot be written. Bytes in it are hexadecimal."""
+    """A rejected event: its batch and position, and why it cannot be written. Bytes in `event` are hexadecimal."""
 
     batch_uid: str
     tenant: str
@@ -35,7 +38,7 @@ class Rejected(NamedTuple):
 
 
 def store_rejected(connection: Connection, dataset_id: str, rows: list[Rejected]) -> None:
-    """Keep events in the transaction that takes them out of the journal. Doing it again changes nothing."""
+    """Store rejected events in the transaction that removes them from the journal. Idempotent."""
     moment = now()
     values = [
         {
@@ -56,42 +59,58 @@ def store_rejected(connection: Connection, dataset_id: str, rows: list[Rejected]
 
 
 def erase(connection: Connection, dataset_id: str, entity_ids: Collection[str]) -> None:
-    """Forget the events on these entities that were set aside."""
+    """Delete the rejected events of these entities."""
     rows = connection.execute(
         select(journal_rejected.c.id, journal_rejected.c.event).where(journal_rejected.c.dataset_id == dataset_id)
     )
-    known = set(entity_ids)
-    gone = [row.id for row in rows if known & {row.event.get("entity_id"), row.event.get("canonical_id")}]
-    for start in range(0, len(gone), ERASED_AT_ONCE):
-        some = gone[start : start + ERASED_AT_ONCE]
+    erased = set(entity_ids)
+    ids = [row.id for row in rows if erased & {row.event.get("entity_id"), row.event.get("canonical_id")}]
+    for start in range(0, len(ids), ERASED_AT_ONCE):
+        some = ids[start : start + ERASED_AT_ONCE]
         connection.execute(delete(journal_rejected).where(journal_rejected.c.id.in_(some)))
 
 
-def page(connection: Connection, dataset: Dataset, after: str | None, limit: int) -> list[RejectedEvent]:
-    """Events that were set aside, oldest first."""
-    query = _of(dataset).order_by(journal_rejected.c.id).limit(limit)
-    if after is not None:
-        query = query.where(journal_rejected.c.id > after)
-    return [RejectedEvent.model_validate(row._mapping, from_attributes=True) for row in connection.execute(query)]
+class RejectedEventService:
+    """Lists and retries rejected events."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    def page(self, dataset: Dataset, after: str | None, limit: int) -> list[RejectedEvent]:
+        """Return rejected events, oldest first."""
+        query = _of(dataset).order_by(journal_rejected.c.id).limit(limit)
+        if after is not None:
+            query = query.where(journal_rejected.c.id > after)
+        with self._database.read() as connection:
+            rows = connection.execute(query)
+            return [RejectedEvent.model_validate(row._mapping, from_attributes=True) for row in rows]
+
+    def retry(self, dataset: Dataset, tenant: TenantName, ids: list[str] | None, act: AuditedAction) -> Retried:
+        """Retry rejected events: those with these ids, or the oldest. Raises DatasetNotFound, Backpressure."""
+        with self._database.write() as connection:
+            retried = retry(connection, self._settings, dataset, tenant, ids)
+            act.done(connection, rows=retried.retried)
+        return retried
 
 
 def retry(connection: Connection, settings: Settings, dataset: Dataset, tenant: str, ids: list[str] | None) -> Retried:
-    """Put events back into the journal as one new batch of this tenant: these, or the oldest ones.
+    """Write rejected events to the journal as one new batch of this tenant: those with these ids, or the oldest.
 
-    Deleting them is what takes them, so of two who retry the same event one gets it. They were counted in a quota when
-    they were first written, and are not again. They happen now: what was said since is overruled by them.
+    The DELETE claims the events, so of two concurrent retries only one gets each event. They were counted in a quota
+    when they were first written, and are not counted again. They apply as of now, after all writes made since.
     Raises DatasetNotFound, Backpressure; then nothing has changed.
     """
-    wanted = _of(dataset).with_only_columns(journal_rejected.c.id).order_by(journal_rejected.c.id).limit(MOST_RETRIED)
+    query = _of(dataset).with_only_columns(journal_rejected.c.id).order_by(journal_rejected.c.id).limit(MOST_RETRIED)
     if ids is not None:
-        wanted = wanted.where(journal_rejected.c.id.in_(ids))
-    found = connection.execute(wanted).scalars().all()
-    taken = connection.execute(
-        delete(journal_rejected).where(journal_rejected.c.id.in_(found)).returning(journal_rejected)
+        query = query.where(journal_rejected.c.id.in_(ids))
+    requested = connection.execute(query).scalars().all()
+    claimed = connection.execute(
+        delete(journal_rejected).where(journal_rejected.c.id.in_(requested)).returning(journal_rejected)
     ).all()
-    if not taken:
+    if not claimed:
         return Retried(retried=0, commit=None)
-    events = [_event(row) for row in sorted(taken, key=lambda row: (row.commit, row.position))]
+    events = [_event(row) for row in sorted(claimed, key=lambda row: (row.commit, row.position))]
     return Retried(retried=len(events), commit=_write(connection, settings, dataset, tenant, events))
 
 
@@ -99,8 +118,8 @@ def _write(
     connection: Connection, settings: Settings, dataset: Dataset, tenant: str, events: list[dict[str, Any]]
 ) -> int:
     moment = now()
-    more = heads.AddedSize(len(events), sum(len(event["value"] or "") for event in events))
-    stamp = heads.take(connection, dataset, 1, more, moment, within=settings)
+    more = head.AddedSize(len(events), sum(len(event["value"] or "") for event in events))
+    stamp = head.take(connection, dataset, 1, more, moment, within=settings)
     batch_id: int = connection.execute(
         insert(journal_batches)
         .values(
@@ -127,7 +146,7 @@ def _write(
 
 
 def _event(row: Row[Any]) -> dict[str, Any]:
-    """The journal's columns of a kept event."""
+    """Return the journal columns of a rejected event."""
     event = {name: row.event.get(name) for name in COLUMNS}
     return event | {"id": None if event["id"] is None else bytes.fromhex(event["id"])}
 

@@ -1,4 +1,4 @@
-"""Segments: closed slices of a dataset's journal, each of which becomes one snapshot."""
+"""Journal segments: slices of a dataset's journal. Each closed segment with rows becomes one snapshot."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -11,12 +11,11 @@ from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal_batches, journal_head, snapshot_heads
 from tarn.errors import DatasetNotFound
-from tarn.journal import batch_contents as contents
-from tarn.journal import head as heads
+from tarn.journal import batch_contents, head
 from tarn.journal.batch_contents import PURGE_ROWS
 from tarn.journal.batches import COMMITTED, DONE
 from tarn.model.ids import now
-from tarn.model.snapshot import HeldBatch
+from tarn.model.snapshot import IncludedBatch
 
 LAST_FLUSHED = "journal/last_flushed"
 LAST_MOVED = "statements/last_updated"
@@ -26,14 +25,14 @@ AT_ONCE = 500
 
 
 class Segment(NamedTuple):
-    """A closed segment that no snapshot holds yet, with what was committed in it."""
+    """A closed segment that no snapshot holds yet, with the batches committed in it."""
 
     number: int
     after: int
-    """The segment that the head has; those between are empty."""
-    batches: tuple[HeldBatch, ...]
-    stage: HeldBatch | None
-    """The batches are one stage, and nothing else: whose it is, and what was said of it."""
+    """The segment of the head snapshot; segments between the two are empty."""
+    batches: tuple[IncludedBatch, ...]
+    stage: IncludedBatch | None
+    """Set if all batches belong to one stage: a batch with the stage's tenant, message and metadata."""
     size: int = 0
     """Characters of its values."""
 
@@ -43,17 +42,17 @@ class Segment(NamedTuple):
 
 
 def close(connection: Connection, dataset: Dataset) -> None:
-    """Close the open segment if anything was committed in it, so that it can be flushed."""
-    open_one = select(journal_head.c.segment).where(journal_head.c.dataset_id == dataset.id).scalar_subquery()
+    """Close the open segment if it has a committed batch, so that it can be flushed."""
+    open_segment = select(journal_head.c.segment).where(journal_head.c.dataset_id == dataset.id).scalar_subquery()
     filled = connection.execute(
-        select(journal_batches.c.id).where(*_committed(dataset), journal_batches.c.segment == open_one).limit(1)
+        select(journal_batches.c.id).where(*_committed(dataset), journal_batches.c.segment == open_segment).limit(1)
     ).first()
     if filled is not None:
-        heads.rotate(connection, dataset.id)
+        head.rotate(connection, dataset.id)
 
 
 def last_closed(connection: Connection, dataset: Dataset) -> int:
-    """The number of the newest closed segment. Raises DatasetNotFound."""
+    """Return the number of the newest closed segment. Raises DatasetNotFound."""
     number: int | None = connection.execute(
         select(journal_head.c.segment).where(journal_head.c.dataset_id == dataset.id)
     ).scalar()
@@ -63,7 +62,7 @@ def last_closed(connection: Connection, dataset: Dataset) -> int:
 
 
 def oldest(connection: Connection, dataset: Dataset) -> Segment | None:
-    """The first closed segment that is not done and has rows. Those before it must be done first."""
+    """Return the first closed segment that has rows and is not flushed. Segments are flushed in order."""
     number: int | None = connection.execute(
         select(func.min(journal_batches.c.segment))
         .join(journal_head, journal_head.c.dataset_id == journal_batches.c.dataset_id)
@@ -83,7 +82,7 @@ def oldest(connection: Connection, dataset: Dataset) -> Segment | None:
     ).scalar_one()
     stage = aliased(journal_batches, name="stage")
     rows = connection.execute(
-        select(journal_batches, stage.c.message.label("said"), stage.c.metadata.label("told"))
+        select(journal_batches, stage.c.message.label("stage_message"), stage.c.metadata.label("stage_metadata"))
         .outerjoin(stage, stage.c.id == journal_batches.c.stage)
         .where(
             *_committed(dataset),
@@ -93,42 +92,43 @@ def oldest(connection: Connection, dataset: Dataset) -> Segment | None:
         )
         .order_by(journal_batches.c.commit)
     )
-    found = [(row.stage, _held(row), row.size) for row in rows]
-    batches = tuple(batch for _, batch, _ in found)
-    of_one = len({stage for stage, _, _ in found}) == 1 and found[0][0] is not None
-    return Segment(number, after, batches, batches[0] if of_one else None, sum(size for _, _, size in found))
+    committed = [(row.stage, _held(row), row.size) for row in rows]
+    batches = tuple(batch for _, batch, _ in committed)
+    is_one_stage = len({stage for stage, _, _ in committed}) == 1 and committed[0][0] is not None
+    return Segment(number, after, batches, batches[0] if is_one_stage else None, sum(size for _, _, size in committed))
 
 
 def mark_done(connection: Connection, dataset: Dataset, segment: int, uids: Sequence[str], moved: bool) -> None:
-    """Say that a snapshot holds these batches, in the transaction that records it, and move the tags.
+    """Mark batches as done in the transaction that records their snapshot, and update the core tags.
 
-    `journal/last_flushed` claims no more than is true: with everything flushed it is this moment, which no write can be
-    older than that commits later, as it waits for the head's row; else it is just before the oldest batch that is left.
+    `journal/last_flushed` is a moment up to which everything is flushed. If nothing is left, it is now: later commits
+    wait for the head's row, which is locked here, so none of them is older. Otherwise it is just before the oldest
+    batch that is left.
     """
-    # A write that has its number and has not committed yet holds the row: without waiting for it, it would not be seen
-    # below, and nobody would know that it waits.
+    # Lock the head's row. A writer that has a commit number and has not committed yet holds it; without waiting for
+    # that writer, its batch would be missed below and not count as waiting.
     connection.execute(
         select(journal_head.c.dataset_id).where(journal_head.c.dataset_id == dataset.id).with_for_update()
     )
     moment = now()
     done = {"rows": 0, "size": 0}
     for some in _cut(uids):
-        ended = connection.execute(
+        updated = connection.execute(
             update(journal_batches)
             .where(*_committed(dataset), journal_batches.c.uid.in_(some))
             .values(state=DONE)
             .returning(journal_batches.c.rows, journal_batches.c.size)
         )
-        for row in ended:
+        for row in updated:
             done["rows"] += row.rows
             done["size"] += row.size
-    # Stages have no rows of their own: they are over when what was sent to them is.
+    # Stages have no rows of their own: they are done when their batches are.
     connection.execute(
         update(journal_batches)
         .where(*_committed(dataset), journal_batches.c.is_stage, journal_batches.c.segment <= segment)
         .values(state=DONE)
     )
-    left: datetime | None = connection.execute(
+    oldest_left: datetime | None = connection.execute(
         select(func.min(journal_batches.c.created, type_=journal_batches.c.created.type)).where(
             *_committed(dataset), journal_batches.c.rows > 0
         )
@@ -136,20 +136,23 @@ def mark_done(connection: Connection, dataset: Dataset, segment: int, uids: Sequ
     connection.execute(
         update(journal_head)
         .where(journal_head.c.dataset_id == dataset.id)
-        .values(rows=journal_head.c.rows - done["rows"], size=journal_head.c.size - done["size"], oldest=left)
+        .values(rows=journal_head.c.rows - done["rows"], size=journal_head.c.size - done["size"], oldest=oldest_left)
     )
-    heads.touch(
-        connection, dataset.id, LAST_FLUSHED, moment if left is None else min(moment, left - timedelta(microseconds=1))
+    head.touch(
+        connection,
+        dataset.id,
+        LAST_FLUSHED,
+        moment if oldest_left is None else min(moment, oldest_left - timedelta(microseconds=1)),
     )
     if moved:
-        heads.touch(connection, dataset.id, LAST_MOVED, moment)
+        head.touch(connection, dataset.id, LAST_MOVED, moment)
 
 
 def purge_done(database: Database, dataset: Dataset | None = None, most: int | None = None) -> None:
-    """Delete the rows of batches that a snapshot holds, in short transactions, and then the batches.
+    """Delete batches that a snapshot holds, and their rows, in short transactions.
 
-    Of one dataset or of all; with `most`, only as long as that few rows were deleted. Stages stay until they expire:
-    their clients may still ask what became of them.
+    Covers one dataset or all of them. With `most`, skips batches with more rows and stops after about that many rows.
+    Stages are kept until they expire, because clients may still query their state.
     """
     where = [journal_batches.c.state == DONE, ~journal_batches.c.is_stage]
     if dataset is not None:
@@ -172,22 +175,22 @@ def purge_done(database: Database, dataset: Dataset | None = None, most: int | N
                 _purge_large(database, row.id)
         for some in _of_few_rows(done):
             with database.write() as connection:
-                contents.delete_all(connection, some)
+                batch_contents.delete_all(connection, some)
                 connection.execute(delete(journal_batches).where(journal_batches.c.id.in_(some)))
         purged += sum(row.rows for row in done)
 
 
 def _purge_large(database: Database, batch_id: int) -> None:
-    gone = False
-    while not gone:
+    is_empty = False
+    while not is_empty:
         with database.write() as connection:
-            gone = not contents.delete_some(connection, batch_id)
-            if gone:
+            is_empty = not batch_contents.delete_some(connection, batch_id)
+            if is_empty:
                 connection.execute(delete(journal_batches).where(journal_batches.c.id == batch_id))
 
 
 def _of_few_rows(done: Iterable[Any]) -> Iterable[list[int]]:
-    """Small batches, together up to a number of rows."""
+    """Group the ids of small batches so that a group has at most `PURGE_ROWS` rows."""
     some: list[int] = []
     rows = 0
     for row in done:
@@ -206,13 +209,13 @@ def _committed(dataset: Dataset) -> tuple[Any, ...]:
     return journal_batches.c.dataset_id == dataset.id, journal_batches.c.state == COMMITTED
 
 
-def _held(row: Row[Any]) -> HeldBatch:
-    return HeldBatch(
+def _held(row: Row[Any]) -> IncludedBatch:
+    return IncludedBatch(
         id=row.uid,
         tenant=row.tenant,
         commit=row.commit,
-        message=row.said if row.message is None else row.message,
-        metadata=row.metadata or row.told or {},
+        message=row.stage_message if row.message is None else row.message,
+        metadata=row.metadata or row.stage_metadata or {},
         entities=row.entities,
         rows=row.rows,
     )

@@ -1,19 +1,21 @@
-"""The child process that appends chunks to a SQLite journal: `python -m tarn.journal.sqlite_loader_process PATH`.
+"""Child process that appends chunks to a SQLite journal: `tarn.journal.sqlite_loader_process PATH`.
 
-It reads a header and an Arrow stream from standard input, writes them in one transaction, and says how that went, until
-its input ends. It opens the database by ADBC alone (see `tarn.journal.bulk`), and logs nothing.
+Until its connection is closed, it receives messages with an Arrow stream, writes the rows in one transaction, and
+reports the result. It opens the database only through ADBC (see `tarn.journal.bulk`), and logs nothing.
 """
 
-import signal
 import sys
+from typing import TYPE_CHECKING
 
-import orjson
 import pyarrow as pa
-from adbc_driver_manager import dbapi
-from adbc_driver_sqlite import dbapi as sqlite
+from adbc_driver_manager import Error as DriverError
 
+from tarn.child_process import connect_to_parent
 from tarn.db.engine import CHECKPOINT_PAGES
-from tarn.journal.bulk import Appender, inserted, receive, send
+from tarn.journal.bulk import Appender, inserted
+
+if TYPE_CHECKING:
+    from adbc_driver_manager import dbapi
 
 BUSY_MILLISECONDS = 20_000
 
@@ -23,8 +25,8 @@ RENEW = (
 )
 
 
-def prepared(connection: dbapi.Connection) -> dbapi.Connection:
-    """A connection that waits for other writers and reaches the disk with each commit."""
+def prepared(connection: "dbapi.Connection") -> "dbapi.Connection":
+    """Configure a connection to wait for other writers and to sync each commit to disk; return it."""
     with connection.cursor() as cursor:
         for pragma in (
             f"busy_timeout={BUSY_MILLISECONDS}",
@@ -38,21 +40,21 @@ def prepared(connection: dbapi.Connection) -> dbapi.Connection:
 
 
 def main(path: str) -> None:
-    # Ctrl-C reaches the whole group of processes; this one ends when its parent closes the pipe, and not before.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from adbc_driver_sqlite import dbapi as sqlite
+
+    parent = connect_to_parent()
     appender = Appender(prepared(sqlite.connect(f"file:{path}", autocommit=True)), RENEW, inserted)
     while True:
         try:
-            header, rows = orjson.loads(receive(sys.stdin.buffer)), receive(sys.stdin.buffer)
-        except EOFError:
+            header, rows = parent.receive()
+        except (EOFError, OSError):  # the parent closed the connection or died
             break
         try:
             (chunk,) = pa.ipc.open_stream(rows)
-            answer: dict[str, object] = {"written": appender.append(header["batch"], header["expires"], chunk)}
-        except dbapi.Error as error:
-            answer = {"error": str(error)}
-        send(sys.stdout.buffer, orjson.dumps(answer))
-        sys.stdout.buffer.flush()
+            response: dict[str, object] = {"written": appender.append(header["batch"], header["expires"], chunk)}
+        except DriverError as error:
+            response = {"error": str(error)}
+        parent.send(response)
     appender.close()
 
 

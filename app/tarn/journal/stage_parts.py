@@ -1,8 +1,8 @@
-"""Parts of a stage, written over ADBC alone: for processes that must not open SQLite by anything else.
+"""Writer of stage parts through ADBC only, for processes that must not open SQLite in any other way.
 
-A part is a batch of a stage. It opens, is filled chunk by chunk with packs (or rows, beside processes that know no
-packs), and is closed with what it holds; whoever has the stage commits it, with the others or not at all. What was not
-closed, or is not wanted, ends with the stage.
+A part is a batch of a stage. It is opened, filled chunk by chunk with packs (or with rows, if processes of an older
+version that cannot read packs run on the same database), and closed with its counts. The owner of the stage commits all
+closed parts atomically. Parts that were not closed, or are not needed, are deleted with the stage.
 """
 
 import fcntl
@@ -11,10 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
-from adbc_driver_manager import dbapi
+from adbc_driver_manager import Error as DriverError
 
 from tarn.errors import Unavailable
 from tarn.journal.bulk import Appender, PostgresqlBulk, copied, failure, inserted
@@ -23,7 +24,11 @@ from tarn.journal.packs import encode
 from tarn.journal.sqlite_loader_process import RENEW, prepared
 from tarn.model.ids import new_id
 
-# A part is what its stage is, but for who wrote it.
+if TYPE_CHECKING:
+    # Importing it imports every table library that is installed, which few processes need.
+    from adbc_driver_manager import dbapi
+
+# A part copies the columns of its stage, except the tenant.
 OPEN = (
     "INSERT INTO journal_batches (uid, dataset_id, tenant, origin, state, is_stage, stage, entities, rows, size, "
     "reserved, metadata, created, expires) "
@@ -37,22 +42,22 @@ CLOSE = (
 
 
 class StagePartWriter:
-    """A connection that writes parts, one after the other."""
+    """ADBC connection that writes parts, one after the other."""
 
-    def __init__(self, connection: dbapi.Connection, turn: "WriteLock | None") -> None:
+    def __init__(self, connection: "dbapi.Connection", write_lock: "WriteLock | None") -> None:
         self._connection = connection
-        self._turn = turn
-        self._marks = ("$1", "$2", "$3", "$4") if turn is None else ("?",) * 4
-        renew = PostgresqlBulk.RENEW if turn is None else RENEW
-        self._rows = Appender(connection, renew, copied if turn is None else inserted)
+        self._write_lock = write_lock
+        self._marks = ("$1", "$2", "$3", "$4") if write_lock is None else ("?",) * 4
+        renew = PostgresqlBulk.RENEW if write_lock is None else RENEW
+        self._rows = Appender(connection, renew, copied if write_lock is None else inserted)
         self._packs = Appender(connection, renew, _ingested)
 
     def open(self, stage: int, tenant: str) -> int:
-        """Begin a part; its id. Raises Unavailable, also if the stage is no longer open."""
+        """Open a part and return its id. Raises Unavailable, also if the stage is no longer open."""
         return self._changed(OPEN, (new_id(), tenant, stage))
 
     def write(self, part: int, position: int, events: Sequence[pa.RecordBatch], expiry: float, in_packs: bool) -> None:
-        """Write events on entities, in packs or in rows, in a transaction of its own.
+        """Write events of entities, as packs or as rows, in a transaction of its own.
 
         Raises StorageFull, and Unavailable as `open` does.
         """
@@ -64,15 +69,15 @@ class StagePartWriter:
             appender, chunks = self._rows, [Packed(some, 0, 0, 0).table(part, start) for some, start in placed]
         chunk = pa.concat_batches(chunks)
         try:
-            with self._turn or nullcontext():
+            with self._write_lock or nullcontext():
                 written = appender.append(part, time.time() + expiry, chunk)
-        except dbapi.Error as error:
+        except DriverError as error:
             raise failure(error) from error
         if not written:
             raise _closed()
 
     def close(self, part: int, entities: int, rows: int, size: int) -> None:
-        """Say what a part holds: from now on it lives as long as its stage. Raises Unavailable as `open` does."""
+        """Close a part and record its counts; it then expires with its stage. Raises Unavailable as `open` does."""
         self._changed(CLOSE, (entities, rows, size, part))
 
     def _changed(self, statement: str, parameters: tuple[object, ...]) -> int:
@@ -81,7 +86,7 @@ class StagePartWriter:
                 cursor.execute(statement.format(*self._marks), parameters)
                 row = cursor.fetchone()
             self._connection.adbc_connection.commit()
-        except dbapi.Error as error:
+        except DriverError as error:
             self._connection.adbc_connection.rollback()
             raise failure(error) from error
         if row is None:
@@ -90,9 +95,10 @@ class StagePartWriter:
 
 
 class WriteLock:
-    """Lets one process of this machine at a time write to a SQLite, and wakes the next one at once.
+    """File lock that serializes the processes of this machine that write to a SQLite database.
 
-    SQLite itself lets others try again after a while, which grows to a tenth of a second: longer than many chunks take.
+    The next process is woken immediately. SQLite's own busy handler polls with delays up to a tenth of a second, which
+    is longer than writing many chunks takes.
     """
 
     def __init__(self, path: str) -> None:
@@ -110,29 +116,29 @@ class WriteLock:
 
 @contextmanager
 def opened(uri: str, is_sqlite: bool) -> Iterator[StagePartWriter]:
-    """Write to the journal at a URI as ADBC's drivers want it said."""
-    turn = None
+    """Open the journal at a URI in the format of ADBC's drivers."""
+    write_lock = None
     if is_sqlite:
         from adbc_driver_sqlite import dbapi as sqlite
 
         connection = prepared(sqlite.connect(uri, autocommit=True))
-        turn = WriteLock(unquote(uri.removeprefix("file:")))
+        write_lock = WriteLock(unquote(uri.removeprefix("file:")))
     else:
         from adbc_driver_postgresql import dbapi as postgresql
 
         connection = postgresql.connect(uri)
     try:
-        yield StagePartWriter(connection, turn)
+        yield StagePartWriter(connection, write_lock)
     finally:
         connection.close()
-        if turn is not None:
-            turn.close()
+        if write_lock is not None:
+            write_lock.close()
 
 
-def _ingested(cursor: dbapi.Cursor, packs: pa.RecordBatch) -> None:
+def _ingested(cursor: "dbapi.Cursor", packs: pa.RecordBatch) -> None:
     cursor.adbc_ingest("journal_packs", packs, mode="append")
 
 
 def _closed() -> Unavailable:
-    """Whoever opened the stage may open another."""
+    """Return a retryable error: the owner of the stage may open another one."""
     return Unavailable("the stage is no longer open: it expired, or was aborted", retry_after=1)

@@ -1,11 +1,12 @@
-"""Stages: many requests, one commit."""
+"""Stages: batches of many requests, committed together in one transaction."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, insert, select, update
 
 from tarn.access.audit import AuditedAction
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal_batches, journal_head
@@ -14,10 +15,18 @@ from tarn.errors import PreconditionFailed, StageClosed, StageNotFound
 from tarn.journal import batches
 from tarn.journal import head as heads
 from tarn.journal.batches import ABORTED, COMMITTED, DONE, OPEN, STAGED
-from tarn.lake import snapshots
 from tarn.model.ids import new_id, now
+from tarn.model.names import Origin, TenantName
 from tarn.model.stage import NewStage, Stage, StageState
 from tarn.settings import Settings
+
+
+class StageTarget(NamedTuple):
+    """The batch of a stage, to which requests write, and the stage's origin."""
+
+    batch: int
+    origin: Origin | None
+
 
 STATES = {
     OPEN: StageState.OPEN,
@@ -27,7 +36,71 @@ STATES = {
 }
 
 
+class StageService:
+    """Creates, reads, commits and aborts stages. Each change and its audit record are one transaction."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    def page(self, dataset: Dataset, tenant: TenantName, after: str | None, limit: int) -> list[Stage]:
+        """Return a tenant's stages that have not been deleted by the sweep, oldest first."""
+        query = _stages(dataset, tenant).order_by(journal_batches.c.uid).limit(limit)
+        if after is not None:
+            query = query.where(journal_batches.c.uid > after)
+        with self._database.read() as connection:
+            return [_stage(row, *_sums(connection, row)) for row in connection.execute(query).all()]
+
+    def get(self, dataset: Dataset, tenant: TenantName, uid: str) -> Stage:
+        """Return a tenant's stage. Raises StageNotFound."""
+        with self._database.read() as connection:
+            return get(connection, dataset, tenant, uid)
+
+    def target(self, dataset: Dataset, tenant: TenantName, uid: str) -> StageTarget:
+        """Return what a request that writes to a stage needs. Raises StageNotFound."""
+        with self._database.read() as connection:
+            row = find(connection, dataset, tenant, uid)
+        return StageTarget(row.id, None if row.origin is None else Origin(row.origin))
+
+    def create(self, dataset: Dataset, tenant: TenantName, new: NewStage, act: AuditedAction) -> Stage:
+        """Create a stage. Raises Backpressure."""
+        with self._database.write() as connection:
+            stage = create(connection, self._settings, dataset, tenant, new)
+            act.done(connection, target=f"{act.target}/{stage.id}")
+        return stage
+
+    def commit(
+        self,
+        dataset: Dataset,
+        tenant: TenantName,
+        uids: list[str],
+        act: AuditedAction,
+        note: NewStage | None = None,
+        expected: str | None = None,
+    ) -> tuple[int, int, int]:
+        """Commit stages in one transaction. Return the last commit number, and the counts of entities and rows.
+
+        With an expected snapshot (`If-Match`) the stages become a snapshot of their own, or nothing is committed.
+        Raises StageNotFound, StageClosed, PreconditionFailed.
+        """
+        with self._database.write() as connection:
+            return commit(connection, dataset, tenant, uids, act, note, expected)
+
+    def abort(self, dataset: Dataset, tenant: TenantName, uid: str, act: AuditedAction) -> None:
+        """Abort a stage and delete its batches. Idempotent. Raises StageNotFound, and StageClosed after its commit."""
+        with self._database.write() as connection:
+            row = find(connection, dataset, tenant, uid)
+            if row.state in (COMMITTED, DONE):
+                raise StageClosed("the stage is committed")
+            aborted = mark_aborted(connection, row.id)
+            act.done(connection)
+        for batch_id in aborted:
+            if batch_id != row.id:
+                batches.purge(self._database, batch_id)
+
+
 def create(connection: Connection, settings: Settings, dataset: Dataset, tenant: str, new: NewStage) -> Stage:
+    """Create a stage in the caller's transaction. Raises Backpressure."""
     moment = now()
     uid = new_id()
     heads.check_pressure(connection, dataset, settings)
@@ -53,24 +126,17 @@ def create(connection: Connection, settings: Settings, dataset: Dataset, tenant:
 
 
 def get(connection: Connection, dataset: Dataset, tenant: str, uid: str) -> Stage:
-    """A stage of this tenant. Raises StageNotFound."""
+    """Return a stage of this tenant. Raises StageNotFound."""
     row = find(connection, dataset, tenant, uid)
     return _stage(row, *_sums(connection, row))
 
 
 def find(connection: Connection, dataset: Dataset, tenant: str, uid: str) -> Row[Any]:
+    """Return the row of a stage of this tenant. Raises StageNotFound."""
     row = connection.execute(_stages(dataset, tenant).where(journal_batches.c.uid == uid)).first()
     if row is None:
         raise StageNotFound(f"there is no stage {uid!r}")
     return row
-
-
-def page(connection: Connection, dataset: Dataset, tenant: str, after: str | None, limit: int) -> list[Stage]:
-    """Stages of this tenant that have not been swept, oldest first."""
-    query = _stages(dataset, tenant).order_by(journal_batches.c.uid).limit(limit)
-    if after is not None:
-        query = query.where(journal_batches.c.uid > after)
-    return [_stage(row, *_sums(connection, row)) for row in connection.execute(query).all()]
 
 
 def commit(
@@ -82,16 +148,17 @@ def commit(
     note: NewStage | None = None,
     expected: str | None = None,
 ) -> tuple[int, int, int]:
-    """Make what was sent to these stages visible, all in one transaction: the last commit number, entities, rows.
+    """Commit stages in one transaction. Return the last commit number, and the counts of entities and rows.
 
-    With an expected snapshot (`If-Match`) they are a segment of their own, and so a snapshot of their own, or nothing
-    happens. A request that is still being sent to one of them is not part of it, and fails. Raises StageNotFound,
-    StageClosed, PreconditionFailed.
+    With an expected snapshot (`If-Match`) the stages become a segment, and so a snapshot, of their own, or nothing is
+    committed. A request that is still being sent to one of them is not included, and fails.
+
+    Raises StageNotFound, StageClosed, PreconditionFailed.
     """
     if expected is not None:
         _require_unmoved(connection, dataset, expected)
-    found = [find(connection, dataset, tenant, uid) for uid in uids]
-    stage_ids = [row.id for row in found]
+    stages = [find(connection, dataset, tenant, uid) for uid in uids]
+    stage_ids = [row.id for row in stages]
     closed = connection.execute(
         update(journal_batches)
         .where(journal_batches.c.id.in_(stage_ids), journal_batches.c.state == OPEN)
@@ -106,17 +173,17 @@ def commit(
     ).all()
     rows, entities = sum(part.rows for part in parts), sum(part.entities for part in parts)
     more = heads.AddedSize(rows, sum(part.size for part in parts))
-    taken = heads.take(connection, dataset, max(1, len(parts)), more, now())
-    for place, part in enumerate(parts):
+    commits = heads.take(connection, dataset, max(1, len(parts)), more, now())
+    for position, part in enumerate(parts):
         connection.execute(
             update(journal_batches)
             .where(journal_batches.c.id == part.id)
-            .values(state=COMMITTED, commit=taken.first + place, segment=taken.segment)
+            .values(state=COMMITTED, commit=commits.first + position, segment=commits.segment)
         )
-    last = taken.first + max(1, len(parts)) - 1
-    # What was sent to it is deleted once it is flushed; what it came to stays known.
-    stamped: dict[str, Any] = {"commit": last, "segment": taken.segment}
-    for row in found:
+    last = commits.first + max(1, len(parts)) - 1
+    # Batches of a stage are deleted after the flush, so their sums are stored in the stage.
+    stamped: dict[str, Any] = {"commit": last, "segment": commits.segment}
+    for row in stages:
         sums = _sums(connection, row)
         connection.execute(
             update(journal_batches).where(journal_batches.c.id == row.id).values(entities=sums[0], rows=sums[1])
@@ -131,22 +198,22 @@ def commit(
 
 
 def _require_unmoved(connection: Connection, dataset: Dataset, expected: str) -> None:
-    """Raise PreconditionFailed unless what is visible is what the named snapshot shows, and nothing waits above it.
+    """Raise PreconditionFailed unless the head has the content of the expected snapshot and no committed batch waits.
 
-    Holds the journal's head from here to the commit: whoever writes or records a snapshot meanwhile waits.
+    Locks the journal's head until the commit: concurrent writers, and flushes that record a snapshot, wait for it.
     """
     connection.execute(
         select(journal_head.c.commit).where(journal_head.c.dataset_id == dataset.id).with_for_update()
     ).first()
-    head = snapshots.recorded(connection, dataset)
-    named = [part.strip().strip('"') for part in expected.split(",")]
+    head = recorded_head(connection, dataset)
+    snapshot_ids = [part.strip().strip('"') for part in expected.split(",")]
     content = connection.execute(
-        select(history.c.content).where(history.c.dataset_id == dataset.id, history.c.id.in_(named))
+        select(history.c.content).where(history.c.dataset_id == dataset.id, history.c.id.in_(snapshot_ids))
     ).scalars()
-    any_one = expected.strip() == "*" and head.id is not None
-    if not any_one and head.content not in set(content):
-        why = "the dataset has no snapshot yet" if head.id is None else "the data has changed since that snapshot"
-        raise PreconditionFailed(why, expected=expected, head=head.id)
+    matches_any = expected.strip() == "*" and head.id is not None
+    if not matches_any and head.content not in set(content):
+        reason = "the dataset has no snapshot yet" if head.id is None else "the data has changed since that snapshot"
+        raise PreconditionFailed(reason, expected=expected, head=head.id)
     waiting = connection.execute(
         select(journal_batches.c.id)
         .where(
@@ -157,24 +224,13 @@ def _require_unmoved(connection: Connection, dataset: Dataset, expected: str) ->
         .limit(1)
     ).first()
     if waiting is not None:
-        raise PreconditionFailed("writes that no snapshot holds yet came after it", expected=expected, head=head.id)
-
-
-def abort(database: Database, dataset: Dataset, tenant: str, uid: str, act: AuditedAction) -> None:
-    """Give a stage up. Doing it again is fine. Raises StageNotFound, and StageClosed after its commit."""
-    with database.write() as connection:
-        row = find(connection, dataset, tenant, uid)
-        if row.state in (COMMITTED, DONE):
-            raise StageClosed("the stage is committed")
-        ended = mark_aborted(connection, row.id)
-        act.done(connection)
-    for batch_id in ended:
-        if batch_id != row.id:
-            batches.purge(database, batch_id)
+        raise PreconditionFailed(
+            "there are later writes that are not in a snapshot yet", expected=expected, head=head.id
+        )
 
 
 def mark_aborted(connection: Connection, stage_id: int) -> list[int]:
-    """Abort a stage and what was sent to it; returns the ids of all of them."""
+    """Mark a stage and its batches as aborted and return their ids."""
     of_stage = (journal_batches.c.id == stage_id) | (journal_batches.c.stage == stage_id)
     return batches.mark_aborted(connection, of_stage)
 
@@ -186,7 +242,7 @@ def _stages(dataset: Dataset, tenant: str) -> Any:
 
 
 def _sums(connection: Connection, stage: Row[Any]) -> tuple[int, int]:
-    """Entities and rows that were sent to a stage."""
+    """Return the numbers of entities and rows that were sent to a stage."""
     if stage.state in (COMMITTED, DONE):
         return stage.entities, stage.rows
     parts = connection.execute(

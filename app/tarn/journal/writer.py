@@ -1,4 +1,4 @@
-"""The journal's writer: small batches share transactions, large ones go in chunk by chunk."""
+"""Journal writer: group commit of small batches, chunked bulk inserts of large ones."""
 
 import itertools
 import queue
@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import structlog
 
 from tarn.db.engine import Database
+from tarn.db.idempotency import IdempotencyRace
 from tarn.errors import TarnError, Unavailable
 from tarn.journal import batches
-from tarn.journal.batches import Batch, BatchOutcome, BatchWithEvents, Overtaken
+from tarn.journal.batches import Batch, BatchOutcome, BatchWithEvents
 from tarn.journal.bulk import Bulk, bulk_for
 from tarn.journal.event_buffer import Chunk, Events
 from tarn.journal.formats.counting import require_equal
@@ -23,20 +24,20 @@ log = structlog.get_logger(__name__)
 
 MOST_ROWS = 20_000
 MOST_BATCHES = 256
-"""How much one shared transaction takes."""
+"""Maximum rows and batches of one group commit."""
 
 
 FEW_ROWS = 2_000
-"""A batch of more rows goes the bulk way, though it be one chunk: to insert them one by one is Python's work, and after
-each the thread has to wait for its turn."""
+"""Maximum rows of a small batch. A larger one is written by bulk insert even if it is one chunk: inserting row by row
+is Python work, and the thread has to reacquire the GIL after each row."""
 
 
 class Writer:
-    """Writes batches for one process.
+    """Writer of batches, one per process.
 
-    Group commit: one thread takes all small batches that wait and commits them in one transaction, so that many
-    clients share one fsync; while it does, the next ones gather. A large batch is written by the thread that has it,
-    one chunk behind: the next chunk is read while the last one is on its way.
+    Group commit: one thread commits all queued small batches in one transaction, so that many clients share one fsync;
+    meanwhile the next ones queue up. A large batch is written by its caller, with one chunk of write-behind: the next
+    chunk is parsed while the previous one is written.
     """
 
     def __init__(self, database: Database, settings: Settings, watch: Telemetry | None = None) -> None:
@@ -49,7 +50,7 @@ class Writer:
         self._thread.start()
 
     def submit(self, batch: Batch, events: Chunk) -> "Future[BatchOutcome]":
-        """Write a small batch; the future is done when it is durable, or says why it is not. No events are no batch."""
+        """Queue a small batch; the future resolves when it is durable, or has the error. Empty ones are not written."""
         future: Future[BatchOutcome] = Future()
         if not len(events) and not batch.rows:
             future.set_result(BatchOutcome(batch.answer))
@@ -58,9 +59,9 @@ class Writer:
         return future
 
     def write_body(self, batch: Batch, chunks: Iterator[Chunk], finished: Callable[[], Batch]) -> BatchOutcome:
-        """Write a body as one batch while it is read; if anything fails on the way, nothing of it is left.
+        """Write a body as one batch while it is read; on any error the batch is aborted.
 
-        `finished` gives the batch with its answer, once all chunks have been read.
+        `finished` returns the batch with its response, and is called after all chunks have been read.
         """
         first, second = next(chunks, None), next(chunks, None)
         if first is None or (second is None and len(first) <= FEW_ROWS):
@@ -90,23 +91,25 @@ class Writer:
         return outcome
 
     def close(self) -> None:
-        """Finish what waits, and stop."""
+        """Write all queued batches, then stop."""
         self._waiting.put(None)
         self._thread.join()
         self._bulk.close()
 
     def _replayed(self, batch: Batch) -> BatchOutcome | None:
-        """The answer that was kept, before limits are looked at: it was within them then."""
+        """Return the stored response of a repeated request. Called before limits are checked, as they do not apply."""
         if batch.once is None:
             return None
         with self._database.read() as connection:
             return batches.replay(connection, batch)
 
-    def _write_behind(self, batch: Batch, batch_id: int, first: Chunk, second: Chunk, rest: Iterator[Chunk]) -> int:
-        """Returns how many rows there were."""
+    def _write_behind(
+        self, batch: Batch, batch_id: int, first: Chunk, second: Chunk, remaining: Iterator[Chunk]
+    ) -> int:
+        """Write chunks, each while the next one is read. Return the number of rows."""
         with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
             under_way, position = behind.submit(self._write_rows, batch_id, 0, first), len(first)
-            for chunk in itertools.chain((second,), rest):
+            for chunk in itertools.chain((second,), remaining):
                 under_way.result()
                 under_way = behind.submit(self._write_chunk, batch, batch_id, position, chunk)
                 position += len(chunk)
@@ -125,42 +128,42 @@ class Writer:
         while True:
             try:
                 return batches.commit_large(self._database, self._settings, batch, batch_id)
-            except Overtaken:
-                continue  # the winner's answer is there now
+            except IdempotencyRace:
+                continue  # the other request's response is stored now
 
     def _abort(self, batch_id: int) -> None:
         try:
             batches.abort(self._database, batch_id)
         except TarnError as error:
-            # It was never visible, and expires: the sweep takes it then.
-            log.warning("an aborted batch is left to the sweep", batch=batch_id, problem=error.slug)
+            # It was never visible, and the sweep deletes it after it has expired.
+            log.warning("batch not aborted, the sweep will delete it", batch=batch_id, problem=error.slug)
 
     def _commit_groups(self) -> None:
         while (group := self._next_group()) is not None:
             self._settle(group)
 
     def _next_group(self) -> list[tuple[BatchWithEvents, "Future[BatchOutcome]"]] | None:
-        """Everything that waits, up to a sensible size; None when the writer closes."""
-        taken = self._waiting.get()
-        if taken is None:
+        """Return all queued batches up to the size limit, waiting for the first; None when the writer closes."""
+        entry = self._waiting.get()
+        if entry is None:
             return None
-        group, rows = [taken], len(taken[0].events)
+        group, rows = [entry], len(entry[0].events)
         while rows < MOST_ROWS and len(group) < MOST_BATCHES:
             try:
-                taken = self._waiting.get_nowait()
+                entry = self._waiting.get_nowait()
             except queue.Empty:
                 break
-            if taken is None:
+            if entry is None:
                 self._waiting.put(None)
                 break
-            group.append(taken)
-            rows += len(taken[0].events)
+            group.append(entry)
+            rows += len(entry[0].events)
         return group
 
     def _settle(self, group: list[tuple[BatchWithEvents, "Future[BatchOutcome]"]]) -> None:
-        """One transaction for all; if that fails, one for each, so that nobody fails for another's sake.
+        """Commit a group in one transaction; if that fails, each batch in its own, to isolate the failing one.
 
-        Unless nothing answers: each would wait for that again, and the last one for all of them.
+        Except if the database is unavailable: then all fail, because each retry would wait for the timeout again.
         """
         if len(group) > 1:
             try:
@@ -169,8 +172,10 @@ class Writer:
                 for _, future in group:
                     future.set_exception(error)
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is found again below, where it belongs
-                log.info("a group is committed singly", batches=len(group), cause=type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - the batch that caused it raises it again below
+                log.info(
+                    "group commit failed, committing batches singly", batches=len(group), cause=type(error).__name__
+                )
             else:
                 for (_, future), outcome in zip(group, outcomes, strict=True):
                     future.set_result(outcome)
@@ -182,9 +187,9 @@ class Writer:
         while True:
             try:
                 outcome = self._write([sized])[0]
-            except Overtaken:
-                continue  # the winner's answer is there now
-            except Exception as error:  # noqa: BLE001 - its client must hear of it, and the thread must live
+            except IdempotencyRace:
+                continue  # the other request's response is stored now
+            except Exception as error:  # noqa: BLE001 - passed to the client; the thread must continue
                 future.set_exception(error)
             else:
                 future.set_result(outcome)

@@ -1,20 +1,20 @@
-"""Which snapshots are being read, as whoever deletes files must know it.
+"""Active readers: the oldest snapshot that any API process still reads, which a vacuum must not delete files of.
 
-Reads ask nobody for leave and cost no call: each API process notes its own in memory and reports, every few seconds,
-the oldest snapshot that it reads of each dataset (`app/tarn/query/active_reads.py`). Why no read loses a file:
+Reads need no lease and cost no call: each API process tracks its own in memory and reports, every few seconds, the
+oldest snapshot that it reads of each dataset (`app/tarn/query/active_reads.py`). Why no read loses a file:
 
-1. A process reports before its first read, so whoever reads is among `told`.
-2. A read is noted before it resolves its snapshot, as one of which nobody knows what it will be (`UNKNOWN`, which
-   stands for every snapshot), and until it ends.
-3. A vacuum first publishes where history begins from now on. A read that resolves after that finds only what is kept.
-   One that resolved before was noted before, and is in every report that is collected afterwards, until it ends.
-4. So the vacuum waits for such a report of every process. It counts them, as clocks may differ: of the reports that
-   arrive after it has looked, the first may have been collected earlier; the second was collected after the first had
-   arrived.
-5. What a report says may be over by now; then files stay until the next vacuum. It never says too little.
+1. A process reports before its first read, so every reader is among the reports.
+2. A read is tracked from before it resolves its snapshot until it ends. Until it is resolved it counts as reading any
+   snapshot (`UNKNOWN`).
+3. A vacuum first publishes where history begins from now on. A read that resolves after that finds only kept
+   snapshots. One that resolved before was tracked before, and is in every later report until it ends.
+4. So the vacuum waits for such a report of every process. It counts reports instead of comparing times, as clocks may
+   differ: the first report that arrives after the vacuum began to wait may have been collected earlier; the second was
+   collected after the first had arrived.
+5. A report may name a read that has ended; then its files stay until the next vacuum. It never omits a running read.
 
-A process that reports nothing for long is taken for dead. If it only stood still, its reads may find a file missing,
-which breaks them off with an error; none of them shows less than there is.
+A process whose heartbeat stops is considered dead. If it was only paused, its reads may find a file
+missing and fail with an error; none of them returns incomplete data.
 """
 
 import time
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 import structlog
 
 from tarn.datasets.registry import Dataset
-from tarn.db import reader_heartbeats as readers
+from tarn.db import reader_heartbeats
 from tarn.db.engine import Database
 from tarn.model.job import Report
 from tarn.settings import Settings
@@ -31,44 +31,53 @@ from tarn.settings import Settings
 log = structlog.get_logger(__name__)
 
 UNKNOWN = 0
-"""Below every number of a snapshot."""
+"""Lower than every snapshot number."""
 
 REPORTS_NEEDED = 2
-"""Reports after which one of them was collected after the first look."""
+"""Reports of a process after which one of them is certain to have been collected after the wait began."""
 
 
 def oldest_reported(database: Database, dataset: Dataset) -> int | None:
-    """The oldest snapshot that anybody was reading a moment ago; None: nobody reads any."""
+    """Return the oldest snapshot that is being read by the latest reports, or None if no read is reported."""
     with database.read() as connection:
-        return _oldest(readers.latest(connection), dataset)
+        return _oldest(reader_heartbeats.latest(connection), dataset)
 
 
 def oldest_running(database: Database, settings: Settings, dataset: Dataset, report: Report) -> int | None:
-    """The oldest snapshot that a read needs which began before this call; None: there is no such read.
+    """Return the oldest snapshot that is needed by a read which began before this call, or None if there is none.
 
-    Waits for the reports of every process, and forgets those that are silent for too long. `report` is called while
-    it waits, and ends the wait by what it raises.
+    Wait for the reports of every process, and remove those that are silent for too long. `report` is called during the
+    wait, and ends it by raising.
     """
     with database.read() as connection:
-        first = readers.latest(connection)
+        first = reader_heartbeats.latest(connection)
     until = time.monotonic() + settings.reader_silent_after
     while True:
         with database.read() as connection:
-            told = readers.latest(connection)
-        # Whoever is gone reads nothing any more.
+            reports = reader_heartbeats.latest(connection)
+        # A process that has deregistered reads nothing any more.
         late = [
-            reader for reader in first.keys() & told.keys() if told[reader].beat < first[reader].beat + REPORTS_NEEDED
+            reader
+            for reader in first.keys() & reports.keys()
+            if reports[reader].beat < first[reader].beat + REPORTS_NEEDED
         ]
         if not late or time.monotonic() > until:
             break
         report(None)
         time.sleep(settings.reader_heartbeat / 4)
     if late:
-        log.warning("API processes are silent, and are taken for dead", readers=late)
+        log.warning("API processes sent no heartbeat in time and are considered dead", readers=late)
         with database.write() as connection:
-            readers.forget(connection, late)
-    return _oldest({reader: said for reader, said in told.items() if reader not in late}, dataset)
+            reader_heartbeats.forget(connection, late)
+    return _oldest({reader: latest for reader, latest in reports.items() if reader not in late}, dataset)
 
 
-def _oldest(told: Mapping[str, readers.ReaderHeartbeat], dataset: Dataset) -> int | None:
-    return min((said.oldest[dataset.id] for said in told.values() if dataset.id in said.oldest), default=None)
+def _oldest(reports: Mapping[str, reader_heartbeats.ReaderHeartbeat], dataset: Dataset) -> int | None:
+    return min(
+        (
+            report_of_reader.oldest[dataset.id]
+            for report_of_reader in reports.values()
+            if dataset.id in report_of_reader.oldest
+        ),
+        default=None,
+    )

@@ -1,6 +1,6 @@
-"""Delta logs that do not grow for ever: entries that no kept snapshot needs.
+"""Clean-up of Delta logs: find the entries and checkpoints that no kept snapshot needs.
 
-Delta's own clean-up goes by age and is off: it would delete versions that snapshots pin. A reader of a version needs
+Delta's own clean-up goes by age and is disabled: it would delete versions that snapshots pin. Opening a version needs
 the newest checkpoint at or below it, and the entries from there on.
 """
 
@@ -25,7 +25,7 @@ LOG_FILE = re.compile(r"(\d{20})\.(json|checkpoint\.parquet)")
 
 
 class LogFile(NamedTuple):
-    """A file of a log: the entry of a version, or the checkpoint at one."""
+    """A file of a Delta log: the entry of a version, or a checkpoint."""
 
     version: int
     is_checkpoint: bool
@@ -33,54 +33,67 @@ class LogFile(NamedTuple):
 
 
 class DeltaLogs:
-    """The logs of datasets on one store."""
+    """The Delta logs of the datasets on one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def superfluous(
-        self, dataset: Dataset, table: TableName, oldest: Table, *, change: bool = True, within: int = CHECKPOINT_EVERY
+    def unneeded_entries(
+        self,
+        dataset: Dataset,
+        table: TableName,
+        oldest: Table,
+        *,
+        change: bool = True,
+        checkpoint_every: int = CHECKPOINT_EVERY,
     ) -> list[Entry]:
-        """The files of a log that nobody needs who opens this state of the table, or a later one, oldest first.
+        """Return the files of a log that are not needed to open this state of the table or a later one, oldest first.
 
-        With `change`, a checkpoint is made where the last one is not `within` so many versions. The state is opened
-        first, with what would be left: whatever is wrong with its checkpoint, nothing is superfluous then.
+        With `change`, write a checkpoint if the last one is `checkpoint_every` or more versions back. The state is
+        opened before anything is reported, so that a damaged checkpoint never leads to deletions: the result is then
+        empty.
         """
-        folder = dataset.layout.statements if table == "statements" else dataset.layout.translog
-        logged = list(self._logged(folder))
+        folder = dataset.layout.table(table)
+        files = list(self._list_log(folder))
         checkpoint = max(
-            (one.version for one in logged if one.is_checkpoint and one.version <= oldest.version), default=-1
+            (file.version for file in files if file.is_checkpoint and file.version <= oldest.version), default=-1
         )
-        is_first = all(one.version >= oldest.version for one in logged)
-        if change and not is_first and oldest.version - checkpoint >= within:
+        is_first = all(file.version >= oldest.version for file in files)
+        if change and not is_first and oldest.version - checkpoint >= checkpoint_every:
             self._checkpoint(dataset, folder, oldest.version)
             checkpoint = oldest.version
-        found = [one.entry for one in logged if one.version < checkpoint]
-        if found and not self._opens(folder, oldest):
-            log.error("a Delta table is not what its snapshot says", dataset=dataset.name, table=table)
+        unneeded_entries = [file.entry for file in files if file.version < checkpoint]
+        if unneeded_entries and not self._matches(folder, oldest):
+            log.error(
+                "a Delta table does not match its snapshot; its log is not cleaned up",
+                dataset=dataset.name,
+                table=table,
+            )
             return []
-        if found:
+        if unneeded_entries:
             self._store.sync(dataset.layout.delta_checkpoint(folder, checkpoint))
-        return found
+        return unneeded_entries
 
-    def _logged(self, folder: str) -> Iterator[LogFile]:
+    def _list_log(self, folder: str) -> Iterator[LogFile]:
         for entry in checked(self._store.list(f"{folder}/_delta_log")):
-            if (named := LOG_FILE.fullmatch(entry.path.rsplit("/", 1)[-1])) is not None:
-                yield LogFile(int(named[1]), named[2] != "json", entry)
+            if (match := LOG_FILE.fullmatch(entry.path.rsplit("/", 1)[-1])) is not None:
+                yield LogFile(int(match[1]), match[2] != "json", entry)
 
     def _checkpoint(self, dataset: Dataset, folder: str, version: int) -> None:
         try:
             self._table(folder, version).create_checkpoint()
         except (DeltaError, TableNotFoundError, OSError) as error:
-            raise Unavailable(f"the Delta log cannot be summed up: {type(error).__name__}", retry_after=2) from error
+            raise Unavailable(
+                f"cannot write a checkpoint of the Delta log: {type(error).__name__}", retry_after=2
+            ) from error
         self._store.sync(dataset.layout.delta_checkpoint(folder, version))
 
-    def _opens(self, folder: str, pinned: Table) -> bool:
+    def _matches(self, folder: str, pinned: Table) -> bool:
         try:
-            opened = self._table(folder, pinned.version).file_uris()
+            listed = self._table(folder, pinned.version).file_uris()
         except (DeltaError, TableNotFoundError, OSError):
             return False
-        return {_name(uri) for uri in opened} == {_name(file.path) for file in pinned.files}
+        return {_name(uri) for uri in listed} == {_name(file.path) for file in pinned.files}
 
     def _table(self, folder: str, version: int) -> DeltaTable:
         connection = self._store.connection
@@ -88,5 +101,5 @@ class DeltaLogs:
 
 
 def _name(path: str) -> str:
-    """A data file's own name, which no other has: writers differ in how they quote the folders before it."""
+    """Return a data file's own name, which is unique: writers differ in how they quote the folders before it."""
     return path.rsplit("/", 1)[-1]

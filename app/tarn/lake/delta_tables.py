@@ -1,7 +1,7 @@
-"""The two Delta tables of a dataset: their columns, and the one way in which they are changed.
+"""The two Delta tables of a dataset, statements and translog: commit, restore and sync.
 
-deltalake is given no retries of its own: it would rebase silently on a stranger's commit. So a commit makes exactly the
-version after the one that was loaded, or is refused.
+deltalake's own retries are disabled: they would silently rebase onto another writer's commit. So a commit creates
+exactly the version after the one that was loaded, or raises CommitRefused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from tarn.model.snapshot import File, Table, TableName
 from tarn.storage.store import Store
 
 CHECKPOINT_EVERY = 10
-"""Versions of a log after which deltalake sums it up, so that opening a table stays cheap."""
+"""Versions after which deltalake writes a checkpoint of the log, so that opening a table stays cheap."""
 
 CONFIGURATION = {
     # Delta's own clean-up would delete versions that snapshots pin.
@@ -31,44 +31,44 @@ CONFIGURATION = {
 }
 
 NONE = -1
-"""The version of a table that is not there. A dataset without snapshots has its tables at this one."""
+"""The version of a table that does not exist yet, as in a dataset without snapshots."""
 
 _SCHEMAS = {name: Schema.from_arrow(schema) for name, schema in SCHEMAS.items()}
 _HOOKS = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
 class CommitRefused(Exception):
-    """Another writer's commit is at the version that ours was to have."""
+    """Another writer already committed the version that this commit was to create."""
 
 
 class DeltaStore:
-    """The tables of datasets on one store."""
+    """The Delta tables of the datasets on one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def is_ahead(self, dataset: Dataset, table: TableName, version: int) -> bool:
-        """Whether the table's log goes on after a version: one call, whatever its length."""
+        """Return whether the table's log has a version after this one. One storage call, however long the log is."""
         return self._store.head(self._entry(dataset, table, version + 1)) is not None
 
-    def restore(self, dataset: Dataset, table: TableName, version: int, why: dict[str, str]) -> int:
-        """Put a table back to a version, in a commit of its own, and return the version which that made.
+    def restore(self, dataset: Dataset, table: TableName, version: int, note: dict[str, str]) -> int:
+        """Restore a table to an earlier version by a new commit, and return the version that the commit created.
 
-        Raises Refused if another writer was first.
+        Raises CommitRefused if another writer was first.
         """
-        with _answering():
+        with _translated_errors():
             loaded = DeltaTable(self._uri(dataset, table), storage_options=self._options())
-            # Not the version that it has afterwards: that may be of another writer, who came right after us.
+            # Not the version afterwards: that may be another writer's, who committed right after us.
             before = int(loaded.version())
             if version == NONE:
-                # Without files there is nothing to delete, and no commit.
-                made = before + (1 if loaded.file_uris() else 0)
-                loaded.delete(commit_properties=_properties(why), post_commithook_properties=_HOOKS)
+                # Without files, `delete` makes no commit.
+                restored = before + (1 if loaded.file_uris() else 0)
+                loaded.delete(commit_properties=_properties(note), post_commithook_properties=_HOOKS)
             else:
-                made = before + 1
-                loaded.restore(version, commit_properties=_properties(why), post_commithook_properties=_HOOKS)
-        self.sync(dataset, {table: made})
-        return made
+                restored = before + 1
+                loaded.restore(version, commit_properties=_properties(note), post_commithook_properties=_HOOKS)
+        self.sync(dataset, {table: restored})
+        return restored
 
     def commit(
         self,
@@ -79,15 +79,15 @@ class DeltaStore:
         removed: Sequence[File],
         note: dict[str, str],
     ) -> int:
-        """Add and remove files in one commit on a version, and return the next one. Raises Refused.
+        """Add and remove files in one commit on top of a version, and return the new version. Raises CommitRefused.
 
-        A table that is not there yet is made with its first files. On a disk it is durable after `sync`.
+        A table that does not exist yet is created with its first files. On a disk the commit is durable after `sync`.
         """
         moment = now()
         adds = [_add(file, moment) for file in added]
-        with _answering():
+        with _translated_errors():
             if version == NONE:
-                self._make(dataset, table, adds, note)
+                self._create(dataset, table, adds, note)
             else:
                 loaded = DeltaTable(self._uri(dataset, table), version=version, storage_options=self._options())
                 loaded.create_write_transaction(
@@ -100,17 +100,17 @@ class DeltaStore:
                 )
         return version + 1
 
-    def sync(self, dataset: Dataset, made: Mapping[TableName, int]) -> None:
-        """Make log entries durable, and the checkpoints that deltalake may have made after them."""
+    def sync(self, dataset: Dataset, versions: Mapping[TableName, int]) -> None:
+        """Make log entries durable, and the checkpoints that deltalake may have written after them."""
         written = []
-        for table, version in made.items():
+        for table, version in versions.items():
             written.append(self._entry(dataset, table, version))
-            # It counts versions, and the first of them is 0.
+            # deltalake counts versions, and the first is 0.
             if (version + 1) % CHECKPOINT_EVERY == 0:
-                written += dataset.layout.delta_checkpoint(folder_of(dataset, table), version)
+                written += dataset.layout.delta_checkpoint(dataset.layout.table(table), version)
         self._store.sync(written)
 
-    def _make(self, dataset: Dataset, table: TableName, adds: list[AddAction], note: dict[str, str]) -> None:
+    def _create(self, dataset: Dataset, table: TableName, adds: list[AddAction], note: dict[str, str]) -> None:
         try:
             create_table_with_add_actions(
                 self._uri(dataset, table),
@@ -124,35 +124,31 @@ class DeltaStore:
                 post_commithook_properties=_HOOKS,
             )
         except DeltaError as error:
-            # Somebody else's table has no error of its own.
+            # deltalake has no separate error for a table that another writer created.
             if self.is_ahead(dataset, table, NONE):
                 raise CommitRefused from error
             raise
 
     def _uri(self, dataset: Dataset, table: TableName) -> str:
-        return self._store.connection.table_uri(folder_of(dataset, table))
+        return self._store.connection.table_uri(dataset.layout.table(table))
 
     def _entry(self, dataset: Dataset, table: TableName, version: int) -> str:
-        return dataset.layout.delta_log(folder_of(dataset, table), version)
+        return dataset.layout.delta_log(dataset.layout.table(table), version)
 
     def _options(self) -> dict[str, str]:
         return self._store.connection.delta_options()
 
 
 def after(parent: Table | None, version: int, added: Sequence[File], removed: Sequence[str]) -> Table:
-    """A table as a snapshot has it, from the parent's and what changes."""
-    gone = set(removed)
-    kept = tuple(file for file in parent.files if file.path not in gone) if parent is not None else ()
+    """Return a table as a snapshot lists it: the parent's files without `removed`, and `added`."""
+    removed_paths = set(removed)
+    kept = tuple(file for file in parent.files if file.path not in removed_paths) if parent is not None else ()
     return Table(
         version=version,
         files=(*kept, *added),
         added=tuple(file.path for file in added),
         removed=tuple(removed),
     )
-
-
-def folder_of(dataset: Dataset, table: TableName) -> str:
-    return dataset.layout.statements if table == "statements" else dataset.layout.translog
 
 
 def _properties(note: dict[str, str]) -> CommitProperties:
@@ -176,20 +172,20 @@ def _remove(file: File, moment: datetime) -> RemoveAction:
 
 
 def _statistics(file: File) -> str:
-    """What Delta readers prune by, in Delta's own form."""
+    """Return the file's statistics in Delta's format, which Delta readers use for pruning."""
     columns = file.columns
-    found: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "numRecords": file.rows,
         "minValues": {name: column.min for name, column in columns.items() if column.min is not None},
         "maxValues": {name: column.max for name, column in columns.items() if column.max is not None},
         "nullCount": {name: column.nulls for name, column in columns.items() if column.nulls is not None},
     }
-    return orjson.dumps(found).decode()
+    return orjson.dumps(stats).decode()
 
 
 @contextmanager
-def _answering() -> Iterator[None]:
-    """Errors of deltalake in our own terms."""
+def _translated_errors() -> Iterator[None]:
+    """Translate deltalake's errors into Tarn's."""
     try:
         yield
     except CommitFailedError as error:
@@ -197,4 +193,4 @@ def _answering() -> Iterator[None]:
     except (DeltaError, TableNotFoundError, OSError) as error:
         if "No space left" in str(error) or "StorageFull" in str(error):
             raise StorageFull("the store has no room left") from error
-        raise Unavailable(f"the Delta table cannot be used: {type(error).__name__}", retry_after=2) from error
+        raise Unavailable(f"cannot access the Delta table: {type(error).__name__}", retry_after=2) from error

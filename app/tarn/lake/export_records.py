@@ -1,6 +1,6 @@
-"""What was exported of a dataset, and whether that is still what the dataset holds.
+"""Records of exports in SQL: the snapshot each exported file was made from, and whether the file is stale.
 
-SQL says of which snapshot each file was made. A record is written after its file: it never claims more than there is.
+A record is written after its file is stored, so it never refers to a file that does not exist.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,26 +10,29 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, delete, select
 
+from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
-from tarn.db import outbox as events
+from tarn.db import outbox
+from tarn.db.engine import Database
 from tarn.db.tables import exports, tags
 from tarn.db.upsert import upsert
 from tarn.journal import head as heads
 from tarn.journal import overlay, segments
 from tarn.journal.head import LAST_UPDATED
 from tarn.model.event import EventKind
-from tarn.model.export import ExportRecord, Kind
+from tarn.model.export import ExportKind, ExportRecord
 from tarn.model.names import LAKEHOUSE
 from tarn.model.snapshot import Head
+from tarn.storage.store import Store
 
 SOURCES = (LAST_UPDATED, segments.LAST_MOVED)
-"""Tags that an export must be newer than."""
+"""Tags that an export's own tag must be newer than."""
 
 NEVER_EXPORTED = "it was never made"
 
 
 class RequestedFormat(NamedTuple):
-    """How a dataset wants its exports: compressed in some way, and with what its configuration tells."""
+    """The requested form of a dataset's exports: their compression, and the configuration that the index describes."""
 
     compression: str | None
     config: str
@@ -38,117 +41,144 @@ class RequestedFormat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExportState:
-    """A dataset at one moment, as far as exports go."""
+    """The state of a dataset at one moment that decides whether its exports are stale."""
 
     head: Head
     waiting: int
-    """Rows that no snapshot holds yet."""
+    """Rows in the journal that no snapshot contains yet."""
     tags: Mapping[str, datetime]
-    made: Mapping[Kind, ExportRecord]
+    records: Mapping[ExportKind, ExportRecord]
 
     def is_latest(self, key: str, sources: Iterable[str]) -> bool:
-        """Whether a tag is there and strictly newer than every other one that is."""
+        """Return whether a tag is set and strictly newer than every one of `sources` that is set."""
         at = self.tags.get(key)
         return at is not None and all(at > self.tags[source] for source in sources if source in self.tags)
 
-    def has_moved(self, kind: Kind, asked: RequestedFormat) -> str | None:
-        """Why an export does not say what the head does; None: it does, whatever the tags say."""
-        made, name = self.made.get(kind), kind.form.named(asked.compression)
-        if made is None:
+    def content_difference(self, kind: ExportKind, requested: RequestedFormat) -> str | None:
+        """Return why an export differs from the head, or None if it has the head's content. Ignores tags."""
+        export, name = self.records.get(kind), kind.form.named(requested.compression)
+        if export is None:
             return NEVER_EXPORTED
-        if made.name != name:
-            return f"it was made as {made.name}, and the dataset asks for {name}"
-        if made.content != self.head.content:
-            return f"snapshot {self.head.content} changed what is visible, and it is of snapshot {made.seq}"
+        if export.name != name:
+            return f"it was made as {export.name}, and the dataset asks for {name}"
+        if export.content != self.head.content:
+            return f"snapshot {self.head.content} changed what is visible, and it is of snapshot {export.seq}"
         return None
 
-    def stale(self, kind: Kind, asked: RequestedFormat) -> str | None:
-        """Why an export is not fresh; None: it is."""
-        moved = self.has_moved(kind, asked)
-        if moved is not None:
-            return moved
+    def stale(self, kind: ExportKind, requested: RequestedFormat) -> str | None:
+        """Return why an export is stale, or None if it is fresh."""
+        difference = self.content_difference(kind, requested)
+        if difference is not None:
+            return difference
         if self.waiting:
             return f"{self.waiting} rows wait in the journal"
-        late = [source for source in SOURCES if not self.is_latest(kind.form.tag, [source])]
-        if late:
-            return f"it is not newer than {' and '.join(late)}"
-        return self.behind(asked) if kind is Kind.INDEX else None
+        newer = [source for source in SOURCES if not self.is_latest(kind.form.tag, [source])]
+        if newer:
+            return f"it is not newer than {' and '.join(newer)}"
+        return self.index_stale_reason(requested) if kind is ExportKind.INDEX else None
 
-    def behind(self, asked: RequestedFormat) -> str | None:
-        """What the index does not tell as it is; None: it tells everything."""
-        index = self.made.get(Kind.INDEX)
+    def index_stale_reason(self, requested: RequestedFormat) -> str | None:
+        """Return why the index is out of date with the configuration or the other exports, or None if it is not."""
+        index = self.records.get(ExportKind.INDEX)
         if index is None:
             return NEVER_EXPORTED
-        if index.detail.get("config") != asked.config:
+        if index.detail.get("config") != requested.config:
             return "the dataset's configuration has changed"
-        told = index.detail.get("told", {})
-        for kind, made in self.made.items():
-            if kind is not Kind.INDEX and told.get(kind) != made.sha1:
-                return f"{made.name} was made after it"
+        checksums = index.detail.get("told", {})
+        for kind, export in self.records.items():
+            if kind is not ExportKind.INDEX and checksums.get(kind) != export.sha1:
+                return f"{export.name} was made after it"
         return None
+
+
+class ExportService:
+    """Reads the records of exports and the state of a dataset that their freshness depends on."""
+
+    def __init__(self, database: Database, store: Store) -> None:
+        self._database = database
+        self._store = store
+
+    def state(self, dataset: Dataset) -> tuple[ExportState, RequestedFormat]:
+        """Return the state of a dataset and the form that its exports should have.
+
+        Raises DatasetNotFound, DocumentInvalid.
+        """
+        config, tag = registry.read(self._store, dataset)
+        with self._database.read() as connection:
+            return state(connection, dataset), RequestedFormat(config.compression, tag)
+
+    def records(self, dataset: Dataset) -> dict[ExportKind, ExportRecord]:
+        """Return the records of a dataset's exports, in the order in which exports are made."""
+        with self._database.read() as connection:
+            return records_of(connection, dataset)
 
 
 def state(connection: Connection, dataset: Dataset) -> ExportState:
-    """Raises DatasetNotFound."""
+    """Return the state of a dataset that its exports depend on. Raises DatasetNotFound."""
     present = overlay.present(connection, dataset)
     own = select(tags.c.key, tags.c.at).where(tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE)
-    found = {row.key: row.at for row in connection.execute(own)}
-    return ExportState(present.head, present.waiting, found, records_of(connection, dataset))
+    own_tags = {row.key: row.at for row in connection.execute(own)}
+    return ExportState(present.head, present.waiting, own_tags, records_of(connection, dataset))
 
 
-def records_of(connection: Connection, dataset: Dataset) -> dict[Kind, ExportRecord]:
-    """Every export that there is, in the order in which they are made."""
+def records_of(connection: Connection, dataset: Dataset) -> dict[ExportKind, ExportRecord]:
+    """Return the records of a dataset's exports, in the order in which exports are made."""
     rows = connection.execute(select(exports).where(exports.c.dataset_id == dataset.id)).all()
-    found = {row.kind: _record(row) for row in rows}
-    return {kind: found[kind] for kind in Kind if kind in found}
+    by_kind = {row.kind: _record(row) for row in rows}
+    return {kind: by_kind[kind] for kind in ExportKind if kind in by_kind}
 
 
-def records_by_dataset(connection: Connection, found: Sequence[Dataset]) -> dict[str, dict[Kind, ExportRecord]]:
-    """Every export of many datasets, by their ids."""
-    wanted = {dataset.id for dataset in found}
-    of_all: dict[str, dict[Kind, ExportRecord]] = {}
+def records_by_dataset(
+    connection: Connection, requested: Sequence[Dataset]
+) -> dict[str, dict[ExportKind, ExportRecord]]:
+    """Return the records of the exports of many datasets, by dataset id."""
+    ids = {dataset.id for dataset in requested}
+    of_all: dict[str, dict[ExportKind, ExportRecord]] = {}
     for row in connection.execute(select(exports)):
-        if row.dataset_id in wanted:
-            of_all.setdefault(row.dataset_id, {})[Kind(row.kind)] = _record(row)
-    return {name: {kind: made[kind] for kind in Kind if kind in made} for name, made in of_all.items()}
+        if row.dataset_id in ids:
+            of_all.setdefault(row.dataset_id, {})[ExportKind(row.kind)] = _record(row)
+    return {name: {kind: records[kind] for kind in ExportKind if kind in records} for name, records in of_all.items()}
 
 
-def index_detail(made: Mapping[Kind, ExportRecord], config: str) -> dict[str, Any]:
-    """What an index tells of, to be seen when it does not any more."""
-    return {"told": {kind: one.sha1 for kind, one in made.items() if kind is not Kind.INDEX}, "config": config}
+def index_detail(records: Mapping[ExportKind, ExportRecord], config: str) -> dict[str, Any]:
+    """Return the checksums and the configuration that an index describes, to detect later when it is out of date."""
+    return {
+        "told": {kind: export.sha1 for kind, export in records.items() if kind is not ExportKind.INDEX},
+        "config": config,
+    }
 
 
-def record(connection: Connection, dataset: Dataset, made: ExportRecord) -> None:
-    """Say what was made, and move its tag, in the caller's transaction."""
-    values = {"dataset_id": dataset.id, **made._asdict()}
+def record(connection: Connection, dataset: Dataset, export: ExportRecord) -> None:
+    """Record an export and set its tag, in the caller's transaction."""
+    values = {"dataset_id": dataset.id, **export._asdict()}
     row = upsert(connection, exports).values(**values)
     changed = {name: row.excluded[name] for name in values if name not in ("dataset_id", "kind")}
     connection.execute(row.on_conflict_do_update(index_elements=["dataset_id", "kind"], set_=changed))
-    heads.touch(connection, dataset.id, made.kind.form.tag, made.resolved)
+    heads.touch(connection, dataset.id, export.kind.form.tag, export.resolved)
 
 
-def record_event(connection: Connection, dataset: Dataset, made: ExportRecord) -> None:
-    """Tell those who follow the dataset what was made, in the transaction that records it."""
-    events.record(
+def record_event(connection: Connection, dataset: Dataset, export: ExportRecord) -> None:
+    """Write the event of a new export to the outbox, in the transaction that records the export."""
+    outbox.record(
         connection,
         dataset.id,
         EventKind.EXPORT_MADE,
-        export=made.kind,
-        name=made.name,
-        snapshot=made.snapshot,
-        size=made.size,
+        export=export.kind,
+        name=export.name,
+        snapshot=export.snapshot,
+        size=export.size,
     )
 
 
 def delete_records_below(connection: Connection, dataset: Dataset, seq: int) -> list[ExportRecord]:
-    """Say that exports of older snapshots are gone, and their tags with them. Returns what they were."""
-    gone = [made for made in records_of(connection, dataset).values() if made.seq < seq]
-    delete_records(connection, dataset, [made.kind for made in gone])
-    return gone
+    """Delete the records and tags of exports of snapshots below a number. Returns the deleted records."""
+    deleted = [export for export in records_of(connection, dataset).values() if export.seq < seq]
+    delete_records(connection, dataset, [export.kind for export in deleted])
+    return deleted
 
 
-def delete_records(connection: Connection, dataset: Dataset, kinds: Sequence[Kind]) -> None:
-    """Say that exports of these kinds are gone, and their tags with them."""
+def delete_records(connection: Connection, dataset: Dataset, kinds: Sequence[ExportKind]) -> None:
+    """Delete the records and tags of exports of these kinds."""
     connection.execute(delete(exports).where(exports.c.dataset_id == dataset.id, exports.c.kind.in_(kinds)))
     keys = [kind.form.tag for kind in kinds]
     own = tags.c.dataset_id == dataset.id, tags.c.tenant == LAKEHOUSE, tags.c.key.in_(keys)
@@ -156,4 +186,6 @@ def delete_records(connection: Connection, dataset: Dataset, kinds: Sequence[Kin
 
 
 def _record(row: Row[Any]) -> ExportRecord:
-    return ExportRecord(**{name: getattr(row, name) for name in ExportRecord._fields})._replace(kind=Kind(row.kind))
+    return ExportRecord(**{name: getattr(row, name) for name in ExportRecord._fields})._replace(
+        kind=ExportKind(row.kind)
+    )

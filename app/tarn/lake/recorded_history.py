@@ -1,4 +1,4 @@
-"""What SQL says of a dataset's history, taken in one moment."""
+"""The history of a dataset as SQL records it, read in one transaction."""
 
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, func, select
 
 from tarn.datasets.registry import ACTIVE, Dataset
+from tarn.db.database_clock import database_time
 from tarn.db.engine import Database
 from tarn.db.tables import datasets, leases, refs, snapshot_heads, snapshots
 from tarn.errors import DatasetNotFound
-from tarn.model.ids import now
+from tarn.lake.leases import DATASET_LEASE
 from tarn.model.snapshot import Head
 
 
 class SnapshotRecord(NamedTuple):
-    """A snapshot, as its row says."""
+    """The row of a snapshot."""
 
     seq: int
     id: str
@@ -24,7 +25,7 @@ class SnapshotRecord(NamedTuple):
 
 
 class Pin(NamedTuple):
-    """A ref, as its row says."""
+    """The row of a ref."""
 
     name: str
     seq: int
@@ -33,7 +34,7 @@ class Pin(NamedTuple):
 
 
 class ExpiredRange(NamedTuple):
-    """Snapshots that were given up."""
+    """The range and the number of expired snapshots."""
 
     first: int
     last: int
@@ -41,44 +42,44 @@ class ExpiredRange(NamedTuple):
 
 
 class WriterState(NamedTuple):
-    """Who may be at work: the head that is there, the lease's token, and whether it is held."""
+    """Whether a writer may be active: the recorded head, the lease's token, and whether the lease is held."""
 
     head: Head | None
     token: int | None
-    held: bool
+    is_held: bool
 
 
 class RecordedHistory(NamedTuple):
-    """All of it. Rows of snapshots that were given up are many, and only counted where they belong."""
+    """The recorded history. Expired snapshots are many, so those below the oldest kept one are only counted."""
 
-    holder: WriterState
+    writer_state: WriterState
     kept: dict[int, SnapshotRecord]
-    gone: ExpiredRange | None
-    last_gone: SnapshotRecord | None
+    expired_range: ExpiredRange | None
+    last_expired: SnapshotRecord | None
     misplaced: dict[int, SnapshotRecord]
-    """Given up, though older ones are kept."""
+    """Expired, although older ones are kept."""
     pins: list[Pin]
 
     @property
     def head(self) -> Head | None:
-        return self.holder.head
+        return self.writer_state.head
 
     @property
     def records(self) -> dict[int, SnapshotRecord]:
-        """Every row from the oldest one on that is kept."""
+        """Return every row from the oldest kept snapshot on."""
         return self.kept | self.misplaced
 
     def id_of(self, seq: int) -> str | None:
-        """The id of a snapshot, if it is known."""
+        """Return the id of a snapshot, or None if it is not recorded."""
         record = self.records.get(seq)
-        if record is None and self.last_gone is not None and self.last_gone.seq == seq:
-            record = self.last_gone
+        if record is None and self.last_expired is not None and self.last_expired.seq == seq:
+            record = self.last_expired
         return None if record is None else record.id
 
 
 def recorded(connection: Connection, dataset: Dataset) -> RecordedHistory:
-    """What is recorded now, in the caller's transaction. Raises DatasetNotFound for one that is being deleted."""
-    found = holder(connection, dataset)
+    """Return the recorded history, in the caller's transaction. Raises DatasetNotFound while it is being deleted."""
+    current = writer_state(connection, dataset)
     own = snapshots.c.dataset_id == dataset.id
     present = connection.execute(select(snapshots).where(own, snapshots.c.expired.is_(None)).order_by(snapshots.c.seq))
     kept = {row.seq: _record(row) for row in present}
@@ -95,31 +96,33 @@ def recorded(connection: Connection, dataset: Dataset) -> RecordedHistory:
     last = connection.execute(select(snapshots).where(own, snapshots.c.seq == high)).first()
     pins = connection.execute(select(refs).where(refs.c.dataset_id == dataset.id).order_by(refs.c.name))
     return RecordedHistory(
-        holder=found,
+        writer_state=current,
         kept=kept,
-        gone=ExpiredRange(low, high, rows) if rows else None,
-        last_gone=None if last is None else _record(last),
+        expired_range=ExpiredRange(low, high, rows) if rows else None,
+        last_expired=None if last is None else _record(last),
         misplaced=misplaced,
         pins=[Pin(row.name, row.seq, row.snapshot, row.updated) for row in pins],
     )
 
 
-def holder(connection: Connection, dataset: Dataset) -> WriterState:
-    """Who may be at work now. Raises DatasetNotFound."""
+def writer_state(connection: Connection, dataset: Dataset) -> WriterState:
+    """Return the recorded head and the state of the lease. Raises DatasetNotFound."""
     active = select(datasets.c.id).where(datasets.c.id == dataset.id, datasets.c.state == ACTIVE)
     if connection.execute(active).first() is None:
         raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
     row = connection.execute(select(snapshot_heads).where(snapshot_heads.c.dataset_id == dataset.id)).first()
-    lease = connection.execute(select(leases).where(leases.c.dataset_id == dataset.id)).first()
+    same = leases.c.dataset_id == dataset.id
+    is_free = DATASET_LEASE.is_free(database_time(connection)).label("free")
+    lease = connection.execute(select(leases.c.token, is_free).where(same)).first()
     return WriterState(
         head=None if row is None else Head(seq=row.seq, id=row.snapshot, content=row.content, segment=row.segment),
         token=None if lease is None else lease.token,
-        held=lease is not None and lease.expires > now(),
+        is_held=lease is not None and not lease.free,
     )
 
 
 def is_kept(database: Database, dataset: Dataset, seq: int) -> bool:
-    """Whether a snapshot is still kept: a vacuum may have given it up since."""
+    """Return whether a snapshot is still kept: a vacuum may have expired it in the meantime."""
     with database.read() as connection:
         expired = select(snapshots.c.seq).where(
             snapshots.c.dataset_id == dataset.id, snapshots.c.seq == seq, snapshots.c.expired.is_not(None)
@@ -128,11 +131,11 @@ def is_kept(database: Database, dataset: Dataset, seq: int) -> bool:
 
 
 def lease_free_since(database: Database, dataset: Dataset, before: WriterState) -> bool:
-    """Whether nobody held the lease, from a former look until now: then what is half done stays so."""
-    if before.held:
+    """Return whether the lease was free since `before` was read: then no writer is busy with an incomplete commit."""
+    if before.is_held:
         return False
     with database.read() as connection:
-        return holder(connection, dataset) == before
+        return writer_state(connection, dataset) == before
 
 
 def _record(row: Row[Any]) -> SnapshotRecord:

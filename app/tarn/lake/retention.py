@@ -1,4 +1,4 @@
-"""What is kept of the past: by a dataset's policy, or as somebody asks."""
+"""Retention: which snapshots a vacuum keeps, by the dataset's policy or by the options of the request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,39 +13,39 @@ from tarn.model.dataset import Retention
 from tarn.model.job import FLOOR_HOURS, VacuumOptions
 
 MAX_COUNT = 1 << 31
-"""Snapshots that a count is taken for at most: more than there are."""
+"""The limit for a count of snapshots: more than there can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What is kept: the newest `count`, and all that is younger than `hours`."""
+    """A retention rule: keep the newest `count` snapshots, and all that are younger than `hours`."""
 
     count: int
     hours: float
     unnamed_hours: float
-    """How long a file stays that no snapshot names: a build may be about to publish it."""
+    """Hours for which a file that no snapshot names is kept: a build may be about to publish it."""
     erases: bool = False
-    """Whether nothing of what is given up may be left anywhere, and not only what takes room."""
+    """Whether every trace of expired data must be deleted, and not only what takes space."""
 
     @classmethod
     def of(cls, policy: Retention, options: VacuumOptions) -> Self:
-        """As the dataset's policy says, or by age alone where that is asked for."""
+        """Return the rule of the dataset's policy, or one by age alone if the options set `retention_hours`."""
         if options.retention_hours is not None:
             return cls(1, options.retention_hours, options.retention_hours)
         return cls(min(policy.count, MAX_COUNT), policy.days * 24, 0 if options.override_floor else FLOOR_HOURS)
 
-    def given_up(self, moments: Sequence[datetime], moment: datetime) -> int:
-        """How many of these are given up, which come oldest first."""
+    def expired_count(self, moments: Sequence[datetime], moment: datetime) -> int:
+        """Return how many of these creation times, oldest first, expire."""
         past = before(moment, self.hours)
-        return sum(one <= past for one in moments[: -self.count])
+        return sum(created <= past for created in moments[: -self.count])
 
 
 PRESENT = Keep(1, 0, 0, erases=True)
-"""Nothing but the present, and no trace of the past."""
+"""Keep only the head, and delete every trace of earlier data."""
 
 
 def before(moment: datetime, hours: float) -> datetime:
-    """So many hours earlier, or the beginning of time."""
+    """Return the moment so many hours earlier, or the minimum of `datetime`."""
     try:
         return moment - timedelta(hours=hours)
     except OverflowError:
@@ -53,24 +53,25 @@ def before(moment: datetime, hours: float) -> datetime:
 
 
 class HistoryStart(NamedTuple):
-    """Where history begins: now, and from the next vacuum's snapshot on."""
+    """The number of the oldest kept snapshot: now, and after the next vacuum."""
 
     now: int
     then: int
 
 
 def first_kept(connection: Connection, dataset: Dataset) -> int | None:
-    """The oldest snapshot that is not given up; None: there is none at all."""
+    """Return the oldest snapshot that is not expired, or None if there are no snapshots."""
     return connection.execute(
         select(func.min(snapshots.c.seq)).where(snapshots.c.dataset_id == dataset.id, snapshots.c.expired.is_(None))
     ).scalar()
 
 
 def history_start(connection: Connection, dataset: Dataset, keep: Keep, moment: datetime) -> HistoryStart | None:
-    """What a vacuum would give up; None: there are no snapshots.
+    """Return where history begins now and after a vacuum, or None if there are no snapshots.
 
-    Kept are those that `keep` says and everything from the oldest one on that a ref names, so that history has no
-    holes. The snapshot that the vacuum itself makes counts among the newest, but is no reason to make one.
+    Kept are the snapshots that `keep` selects, and everything from the oldest snapshot that a ref names, so
+    that history has no gaps. The snapshot that the vacuum itself makes counts among the newest, but does not cause a
+    vacuum.
     """
     first = first_kept(connection, dataset)
     if first is None:
@@ -82,7 +83,7 @@ def history_start(connection: Connection, dataset: Dataset, keep: Keep, moment: 
 
 
 def latest_start(connection: Connection, dataset: Dataset, then: int) -> int:
-    """Where history can begin at most, if it is to begin with a number: with the oldest one that a ref names."""
+    """Return the latest possible beginning of history up to `then`: not after the oldest snapshot that a ref names."""
     oldest: int | None = connection.execute(
         select(func.min(refs.c.seq)).where(refs.c.dataset_id == dataset.id)
     ).scalar()
@@ -90,12 +91,12 @@ def latest_start(connection: Connection, dataset: Dataset, then: int) -> int:
 
 
 def _first_within(connection: Connection, dataset: Dataset, count: int, past: datetime, first: int) -> int:
-    """The oldest one that is among the newest so many, or younger than a moment."""
+    """Return the oldest snapshot that is among the newest `count`, or younger than `past`."""
     kept = snapshots.c.dataset_id == dataset.id, snapshots.c.expired.is_(None)
     uncounted: int | None = connection.execute(
         select(snapshots.c.seq).where(*kept).order_by(snapshots.c.seq.desc()).offset(count).limit(1)
     ).scalar()
-    # Numbers and moments rise together.
+    # Numbers and creation times increase together.
     old: int | None = connection.execute(
         select(func.max(snapshots.c.seq)).where(*kept, snapshots.c.created <= past)
     ).scalar()

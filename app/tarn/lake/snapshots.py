@@ -1,7 +1,7 @@
-"""Snapshots: the recorded head in SQL, the manifests in storage.
+"""Snapshots: the recorded head in SQL, and the manifests in storage.
 
-SQL names the head, so finding it costs no storage call. The table `snapshots` repeats what manifests say of themselves,
-so that one can be found by its id; a manifest that SQL does not name is no part of history (a stray).
+SQL names the head, so finding it costs no storage call. The table `snapshots` repeats fields of the manifests, so that
+a snapshot can be found by its id; a manifest that SQL does not name is not part of history (a stray).
 """
 
 from collections.abc import Iterator
@@ -10,42 +10,68 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Row, Select, func, insert, select, update
 
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import ACTIVE, Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import datasets, refs, snapshot_heads, snapshots
-from tarn.errors import DatasetNotFound, ManifestInvalid, NoSnapshots, RefNotFound, SnapshotGone, SnapshotNotFound
+from tarn.errors import ManifestInvalid, NoSnapshots, RefNotFound, SnapshotGone, SnapshotNotFound
 from tarn.model.ids import now
 from tarn.model.names import SNAPSHOT_ID
-from tarn.model.snapshot import Head, Snapshot
+from tarn.model.snapshot import Snapshot
 from tarn.storage.store import Missing, Store
 
 
 class Named(NamedTuple):
-    """A snapshot as SQL names it."""
+    """The number and id of a snapshot recorded in SQL."""
 
     seq: int
     id: str
 
 
-def recorded(connection: Connection, dataset: Dataset) -> Head:
-    """The head that readers see. Raises DatasetNotFound, also for one that is being deleted: its head moves no more."""
-    row = connection.execute(
-        select(snapshot_heads)
-        .join(datasets, datasets.c.id == snapshot_heads.c.dataset_id)
-        .where(snapshot_heads.c.dataset_id == dataset.id, datasets.c.state == ACTIVE)
-    ).first()
-    if row is None:
-        raise DatasetNotFound(f"there is no dataset {dataset.name!r}")
-    return Head(seq=row.seq, id=row.snapshot, content=row.content, segment=row.segment)
+class SnapshotService:
+    """Reads the snapshots of datasets: which exist, from SQL, and their manifests, from the store."""
+
+    def __init__(self, database: Database, store: Store) -> None:
+        self._database = database
+        self._store = store
+
+    def page(self, dataset: Dataset, before: int | None, limit: int) -> list[Named]:
+        """Return the kept snapshots below a number, newest first."""
+        with self._database.read() as connection:
+            return kept_page(connection, dataset, before, limit)
+
+    def get(self, dataset: Dataset, name: str) -> Snapshot:
+        """Return the manifest of a snapshot, given its id, its number or `latest`.
+
+        Raises SnapshotNotFound, NoSnapshots, SnapshotGone, ManifestInvalid.
+        """
+        with self._database.read() as connection:
+            named = find(connection, dataset, name)
+        return self.read(dataset, named)
+
+    def read(self, dataset: Dataset, named: Named) -> Snapshot:
+        """Read the manifest of a snapshot that SQL named a moment ago. Raises ManifestInvalid, SnapshotGone."""
+        return read_kept(self._database, self._store, dataset, named)
+
+    def containing(self, dataset: Dataset, segment: int | None) -> Named | None:
+        """Return the first snapshot that contains a segment of the journal, or None.
+
+        Without a segment, return the head: a batch that is no longer recorded is in it.
+        """
+        with self._database.read() as connection:
+            if segment is not None:
+                return first_containing(connection, dataset, segment)
+            head = recorded_head(connection, dataset)
+            return None if head.id is None else Named(head.seq, head.id)
 
 
 def find(connection: Connection, dataset: Dataset, name: str) -> Named:
-    """A snapshot that is given by id, by number or as `latest`.
+    """Find a snapshot by id, by number or as `latest`.
 
-    Raises SnapshotNotFound, NoSnapshots, and SnapshotGone for one that was given up.
+    Raises SnapshotNotFound, NoSnapshots, and SnapshotGone for an expired one.
     """
     if name == "latest":
-        head = recorded(connection, dataset)
+        head = recorded_head(connection, dataset)
         if head.id is None:
             raise NoSnapshots(f"{dataset.name!r} has no snapshots yet")
         return Named(head.seq, head.id)
@@ -55,7 +81,7 @@ def find(connection: Connection, dataset: Dataset, name: str) -> Named:
 
 
 def find_state(connection: Connection, dataset: Dataset, at: str) -> Named:
-    """A snapshot that is given by id, number, `latest`, moment or ref; of a moment, the one that was the head then.
+    """Find a snapshot by id, number, `latest`, time or ref; for a time, the one that was the head then.
 
     Raises as `find` does, and RefNotFound.
     """
@@ -85,12 +111,12 @@ def _require_kept(dataset: Dataset, name: str, row: Row[tuple[int, str, datetime
     if row is None:
         raise SnapshotNotFound(f"{dataset.name!r} has no snapshot {name!r}")
     if row.expired is not None:
-        raise SnapshotGone(f"the snapshot {row.id} of {dataset.name!r} was given up on {row.expired:%Y-%m-%d}")
+        raise SnapshotGone(f"the snapshot {row.id} of {dataset.name!r} expired on {row.expired:%Y-%m-%d}")
     return Named(row.seq, row.id)
 
 
 def _parse_time(text: str) -> datetime | None:
-    """A date or time in ISO 8601; without an offset it is UTC, where it must be in the years 1 to 9999."""
+    """Parse a date or time in ISO 8601, or return None. Without an offset it is UTC; years 1 to 9999 in UTC."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -99,7 +125,7 @@ def _parse_time(text: str) -> datetime | None:
 
 
 def first_containing(connection: Connection, dataset: Dataset, segment: int) -> Named | None:
-    """The first snapshot that holds a segment, if there is one."""
+    """Return the first snapshot that contains a segment, or None."""
     row = connection.execute(
         select(snapshots.c.seq, snapshots.c.id)
         .where(snapshots.c.dataset_id == dataset.id, snapshots.c.segment >= segment)
@@ -110,7 +136,7 @@ def first_containing(connection: Connection, dataset: Dataset, segment: int) -> 
 
 
 def kept_page(connection: Connection, dataset: Dataset, before: int | None, limit: int) -> list[Named]:
-    """The snapshots there are, newest first."""
+    """Return the kept snapshots, newest first."""
     query = (
         select(snapshots.c.seq, snapshots.c.id)
         .where(snapshots.c.dataset_id == dataset.id, snapshots.c.expired.is_(None))
@@ -122,17 +148,17 @@ def kept_page(connection: Connection, dataset: Dataset, before: int | None, limi
 
 
 def read_named(store: Store, dataset: Dataset, named: Named) -> Snapshot:
-    """The manifest of a snapshot. Raises ManifestInvalid, also where a stray lies in its place."""
-    found = read(store, dataset, named.seq)
-    if found.id != named.id:
+    """Read the manifest of a snapshot. Raises ManifestInvalid, also if a stray manifest has its path."""
+    manifest = read(store, dataset, named.seq)
+    if manifest.id != named.id:
         raise ManifestInvalid(f"{dataset.layout.snapshot(named.seq)} is not of the snapshot {named.id}", field="id")
-    return found
+    return manifest
 
 
 def read_kept(database: Database, store: Store, dataset: Dataset, named: Named) -> Snapshot:
-    """The manifest of a snapshot that SQL named a moment ago.
+    """Read the manifest of a snapshot that SQL named a moment ago.
 
-    Raises ManifestInvalid, and SnapshotGone if it was given up since.
+    Raises ManifestInvalid, and SnapshotGone if the snapshot expired since.
     """
     try:
         return read_named(store, dataset, named)
@@ -143,17 +169,17 @@ def read_kept(database: Database, store: Store, dataset: Dataset, named: Named) 
 
 
 def read(store: Store, dataset: Dataset, seq: int) -> Snapshot:
-    """One manifest that SQL names. Raises ManifestInvalid, also where it is gone or is another dataset's."""
-    found = read_if_exists(store, dataset, seq)
-    if found is None:
-        raise ManifestInvalid(f"{dataset.layout.snapshot(seq)} is not there", field="document")
-    if found.dataset_id != dataset.id or found.seq != seq:
+    """Read the manifest with a recorded number. Raises ManifestInvalid, also if it is missing or another dataset's."""
+    manifest = read_if_exists(store, dataset, seq)
+    if manifest is None:
+        raise ManifestInvalid(f"{dataset.layout.snapshot(seq)} is missing", field="document")
+    if manifest.dataset_id != dataset.id or manifest.seq != seq:
         raise ManifestInvalid(f"{dataset.layout.snapshot(seq)} is of another dataset", field="dataset_id")
-    return found
+    return manifest
 
 
 def read_if_exists(store: Store, dataset: Dataset, seq: int) -> Snapshot | None:
-    """The manifest with a number, whoever wrote it, or None. Raises ManifestInvalid."""
+    """Read the manifest with a number, recorded or not, or return None. Raises ManifestInvalid."""
     path = dataset.layout.snapshot(seq)
     try:
         return Snapshot.from_json(path, store.get(path))
@@ -162,13 +188,13 @@ def read_if_exists(store: Store, dataset: Dataset, seq: int) -> Snapshot | None:
 
 
 def since(store: Store, dataset: Dataset, base: int, head: int) -> Iterator[Snapshot]:
-    """The manifests after one number up to another."""
+    """Yield the manifests after `base` up to and including `head`."""
     for seq in range(base + 1, head + 1):
         yield read(store, dataset, seq)
 
 
 def advance_head(connection: Connection, snapshot: Snapshot) -> bool:
-    """Move the recorded head to a snapshot, if its parent is the head still. False if somebody else moved it."""
+    """Move the recorded head to a snapshot if its parent is still the head. Return False if another writer moved it."""
     before = snapshot_heads.c.snapshot.is_(None) if snapshot.parent is None else None
     moved = connection.execute(
         update(snapshot_heads)
@@ -196,10 +222,9 @@ def advance_head(connection: Connection, snapshot: Snapshot) -> bool:
 
 
 def expire(connection: Connection, dataset: Dataset, below: int) -> int:
-    """Give up the snapshots below a number, except from the oldest one on that a ref names. Returns where they begin
-    that are kept.
+    """Expire the snapshots below a number, but none from the oldest one that a ref names on. Return the oldest kept.
 
-    Whoever sets a ref at the same time holds the snapshot's row, and was first, or finds it given up.
+    Setting a ref locks the snapshot's row: it either comes first and is respected, or finds the snapshot expired.
     """
     rows = [snapshots.c.dataset_id == dataset.id, snapshots.c.seq < below, snapshots.c.expired.is_(None)]
     connection.execute(select(snapshots.c.seq).where(*rows).with_for_update())

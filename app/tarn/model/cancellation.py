@@ -1,8 +1,8 @@
 """Cancellation of running jobs: a signal that one thread sets and the thread that runs the job checks between steps.
 
 A thread that runs a job makes its `Cancellation` the current one. Loops call `check`, or iterate over `checked(...)`.
-What blocks in other code (a query of DuckDB, a job of Spark) registers how it is interrupted with `interrupting`. In
-a thread or process that runs no job, all of this does nothing.
+Calls that block (a DuckDB query, a Spark job) register a callback that interrupts them with `interrupting`. In a thread
+or process that runs no job, all of this does nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,16 +11,16 @@ from contextvars import ContextVar
 from threading import Event, Lock
 from typing import TypeVar
 
-from tarn.model.job import Stopped
+from tarn.model.job import JobStopped
 
 Item = TypeVar("Item")
 
 FLUSH_POOL = "flush"
-"""Spark's scheduler pool of everything that is no job of its own thread."""
+"""Spark scheduler pool of all work that is not part of a job with its own thread."""
 
 
 class Cancellation:
-    """The signal of one running job, and what is to be interrupted when it is set."""
+    """The cancellation signal of one running job, and the callbacks that interrupt its blocking calls."""
 
     def __init__(self, pool: str = FLUSH_POOL) -> None:
         self.pool = pool
@@ -38,20 +38,20 @@ class Cancellation:
     def check(self) -> None:
         """Raise Stopped if the signal is set."""
         if self._event.is_set():
-            raise Stopped
+            raise JobStopped
 
     def interrupt(self) -> None:
-        """Interrupt whatever is registered now. To be called repeatedly until the job has ended: an interrupt between
-        two queries has no effect on the second."""
+        """Call all registered callbacks. To be called repeatedly until the job has ended: an interrupt between two
+        queries has no effect on the second."""
         with self._lock:
-            # Under the lock: what is unregistered may be closed, and is not called any more.
+            # Under the lock: a callback must not be called after it is unregistered, when its connection may be closed.
             for interrupt in self._interrupts.values():
                 with suppress(Exception):
                     interrupt()
 
     @contextmanager
     def interrupting(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """Register what ends the block's work from another thread."""
+        """Register a callback, called from another thread, that interrupts the block's work."""
         key = object()
         with self._lock:
             self._interrupts[key] = interrupt
@@ -63,7 +63,7 @@ class Cancellation:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make this the current one of the thread while the block runs."""
+        """Make this the thread's current cancellation while the block runs."""
         token = _current.set(self)
         try:
             yield
@@ -75,21 +75,21 @@ _current: ContextVar[Cancellation | None] = ContextVar("cancellation", default=N
 
 
 def current() -> Cancellation:
-    """The cancellation of the job that this thread runs; one that is never set where it runs none."""
+    """Return the cancellation of the job that this thread runs; without a job, one that is never set."""
     return _current.get() or Cancellation()
 
 
 def check() -> None:
-    """Raise Stopped if the job that this thread runs is to end."""
-    found = _current.get()
-    if found is not None:
-        found.check()
+    """Raise Stopped if the job that this thread runs is cancelled."""
+    cancellation = _current.get()
+    if cancellation is not None:
+        cancellation.check()
 
 
 def checked(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items, and raise Stopped before the next one if the job that this thread runs is to end.
+    """Yield the items, and raise Stopped before the next one if the job that this thread runs is cancelled.
 
-    Another thread may do the iterating.
+    The result may be iterated in another thread.
     """
     return _checked(iter(items), current())
 
@@ -101,7 +101,7 @@ def _checked(rest: Iterator[Item], cancellation: Cancellation) -> Iterator[Item]
             yield item
             cancellation.check()
     finally:
-        # Whoever makes the items ahead (the map of a pool) stops doing so now, and not when the traceback is freed.
+        # Stop a producer that works ahead (such as a pool's map) now, not when the traceback is freed.
         close = getattr(rest, "close", None)
         if close is not None:
             close()
@@ -109,6 +109,6 @@ def _checked(rest: Iterator[Item], cancellation: Cancellation) -> Iterator[Item]
 
 @contextmanager
 def interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Register what ends the block's work, with the job that this thread runs."""
+    """Register a callback that interrupts the block's work if the job that this thread runs is cancelled."""
     with current().interrupting(interrupt):
         yield

@@ -1,4 +1,4 @@
-"""A dataset's configuration: FtM metadata, and how Tarn keeps it."""
+"""Dataset configuration (`config.yml`), catalog models and entity tags."""
 
 import hashlib
 from datetime import datetime
@@ -14,8 +14,8 @@ from tarn.model.names import DatasetName
 from tarn.model.tenant import Strict
 
 
-class Plain(BaseModel):
-    """Fields that are text hold what a document can: no control characters but newline and tab."""
+class PlainTextModel(BaseModel):
+    """A model whose text fields must not contain control characters other than newline and tab."""
 
     @field_validator("*")
     @classmethod
@@ -26,8 +26,8 @@ class Plain(BaseModel):
         return value
 
 
-class Publisher(Plain, Strict):
-    """Who publishes the source: FtM's fields and types, without the label that FtM computes."""
+class Publisher(PlainTextModel, Strict):
+    """The publisher of the source: FtM's fields and types, without the label that FtM computes."""
 
     name: Annotated[str, Field(min_length=1, max_length=1000)]
     url: Url | None = None
@@ -39,21 +39,21 @@ class Publisher(Plain, Strict):
     logo_url: Url | None = None
 
 
-class Coverage(Plain, DataCoverage):
-    """Which times and places the source covers, as FtM describes it."""
+class Coverage(PlainTextModel, DataCoverage):
+    """Temporal and geographic coverage of the source, in FtM's model."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Retention(Strict):
-    """Which snapshots are kept: the newest `count`, and all younger than `days`."""
+    """Retention of snapshots: the newest `count` are kept, and all younger than `days`."""
 
     count: Annotated[int, Field(ge=1)] = 100
     days: Annotated[float, Field(ge=0)] = 7
 
 
 class Policy(Strict):
-    """What the worker does for a dataset by itself."""
+    """Automatic maintenance of a dataset by the worker."""
 
     retention: Retention = Retention()
     exports: (
@@ -72,8 +72,8 @@ Children = Annotated[list[DatasetName], Field(max_length=10_000), AfterValidator
 FileBytes = Annotated[int, Field(ge=1 << 20, le=1 << 32)]
 
 
-class FtmMetadata(Plain, Strict):
-    """What a dataset is about, in FtM's own terms and types."""
+class FtmMetadata(PlainTextModel, Strict):
+    """Descriptive metadata of a dataset, with FtM's fields and types."""
 
     title: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     license: Url | None = None
@@ -90,7 +90,7 @@ class FtmMetadata(Plain, Strict):
 
 
 class DatasetMetadata(FtmMetadata):
-    """What a caller may set: what the dataset is about, and how Tarn keeps it."""
+    """The fields that a caller may set: descriptive metadata, and how Tarn stores the dataset."""
 
     checksum: Literal["sha256"] | None = None
     compression: Literal["gzip", "zstd"] | None = None
@@ -99,29 +99,29 @@ class DatasetMetadata(FtmMetadata):
 
 
 class DatasetChange(DatasetMetadata):
-    """Fields to replace; null goes back to the default."""
+    """Fields to replace; null resets a field to its default."""
 
-    tags: Tags | None = None  # type: ignore[assignment]  # what is stored is never null, what is asked for may be
+    tags: Tags | None = None  # type: ignore[assignment]  # null in a request, never in storage
     children: Children | None = None  # type: ignore[assignment]
     deprecated: bool | None = None  # type: ignore[assignment]
     target_file_bytes: FileBytes | None = None  # type: ignore[assignment]
     policy: Policy | None = None  # type: ignore[assignment]
 
     def applied_to(self, current: DatasetMetadata) -> dict[str, Any]:
-        """All fields as they are to be, those that go back to their default left out."""
-        given = self.model_dump(exclude_unset=True)
-        merged = current.model_dump() | given
-        return {field: value for field, value in merged.items() if field not in given or value is not None}
+        """Return the fields after the change, without those that are reset to their default."""
+        changes = self.model_dump(exclude_unset=True)
+        merged = current.model_dump() | changes
+        return {field: value for field, value in merged.items() if field not in changes or value is not None}
 
 
 class NewDataset(DatasetMetadata):
-    """A dataset to be made."""
+    """A dataset to create."""
 
     name: DatasetName
 
 
 class DatasetConfig(DatasetMetadata):
-    """`config.yml`: all there is to know of a dataset besides its data."""
+    """`config.yml`: the configuration and metadata of a dataset."""
 
     name: DatasetName
     id: str
@@ -133,7 +133,7 @@ class DatasetConfig(DatasetMetadata):
         return self
 
     def ftm(self, **more: Any) -> DatasetModel:
-        """The dataset as FtM knows it. Raises ValueError where FtM's own model refuses it."""
+        """Return the dataset as FtM's model. Raises ValueError if it is not valid there."""
         data = self.model_dump(include=set(DatasetModel.model_fields), exclude_none=True)
         return DatasetModel.model_validate(data | more)
 
@@ -145,8 +145,8 @@ class DatasetConfig(DatasetMetadata):
         return cls.model_validate(document.load(data, document.STORED))
 
 
-class CatalogMetadata(Plain, Strict):
-    """What the lake says of itself: `config.yml` at its root."""
+class CatalogMetadata(PlainTextModel, Strict):
+    """Metadata of the lake: `config.yml` at its root."""
 
     title: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     summary: Text | None = None
@@ -166,7 +166,7 @@ class CatalogMetadata(Plain, Strict):
 
 
 class Resource(BaseModel):
-    """A file that can be fetched, as FtM describes it."""
+    """A downloadable file, in FtM's model."""
 
     name: str
     url: str | None = None
@@ -183,7 +183,7 @@ class CatalogEntry(FtmMetadata):
     name: DatasetName
     title: str
     version: str | None = Field(
-        None, description="Of its exported entities; of its newest export, if entities were not exported."
+        None, description="Version of its exported entities; without such an export, of its newest export."
     )
     updated_at: datetime | None = None
     last_export: datetime | None = None
@@ -192,14 +192,14 @@ class CatalogEntry(FtmMetadata):
     resources: list[Resource] = Field(default_factory=list)
     resource_name: str | None = Field(
         None,
-        description="The resource that loaders such as yente take entities from; without it they skip the dataset.",
+        description="The resource from which loaders such as yente read entities; without it they skip the dataset.",
     )
-    delta_url: str | None = Field(None, description="Where the deltas up to `version` are listed.")
-    load: bool | None = Field(None, description="True: load it, although it has children.")
+    delta_url: str | None = Field(None, description="URL of the list of deltas up to `version`.")
+    load: bool | None = Field(None, description="True: load the dataset although it has children.")
 
 
 class Catalog(CatalogMetadata):
-    """An FtM catalog: the lake's own metadata, and the datasets the caller may read."""
+    """An FtM catalog: the lake's metadata, and the datasets that the caller may read."""
 
     datasets: list[CatalogEntry]
 
@@ -213,17 +213,17 @@ class Version(BaseModel):
 
 
 def etag(text: bytes) -> str:
-    """A strong entity tag: the same bytes have the same tag, whatever came between."""
+    """Return the strong entity tag of a document: equal bytes have equal tags, independent of history."""
     return f'"{hashlib.sha256(text).hexdigest()[:32]}"'
 
 
 def matches(if_match: str, tag: str) -> bool:
-    """Whether an `If-Match` header names this entity tag. It compares strongly: a weak tag (`W/`) never matches."""
+    """Return whether `If-Match` contains this entity tag. Strong comparison: a weak tag (`W/`) never matches."""
     return if_match.strip() == "*" or tag in _listed(if_match)
 
 
 def matches_none_match(if_none_match: str, tag: str) -> bool:
-    """Whether an `If-None-Match` header names this entity tag, weakly or not."""
+    """Return whether `If-None-Match` contains this entity tag. Weak comparison: `W/` is ignored."""
     return if_none_match.strip() == "*" or tag in [listed.removeprefix("W/") for listed in _listed(if_none_match)]
 
 

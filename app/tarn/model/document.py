@@ -1,8 +1,9 @@
-"""Documents as YAML: readable by people, read back exactly as they were written, and read in bounded time.
+"""YAML documents: dump, and load with limits on size, nesting and aliases.
 
-`load` is the only reader of YAML. It builds values from the events of the parser, without a stack of calls, and knows
-the types of JSON and no others. An unquoted scalar is null, a boolean or a number only where YAML 1.1 (PyYAML) and the
-core schema of YAML 1.2 agree on it and JSON could write it: all else is a string. So are all keys.
+`load` is the only YAML reader. It builds values from parser events without recursion, supports only the types of JSON,
+runs in bounded time, and reads back exactly what `dump` wrote. An unquoted scalar is null, a boolean or a number only
+where YAML 1.1 (PyYAML) and the core schema of YAML 1.2 agree on it and JSON could write it; everything else is a
+string, and so are all keys.
 """
 
 import math
@@ -16,7 +17,7 @@ import yaml
 try:
     from yaml import CSafeDumper as Dumper
     from yaml import CSafeLoader as Parser
-except ImportError:  # a PyYAML without libyaml does the same, ten times slower
+except ImportError:  # PyYAML without libyaml: same result, ten times slower
     from yaml import SafeDumper as Dumper  # type: ignore[assignment]  # one or the other
     from yaml import SafeLoader as Parser  # type: ignore[assignment]
 
@@ -24,7 +25,7 @@ except ImportError:  # a PyYAML without libyaml does the same, ten times slower
 __all__ = ["STORED", "Dumper", "InvalidYaml", "Limits", "Parser", "check_size", "dump", "load", "plain"]
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters but for tab and newline."""
+"""Control characters except tab and newline."""
 
 NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -32,20 +33,20 @@ INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+][0-9]+)?")
 MOST_INTEGER = (1 << 63) - 1
 LONGEST_NUMBER = 40
-"""Characters of a number."""
+"""Maximum characters of a number."""
 
 TAG = "tag:yaml.org,2002:"
 TAG_DIRECTIVE = re.compile(rb"^%TAG", re.MULTILINE)
 MOST_TAG_DIRECTIVES = 10
-"""The parser compares each of them with every other."""
+"""The parser compares each directive with every other: quadratic time."""
 
 LONGEST_SHOWN = 60
-"""Characters of a scalar that an error repeats."""
+"""Characters of a scalar that an error message shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a document may hold at most. Where an alias stands, what it stands for counts once more."""
+    """Maximum size of a document. Each alias counts as much as the value it refers to."""
 
     size: int = 4 << 20
     """Characters or bytes of the text."""
@@ -59,11 +60,11 @@ class Limits:
 
 
 STORED = Limits(size=64 << 20, nodes=500_000, characters=64 << 20, scalar=8 << 20)
-"""For documents that Tarn wrote: whatever is accepted in a request can be read back."""
+"""Limits of documents that Tarn wrote: everything that a request may contain can be read back."""
 
 
 class InvalidYaml(ValueError):
-    """A text that is not YAML, or more than may be read of it."""
+    """A text that is not valid YAML, or that exceeds a limit."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason if line is None else f"line {line}: {reason}")
@@ -72,20 +73,20 @@ class InvalidYaml(ValueError):
 
 
 def plain(text: str) -> str:
-    """The text, if a document can hold it. Raises ValueError for control characters other than newline and tab."""
+    """Return the text unchanged. Raises ValueError for control characters other than newline and tab."""
     if CONTROL.search(text):
         raise ValueError("must not have control characters other than newline and tab")
     return text
 
 
 def dump(data: dict[str, Any]) -> bytes:
-    """The document that holds this data, in its order."""
+    """Return the data as a YAML document, keys in their order."""
     text: bytes = yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, encoding="utf-8")
     return text
 
 
 def load(text: bytes | str, limits: Limits = Limits()) -> Any:  # noqa: B008 - it is frozen
-    """What a document holds; None for an empty one. Raises InvalidYaml."""
+    """Return the value of a document; None if it is empty. Raises InvalidYaml."""
     if len(text) > limits.size:
         raise InvalidYaml(f"the document is {len(text)} long, at most {limits.size} are read")
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -104,16 +105,16 @@ def load(text: bytes | str, limits: Limits = Limits()) -> Any:  # noqa: B008 - i
 
 
 def check_size(data: Any, limits: Limits = Limits()) -> None:  # noqa: B008 - it is frozen
-    """Raise InvalidYaml if data that was read from JSON has more nodes than a document may have."""
+    """Raise InvalidYaml if data from JSON has more nodes than a document may have."""
     count, waiting = 0, [data]
     while waiting:
         count += 1
-        one = waiting.pop()
-        if isinstance(one, dict):
-            count += len(one)
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
+        node = waiting.pop()
+        if isinstance(node, dict):
+            count += len(node)
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
         if count + len(waiting) > limits.nodes:
             raise InvalidYaml(_too_many(limits.nodes))
 
@@ -129,19 +130,19 @@ def _events(text: bytes | str) -> Iterator[yaml.Event]:
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping whose end was not seen yet."""
+    """A list or mapping that is still open."""
 
     value: Any
     anchor: str | None
     nodes: int
     characters: int
-    """What there was before it."""
+    """Counts of nodes and characters before it."""
     key: str | None = None
 
 
 @dataclass(slots=True)
 class _Builder:
-    """Makes values of events, and counts them."""
+    """Builds the value from parser events and enforces the limits."""
 
     limits: Limits
     value: Any = None
@@ -150,7 +151,7 @@ class _Builder:
     _characters: int = 0
     _open: list[_Open] = field(default_factory=list)
     _anchors: dict[str, tuple[Any, int, int]] = field(default_factory=dict)
-    """What an alias stands for, and how many nodes and characters that is."""
+    """The value of each anchor, and its counts of nodes and characters."""
 
     def take(self, event: yaml.Event) -> None:
         if isinstance(event, yaml.ScalarEvent):
@@ -158,10 +159,10 @@ class _Builder:
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
             self._begin(event)
         elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
-            one = self._open.pop()
-            if one.anchor is not None:
-                counts = self._nodes - one.nodes, self._characters - one.characters
-                self._anchors[one.anchor] = (one.value, *counts)
+            closed = self._open.pop()
+            if closed.anchor is not None:
+                counts = self._nodes - closed.nodes, self._characters - closed.characters
+                self._anchors[closed.anchor] = (closed.value, *counts)
         elif isinstance(event, yaml.AliasEvent):
             self._alias(event)
         elif isinstance(event, yaml.DocumentStartEvent):
@@ -195,18 +196,18 @@ class _Builder:
             raise _at(event, "a key must be a scalar")
         if len(self._open) >= self.limits.depth:
             raise _at(event, f"it is nested more than {self.limits.depth} deep")
-        one = _Open([] if is_list else {}, event.anchor, self._nodes, self._characters)
+        collection = _Open([] if is_list else {}, event.anchor, self._nodes, self._characters)
         self._count(event, 1, 0)
-        self._put(one.value)
-        self._open.append(one)
+        self._put(collection.value)
+        self._open.append(collection)
 
     def _alias(self, event: yaml.AliasEvent) -> None:
         if self._is_key():
             raise _at(event, "an alias cannot be a key")
-        found = self._anchors.get(event.anchor or "")
-        if found is None:
+        anchored = self._anchors.get(event.anchor or "")
+        if anchored is None:
             raise _at(event, f"the alias *{_shown(event.anchor)} stands for nothing before it, or for itself")
-        value, nodes, characters = found
+        value, nodes, characters = anchored
         self._count(event, nodes, characters)
         self._put(value)
 
@@ -243,7 +244,7 @@ class _Builder:
 
 
 def _resolved(event: yaml.Event, text: str) -> Any:
-    """The value of a scalar without quotes and tag."""
+    """Return the value of a scalar without quotes and tag."""
     if text in NULLS:
         return None
     if text in BOOLEANS:

@@ -1,17 +1,17 @@
-"""Encodings of text files, by the names that Python has for them."""
+"""Character encodings of text files, by their Python names."""
 
 import codecs
 
 NO_FILES = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
-"""What Python takes for encodings of text, and no file is written in."""
+"""Python codecs of text that no file is encoded with."""
 
 
 def known_encoding(name: str) -> str:
-    """Python's own name of an encoding of text. Raises ValueError for one that it does not know."""
+    """Return Python's canonical name of a text encoding. Raises ValueError for an unknown one."""
     try:
-        found = codecs.lookup(name)
+        codec = codecs.lookup(name)
     except (LookupError, ValueError):
-        raise ValueError(f"{name!r} is no encoding that is known here") from None
-    if not found._is_text_encoding or found.name.replace("-", "_") in NO_FILES:
-        raise ValueError(f"{name!r} is no encoding of text files")
-    return found.name
+        raise ValueError(f"{name!r} is not a known encoding") from None
+    if not codec._is_text_encoding or codec.name.replace("-", "_") in NO_FILES:
+        raise ValueError(f"{name!r} is not an encoding of text files")
+    return codec.name

@@ -1,12 +1,12 @@
-"""From an FtM entity to its statements.
+"""Convert FtM entities to statements (`Exploder`), with FtM's cleaning of values.
 
-The same as followthemoney's `StatementEntity` makes of it (schema and property checks, cleaning by type, duplicates
-left out, the BASE statement with the checksum), without an object per statement: ingest spends its time here.
-A property test holds the two equal, with values cleaned and with values taken as they are.
+The result equals that of followthemoney's `StatementEntity` (schema and property checks, cleaning by type, duplicates
+removed, the BASE statement with the checksum), but without an object per statement: this is the hot path of ingest.
+A property test checks that both are equal, with cleaned and with unchanged values.
 
 Two things are stored that `StatementEntity` keeps outside its statements: entities nested in a reference become
-entities of their own, and each referent gets a BASE statement under its own id with the entity as its canonical id, so
-that it names the entity from then on.
+separate entities, and each referent gets a BASE statement under its own id with the entity as its canonical id, so that
+the referent resolves to the entity.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ FIELDS = frozenset(
     {"id", "schema", "properties", "caption", "datasets", "referents", "origin", "first_seen", "last_seen",
      "last_change", "target"}
 )  # fmt: skip
-"""What an entity may hold; what is derived from statements is accepted and not read. Other fields are ignored."""
+"""Fields of an entity; those derived from statements are accepted but not read. Other fields are ignored."""
 
 MOST_REFERENTS = 10_000
 DEEPEST = 8
-"""Referents of one entity, and levels of entities nested in one another."""
+"""Maximum referents of one entity, and maximum levels of nested entities."""
 
 LONGEST_VALUE = {
     **dict.fromkeys(("mimetype", "country", "gender", "language", "topic"), 250),
@@ -44,17 +44,17 @@ LONGEST_VALUE = {
     **dict.fromkeys(("name", "url"), 16_384),
     "address": 65_536,
 }
-"""Characters of a value that is cleaned, by the name of its type. Cleaning some types takes time that grows faster than
-the value; no real value is near these limits. Types that are not here are cleaned in linear time."""
+"""Maximum characters of a value that is cleaned, by type name. The time to clean these types grows faster than linearly
+with the length; no real value is near these limits. Other types are cleaned in linear time."""
 
 REJECTED_BY_CLEANING = "rejected by FollowTheMoney's cleaning of {}"
 
 MOST_KNOWN = 50_000
 LONGEST_KNOWN = 120
-"""How many values of a type, and how long ones, are remembered with what they clean to."""
+"""Cache of cleaned values per type: maximum entries, and maximum characters of a cached value."""
 
 LONGEST_CODE = 2
-"""Characters of a country that FtM knows without its names."""
+"""Length of a country code, which FtM recognizes without its country names."""
 
 LETTERS = "A-Za-zÀ-ÖØ-öø-ÿ"
 PLAIN_TEXT = (
@@ -62,9 +62,9 @@ PLAIN_TEXT = (
     f"(?:,? [{LETTERS}0-9(][{LETTERS}0-9&()+./:_%#-]*(?:'[{LETTERS}]+)*| [&+/:_%#-]+)*"
 )
 TITLE = "ESQ"
-"""What FtM takes from the end of a name, and so from no plain text."""
+"""FtM removes this from the end of a name, so text with it does not count as plain."""
 PLAIN = re.compile(f"(?!.*{TITLE}){PLAIN_TEXT}")
-"""Text that cleaning leaves as it is, for types that only tidy up white space, quotes and unsafe characters."""
+"""Text that cleaning does not change, for types that only normalize white space, quotes and unsafe characters."""
 TIDY = frozenset({"address", "html", "identifier", "json", "name", "number", "string", "text"})
 
 WARMING = {
@@ -72,17 +72,17 @@ WARMING = {
     "Company": {"name": "A", "jurisdiction": "gb", "website": "https://example.org", "leiCode": "529900T8BM49AURSDO55"},
     "Document": {"mimeType": "text/plain", "language": "deu", "contentHash": "0" * 40},
 }
-"""Entities with a property of every type that FtM cleans with data of its own."""
+"""Entities with a property of every type for whose cleaning FtM loads data."""
 
 Cleaned = tuple[str, str | None] | None
-"""A clean value and what it was before, if that was different; None for a value that FtM drops."""
+"""The clean value, and the original if it differs; None for a value that FtM drops."""
 
 Values = Literal["clean", "as_is"]
-"""How values are taken: cleaned as FtM does, or as they were given."""
+"""Whether values are cleaned as FtM does, or stored unchanged."""
 
 
 class Omitted(NamedTuple):
-    """A value that was left out of an entity that was kept."""
+    """A value that was omitted from an entity that was stored."""
 
     schema: str
     prop: str
@@ -92,7 +92,7 @@ class Omitted(NamedTuple):
 
 @dataclass(slots=True)
 class Exploded:
-    """An entity's statements, as columns; the last one is BASE."""
+    """The statements of an entity, as columns; the last one is BASE."""
 
     entity_id: str
     schema: str
@@ -103,34 +103,34 @@ class Exploded:
     first_seen: int | None
     last_seen: int | None
     referents: list[tuple[str, bytes]] = field(default_factory=list)
-    """Ids that name the entity too, each with the id of the BASE statement that says so."""
+    """Other ids of the entity, each with the id of the BASE statement that records it."""
     nested: list["Exploded"] = field(default_factory=list)
-    """Entities that were given in the place of references to them."""
+    """Entities that were sent in place of references to them."""
     omitted: list[Omitted] = field(default_factory=list)
-    """Values that were left out, of nested entities too."""
+    """Omitted values, including those of nested entities."""
     ignored: list[str] = field(default_factory=list)
-    """Fields that no entity has, of nested entities too."""
+    """Unknown fields, including those of nested entities."""
 
     def all(self) -> "list[Exploded]":
-        """The entity, and those nested in it at any depth."""
-        return [self, *(one for child in self.nested for one in child.all())] if self.nested else [self]
+        """Return the entity and those nested in it at any depth."""
+        return [self, *(entity for child in self.nested for entity in child.all())] if self.nested else [self]
 
 
 class TimeLimitExceeded(Exception):
-    """The work takes longer than it may where it is done."""
+    """The work exceeded the time limit of the process or thread that runs it."""
 
 
 class TimeLimit:
-    """A moment after which work is given up, if one is set."""
+    """An optional deadline after which work is aborted."""
 
     def __init__(self) -> None:
         self._until: float | None = None
         self.is_loading = False
-        """Whether FtM's names of countries are still being loaded, which takes seconds: nobody can wait for them."""
+        """Whether FtM's country names are still loading, which takes seconds: work that needs them is aborted."""
 
     @contextmanager
     def of(self, seconds: float) -> Iterator[None]:
-        """Let what is done in the context take so long."""
+        """Set the deadline of the block, in seconds from now."""
         self._until = time.perf_counter() + seconds
         try:
             yield
@@ -138,13 +138,13 @@ class TimeLimit:
             self._until = None
 
     def check(self) -> None:
-        """Raise TimeLimitExceeded if the moment has passed."""
+        """Raise TimeLimitExceeded if the deadline has passed."""
         if self._until is not None and time.perf_counter() > self._until:
             raise TimeLimitExceeded
 
 
 class Cleaner:
-    """FtM's cleaning of one type of value, remembering what it has cleaned: most values come again and again."""
+    """FtM's cleaning of one type of value, with a cache: most values are frequent."""
 
     def __init__(self, kind: PropertyType, limit: TimeLimit | None = None) -> None:
         self.kind = kind.name
@@ -155,9 +155,10 @@ class Cleaner:
         self.known: dict[str, Cleaned] = {}
 
     def learn(self, raw: str) -> Cleaned:
-        """Clean a value that is not known yet. Some take milliseconds, so the time limit is checked for each.
+        """Clean a value that is not cached, and cache the result.
 
-        Raises Invalid for a value that is too long to be cleaned in little time.
+        Some values take milliseconds, so the time limit is checked for each: raises TimeLimitExceeded. Raises Invalid
+        for a value that is too long to be cleaned quickly.
         """
         if self._longest is not None and len(raw) > self._longest:
             raise InvalidRecord(
@@ -171,9 +172,9 @@ class Cleaner:
         text = sanitize_text(raw)
         try:
             clean = None if not text else self._kind.clean_text(text)
-        except (ValueError, RecursionError):  # a library's own, on a value that it cannot parse
+        except (ValueError, RecursionError):  # raised by a library that cannot parse the value
             clean = None
-        # An empty string is nothing said; FtM's own `add` would not store it either.
+        # An empty string is no value; FtM's `add` does not store it either.
         result: Cleaned = None if not clean else (clean, None if text == clean else text)
         if len(raw) <= LONGEST_KNOWN:
             if len(self.known) >= MOST_KNOWN:
@@ -184,7 +185,7 @@ class Cleaner:
 
 @dataclass(frozen=True, slots=True)
 class Property:
-    """What the inner loop needs to know of a property."""
+    """Precomputed data of a property for the inner loop."""
 
     infix: bytes
     cleaner: Cleaner
@@ -192,13 +193,13 @@ class Property:
 
 
 class Stub(NamedTuple):
-    """The other side of a reference, which is set on the entity that refers."""
+    """The reverse side of a reference; only the referring entity stores a value."""
 
     reverse: str
 
 
 class Exploder:
-    """Makes statements of entities, for one process: it remembers schemata and cleaned values. Not for two threads."""
+    """Converts entities to statements; caches schemata and cleaned values. One per process, not thread-safe."""
 
     def __init__(self) -> None:
         self._model = Model.instance()
@@ -207,15 +208,15 @@ class Exploder:
         self._schemata: dict[str, dict[str, Property | Stub]] = {}
 
     def explode(self, dataset: str, data: Any, values: Values = "clean", drop: bool = False) -> Exploded:
-        """The statements of an entity under a dataset. Raises Invalid, naming the field.
+        """Return the statements of an entity in a dataset. Raises Invalid, which names the field.
 
-        With `drop`, a property or a value that cannot be stored is left out of the entity instead. What is left out
-        either way is in the result.
+        With `drop`, properties and values that cannot be stored are omitted instead of raising. The result lists what
+        was omitted in either mode.
         """
         return self._explode(dataset, data, values == "clean", drop, 1)
 
     def clean(self, dataset: str, row: StatementRow) -> StatementRow | Omitted:
-        """A statement with its value cleaned, and its id after that. Raises Invalid."""
+        """Return the statement with a cleaned value and the id of that value. Raises Invalid."""
         if row.prop == BASE_ID:
             return row
         _, known = self._schema(row.schema)
@@ -247,30 +248,30 @@ class Exploder:
         props: list[str] = []
         values: list[str] = []
         originals: list[str | None] = []
-        made = Exploded(entity_id, schema, ids, props, values, originals, None, None)
+        exploded = Exploded(entity_id, schema, ids, props, values, originals, None, None)
         if not FIELDS.issuperset(data):
-            made.ignored += data.keys() - FIELDS
+            exploded.ignored += data.keys() - FIELDS
         seen: set[bytes] = set()
         sha1 = hashlib.sha1
         prefix = f"{dataset}.{entity_id}.".encode()
-        for name, given in properties.items():
+        for name, raw_values in properties.items():
             prop = known.get(name)
             if not isinstance(prop, Property):
-                self._without_property(made, dataset, name, prop, given, cleans, drop, depth)
+                self._without_property(exploded, dataset, name, prop, raw_values, cleans, drop, depth)
                 continue
             start = prefix + prop.infix
             remembered = prop.cleaner.known
-            for raw in given if type(given) is list else (given,):
+            for raw in raw_values if type(raw_values) is list else (raw_values,):
                 try:
                     if type(raw) is not str:
-                        raw = self._text(made, dataset, prop, raw, cleans, drop, depth)
+                        raw = self._text(exploded, dataset, prop, raw, cleans, drop, depth)
                         if raw is None:
                             continue
                     if cleans:
                         cleaned = remembered[raw] if raw in remembered else prop.cleaner.learn(raw)
                         if cleaned is None:
                             if raw.strip():
-                                made.omitted.append(
+                                exploded.omitted.append(
                                     Omitted(schema, name, raw, REJECTED_BY_CLEANING.format(prop.cleaner.kind))
                                 )
                             continue
@@ -286,7 +287,7 @@ class Exploder:
                 except InvalidRecord as error:
                     if not drop:
                         raise InvalidRecord(_within(name, error), error.reason) from None
-                    made.omitted.append(Omitted(schema, name, truncated(raw), error.reason))
+                    exploded.omitted.append(Omitted(schema, name, truncated(raw), error.reason))
                     continue
                 digest = sha1(start + value.encode()).digest()
                 if digest in seen:
@@ -296,101 +297,101 @@ class Exploder:
                 props.append(name)
                 values.append(value)
                 originals.append(original)
-        # Sorted and joined as bytes they are in the order of their hexadecimal forms.
+        # Sorting bytes gives the same order as sorting their hexadecimal forms.
         checksum = sha1(f"{schema}{b''.join(sorted(ids)).hex()}".encode()).hexdigest()
         ids.append(sha1(prefix + b"id." + checksum.encode()).digest())
         props.append(BASE_ID)
         values.append(checksum)
         originals.append(None)
         if "first_seen" in data:
-            made.first_seen = _moment(made, data, "first_seen", drop)
+            exploded.first_seen = _moment(exploded, data, "first_seen", drop)
         if "last_seen" in data:
-            made.last_seen = _moment(made, data, "last_seen", drop)
+            exploded.last_seen = _moment(exploded, data, "last_seen", drop)
         if data.get("referents"):
-            _refer(made, dataset, data["referents"], drop)
-        return made
+            _refer(exploded, dataset, data["referents"], drop)
+        return exploded
 
     def _without_property(
         self,
-        made: Exploded,
+        exploded: Exploded,
         dataset: str,
         name: str,
         prop: Stub | None,
-        given: Any,
+        raw_values: Any,
         cleans: bool,
         drop: bool,
         depth: int,
     ) -> None:
-        """Take entities that were nested under the other side of their reference; refuse or drop anything else."""
-        unknown = f"{truncated(name)!r} is not a property of {made.schema}"
+        """Convert entities nested under the reverse side of a reference; refuse or drop anything else."""
+        unknown = f"{truncated(name)!r} is not a property of {exploded.schema}"
         if prop is None and not drop:
             raise InvalidRecord(f"properties.{name}", unknown)
-        for raw in given if type(given) is list else (given,):
+        for raw in raw_values if type(raw_values) is list else (raw_values,):
             try:
                 if prop is None:
                     raise InvalidRecord(None, unknown)  # noqa: TRY301 - listed like the others
                 if type(raw) is not dict or "schema" not in raw:
                     raise InvalidRecord(None, "is the other side of a reference and cannot be set")  # noqa: TRY301
-                self._nest(made, dataset, _referring(raw, prop.reverse, made.entity_id), cleans, drop, depth)
+                self._nest(exploded, dataset, _referring(raw, prop.reverse, exploded.entity_id), cleans, drop, depth)
             except InvalidRecord as error:
                 if not drop:
                     raise InvalidRecord(_within(name, error), error.reason) from None
-                made.omitted.append(Omitted(made.schema, name, truncated(raw), error.reason))
+                exploded.omitted.append(Omitted(exploded.schema, name, truncated(raw), error.reason))
 
     def _text(
-        self, made: Exploded, dataset: str, prop: Property, raw: Any, cleans: bool, drop: bool, depth: int
+        self, exploded: Exploded, dataset: str, prop: Property, raw: Any, cleans: bool, drop: bool, depth: int
     ) -> str | None:
-        """What FtM makes of a value that is no string: the id of an entity, which is taken as one of its own."""
+        """Return a value that is not a string as FtM converts it; a nested entity is exploded, its id returned."""
         if type(raw) is dict and prop.refers and "id" in raw:
             if "schema" not in raw:
                 return validate_id(raw["id"], "id")
-            return self._nest(made, dataset, raw, cleans, drop, depth)
+            return self._nest(exploded, dataset, raw, cleans, drop, depth)
         return _stringified(raw)
 
-    def _nest(self, made: Exploded, dataset: str, data: Any, cleans: bool, drop: bool, depth: int) -> str:
-        """Make a nested entity one of its own; its id."""
+    def _nest(self, exploded: Exploded, dataset: str, data: Any, cleans: bool, drop: bool, depth: int) -> str:
+        """Explode a nested entity and return its id."""
         if depth >= DEEPEST:
             raise InvalidRecord(None, f"entities are nested more than {DEEPEST} levels deep")
         child = self._explode(dataset, data, cleans, drop, depth + 1)
-        made.nested.append(child)
-        made.omitted += child.omitted
-        made.ignored += child.ignored
+        exploded.nested.append(child)
+        exploded.omitted += child.omitted
+        exploded.ignored += child.ignored
         return child.entity_id
 
     def _schema(self, name: Any) -> tuple[str, dict[str, Property | Stub]]:
         if type(name) is not str:
             raise InvalidRecord("schema", "is missing" if name is None else "must be a string")
-        found = self._schemata.get(name)
-        if found is None:
+        properties = self._schemata.get(name)
+        if properties is None:
             schema = self._model.get(name)
             if schema is None:
                 raise InvalidRecord("schema", f"{truncated(name)!r} is not a schema of FollowTheMoney")
-            found = self._schemata[name] = self._properties(schema)
-        return name, found
+            properties = self._schemata[name] = self._properties(schema)
+        return name, properties
 
     def _properties(self, schema: Schema) -> dict[str, Property | Stub]:
-        """By name: what can be set, and what is set on the entity that refers."""
-        found: dict[str, Property | Stub] = {}
+        """Return the schema's properties by name; reverse sides of references are stubs."""
+        result: dict[str, Property | Stub] = {}
         for name, prop in schema.properties.items():
             if prop.stub:
                 assert prop.reverse is not None
-                found[name] = Stub(prop.reverse.name)
+                result[name] = Stub(prop.reverse.name)
                 continue
             if prop.type.name not in self._cleaners:
                 self._cleaners[prop.type.name] = Cleaner(prop.type, self.limit)
             cleaner = self._cleaners[prop.type.name]
-            found[name] = Property(f"{name}.".encode(), cleaner, prop.type is registry.entity)
-        return found
+            result[name] = Property(f"{name}.".encode(), cleaner, prop.type is registry.entity)
+        return result
 
 
 def warm_up(exploder: Exploder) -> None:
-    """Make FtM load what it loads when it is first needed, so that no client waits for it."""
+    """Make FtM load its lazily loaded data now, so that no request waits for it."""
     for schema, properties in WARMING.items():
         exploder.explode("warming", {"id": "up", "schema": schema, "properties": properties})
 
 
 def truncated(raw: Any) -> str:
-    """A value as an error or a report shows it: cut, and never large, whatever was sent."""
+    """Return a value for an error message or report, truncated; objects and lists only by their size."""
     text = raw if isinstance(raw, str) else _described(raw)
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
 
@@ -401,53 +402,53 @@ def _described(raw: Any) -> str:
     return f"a list of {len(raw)}" if isinstance(raw, list) else repr(raw)
 
 
-def _refer(made: Exploded, dataset: str, referents: Any, drop: bool) -> None:
-    """Note what else names the entity. Its own id among them says nothing."""
+def _refer(exploded: Exploded, dataset: str, referents: Any, drop: bool) -> None:
+    """Add the entity's other ids, with their BASE statements. Its own id and duplicates are skipped."""
     if type(referents) is not list or len(referents) > MOST_REFERENTS:
         raise InvalidRecord("referents", f"must be a list of at most {MOST_REFERENTS} ids")
-    checksum = made.values[-1]
-    noted: set[str] = {made.entity_id}
+    checksum = exploded.values[-1]
+    added: set[str] = {exploded.entity_id}
     for referent in referents:
         try:
-            named = validate_id(referent, "referents")
+            other_id = validate_id(referent, "referents")
         except InvalidRecord as error:
             if not drop:
                 raise
-            made.omitted.append(Omitted(made.schema, "referents", truncated(referent), error.reason))
+            exploded.omitted.append(Omitted(exploded.schema, "referents", truncated(referent), error.reason))
             continue
-        if named not in noted:
-            noted.add(named)
-            made.referents.append((named, statement_id(dataset, named, BASE_ID, checksum)))
+        if other_id not in added:
+            added.add(other_id)
+            exploded.referents.append((other_id, statement_id(dataset, other_id, BASE_ID, checksum)))
 
 
 def _referring(data: dict[str, Any], prop: str, entity_id: str) -> dict[str, Any]:
-    """The entity, with a reference that stands only in its place where it is nested."""
+    """Return the nested entity with the reference to its parent added, which its position implies."""
     properties = data.get("properties") or {}
     if type(properties) is not dict:
         raise InvalidRecord("properties", "must be an object of lists of strings")
-    given = properties.get(prop, [])
-    others = given if type(given) is list else [given]
+    references = properties.get(prop, [])
+    others = references if type(references) is list else [references]
     return data | {"properties": properties | {prop: [*others, entity_id]}}
 
 
 def _within(name: str, error: InvalidRecord) -> str:
-    """Where an error is that was found in a value of a property."""
+    """Return the field path of an error in a value of a property."""
     return f"properties.{name}" if error.field is None else f"properties.{name}.{error.field}"
 
 
-def _moment(made: Exploded, data: dict[str, Any], name: str, drop: bool) -> int | None:
-    given = data[name]
+def _moment(exploded: Exploded, data: dict[str, Any], name: str, drop: bool) -> int | None:
+    value = data[name]
     try:
-        return None if given is None else microseconds(given, name)
+        return None if value is None else microseconds(value, name)
     except InvalidRecord as error:
         if not drop:
             raise
-        made.omitted.append(Omitted(made.schema, name, truncated(given), error.reason))
+        exploded.omitted.append(Omitted(exploded.schema, name, truncated(value), error.reason))
         return None
 
 
 def _stringified(raw: Any) -> str | None:
-    """What FtM makes of a value that is no string; an object or a list in a list is refused."""
+    """Return a number or boolean as FtM converts it to a string. Raises Invalid for an object or a nested list."""
     if raw is None:
         return None
     if type(raw) in (int, float, bool):

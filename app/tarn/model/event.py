@@ -1,4 +1,4 @@
-"""Events: what happened to a dataset or a job, as streams and webhooks tell it."""
+"""Events of datasets and jobs, as event streams and webhooks deliver them."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -7,17 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter
 
 from tarn.errors import Problem
-from tarn.model.export import Kind
+from tarn.model.export import ExportKind
 from tarn.model.job import Operation, Progress
 from tarn.model.names import Checksum, DatasetName, FileId, FilePath
-from tarn.model.snapshot import Change
+from tarn.model.snapshot import SnapshotOperation
 
 MOST_FILES = 20
-"""Files that an event names; how many there were, it counts."""
+"""Maximum files listed in an event; `count` has the total."""
 
 
 class EventKind(StrEnum):
-    """What an event tells."""
+    """The kind of an event."""
 
     DATASET_CREATED = "dataset.created"
     DATASET_DELETED = "dataset.deleted"
@@ -39,52 +39,54 @@ class EventKind(StrEnum):
         return self in (EventKind.JOB_DONE, EventKind.JOB_FAILED, EventKind.JOB_CANCELLED)
 
 
-class Told(BaseModel):
-    """What every event has."""
+class EventBase(BaseModel):
+    """The common fields of every event."""
 
     id: int = Field(
-        description="Rises within a stream, in the order in which things happened; numbers may be left out."
+        description="Increases within a stream, in the order in which things happened; numbers may be skipped."
     )
     stream: str = Field(
-        description="A dataset's id, or of a job on several datasets its own; with `id` it names the event for good."
+        description="The id of the dataset, or of the job if it concerns several datasets; unique together with `id`."
     )
-    dataset: DatasetName | None = Field(description="Null: it concerns several.")
+    dataset: DatasetName | None = Field(description="Null: the event concerns several datasets.")
     at: datetime
 
 
-class DatasetCreated(Told):
-    """There is a new dataset."""
+class DatasetCreated(EventBase):
+    """A dataset was created."""
 
     kind: Literal["dataset.created"]
 
 
-class DatasetDeleted(Told):
-    """The dataset is there for nobody any more; its files are being removed."""
+class DatasetDeleted(EventBase):
+    """The dataset was deleted and is no longer accessible; its files are being removed."""
 
     kind: Literal["dataset.deleted"]
 
 
-class SnapshotPublished(Told):
+class SnapshotPublished(EventBase):
     """The dataset has a new head."""
 
     kind: Literal["snapshot.published"]
     snapshot: str
     seq: int
-    content: int = Field(description="The `seq` of the last snapshot that changed what is visible; its own, if it did.")
-    operation: Change
+    content: int = Field(
+        description="The `seq` of the last snapshot that changed visible content; its own `seq` if this one did."
+    )
+    operation: SnapshotOperation
 
 
-class ExportMade(Told):
-    """An export was made."""
+class ExportMade(EventBase):
+    """An export was written."""
 
     kind: Literal["export.made"]
-    export: Kind
+    export: ExportKind
     name: str
-    snapshot: str | None = Field(description="Of which snapshot; null: the dataset has none yet.")
+    snapshot: str | None = Field(description="The snapshot it was made from; null: the dataset has none yet.")
     size: int
 
 
-class FileNamed(BaseModel):
+class FileReference(BaseModel):
     """A file of the archive."""
 
     id: FileId
@@ -92,35 +94,35 @@ class FileNamed(BaseModel):
     path: FilePath
 
 
-class FilesPut(Told):
-    """Files were put into the archive, or their records changed, at once."""
+class FilesPut(EventBase):
+    """Files were put into the archive, or their records changed, in one operation."""
 
     kind: Literal["files.put"]
     count: int
-    files: list[FileNamed] = Field(description="The first twenty of them.")
+    files: list[FileReference] = Field(description="The first twenty files.")
 
 
-class FileDeleted(Told):
-    """A file was taken out of the archive."""
+class FileDeleted(EventBase):
+    """A file was deleted from the archive."""
 
     kind: Literal["file.deleted"]
-    file: FileNamed
+    file: FileReference
 
 
-class QueueItemTold(Told):
-    """An item of a queue is there, or has come to something; the item itself says to what."""
+class QueueItemEvent(EventBase):
+    """A queue item was added, or its state changed."""
 
     kind: Literal["queue.item"]
     item: str
     state: str
     action: str
     resource: str
-    tenant: str = Field(description="Who sent it.")
-    to: str | None = Field(description="For whom it is; null: the worker.")
+    tenant: str = Field(description="The tenant that added the item.")
+    to: str | None = Field(description="The tenant that is to process it; null: the worker.")
 
 
-class JobTold(Told):
-    """A job has moved on."""
+class JobEvent(EventBase):
+    """The common fields of job events."""
 
     job: str
     operation: Operation
@@ -128,52 +130,52 @@ class JobTold(Told):
     attempts: int
 
 
-class JobQueued(JobTold):
-    """A job waits: it is new, or is to be tried again."""
+class JobQueued(JobEvent):
+    """A job was queued: it is new, or will be retried."""
 
     kind: Literal["job.queued"]
-    not_before: datetime | None = Field(description="When it is to be tried, if not at once.")
-    problem: Problem | None = Field(description="Why it was not done the last time.")
+    not_before: datetime | None = Field(description="Earliest time of its next attempt; null: at once.")
+    problem: Problem | None = Field(description="Why the last attempt failed.")
 
 
-class JobStarted(JobTold):
-    """A worker has begun with a job."""
+class JobStarted(JobEvent):
+    """A worker started a job."""
 
     kind: Literal["job.started"]
 
 
-class JobProgress(JobTold):
-    """How far a job is, told once in a while."""
+class JobProgress(JobEvent):
+    """Progress of a job, sent from time to time."""
 
     kind: Literal["job.progress"]
     progress: Progress
 
 
-class JobDone(JobTold):
-    """A job is done; its result is the job's."""
+class JobDone(JobEvent):
+    """A job completed; the job itself has the result."""
 
     kind: Literal["job.done"]
 
 
-class JobFailed(JobTold):
-    """A job has failed, and is not tried again by itself."""
+class JobFailed(JobEvent):
+    """A job failed, and is not retried automatically."""
 
     kind: Literal["job.failed"]
     problem: Problem | None
 
 
-class JobCancelled(JobTold):
-    """A job was given up."""
+class JobCancelled(JobEvent):
+    """A job was cancelled."""
 
     kind: Literal["job.cancelled"]
 
 
-class Missed(Told):
-    """Events after one that was heard are not kept any more: look at what there is, and go on from here."""
+class Missed(EventBase):
+    """Events after the last one received are not kept any more: read the current state, and continue from here."""
 
     kind: Literal["missed"]
-    after: int = Field(description="The last event that was heard.")
-    first: int = Field(description="The first number that can still be told.")
+    after: int = Field(description="The last event that was received.")
+    first: int = Field(description="The first event that is still available.")
 
 
 Event = Annotated[
@@ -183,7 +185,7 @@ Event = Annotated[
     | ExportMade
     | FilesPut
     | FileDeleted
-    | QueueItemTold
+    | QueueItemEvent
     | JobQueued
     | JobStarted
     | JobProgress
@@ -198,6 +200,6 @@ _ANY: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def checked(kind: EventKind, data: dict[str, Any]) -> dict[str, Any]:
-    """What an event of a kind says, as plain JSON. Raises ValidationError for what is no such event."""
-    told = _ANY.validate_python({"id": 0, "stream": "", "dataset": None, "at": 0, "kind": kind, **data})
-    return told.model_dump(mode="json", exclude={*Told.model_fields, "kind"})
+    """Return the payload of an event as JSON values. Raises ValidationError if it is not valid for this kind."""
+    event = _ANY.validate_python({"id": 0, "stream": "", "dataset": None, "at": 0, "kind": kind, **data})
+    return event.model_dump(mode="json", exclude={*EventBase.model_fields, "kind"})

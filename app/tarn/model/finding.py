@@ -1,4 +1,4 @@
-"""What a verification can find: one closed list of kinds."""
+"""Findings of a verification: the closed list of kinds."""
 
 from enum import StrEnum
 
@@ -6,9 +6,9 @@ from pydantic import BaseModel, Field
 
 
 class FindingKind(StrEnum):
-    """What is not as it should be."""
+    """The kind of an inconsistency."""
 
-    # What SQL records of history
+    # History recorded in SQL
     HEAD_WRONG = "head-wrong"
     RECORD_MISSING = "record-missing"
     RECORD_WRONG = "record-wrong"
@@ -45,7 +45,7 @@ class FindingKind(StrEnum):
     MARK_DANGLING = "mark-dangling"
     LIVE_WRONG = "live-wrong"
 
-    # The data, which is stored as it was sent
+    # Data as it was sent
     ENTITIES_INVALID = "entities-invalid"
 
     # The journal
@@ -70,13 +70,13 @@ class FindingKind(StrEnum):
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing is lost or misread by it: the next writer or vacuum sets it right, nobody relies on it, or
-        the data is stored as it was sent, and it is for its writers to change it."""
+        """Return whether it causes no loss or misread: the next writer or vacuum corrects it, nothing depends on it, or
+        the data is stored as it was sent and only its writers can change it."""
         return self in HARMLESS
 
     @property
     def about_data(self) -> bool:
-        """Whether it concerns what was written, and not how it is stored: no repair changes that, only its writers."""
+        """Return whether it concerns the data, not its storage: no repair changes it, only the data's writers can."""
         return self is FindingKind.ENTITIES_INVALID
 
 
@@ -93,15 +93,15 @@ HARMLESS = frozenset(
 
 
 class Finding(BaseModel):
-    """Something that is not as it should be."""
+    """One inconsistency that a verification found."""
 
     kind: FindingKind
-    path: str | None = Field(description="The file it concerns, below the lake's root; null: none.")
+    path: str | None = Field(description="The file it concerns, relative to the lake's root; null: none.")
     detail: str
     harmless: bool = Field(
-        description="Nothing is lost by it: the next writer sets it right, nobody relies on it, or the data is stored "
-        "as it was sent."
+        description="No data is lost: the next writer corrects it, nothing depends on it, or the data is stored as it "
+        "was sent."
     )
-    repaired: bool = Field(description="It was found, and set right: a second look does not find it.")
-    count: int | None = Field(None, description="Of `entities-invalid`: how many entities do not assemble.")
-    ids: list[str] = Field([], description="Of `entities-invalid`: the ids of the first ten, sorted.")
+    repaired: bool = Field(description="It was repaired: a second verification does not find it.")
+    count: int | None = Field(None, description="For `entities-invalid`: number of entities that do not assemble.")
+    ids: list[str] = Field([], description="For `entities-invalid`: the first ten ids, sorted.")

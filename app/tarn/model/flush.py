@@ -1,44 +1,45 @@
-"""Flushing as the worker's loop sees it: what it asks of whoever does it, and what comes back."""
+"""Interface between the worker loop and the flusher, and the result of a flush."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from tarn.errors import TarnError
+from tarn.model.snapshot import Snapshot
 
-Moved = Callable[[str, int, int], None]
-"""Told of a dataset's id how many of the rows that waited are in snapshots by now, and how many there were."""
+FlushProgress = Callable[[str, int, int], None]
+"""Progress callback: a dataset's id, how many of its unflushed rows are in snapshots now, and their total."""
 
 
-class Flushed(NamedTuple):
-    """A snapshot that a flush made: of which dataset, under which number and id, with how many new statements."""
+@dataclass(slots=True)
+class FlushOutcome:
+    """Outcome of the flush of one dataset: its new snapshots, oldest first, and the error that stopped it, if any."""
 
-    dataset: str
-    seq: int
-    id: str
-    statements: int
+    snapshots: list[Snapshot] = field(default_factory=list)
+    error: TarnError | None = None
 
 
 class Flusher(Protocol):
-    """Moves what waits in the journal into snapshots."""
+    """Flushes committed events from the journal to snapshots."""
 
     def recover(self) -> None:
-        """Finish what a dead process left halfway; called once, before anything is flushed."""
+        """Complete what a dead process left unfinished; called once, before the first flush."""
 
     def due(self) -> list[str]:
-        """Ids of the datasets of which so much waits, or so long, that they are to be flushed unasked."""
+        """Return the ids of the datasets whose unflushed rows exceed a limit of number, size or age."""
 
     def flush(
-        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: Moved
-    ) -> Mapping[str, Sequence[Flushed] | TarnError]:
-        """Flush these datasets in one round: by dataset id, the snapshots that were made, oldest first, or why not.
+        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: FlushProgress
+    ) -> Mapping[str, FlushOutcome]:
+        """Flush these datasets in one round; return the outcomes by dataset id.
 
-        A dataset of which nothing waits, or that is gone, makes none. `hold` is to be called between steps: it raises
-        when the round is to be given up, and what it raises is to be let through. What fails for all of them is raised.
-        Called again after any error it does what is left to do.
+        A dataset that has nothing to flush gets no snapshot; one that was deleted may be missing in the result. Call
+        `hold` between steps: it raises if the round must be aborted, and its exception must be propagated. An error
+        that concerns all datasets is raised. Idempotent: called again after any error, it does the remaining work.
         """
 
     def tidy(self) -> None:
-        """Clear away what flushes left, once nobody waits for them any more."""
+        """Clean up after flushes, when no caller waits for one."""
 
     def close(self) -> None:
-        """Let go of whatever it holds."""
+        """Release all resources."""

@@ -1,7 +1,7 @@
-"""A job: long work that the API hands to a worker."""
+"""Jobs: operations, options, states, results and retries of work that a worker runs."""
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
@@ -10,34 +10,35 @@ from typing import Annotated, Any, Literal, Protocol, Self
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from tarn.errors import Fault, Problem
+from tarn.errors import FieldError, Problem
 from tarn.model.backoff import delays
 from tarn.model.encodings import known_encoding
-from tarn.model.export import LEFT_OUT, AnyKind, Kind, OmittedEdges
+from tarn.model.export import INVALID_DESCRIPTION, AnyKind, ExportKind, OmittedEdges
 from tarn.model.file import Uri
 from tarn.model.finding import Finding
 from tarn.model.names import Checksum, DatasetName, FilePath, Origin
 from tarn.model.omissions import Omissions
 from tarn.model.ref import StateName
+from tarn.model.snapshot import Snapshot
 from tarn.model.tenant import Level, Strict
 
 MOST_ATTEMPTS = 20
-"""How often a job is begun before it counts as one that cannot be done, or that ends every worker it meets."""
+"""Attempts after which a job is not retried any more: it cannot be done, or it crashes every worker that runs it."""
 
 RETRY_BASE, RETRY_CAP = 5.0, 300.0
-"""Seconds of back-off between attempts: the first bound, and the last. Half of each is waited at least."""
+"""Seconds of back-off between attempts: the first bound and the maximum. The wait is at least half the bound."""
 
 LONG_WAIT = timedelta(hours=1)
-"""Between two tries of what must be done some time, and cannot be done soon."""
+"""Wait between further attempts of a job that must succeed eventually, after its regular attempts."""
 
 
 def upper_half(_: float, bound: float) -> float:
-    """A wait that is drawn, and long enough to be worth it."""
-    return random.uniform(bound / 2, bound)  # noqa: S311 - it spreads load, it guards nothing
+    """Return a random wait between half the bound and the bound."""
+    return random.uniform(bound / 2, bound)  # noqa: S311 - spreads load, not security relevant
 
 
 def retry_time(attempts: int, moment: datetime) -> datetime | None:
-    """When to try again after this many attempts, the last of which failed at `moment`; None: they are used up."""
+    """Return when to retry after this many attempts, the last of which failed at `moment`; None: no attempts left."""
     if attempts >= MOST_ATTEMPTS:
         return None
     waits = delays(RETRY_BASE, RETRY_CAP, draw=upper_half)
@@ -45,19 +46,19 @@ def retry_time(attempts: int, moment: datetime) -> datetime | None:
 
 
 class ResumeLater(Exception):
-    """A job has done what it could, and is to go on at a later moment."""
+    """A job cannot continue now, and is to be resumed at a later time."""
 
     def __init__(self, until: datetime) -> None:
-        super().__init__(f"goes on at {until}")
+        super().__init__(f"to be resumed at {until}")
         self.until = until
 
 
-class Stopped(Exception):
-    """Whoever works on a job must stop: it is cancelled, or another worker's by now, or goes on elsewhere."""
+class JobStopped(Exception):
+    """The worker must stop running the job: it was cancelled, another worker owns it, or it is resumed elsewhere."""
 
 
 class Operation(StrEnum):
-    """What a job does."""
+    """The operation of a job."""
 
     FLUSH = "flush"
     DELETE = "delete"
@@ -74,19 +75,19 @@ class Operation(StrEnum):
 
     @property
     def level(self) -> Level:
-        """What its caller needs on the dataset."""
+        """Return the level that its caller needs on the dataset."""
         if self is Operation.MAPPING:
             return Level.WRITE
         return Level.ADMIN if self in (Operation.DELETE, Operation.PURGE) else Level.MAINTAIN
 
     @property
     def never_given_up(self) -> bool:
-        """Whether it must end well some time: a dataset half deleted is hidden, and keeps its name from everybody; what
-        is to be erased is not half erased."""
+        """Return whether it is retried until it succeeds: a half-deleted dataset is hidden and blocks its name, and a
+        purge must not stop halfway."""
         return self in (Operation.DELETE, Operation.PURGE)
 
     def next_try(self, attempts: int, retryable: bool, moment: datetime) -> datetime | None:
-        """When to try again after this many attempts, the last of which failed at `moment`; None: not at all."""
+        """Return when to retry after this many attempts, the last of which failed at `moment`; None: never."""
         again = retry_time(attempts, moment) if retryable else None
         return moment + LONG_WAIT if again is None and self.never_given_up else again
 
@@ -104,7 +105,7 @@ class JobState(StrEnum):
 
 
 class Progress(BaseModel):
-    """How far a job is; `total` is absent while it is not known."""
+    """Progress of a job; `total` is absent while it is unknown."""
 
     done: int
     total: int | None = None
@@ -112,36 +113,36 @@ class Progress(BaseModel):
 
 
 Report = Callable[[Progress | None], None]
-"""Told how far a job is, between its steps. Raises if the job is no longer the caller's to go on with."""
+"""Progress callback, called between the steps of a job. Raises if the caller does not own the job any more."""
 
 
 class FlushOptions(Strict):
-    """A flush has no options yet."""
+    """Options of a flush: none yet."""
 
 
 class CompactOptions(Strict):
-    """How much is compacted."""
+    """Options of a compaction."""
 
-    force: bool = Field(False, description="Everything, and not only where it is worth the rewriting.")
+    force: bool = Field(False, description="Rewrite everything, not only the files where it pays off.")
 
 
 class OptimizeOptions(Strict):
-    """Packing small files has no options yet."""
+    """Options of merging small files: none yet."""
 
 
 FLOOR_HOURS = 24
-"""What is younger is not given up, and a file that no snapshot names is not deleted, unless somebody insists."""
+"""Minimum age of snapshots that expire and of unreferenced files that are deleted, unless `override_floor` is set."""
 
 
 class VacuumOptions(Strict):
-    """What is given up."""
+    """Options of a vacuum."""
 
     retention_hours: Annotated[float, Field(ge=0, le=24 * 366 * 100)] | None = Field(
-        None, description="Keep what is younger than this, instead of what the dataset's policy keeps."
+        None, description="Keep snapshots younger than this, instead of those that the dataset's policy keeps."
     )
-    dry_run: bool = Field(False, description="Delete nothing, and tell what would be deleted.")
+    dry_run: bool = Field(False, description="Delete nothing, and report what would be deleted.")
     override_floor: bool = Field(
-        False, description="Allow less than 24 hours, also for files that no snapshot has named yet."
+        False, description="Allow less than 24 hours, also for files that no snapshot references."
     )
 
     @model_validator(mode="after")
@@ -152,57 +153,58 @@ class VacuumOptions(Strict):
 
 
 class VerifyOptions(Strict):
-    """What is done about what is found."""
+    """Options of a verification."""
 
-    repair: bool = Field(False, description="Make whole again what can be made whole from the rest.")
+    repair: bool = Field(False, description="Repair what can be rebuilt from other data.")
 
 
 class RevertOptions(Strict):
-    """Back to a snapshot's state, or without what one snapshot did: one of the two."""
+    """Options of a revert: go back to the state of a snapshot, or undo the changes of one snapshot."""
 
     to: StateName | None = Field(
-        None, description="The snapshot whose state is to be the present one: its id or number, a ref, or a moment."
+        None, description="The snapshot whose state to restore: its id or number, a ref, or a moment."
     )
     undo: StateName | None = Field(
-        None, description="The snapshot whose own changes are to be taken back, as far as nothing changed them since."
+        None,
+        description="The snapshot whose changes to undo, except where later snapshots changed the same statements.",
     )
     message: Annotated[str, Field(max_length=10_000)] | None = None
 
     @model_validator(mode="after")
     def one_of_two(self) -> Self:
         if (self.to is None) == (self.undo is None):
-            raise ValueError("say either `to` or `undo`")
+            raise ValueError("set either `to` or `undo`, not both")
         return self
 
 
 class PurgeOptions(Strict):
-    """What is to be erased for good, with all that was known of it before."""
+    """Options of a purge: the entities to erase permanently, including their history."""
 
     entity_ids: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=1, max_length=10_000)
     ]
     confirm: Literal[True] = Field(
-        description="That every older snapshot is given up, and nothing can be brought back."
+        description="Confirms that every older snapshot expires, and that nothing can be restored."
     )
 
 
 class ExportOptions(Strict):
-    """What is exported."""
+    """Options of an export."""
 
     kinds: Annotated[list[AnyKind], Field(min_length=1, max_length=100)] = Field(
-        description="What to make, where it is not fresh: kinds, or names of files."
+        description="Which exports to make, if they are not fresh: kinds, or file names."
     )
-    force: bool = Field(False, description="Make it though it is fresh.")
+    force: bool = Field(False, description="Make exports even if they are fresh.")
 
 
 class MakeOptions(Strict):
-    """Everything is exported that is not fresh."""
+    """Options of a make, which exports everything that is not fresh."""
 
-    force: bool = Field(False, description="What is fresh, too.")
+    force: bool = Field(False, description="Make exports even if they are fresh.")
 
 
 class Existing(StrEnum):
-    """What a crawl does with files that the archive has."""
+    """What a crawl does with files that the archive already has."""
 
     SKIP_PATH = "skip_path"
     SKIP_CHECKSUM = "skip_checksum"
@@ -213,233 +215,251 @@ Pattern = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class CrawlOptions(Strict):
-    """Where files are looked for, which of them are taken, and as what."""
+    """Options of a crawl: where to find files, and which to add to the archive."""
 
     uri: Uri
     prefix: Annotated[str, Field(max_length=FilePath.longest)] = Field(
-        "", description="What paths begin with, below the URI."
+        "", description="Prefix of the paths, relative to the URI."
     )
     glob: Annotated[list[Pattern], Field(max_length=100)] = Field(
-        default=[], description="Only paths that one of these fits; `*` stands for any characters, slashes too."
+        default=[],
+        description="Only paths that match one of these patterns; `*` matches any characters, including slashes.",
     )
     exclude: Annotated[list[Pattern], Field(max_length=100)] = Field(
-        default=[], description="No paths that one of these fits."
+        default=[], description="No paths that match one of these patterns."
     )
     existing: Existing = Field(
         Existing.SKIP_PATH,
-        description="Leave out a file whose path the archive has, unread; or one whose content it has, at any path; or "
-        "take every file. A path that has another content by now gets a second file, as by an upload.",
+        description="Skip a file whose path the archive has, without reading it; or skip one whose content it has, at "
+        "any path; or add every file. A path whose content has changed gets a second file, as with an upload.",
     )
-    origin: Origin = Field(Origin("crawl"), description="Of the files and of what is said of them.")
+    origin: Origin = Field(Origin("crawl"), description="Origin of the files and of their statements.")
 
 
 class ProcessOptions(Strict):
-    """How a source file is read, and whether it is read though nothing changed."""
+    """Options of processing a mapping: how to read the source file, and whether to process it without a change."""
 
-    force: bool = Field(False, description="Though neither the mapping nor these options changed since the last time.")
+    force: bool = Field(
+        False, description="Process it even if neither the mapping nor these options changed since the last run."
+    )
     encoding: Annotated[str, Field(max_length=64), AfterValidator(known_encoding)] | None = Field(
         None,
-        description="How the file's text is written; UTF-8 unless the file begins with a mark that says otherwise.",
+        description="Character encoding of the file; by default UTF-8, or the encoding of the file's byte order mark.",
     )
     delimiter: Annotated[str, Field(pattern=r'^[^\r\n" ]$')] | None = Field(
-        None, description="What stands between fields; found out by the header if it is a comma, semicolon, tab or bar."
+        None, description="Field separator; by default detected from the header: comma, semicolon, tab or vertical bar."
     )
     sheet: Annotated[str, Field(min_length=1, max_length=255)] | None = Field(
-        None, description="Which sheet of a spreadsheet (XLSX) is read, if not the first."
+        None, description="Sheet of a spreadsheet (XLSX) to read; by default the first."
     )
 
 
 class MappingOptions(ProcessOptions):
-    """Which mapping is processed."""
+    """Options of a mapping job."""
 
     content_hash: Checksum
 
 
 class MadeSnapshot(BaseModel):
-    """A snapshot that a job made."""
+    """A snapshot that a job published."""
 
     dataset: DatasetName
     seq: int
     id: str
 
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Self:
+        return cls(dataset=snapshot.dataset, seq=snapshot.seq, id=snapshot.id)
+
 
 class FlushResult(BaseModel):
-    """What a flush did."""
+    """Result of a flush."""
 
     operation: Literal["flush"]
-    statements: int = Field(description="New statements only: what was known already is not counted.")
+    statements: int = Field(description="Number of new statements; statements that existed already are not counted.")
     snapshots: list[MadeSnapshot]
+
+    @classmethod
+    def of(cls, snapshots: Sequence[Snapshot]) -> Self:
+        return cls(
+            operation="flush",
+            statements=sum(snapshot.rows.added for snapshot in snapshots),
+            snapshots=[MadeSnapshot.of(snapshot) for snapshot in snapshots],
+        )
 
 
 class DeleteResult(BaseModel):
-    """What a delete did."""
+    """Result of a delete."""
 
     operation: Literal["delete"]
-    files: int = Field(description="Files that its last attempt removed.")
+    files: int = Field(description="Files deleted by the last attempt.")
 
 
 class Rewritten(BaseModel):
-    """Files that took the place of others. Without a snapshot there was nothing worth doing."""
+    """Files that were rewritten. Without a snapshot, nothing needed rewriting."""
 
     snapshot: MadeSnapshot | None
-    removed: int = Field(description="Files that the new snapshot does not have any more.")
-    added: int = Field(description="Files that took their place.")
-    rows: int = Field(description="Rows that were written.")
+    removed: int = Field(description="Files that the new snapshot does not contain any more.")
+    added: int = Field(description="Files that replace them.")
+    rows: int = Field(description="Rows written.")
 
 
 class CompactResult(Rewritten):
-    """What a compaction did."""
+    """Result of a compaction."""
 
     operation: Literal["compact"]
 
 
 class OptimizeResult(Rewritten):
-    """What packing small files did."""
+    """Result of merging small files."""
 
     operation: Literal["optimize"]
 
 
-class Unneeded(BaseModel):
-    """A file that nothing needs any more."""
+class DeletedFile(BaseModel):
+    """A file that is no longer needed."""
 
     path: str
     size: int
 
 
 class VacuumResult(BaseModel):
-    """What a vacuum did; of a dry run, what it would have done."""
+    """Result of a vacuum; for a dry run, what it would have done."""
 
     operation: Literal["vacuum"]
     dry_run: bool
     snapshot: MadeSnapshot | None
     retained_from: int = Field(description="The number of the oldest snapshot that is kept.")
-    expired: int = Field(description="Snapshots that were given up.")
+    expired: int = Field(description="Snapshots that expired.")
     files: int = Field(description="Files that were deleted.")
     size: int = Field(description="Their bytes.")
-    left: int = Field(description="Files that wait for a read that still needs them.")
-    first_files: list[Unneeded] = Field(description="The first thousand of the files.")
+    left: int = Field(description="Files not deleted yet because a running read needs them.")
+    first_files: list[DeletedFile] = Field(description="The first thousand files.")
 
 
 class VerifyResult(BaseModel):
-    """What was looked at, and what was found."""
+    """Result of a verification: how much was checked, and the findings."""
 
     operation: Literal["verify"]
     snapshots: int
     files: int
     size: int
-    findings: list[Finding] = Field(description="The first thousand.")
-    found: int = Field(description="How many there are in all; 0: everything is as it should be.")
-    harmless: int = Field(description="How many of them are harmless.")
-    repaired: int = Field(description="How many of them are repaired.")
+    findings: list[Finding] = Field(description="The first thousand findings.")
+    found: int = Field(description="Total number of findings; 0: everything is consistent.")
+    harmless: int = Field(description="How many findings are harmless.")
+    repaired: int = Field(description="How many findings were repaired.")
 
 
 class RevertResult(BaseModel):
-    """What a revert did. Without a snapshot there was nothing to take back."""
+    """Result of a revert. Without a snapshot, there was nothing to revert."""
 
     operation: Literal["revert"]
     snapshot: MadeSnapshot | None
     added: int = Field(description="Statements that are live again.")
-    ended: int = Field(description="Statements that are not live any more.")
+    ended: int = Field(description="Statements that are no longer live.")
 
 
 class PurgeResult(BaseModel):
-    """What was erased."""
+    """Result of a purge."""
 
     operation: Literal["purge"]
     snapshot: MadeSnapshot | None
     statements: int
-    expired: int = Field(description="Snapshots that were given up.")
-    refs: list[str] = Field(description="Refs that pointed to one of them, and are gone too.")
+    expired: int = Field(description="Snapshots that expired.")
+    refs: list[str] = Field(description="Refs to one of them, which were deleted too.")
     files: int = Field(description="Files that were deleted.")
 
 
 class MadeExport(BaseModel):
-    """An export that a job made."""
+    """An export that a job wrote."""
 
-    kind: Kind
+    kind: ExportKind
     name: str
     size: int
     reason: str = Field(description="Why it was made.")
-    invalid: int | None = Field(None, description=LEFT_OUT)
+    invalid: int | None = Field(None, description=INVALID_DESCRIPTION)
     omitted_edges: OmittedEdges | None = Field(
         None,
-        description="Relationships that the graph does not have, as one entity becomes 10 000 at most; null: none.",
+        description="Relationships omitted from the graph, because one entity becomes at most 10 000; null: none.",
     )
 
 
 class SkippedExport(BaseModel):
-    """An export that a job left as it was."""
+    """An export that a job skipped."""
 
-    kind: Kind
+    kind: ExportKind
     reason: str
-    invalid: int | None = Field(None, description=LEFT_OUT)
+    invalid: int | None = Field(None, description=INVALID_DESCRIPTION)
 
 
 class Exported(BaseModel):
-    """What was exported."""
+    """Common fields of the results of exports."""
 
-    snapshot: str | None = Field(description="Of which snapshot; null: the dataset has none yet.")
-    version: str | None = Field(description="FtM's version of what was made; null: nothing was.")
+    snapshot: str | None = Field(description="The snapshot that was exported; null: the dataset has none yet.")
+    version: str | None = Field(description="FtM version of the exports that were made; null: none was made.")
     made: list[MadeExport]
     skipped: list[SkippedExport]
     invalid: int | None = Field(
         None,
-        description="The largest `invalid` of these files, made or skipped: 0 if none of them leaves an entity out, "
-        "null if that is not known.",
+        description="The largest `invalid` of these files, made or skipped: 0 if none of them omits an entity, null if "
+        "that is unknown.",
     )
 
 
 class ExportResult(Exported):
-    """What an export did."""
+    """Result of an export."""
 
     operation: Literal["export"]
 
 
 class MakeResult(Exported):
-    """What a make did."""
+    """Result of a make."""
 
     operation: Literal["make"]
 
 
 class UncrawledFile(BaseModel):
-    """A file that could not be taken, or a folder that could not be looked into."""
+    """A file that could not be added, or a folder that could not be listed."""
 
     path: str
     reason: str
 
 
 class CrawlResult(BaseModel):
-    """What a crawl did, in its last attempt."""
+    """Result of the last attempt of a crawl."""
 
     operation: Literal["crawl"]
-    files: int = Field(description="Files that were taken.")
+    files: int = Field(description="Files that were added.")
     size: int = Field(description="Their bytes.")
-    skipped: int = Field(description="Files that the archive has already.")
-    failed: int = Field(description="Files that could not be taken; the others were.")
-    first_failures: list[UncrawledFile] = Field(description="The first hundred of them.")
+    skipped: int = Field(description="Files skipped because the archive has them already.")
+    failed: int = Field(description="Files that could not be added.")
+    first_failures: list[UncrawledFile] = Field(description="The first hundred failures.")
     omitted: Omissions = Field(
         default_factory=Omissions,
-        description="Values that were left out of the Documents and Folders of files that were taken; the reason names "
-        "the file.",
+        description="Values omitted from the Documents and Folders of added files; the reason names the file.",
     )
 
 
 class MappingResult(BaseModel):
-    """What processing a mapping did."""
+    """Result of processing a mapping."""
 
     operation: Literal["mapping"]
     content_hash: Checksum
-    skipped: str | None = Field(description="Why nothing was done; null: it was.")
+    skipped: str | None = Field(description="Why the mapping was not processed; null: it was processed.")
     rows: int = Field(description="Rows of the file, without its header and blank lines.")
     entities: int
-    statements: int = Field(description="Statements that were written; what a row says twice is counted once.")
-    commit: int | None = Field(description="The commit that made them visible, and ended what the last run said.")
-    rejected: int = Field(description="Rows that could not be used.")
-    errors: list[Fault] = Field(description="The first hundred of them; `line` is the row, the header being the first.")
-    missing: list[str] = Field(description="Columns that the mapping names and the file does not have.")
+    statements: int = Field(description="Statements written; duplicates within a row are counted once.")
+    commit: int | None = Field(
+        description="The commit that made them visible and ended the statements of the last run."
+    )
+    rejected: int = Field(description="Rows that were rejected.")
+    errors: list[FieldError] = Field(
+        description="The first hundred errors; `line` is the number of the row, where the header is 1."
+    )
+    missing: list[str] = Field(description="Columns of the mapping that the file does not have.")
     omitted: Omissions = Field(
         default_factory=Omissions,
-        description="Values that were left out of rows that were used; `line` is the row, as in `errors`.",
+        description="Values that were omitted from rows that were used; `line` is the row, as in `errors`.",
     )
 
 
@@ -461,11 +481,11 @@ JobResult = Annotated[
 
 
 class Job(BaseModel):
-    """One job, as its row has it."""
+    """A job."""
 
     id: str
     operation: Operation
-    dataset: DatasetName | None = Field(description="Null: it concerns several.")
+    dataset: DatasetName | None = Field(description="Null: the job concerns several datasets.")
     dataset_id: str | None
     arguments: dict[str, Any]
     tenant: str
@@ -474,26 +494,33 @@ class Job(BaseModel):
     created: datetime
     started: datetime | None
     finished: datetime | None
-    cancelled: datetime | None = Field(description="When somebody asked for it to be given up.")
+    cancelled: datetime | None = Field(description="When its cancellation was requested.")
     progress: Progress | None
     result: JobResult | None
-    problem: Problem | None = Field(description="Why it failed; of a job that is to be tried again, the last time.")
-    not_before: datetime | None = Field(description="When it is to be tried again.")
+    problem: Problem | None = Field(
+        description="Why it failed; for a job that will be retried, why its last attempt failed."
+    )
+    not_before: datetime | None = Field(description="Earliest time of the next attempt.")
     disturbed: SkipJsonSchema[datetime | None] = Field(exclude=True)
-    """When an attempt last ended otherwise than by its worker's own will: its last request may still be under way."""
+    """When an attempt last ended without its worker ending it: that worker's last request may still be in progress."""
 
     @property
     def dataset_ids(self) -> list[str]:
-        """Every dataset that it concerns."""
+        """Return the ids of all datasets that it concerns."""
         return list(self.arguments.get("dataset_ids", ())) if self.dataset_id is None else [self.dataset_id]
+
+    @property
+    def event_stream(self) -> str:
+        """Return the stream of its events: that of its dataset, or its own if it concerns several datasets."""
+        return self.dataset_id or self.id
 
 
 class Maintainer(Protocol):
-    """Does the jobs that keep datasets in shape."""
+    """Runs maintenance jobs."""
 
     @property
     def operations(self) -> Collection[Operation]:
-        """What it can do."""
+        """Return the operations that it supports."""
 
     def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Do a job; what is told of it. Run again it does what is left to do. Raises what `report` raises."""
+        """Run a job and return its result. Idempotent: a rerun does the remaining work. Raises what `report` raises."""

@@ -11,35 +11,37 @@ from tarn.model.tenant import Label, Strict
 LONGEST_TTL = 24 * 3600
 
 Token = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
-"""What shows that its bearer holds something: given out once, and asked for from then on."""
+"""Proof of ownership of a lock or queue item: returned once, and required by later requests."""
 
 
 class NewLock(Strict):
-    """How long a lock is wanted. With the token of one that is held, it is held on."""
+    """A request to acquire a lock, or with its token, to refresh it."""
 
-    ttl: Annotated[float, Field(gt=0, le=LONGEST_TTL, description="Seconds after which it is free, unless refreshed.")]
-    token: Annotated[Token | None, Field(description="Of the lock that is to be refreshed.")] = None
-    holder: Annotated[Label, Field(description="Who others are told holds it.")] = ""
+    ttl: Annotated[float, Field(gt=0, le=LONGEST_TTL, description="Seconds after which it expires, unless refreshed.")]
+    token: Annotated[Token | None, Field(description="Token of the held lock to refresh.")] = None
+    holder: Annotated[Label, Field(description="Name of the holder that others see.")] = ""
 
 
 class Lock(BaseModel):
-    """A lock, without what shows that one holds it. One that has expired is whose asks first."""
+    """A lock, without its token. An expired lock goes to the first that requests it."""
 
     name: LockName
     holder: str
-    fence: int = Field(description="Higher than every earlier holder's, for as long as there is the dataset.")
+    fence: int = Field(
+        description="Fencing token: higher than that of every earlier holder, over the lifetime of the dataset."
+    )
     taken: datetime
-    expires: datetime = Field(description="By the database's clock.")
+    expires: datetime = Field(description="According to the database's clock.")
 
 
 class HeldLock(Lock):
-    """A lock as its holder gets it."""
+    """A lock as returned to its holder."""
 
     token: str
 
 
 class AnyLock(Lock):
-    """A lock of anybody's, as the lake's administrator sees it."""
+    """A lock of any tenant, as the lake's administrator sees it."""
 
     id: str
     dataset: DatasetName

@@ -1,7 +1,8 @@
-"""Mappings: which entities the rows of a source file stand for, in followthemoney's own terms.
+"""Mappings: rules of followthemoney that convert rows of a source file to entities.
 
-A mapping is FtM's, and is held to FtM's rules when it is sent. What FtM would take and make nothing of, or end on with
-every row, is refused as well. Where FtM looks for its data (`csv_url`) is read over: the source is the archived file.
+A mapping has FtM's format and is validated by FtM's rules when it is sent. Rules that FtM would accept but that have no
+effect, or fail for every row, are refused as well. FtM's data source (`csv_url`) is ignored: the source is the archived
+file.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from followthemoney.property import Property
 from followthemoney.schema import Schema
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from tarn.errors import Fault, InvalidFormat, SchemaViolation
+from tarn.errors import FieldError, InvalidFormat, SchemaViolation
 from tarn.model import document
 from tarn.model.document import STORED, InvalidYaml
 from tarn.model.names import Checksum, DatasetName, Origin
@@ -27,22 +28,22 @@ YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yam
 TYPES = ("application/json", *YAML_TYPES)
 
 NOWHERE = "/dev/null"
-"""What FtM is told to read, as it must be told something. Nothing of ours ever asks it to read."""
+"""Placeholder for the data source that FtM requires; it is never read."""
 
 MOST_FORMATS = 200
-"""Different formats of values in a mapping."""
+"""Maximum number of different value formats in a mapping."""
 
 ELSEWHERE = ("csv_url", "csv_urls")
-"""Where FtM would look for the data."""
+"""FtM's fields for the data source, which are ignored."""
 
 
 def tag_of(content_hash: Checksum) -> str:
-    """The tag that says when a mapping was last processed."""
+    """Return the key of the tag that records when a mapping was last processed."""
     return f"mappings/{content_hash}/last_processed"
 
 
 def origin_of(content_hash: Checksum) -> Origin:
-    """The origin of what a mapping says."""
+    """Return the origin of a mapping's statements."""
     return Origin(f"mapping:{content_hash}")
 
 
@@ -71,7 +72,7 @@ Filters = Annotated[dict[Named, Allowed], Field(default_factory=dict, max_length
 
 
 def _joined(data: Any, one: str, several: str) -> Any:
-    """FtM takes both names, each for one value or a list; we keep one of them."""
+    """Merge the singular and plural field, each one value or a list, into the plural. FtM accepts both."""
     if not isinstance(data, dict) or one not in data:
         return data
     rest = {name: value for name, value in data.items() if name not in (one, several)}
@@ -79,12 +80,12 @@ def _joined(data: Any, one: str, several: str) -> Any:
 
 
 class PropertyRule(Strict):
-    """Where the values of a property come from."""
+    """The rule for the values of a property."""
 
     columns: Columns
     literals: Annotated[list[Text], Field(default_factory=list, max_length=1000)]
     template: Annotated[str, Field(min_length=1, max_length=10_000), AfterValidator(_text)] | None = None
-    entity: Named | None = Field(None, description="Another entity of the same query, to refer to.")
+    entity: Named | None = Field(None, description="Another entity of the same query to reference.")
     join: Text | None = None
     split: Named | None = None
     format: Named | None = None
@@ -104,7 +105,7 @@ class PropertyRule(Strict):
 
 
 class EntityRule(Strict):
-    """An entity that a row stands for."""
+    """The rule for one entity per row."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -127,7 +128,7 @@ class EntityRule(Strict):
 
 
 class Query(Strict):
-    """Entities of the same rows, and which rows those are."""
+    """Entities created from the same rows, and filters that select the rows."""
 
     entities: Annotated[dict[Named, EntityRule], Field(min_length=1, max_length=100)]
     filters: Filters
@@ -140,7 +141,7 @@ class Query(Strict):
             return data
         for name in ("database", "table", "tables", "joins"):
             if name in data:
-                raise ValueError(f"`{name}` is for databases: what is mapped is the archived file")
+                raise ValueError(f"`{name}` is for databases: the source of a mapping is the archived file")
         return {name: value for name, value in data.items() if name not in ELSEWHERE}
 
 
@@ -150,7 +151,7 @@ class MappingDocument(Strict):
     queries: Annotated[list[Query], Field(min_length=1, max_length=100)]
 
     def to_yaml(self, dataset: DatasetName) -> bytes:
-        """The document in the form in which FtM's own tools take it."""
+        """Return the document in the format of FtM's tools."""
         return document.dump({str(dataset): self.model_dump(mode="json", by_alias=True, exclude_defaults=True)})
 
     @classmethod
@@ -158,22 +159,22 @@ class MappingDocument(Strict):
         return cls.model_validate({"queries": _queries_of(document.load(text, STORED))})
 
     def ftm(self, dataset: DatasetName) -> list[QueryMapping]:
-        """FtM's own machinery for it. Raises InvalidMapping."""
+        """Return FtM's query mappings. Raises InvalidMapping."""
         return [_ftm(query, dataset) for query in self.queries]
 
 
 class Mapping(BaseModel):
-    """A mapping as it is kept, and when it was last processed."""
+    """A stored mapping, and when it was last processed."""
 
     content_hash: Checksum = Field(description="The SHA-256 of the source file in the archive.")
-    origin: Origin = Field(description="Who says what comes of it.")
+    origin: Origin = Field(description="Origin of its statements.")
     processed: datetime | None = Field(description="When it was last processed; null: never.")
-    fresh: bool = Field(description="Whether it was processed as it is.")
+    fresh: bool = Field(description="Whether the current mapping was processed.")
     queries: list[Query]
 
 
 class ListedMapping(BaseModel):
-    """A mapping without what it says."""
+    """A mapping without its queries."""
 
     content_hash: Checksum
     origin: Origin
@@ -181,8 +182,8 @@ class ListedMapping(BaseModel):
 
 
 def parsed(text: bytes, media_type: str) -> MappingDocument:
-    """The mapping in a body. Raises InvalidFormat for what is no JSON or YAML, and SchemaViolation for what is no
-    mapping: each fault names its field."""
+    """Parse a mapping. Raises InvalidFormat if the body is not JSON or YAML, and SchemaViolation, with the field of
+    each error, if it is not a valid mapping."""
     data = _loaded(text, media_type)
     try:
         mapping = MappingDocument.model_validate({"queries": _queries_of(data)})
@@ -197,7 +198,7 @@ def parsed(text: bytes, media_type: str) -> MappingDocument:
     return mapping
 
 
-# Forms
+# Parsing
 
 
 def _loaded(text: bytes, media_type: str) -> Any:
@@ -208,14 +209,14 @@ def _loaded(text: bytes, media_type: str) -> Any:
         document.check_size(data)
         return data
     except orjson.JSONDecodeError as error:
-        fault = Fault(line=error.lineno, reason=f"{error.msg} at column {error.colno}")
+        fault = FieldError(line=error.lineno, reason=f"{error.msg} at column {error.colno}")
     except InvalidYaml as error:
-        fault = Fault(line=error.line, reason=error.reason)
+        fault = FieldError(line=error.line, reason=error.reason)
     raise InvalidFormat(f"the mapping cannot be read: {fault.reason}", errors=[fault])
 
 
 def _queries_of(data: Any) -> Any:
-    """The queries in any of the forms that FtM has: one, a list, or a file with a dataset's name above them."""
+    """Return the queries from any of FtM's formats: one query, a list, or a file with the dataset's name as its key."""
     if isinstance(data, dict) and "entities" not in data:
         if len(data) == 1 and not data.keys() & {"query", "queries"}:
             (data,) = data.values()
@@ -224,7 +225,7 @@ def _queries_of(data: Any) -> Any:
     return ensure_list(data)
 
 
-# Rules
+# Validation
 
 
 def _ftm(query: Query, dataset: str) -> QueryMapping:
@@ -233,28 +234,28 @@ def _ftm(query: Query, dataset: str) -> QueryMapping:
 
 
 class _Formats:
-    """The formats of a mapping, each tried once: some take a while."""
+    """Validates the value formats of a mapping, each only once: some are slow."""
 
     def __init__(self) -> None:
         self._problems: dict[tuple[str, bool, str], str | None] = {}
 
     def problem(self, prop: Property, fuzzy: bool, form: str) -> str | None:
-        """What FtM says of a format; it would say so at every row."""
+        """Return FtM's error for a format, which would occur at every row; None if it is valid."""
         key = prop.type.name, fuzzy, form
         if key not in self._problems:
             if len(self._problems) >= MOST_FORMATS:
-                return f"is one more than {MOST_FORMATS} different formats"
+                return f"exceeds the maximum of {MOST_FORMATS} different formats"
             try:
                 prop.type.clean_text("1", fuzzy=fuzzy, format=form)
-            except Exception as error:  # noqa: BLE001 - what ends it here would end it at every row
+            except Exception as error:  # noqa: BLE001 - the same error would occur at every row
                 self._problems[key] = str(error) or type(error).__name__
             else:
                 self._problems[key] = None
         return self._problems[key]
 
 
-def _faults(where: str, query: Query, formats: _Formats) -> Iterator[Fault]:
-    """What FtM would refuse, at the field that it is about; what is left, in FtM's own words."""
+def _faults(where: str, query: Query, formats: _Formats) -> Iterator[FieldError]:
+    """Yield what FtM would refuse, each with its field; if there is nothing, the error of FtM's own validation."""
     faults = [
         fault for name in query.entities for fault in _entity_faults(f"{where}.entities.{name}", query, name, formats)
     ]
@@ -263,54 +264,56 @@ def _faults(where: str, query: Query, formats: _Formats) -> Iterator[Fault]:
         try:
             _ftm(query, "dataset")
         except FollowTheMoneyException as error:
-            yield Fault(field=f"{where}.entities", reason=str(error))
+            yield FieldError(field=f"{where}.entities", reason=str(error))
 
 
-def _entity_faults(where: str, query: Query, name: str, formats: _Formats) -> Iterator[Fault]:
+def _entity_faults(where: str, query: Query, name: str, formats: _Formats) -> Iterator[FieldError]:
     rule = query.entities[name]
     schema = Model.instance().get(rule.schema_)
     if schema is None:
-        yield Fault(field=f"{where}.schema", reason=f"{rule.schema_!r} is not a schema of FollowTheMoney")
+        yield FieldError(field=f"{where}.schema", reason=f"{rule.schema_!r} is not a schema of FollowTheMoney")
         return
     for prop_name, prop_rule in rule.properties.items():
         field = f"{where}.properties.{prop_name}"
         prop = schema.get(prop_name)
         if prop is None:
-            yield Fault(field=field, reason=f"{prop_name!r} is not a property of {schema.name}")
+            yield FieldError(field=field, reason=f"{prop_name!r} is not a property of {schema.name}")
         elif prop.stub:
-            yield Fault(field=field, reason="is the other side of a reference and cannot be set")
+            yield FieldError(field=field, reason="is the other side of a reference and cannot be set")
         else:
             yield from _value_faults(field, query, prop, prop_rule, formats)
 
 
-def _value_faults(field: str, query: Query, prop: Property, rule: PropertyRule, formats: _Formats) -> Iterator[Fault]:
+def _value_faults(
+    field: str, query: Query, prop: Property, rule: PropertyRule, formats: _Formats
+) -> Iterator[FieldError]:
     if rule.entity is not None:
         other = query.entities.get(rule.entity)
         if other is None:
-            yield Fault(field=f"{field}.entity", reason=f"there is no entity {rule.entity!r} in this query")
+            yield FieldError(field=f"{field}.entity", reason=f"there is no entity {rule.entity!r} in this query")
             return
         schema = Model.instance().get(other.schema_)
         if schema is not None and not _fits(prop, schema):
             reason = f"{rule.entity!r} is a {schema.name}, and must be a {prop.range.name if prop.range else 'nothing'}"
-            yield Fault(field=f"{field}.entity", reason=reason)
+            yield FieldError(field=f"{field}.entity", reason=reason)
     if rule.format is not None:
         problem = formats.problem(prop, rule.fuzzy, rule.format)
         if problem is not None:
-            yield Fault(field=f"{field}.format", reason=problem)
+            yield FieldError(field=f"{field}.format", reason=problem)
 
 
 def _fits(prop: Property, schema: Schema) -> bool:
     return prop.range is not None and schema.is_a(prop.range)
 
 
-def _shown(error: ValidationError) -> list[Fault]:
+def _shown(error: ValidationError) -> list[FieldError]:
     return [
-        Fault(field=".".join(map(str, fault["loc"])) or None, reason=fault["msg"].removeprefix("Value error, "))
+        FieldError(field=".".join(map(str, fault["loc"])) or None, reason=fault["msg"].removeprefix("Value error, "))
         for fault in error.errors(include_url=False, include_input=False)[:100]
     ]
 
 
-def _invalid(faults: list[Fault]) -> SchemaViolation:
+def _invalid(faults: list[FieldError]) -> SchemaViolation:
     first = faults[0]
     where = f"{first.field}: " if first.field else ""
     return SchemaViolation(f"the mapping is not valid: {where}{first.reason}", errors=faults[:100])

@@ -1,4 +1,4 @@
-"""Metadata: what callers say of their own writes, kept as it is from the request to the manifest."""
+"""Metadata: a JSON object that callers attach to writes, stored unchanged from the request to the manifest."""
 
 import math
 from typing import Annotated, Any
@@ -6,10 +6,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 DEEPEST = 64
-"""Levels of objects and arrays; readers of JSON give up at some depth, each at its own."""
+"""Maximum nesting of objects and arrays; JSON parsers have different limits."""
 
 LEAST, GREATEST = -(2**63), 2**64 - 1
-"""Integers that JSON readers keep exactly; a greater one would become another number, or an error, on its way."""
+"""Range of integers that JSON parsers keep exactly; others would be rounded or cause an error."""
 
 
 def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -18,13 +18,13 @@ def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked_value(value: Any) -> Any:
-    """Any JSON value, as it is. Raises ValueError for what JSON does not have."""
+    """Return a JSON value unchanged. Raises ValueError for values that JSON cannot represent."""
     _check(value, (), DEEPEST)
     return value
 
 
 def _check(value: Any, place: tuple[str, ...], deeper: int) -> None:
-    """Raise ValueError for the first value that JSON does not have, with its place."""
+    """Raise ValueError, with its path, for the first value that JSON cannot represent."""
     if value is None or isinstance(value, bool):
         return
     if isinstance(value, str):
@@ -43,7 +43,7 @@ def _check(value: Any, place: tuple[str, ...], deeper: int) -> None:
 
 
 def _is_text(text: str) -> bool:
-    """Whether it can be written as UTF-8: `\\ud800` alone is JSON, and no manifest could hold it."""
+    """Return whether it can be encoded as UTF-8: a lone `\\ud800` is valid JSON, but cannot be stored in a manifest."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -57,4 +57,4 @@ def _require(holds: bool, place: tuple[str, ...], reason: str) -> None:
 
 
 Metadata = Annotated[dict[str, Any], AfterValidator(_plain)]
-"""A JSON object. NaN, infinities and what readers would not give back as it was are refused, by their place."""
+"""A JSON object. NaN, infinities and values that do not survive a round trip are refused; the error has their path."""

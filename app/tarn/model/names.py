@@ -1,4 +1,4 @@
-"""Names that reach storage paths, SQL and logs, validated once at the edge into types the rest trusts."""
+"""Validated name types (dataset, tenant, origin, path, …) that are safe in storage paths, SQL and logs."""
 
 import re
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 LAKEHOUSE = "lakehouse"
-"""The core's own tenant name, which nobody else can take."""
+"""The reserved tenant name of Tarn itself."""
 
 DRIVE = re.compile(r"[A-Za-z]:")
 
@@ -17,7 +17,7 @@ SNAPSHOT_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Name(str):
-    """A string that has passed its class's rule. Building one from anything else raises ValueError."""
+    """A string that was validated by its class's rule. The constructor raises ValueError."""
 
     __slots__ = ()
     what: ClassVar[str]
@@ -40,7 +40,7 @@ class Name(str):
 
     @classmethod
     def check(cls, value: str) -> None:
-        """Rules that a pattern cannot say."""
+        """Raise ValueError for violations of rules that the pattern cannot express."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -54,24 +54,24 @@ class Name(str):
 
 
 class DatasetName(Name):
-    """A dataset's name: a folder of the lake, and FtM's own rule that a name equals its slug."""
+    """A dataset's name: a folder of the lake. FtM requires that a name equals its slug."""
 
     what = "dataset name"
     rule = "must be lower-case letters, digits and single underscores, and start and end with a letter or digit"
     pattern = r"[a-z0-9]+(_[a-z0-9]+)*"
-    # `versions` is a folder of the lake itself, `undefined` is FtM's word for no dataset.
+    # `versions` is a folder of the lake itself; FtM uses `undefined` for no dataset.
     reserved = frozenset({LAKEHOUSE, "versions", "undefined"})
 
     @classmethod
     def check(cls, value: str) -> None:
-        # A second's import, which executors can do without: their names were checked long ago.
+        # Importing this takes a second; executors, whose names were checked before, do not need it.
         from followthemoney.dataset.util import dataset_name_check
 
         dataset_name_check(value)
 
 
 class DatasetPattern(Name):
-    """What a grant speaks of: a dataset name, with `*` for any run of characters."""
+    """The datasets of a grant: a dataset name in which `*` matches any characters."""
 
     what = "dataset pattern"
     rule = "must be lower-case letters, digits, underscores and *"
@@ -92,7 +92,7 @@ class TenantName(Name):
 
 
 class Origin(Name):
-    """Which process asserted a statement; a partition of the store, such as `crawl` or `mapping:{hash}`."""
+    """The process that asserted a statement, such as `crawl` or `mapping:{hash}`; a partition of the store."""
 
     what = "origin"
     rule = "must be letters, digits and . _ : -, and start with a letter or digit"
@@ -109,7 +109,7 @@ class Checksum(Name):
 
 
 class FileId(Name):
-    """What a file is called after its dataset, its path and its content: a SHA-1 in lower-case hexadecimal."""
+    """A file's id: the SHA-1 of its dataset, path and content, in lower-case hexadecimal."""
 
     what = "file id"
     rule = "must be 40 lower-case hexadecimal digits"
@@ -118,10 +118,10 @@ class FileId(Name):
 
 
 class FilePath(Name):
-    """Where a source file came from, below wherever that was: names in any script, joined by slashes.
+    """The relative path of a source file at its origin: names in any script, joined by slashes.
 
-    It is kept as it is, never put in another normal form, and names no place on our storage. What reads it later may be
-    a shell, a browser or Windows: so it stays below its root for all of them, and on one line.
+    It is stored unchanged, without Unicode normalization, and is not a storage path. Shells, browsers and Windows may
+    read it later: for all of them it must be a single line and must not leave its root folder.
     """
 
     what = "file path"
@@ -137,7 +137,7 @@ class FilePath(Name):
         try:
             size = len(value.encode())
         except UnicodeEncodeError:
-            raise ValueError(f"file path {value!r} has half a character") from None
+            raise ValueError(f"file path {value!r} has half of a surrogate pair") from None
         if size > cls.longest:
             raise ValueError(f"file path is {size} bytes long, at most {cls.longest} are allowed")
         segments = value.split("/")
@@ -148,24 +148,24 @@ class FilePath(Name):
 
     @property
     def name(self) -> str:
-        """The last of its names."""
+        """Return its last segment."""
         return self.rsplit("/", 1)[-1]
 
     @property
     def folders(self) -> list["FilePath"]:
-        """The folders that it is in, from the outermost on."""
-        # Not validated again: what precedes a slash in a path is one, and a path may have two thousand of them.
+        """Return its parent folders, outermost first."""
+        # Not validated again: each prefix of a valid path is valid, and a path may have two thousand of them.
         return [str.__new__(FilePath, self[: slash.start()]) for slash in re.finditer("/", self)]
 
     @property
     def parent(self) -> "FilePath | None":
-        """The folder that it is in, if it is in one."""
+        """Return its parent folder, if it has one."""
         above, slash, _ = self.rpartition("/")
         return str.__new__(FilePath, above) if slash else None
 
 
 class RefName(Name):
-    """A named pin on a snapshot. It begins with a letter, and so is no number and no moment; nor is it an id."""
+    """A named pin on a snapshot. It starts with a letter, so it is no number and no moment; nor is it a snapshot id."""
 
     what = "ref name"
     rule = "must be letters, digits and . _ -, and start with a letter"
@@ -194,7 +194,7 @@ class TagKey(Name):
     pattern = r"[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*"
     longest = 255
     longest_segment: ClassVar[int] = 200
-    """A file's name on a disk, with what a write that is not done yet adds to it."""
+    """A segment is a file name on disk, to which an unfinished write adds a suffix."""
 
     @classmethod
     def check(cls, value: str) -> None:
@@ -206,7 +206,7 @@ class TagKey(Name):
 
 
 class FileName(Name):
-    """The name of a document that is kept in versions: one path segment."""
+    """The name of a versioned document: one path segment."""
 
     what = "file name"
     rule = "must be letters, digits and . _ -, and start with a letter or digit"

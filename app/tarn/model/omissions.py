@@ -1,38 +1,36 @@
-"""Values that were left out of records that were otherwise stored: counted, and the first ones listed."""
+"""Omitted values of records that were otherwise stored: counts, and a list of the first ones."""
 
 from pydantic import BaseModel, Field
 
 MOST_LISTED = 100
-"""Values listed one by one; all of them are counted."""
+"""Maximum values listed individually; all are counted."""
 
 MOST_PROPERTIES = 500
-"""Properties counted by name; those beyond are counted together, as `OTHER`: names may come from the sender."""
+"""Maximum properties counted by name; further ones are counted as `OTHER`, because senders can invent names."""
 
 OTHER = "*"
 LONGEST_SHOWN = 200
-"""Characters of a value or of a name that are shown."""
+"""Maximum characters of a value or name that are shown."""
 
 
 class OmittedValue(BaseModel):
-    """One value that was left out: where it was, and why."""
+    """One omitted value: its location and the reason."""
 
     line: int | None = Field(default=None, description="The line, element or row of the body or file, from 1.")
-    property: str = Field(
-        description="The property, as `Schema:name`; a property that does not exist is named as it was sent."
-    )
-    value: str = Field(description="The value as it was sent, cut to 200 characters.")
+    property: str = Field(description="The property, as `Schema:name`; an unknown property has the name that was sent.")
+    value: str = Field(description="The value as it was sent, truncated to 200 characters.")
     reason: str
 
 
 class Omissions(BaseModel):
-    """Values that were left out of records that were otherwise stored."""
+    """Values that were omitted from records that were otherwise stored."""
 
-    count: int = Field(default=0, description="All values that were left out.")
+    count: int = Field(default=0, description="Total number of omitted values.")
     by_property: dict[str, int] = Field(
         default_factory=dict,
-        description="How many of each property; beyond 500 properties the rest is counted as `*`.",
+        description="Number per property; beyond 500 properties the rest is counted as `*`.",
     )
-    first: list[OmittedValue] = Field(default_factory=list, description="The first hundred of them.")
+    first: list[OmittedValue] = Field(default_factory=list, description="The first hundred omitted values.")
 
     def add(self, schema: str, prop: str, value: str, reason: str, line: int | None = None) -> None:
         """Count one value, and list it if it is among the first."""
@@ -43,7 +41,7 @@ class Omissions(BaseModel):
             self.first.append(OmittedValue(line=line, property=name, value=shown, reason=reason))
 
     def merge(self, other: "Omissions", line_offset: int = 0) -> None:
-        """Add what was left out of a later part of the same input, whose lines begin after `line_offset`."""
+        """Add the omissions of a later part of the same input, whose lines begin after `line_offset`."""
         for name, count in other.by_property.items():
             self._count(name, count)
         for value in other.first[: MOST_LISTED - len(self.first)]:

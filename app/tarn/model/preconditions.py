@@ -1,4 +1,4 @@
-"""What a caller says must hold of what is there, before a request changes it: `If-Match` and `If-None-Match`."""
+"""HTTP preconditions of a request: `If-Match` and `If-None-Match`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from tarn.errors import PreconditionFailed
 from tarn.model.dataset import matches, matches_none_match
 
 SHOWN = 10
-"""Entity tags that an error names."""
+"""Maximum entity tags that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The two headers of a request, as they were sent."""
+    """The two headers of a request, unparsed."""
 
     if_match: str | None = None
     if_none_match: str | None = None
@@ -21,14 +21,16 @@ class Conditions:
         return self.if_match is not None or self.if_none_match is not None
 
     def require(self, tags: Sequence[str]) -> None:
-        """Raise PreconditionFailed unless they hold of what has these entity tags; none: nothing is there.
+        """Raise PreconditionFailed unless the headers match the resource's entity tags; no tags: it does not exist.
 
-        `*` stands for whatever is there. `If-Match` compares strongly, and comes first.
+        `*` matches any existing resource. `If-Match` is evaluated first, by strong comparison.
         """
         head = ", ".join(tags[:SHOWN]) or None
         if self.if_match is not None and not any(matches(self.if_match, tag) for tag in tags):
-            raise PreconditionFailed("what is there is not what `If-Match` names", expected=self.if_match, head=head)
+            raise PreconditionFailed(
+                "the current entity tag does not match `If-Match`", expected=self.if_match, head=head
+            )
         if self.if_none_match is not None and any(matches_none_match(self.if_none_match, tag) for tag in tags):
             raise PreconditionFailed(
-                "what `If-None-Match` names is there already", expected=self.if_none_match, head=head
+                "an entity tag of `If-None-Match` exists already", expected=self.if_none_match, head=head
             )

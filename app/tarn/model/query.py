@@ -1,19 +1,20 @@
-"""Queries over entities: what may be asked, checked once against FtM's model.
+"""Entity queries: models of filters, sorting and aggregation, validated against FtM's model.
 
 A node of `where` is `{"and": [node, …]}`, `{"or": [node, …]}`, `{"not": node}` or a comparison
 `{"field", "op", "value"}`. An entity is all live statements of one canonical id in one dataset; it matches a
 comparison if any of them does.
 
-    eq, in          some value is this one, is one of these
-    ne, not_in      their negations: no value is; so an entity without values matches
-    gt gte lt lte   as text, in the order of code points, which is the order of FtM's dates; where the type is number as
-                    numbers, as FtM reads them, and a value that is none never matches
-    startswith, endswith, contains   literally, and with regard to case
-    like, ilike     the whole value, where % is any run of characters, _ any one, and a backslash takes the meaning from
-                    the character after it; ilike without regard to case. Bounded: see `tarn.model.pattern`
-    null            true: no value at all; false: some
+    eq, in          some value equals this one, or one of these
+    ne, not_in      their negations: no value does; so an entity without values matches
+    gt gte lt lte   compares text by code points, which is the order of FtM's dates; if the type is number, compares
+                    numbers as FtM parses them, and a value that is not a number never matches
+    startswith, endswith, contains   literal, case-sensitive
+    like, ilike     matches the entire value, where % is any run of characters, _ any one, and a backslash escapes the
+                    character after it; ilike is case-insensitive. Limited: see `tarn.model.pattern`
+    null            true: there is no value; false: there is one or more
 
-`schema` is what some statement says, exactly; `schemata` is is-a. `first_seen` and `last_seen` have one value each.
+`schema` is the exact schema of some statement; `schemata` includes parent schemata (is-a). `first_seen` and `last_seen`
+have one value each.
 The fields are in `tarn.model.query_fields`.
 """
 
@@ -42,14 +43,14 @@ from tarn.model.statement import microseconds
 from tarn.model.tenant import Strict
 
 DEEPEST = 32
-"""Levels of nodes; a comparison by itself is one."""
+"""Maximum levels of nodes; a single comparison is one level."""
 MOST_COMPARISONS = 200
 MOST_VALUES = 1000
-"""Values of one `in` or `not_in`."""
+"""Maximum values of one `in` or `not_in`."""
 MOST_VALUES_IN_ALL = 10_000
-"""Values of all of them together: each is compared with every statement, or else costs the planner a join."""
+"""Maximum values of all of them together: each is compared with every statement, or costs the planner a join."""
 LONGEST_VALUE = 10_000
-"""Characters of a value; patterns have bounds of their own (`tarn.model.pattern`)."""
+"""Maximum characters of a value; patterns have separate limits (`tarn.model.pattern`)."""
 LONGEST_CURSOR = 10_000
 
 Loc = tuple[str | int, ...]
@@ -88,7 +89,7 @@ OPS: dict[str, tuple[Op, ...]] = {
     "prop": SAME + ORDER + PARTS + (Op.NULL,),
     "type": SAME + ORDER + PARTS + (Op.NULL,),
 }
-"""Which comparisons make sense of a field. Only properties can be without a value; a schema is one of a closed list."""
+"""The operators that each field supports. Only properties can have no value; schemata are a closed list."""
 
 
 class Comparison(Strict):
@@ -105,7 +106,7 @@ class Comparison(Strict):
     def makes_sense(cls, op: Op, info: ValidationInfo) -> Op:
         field: FieldName | None = info.data.get("field")
         if field is not None and op not in OPS[field.kind]:
-            raise ValueError(f"{op} makes no sense of {field}, which takes {', '.join(OPS[field.kind])}")
+            raise ValueError(f"{op} is not supported by {field}, which supports {', '.join(OPS[field.kind])}")
         return op
 
     @field_validator("value", mode="before")
@@ -113,7 +114,7 @@ class Comparison(Strict):
     def fits(cls, value: Any, info: ValidationInfo) -> Any:
         field, op = info.data.get("field"), info.data.get("op")
         if field is None or op is None:
-            return ""  # the comparison is refused already, and nobody knows what its value should be
+            return ""  # the comparison is invalid already, and the type of its value is unknown
         if op is Op.NULL:
             if type(value) is not bool:
                 raise ValueError("must be true or false for null")
@@ -125,7 +126,7 @@ class Comparison(Strict):
 
 
 class And(Strict):
-    """What matches every one of these nodes."""
+    """Matches entities that match all of these nodes."""
 
     model_config = ConfigDict(frozen=True, validate_by_name=True)
 
@@ -133,7 +134,7 @@ class And(Strict):
 
 
 class Or(Strict):
-    """What matches one of these nodes or more."""
+    """Matches entities that match at least one of these nodes."""
 
     model_config = ConfigDict(frozen=True, validate_by_name=True)
 
@@ -141,7 +142,7 @@ class Or(Strict):
 
 
 class Not(Strict):
-    """What does not match this node."""
+    """Matches entities that do not match this node."""
 
     model_config = ConfigDict(frozen=True, validate_by_name=True)
 
@@ -149,7 +150,7 @@ class Not(Strict):
 
 
 def _read(raw: Any) -> Any:
-    """Nodes from what was sent. The bounds are checked before anything recurses, and each fault has its exact place."""
+    """Build nodes from JSON values. Limits are checked before any recursion, and each error has its exact location."""
     if isinstance(raw, And | Or | Not | Comparison):
         return raw
     places = _places(raw)
@@ -160,10 +161,10 @@ def _read(raw: Any) -> Any:
             try:
                 built[loc] = Comparison.model_validate(node)
             except ValidationError as error:
-                faults += [_fault((*loc, *found["loc"]), found["msg"]) for found in error.errors(include_input=False)]
+                faults += [_fault((*loc, *fault["loc"]), fault["msg"]) for fault in error.errors(include_input=False)]
     if faults:
         raise _refusal(faults)
-    for loc, node in reversed(places.items()):  # what is inside comes before what holds it
+    for loc, node in reversed(places.items()):  # inner nodes before the nodes that contain them
         match _connective(node):
             case "and":
                 built[loc] = And(and_=[built[*loc, "and", index] for index in range(len(node["and"]))])
@@ -182,7 +183,7 @@ Not.model_rebuild()
 
 
 class CountDistinct(Strict):
-    """How many different values of a field there are."""
+    """The number of distinct values of a field."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -190,7 +191,7 @@ class CountDistinct(Strict):
 
 
 class Min(Strict):
-    """The least value of a field; a number where the field's type is number."""
+    """The smallest value of a field; a number if the field's type is number."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -198,7 +199,7 @@ class Min(Strict):
 
 
 class Max(Strict):
-    """The greatest value of a field; a number where the field's type is number."""
+    """The largest value of a field; a number if the field's type is number."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -206,7 +207,7 @@ class Max(Strict):
 
 
 def _read_metric(raw: Any) -> Any:
-    """A metric from what was sent: of the right kind, so that a fault in it is told once and not of every kind."""
+    """Build a metric from JSON by its key, so that an error is reported once and not for every metric class."""
     if raw == "count" or isinstance(raw, CountDistinct | Min | Max):
         return raw
     if isinstance(raw, dict) and len(raw) == 1:
@@ -224,7 +225,7 @@ Metric = Annotated[CountDistinct | Min | Max | Literal["count"], BeforeValidator
 
 
 def metric_name(metric: Metric) -> str:
-    """The key of a metric in an answer, such as `count` or `count_distinct:prop:country`."""
+    """Return the key of a metric in a response, such as `count` or `count_distinct:prop:country`."""
     match metric:
         case CountDistinct(count_distinct=field):
             return f"count_distinct:{field}"
@@ -237,7 +238,7 @@ def metric_name(metric: Metric) -> str:
 
 
 def require_unique(items: list[Item]) -> list[Item]:
-    """Raises ValueError if one is there twice."""
+    """Return the items. Raises ValidationError for a duplicate."""
     for index, item in enumerate(items):
         if item in items[:index]:
             raise _refusal([_fault((index,), "is there twice")])
@@ -245,7 +246,7 @@ def require_unique(items: list[Item]) -> list[Item]:
 
 
 class EntityQuery(Strict):
-    """Which entities, in which order; entities without a value of a sort key come last in both directions."""
+    """A query for entities. Entities without a value of a sort key come last in both directions."""
 
     where: Node | None = None
     sort: Annotated[list[SortKey], Field(max_length=3), AfterValidator(require_unique), Field(default_factory=list)]
@@ -254,7 +255,7 @@ class EntityQuery(Strict):
 
 
 class EntityAggregate(Strict):
-    """Metrics over the entities that match, in groups by the values of up to three fields, largest groups first."""
+    """Metrics of matching entities, grouped by the values of up to three fields, largest groups first."""
 
     where: Node | None = None
     group_by: Annotated[
@@ -265,19 +266,19 @@ class EntityAggregate(Strict):
 
 
 class Facet(BaseModel):
-    """A group of entities: the value of each field it is grouped by, null for those without one, and its metrics."""
+    """A group of entities: the value of each field of `group_by` (null: no value), and its metrics."""
 
     group: dict[str, str | None]
     metrics: dict[str, int | float | str | None]
 
 
 def _connective(node: Any) -> str | None:
-    """Which of and, or and not a node is; None for a comparison, and for what is no node."""
+    """Return the connective of a node (`and`, `or`, `not`); None for a comparison and for anything else."""
     return next((key for key in ("and", "or", "not") if key in node), None) if isinstance(node, dict) else None
 
 
 def _places(raw: Any) -> dict[Loc, Any]:
-    """Every node that was sent and where, each after the one that holds it. Checks the shape of all but comparisons."""
+    """Return every node by its location, parents first. Validates the structure of all nodes but comparisons."""
     places: dict[Loc, Any] = {}
     faults: list[InitErrorDetails] = []
     waiting: list[tuple[Loc, Any, int]] = [((), raw, 1)]
@@ -293,17 +294,17 @@ def _places(raw: Any) -> dict[Loc, Any]:
             if not isinstance(node, dict):
                 faults.append(_fault(loc, "must be an object with and, or, not, or with field, op and value"))
             elif isinstance(node.get("value"), list):
-                values += min(len(node["value"]), MOST_VALUES)  # more in one list is that list's own fault
+                values += min(len(node["value"]), MOST_VALUES)  # a list with more is reported separately
         else:
-            faults += [_fault((*loc, other), f"cannot stand beside {key}") for other in node if other != key]
+            faults += [_fault((*loc, other), f"cannot be combined with {key}") for other in node if other != key]
             if key == "not":
                 waiting.append(((*loc, key), node[key], depth + 1))
             elif not isinstance(node[key], list) or not node[key]:
                 faults.append(_fault((*loc, key), "must be a list of one node or more"))
             else:
-                held = node[key][: MOST_COMPARISONS + 1]
-                waiting += [((*loc, key, index), held[index], depth + 1) for index in reversed(range(len(held)))]
-        if comparisons + len(waiting) > MOST_COMPARISONS:  # whatever waits has one of them or more
+                nodes = node[key][: MOST_COMPARISONS + 1]
+                waiting += [((*loc, key, index), nodes[index], depth + 1) for index in reversed(range(len(nodes)))]
+        if comparisons + len(waiting) > MOST_COMPARISONS:  # each waiting node has at least one
             raise _refusal([_fault((), f"has more than {MOST_COMPARISONS} comparisons")])
         if values > MOST_VALUES_IN_ALL:
             raise _refusal([_fault((), f"has more than {MOST_VALUES_IN_ALL} values in its lists")])
@@ -327,7 +328,7 @@ def _check_list(field: FieldName, op: Op, values: Any) -> None:
 
 
 def _check_text(field: FieldName, op: Op, value: Any) -> None:
-    """Raises ValueError if a single value does not fit the field and the comparison."""
+    """Raise ValueError if a value is not valid for the field and the operator."""
     if type(value) is not str:
         raise ValueError("must be a string")
     if len(value) > LONGEST_VALUE:
@@ -357,5 +358,5 @@ def _fault(loc: Loc, reason: str) -> InitErrorDetails:
 
 
 def _refusal(faults: list[InitErrorDetails]) -> ValidationError:
-    """An error whose places pydantic puts after that of the field being validated."""
+    """Return an error to whose locations pydantic prepends that of the field being validated."""
     return ValidationError.from_exception_data("query", faults)

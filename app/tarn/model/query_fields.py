@@ -1,13 +1,13 @@
-"""What a query can speak of: the fields of an entity, in FtM's own vocabulary.
+"""Fields of entity queries and sort keys, in FtM's vocabulary.
 
-id              every entity id of the entity, the canonical one included
-canonical_id    that one alone
-schema          the schemata its statements name
-schemata        those, and everything they are
-origin          who asserted its statements
-first_seen, last_seen   the earliest and latest moment of its statements; BASE counts only if there is nothing else
-prop:<name>     the values of a property, in whichever schema it is
-type:<name>     the values of every property of a type, by its group (`countries`) or its name (`country`)
+id              every entity id of the entity, including the canonical one
+canonical_id    only the canonical id
+schema          the schemata of its statements
+schemata        those and all their parent schemata
+origin          the origins of its statements
+first_seen, last_seen   the earliest and latest moment of its statements; BASE counts only without other statements
+prop:<name>     the values of a property, in any schema
+type:<name>     the values of all properties of a type, by its group (`countries`) or its name (`country`)
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ MOMENTS = frozenset({"first_seen", "last_seen"})
 
 
 class FieldName(Name):
-    """A field that exists, down to the property or the type."""
+    """A valid query field; its property or type exists in FtM."""
 
     what = "field"
     rule = "must be id, canonical_id, schema, schemata, origin, first_seen, last_seen, prop:<property> or type:<types>"
@@ -39,12 +39,12 @@ class FieldName(Name):
 
     @property
     def kind(self) -> str:
-        """The field without what follows the colon."""
+        """Return the part before the colon."""
         return self.partition(":")[0]
 
     @property
     def name(self) -> str:
-        """What follows the colon: a property, or a type or its group."""
+        """Return the part after the colon: a property, or a type or its group."""
         return self.partition(":")[2]
 
     @property
@@ -53,19 +53,19 @@ class FieldName(Name):
 
     @property
     def is_number(self) -> bool:
-        """Whether its values compare as numbers; all others compare as text."""
+        """Return whether its values are compared as numbers; all others are compared as text."""
         if self.kind == "prop":
             return _types_of_properties()[self.name] == {registry.number.name}
         return self.kind == "type" and _type_names()[self.name] == registry.number.name
 
     @property
     def holders(self) -> "PropertiesOfType":
-        """The properties that hold the values of a `prop:` or `type:` field."""
+        """Return the properties that have the values of a `prop:` or `type:` field."""
         return PropertiesOfType([self.name], {}) if self.kind == "prop" else _holders(_type_names()[self.name])
 
 
 class SortKey(Name):
-    """What a list can be sorted by, with `-` before it for the other direction."""
+    """A field to sort by, with a leading `-` for descending order."""
 
     what = "sort key"
     rule = "must be id, canonical_id, schema, first_seen, last_seen or prop:<property>, or one of them after a -"
@@ -85,7 +85,7 @@ class SortKey(Name):
 
 
 class PropertiesOfType(NamedTuple):
-    """Properties by their names; `in_some` are of the type in some schemata only, and something else in others."""
+    """Names of properties; those in `in_some` have the type only in the listed schemata, and another type elsewhere."""
 
     names: list[str]
     in_some: dict[str, list[str]]
@@ -98,36 +98,36 @@ def schema_names() -> frozenset[str]:
 
 @cache
 def property_names() -> frozenset[str]:
-    """Every property that a statement can be of, BASE included."""
+    """Return the names of all properties that a statement can have, including BASE."""
     return frozenset({*_types_of_properties(), BASE_ID})
 
 
 @cache
-def kinds_of(schema: str) -> list[str]:
-    """The schema and all that are one of it."""
-    found = Model.instance()[schema]
-    return sorted({found.name, *(descendant.name for descendant in found.descendants)})
+def schema_descendants(schema: str) -> list[str]:
+    """Return the schema and all its descendants."""
+    root = Model.instance()[schema]
+    return sorted({root.name, *(descendant.name for descendant in root.descendants)})
 
 
 @cache
-def lineage() -> tuple[list[str], list[str]]:
-    """Every schema beside each that it is: two columns of the same length."""
+def schema_ancestors() -> tuple[list[str], list[str]]:
+    """Return all pairs of a schema and one of its ancestors or itself, as two columns of the same length."""
     pairs = [(schema.name, name) for schema in Model.instance().schemata.values() for name in sorted(schema.names)]
     return [schema for schema, _ in pairs], [name for _, name in pairs]
 
 
 @cache
 def _types_of_properties() -> dict[str, set[str]]:
-    """The types a property name has. Other sides of references have no values, and are not in it."""
-    found: dict[str, set[str]] = {}
+    """Return the types of each property name. Reverse sides of references have no values, and are not included."""
+    types: dict[str, set[str]] = {}
     for _, prop in _properties():
-        found.setdefault(prop.name, set()).add(prop.type.name)
-    return found
+        types.setdefault(prop.name, set()).add(prop.type.name)
+    return types
 
 
 @cache
 def _type_names() -> dict[str, str]:
-    """The name of a type by itself and by its group."""
+    """Return the name of each type, by its name and by its group."""
     return {key: kind.name for kind in registry.types for key in (kind.name, kind.group) if key}
 
 
@@ -143,6 +143,6 @@ def _holders(kind: str) -> PropertiesOfType:
 
 
 def _properties() -> list[tuple[str, Any]]:
-    """Every schema's properties that can have values, inherited ones included."""
+    """Return each schema's properties that can have values, including inherited ones."""
     schemata = Model.instance().schemata.values()
     return [(schema.name, prop) for schema in schemata for prop in schema.properties.values() if not prop.stub]

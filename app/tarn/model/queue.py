@@ -1,4 +1,4 @@
-"""Queue items: what one tenant asks the worker, or another tenant, to do with an entity or a file."""
+"""Queue items: requests of a tenant to the worker, or to another tenant, to process an entity or a file."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from tarn.errors import Fault, Problem, SchemaViolation
+from tarn.errors import FieldError, Problem, SchemaViolation
 from tarn.model.file import Uri
 from tarn.model.lock import Token
 from tarn.model.metadata import Metadata
@@ -28,7 +28,7 @@ class QueueResource(StrEnum):
 
 
 class QueueItemState(StrEnum):
-    """What became of an item."""
+    """The state of an item."""
 
     PENDING = "pending"
     DONE = "done"
@@ -36,31 +36,31 @@ class QueueItemState(StrEnum):
 
 
 class NewQueueItem(Strict):
-    """What is to be done."""
+    """An item to add to the queue."""
 
     action: QueueAction
     resource: QueueResource
     payload: Annotated[
         Metadata,
         Field(
-            description="For the worker: an entity; `{id}` of one to delete; `{uri, checksum?, path?, meta?, entity?}` "
-            "of a file to fetch; `{checksum, id}` of one to delete. For a tenant: any object that it understands."
+            description="For the worker: an entity; `{id}` of an entity to delete; `{uri, checksum?, path?, meta?, "
+            "entity?}` of a file to fetch; `{checksum, id}` of a file to delete. For a tenant: any object."
         ),
     ]
     origin: Annotated[
-        Origin | None, Field(description="Which process says so; for an entity to delete, null is every one.")
+        Origin | None, Field(description="Origin of the statements; when deleting an entity, null means all origins.")
     ] = None
     to: Annotated[
-        TenantName | None, Field(description="The tenant that is to take it; without one, the worker does it.")
+        TenantName | None, Field(description="The tenant that is to process it; without one, the worker does.")
     ] = None
-    shared: Annotated[bool, Field(description="Let all who may read the dataset read the item.")] = False
+    shared: Annotated[bool, Field(description="Let every tenant that may read the dataset read the item.")] = False
 
 
 class QueueItem(BaseModel):
-    """One item of a dataset's queue. Ids rise in the order in which items were accepted."""
+    """One item of a dataset's queue. Ids increase in the order in which items were accepted."""
 
     id: str
-    tenant: str = Field(description="Who sent it.")
+    tenant: str = Field(description="The tenant that added it.")
     to: str | None
     shared: bool
     action: QueueAction
@@ -71,31 +71,34 @@ class QueueItem(BaseModel):
     attempts: int
     created: datetime
     finished: datetime | None
-    not_before: datetime | None = Field(description="When it may be tried again, if not at once.")
-    leased_until: datetime | None = Field(description="Until when it is whose took it last.")
+    not_before: datetime | None = Field(description="Earliest time of the next attempt; null: at once.")
+    leased_until: datetime | None = Field(description="When the lease of its current consumer expires.")
     problem: Problem | None = Field(description="Why the last attempt failed.")
 
 
 class PopOptions(Strict):
-    """For how long an item is wanted."""
+    """Options of taking an item."""
 
     lease: Annotated[
-        float, Field(gt=0, le=LONGEST_LEASE, description="Seconds after which it is given to whoever asks next.")
+        float,
+        Field(
+            gt=0, le=LONGEST_LEASE, description="Seconds after which the item may be taken again by another consumer."
+        ),
     ] = 60
 
 
 class TakenQueueItem(QueueItem):
-    """An item as the tenant gets it that takes it."""
+    """An item as returned to the tenant that takes it."""
 
-    token: str = Field(description="To be shown when it is done.")
+    token: str = Field(description="Required to acknowledge the item.")
 
 
 class Acknowledgement(Strict):
-    """What became of an item that was taken."""
+    """The outcome of an item that was taken."""
 
     token: Token
     error: Annotated[
-        Label | None, Field(description="Why it could not be done: it is tried again later, and in the end given up.")
+        Label | None, Field(description="Why it failed: it is retried later, and after the last attempt marked `dead`.")
     ] = None
 
 
@@ -127,11 +130,11 @@ PAYLOADS: dict[tuple[QueueAction, QueueResource], type[Strict]] = {
     (QueueAction.UPSERT, QueueResource.FILE): SourceFile,
     (QueueAction.DELETE, QueueResource.FILE): NamedFile,
 }
-"""What the worker is told, but for entities: those are FtM's to check."""
+"""Payload models of the worker; entities are not listed, because FtM validates them."""
 
 
 def checked_payload(new: NewQueueItem) -> None:
-    """Raise SchemaViolation, by its place, for a payload that the worker cannot use."""
+    """Raise SchemaViolation, with the fields, for a payload that the worker cannot process."""
     kind = PAYLOADS.get((new.action, new.resource))
     if kind is None:
         return
@@ -139,7 +142,7 @@ def checked_payload(new: NewQueueItem) -> None:
         kind.model_validate(new.payload)
     except ValidationError as error:
         faults = [
-            Fault(
+            FieldError(
                 field=".".join(["payload", *map(str, fault["loc"])]), reason=fault["msg"].removeprefix("Value error, ")
             )
             for fault in error.errors(include_url=False, include_input=False)

@@ -1,4 +1,4 @@
-"""Ranges of keys, and where the files of a store lie among them. A key is a canonical id."""
+"""Key ranges, and the key spans of data files. A key is a canonical id."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from tarn.model.snapshot import File
 
 
 class Range(NamedTuple):
-    """Keys from one on, and before another; None: to the end."""
+    """Keys from `low` inclusive to `high` exclusive; None: unbounded."""
 
     low: str
     high: str | None
@@ -18,8 +18,13 @@ class Range(NamedTuple):
 EVERYTHING = Range("", None)
 
 
+def closed_range(low: str, high: str) -> Range:
+    """Return the range from `low` to `high`, both inclusive."""
+    return Range(low, high + "\0")
+
+
 class ColumnSpan(NamedTuple):
-    """The first and the last key of a file, or what lies below and above them; None: nothing is known."""
+    """The first and last value of a column in a file, or bounds of them; `last` None: unknown."""
 
     first: str
     last: str | None
@@ -34,8 +39,9 @@ class ColumnSpan(NamedTuple):
         return (other.last is None or self.first <= other.last) and (self.last is None or other.first <= self.last)
 
 
-def span(file: File) -> ColumnSpan:
-    bounds = file.columns.get("canonical_id")
+def span(file: File, column: str = "canonical_id") -> ColumnSpan:
+    """Return the bounds of a column of text in a file, by default of its keys; unbounded if none are recorded."""
+    bounds = file.columns.get(column)
     if bounds is None or bounds.min is None or bounds.max is None:
         return ColumnSpan("", None)
     return ColumnSpan(str(bounds.min), str(bounds.max))

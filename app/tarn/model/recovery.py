@@ -1,4 +1,4 @@
-"""What backups say of themselves, and what a recovery finds, does and cannot bring back."""
+"""Backup manifests, and reports of a reconciliation after a restore."""
 
 from datetime import datetime
 from typing import Literal
@@ -9,7 +9,7 @@ from tarn.model.finding import Finding
 
 
 class DumpedTable(BaseModel):
-    """A table of the dump: how many rows it has, and what its file is."""
+    """A table of the database dump: its rows, and the size and checksum of its file."""
 
     table: str
     rows: int
@@ -18,7 +18,7 @@ class DumpedTable(BaseModel):
 
 
 class DumpedHead(BaseModel):
-    """A dataset's head at the moment of the dump."""
+    """A dataset's head at the time of the dump."""
 
     dataset: str
     id: str
@@ -26,22 +26,22 @@ class DumpedHead(BaseModel):
     snapshot: str | None
 
 
-class Lacking(BaseModel):
-    """Something that the lake itself did not have when it was backed up."""
+class MissingFile(BaseModel):
+    """A file that was missing in the lake when it was backed up."""
 
     path: str
     detail: str
 
 
 class BackupManifest(BaseModel):
-    """`backup.json`: what belongs to a backup. It is written last, and where it is, the backup is whole."""
+    """`backup.json`: the contents of a backup. It is written last: if it exists, the backup is complete."""
 
     model_config = ConfigDict(extra="forbid")
 
     format: Literal["tarn-backup"] = "tarn-backup"
     version: Literal[1] = 1
     id: str
-    at: datetime = Field(description="The moment whose state this is.")
+    at: datetime = Field(description="The time of the state that was backed up.")
     finished: datetime
     tarn: str
     revision: str
@@ -49,31 +49,31 @@ class BackupManifest(BaseModel):
     tables: list[DumpedTable]
     objects: int
     size: int = Field(description="Bytes of all objects.")
-    copied: int = Field(description="Objects that no earlier backup had.")
+    copied: int = Field(description="Objects that were copied because no earlier backup has them.")
     copied_size: int
     index: DumpedTable = Field(description="The list of objects.")
     heads: list[DumpedHead]
-    lacking: list[Lacking]
+    lacking: list[MissingFile]
 
 
 class LostSnapshot(BaseModel):
-    """A snapshot of which the lake has not all that it names."""
+    """A snapshot with files that are missing in the lake."""
 
     seq: int
     id: str
     created: datetime
-    lacks: str = Field(description="The first thing that is missing.")
+    lacks: str = Field(description="The first missing file.")
 
 
 class Commits(BaseModel):
-    """Commit numbers that follow each other."""
+    """A range of consecutive commit numbers."""
 
     first: int
     last: int
 
 
-class KnownBatch(BaseModel):
-    """A write, as far as the database knows it."""
+class RecordedBatch(BaseModel):
+    """A batch that is recorded in the database."""
 
     id: str
     tenant: str
@@ -84,7 +84,7 @@ class KnownBatch(BaseModel):
     message: str | None
 
 
-class KnownFile(BaseModel):
+class RecordedFile(BaseModel):
     """A file of the archive."""
 
     id: str
@@ -95,21 +95,21 @@ class KnownFile(BaseModel):
 
 
 class Losses(BaseModel):
-    """What cannot be brought back, of one dataset."""
+    """Data of one dataset that cannot be recovered."""
 
     snapshots: list[LostSnapshot] = []
-    commits: list[Commits] = Field([], description="Writes that were acknowledged, and are nowhere.")
-    batches: list[KnownBatch] = Field([], description="Those of them that the database still knows.")
-    files: list[KnownFile] = []
-    exports: list[str] = Field([], description="Made again when somebody asks for them.")
+    commits: list[Commits] = Field([], description="Acknowledged commits whose data is lost.")
+    batches: list[RecordedBatch] = Field([], description="Lost batches that the database still records.")
+    files: list[RecordedFile] = []
+    exports: list[str] = Field([], description="Lost exports; they are made again on request.")
     refs: list[str] = []
-    history_below: int | None = Field(None, description="Older snapshots are not whole, and are given up.")
-    rejected: int = Field(0, description="Events set aside for an operator whose rows are gone.")
-    uploads: list[str] = Field(
-        [], description="Uploads in progress of which a part is missing: it is to be sent again."
+    history_below: int | None = Field(None, description="Snapshots older than this one are incomplete and expire.")
+    rejected: int = Field(0, description="Rejected events whose rows are lost.")
+    uploads: list[str] = Field([], description="Uploads in progress with a missing part, which must be sent again.")
+    configuration: bool = Field(
+        False, description="The configuration is lost; the defaults of a new dataset replace it."
     )
-    configuration: bool = Field(False, description="The configuration is lost, and is what a new dataset has.")
-    everything: bool = Field(False, description="The lake has another dataset of this name, made later.")
+    everything: bool = Field(False, description="All data: the lake has another dataset of this name, created later.")
 
     @property
     def are_any(self) -> bool:
@@ -117,19 +117,19 @@ class Losses(BaseModel):
 
 
 class Reconciled(BaseModel):
-    """One dataset: what was found, and what was done about it."""
+    """The reconciliation of one dataset: differences and changes."""
 
     dataset: str
     id: str
     found: Literal["same", "lake ahead", "database ahead", "only in the lake", "deleted"]
-    head_before: int | None = Field(description="The number of the head that the database named; null: none.")
-    head: int | None = Field(description="The number of the snapshot that is the head's state now; null: none.")
-    recorded: list[int] = Field([], description="Snapshots of the lake that the database did not know.")
-    again: list[KnownBatch] = Field([], description="Writes that count as flushed no more, and will be flushed again.")
-    aside: list[str] = Field([], description="Manifests that are no part of history, put below `versions/`.")
-    returned: list[KnownFile] = Field([], description="Files that the database did not know, and the lake has.")
+    head_before: int | None = Field(description="The number of the head that the database had recorded; null: none.")
+    head: int | None = Field(description="The number of the snapshot whose state the head has now; null: none.")
+    recorded: list[int] = Field([], description="Snapshots of the lake that were not recorded in the database.")
+    again: list[RecordedBatch] = Field([], description="Batches that are marked unflushed and will be flushed again.")
+    aside: list[str] = Field([], description="Manifests that are not part of the history, moved to `versions/`.")
+    returned: list[RecordedFile] = Field([], description="Files of the lake that were not recorded in the database.")
     lost: Losses = Losses()
-    findings: list[Finding] = Field([], description="What a verification finds now.")
+    findings: list[Finding] = Field([], description="Findings of a verification after the reconciliation.")
 
     @property
     def is_changed(self) -> bool:
@@ -137,11 +137,14 @@ class Reconciled(BaseModel):
 
 
 class Reconciliation(BaseModel):
-    """All datasets that anything was found of, or done to."""
+    """All datasets with differences or changes."""
 
     applied: bool
     datasets: list[Reconciled]
 
     @property
     def is_lossy(self) -> bool:
-        return any(one.lost.are_any or any(not found.harmless for found in one.findings) for one in self.datasets)
+        return any(
+            dataset.lost.are_any or any(not finding.harmless for finding in dataset.findings)
+            for dataset in self.datasets
+        )

@@ -10,17 +10,17 @@ from tarn.model.tenant import Strict
 
 
 class Ref(BaseModel):
-    """A named pin: retention keeps the snapshot for as long as the ref is there."""
+    """A named pin: retention keeps the snapshot as long as the ref exists."""
 
     name: RefName
     seq: int
     snapshot: str
-    tenant: str = Field(description="Who set it last.")
+    tenant: str = Field(description="The tenant that set it last.")
     updated: datetime
 
 
 StateName = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$")]
-"""How a snapshot may be called: by id, number, ref or moment."""
+"""Identifies a snapshot: its id or number, a ref, or a moment."""
 
 
 class NewRef(Strict):

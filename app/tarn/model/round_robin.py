@@ -1,4 +1,4 @@
-"""Rotation: whose turn it is among tenants, so that many of one do not keep few of another waiting."""
+"""Round-robin scheduling among tenants, so that many items of one do not delay few of another."""
 
 from collections.abc import Iterable
 from itertools import chain, zip_longest
@@ -8,9 +8,10 @@ Item = TypeVar("Item")
 
 
 def round_robin(waiting: Iterable[tuple[str | None, Item]]) -> list[Item]:
-    """What waits, each with its tenant and oldest first: of each tenant its first one, then of each its second."""
+    """Return waiting items, passed with their tenants and oldest first, in round-robin order: the first item of each
+    tenant, then the second of each."""
     by_tenant: dict[str | None, list[tuple[Item]]] = {}
     for tenant, item in waiting:
         by_tenant.setdefault(tenant, []).append((item,))
-    turns = chain.from_iterable(zip_longest(*by_tenant.values()))
-    return [turn[0] for turn in turns if turn is not None]
+    entries = chain.from_iterable(zip_longest(*by_tenant.values()))
+    return [entry[0] for entry in entries if entry is not None]

@@ -1,4 +1,4 @@
-"""A snapshot's manifest: everything there is to know of a dataset's state at one moment, in one immutable document."""
+"""Snapshot manifests: one immutable document with the complete state of a dataset at one moment."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ VERSION: Literal[1] = 1
 TableName = Literal["statements", "translog"]
 
 Scalar = str | int | float | bool
-"""What a bound of a column is, as JSON has it; moments are ISO 8601."""
+"""The JSON type of a column's bounds; moments are ISO 8601."""
 
 
 def _in_utc(moment: datetime) -> datetime:
@@ -27,8 +27,8 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
-class Change(StrEnum):
-    """What made a snapshot."""
+class SnapshotOperation(StrEnum):
+    """The operation that published a snapshot."""
 
     FLUSH = "flush"
     COMPACT = "compact"
@@ -39,43 +39,45 @@ class Change(StrEnum):
 
 
 def _required_fields(model: type[BaseModel]) -> list[str]:
-    """The fields that every manifest has: all but those that None stands for when there is nothing to say."""
+    """Return the fields that every manifest has: all but those that default to None."""
     return [name for name, field in model.model_fields.items() if field.default is not None]
 
 
 def _require(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    if said := _required_fields(model):
-        schema["required"] = said
+    if required := _required_fields(model):
+        schema["required"] = required
 
 
 class Part(BaseModel):
-    """A part of a manifest: fields of a later version are kept out of it, not guessed at."""
+    """A part of a manifest: unknown fields, such as those of a later version, are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=_require)
 
 
 class Column(Part):
-    """What the writer saw of one column of a file. What it did not look at is absent."""
+    """Statistics of one column of a file. Values that the writer did not compute are absent."""
 
     min: Scalar | None = None
     max: Scalar | None = None
     nulls: int | None = None
-    truncated: bool | None = Field(None, description="The bounds are cut off: `min` is below, `max` above all values.")
+    truncated: bool | None = Field(
+        None, description="The bounds are truncated: `min` is below, `max` above all values."
+    )
 
 
 class File(Part):
-    """A data file: its place below the table's folder, and what is in it."""
+    """A data file: its path in the table's folder, and statistics of its content."""
 
     path: str
     size: int
     partition: dict[str, str]
     rows: int
     columns: dict[str, Column] = {}
-    checksum: str | None = Field(None, description="Of the file's bytes, where the dataset asks for it.")
+    checksum: str | None = Field(None, description="Of the file's bytes, if the dataset is configured so.")
 
 
 class Table(Part):
-    """One Delta table as the snapshot has it: the version to open, and the files that are in it."""
+    """One Delta table in the snapshot: its version and its files."""
 
     version: int
     files: tuple[File, ...]
@@ -84,18 +86,20 @@ class Table(Part):
 
 
 class Counts(Part):
-    """Rows. `added`, `seen`, `deleted` and `set_aside` count the events consumed, each of them once."""
+    """Row counts. `added`, `seen`, `deleted` and `set_aside` count the flushed events, each of them once."""
 
     live: int = Field(description="Statements that are live in this snapshot.")
     added: int = Field(description="Statements that were not live before.")
-    seen: int = Field(description="Further adds: said before, said twice, or ended before the segment was.")
+    seen: int = Field(
+        description="Other adds: statements that were live before, duplicates, or statements ended within the segment."
+    )
     deleted: int = Field(description="Deletes and erases.")
-    set_aside: int = Field(description="Events that could not be written, kept for an operator.")
-    ended: int = Field(description="Statements that were live before and are not now.")
+    set_aside: int = Field(description="Rejected events, stored for an operator.")
+    ended: int = Field(description="Statements that were live before and are no longer.")
 
 
 class Tally(NamedTuple):
-    """What a build does to the counts; see `Counts`. Tallies of the parts of a build add up."""
+    """Changes of the counts by a build; see `Counts`. The tallies of the parts of a build can be added."""
 
     added: int = 0
     seen: int = 0
@@ -104,8 +108,8 @@ class Tally(NamedTuple):
     ended: int = 0
 
 
-class HeldBatch(Part):
-    """A batch of the journal that is in this snapshot: one request."""
+class IncludedBatch(Part):
+    """A batch of the journal (one request) that is in this snapshot."""
 
     id: str
     tenant: str
@@ -116,8 +120,8 @@ class HeldBatch(Part):
     rows: int
 
 
-class SetAside(Part):
-    """An event that could not be written: which one, and why. Its row is kept in SQL."""
+class RejectedEventRef(Part):
+    """A rejected event: its batch, position and reason. Its row is stored in SQL."""
 
     batch: str
     position: int
@@ -125,7 +129,7 @@ class SetAside(Part):
 
 
 class Components(Part):
-    """What shaped the data files."""
+    """Format, layout and order of the data files."""
 
     files: str = "parquet"
     compression: str = "zstd"
@@ -135,7 +139,7 @@ class Components(Part):
 
 
 class Snapshot(Part):
-    """A manifest. Its presence at `snapshots/{seq}.json` is the commit."""
+    """A manifest. Its existence at `snapshots/{seq}.json` is the commit."""
 
     format: Literal["tarn-snapshot"] = FORMAT
     version: Literal[1] = VERSION
@@ -144,28 +148,28 @@ class Snapshot(Part):
     dataset_id: str
     id: str
     seq: int = Field(ge=1)
-    content: int = Field(description="The `seq` of the last snapshot that changed what is visible.")
+    content: int = Field(description="The `seq` of the last snapshot that changed visible content.")
     parent: str | None = None
     created: Moment
-    operation: Change
+    operation: SnapshotOperation
     author: str
     message: str | None = None
     metadata: Metadata
-    batches: tuple[HeldBatch, ...]
-    set_aside: tuple[SetAside, ...] = ()
-    segment: int = Field(description="The last segment of the journal that is in it.")
+    batches: tuple[IncludedBatch, ...]
+    set_aside: tuple[RejectedEventRef, ...] = ()
+    segment: int = Field(description="The last segment of the journal that it includes.")
     retained_from: int | None = Field(
-        None, description="The number of the oldest snapshot that was to be kept then; absent: the first."
+        None, description="The number of the oldest snapshot retained at that time; absent: the first."
     )
     statements: Table
     translog: Table
     rows: Counts
-    first_seen: Moment | None = Field(None, description="The earliest first seen in the files; absent without rows.")
-    last_seen: Moment | None = Field(None, description="The latest last seen in the files; absent without rows.")
+    first_seen: Moment | None = Field(None, description="The earliest `first_seen` in the files; absent without rows.")
+    last_seen: Moment | None = Field(None, description="The latest `last_seen` in the files; absent without rows.")
     rebuilt: tuple[str, ...] | None = Field(
         None,
-        description="The manifest was lost, and made again from what is known elsewhere: the fields that nobody knows "
-        "any more, which are empty and mean nothing. Absent: it is as it was written.",
+        description="The manifest was lost and rebuilt from other data: lists the fields that could not be recovered, "
+        "which are empty and have no meaning. Absent: it is the original.",
     )
 
     def to_json(self) -> bytes:
@@ -173,31 +177,31 @@ class Snapshot(Part):
 
     @classmethod
     def from_json(cls, path: str, data: bytes) -> "Snapshot":
-        """Raises ManifestInvalid with the name of a field that is missing or wrong, or `document` for all of it."""
+        """Parse a manifest. Raises ManifestInvalid with the missing or invalid field, or `document` for all of it."""
         try:
-            found = cls.model_validate_json(data, strict=True)
+            snapshot = cls.model_validate_json(data, strict=True)
         except ValidationError as error:
             if (version := _newer(data)) is not None:
                 raise ManifestInvalid(
-                    f"{path}: version: it is of version {version}, which a newer version of Tarn wrote, and this one "
-                    f"reads version {VERSION}",
+                    f"{path}: version: it has version {version}, written by a newer version of Tarn; this one reads "
+                    f"version {VERSION}",
                     field="version",
                 ) from None
             first = error.errors(include_url=False, include_input=False)[0]
             field = ".".join(map(str, first["loc"])) or "document"
             raise ManifestInvalid(f"{path}: {field}: {first['msg']}", field=field) from None
-        # Defaults are for those who write manifests. A stored one says of itself what it is.
-        for part, prefix in ((found, ""), (found.components, "components.")):
-            if unsaid := [name for name in _required_fields(type(part)) if name not in part.model_fields_set]:
-                raise ManifestInvalid(f"{path}: {prefix}{unsaid[0]}: Field required", field=prefix + unsaid[0])
-        return found
+        # Defaults are only for writers of manifests. A stored manifest must have all fields explicitly.
+        for part, prefix in ((snapshot, ""), (snapshot.components, "components.")):
+            if absent := [name for name in _required_fields(type(part)) if name not in part.model_fields_set]:
+                raise ManifestInvalid(f"{path}: {prefix}{absent[0]}: Field required", field=prefix + absent[0])
+        return snapshot
 
     def table(self, name: TableName) -> Table:
         return self.statements if name == "statements" else self.translog
 
 
 def _newer(data: bytes) -> int | None:
-    """The version of a manifest that is later than ours; None: it is not, or says nothing that can be read."""
+    """Return the version of a manifest if it is newer than `VERSION`; None if not, or if it is unreadable."""
     try:
         document = orjson.loads(data)
     except ValueError:
@@ -214,7 +218,7 @@ Seq = Annotated[int, Field(ge=0)]
 class Head(Part):
     """The recorded head: the snapshot that readers see, by number and id.
 
-    `seq` may be above 0 without a snapshot: the numbers of an earlier dataset of the same name go on.
+    `seq` may be above 0 without a snapshot: it continues the numbers of an earlier dataset of the same name.
     """
 
     seq: Seq

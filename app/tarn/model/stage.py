@@ -1,4 +1,4 @@
-"""A stage: the bulk writer's open batch."""
+"""Stages: open batches of a bulk writer."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -13,7 +13,7 @@ from tarn.model.tenant import Strict
 
 def _storable(text: str) -> str:
     if "\x00" in text:
-        raise ValueError("must not have the character NUL, which PostgreSQL cannot keep")
+        raise ValueError("must not have the character NUL, which PostgreSQL cannot store")
     return text
 
 
@@ -33,7 +33,7 @@ class StageState(StrEnum):
 
 
 class Stage(BaseModel):
-    """A stage and what was sent to it so far."""
+    """A stage, and how much was sent to it."""
 
     id: str
     state: StageState
@@ -51,7 +51,7 @@ StageId = Annotated[str, Field(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
 
 
 class StageCommit(Strict):
-    """Several stages to be committed as one."""
+    """Several stages to commit atomically."""
 
     stages: Annotated[list[StageId], Field(min_length=1, max_length=1000)]
     message: Message | None = None

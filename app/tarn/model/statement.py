@@ -1,4 +1,4 @@
-"""Statements: their ids, their place, and what makes a row one."""
+"""Statements: ids, and validation of statement rows."""
 
 import hashlib
 import re
@@ -15,13 +15,13 @@ from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
 
 LONGEST_ID = 255
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-"""What no id may hold: it would hide in a log or end a line in an export."""
+"""Characters forbidden in ids: they would be invisible in a log or break a line in an export."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class InvalidRecord(ValueError):
-    """A record that is not valid: which field, and why."""
+    """Validation of a record failed: the field and the reason."""
 
     def __init__(self, field: str | None, reason: str) -> None:
         super().__init__(reason)
@@ -32,7 +32,7 @@ class InvalidRecord(ValueError):
 def statement_id(
     dataset: str, entity_id: str, prop: str, value: str, external: bool = False, lang: str | None = None
 ) -> bytes:
-    """FtM's own key of a statement (`Statement.make_key`), as its twenty bytes."""
+    """Return FtM's key of a statement (`Statement.make_key`), as twenty bytes."""
     key = f"{dataset}.{entity_id}.{prop}.{value}"
     if lang is not None:
         key = f"{key}@{lang}"
@@ -42,7 +42,7 @@ def statement_id(
 
 
 def validate_id(value: Any, field: str) -> str:
-    """An entity id, verbatim. Raises Invalid."""
+    """Return an entity id unchanged. Raises Invalid."""
     if value is None:
         raise InvalidRecord(field, "is missing")
     if type(value) is not str:
@@ -57,7 +57,7 @@ def validate_id(value: Any, field: str) -> str:
 
 
 def microseconds(value: Any, field: str) -> int:
-    """A point in time, ISO 8601 or a datetime, as microseconds since 1970; without an offset it is UTC."""
+    """Return an ISO 8601 string or datetime as microseconds since 1970; without an offset it is UTC. Raises Invalid."""
     try:
         moment = datetime.fromisoformat(value) if type(value) is str else value
     except ValueError:
@@ -65,15 +65,15 @@ def microseconds(value: Any, field: str) -> int:
     if not isinstance(moment, datetime):
         raise InvalidRecord(field, f"must be an ISO 8601 date or time, not {_kind(value)}")
     delta = (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment) - EPOCH
-    found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
-    if not FIRST_MOMENT <= found <= LAST_MOMENT:
+    result = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if not FIRST_MOMENT <= result <= LAST_MOMENT:
         raise InvalidRecord(field, "must be in the years 1 to 9999, in UTC")
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
 class StatementRow:
-    """A statement as it was sent, checked, with the id it has in the dataset it goes to."""
+    """A validated statement as it was sent, with its id in the target dataset."""
 
     id: bytes
     entity_id: str
@@ -96,7 +96,7 @@ FIELDS = frozenset(
 
 
 class StatementReader:
-    """Checks statement rows against FtM's model and computes their ids under one dataset."""
+    """Validates statement rows against FtM's model and computes their ids in one dataset."""
 
     def __init__(self, dataset: str, origin: Origin | None, default_origin: Origin, now: int, strict: bool) -> None:
         self._dataset = dataset
@@ -107,10 +107,10 @@ class StatementReader:
         self._types: dict[tuple[str, str], str] = {}
         self._origins: dict[str, Origin] = {}
         self.ignored: Collection[str] = ()
-        """Fields of the row read last that no statement has."""
+        """Unknown fields of the row that was read last."""
 
     def read(self, row: dict[str, Any]) -> StatementRow:
-        """The statement in a row. Its own `id` and `dataset` are never trusted. Raises Invalid."""
+        """Return the statement of a row. The row's own `id` and `dataset` are never trusted. Raises Invalid."""
         self.ignored = () if FIELDS.issuperset(row) else row.keys() - FIELDS
         entity_id = validate_id(row.get("entity_id"), "entity_id")
         canonical = row.get("canonical_id")
@@ -150,25 +150,25 @@ class StatementReader:
         return statement
 
     def _type(self, schema: str, prop: str) -> str:
-        """The property's type. Raises Invalid for a schema or a property that FtM does not know."""
+        """Return the property's type. Raises Invalid for an unknown schema or property."""
         try:
             return self._types[schema, prop]
         except KeyError:
-            self._types[schema, prop] = found = _prop_type(schema, prop)
-            return found
+            self._types[schema, prop] = kind = _prop_type(schema, prop)
+            return kind
 
     def _origin_of(self, row: dict[str, Any]) -> str:
         if self._origin is not None:
             return self._origin
-        given = _optional_text(row, "origin")
-        if given is None:
+        origin = _optional_text(row, "origin")
+        if origin is None:
             return self._default_origin
-        if given not in self._origins:
+        if origin not in self._origins:
             try:
-                self._origins[given] = Origin(given)
+                self._origins[origin] = Origin(origin)
             except ValueError as error:
                 raise InvalidRecord("origin", str(error)) from None
-        return given
+        return origin
 
     def _check_claims(self, row: dict[str, Any], statement: StatementRow) -> None:
         if (claimed := row.get("dataset")) is not None and claimed != self._dataset:
@@ -178,12 +178,12 @@ class StatementReader:
 
 
 def _prop_type(schema: str, prop: str) -> str:
-    found = Model.instance().get(schema)
-    if found is None:
+    known_schema = Model.instance().get(schema)
+    if known_schema is None:
         raise InvalidRecord("schema", f"{schema!r} is not a schema of FollowTheMoney")
     if prop == BASE_ID:
         return BASE_ID
-    known = found.get(prop)
+    known = known_schema.get(prop)
     if known is None:
         raise InvalidRecord("prop", f"{prop!r} is not a property of {schema}")
     if known.stub:

@@ -1,7 +1,7 @@
-"""Statistics of entities: values that add up.
+"""Incremental entity statistics: counts and bounds that can be added and subtracted.
 
-They are of parts: a part has whole entities, and no entity is in two. Parts can be added, taken away and replaced, so
-that a small change does not count everything again.
+Statistics are computed per part of a dataset: each entity is completely in one part. Parts can be added, removed and
+replaced, so that a small change does not require a full recount.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from followthemoney.model import Model
 from followthemoney.types import registry
 
 THINGS, INTERVALS, OTHERS = GROUPS = "things", "intervals", "others"
-"""An event is a thing and an interval, and counts as both; what is neither is one of the others."""
+"""Groups of schemata. An Event is a thing and an interval, and counts as both; what is neither counts as other."""
 
 BOUNDS: dict[str, Callable[[str, str], str]] = {
     "first_date": min,
@@ -23,11 +23,11 @@ BOUNDS: dict[str, Callable[[str, str], str]] = {
     "last_seen": max,
     "last_change": max,
 }
-"""The least or greatest of what the entities have, as text that sorts by time."""
+"""Minimum or maximum over the entities, of text that sorts by time."""
 
 
 class Count(NamedTuple):
-    """What is counted: statements, invalid entities, or the valid entities of one schema, origin or country."""
+    """The key of a count: statements, invalid entities, or valid entities of one schema, origin or country."""
 
     what: str
     """`statement`, `invalid`, `schema`, `origin`, or a group for the countries in it."""
@@ -35,22 +35,22 @@ class Count(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A least or greatest value, and how many entities have it for theirs: as long as one is left, it holds."""
+    """A minimum or maximum, and the number of entities that have it: the bound holds as long as one is left."""
 
     value: str
     entities: int
 
 
 class _Underivable(Exception):
-    """What is left cannot be told from the whole and the part that goes."""
+    """The remaining bound cannot be derived from the total and the removed part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What was counted: nothing, to begin with. The same entities give equal ones, in whatever parts they came."""
+    """Counts and bounds; empty by default. Equal entities give equal statistics, independent of their parts."""
 
     counts: Mapping[Count, int] = field(default_factory=dict)
-    """None is zero."""
+    """A count that is absent is zero."""
     bounds: Mapping[str, Bound] = field(default_factory=dict)
 
     @property
@@ -59,12 +59,12 @@ class Statistics:
 
     @property
     def invalid(self) -> int:
-        """Entities whose schemata do not fit together."""
+        """Return the number of entities with incompatible schemata."""
         return self.counts.get(Count("invalid"), 0)
 
     @property
     def entities(self) -> int:
-        """Those that are valid."""
+        """Return the number of valid entities."""
         return sum(self.by("schema").values())
 
     @property
@@ -76,25 +76,25 @@ class Statistics:
         return self._total(INTERVALS)
 
     def by(self, what: str) -> dict[str, int]:
-        """Entities by `schema`, by `origin`, or those of a group by country."""
+        """Return entity counts by `schema` or `origin`, or for a group, by country."""
         return {count.name: number for count, number in self.counts.items() if count.what == what}
 
     def __add__(self, other: Self) -> Self:
-        """Both parts together."""
+        """Return the statistics of both parts together."""
         return type(self)(
             dict(Counter(self.counts) + Counter(other.counts)),
             _known((name, _outer(choose, *held)) for name, choose, *held in _each_bound(self, other)),
         )
 
     def without(self, part: Self) -> Self | None:
-        """What is left if a part goes, or None if that cannot be told: then it is to be counted anew."""
+        """Return the statistics without a part; None if they cannot be derived, so that a recount is needed."""
         return self.replaced(part, type(self)())
 
     def replaced(self, former: Self, present: Self) -> Self | None:
-        """What it is after a part of it became another one: entities have changed, come or gone.
+        """Return the statistics after a part was replaced: entities were changed, added or removed.
 
-        None if that cannot be told: the last entity at a bound has left it and none that came is there or beyond, or
-        `former` was no part of this.
+        Returns None if they cannot be derived: the last entity at a bound was removed and no added one is at or beyond
+        it, or `former` was not a part of this.
         """
         left = Counter(self.counts)
         left.subtract(former.counts)
@@ -103,17 +103,17 @@ class Statistics:
         rest = type(self)(dict(+left))
         if rest.entities:
             try:
-                found = _known(
+                bounds = _known(
                     (name, _exchanged(choose, *held)) for name, choose, *held in _each_bound(self, former, present)
                 )
             except _Underivable:
                 return None
         else:
-            found = dict(present.bounds)
-        return type(self)((rest + present).counts, found)
+            bounds = dict(present.bounds)
+        return type(self)((rest + present).counts, bounds)
 
     def document(self) -> dict[str, Any]:
-        """All of it as JSON, for people and for `parsed`: nothing is left out, and the largest counts come first."""
+        """Return everything as JSON, for people and for `parsed`; largest counts first."""
         values = {name: bound.value for name, bound in self.bounds.items()}
         return {
             "entity_count": self.entities,
@@ -128,15 +128,15 @@ class Statistics:
 
     @classmethod
     def parsed(cls, document: Mapping[str, Any]) -> Self:
-        """The statistics that a document is of, whatever else it has. Raises ValueError if it is none of today's."""
+        """Parse a document; additional fields are ignored. Raises ValueError if it is not of the current format."""
         try:
-            found = cls(_counts(document), _bounds(document))
-            told = found.document()
+            statistics = cls(_counts(document), _bounds(document))
+            expected = statistics.document()
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is not a document of statistics: {error!r}") from None
-        if told != {name: document[name] for name in told}:
-            raise ValueError("this is a document of statistics that do not add up, or are told otherwise now")
-        return found
+            raise ValueError(f"not a statistics document: {error!r}") from None
+        if expected != {name: document[name] for name in expected}:
+            raise ValueError("the statistics document is inconsistent, or of another version's format")
+        return statistics
 
     def _total(self, group: str) -> int:
         return sum(count for name, count in self.by("schema").items() if group in groups_of(name))
@@ -159,37 +159,37 @@ class Statistics:
 
 @cache
 def groups_of(schema: str) -> tuple[str, ...]:
-    """The groups that an entity of a schema counts in."""
+    """Return the groups that an entity of a schema counts in."""
     known = Model.instance()[schema]
-    found = [group for group, kind in ((THINGS, "Thing"), (INTERVALS, "Interval")) if known.is_a(kind)]
-    return tuple(found) or (OTHERS,)
+    groups = [group for group, kind in ((THINGS, "Thing"), (INTERVALS, "Interval")) if known.is_a(kind)]
+    return tuple(groups) or (OTHERS,)
 
 
 def _counts(document: Mapping[str, Any]) -> dict[Count, int]:
     groups = {group: document[group] for group in GROUPS}
-    told = {
+    counts = {
         Count("statement"): document["statements"],
         Count("invalid"): document["invalid"],
-        **{Count("origin", one["name"]): one["count"] for one in document["origins"]},
-        **{Count("schema", one["name"]): one["count"] for group in groups.values() for one in group["schemata"]},
-        **{Count(name, one["code"]): one["count"] for name, group in groups.items() for one in group["countries"]},
+        **{Count("origin", item["name"]): item["count"] for item in document["origins"]},
+        **{Count("schema", item["name"]): item["count"] for group in groups.values() for item in group["schemata"]},
+        **{Count(name, item["code"]): item["count"] for name, group in groups.items() for item in group["countries"]},
     }
-    return {count: number for count, number in told.items() if number}
+    return {count: number for count, number in counts.items() if number}
 
 
 def _bounds(document: Mapping[str, Any]) -> dict[str, Bound]:
-    told = {**document, "first_date": document["dates"]["first"], "last_date": document["dates"]["last"]}
-    return {name: Bound(told[name], entities) for name, entities in document["entities_at"].items()}
+    values = {**document, "first_date": document["dates"]["first"], "last_date": document["dates"]["last"]}
+    return {name: Bound(values[name], entities) for name, entities in document["entities_at"].items()}
 
 
 def _each_bound(*parts: Statistics) -> Iterator[tuple[Any, ...]]:
-    """Every bound: its name, what chooses it, and what each part has for it."""
+    """Yield each bound: its name, `min` or `max`, and its value in each part."""
     for name, choose in BOUNDS.items():
         yield name, choose, *(part.bounds.get(name) for part in parts)
 
 
 def _outer(choose: Callable[[str, str], str], one: Bound | None, other: Bound | None) -> Bound | None:
-    """The bound of two parts together."""
+    """Return the bound of two parts together."""
     if one is None or other is None:
         return one or other
     if one.value == other.value:
@@ -198,19 +198,19 @@ def _outer(choose: Callable[[str, str], str], one: Bound | None, other: Bound | 
 
 
 def _exchanged(
-    choose: Callable[[str, str], str], whole: Bound | None, former: Bound | None, present: Bound | None
+    choose: Callable[[str, str], str], total: Bound | None, former: Bound | None, present: Bound | None
 ) -> Bound | None:
-    """The bound of a whole after one part of it became another. Raises _Untold."""
+    """Return the bound of the total after one part was replaced. Raises _Underivable."""
     if former is None:
-        return _outer(choose, whole, present)
-    if whole is None or choose(former.value, whole.value) != whole.value:
+        return _outer(choose, total, present)
+    if total is None or choose(former.value, total.value) != total.value:
         raise _Underivable
-    if former.value != whole.value:
-        return _outer(choose, whole, present)
-    if former.entities < whole.entities:
-        return _outer(choose, Bound(whole.value, whole.entities - former.entities), present)
-    # Whatever is left is within the former bound, nobody knows where; but what came may be as far out, or farther.
-    if present is not None and choose(present.value, whole.value) == present.value:
+    if former.value != total.value:
+        return _outer(choose, total, present)
+    if former.entities < total.entities:
+        return _outer(choose, Bound(total.value, total.entities - former.entities), present)
+    # The bound of the remaining entities is unknown, but within the former one: an added one at or beyond it decides.
+    if present is not None and choose(present.value, total.value) == present.value:
         return present
     raise _Underivable
 

@@ -1,4 +1,4 @@
-"""Tenants, their keys, grants and limits, and the identity a request has."""
+"""Tenants, their keys, grants and limits, the identity of a request, and strict request bodies."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,14 +22,14 @@ from tarn.model.names import DatasetPattern, TenantName
 from tarn.settings import RequestRate
 
 ADMIN = TenantName("admin")
-"""The tenant of the key that is made at the first start."""
+"""The tenant of the key that is created at the first start."""
 
 BOOTSTRAP_KEY = "bootstrap"
-"""The id of that key. It has no form of its own, so that an operator may choose it."""
+"""The id of that key. The key itself has no required format, so that an operator may choose it."""
 
 
 class Level(StrEnum):
-    """What a grant allows; each level holds the ones before it."""
+    """The level of a grant; each level includes the previous ones."""
 
     READ = "read"
     WRITE = "write"
@@ -51,14 +51,14 @@ Label = Annotated[str, Field(max_length=200), AfterValidator(_printable)]
 
 
 def _in_utc(moment: datetime) -> datetime:
-    # The first and the last year are left to the clocks of other time zones, ours and a database's.
+    # Conversion to other time zones, here or in a database, must not leave the years 1 to 9999.
     if not datetime.min.year < moment.year < datetime.max.year:
         raise ValueError("must be between the years 2 and 9998")
     return moment.astimezone(UTC)
 
 
 AnyMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-"""A moment that every clock can show, in UTC."""
+"""A moment in UTC that can be converted to every time zone."""
 
 
 KINDS: dict[Any, frozenset[type]] = {
@@ -68,15 +68,15 @@ KINDS: dict[Any, frozenset[type]] = {
     str: frozenset({str}),
     AwareDatetime: frozenset({str}),
 }
-"""By type of a field: what JSON may have there. A number like 1.0 is an integer to JSON."""
+"""The JSON types that are allowed for each type of field. In JSON, 1.0 is an integer."""
 
 NAMES = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
 
 
 class Strict(BaseModel):
-    """A request body: fields it does not know are errors, and so are values of another kind.
+    """A request body in which unknown fields and values of another JSON type are errors.
 
-    Pydantic takes "yes" for true, true for 1, and a number for a moment; the OpenAPI document does not.
+    Pydantic would accept "yes" for true, true for 1, and a number for a moment; the OpenAPI document does not.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -92,10 +92,10 @@ class Strict(BaseModel):
 
 @cache
 def _kinds_of(model: type[BaseModel], name: str) -> frozenset[type]:
-    """What a field may be, of JSON's booleans, numbers and strings; nothing: that is not for us to say."""
+    """Return the scalar JSON types that a field accepts; empty: not checked here."""
     field = model.model_fields[name]
-    reads_itself = any(isinstance(one, BeforeValidator) for one in field.metadata)
-    return frozenset() if reads_itself else _kinds(field.annotation)
+    has_own_validator = any(isinstance(item, BeforeValidator) for item in field.metadata)
+    return frozenset() if has_own_validator else _kinds(field.annotation)
 
 
 def _kinds(annotation: Any) -> frozenset[type]:
@@ -103,7 +103,7 @@ def _kinds(annotation: Any) -> frozenset[type]:
         return frozenset(type(value) for value in get_args(annotation))
     if get_origin(annotation) is Annotated:
         kind, *more = get_args(annotation)
-        return frozenset() if any(isinstance(one, BeforeValidator) for one in more) else _kinds(kind)
+        return frozenset() if any(isinstance(item, BeforeValidator) for item in more) else _kinds(kind)
     if get_origin(annotation) in (Union, UnionType):
         return frozenset().union(*(_kinds(inner) for inner in get_args(annotation)))
     if isinstance(annotation, type) and issubclass(annotation, str):
@@ -122,7 +122,7 @@ class TenantChange(Strict):
 
 
 class Tenant(BaseModel):
-    """An application with keys and grants of its own."""
+    """An application with its own keys and grants."""
 
     name: TenantName
     title: str
@@ -147,7 +147,7 @@ class Key(BaseModel):
 
 
 class CreatedKey(Key):
-    """A new key with its secret, which is shown this once."""
+    """A new key with its secret, which is shown only once."""
 
     key: str
 
@@ -158,7 +158,7 @@ class NewGrant(Strict):
 
 
 class Grant(BaseModel):
-    """What a tenant may do on the datasets a pattern matches."""
+    """The level of a tenant on the datasets that match a pattern."""
 
     id: str
     tenant: TenantName
@@ -177,7 +177,7 @@ class NewLimits(Strict):
 
 
 class Limits(BaseModel):
-    """The limits in force for a tenant, and how much of its quotas is used. A quota of null is none."""
+    """The effective limits of a tenant, and the usage of its quotas. A quota of null means no quota."""
 
     rate_limit: float
     rate_burst: int
@@ -193,7 +193,7 @@ class Outcome(StrEnum):
 
 
 class AuditEntry(BaseModel):
-    """One write, denial or administrative act."""
+    """One write, denial or administrative action."""
 
     id: str
     at: datetime
@@ -208,7 +208,7 @@ class AuditEntry(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is calling: a tenant, by which key, with which grants, and how fast it may."""
+    """The authenticated caller: its tenant, key, grants and rate limit."""
 
     tenant: TenantName
     key: str
@@ -217,10 +217,10 @@ class Identity:
     rate_burst: int
 
     def level_on(self, dataset: str) -> Level | None:
-        """The highest level granted on a dataset, or None: then it does not exist for this caller."""
+        """Return the highest level granted on a dataset; None: the dataset is not visible to this caller."""
         order = list(Level)
-        held = [level for pattern, level in self.grants if pattern.matches(dataset)]
-        return max(held, key=order.index, default=None)
+        levels = [level for pattern, level in self.grants if pattern.matches(dataset)]
+        return max(levels, key=order.index, default=None)
 
     @property
     def administers_lake(self) -> bool:

@@ -1,4 +1,4 @@
-"""Uploads in blocks: files that arrive piece by piece, over many requests."""
+"""Block uploads: files sent in blocks over several requests."""
 
 from datetime import datetime
 from typing import Annotated, NamedTuple
@@ -12,31 +12,35 @@ from tarn.model.tenant import Strict
 
 
 class NewUpload(Strict):
-    """A file that will come in blocks."""
+    """A file to upload in blocks."""
 
-    length: Annotated[int, Field(ge=0, le=1 << 50, description="Bytes of the whole file. A file of 0 needs no block.")]
-    path: Annotated[str, Field(max_length=FilePath.longest, description="Where the file came from: `a/b/c.pdf`.")]
-    checksum: Annotated[Checksum | None, Field(description="The SHA-256 that it must have.")] = None
+    length: Annotated[
+        int, Field(ge=0, le=1 << 50, description="Size of the file in bytes. An empty file needs no block.")
+    ]
+    path: Annotated[
+        str, Field(max_length=FilePath.longest, description="Path of the file at its source, such as `a/b/c.pdf`.")
+    ]
+    checksum: Annotated[Checksum | None, Field(description="The expected SHA-256.")] = None
     origin: Origin | None = None
     meta: Metadata | None = None
 
 
 class Span(NamedTuple):
-    """Bytes from `start` up to `end`."""
+    """Bytes from `start` to `end`, exclusive."""
 
     start: int
     end: int
 
 
 class ByteRange(BaseModel):
-    """Bytes from `start` up to, and without, `end`."""
+    """Bytes from `start` inclusive to `end` exclusive."""
 
     start: int
     end: int
 
 
 class Upload(BaseModel):
-    """How far an upload is."""
+    """The state of an upload."""
 
     id: str
     path: FilePath
@@ -44,25 +48,25 @@ class Upload(BaseModel):
     checksum: Checksum | None
     origin: Origin | None
     meta: Metadata | None
-    committed: list[ByteRange] = Field(description="What has arrived.")
-    missing: list[ByteRange] = Field(description="What has not.")
+    committed: list[ByteRange] = Field(description="Byte ranges that were received.")
+    missing: list[ByteRange] = Field(description="Byte ranges that are missing.")
     created: datetime
-    expires: datetime = Field(description="When it is given up, unless another block arrives before.")
-    file: ArchiveFile | None = Field(description="What it became; null: it is not committed yet.")
+    expires: datetime = Field(description="When it expires, unless another block arrives before.")
+    file: ArchiveFile | None = Field(description="The resulting file; null: the upload is not committed yet.")
 
 
 def merge_spans(spans: list[Span]) -> list[Span]:
-    """Spans that do not overlap, in order, those that touch as one."""
-    found: list[Span] = []
+    """Return non-overlapping spans in order, with adjacent spans merged."""
+    merged: list[Span] = []
     for span in sorted(spans):
-        if found and found[-1].end == span.start:
-            found[-1] = Span(found[-1].start, span.end)
+        if merged and merged[-1].end == span.start:
+            merged[-1] = Span(merged[-1].start, span.end)
         else:
-            found.append(span)
-    return found
+            merged.append(span)
+    return merged
 
 
-def missing(spans: list[Span], length: int) -> list[Span]:
-    """What spans that do not overlap leave out of so many bytes."""
+def missing_spans(spans: list[Span], length: int) -> list[Span]:
+    """Return the gaps that non-overlapping spans leave in `length` bytes."""
     edges = [0, *(edge for span in merge_spans(spans) for edge in span), length]
     return [Span(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]

@@ -1,4 +1,4 @@
-"""Webhooks: where a tenant wants its events sent, how they are signed, and how that goes."""
+"""Webhooks: configuration, delivery state and signatures."""
 
 import hashlib
 import hmac
@@ -20,7 +20,7 @@ Secret = Annotated[SecretStr, Field(min_length=16, max_length=256)]
 
 
 class WebhookState(StrEnum):
-    """How a webhook does: `failing` is tried again, `given_up` is not until it is set again."""
+    """Delivery state: `failing` is retried; `given_up` is not, until the webhook is set again."""
 
     ACTIVE = "active"
     FAILING = "failing"
@@ -28,24 +28,24 @@ class WebhookState(StrEnum):
 
 
 class NewWebhook(Strict):
-    """Where to send which events."""
+    """A webhook to set: its URL, secret and event filter."""
 
     url: Annotated[str, Field(max_length=2048)] = Field(
-        description="An http or https address of a public host, or one that the operator opened. No redirects."
+        description="HTTP(S) URL of a public host, or of one that the operator allows. Redirects are not followed."
     )
     secret: Secret | None = Field(
-        None, description="What deliveries are signed with; never shown. Left out, the one that is there stays."
+        None, description="Secret that signs deliveries; never returned. Without it, the existing secret is kept."
     )
     kinds: Annotated[list[EventKind], Field(max_length=100)] = Field(
-        default=[], description="Only these kinds, and `missed`; none: every kind."
+        default=[], description="Deliver only these kinds, and `missed`; empty: every kind."
     )
     datasets: Annotated[list[DatasetPattern], Field(max_length=1000)] = Field(
-        default=[DatasetPattern("*")], description="Of these datasets, as far as the tenant may read them."
+        default=[DatasetPattern("*")], description="Deliver events of these datasets, if the tenant may read them."
     )
 
 
 class Webhook(BaseModel):
-    """A tenant's webhook and how it does, without its secret."""
+    """A tenant's webhook and its delivery state, without its secret."""
 
     id: str
     tenant: TenantName
@@ -55,15 +55,15 @@ class Webhook(BaseModel):
     created: datetime
     updated: datetime
     state: WebhookState
-    attempts: int = Field(description="At the event that is next.")
+    attempts: int = Field(description="Failed attempts to deliver the next event.")
     problem: str | None = Field(description="Why the last attempt failed.")
     next_try: datetime | None
-    delivered: int = Field(description="Events that arrived.")
+    delivered: int = Field(description="Events that were delivered.")
     failed: int = Field(description="Attempts that failed.")
     last_delivered: datetime | None
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """What `Tarn-Signature` says: HMAC-SHA256 over `Tarn-Timestamp`, a full stop and the body."""
-    made = hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256)
-    return f"sha256={made.hexdigest()}"
+    """Return the value of `Tarn-Signature`: HMAC-SHA256 over `Tarn-Timestamp`, a full stop and the body."""
+    digest = hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256)
+    return f"sha256={digest.hexdigest()}"

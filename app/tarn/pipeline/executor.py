@@ -1,5 +1,8 @@
-"""An executor of Spark on Kubernetes, in the image that the worker runs in: Spark asks for `executor` and says the rest
-in the environment."""
+"""Command line of a Spark executor on Kubernetes.
+
+Executors run in the same image as the worker. Spark starts the container with the argument `executor` and passes
+everything else in environment variables.
+"""
 
 import os
 from collections.abc import Mapping
@@ -24,10 +27,12 @@ ARGUMENTS = {
 
 
 def executor_command(environment: Mapping[str, str]) -> list[str]:
-    """What Spark's own image would run. Raises StartRefused outside of a pod that Spark made."""
+    """Return the command that Spark's own image would run. Raises StartRefused outside of a pod that Spark created."""
     missing = sorted({*ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY"} - set(environment))
     if missing:
-        raise StartRefused(f"an executor is started by Spark on Kubernetes, which sets {missing[0]}")
+        raise StartRefused(
+            f"the environment variable {missing[0]} is not set: only Spark on Kubernetes can start an executor"
+        )
     memory = environment["SPARK_EXECUTOR_MEMORY"]
     home = environment.get("JAVA_HOME")
     return [
@@ -49,8 +54,8 @@ def _java_options(environment: Mapping[str, str]) -> list[str]:
 
 
 def _spark() -> str:
-    """Where pip put Spark."""
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return next(iter(found.submodule_search_locations))
+    """Return the folder in which pip installed Spark."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return next(iter(spec.submodule_search_locations))

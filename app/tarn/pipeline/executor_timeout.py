@@ -1,4 +1,4 @@
-"""Jobs of Spark for which there is no executor: nothing in Spark would ever end them."""
+"""Timeout for Spark jobs that have no executor. Spark itself would let them wait forever."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,59 +12,59 @@ from pyspark import SparkContext
 log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 1.0
-"""Seconds between two looks at how many executors there are."""
+"""Seconds between two checks of the number of executors."""
 
 _WARN_AFTER = 15.0
-"""Seconds without an executor after which the log says so."""
+"""Seconds without an executor after which a warning is logged."""
 
 
 class NoExecutor(Exception):
-    """Spark answers, and has nobody to work."""
+    """The Spark driver answers, but has had no executor for longer than the timeout."""
 
 
 @contextmanager
-def patiently(context: SparkContext, seconds: float, group: str) -> Iterator[None]:
-    """Run one Spark job of this group in this thread, and give it up when there has been no executor for so long.
+def cancel_without_executors(context: SparkContext, seconds: float, group: str) -> Iterator[None]:
+    """Run one Spark job of this job group in this thread; cancel it when Spark has had no executor for `seconds`.
 
-    On a cluster, a job waits for executors without an end and without a word: all cores may be another driver's, or no
-    machine may be left. Given up, it goes back to where another worker finds it, which may have executors. Raises
-    NoExecutor then.
+    On a cluster, a job waits for executors without a limit and without a message: another driver may hold all cores, or
+    no machine may be left. After the cancellation the job goes back to the queue, where a worker that has executors can
+    claim it. Raises NoExecutor then.
     """
     if context._jsc.isLocal():  # this process is the executor
         yield
         return
-    over, given_up = Event(), Event()
+    over, timed_out = Event(), Event()
 
     def watch() -> None:
-        seen, told = monotonic(), False
+        last_seen, warned = monotonic(), False
         while not over.wait(_POLL_SECONDS):
             try:
-                alone = monotonic() - seen
+                idle = monotonic() - last_seen
                 if _executors(context):
-                    seen, told = monotonic(), False
-                elif alone > seconds:
-                    given_up.set()
+                    last_seen, warned = monotonic(), False
+                elif idle > seconds:
+                    timed_out.set()
                     context.cancelJobGroup(group)
                     return
-                elif alone > _WARN_AFTER and not told:
-                    log.warning("Spark has no executor for a job", seconds=round(alone))
-                    told = True
-            except (Py4JError, OSError, AttributeError):  # Spark is gone, as whoever waits for the job hears by itself
+                elif idle > _WARN_AFTER and not warned:
+                    log.warning("Spark has no executor for a job", seconds=round(idle))
+                    warned = True
+            except (Py4JError, OSError, AttributeError):  # Spark is gone: the thread that runs the job gets the error
                 return
 
-    watching = Thread(target=watch, name="patience", daemon=True)
-    watching.start()
+    watcher = Thread(target=watch, name="executor timeout", daemon=True)
+    watcher.start()
     try:
         yield
     except Py4JJavaError as error:
-        if given_up.is_set():
+        if timed_out.is_set():
             raise NoExecutor(f"Spark has had no executor for {seconds:g} seconds") from error
         raise
     finally:
         over.set()
-        watching.join()
+        watcher.join()
 
 
 def _executors(context: SparkContext) -> int:
-    """How many there are. The driver is listed among them."""
+    """Return the number of executors. Spark lists the driver among them, so it is subtracted."""
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1

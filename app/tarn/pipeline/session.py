@@ -1,4 +1,4 @@
-"""The Spark session of a worker."""
+"""Spark session of a worker: start, restart, cancel and close."""
 
 import os
 import secrets
@@ -26,9 +26,9 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 class Sessions:
-    """The session that holds now: started when it is first needed, and again if its JVM died.
+    """The current Spark session: started on first use, and restarted if its JVM died.
 
-    Threads share it. One that finds it broken discards it, unless another thread has started a new one by then.
+    Threads share it. A thread that finds it broken discards it, unless another thread has already started a new one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -36,13 +36,13 @@ class Sessions:
         self._session: SparkSession | None = None
         self._lock = Lock()
         self._used = local()
-        """The session that a thread was given last."""
+        """Per thread: the session that `current` returned last."""
 
     def current(self) -> SparkSession:
-        """Raises Unavailable if none can be had."""
+        """Return the session, starting it if necessary. Raises Unavailable if Spark cannot be started."""
         with self._lock:
             if self._session is not None and not _is_alive(self._session):
-                log.warning("Spark is gone, and is started again")
+                log.warning("the Spark session has ended and is restarted")
                 self._end()
             if self._session is None:
                 self._session = start_session(self._settings)
@@ -50,29 +50,31 @@ class Sessions:
             return self._session
 
     def begin(self) -> None:
-        """Say that this thread begins something else: what it was given before does not matter any more."""
+        """Forget which session this thread used: it begins a new piece of work."""
         self._used.session = None
 
     def is_stale(self) -> bool:
-        """Whether the session that this thread was given has ended since."""
+        """Return whether the session that this thread uses has ended since it was returned."""
         used = getattr(self._used, "session", None)
         return used is not None and used is not self._session
 
     def discard(self) -> None:
-        """End the session that this thread was given, unless it has ended already: the next is somebody else's."""
+        """End the session that this thread uses. Does nothing if it was already replaced: other threads use the new
+        one."""
         with self._lock:
             if getattr(self._used, "session", None) is self._session:
                 self._end()
 
     def cancel(self) -> None:
-        """End what runs on Spark now: whoever waits for it gets an error. Another thread may be amid a start."""
+        """Cancel all running Spark jobs; the threads that wait for them get an error. Takes no lock, as another thread
+        may be starting the session."""
         session = self._session
         if session is not None:
             with suppress(Exception):
                 session.sparkContext.cancelAllJobs()
 
     def close(self) -> None:
-        """Stop Spark, end its JVM, and forget every trace of it that PySpark keeps. It may be half dead in any way."""
+        """Stop Spark, end its JVM, and reset every reference that PySpark keeps to it. Spark may be partly dead."""
         with self._lock:
             self._end()
 
@@ -91,31 +93,32 @@ class Sessions:
 
 
 def start_session(settings: Settings) -> SparkSession:
-    """A session on the configured master, quiet and without a UI. Raises Unavailable.
+    """Start a session on the configured master, without a UI and with little logging. Raises Unavailable.
 
-    Whoever talks to the driver or to an executor must know a secret, and what passes between them is encrypted. On a
-    local master and on Kubernetes Spark makes the secret itself. A standalone master has one that its operator chose:
-    `TARN_SPARK_SECRET`, or `spark.authenticate.secret` in spark-defaults.conf. It is handed to the JVM through Py4J's
-    socket: what is known when the JVM is launched stands on its command line, which every user of the machine can read.
+    Connections to the driver and to executors are authenticated with a secret and encrypted. On a local master and on
+    Kubernetes, Spark generates the secret itself. A standalone master has one that its operator chose:
+    `TARN_SPARK_SECRET`, or `spark.authenticate.secret` in spark-defaults.conf. The secret is passed to the JVM through
+    Py4J's socket: options that are set when the JVM is launched appear on its command line, which every user of the
+    machine can read.
 
-    Executors run under the Python of this process: another one might lack the packages, or pickle differently. Those on
-    other machines get this package as it is here.
+    Executors run under the Python of this process: another one might lack the packages, or pickle differently.
+    Executors on other machines receive a copy of this package.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    is_here = settings.spark_master.startswith("local")
-    if is_here:
+    is_local = settings.spark_master.startswith("local")
+    if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    is_this_process = is_here and not settings.spark_master.startswith("local-cluster")
+    is_this_process = is_local and not settings.spark_master.startswith("local-cluster")
     options = {
         "spark.driver.memory": settings.spark_memory,
         "spark.executor.memory": settings.spark_memory,
-        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if is_here else {}),
+        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if is_local else {}),
         "spark.authenticate": "true",
         "spark.network.crypto.enabled": "true",
-        # The first version derives its keys in a way that is known to be weak.
+        # Version 1 has a known weakness in its key derivation.
         "spark.network.crypto.authEngineVersion": "2",
         "spark.network.crypto.saslFallback": "false",
-        # Of a standalone cluster, the first driver would have every core for as long as it lives.
+        # On a standalone cluster, the first driver would otherwise hold every core for as long as it runs.
         **({} if settings.spark_cores is None else {"spark.cores.max": str(settings.spark_cores)}),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -124,23 +127,23 @@ def start_session(settings: Settings) -> SparkSession:
         "spark.ui.retainedTasks": "100",
         "spark.ui.retainedDeadExecutors": "10",
         "spark.sql.ui.retainedExecutions": "10",
-        # A flush need not wait until all of a compaction's tasks have had their turn. This holds between pools only:
-        # every thread that runs jobs has one (`tarn.pipeline.spark_runner`).
+        # A flush does not have to wait until all tasks of a compaction are finished. FAIR scheduling works between
+        # pools only, so every thread that runs jobs has its own pool (`tarn.pipeline.spark_runner`).
         "spark.scheduler.mode": "FAIR",
-        # Between the JVM and Python: over TCP every exchange waits for 40 ms of delayed acknowledgements.
+        # Between the JVM and Python: over TCP, delayed acknowledgements add 40 ms to every exchange.
         "spark.python.unix.domain.socket.enabled": "true",
-        # After which the Python process of a cancelled task is killed.
+        # Time until the Python process of a cancelled task is killed.
         "spark.python.task.killTimeout": "500ms",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "8",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
     }
-    launched = SparkConf(loadDefaults=False).setMaster(settings.spark_master).setAppName("tarn")
+    conf = SparkConf(loadDefaults=False).setMaster(settings.spark_master).setAppName("tarn")
     for name, value in options.items():
-        launched.set(name, value)
+        conf.set(name, value)
     try:
-        SparkContext._ensure_initialized(conf=launched)
-        session = _builder(launched, _secret(settings)).getOrCreate()
+        SparkContext._ensure_initialized(conf=conf)
+        session = _builder(conf, _secret(settings)).getOrCreate()
         if not is_this_process:
             session.sparkContext.addPyFile(_package(session.sparkContext))
     except (Py4JError, RuntimeError, OSError) as error:
@@ -154,9 +157,9 @@ def _builder(conf: SparkConf, secret: str | None) -> SparkSession.Builder:
 
 
 def _secret(settings: Settings) -> str | None:
-    """The secret to hand to a JVM that is launched; None: Spark makes one itself, or has one in its own configuration.
+    """Return the secret to pass to the JVM, or None if Spark generates one or has one in its own configuration.
 
-    Raises Unavailable where somebody must have chosen one, and nobody has.
+    Raises Unavailable if the master needs a secret and none is configured.
     """
     if settings.spark_secret is not None:
         return settings.spark_secret.get_secret_value()
@@ -173,13 +176,13 @@ def _secret(settings: Settings) -> str | None:
 
 
 def _package(context: SparkContext) -> str:
-    """This package as a file that executors can import from. Spark deletes it when it ends, however the worker does."""
+    """Return a zip of this package for executors. Spark deletes it when it ends, even if the worker is killed."""
     folder = Path(tarn.__file__).parent
     return shutil.make_archive(f"{context._temp_dir}/tarn", "zip", folder.parent, folder.name)
 
 
 def _end(process: "subprocess.Popen[bytes] | None") -> None:
-    """End a JVM that was started here, and let go of the pipe to it."""
+    """Kill a JVM that this process started, and close the pipe to it."""
     if process is not None:
         process.kill()
         process.wait()

@@ -1,6 +1,6 @@
-"""Reads that are under way in this process, and the reports on them by which a vacuum knows what to leave alone.
+"""Active reads of this process, and the heartbeat that reports them so that a vacuum keeps the files they need.
 
-`app/tarn/lake/active_readers.py` says what they must hold to, and why no read loses a file then.
+`app/tarn/lake/active_readers.py` has the protocol, and why no read loses a file under it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,8 +10,7 @@ from types import TracebackType
 
 import structlog
 
-from tarn.db import migrate
-from tarn.db import reader_heartbeats as readers
+from tarn.db import migrate, reader_heartbeats
 from tarn.db.engine import Database
 from tarn.db.reader_heartbeats import ReaderHeartbeat
 from tarn.errors import TarnError
@@ -22,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 class ActiveRead:
-    """One state of a dataset that a read is about to resolve, or has resolved."""
+    """A dataset state in use by a read; `seq` is UNKNOWN until the read has resolved its snapshot."""
 
     __slots__ = ("dataset_id", "seq")
 
@@ -32,73 +31,77 @@ class ActiveRead:
 
 
 class ActiveReads:
-    """The reads of this process. Safe to share between threads."""
+    """The registry of active reads of this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._holds: set[ActiveRead] = set()
+        self._active: set[ActiveRead] = set()
 
     def begin(self, dataset_id: str) -> ActiveRead:
-        """Say that a read begins, before it looks which snapshot it will read."""
-        hold = ActiveRead(dataset_id)
+        """Register a read. Call this before resolving the snapshot that it will read."""
+        read = ActiveRead(dataset_id)
         with self._lock:
-            self._holds.add(hold)
-        return hold
+            self._active.add(read)
+        return read
 
-    def end(self, hold: ActiveRead) -> None:
-        """Say that a read needs its files no more."""
+    def end(self, read: ActiveRead) -> None:
+        """Unregister a read that no longer needs its files."""
         with self._lock:
-            self._holds.discard(hold)
+            self._active.discard(read)
 
     def oldest(self) -> dict[str, int]:
-        """By dataset, the oldest snapshot that anybody reads."""
-        found: dict[str, int] = {}
+        """Return the sequence number of the oldest snapshot being read, by dataset id."""
+        oldest: dict[str, int] = {}
         with self._lock:
-            for hold in self._holds:
-                found[hold.dataset_id] = min(hold.seq, found.get(hold.dataset_id, hold.seq))
-        return found
+            for read in self._active:
+                oldest[read.dataset_id] = min(read.seq, oldest.get(read.dataset_id, read.seq))
+        return oldest
 
 
 @contextmanager
-def holding(database: Database, every: float) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Hold every snapshot of datasets while the block runs, as somebody does who reads all of them at once.
+def hold_snapshots(database: Database, every: float) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Hold every snapshot of some datasets while the block runs, like a read of all of them at once.
 
-    What is given here takes their ids; once it has returned, no vacuum deletes what it has not given up by then.
+    Yields a function that takes dataset ids. Once it has returned, no vacuum deletes a file of these datasets, except
+    files that the vacuum had already expired by then.
     """
-    running = ActiveReads()
-    holds: list[ActiveRead] = []
-    with ActiveReadReporter(database, running, every) as reporter:
+    reads = ActiveReads()
+    registered: list[ActiveRead] = []
+    with ActiveReadReporter(database, reads, every) as reporter:
 
         def hold(ids: Iterable[str]) -> None:
-            holds.extend(running.begin(each) for each in ids)
+            registered.extend(reads.begin(dataset_id) for dataset_id in ids)
             reporter.report()
 
         try:
             yield hold
         finally:
-            for each in holds:
-                running.end(each)
+            for read in registered:
+                reads.end(read)
 
 
 class ActiveReadReporter:
-    """Reports what is read, from before the first read on, until the block ends."""
+    """The heartbeat thread that reports active reads, from before the first read until the block ends."""
 
-    def __init__(self, database: Database, running: ActiveReads, every: float) -> None:
+    def __init__(self, database: Database, reads: ActiveReads, every: float) -> None:
         self.id = new_id()
         self._database = database
-        self._running = running
+        self._reads = reads
         self._every = every
         self._beat = 0
         self._stop = Event()
-        self._thread = Thread(target=self._run, name="reports on reads", daemon=True)
+        self._thread = Thread(target=self._run, name="active-reads", daemon=True)
 
     def __enter__(self) -> "ActiveReadReporter":
-        """Raises StartRefused if the database has just stopped to serve this version."""
+        """Send the first report and start the thread.
+
+        Raises StartRefused if the database has just stopped serving this version.
+        """
         self._beat += 1
         with self._database.write() as connection:
-            readers.tell(connection, self.id, ReaderHeartbeat(self._beat, self._running.oldest()))
-            # Told first, asked then: whoever lets a form be written that we cannot read sees this report, or is waited
-            # for (`tarn.db.format_versions`).
+            reader_heartbeats.beat(connection, self.id, ReaderHeartbeat(self._beat, self._reads.oldest()))
+            # Report first, check second: a process that enables a format this version cannot read either sees this
+            # report, or we wait for its transaction here (`tarn.db.format_versions`).
             migrate.require(migrate.served(connection, wait=True))
         self._thread.start()
         return self
@@ -108,25 +111,28 @@ class ActiveReadReporter:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        # Threads may still read for clients that nobody waits for: then silence says when they are over.
-        if not self._running.oldest():
+        # Threads may still be reading for clients that have gone: then keep the report, which expires by itself.
+        if not self._reads.oldest():
             try:
                 with self._database.write() as connection:
-                    readers.forget(connection, [self.id])
+                    reader_heartbeats.forget(connection, [self.id])
             except TarnError as problem:
-                log.warning("this process is taken for a reader a while longer", problem=problem.slug)
+                log.warning("reader heartbeat not deleted; vacuum waits until it expires", problem=problem.slug)
 
     def report(self) -> Mapping[str, int]:
-        """Tell what is read now. One at a time, so that what a report says was collected after the one before."""
+        """Report the active reads now, and return them.
+
+        Not for concurrent calls: the content of a report must have been collected after the previous report.
+        """
         self._beat += 1
-        oldest = self._running.oldest()
+        oldest = self._reads.oldest()
         with self._database.write() as connection:
-            readers.tell(connection, self.id, ReaderHeartbeat(self._beat, oldest))
+            reader_heartbeats.beat(connection, self.id, ReaderHeartbeat(self._beat, oldest))
         return oldest
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
             try:
                 self.report()
-            except Exception:  # a thread that ended here would let a vacuum take this process for dead
-                log.exception("what is read could not be reported")
+            except Exception:  # if this thread ended, a vacuum would take this process for dead
+                log.exception("active reads could not be reported; retrying at the next heartbeat")

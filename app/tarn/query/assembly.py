@@ -1,8 +1,8 @@
-"""From live statements to FtM entity JSON, the same as followthemoney's `StatementEntity` says.
+"""Assembly of live statements into FtM entity JSON, equal to followthemoney's `StatementEntity`.
 
 An entity is all rows of one (dataset, canonical id). Its JSON is a function of its rows alone: properties and their
-values are sorted, and where FtM depends on the order of statements, the order is fixed here. There are two ways to the
-same bytes: `entity_lines` for any number of entities, and `entity_line` for one whose rows are at hand.
+values are sorted, and where FtM depends on the order of statements, the order is fixed here. Two functions produce the
+same bytes: `entity_lines` for any number of entities, and `entity_line` for one whose rows are in memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,27 +56,27 @@ class Row(NamedTuple):
 
 
 def entity_line(rows: Iterable[Row]) -> tuple[bytes, bool]:
-    """One entity's line from all its rows, in any order, and whether it is `$invalid`."""
-    found = list(rows)
-    schemata = frozenset(row.schema for row in found)
-    canonical_id = found[0].canonical_id
+    """Return one entity's JSON line, made from all its rows in any order, and whether it is `$invalid`."""
+    statements = list(rows)
+    schemata = frozenset(row.schema for row in statements)
+    canonical_id = statements[0].canonical_id
     schema = resolved_schema(schemata)
     if schema is None:
         return invalid_line(canonical_id, schemata), True
-    facts = [row for row in found if row.prop != BASE_ID]
+    facts = [row for row in statements if row.prop != BASE_ID]
     properties: dict[str, set[str]] = {}
     for row in facts:
         properties.setdefault(row.prop, set()).add(row.value)
-    seen = facts or found
-    changed = max((row.first_seen for row in found if row.prop == BASE_ID), default=None)
+    seen = facts or statements
+    changed = max((row.first_seen for row in statements if row.prop == BASE_ID), default=None)
     entity = {
         "id": canonical_id,
         "caption": _caption(schema, facts),
         "schema": schema,
         "properties": {prop: sorted(values) for prop, values in sorted(properties.items())},
-        "datasets": [found[0].dataset],
-        "referents": sorted({row.entity_id for row in found} - {canonical_id}),
-        "origin": sorted({row.origin for row in found}),
+        "datasets": [statements[0].dataset],
+        "referents": sorted({row.entity_id for row in statements} - {canonical_id}),
+        "origin": sorted({row.origin for row in statements}),
         "first_seen": moment(min(row.first_seen for row in seen)),
         "last_seen": moment(max(row.last_seen for row in seen)),
         "last_change": None if changed is None else moment(changed),
@@ -87,68 +87,67 @@ def entity_line(rows: Iterable[Row]) -> tuple[bytes, bool]:
 def entity_lines(
     duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: Any = (), batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """Every entity of a relation with the columns of `live`, as batches of LINES sorted by canonical id and dataset.
+    """Yield every entity of a relation with the columns of `live`, as batches of LINES by canonical id and dataset.
 
-    `source` is SQL of our own, a name or a query in parentheses, that the parameters belong to. In bounded memory:
-    DuckDB sorts the rows, which spills, where aggregates of lists would fail, and here are the rows of one batch or of
-    one entity, whichever is more. If the sort needs more than DuckDB's limit, the relation is read a second time, and
-    must be the same then.
+    `source` is trusted SQL, a name or a query in parentheses; `parameters` are bound in it. Memory is bounded: DuckDB
+    sorts the rows, which spills to disk (list aggregates would fail instead), and this process holds the rows of one
+    batch or of one entity, whichever is more. If the sort exceeds DuckDB's memory limit, the relation is read a second
+    time, and must not have changed.
     """
     rows = _rows(source)
     last: tuple[str, str] | None = None
     try:
-        for whole in _split_at_entities(
-            fetch_tables(duck, f"{rows} ORDER BY {ENTITY}, prop, value", parameters, batch_rows)
-        ):
-            lines = assemble_lines(whole)
+        query = f"{rows} ORDER BY {ENTITY}, prop, value"
+        for entities in _split_at_entities(fetch_tables(duck, query, parameters, batch_rows)):
+            lines = assemble_lines(entities)
             last = (lines["canonical_id"][-1].as_py(), lines["dataset"][-1].as_py())
             yield lines
         return
     except duckdb.OutOfMemoryException as error:
-        log.info("values are set aside to sort their rows", cause=str(error).partition("\n")[0])
-    # Whatever was sent stays sent: entities come in order, and the second attempt begins after the last one.
-    left = (_after(last, found) for found in fetch_tables(duck, rows, parameters, batch_rows))
-    for whole in _split_at_entities(sort_spilled(duck, left, ENTITY, batch_rows)):
-        yield assemble_lines(whole.sort_by([(name, "ascending") for name in SORTED]))
+        log.info("sort exceeds the memory limit; spilling long values to disk", cause=str(error).partition("\n")[0])
+    # Entities that were already sent are not sent again: they come in order, and the second attempt starts after them.
+    remaining = (_after(last, table) for table in fetch_tables(duck, rows, parameters, batch_rows))
+    for entities in _split_at_entities(sort_spilled(duck, remaining, ENTITY, batch_rows)):
+        yield assemble_lines(entities.sort_by([(name, "ascending") for name in SORTED]))
 
 
 def ndjson(batch: pa.RecordBatch) -> pa.Buffer:
-    """The lines of a batch as they are sent, without a copy."""
+    """Return the lines of a batch as NDJSON, without a copy."""
     return text_bytes(batch.column("line"))
 
 
 def invalid_count(batch: pa.RecordBatch) -> int:
-    """How many lines of a batch are `$invalid`."""
+    """Return how many lines of a batch are `$invalid`."""
     return int(pc.sum(batch.column("invalid"), min_count=0).as_py())
 
 
 def _rows(source: str) -> str:
-    """The rows that lines are made of, without what a line does not show: a sort pays for every byte."""
+    """Return SQL for the rows that lines are made of, with only the columns needed: every byte slows the sort."""
     captions = ", ".join(f"'{prop}'" for prop in caption_properties())
     return f"""
         SELECT canonical_id, dataset, prop, value, nullif(entity_id, canonical_id) AS referent, schema, origin,
                first_seen, last_seen, CASE WHEN prop IN ({captions}) THEN id END AS id, lang
-        FROM {source}"""  # noqa: S608 (a relation and FtM's property names, nothing from outside)
+        FROM {source}"""  # noqa: S608 (a relation and FtM's property names, no user input)
 
 
 def _split_at_entities(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Rows sorted by entity, in tables that end where an entity does."""
-    held: list[pa.Table] = []
+    """Regroup rows sorted by entity into tables that end at the end of an entity."""
+    pending: list[pa.Table] = []
     for table in tables:
-        if held and not _continues(held[-1], table):
-            yield pa.concat_tables(held)
-            held = []
-        # Rows up to the last change of entity are complete; those after it may go on in the next table.
+        if pending and not _continues(pending[-1], table):
+            yield pa.concat_tables(pending)
+            pending = []
+        # Rows before the last change of entity are complete; the last entity may continue in the next table.
         if start := _last_start(table):
-            yield pa.concat_tables([*held, table.slice(0, start)])
-            held = []
-        held.append(table.slice(start))
-    if held:
-        yield pa.concat_tables(held)
+            yield pa.concat_tables([*pending, table.slice(0, start)])
+            pending = []
+        pending.append(table.slice(start))
+    if pending:
+        yield pa.concat_tables(pending)
 
 
 def _after(last: tuple[str, str] | None, rows: pa.Table) -> pa.Table:
-    """The rows of entities that come after one."""
+    """Return the rows of the entities that sort after the entity `last`."""
     if last is None:
         return rows
     canonical, dataset = column(rows, "canonical_id"), column(rows, "dataset")
@@ -157,13 +156,13 @@ def _after(last: tuple[str, str] | None, rows: pa.Table) -> pa.Table:
 
 
 def _last_start(table: pa.Table) -> int:
-    """The row at which the last entity of a table begins."""
+    """Return the index of the first row of a table's last entity."""
     first = changes(column(table, "canonical_id")) | changes(column(table, "dataset"))
     return int(np.flatnonzero(first)[-1])
 
 
 def _continues(table: pa.Table, following: pa.Table) -> bool:
-    """Whether the last row of one table and the first of the next are of one entity."""
+    """Return whether the last row of one table and the first of the next belong to the same entity."""
     return all(table[name][-1] == following[name][0] for name in ("canonical_id", "dataset"))
 
 
@@ -171,5 +170,5 @@ def _caption(schema: str, facts: Sequence[Row]) -> str:
     prop = min((row.prop for row in facts), key=lambda name: caption_rank(schema, name), default=BASE_ID)
     if caption_rank(schema, prop) == NO_CAPTION:
         return schema_label(schema)
-    said = [CaptionCandidate(row.id, row.value, row.lang) for row in facts if row.prop == prop]
-    return choose_caption(said, holds_names(schema, prop))
+    candidates = [CaptionCandidate(row.id, row.value, row.lang) for row in facts if row.prop == prop]
+    return choose_caption(candidates, holds_names(schema, prop))

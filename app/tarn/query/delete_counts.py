@@ -1,4 +1,4 @@
-"""What a delete will end, as readers see it at the moment."""
+"""Counts and lookups of the live statements that a delete would end, in the current state of a dataset."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,14 +8,14 @@ from tarn.query.reader import NOW, Reading
 
 
 class StatementLocation(NamedTuple):
-    """A live statement, by what a delete of it names."""
+    """The entity and origin of a live statement, which a delete of it must name."""
 
     entity_id: str
     origin: str
 
 
 class Referent(NamedTuple):
-    """The BASE statement that makes an id a referent of an entity, where nothing else is said under that id."""
+    """The BASE statement that makes an id a referent of an entity, where that id has no other statement."""
 
     id: bytes
     entity_id: str
@@ -23,7 +23,7 @@ class Referent(NamedTuple):
 
 
 def of_entity(reading: Reading, dataset: Dataset, entity_id: str, origin: str | None) -> int:
-    """How many live statements an origin, or every one, has of an entity."""
+    """Return how many live statements an entity has, of one origin or of all."""
     reading.entities(dataset, NOW, [entity_id])
     row = reading.duck.execute(
         "SELECT count(*) FROM live WHERE entity_id = $entity AND ($origin IS NULL OR origin = $origin)",
@@ -34,19 +34,22 @@ def of_entity(reading: Reading, dataset: Dataset, entity_id: str, origin: str | 
 
 
 def referents(reading: Reading, dataset: Dataset, ids: Sequence[str], origin: str | None) -> list[Referent]:
-    """What makes other ids referents of these entities: it ends with them, or they would live on without a property."""
+    """Return the BASE statements that make other ids referents of these entities.
+
+    A delete must end them together with the entities, which would otherwise stay live without a property.
+    """
     reading.entities(dataset, NOW, ids)
-    found = reading.duck.execute(
+    rows = reading.duck.execute(
         "SELECT first(id), entity_id, origin FROM live WHERE entity_id <> canonical_id "
         "AND canonical_id IN (SELECT unnest($ids)) AND ($origin IS NULL OR origin = $origin) "
         "GROUP BY entity_id, origin HAVING bool_and(prop = 'id') ORDER BY ALL",
         {"ids": list(ids), "origin": origin},
     ).fetchall()
-    return [Referent(*row) for row in found]
+    return [Referent(*row) for row in rows]
 
 
 def of_origin(reading: Reading, dataset: Dataset, origin: str) -> int:
-    """How many live statements an origin has."""
+    """Return how many live statements an origin has."""
     reading.everything(dataset, NOW, origin)
     row = reading.duck.execute("SELECT count(*) FROM live WHERE origin = ?", [origin]).fetchone()
     assert row is not None
@@ -54,14 +57,14 @@ def of_origin(reading: Reading, dataset: Dataset, origin: str) -> int:
 
 
 def of_statement(reading: Reading, dataset: Dataset, statement: bytes, origin: str | None) -> list[StatementLocation]:
-    """Where a statement is live: its entity, with each origin that says it."""
+    """Return where a statement is live: its entity, once for each origin that has the statement."""
     reading.everything(dataset, NOW, origin)
-    return _locations(reading, "id = $wanted", statement, origin)
+    return _locations(reading, "id = $value", statement, origin)
 
 
-def _locations(reading: Reading, where: str, wanted: Any, origin: str | None) -> list[StatementLocation]:
-    found = reading.duck.execute(
+def _locations(reading: Reading, where: str, value: Any, origin: str | None) -> list[StatementLocation]:
+    rows = reading.duck.execute(
         f"SELECT entity_id, origin FROM live WHERE {where} AND ($origin IS NULL OR origin = $origin) ORDER BY ALL",  # noqa: S608
-        {"wanted": wanted, "origin": origin},
+        {"value": value, "origin": origin},
     ).fetchall()
-    return [StatementLocation(*row) for row in found]
+    return [StatementLocation(*row) for row in rows]

@@ -1,6 +1,6 @@
-"""What changed between two snapshots: entities that were added, modified or deleted."""
+"""Diff of two snapshots: entities that were added, modified or deleted."""
 
-# ruff: noqa: S608 - put together from constants of ours; what users send is bound
+# ruff: noqa: S608 - SQL is built from constants; user input is bound
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, get_args
 import duckdb
 
 from tarn.datasets.registry import Dataset
-from tarn.model.ranges import EVERYTHING, Range, span
+from tarn.lake.scans import prune, select_marks
+from tarn.model.ranges import EVERYTHING, Range
 from tarn.model.snapshot import File, Table
 from tarn.query import live
 from tarn.query.assembly import entity_lines
@@ -23,7 +24,7 @@ OPS: tuple[Op, ...] = get_args(Op)
 
 
 class Difference(NamedTuple):
-    """An entity that is not the same in both: as it is in the latter, or as it was in the former if it was deleted."""
+    """An entity that differs: its line in the latter snapshot, or in the former one if it was deleted."""
 
     op: Op
     id: str
@@ -31,21 +32,21 @@ class Difference(NamedTuple):
 
 
 class DiffPosition(NamedTuple):
-    """Where a difference stands: by kind, then by canonical id."""
+    """The position of a difference in the order of the diff: by operation, then by canonical id."""
 
     op: Op
     id: str
 
 
 class Between(NamedTuple):
-    """Two states of one dataset."""
+    """Two states of one dataset to compare."""
 
     former: View
     latter: View
 
 
 def between(reading: Reading, dataset: Dataset, former: str, latter: str) -> Between:
-    """Resolve two snapshots, by id, number, moment or ref. Raises as `Views.at` does."""
+    """Resolve two snapshots by id, number, timestamp or ref. Raises as `Views.at` does."""
     return Between(reading.view(dataset, RequestedState(at=former)), reading.view(dataset, RequestedState(at=latter)))
 
 
@@ -57,18 +58,18 @@ def differences(
     limit: int | None = None,
     within: Range = EVERYTHING,
 ) -> Iterator[list[Difference]]:
-    """The entities that differ in anything that is shown of them, some at a time: after a place, up to a number.
+    """Yield batches of the entities whose JSON differs: those after the position `after`, at most `limit`.
 
-    Of a range of canonical ids alone, if one is given.
+    `within` restricts the diff to a range of canonical ids.
     """
-    one, other = states.former.snapshot, states.latter.snapshot
-    assert one is not None
-    assert other is not None
-    if one.content == other.content:
+    former, latter = states.former.snapshot, states.latter.snapshot
+    assert former is not None
+    assert latter is not None
+    if former.content == latter.content:
         return
     live.make_within(duck, store, states.former, "former", within)
     live.make_within(duck, store, states.latter, "latter", within)
-    # Whatever differs, a file that only one of the two has says so, under the same key.
+    # Every difference appears, under the same key, in a file that only one of the two snapshots has.
     _create_ops(duck, select_candidates(store, states, within))
     duck.execute(
         "CREATE OR REPLACE TEMP TABLE shown AS SELECT op, canonical_id FROM ops "
@@ -84,37 +85,38 @@ def differences(
 
 
 def select_candidates(store: Store, states: Between, within: Range = EVERYTHING) -> str:
-    """SQL for the ids of the entities that may differ."""
-    one, other = states.former.snapshot, states.latter.snapshot
-    assert one is not None
-    assert other is not None
-    plan = ScanPlan(store, states.former.dataset, one, within=within)
-    marks = [file for file in files_of_one(one.translog, other.translog, within) if file.partition["kind"] != "insert"]
-    return plan.entities_of(files_of_one(one.statements, other.statements, within), marks)
+    """Return SQL for the ids of the entities that may differ."""
+    former, latter = states.former.snapshot, states.latter.snapshot
+    assert former is not None
+    assert latter is not None
+    plan = ScanPlan(store, states.former.dataset, former, keys=within)
+    marks = select_marks(files_of_one(former.translog, latter.translog, within))
+    return plan.entities_of(files_of_one(former.statements, latter.statements, within), marks)
 
 
-def _create_ops(duck: duckdb.DuckDBPyConnection, among: str) -> None:
-    """Make the table `ops` of the entities that differ, among those that some files speak of."""
-    duck.execute(f"CREATE OR REPLACE TEMP TABLE touched AS {among}")
+def _create_ops(duck: duckdb.DuckDBPyConnection, candidates: str) -> None:
+    """Create the table `ops` of the entities that differ, among the entity ids that the SQL `candidates` returns."""
+    duck.execute(f"CREATE OR REPLACE TEMP TABLE diff_candidates AS {candidates}")
     for name in ("former", "latter"):
         duck.execute(
-            f"CREATE OR REPLACE TEMP TABLE {name}_touched AS "
-            f"SELECT {COLUMNS} FROM {name} SEMI JOIN touched USING (entity_id)"
+            f"CREATE OR REPLACE TEMP TABLE {name}_candidates AS "
+            f"SELECT {COLUMNS} FROM {name} SEMI JOIN diff_candidates USING (entity_id)"
         )
     duck.execute(
         "CREATE OR REPLACE TEMP TABLE changed AS SELECT DISTINCT canonical_id FROM ("
-        "(FROM former_touched EXCEPT FROM latter_touched) UNION ALL (FROM latter_touched EXCEPT FROM former_touched))"
+        "(FROM former_candidates EXCEPT FROM latter_candidates) UNION ALL "
+        "(FROM latter_candidates EXCEPT FROM former_candidates))"
     )
-    # What an entity was may stand in statements that nothing touched.
+    # Read whole entities: whether one existed before may depend on statements in files that did not change.
     duck.execute(
         "CREATE OR REPLACE TEMP TABLE ops AS SELECT canonical_id, "
-        "CASE WHEN NOT bool_or(there) THEN 'ADD' WHEN bool_and(there) THEN 'DEL' ELSE 'MOD' END AS op FROM ("
-        "SELECT canonical_id, true AS there FROM former SEMI JOIN changed USING (canonical_id) "
+        "CASE WHEN NOT bool_or(is_former) THEN 'ADD' WHEN bool_and(is_former) THEN 'DEL' ELSE 'MOD' END AS op FROM ("
+        "SELECT canonical_id, true AS is_former FROM former SEMI JOIN changed USING (canonical_id) "
         "UNION ALL SELECT canonical_id, false FROM latter SEMI JOIN changed USING (canonical_id)) GROUP BY canonical_id"
     )
 
 
 def files_of_one(one: Table, other: Table, within: Range = EVERYTHING) -> list[File]:
-    """The files that only one of the two has."""
+    """Return the files that only one of the two tables has."""
     paths = {file.path for file in one.files} ^ {file.path for file in other.files}
-    return [file for file in (*one.files, *other.files) if file.path in paths and span(file).meets(within)]
+    return prune((file for file in (*one.files, *other.files) if file.path in paths), keys=[within])

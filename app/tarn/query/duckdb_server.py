@@ -1,14 +1,11 @@
-"""The process that answers queries: `python -m tarn.query.duckdb_server`, with a socket as its standard input.
+"""The DuckDB child process: `tarn.query.duckdb_process` starts it and has the connection to it.
 
-It is DuckDB and nothing else: it opens neither the database nor the lake, but for the files that a query names. Each
-session has a thread and a socket of its own, and does what `tarn.query.duckdb_process` asks for, one thing after the
-other. It ends with its parent.
+It runs DuckDB and nothing else: it does not open the database, and of the lake only the files that a query names. Each
+session has a thread and a connection of its own, and serves the requests of its client one after the other. The process
+ends with its parent.
 """
 
 import os
-import signal
-import socket
-import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from threading import Thread
@@ -17,22 +14,22 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from tarn.child_process import exactly
+from tarn.child_process import PICKLE, MessageConnection, connect_to_parent
 from tarn.memory import PeriodicTrim
-from tarn.query.duckdb_process import INTERRUPT, SESSION, THREADS, WORD, receive, send
+from tarn.query.duckdb_process import INTERRUPT, SESSION, THREADS
 
 ANSWER_BYTES = 1 << 20
-"""Bytes of rows after which an answer is sent; what was not asked for yet stays in DuckDB, which spills it."""
+"""Bytes of rows after which an answer is sent; rows not requested yet stay in DuckDB, which spills them."""
 
 
 class SessionHandler:
-    """A connection of DuckDB's, and what it was asked for last."""
+    """A DuckDB connection with the state of its current query."""
 
     def __init__(self, duck: duckdb.DuckDBPyConnection) -> None:
         self._duck = duck
         self._batches: pa.RecordBatchReader | None = None
-        self.found: bytes | pa.Buffer = b""
-        """Bytes that go with the answer."""
+        self.data: bytes | pa.Buffer = b""
+        """Raw bytes to send with the next answer."""
         self.answers: dict[str, Callable[..., Any]] = {
             "execute": self._execute,
             "fetchmany": duck.fetchmany,
@@ -56,16 +53,16 @@ class SessionHandler:
         self._batches = self._duck.to_arrow_reader(rows)
 
     def _more(self) -> None:
-        """The next rows, as a stream of Arrow's; nothing if there are none."""
+        """Set `data` to the next rows as an Arrow stream, or to no bytes if there are none."""
         assert self._batches is not None
-        sink, any_yet = pa.BufferOutputStream(), False
+        sink, has_rows = pa.BufferOutputStream(), False
         with pa.ipc.new_stream(sink, self._batches.schema) as stream:
             for batch in self._batches:
                 stream.write_batch(batch)
-                any_yet = True
+                has_rows = True
                 if sink.tell() >= ANSWER_BYTES:
                     break
-        self.found = sink.getvalue() if any_yet else b""
+        self.data = sink.getvalue() if has_rows else b""
 
     def _end(self) -> None:
         if self._batches is not None:
@@ -73,56 +70,54 @@ class SessionHandler:
             self._batches = None
 
     def close(self) -> None:
-        """Let go of what it holds: rows that nobody took are memory that the next query needs."""
+        """Release unread rows: the next query needs their memory."""
         self._end()
         self.answers.clear()
 
 
-def serve(peer: socket.socket, duck: duckdb.DuckDBPyConnection) -> None:
-    """Do what one session asks for, until it is closed."""
-    with peer, duck, closing(SessionHandler(duck)) as session, suppress(EOFError, OSError):
+def serve(connection: MessageConnection, duck: duckdb.DuckDBPyConnection) -> None:
+    """Serve the requests of one session until it is closed."""
+    with connection, duck, closing(SessionHandler(duck)) as session, suppress(EOFError, OSError):
         while True:
-            (asked, *given), _ = receive(peer)
+            (method, *arguments), _ = connection.receive()
             try:
-                answer = True, session.answers[asked](*given)
-            except Exception as error:  # noqa: BLE001 - its parent must hear of it
+                answer = True, session.answers[method](*arguments)
+            except Exception as error:  # noqa: BLE001 - every error is passed to the parent
                 answer = False, (type(error).__name__, str(error))
-            send(peer, answer, session.found)
-            session.found = b""
+            connection.send(answer, session.data)
+            session.data = b""
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole group of processes; this one ends when its parent closes the socket, and not before.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with PeriodicTrim(), suppress(EOFError, OSError):
-        listen(socket.socket(fileno=sys.stdin.fileno()))
-    # Whatever is running, nobody waits for it any more.
+        listen(connect_to_parent(PICKLE))
+    # Do not wait for running queries: their results are not needed.
     os._exit(0)
 
 
-def listen(control: socket.socket) -> None:
-    """Begin sessions, and do what is said beside them. Raises EOFError when the parent is gone."""
-    root = duckdb.connect(config=receive(control)[0])
-    send(control, None)
+def listen(control: MessageConnection) -> None:
+    """Handle the control messages: start sessions, interrupt queries, set the number of threads.
+
+    Raises EOFError when the parent has closed the connection.
+    """
+    root = duckdb.connect(config=control.receive()[0])
+    control.send(None)
     sessions: dict[int, duckdb.DuckDBPyConnection] = {}
     while True:
-        begun, given, *_ = socket.recv_fds(control, 1, 1)
-        if not begun:
-            raise EOFError
-        says, number = WORD.unpack(begun + exactly(control, WORD.size - 1))
-        if says == SESSION:
+        (kind, number), _ = control.receive()
+        if kind == SESSION:
+            connection = control.receive_connection()
             sessions[number] = root.cursor()
-            peer = socket.socket(fileno=given[0])
-            Thread(target=_serve_session, args=(peer, sessions, number), daemon=True).start()
-        elif says == THREADS:
+            Thread(target=_serve_session, args=(connection, sessions, number), daemon=True).start()
+        elif kind == THREADS:
             root.execute(f"SET GLOBAL threads = {number}")
-        elif says == INTERRUPT:
-            with suppress(KeyError, duckdb.ConnectionException):  # it is over already
+        elif kind == INTERRUPT:
+            with suppress(KeyError, duckdb.ConnectionException):  # the session has ended already
                 sessions[number].interrupt()
 
 
-def _serve_session(peer: socket.socket, sessions: dict[int, duckdb.DuckDBPyConnection], number: int) -> None:
-    serve(peer, sessions[number])
+def _serve_session(connection: MessageConnection, sessions: dict[int, duckdb.DuckDBPyConnection], number: int) -> None:
+    serve(connection, sessions[number])
     del sessions[number]
 
 

@@ -1,6 +1,6 @@
-"""DuckDB for reads: in this process for what is brief, in one of its own for queries.
+"""DuckDB engines for reads: in this process for short lookups, in a child process for queries.
 
-Each is bounded in memory, threads and temporary space.
+Each has limits on memory, threads and temporary space.
 """
 
 import re
@@ -26,9 +26,9 @@ ACCESS_DENIED = re.compile(r"\(HTTP 40[13] |(Expired|Invalid)Token")
 
 
 class Engine:
-    """Hands out connections that share one instance, its memory and its caches of files that never change.
+    """A DuckDB instance in this process, whose sessions share its memory and its caches of immutable files.
 
-    In this process, with no thread but those that ask.
+    It has no threads of its own: queries run on the caller's thread.
     """
 
     threads = 1
@@ -49,39 +49,39 @@ class Engine:
 
     @property
     def scratch(self) -> Path:
-        """A folder for what outgrows memory, removed with the engine."""
+        """Return a folder for spilled data, which is deleted when the engine is closed."""
         return Path(self._folder.name)
 
     @contextmanager
     def session(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """A connection of the caller's own, whose temporary tables end with it. Another thread may interrupt it.
+        """Open a connection for the caller alone, whose temporary tables end with it. Another thread may interrupt it.
 
-        Keys are those of this moment. Raises Unavailable.
+        It uses the current S3 keys. Raises Unavailable.
         """
         with self._ready().cursor() as duck:
             yield duck
 
     def warm_up(self) -> None:
-        """Start what the first session would wait for. Raises Unavailable."""
+        """Start the instance now, so that the first session need not wait. Raises Unavailable."""
         self._ready()
 
     def _ready(self) -> duckdb.DuckDBPyConnection:
-        """The instance, started if there is none, with the keys of this moment."""
+        """Return the instance with the current S3 keys; start it if it is not running."""
         with self._starting:
             keys = self._connection.keys()
             if self._root is None or not self._is_alive():
                 if self._root is not None:
                     self._root.close()
-                with ExitStack() as unless_ready, _starting_in_time():
-                    root = unless_ready.enter_context(closing(self._start(self._config)))
+                with ExitStack() as cleanup, _start_timeout_converted():
+                    root = cleanup.enter_context(closing(self._start(self._config)))
                     self._connection.prepare(root)
                     _enable_caches(root, self._connection.scheme)
-                    unless_ready.pop_all()
+                    cleanup.pop_all()
                 self._root = root
             elif keys != self._keys:
                 if isinstance(self._root, DuckdbSession):
                     self._root.limit(START_SECONDS)
-                with _starting_in_time():
+                with _start_timeout_converted():
                     self._connection.prepare(self._root)
             self._keys = keys
             return self._root
@@ -99,46 +99,48 @@ class Engine:
 
 
 class ProcessEngine(Engine):
-    """The same in a process of its own, which stands back. If it dies, the next session has another."""
+    """An engine in a low-priority child process. If the process dies, the next session starts another."""
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
         self.threads = settings.query_threads
         super().__init__(settings, connection)
-        self._child: DuckdbProcess | None = None
+        self._process: DuckdbProcess | None = None
         self._are_shared = False
 
     @property
     def pid(self) -> int | None:
-        """The process, if there is one."""
-        return None if self._child is None else self._child.pid
+        """Return the id of the child process, or None if it is not running."""
+        return None if self._process is None else self._process.pid
 
     def share(self, shared: bool) -> None:
-        """Say whether others need processors, too."""
+        """Set whether the process must leave a part of the processors to other work."""
         self._are_shared = shared
-        if self._child is not None:
-            self._child.share(shared)
+        if self._process is not None:
+            self._process.share(shared)
 
     def _start(self, config: dict[str, Any]) -> duckdb.DuckDBPyConnection:
-        if self._child is not None:
-            if not self._child.is_alive:
-                log.warning("the process that answered queries died", pid=self._child.pid)
-            self._child.end()
-        self._child = DuckdbProcess(config)
-        self._child.share(self._are_shared)
-        # It has as much of a connection as whoever reads needs.
-        return cast("duckdb.DuckDBPyConnection", self._child.session())
+        if self._process is not None:
+            was_alive = self._process.is_alive
+            self._process.end()
+            if not was_alive:
+                reason = self._process.exit_reason
+                log.warning("query process died; starting another", pid=self._process.pid, reason=reason)
+        self._process = DuckdbProcess(config)
+        self._process.share(self._are_shared)
+        # A DuckdbSession implements the part of the connection interface that reads use.
+        return cast("duckdb.DuckDBPyConnection", self._process.session())
 
     def _is_alive(self) -> bool:
-        return self._child is not None and self._child.is_alive
+        return self._process is not None and self._process.is_alive
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.end()
+        if self._process is not None:
+            self._process.end()
         super().close()
 
 
 class IsolatedEngine(ProcessEngine):
-    """The same for tenants whose query had to be killed: smaller, and its process ends with its last session."""
+    """An engine for tenants whose query had to be killed: lower limits, and its process ends with the last session."""
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
         super().__init__(settings, connection)
@@ -163,44 +165,44 @@ class IsolatedEngine(ProcessEngine):
     def _stop(self) -> None:
         if self._root is not None:
             self._root.close()
-        if self._child is not None:
-            self._child.end()
-        self._root = self._child = None
+        if self._process is not None:
+            self._process.end()
+        self._root = self._process = None
 
 
 def _half(size: str) -> str:
-    """Half of a size such as `1g`, in DuckDB's words."""
+    """Return half of a size such as `1g`, in DuckDB's notation."""
     return f"{int(size[:-1]) * (1024 if size.endswith('g') else 1) * 512}KiB"
 
 
 @contextmanager
-def _starting_in_time() -> Iterator[None]:
-    """What takes too long before a query begins is no fault of the query."""
+def _start_timeout_converted() -> Iterator[None]:
+    """Turn QueryTimeout into Unavailable: a slow start of the process is not the query's fault."""
     try:
         yield
     except QueryTimeout as error:
-        raise Unavailable("the process that answers queries did not start in time", retry_after=2) from error
+        raise Unavailable("the query process did not start in time", retry_after=2) from error
 
 
 def _enable_caches(root: duckdb.DuckDBPyConnection, scheme: str) -> None:
-    # Data files never change, so what is known of one is known for good. It yields to queries that need the memory.
+    # Data files never change, so their metadata can be cached without expiry. DuckDB evicts it if queries need memory.
     root.execute("SET GLOBAL parquet_metadata_cache = true")
     if scheme == "s3":
         root.execute("SET GLOBAL enable_http_metadata_cache = true")
     if scheme == "file":
-        # What a disk holds, the system keeps at hand already, and lets go of with the file.
+        # The operating system's page cache already holds local files, and drops them when a file is deleted.
         root.execute("SET GLOBAL enable_external_file_cache = false")
 
 
 @contextmanager
-def answering() -> Iterator[None]:
-    """DuckDB's errors in our own terms: what is away comes back, and what is too large says so."""
+def duckdb_errors_converted() -> Iterator[None]:
+    """Convert DuckDB's errors to Unavailable: storage that does not respond, or a query that exceeds its limits."""
     try:
         yield
     except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.HTTPException) as error:
         raise _unavailable(error) from error
     except OSError as error:
-        # Of rows that come as Arrow, the kind of error is known by its text alone.
+        # Errors while fetching Arrow batches are plain OSErrors: only the text tells the kind.
         if str(error).startswith("INTERRUPT Error"):
             raise duckdb.InterruptException(str(error)) from None
         if str(error).startswith(("Out of Memory Error", "IO Error", "HTTP Error")):
@@ -212,5 +214,5 @@ def _unavailable(error: Exception) -> Unavailable:
     if isinstance(error, duckdb.OutOfMemoryException) or str(error).startswith("Out of Memory Error"):
         return Unavailable("the query needs more memory or temporary space than there is now", retry_after=5)
     if ACCESS_DENIED.search(str(error)):
-        return Unavailable("the object store refuses the identity that Tarn has; its operator must look at it")
-    return Unavailable(f"the store does not answer: {type(error).__name__}", retry_after=2)
+        return Unavailable("the object store denies access: the operator must check credentials and permissions")
+    return Unavailable(f"the object store does not respond: {type(error).__name__}", retry_after=2)

@@ -1,6 +1,6 @@
-"""Entities, read: one, a page in some order, all of them, and those beside one."""
+"""Entity reads: get one, list a sorted page, stream all, aggregate, list invalid ones and neighbours."""
 
-# ruff: noqa: S608 - put together from constants of ours; what users send is bound
+# ruff: noqa: S608 - SQL is built from constants; user input is bound
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,32 +21,32 @@ from tarn.query.views import View
 REFERENCES = FieldName("type:entity")
 
 MAX_ORIGINS = 100
-"""Origins listed of an invalid entity; all of them are counted."""
+"""Origins listed for an invalid entity; all of them are counted."""
 
-Place = tuple[str, str]
+EntityKey = tuple[str, str]
 """A dataset and a canonical id."""
 
 
-NeighbourPlace = tuple[str, str, bool]
-"""Where an entity stands beside another: by property, id, and whether it is outgoing. No two have the same."""
+NeighbourKey = tuple[str, str, bool]
+"""Sort key of a neighbour, unique among the neighbours of an entity: property, id, and whether it is outgoing."""
 
 
 class Line(NamedTuple):
-    """An entity's JSON, or what is wrong with it; ends with a newline."""
+    """An entity's JSON, or its `$invalid` report; ends with a newline."""
 
     json: bytes
     invalid: bool
 
 
 class LookupResult(NamedTuple):
-    """An entity as a view shows it; None if it does not."""
+    """The result of a lookup in a view: the entity's line, or None if it does not exist, and the snapshot id."""
 
     line: Line | None
     snapshot: str | None
 
 
 class EntityLines(NamedTuple):
-    """A part of a list, and where the next part begins, if there is one."""
+    """A page of a list, and the cursor of the next page, if there is one."""
 
     lines: list[Line]
     following: str | None
@@ -54,7 +54,7 @@ class EntityLines(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """An entity beside another: by which property, seen from that one; without a line if it is not there."""
+    """A neighbour of an entity, with the property as seen from that entity; `line` is None if it does not exist."""
 
     property: str
     outgoing: bool
@@ -63,7 +63,7 @@ class Neighbour(NamedTuple):
 
 
 class SchemaConflict(NamedTuple):
-    """An entity whose statements do not assemble, and which origins use which schemata."""
+    """An entity whose statements cannot be assembled, and which origins use which schemata."""
 
     id: str
     reason: str
@@ -71,32 +71,35 @@ class SchemaConflict(NamedTuple):
     by_origin: list[tuple[str, list[str]]]
     """The first `MAX_ORIGINS` origins, sorted, each with its schemata."""
     origins: int
-    """How many origins there are."""
+    """Total number of origins."""
 
 
 def one(reading: Reading, dataset: Dataset, state: RequestedState, entity_id: str, origin: str | None) -> LookupResult:
-    """The entity that an id names, as all origins tell it or as one does. Its own id comes before a referent's."""
-    if not reading.brief:
+    """Get the entity that an id names, from the statements of all origins or of one.
+
+    If the id is both a canonical id and a referent, the entity with that canonical id is returned.
+    """
+    if not reading.is_lookup:
         return _one_of_any_size(reading, dataset, state, entity_id, origin)
     view, statements = reading.entity(dataset, state, entity_id, origin)
     if not statements:
         return LookupResult(None, view.snapshot_id)
-    found = [Row(dataset.name, *one) for one in statements]
-    chosen = min({row.canonical_id for row in found}, key=lambda name: (name != entity_id, name))
-    return LookupResult(Line(*entity_line(row for row in found if row.canonical_id == chosen)), view.snapshot_id)
+    rows = [Row(dataset.name, *statement) for statement in statements]
+    chosen = min({row.canonical_id for row in rows}, key=lambda name: (name != entity_id, name))
+    return LookupResult(Line(*entity_line(row for row in rows if row.canonical_id == chosen)), view.snapshot_id)
 
 
 def _one_of_any_size(
     reading: Reading, dataset: Dataset, state: RequestedState, entity_id: str, origin: str | None
 ) -> LookupResult:
-    """The same, put together a column at a time: its statements may be a million."""
+    """Do the same as `one` with columnar assembly, for an entity that may have a million statements."""
     view = reading.entities(dataset, state, [entity_id])
-    said = "SELECT * FROM live WHERE (?::VARCHAR IS NULL OR origin = ?)"
-    names = reading.duck.execute(f"SELECT DISTINCT canonical_id FROM ({said})", [origin, origin]).fetchall()
+    rows = "SELECT * FROM live WHERE (?::VARCHAR IS NULL OR origin = ?)"
+    names = reading.duck.execute(f"SELECT DISTINCT canonical_id FROM ({rows})", [origin, origin]).fetchall()
     if not names:
         return LookupResult(None, view.snapshot_id)
     chosen = min((name for (name,) in names), key=lambda name: (name != entity_id, name))
-    ((_, line),) = _read_lines(reading, f"({said} AND canonical_id = ?)", [origin, origin, chosen])
+    ((_, line),) = _read_lines(reading, f"({rows} AND canonical_id = ?)", [origin, origin, chosen])
     return LookupResult(line, view.snapshot_id)
 
 
@@ -109,37 +112,37 @@ def page(
     after: EntityPosition | None,
     limit: int,
 ) -> EntityLines:
-    """Up to `limit` entities that match, in an order that no two share a place in."""
+    """List up to `limit` entities that match, in a total order, from the position `after` on."""
     sorting = Sorting(tuple(keys))
     views = create_live(reading, datasets, state, where)
     condition, columns = filters.compile(where), sorting.select
-    begins = filters.Condition("true", ()) if after is None else sorting.after(after)
-    picked = reading.duck.execute(
+    start = filters.Condition("true", ()) if after is None else sorting.after(after)
+    page_rows = reading.duck.execute(
         f"SELECT * FROM (SELECT {columns.sql} FROM live GROUP BY dataset, canonical_id HAVING {condition.sql}) "
-        f"WHERE {begins.sql} ORDER BY {sorting.order_by} LIMIT ?",
-        [*columns.parameters, *condition.parameters, *begins.parameters, limit + 1],
+        f"WHERE {start.sql} ORDER BY {sorting.order_by} LIMIT ?",
+        [*columns.parameters, *condition.parameters, *start.parameters, limit + 1],
     ).fetchall()
-    following = sorting.encode(picked[limit - 1]) if len(picked) > limit else None
-    places = [(row[0], row[1]) for row in picked[:limit]]
-    found = (
-        _read_entities(reading, views, places)
+    following = sorting.encode(page_rows[limit - 1]) if len(page_rows) > limit else None
+    entity_keys = [(row[0], row[1]) for row in page_rows[:limit]]
+    by_key = (
+        _read_entities(reading, views, entity_keys)
         if filters.named_ids(where) is None
         else dict(_read_lines(reading, "live"))
     )
-    lines = [found[place] for place in places]
+    lines = [by_key[key] for key in entity_keys]
     return EntityLines(lines, following, views[0].snapshot_id if len(views) == 1 else None)
 
 
 def invalid(
     reading: Reading, dataset: Dataset, state: RequestedState, after: str | None, limit: int
 ) -> tuple[str | None, list[SchemaConflict]]:
-    """List up to `limit` entities that do not assemble, by canonical id, and the snapshot that was read."""
+    """Return the id of the snapshot that was read, and up to `limit` invalid entities by canonical id."""
     view = reading.everything(dataset, state)
     source, parameters = ("live", []) if after is None else ("(FROM live WHERE canonical_id > ?)", [after])
-    found = reading.duck.execute(
+    names = reading.duck.execute(
         f"SELECT canonical_id FROM ({invalid_sql.invalid(source)}) ORDER BY canonical_id LIMIT ?", [*parameters, limit]
     ).fetchall()
-    ids = [canonical_id for (canonical_id,) in found]
+    ids = [canonical_id for (canonical_id,) in names]
     if not ids:
         return view.snapshot_id, []
     reading.show_entities(view, ids, name="picked")
@@ -156,21 +159,21 @@ def invalid(
     ).fetchall()
     by_origin: dict[str, list[tuple[str, list[str]]]] = {}
     origins: dict[str, int] = {}
-    for canonical_id, origin, names, count in rows:
-        by_origin.setdefault(canonical_id, []).append((origin, names))
+    for canonical_id, origin, used, count in rows:
+        by_origin.setdefault(canonical_id, []).append((origin, used))
         origins[canonical_id] = count
     return view.snapshot_id, [
-        SchemaConflict(one, schema_conflict_reason(schemata[one]), schemata[one], by_origin[one], origins[one])
-        for one in ids
+        SchemaConflict(name, schema_conflict_reason(schemata[name]), schemata[name], by_origin[name], origins[name])
+        for name in ids
     ]
 
 
 def stream(
     reading: Reading, dataset: Dataset, state: RequestedState, where: Node | None
 ) -> tuple[str | None, Iterator[tuple[bytes, int, int]]]:
-    """The snapshot, and every entity that matches as NDJSON, by canonical id.
+    """Return the snapshot id, and an iterator over every entity that matches, as NDJSON by canonical id.
 
-    Each piece comes with the number of its lines, and how many of them are `$invalid`.
+    Each chunk comes with the number of its lines, and how many of them are `$invalid`.
     """
     (view,) = create_live(reading, [dataset], state, where)
     source, parameters = "live", ()
@@ -187,45 +190,46 @@ def stream(
 
 
 def aggregate(
-    reading: Reading, datasets: Sequence[Dataset], state: RequestedState, wanted: EntityAggregate
+    reading: Reading, datasets: Sequence[Dataset], state: RequestedState, request: EntityAggregate
 ) -> tuple[str | None, list[Facet]]:
-    """The snapshot, if there is one for all, and the groups."""
-    views = create_live(reading, datasets, state, wanted.where)
-    query = facets.facets(wanted)
+    """Return the snapshot id (None if several datasets are read) and the groups of an aggregate."""
+    views = create_live(reading, datasets, state, request.where)
+    query = facets.facets(request)
     rows = reading.duck.execute(query.sql, query.parameters).fetchall()
-    return views[0].snapshot_id if len(views) == 1 else None, facets.shown(wanted, rows)
+    return views[0].snapshot_id if len(views) == 1 else None, facets.to_facets(request, rows)
 
 
 def adjacent(
-    reading: Reading, dataset: Dataset, state: RequestedState, entity_id: str, after: NeighbourPlace | None, limit: int
+    reading: Reading, dataset: Dataset, state: RequestedState, entity_id: str, after: NeighbourKey | None, limit: int
 ) -> tuple[LookupResult, list[Neighbour]]:
-    """The entity, and up to `limit` entities that it refers to or that refer to it, by property and id."""
+    """Return the entity, and up to `limit` entities that it refers to or that refer to it, by property and id."""
     view = reading.view(dataset, state)
     reading.show_entities(view, [entity_id], name="this")
-    held = filters.has_value(REFERENCES)
-    this = [Row(*row) for row in reading.duck.execute("SELECT * FROM this").fetchall()]
-    if not this:
+    condition = filters.has_value(REFERENCES)
+    own_rows = [Row(*row) for row in reading.duck.execute("SELECT * FROM this").fetchall()]
+    if not own_rows:
         return LookupResult(None, view.snapshot_id), []
-    chosen = min({row.canonical_id for row in this}, key=lambda name: (name != entity_id, name))
-    ids = sorted({row.entity_id for row in this if row.canonical_id == chosen} | {chosen})
+    chosen = min({row.canonical_id for row in own_rows}, key=lambda name: (name != entity_id, name))
+    ids = sorted({row.entity_id for row in own_rows if row.canonical_id == chosen} | {chosen})
     reading.show(view)
     outgoing = reading.duck.execute(
-        f"SELECT DISTINCT prop, value FROM this WHERE canonical_id = ? AND {held.sql}", [chosen, *held.parameters]
+        f"SELECT DISTINCT prop, value FROM this WHERE canonical_id = ? AND {condition.sql}",
+        [chosen, *condition.parameters],
     ).fetchall()
     incoming = reading.duck.execute(
-        f"SELECT DISTINCT schema, prop, canonical_id FROM live WHERE {held.sql} AND value IN ({_marks(ids)})",
-        [*held.parameters, *ids],
+        f"SELECT DISTINCT schema, prop, canonical_id FROM live WHERE {condition.sql} AND value IN ({_marks(ids)})",
+        [*condition.parameters, *ids],
     ).fetchall()
-    beside = {(prop, value, True) for prop, value in outgoing}
-    beside |= {(_reverse(schema, prop), name, False) for schema, prop, name in incoming}
-    places = sorted(place for place in beside if after is None or place > after)[:limit]
-    lines = _by_id(reading, view, {name for _, name, _ in places})
-    found = LookupResult(Line(*entity_line(row for row in this if row.canonical_id == chosen)), view.snapshot_id)
-    return found, [Neighbour(prop, out, name, lines.get(name)) for prop, name, out in places]
+    neighbours = {(prop, value, True) for prop, value in outgoing}
+    neighbours |= {(_reverse(schema, prop), name, False) for schema, prop, name in incoming}
+    neighbour_keys = sorted(key for key in neighbours if after is None or key > after)[:limit]
+    lines = _by_id(reading, view, {name for _, name, _ in neighbour_keys})
+    entity = LookupResult(Line(*entity_line(row for row in own_rows if row.canonical_id == chosen)), view.snapshot_id)
+    return entity, [Neighbour(prop, out, name, lines.get(name)) for prop, name, out in neighbour_keys]
 
 
 def create_live(reading: Reading, datasets: Sequence[Dataset], state: RequestedState, where: Node | None) -> list[View]:
-    """Make `live` of these datasets: all of it, or, where the condition names ids, at least the entities they name."""
+    """Create `live` for these datasets: all rows, or, if the condition names ids, at least the entities they name."""
     ids = filters.named_ids(where)
     views = []
     names = ["live"] if len(datasets) == 1 else [f"live_{number}" for number in range(len(datasets))]
@@ -240,28 +244,28 @@ def create_live(reading: Reading, datasets: Sequence[Dataset], state: RequestedS
     return views
 
 
-def _read_entities(reading: Reading, views: Sequence[View], places: Sequence[Place]) -> dict[Place, Line]:
-    """The entities at these places; each is looked up by itself, as `live` may be the whole store."""
-    found: dict[Place, Line] = {}
+def _read_entities(reading: Reading, views: Sequence[View], keys: Sequence[EntityKey]) -> dict[EntityKey, Line]:
+    """Return the entities with these keys, by point lookups: `live` may be the whole dataset."""
+    lines: dict[EntityKey, Line] = {}
     for view in views:
-        if ids := [name for dataset, name in places if dataset == view.dataset.name]:
+        if ids := [name for dataset, name in keys if dataset == view.dataset.name]:
             reading.show_entities(view, ids, name="picked")
-            found |= dict(_read_lines(reading, "picked"))
-    return found
+            lines |= dict(_read_lines(reading, "picked"))
+    return lines
 
 
 def _by_id(reading: Reading, view: View, ids: set[str]) -> dict[str, Line]:
-    """Entities by each of the ids that were asked for: canonical or a referent's."""
+    """Return entities by each of the requested ids, which may be canonical ids or referents."""
     if not ids:
         return {}
     reading.show_entities(view, ids, name="picked")
     names = reading.duck.execute("SELECT DISTINCT entity_id, canonical_id FROM picked").fetchall()
     lines = {name: line for (_, name), line in _read_lines(reading, "picked")}
-    found = {entity: lines[canonical] for entity, canonical in sorted(names) if entity in ids}
-    return found | {name: line for name, line in lines.items() if name in ids}
+    by_entity_id = {entity: lines[canonical] for entity, canonical in sorted(names) if entity in ids}
+    return by_entity_id | {name: line for name, line in lines.items() if name in ids}
 
 
-def _read_lines(reading: Reading, source: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Place, Line]]:
+def _read_lines(reading: Reading, source: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[EntityKey, Line]]:
     for batch in entity_lines(reading.duck, source, parameters):
         columns = (batch.column(name).to_pylist() for name in ("dataset", "canonical_id", "line", "invalid"))
         for dataset, name, line, invalid in zip(*columns, strict=True):
@@ -269,9 +273,9 @@ def _read_lines(reading: Reading, source: str, parameters: Sequence[Any] = ()) -
 
 
 def _reverse(schema: str, prop: str) -> str:
-    """What a reference is called on the side that it points to; its own name if FtM has none for that side."""
-    found: Any = Model.instance()[schema].get(prop)
-    return prop if found.reverse is None else str(found.reverse.name)
+    """Return the name of a reference's reverse property, or its own name if FtM has no reverse."""
+    known: Any = Model.instance()[schema].get(prop)
+    return prop if known.reverse is None else str(known.reverse.name)
 
 
 def _marks(values: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
-"""From sorted rows to the lines of their entities, a column at a time.
+"""Vectorised assembly of sorted statement rows into entity JSON lines, a column at a time.
 
-The columns are cut where the entity changes; min, max and sets are taken over each cut. Every distinct value is a
-piece of text, with what opens its property and its entity before it; laid end to end the pieces are the lines, so that
-nothing is copied or looped over for the sake of a line. Python looks at single entities only where FtM has to choose:
-several names, several schemata, several ids.
+The columns are cut where the entity changes; min, max and sets are computed over each cut. Every distinct value becomes
+a piece of text, prefixed with the opening of its property and its entity. The concatenated pieces are the lines, so no
+line needs a copy or a loop of its own. Python handles single entities only where FtM has to choose: several names,
+several schemata, several ids.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,16 @@ from tarn.query.column_text import (
 from tarn.query.ftm_model import NO_CAPTION, caption_rank, holds_names, resolved_schema, schema_label
 
 LINES = pa.schema([("dataset", TEXT), ("canonical_id", TEXT), ("line", TEXT), ("invalid", pa.bool_())])
-"""A row an entity. `line` ends with a newline, so that the column's data is NDJSON as it is."""
+"""One row per entity. `line` ends with a newline, so that the column's data buffer is NDJSON."""
 
 
 def assemble_lines(rows: pa.Table) -> pa.RecordBatch:
-    """The lines of whole entities, from their sorted rows."""
+    """Return the lines of complete entities, made from their sorted rows."""
     return _Cut(rows).lines()
 
 
 class _Cut:
-    """Sorted rows, and where in them entities begin. What has one value a row is indexed by row, the rest by entity."""
+    """Sorted rows, cut into entities. Arrays with one value per row are indexed by row, all others by entity."""
 
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows
@@ -49,7 +49,7 @@ class _Cut:
         self.starts = np.flatnonzero(first)
         self.ends = np.append(self.starts[1:], len(first))
         self.entity = np.cumsum(first) - 1
-        """The entity of each row."""
+        """The index of the entity of each row."""
         self.props, self.prop_names = codes(column(rows, "prop"))
         self.schemata, self.schema_names = codes(column(rows, "schema"))
         self.origins, self.origin_names = codes(column(rows, "origin"))
@@ -62,7 +62,7 @@ class _Cut:
         invalid = schema < 0
         shown = (self.opens_prop | changes(self.values)) & ~self.is_base & ~invalid[self.entity]
         bare = np.add.reduceat(shown, self.starts, dtype=np.int64) == 0
-        # An entity without a property to show still has a piece, an empty one, to hold its line.
+        # An entity without a property to show still needs one piece, an empty one, for its line.
         pieces = np.flatnonzero(shown | _at(self.starts[bare], len(shown)))
         entity = self.entity[pieces]
         opens = np.append(True, entity[1:] != entity[:-1])
@@ -77,7 +77,7 @@ class _Cut:
             _blank(values, bare[entity]),
             _where(closes, tails, entity),
         )
-        # A line is the pieces from one opening to the next: only the offsets are new.
+        # A line is all pieces from one entity's opening to the next: reuse the text buffer with new offsets.
         offsets = np.frombuffer(text.buffers()[1], dtype=np.int64)[: len(text) + 1]
         cuts = np.append(offsets[:-1][opens], offsets[-1])
         lines = pa.LargeStringArray.from_buffers(len(self.starts), pa.py_buffer(cuts), text.buffers()[2])
@@ -87,13 +87,13 @@ class _Cut:
         )
 
     def _schema(self) -> Numbers:
-        """The schema of each entity as its code, -1 where there is none."""
-        alone = np.array([_code(frozenset([name]), self.schema_names) for name in self.schema_names])
-        found = alone[self.schemata[self.starts]]
-        for place in self._mixed(self.schemata):
-            names = frozenset(self._names(place, self.schemata, self.schema_names))
-            found[place] = _code(names, self.schema_names)
-        return found
+        """Return the code of each entity's resolved schema, -1 where it has none."""
+        single = np.array([_code(frozenset([name]), self.schema_names) for name in self.schema_names])
+        resolved = single[self.schemata[self.starts]]
+        for index in self._mixed(self.schemata):
+            names = frozenset(self._names(index, self.schemata, self.schema_names))
+            resolved[index] = _code(names, self.schema_names)
+        return resolved
 
     def _heads(self, schema: Numbers, pieces: Numbers, values: pa.Array) -> pa.Array:
         names = pa.array([orjson.dumps(name).decode() for name in self.schema_names], TEXT).take(
@@ -104,52 +104,50 @@ class _Cut:
         return concatenate('{"id":', ids, ',"caption":', captions, ',"schema":', names, ',"properties":{')
 
     def _captions(self, schema: Numbers, pieces: Numbers, values: pa.Array) -> pa.Array:
-        """The caption of each entity, as JSON; `values` are those of the pieces, as JSON."""
+        """Return the caption of each entity, as JSON; `values` are the values of the pieces, as JSON."""
         ranks = np.array([[caption_rank(name, prop) for prop in self.prop_names] for name in self.schema_names])
         rank = ranks[schema[self.entity], self.props]
         best = np.minimum.reduceat(rank, self.starts)
         candidate = (rank == best[self.entity]) & (rank < NO_CAPTION)
-        places = np.flatnonzero(candidate[pieces])
-        entity = self.entity[pieces[places]]
+        indexes = np.flatnonzero(candidate[pieces])
+        entity = self.entity[pieces[indexes]]
         count = np.bincount(entity, minlength=len(self.starts))
         chosen = np.zeros(len(self.starts), dtype=np.int64)
-        chosen[entity[::-1]] = places[::-1]
+        chosen[entity[::-1]] = indexes[::-1]
         labels = [orjson.dumps(schema_label(name)).decode() for name in self.schema_names]
         unnamed = count == 0
         chosen[unnamed] = len(values) + np.maximum(schema, 0)[unnamed]
         several = np.flatnonzero((count > 1) & (schema >= 0))
         chosen[several] = len(values) + len(labels) + np.arange(len(several))
-        picked = self._picked(schema, several, candidate)
-        return pa.concat_arrays([values, pa.array(labels, TEXT), pa.array(picked, TEXT)]).take(pa.array(chosen))
+        captions = self._choose_captions(schema, several, candidate)
+        return pa.concat_arrays([values, pa.array(labels, TEXT), pa.array(captions, TEXT)]).take(pa.array(chosen))
 
-    def _picked(self, schema: Numbers, several: Numbers, candidate: Flags) -> list[str]:
-        """The captions, as JSON, of entities that have several values to choose from."""
+    def _choose_captions(self, schema: Numbers, several: Numbers, candidate: Flags) -> list[str]:
+        """Return the captions, as JSON, of entities that have several values to choose from."""
         rows = np.flatnonzero(candidate & _at(several, len(self.starts))[self.entity])
-        told = self.rows.select(["id", "value", "lang"]).take(pa.array(rows))
-        said = [
-            CaptionCandidate(*row)
-            for row in zip(*(told.column(name).to_pylist() for name in CaptionCandidate._fields), strict=True)
-        ]
+        table = self.rows.select(["id", "value", "lang"]).take(pa.array(rows))
+        columns = (table.column(name).to_pylist() for name in CaptionCandidate._fields)
+        candidates = [CaptionCandidate(*row) for row in zip(*columns, strict=True)]
         bounds = [*np.searchsorted(self.entity[rows], several).tolist(), len(rows)]
         named = [[holds_names(name, prop) for prop in self.prop_names] for name in self.schema_names]
         schemata, props = schema[several].tolist(), self.props[rows[bounds[:-1]]].tolist()
         return [
-            orjson.dumps(choose_caption(said[start:end], named[code][prop])).decode()
+            orjson.dumps(choose_caption(candidates[start:end], named[code][prop])).decode()
             for (start, end), code, prop in zip(pairwise(bounds), schemata, props, strict=True)
         ]
 
     def _openings(self, pieces: Numbers, opens: Flags, bare: Flags) -> pa.Array:
-        """What is before each value: nothing, a comma, or the name of its property."""
+        """Return the text before each value: nothing, a comma, or the name of its property."""
         names = [orjson.dumps(name).decode() for name in self.prop_names]
         texts = pa.array([f"{name}:[" for name in names] + [f"],{name}:[" for name in names] + [",", ""], TEXT)
         props, count = self.props[pieces], len(names)
-        place = np.where(opens, props, np.where(self.opens_prop[pieces], props + count, 2 * count))
-        return texts.take(pa.array(np.where(bare, 2 * count + 1, place)))
+        index = np.where(opens, props, np.where(self.opens_prop[pieces], props + count, 2 * count))
+        return texts.take(pa.array(np.where(bare, 2 * count + 1, index)))
 
     def _tails(self, bare: Flags) -> pa.Array:
         starts = self.starts
         first, last = column(self.rows, "first_seen").to_numpy(), column(self.rows, "last_seen").to_numpy()
-        # BASE says when an entity changed, the other rows when it was seen, unless there are none.
+        # BASE rows have the time of the last change, all other rows the times seen; without others, BASE has both.
         seen = ~self.is_base | (np.add.reduceat(~self.is_base, starts, dtype=np.int64) == 0)[self.entity]
         latest, earliest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
         first_seen = np.minimum.reduceat(np.where(seen, first, latest), starts)
@@ -175,8 +173,8 @@ class _Cut:
         )
 
     def _dataset_names(self) -> pa.Array:
-        place, names = codes(self.datasets.take(pa.array(self.starts)))
-        return json_strings(pa.array(names, TEXT)).take(pa.array(place))
+        index, names = codes(self.datasets.take(pa.array(self.starts)))
+        return json_strings(pa.array(names, TEXT)).take(pa.array(index))
 
     def _origins(self) -> pa.Array:
         return self._lists(self.origins, self._mixed(self.origins), self.origin_names)
@@ -184,42 +182,42 @@ class _Cut:
     def _referents(self) -> pa.Array:
         referents = column(self.rows, "referent")
         others = np.flatnonzero(referents.is_valid().to_numpy(zero_copy_only=False))
-        texts, place = ["[]"], np.zeros(len(self.starts), dtype=np.int64)
+        texts, index = ["[]"], np.zeros(len(self.starts), dtype=np.int64)
         ids = referents.take(pa.array(others)).to_pylist()
-        found: dict[int, set[str]] = {}
+        by_entity: dict[int, set[str]] = {}
         for entity, referent in zip(self.entity[others].tolist(), ids, strict=True):
-            found.setdefault(entity, set()).add(referent)
-        for entity, referring in found.items():
-            place[entity] = len(texts)
-            texts.append(orjson.dumps(sorted(referring)).decode())
-        return pa.array(texts, TEXT).take(pa.array(place))
+            by_entity.setdefault(entity, set()).add(referent)
+        for entity, names in by_entity.items():
+            index[entity] = len(texts)
+            texts.append(orjson.dumps(sorted(names)).decode())
+        return pa.array(texts, TEXT).take(pa.array(index))
 
     def _with_invalid(self, invalid: Flags, heads: pa.Array, tails: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """The reports of invalid entities in the place of their heads, and nothing after them."""
-        places = np.flatnonzero(invalid)
-        ids = self.canonical.take(pa.array(self.starts[places])).to_pylist()
+        """Replace the heads of invalid entities with their `$invalid` reports, and their tails with nothing."""
+        indexes = np.flatnonzero(invalid)
+        ids = self.canonical.take(pa.array(self.starts[indexes])).to_pylist()
         reports = [
-            invalid_line(canonical_id, self._names(place, self.schemata, self.schema_names)).decode()
-            for place, canonical_id in zip(places.tolist(), ids, strict=True)
+            invalid_line(canonical_id, self._names(index, self.schemata, self.schema_names)).decode()
+            for index, canonical_id in zip(indexes.tolist(), ids, strict=True)
         ]
         mask = pa.array(invalid)
         return pc.replace_with_mask(heads, mask, pa.array(reports, TEXT)), pc.if_else(mask, EMPTY, tails)
 
     def _mixed(self, values: Numbers) -> Numbers:
-        """The entities whose rows do not all have the same code."""
+        """Return the entities whose rows do not all have the same code."""
         return np.flatnonzero(np.minimum.reduceat(values, self.starts) != np.maximum.reduceat(values, self.starts))
 
-    def _names(self, place: int, values: Numbers, names: Sequence[str]) -> set[str]:
-        return {names[code] for code in values[self.starts[place] : self.ends[place]].tolist()}
+    def _names(self, index: int, values: Numbers, names: Sequence[str]) -> set[str]:
+        return {names[code] for code in values[self.starts[index] : self.ends[index]].tolist()}
 
     def _lists(self, values: Numbers, mixed: Numbers, names: Sequence[str]) -> pa.Array:
-        """The distinct names of each entity's rows, sorted, as JSON."""
-        texts = {orjson.dumps([name]).decode(): place for place, name in enumerate(names)}
-        found = values[self.starts].copy()
-        for place in mixed:
-            text = orjson.dumps(sorted(self._names(place, values, names))).decode()
-            found[place] = texts.setdefault(text, len(texts))
-        return pa.array(list(texts), TEXT).take(pa.array(found))
+        """Return the distinct names of each entity's rows as a sorted JSON list."""
+        texts = {orjson.dumps([name]).decode(): position for position, name in enumerate(names)}
+        indexes = values[self.starts].copy()
+        for index in mixed:
+            text = orjson.dumps(sorted(self._names(index, values, names))).decode()
+            indexes[index] = texts.setdefault(text, len(texts))
+        return pa.array(list(texts), TEXT).take(pa.array(indexes))
 
 
 def _code(schemata: frozenset[str], names: list[str]) -> int:
@@ -227,14 +225,14 @@ def _code(schemata: frozenset[str], names: list[str]) -> int:
     return -1 if resolved is None else names.index(resolved)
 
 
-def _at(places: Numbers, length: int) -> Flags:
+def _at(indexes: Numbers, length: int) -> Flags:
     flags = np.zeros(length, dtype=np.bool_)
-    flags[places] = True
+    flags[indexes] = True
     return flags
 
 
 def _where(flags: Flags, texts: pa.Array, entity: Numbers) -> pa.Array:
-    """The text of the entity of each piece where the flag is set, nothing elsewhere."""
+    """Return, for each piece, the text of its entity where the flag is set, else an empty text."""
     extended = pa.concat_arrays([texts, pa.array([""], TEXT)])
     return extended.take(pa.array(np.where(flags, entity, len(texts))))
 

@@ -1,8 +1,8 @@
-"""Where: nodes as a condition on the statements of one entity.
+"""Compiler of query filters (`where` nodes) to an SQL condition on the statements of one entity.
 
-What they mean is in `tarn.model.query`. The condition goes into `SELECT … FROM live GROUP BY dataset, canonical_id
-HAVING …`: each comparison is an aggregate over the entity's statements, so one pass over them decides any node.
-Whatever a caller sent binds as a parameter.
+`tarn.model.query` defines what the nodes mean. The condition goes into `SELECT … FROM live GROUP BY dataset,
+canonical_id HAVING …`: each comparison is an aggregate over the entity's statements, so one pass over them evaluates
+any node. All user input is bound as parameters.
 """
 
 import re
@@ -12,20 +12,20 @@ from followthemoney.types import registry
 
 from tarn.model import pattern
 from tarn.model.query import And, Comparison, Node, Not, Op, Or
-from tarn.model.query_fields import FieldName, kinds_of
+from tarn.model.query_fields import FieldName, schema_descendants
 from tarn.model.statement import microseconds
 
 FIRST_SEEN = "coalesce(min(first_seen) FILTER (WHERE prop <> 'id'), min(first_seen))"
 LAST_SEEN = "coalesce(max(last_seen) FILTER (WHERE prop <> 'id'), max(last_seen))"
-"""An entity's own moments: a BASE statement counts only where there is nothing else."""
+"""When an entity was first and last seen: its BASE statement counts only if it has no other statement."""
 
 NUMBER_TEXT = r"^[\s\pZ]*([+-]?[\s\pZ]?(?:\d{1,3}(?:[,\s\pZ]\d{2,3})+|\d+)(?:\.\d+)?)[\s\pZ]*[^\s\pZ\d]*[\s\pZ]*$"
 DIGITS = rf"regexp_replace(regexp_extract(value, '{NUMBER_TEXT}', 1), '[,\s\pZ]', '', 'g')"
 NUMBER = f"CASE WHEN isfinite(try_cast({DIGITS} AS DOUBLE)) THEN try_cast({DIGITS} AS DOUBLE) END"
-"""A value as FtM reads a number: groups of digits, perhaps a unit after it. Null for what is none."""
+"""SQL that parses a value as FtM parses a number: groups of digits, an optional unit. Null if it is not a number."""
 
 LONG_LIST = 200
-"""Values from which on a hash table pays. It costs the planner a join, and a hundred of them seconds."""
+"""Number of values from which a hash join is faster. Each adds a join to plan; planning a hundred takes seconds."""
 
 ORDER_SIGNS = {Op.GT: ">", Op.GTE: ">=", Op.LT: "<", Op.LTE: "<="}
 NEGATED = {Op.NE: Op.EQ, Op.NOT_IN: Op.IN}
@@ -38,21 +38,21 @@ CALLS = {
     Op.STARTSWITH: "starts_with({}, ?)",
     Op.ENDSWITH: "ends_with({}, ?)",
     Op.CONTAINS: "contains({}, ?)",
-    # DuckDB's own LIKE with ESCAPE tries every place for every %: a thousand characters and four of them take minutes.
+    # DuckDB's LIKE with ESCAPE backtracks for every %: a thousand characters and four of them take minutes.
     Op.LIKE: "regexp_full_match({}, ?, 's')",
     Op.ILIKE: "regexp_full_match({}, ?, 'si')",
 }
 
 
 class Condition(NamedTuple):
-    """A boolean SQL expression, and what binds to its question marks, in their order."""
+    """A boolean SQL expression, and its parameters in order."""
 
     sql: str
     parameters: tuple[Any, ...]
 
 
 def compile(where: Node | None) -> Condition:
-    """The condition that an entity's statements meet exactly if it matches; never null."""
+    """Return the condition that is true for an entity's statements if the entity matches, else false; never null."""
     match where:
         case None:
             return Condition("true", ())
@@ -67,9 +67,9 @@ def compile(where: Node | None) -> Condition:
 
 
 def named_ids(where: Node | None) -> list[str] | None:
-    """Ids of which every match has one or more, as entity id or canonical id; None if it may have any.
+    """Return ids of which every match has at least one, as entity id or canonical id; None if it may have any.
 
-    An entity can have several ids, so lists that it must meet both do not narrow each other: the shorter one is told.
+    An entity can have several ids, so two lists joined by AND cannot be intersected: the shorter one is returned.
     """
     match where:
         case Comparison(field="id" | "canonical_id", op=Op.EQ, value=str(value)):
@@ -81,13 +81,13 @@ def named_ids(where: Node | None) -> list[str] | None:
         case Or(or_=nodes):
             each = [named_ids(node) for node in nodes]
             named = [ids for ids in each if ids is not None]
-            return sorted({one for ids in named for one in ids}) if len(named) == len(each) else None
+            return sorted({name for ids in named for name in ids}) if len(named) == len(each) else None
         case _:
             return None
 
 
 def has_value(field: FieldName) -> Condition:
-    """Whether a statement holds a value of a `prop:` or `type:` field."""
+    """Return the condition that a statement has a value of a `prop:` or `type:` field."""
     names, in_some = field.holders
     if not in_some:
         return Condition("prop = ?", (names[0],)) if len(names) == 1 else _is_in("prop", names)
@@ -109,11 +109,11 @@ def _compile_comparison(comparison: Comparison) -> Condition:
 
 
 def _match(field: FieldName, op: Op, value: Any) -> Condition:
-    """A comparison that some value must meet."""
+    """Return the condition that at least one value satisfies a comparison."""
     if field.is_moment:
         return _moment(field, op, value)
     if field.kind == "schemata":
-        kinds = sorted({kind for schema in (value if op is Op.IN else [value]) for kind in kinds_of(schema)})
+        kinds = sorted({kind for schema in (value if op is Op.IN else [value]) for kind in schema_descendants(schema)})
         return _any(_is_in("schema", kinds))
     if field == "id":
         return _any(_join(" OR ", [_test("entity_id", op, value), _test("canonical_id", op, value)]))
@@ -123,13 +123,15 @@ def _match(field: FieldName, op: Op, value: Any) -> Condition:
         test = Condition(f"coalesce({NUMBER} {ORDER_SIGNS[op]} ?, false)", (registry.number.to_number(value),))
     else:
         test = _test("value", op, value)
-    held = has_value(field)
-    # AND would test the values of every property: CASE tests none that does not matter.
-    return _any(Condition(f"CASE WHEN {held.sql} THEN {test.sql} ELSE false END", held.parameters + test.parameters))
+    has_field = has_value(field)
+    # AND would test the values of every property; CASE tests only those of this field.
+    return _any(
+        Condition(f"CASE WHEN {has_field.sql} THEN {test.sql} ELSE false END", has_field.parameters + test.parameters)
+    )
 
 
 def _test(column: str, op: Op, value: Any) -> Condition:
-    """The test of one column of a statement."""
+    """Return the condition on one column of a statement."""
     if op is Op.IN:
         return _is_in(column, value)
     if op in (Op.LIKE, Op.ILIKE):
@@ -153,21 +155,21 @@ def _is_in(column: str, values: list[str]) -> Condition:
 
 
 def _expression(value: str) -> str:
-    """The regular expression of a LIKE pattern. Where `%` stands decides how many states it has."""
-    found = []
+    """Return the regular expression for a LIKE pattern. The position of `%` determines how many states it has."""
+    expression = []
     any_open = False
     for part in pattern.parts(value):
         if isinstance(part, str):
-            found.append(re.escape(part))
+            expression.append(re.escape(part))
             continue
         singles = f".{{{part.least}}}" if part.least else ""
         if not part.is_open:
-            found.append(singles)
+            expression.append(singles)
         else:
-            # Before the first loop, a number of characters has one place; after any other, it has the loop's places.
-            found.append(f".*{singles}" if any_open else f"{singles}.*")
+            # Counted characters before the first `.*` can match at one position only; after a `.*`, at any position.
+            expression.append(f".*{singles}" if any_open else f"{singles}.*")
             any_open = True
-    return "".join(found)
+    return "".join(expression)
 
 
 def _any(of_statement: Condition) -> Condition:

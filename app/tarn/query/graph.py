@@ -1,16 +1,17 @@
-"""graph.cypher: entities as a property graph, by FtM's rules, in statements that `cypher-shell` runs.
+"""The graph.cypher export: entities as a property graph, by FtM's rules, in Cypher statements for `cypher-shell`.
 
-An entity is a node, with its schema and all that it is for labels, and its references to others are relationships of
-it. If its schema is an edge, it is no node but a relationship from each of its sources to each of its targets. As in
-FtM's own export, types are the names of properties and schemata in upper case, and hidden properties are left out.
+An entity is a node, labelled with its schema and all ancestors of that, and its references to other entities are
+relationships. If its schema is an edge, it is not a node but a relationship from each of its sources to each of its
+targets. As in FtM's own export, relationship types are the names of properties and schemata in upper case, and hidden
+properties are omitted.
 
-Every statement finds or makes what it speaks of by id, so any order is right, a second import changes nothing, and an
-entity of which others speak but which is not here is a node with nothing but its id. A property is the list of its
-values, as they are.
+Every statement merges nodes and relationships by id. So statements can run in any order, a second import changes
+nothing, and an entity that is referenced but not exported is a node with only an id. A property is the list of its
+unmodified values.
 
-An entity that is an edge between m sources and n targets would be m times n relationships, each with all properties: of
-a record of 19 KB, 239 MB. So there is a limit to what one entity becomes. What is beyond it is left out, counted in the
-result of the export, and named by a comment in the file.
+An edge entity with m sources and n targets would become m times n relationships, each with all properties: a record of
+19 KB became 239 MB. So there is a limit per entity. Relationships beyond it are omitted, counted in the result of the
+export, and reported by a comment in the file.
 """
 
 import re
@@ -29,76 +30,76 @@ from followthemoney.util import const_case
 from tarn.model.export import OmittedEdges
 
 HEADER = b"CREATE CONSTRAINT entity_id IF NOT EXISTS FOR (n:Entity) REQUIRE n.id IS UNIQUE;\n"
-"""Each statement looks for nodes by this label and their id: without an index that takes ever longer."""
+"""Every statement looks up nodes by this label and id, which needs an index to be fast."""
 
-MOST_EDGES, MOST_EDGE_BYTES = 10_000, 16 << 20
-"""Relationships that one entity whose schema is an edge becomes at most, and the characters that they take together; it
-becomes one in any case."""
+MAX_EDGES, MAX_EDGE_BYTES = 10_000, 16 << 20
+"""Limits per edge entity: number of relationships, and their total length in characters. The first one is always
+written."""
 
 CHUNK = 1 << 20
-"""Characters that are given at once, about."""
+"""Approximate number of characters yielded at once."""
 
 PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 UNCOMMENTED = re.compile(r"[^A-Za-z0-9_.:-]", re.ASCII)
-"""What is not shown of an id in a comment."""
+"""Characters of an id that are replaced in a comment."""
 
 ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
-"""What ends a string, begins an escape, or is the end of a line to somebody."""
+"""Characters to escape in a string: quote, backslash, and everything that some tool treats as a line end."""
 
 
 class Rules(NamedTuple):
-    """What becomes of the entities of a schema; names are as Cypher has them."""
+    """How the entities of a schema are exported; names are Cypher symbols."""
 
     edge: tuple[str, str] | None
-    """The properties between whose values an entity is a relationship. None: it is a node."""
+    """The source and target properties if the schema is an edge. None: the entity is a node."""
     type: str
-    """Of that relationship."""
+    """The type of the relationship."""
     labels: str
-    """Of the node."""
+    """The labels of the node."""
     shown: dict[str, str]
-    """The properties that a node or relationship has, and their keys."""
+    """The FtM properties of the node or relationship, and their keys."""
     references: dict[str, str]
-    """The properties of a node that are relationships, and their types."""
+    """The FtM properties of a node that become relationships, and their types."""
 
 
 def statements(batches: Iterable[pa.RecordBatch], omitted: OmittedEdges | None = None) -> Iterator[bytes]:
-    """The entities in batches of `entity_lines`, one statement a line. What is invalid has no place in a graph.
+    """Yield Cypher statements, one per line, for the entities in batches of `entity_lines`. Skip invalid entities.
 
-    Relationships beyond the limit for one entity are counted in `omitted`.
+    Relationships beyond the limit per entity are counted in `omitted`.
     """
     counted = OmittedEdges() if omitted is None else omitted
     for batch in batches:
         lines = batch.filter(pc.invert(batch.column("invalid"))).column("line")
-        made: list[str] = []
+        chunk: list[str] = []
         size = 0
         for line in lines.to_pylist():
             for statement in _statements(orjson.loads(line), counted):
-                made.append(statement)
+                chunk.append(statement)
                 size += len(statement)
                 if size >= CHUNK:
-                    yield "".join(made).encode()
-                    made, size = [], 0
-        if made:
-            yield "".join(made).encode()
+                    yield "".join(chunk).encode()
+                    chunk, size = [], 0
+        if chunk:
+            yield "".join(chunk).encode()
 
 
 def _statements(entity: dict[str, Any], omitted: OmittedEdges) -> Iterator[str]:
-    rules, said = _rules(entity["schema"]), entity["properties"]
+    rules, values_of = _rules(entity["schema"]), entity["properties"]
     own = _text(entity["id"])
     shown = [f"id: {own}, caption: {_text(entity['caption'])}, schema: {_text(entity['schema'])}"]
-    shown += [f"{rules.shown[prop]}: {_list(values)}" for prop, values in said.items() if prop in rules.shown]
+    shown += [f"{rules.shown[prop]}: {_list(values)}" for prop, values in values_of.items() if prop in rules.shown]
     properties = f"{{{', '.join(shown)}}}"
     if rules.edge is not None:
-        sources, targets = (said.get(prop, ()) for prop in rules.edge)
+        sources, targets = (values_of.get(prop, ()) for prop in rules.edge)
         size = 0
         for count, (source, target) in enumerate(product(sources, targets)):
             statement = (
                 f"{_ends(source, target)} MERGE (s)-[r:{rules.type} {{id: {own}}}]->(t) SET r += {properties};\n"
             )
-            if count and (count >= MOST_EDGES or size + len(statement) > MOST_EDGE_BYTES):
+            if count and (count >= MAX_EDGES or size + len(statement) > MAX_EDGE_BYTES):
                 left = len(sources) * len(targets) - count
                 omitted.add(entity["id"], left)
-                # Not as a string: Neo4j replaces escapes in comments too, and the end of a line would end this one.
+                # Not as an escaped string: Neo4j replaces escapes in comments, and a line end would end the comment.
                 name = UNCOMMENTED.sub("?", entity["id"])
                 yield f"// {left} of {left + count} relationships of {name} are left out\n"
                 return
@@ -106,7 +107,7 @@ def _statements(entity: dict[str, Any], omitted: OmittedEdges) -> Iterator[str]:
             yield statement
         return
     yield f"MERGE (n:Entity {{id: {own}}}) SET n{rules.labels}, n += {properties};\n"
-    for prop, values in said.items():
+    for prop, values in values_of.items():
         if prop in rules.references:
             for value in values:
                 yield f"{_ends(entity['id'], value)} MERGE (s)-[:{rules.references[prop]}]->(t);\n"
@@ -115,23 +116,23 @@ def _statements(entity: dict[str, Any], omitted: OmittedEdges) -> Iterator[str]:
 @cache
 def _rules(schema: str) -> Rules:
     known = Model.instance()[schema]
-    source, target, found = known.source_prop, known.target_prop, known.properties.values()
+    source, target, props = known.source_prop, known.target_prop, known.properties.values()
     return Rules(
         edge=None if source is None or target is None else (source.name, target.name),
         type=_symbol(const_case(known.name)),
         labels="".join(f":{_symbol(label)}" for label in sorted(known.names)),
-        shown={prop.name: _symbol(prop.name) for prop in found if prop.type != registry.entity and not prop.hidden},
-        # FtM gives other references no weight, and leaves them out.
+        shown={prop.name: _symbol(prop.name) for prop in props if prop.type != registry.entity and not prop.hidden},
+        # FtM's own export omits all other references.
         references={
             prop.name: _symbol(const_case(prop.name))
-            for prop in found
+            for prop in props
             if prop.type == registry.entity and prop.matchable and not prop.stub
         },
     )
 
 
 def _text(value: str) -> str:
-    """A string of Cypher, on one line whatever is in it."""
+    """Return a Cypher string literal without line ends."""
     return f'"{ESCAPED.sub(_escape, value)}"'
 
 
@@ -140,7 +141,7 @@ def _list(values: list[str]) -> str:
 
 
 def _symbol(name: str) -> str:
-    """A label, a type or a key."""
+    """Return a label, type or key, in backquotes if necessary."""
     return name if PLAIN_NAME.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
@@ -148,6 +149,6 @@ def _ends(source: str, target: str) -> str:
     return f"MERGE (s:Entity {{id: {_text(source)}}}) MERGE (t:Entity {{id: {_text(target)}}})"
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
     return f"\\{character}" if character in '"\\' else f"\\u{ord(character):04x}"

@@ -1,6 +1,6 @@
-"""What a small change did to statistics: the entities that it touched, counted as they were and as they are."""
+"""Incremental statistics: count only the entities that a small change affected, before and after the change."""
 
-# ruff: noqa: S608 - put together from constants of ours
+# ruff: noqa: S608 - SQL is built from constants
 
 from typing import NamedTuple
 
@@ -13,24 +13,24 @@ from tarn.query.statistics import count_entities
 from tarn.storage.store import Store
 
 MAX_IDS = 2_000
-"""Ids that are looked up one by one; of more, everything is counted."""
+"""Number of ids up to which changed entities are looked up individually; beyond it, everything is counted again."""
 
 LONGEST_CHAIN = 10
 
 
 class ChangedStatistics(NamedTuple):
-    """A part of the statistics of one snapshot, and the one that took its place in another's."""
+    """The statistics of the changed entities in the former snapshot, and in the one that replaces it."""
 
     former: Statistics
     present: Statistics
 
 
 def count_changed(duck: duckdb.DuckDBPyConnection, store: Store, states: Between) -> ChangedStatistics | None:
-    """What the entities that differ count for in each of two states; None: they are too many."""
-    found = duck.execute(
+    """Count the entities that differ in each of two states. Return None if there are too many."""
+    rows = duck.execute(
         f"SELECT DISTINCT entity_id FROM ({select_candidates(store, states)}) LIMIT {MAX_IDS + 1}"
     ).fetchall()
-    ids = {entity_id for (entity_id,) in found}
+    ids = {entity_id for (entity_id,) in rows}
     for _ in range(LONGEST_CHAIN):
         if len(ids) > MAX_IDS:
             return None
@@ -38,10 +38,10 @@ def count_changed(duck: duckdb.DuckDBPyConnection, store: Store, states: Between
             return ChangedStatistics(Statistics(), Statistics())
         for name, view in (("former_part", states.former), ("present_part", states.latter)):
             live.make_entities(duck, store, view, ids, name)
-        # Where entities were merged or divided, what they are part of counts on both sides.
+        # If entities were merged or split, include the entities they belong to on both sides, and search again.
         canonical = duck.execute("SELECT canonical_id FROM former_part UNION SELECT canonical_id FROM present_part")
-        wider = ids | {name for (name,) in canonical.fetchall()}
-        if wider == ids:
+        extended = ids | {name for (name,) in canonical.fetchall()}
+        if extended == ids:
             return ChangedStatistics(count_entities(duck, "former_part"), count_entities(duck, "present_part"))
-        ids = wider
+        ids = extended
     return None

@@ -1,23 +1,24 @@
 """The relation `live`: one row for each statement that is live in a view, for every kind of read.
 
-What is live is said in `tarn.lake.live.sql`. Here it is asked of files and of unflushed events together: what the
-events do not touch is taken from the store as it is, and the rest is folded as a flush would fold it.
+`tarn.lake.live.sql` defines which statements are live. This module evaluates it over data files and unflushed events
+together: rows that no event touches are read from the files, and the rest is folded as a flush would fold it.
 """
 
-# ruff: noqa: S608 - put together from constants, names and paths of ours; what users send is bound
+# ruff: noqa: S608 - SQL is built from constants, valid names and paths in the lake; user input is bound
 
-from collections.abc import Collection, Iterable, Set
-from typing import Any, NamedTuple
+from collections.abc import Collection, Set
+from typing import Any
 
 import duckdb
 
 from tarn.journal.overlay import Unflushed
-from tarn.lake.live import sql as fold_sql
-from tarn.lake.live.reference import ADD, Event, Identity, Live, Statement, fold
+from tarn.lake.live import sql
+from tarn.lake.live.reference import ADD, Event, Mark, Statement, StoredRow, fold, stored_live
 from tarn.model.ranges import Range
-from tarn.query.duckdb_process import hand_over
-from tarn.query.planner import IDENTITY, NO_MARKS, NOTHING, Query, ScanPlan, quoted
+from tarn.query.duckdb_process import register_table
+from tarn.query.planner import ScanPlan, SqlQuery
 from tarn.query.views import NONE, View
+from tarn.storage.duckdb_sql import quote_literal, scan_parquet
 from tarn.storage.store import Store
 
 COLUMNS = (
@@ -26,75 +27,80 @@ COLUMNS = (
 
 
 class IncompleteEvents(Exception):
-    """The view has events on the entities that were asked for, and it takes more than those: resolve it anew."""
+    """The view has only the events on the requested entities, and more are needed: resolve it again with all events."""
 
 
 def make_within(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name: str, within: Range) -> None:
-    """Make `name` a view of what is live in a snapshot under a range of canonical ids.
+    """Create the view `name` of what is live in a snapshot within a range of canonical ids.
 
-    Whatever moves to another key leaves a mark under the one it had, so a range can be folded by itself.
+    A statement that moves to another key leaves a mark under its former key, so each range can be folded separately.
     """
     assert view.events is NONE
-    stored = _stored_whole(ScanPlan(store, view.dataset, view.snapshot, within=within))
+    stored = _stored_whole(ScanPlan(store, view.dataset, view.snapshot, keys=within))
     _create_view(duck, view, name, f"SELECT {COLUMNS} FROM ({stored})")
 
 
 def make_all(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name: str, origin: str | None = None) -> None:
-    """Make `name` a view of everything that is live: of every origin, or at least of one."""
+    """Create the view `name` of everything that is live: of every origin, or at least of one."""
     plan = ScanPlan(store, view.dataset, view.snapshot, origin)
     everything = _stored_whole(plan)
     if not _create_events(duck, view.events):
         _create_view(duck, view, name, f"SELECT {COLUMNS} FROM ({everything})")
         return
     duck.execute(
-        f"CREATE OR REPLACE TEMP TABLE {name}_concerned AS "
+        f"CREATE OR REPLACE TEMP TABLE {name}_affected AS "
         "SELECT DISTINCT entity_id FROM events WHERE entity_id IS NOT NULL"
     )
-    about = Query(f"WHERE entity_id IN (SELECT entity_id FROM {name}_concerned)")
-    _fold(duck, _stored(plan, plan.rows(about), plan.happened(about)), f"{name}_changed")
+    about = SqlQuery(f"WHERE entity_id IN (SELECT entity_id FROM {name}_affected)")
+    _fold(duck, _stored(plan, plan.rows(about), plan.changes(about)), f"{name}_changed")
     erased = [row[0] for row in _all(duck, "SELECT DISTINCT origin FROM events WHERE kind = 3 AND entity_id IS NULL")]
-    # All that is stored is older than any event, so an erase of an origin ends all of it that the events do not touch.
-    left = "false" if None in erased else f"origin NOT IN ({', '.join(map(quoted, erased))})" if erased else "true"
+    # All stored rows are older than any event, so erasing an origin ends all its rows that no other event touches.
+    not_erased = (
+        "false" if None in erased else f"origin NOT IN ({', '.join(map(quote_literal, erased))})" if erased else "true"
+    )
     _create_view(
         duck,
         view,
         name,
-        f"SELECT {COLUMNS} FROM ({everything}) ANTI JOIN {name}_concerned USING (entity_id) WHERE {left} "
+        f"SELECT {COLUMNS} FROM ({everything}) ANTI JOIN {name}_affected USING (entity_id) WHERE {not_erased} "
         f"UNION ALL SELECT {COLUMNS} FROM {name}_changed",
     )
 
 
 class LookupTooLarge(Exception):
-    """A lookup concerns more ids or statements than this process may work on: begin it anew as a query."""
+    """A lookup needs more ids or statements than this process may handle: restart it in the query process."""
 
 
 MAX_LOOKUP_IDS = 500
 MAX_LOOKUP_ROWS = 10_000
-"""What a lookup in the API's own process concerns at most. It cannot be killed there, and its rows become objects."""
+"""Limits of a lookup in the API process, where it cannot be killed and its rows become Python objects."""
 
 
 def make_entities(
-    duck: duckdb.DuckDBPyConnection, store: Store, view: View, ids: Collection[str], name: str, brief: bool = False
+    duck: duckdb.DuckDBPyConnection, store: Store, view: View, ids: Collection[str], name: str, is_lookup: bool = False
 ) -> None:
-    """Make `name` a table of the entities that these ids name: by canonical id, entity id or referent.
+    """Create the table `name` of the entities that these ids name: by canonical id, entity id or referent.
 
-    Of every origin: which entity an id names does not depend on whose word of it is asked for. Raises NotWhole, and
-    NotBrief if it must be brief and concerns too much.
+    It has the statements of every origin: which entity an id names does not depend on the origin that is requested.
+    Raises IncompleteEvents, and LookupTooLarge if `is_lookup` is set and the limits of a lookup are exceeded.
     """
     plan = ScanPlan(store, view.dataset, view.snapshot)
-    entities = _find_ids(duck, plan, view.events, frozenset(ids), brief)
-    among = sorted(entities)
-    stored = _stored(plan, Query("SELECT * FROM found"), plan.happened(_where("entity_id", among), among))
+    entities = _find_ids(duck, plan, view.events, frozenset(ids), is_lookup)
+    sorted_ids = sorted(entities)
+    stored = _stored(
+        plan, SqlQuery("SELECT * FROM candidates"), plan.changes(_where("entity_id", sorted_ids), sorted_ids)
+    )
     if _create_events(duck, Unflushed(view.events.on(entities))):
         _fold(duck, stored, "folded")
     else:
         duck.execute(f"CREATE OR REPLACE TEMP TABLE folded AS SELECT {COLUMNS} FROM ({stored.sql})", stored.parameters)
-    wanted = sorted(ids)
+    requested = sorted(ids)
     duck.execute(
-        f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT {quoted(view.dataset.name)} AS dataset, {COLUMNS} FROM folded "
-        f"WHERE canonical_id IN (SELECT canonical_id FROM folded WHERE entity_id IN ({_marks(wanted)}) "
-        f"OR canonical_id IN ({_marks(wanted)}))",
-        wanted * 2,
+        f"CREATE OR REPLACE TEMP TABLE {name} AS "
+        f"SELECT {quote_literal(view.dataset.name)} AS dataset, {COLUMNS} FROM folded "
+        f"WHERE canonical_id IN (SELECT canonical_id FROM folded WHERE entity_id IN ({_marks(requested)}) "
+        f"OR canonical_id IN ({_marks(requested)}))",
+        requested * 2,
     )
 
 
@@ -104,13 +110,13 @@ def own_statements(
     view: View,
     entity_id: str,
     origin: str | None = None,
-    brief: bool = False,
+    is_lookup: bool = False,
 ) -> list[Statement] | None:
-    """The live statements of an entity that goes by its own id alone, of every origin or at least of one.
+    """Return the live statements of an entity whose only id is `entity_id`, of every origin or at least of one.
 
-    Most do, and then a look at the files and a few events folded one after the other are all there is to do. None if
-    other ids come into it, or if an origin says nothing under this one: it may do so under one that others gave it.
-    Raises NotBrief if it must be brief and there are too many statements or events.
+    Most entities are of this kind; then one lookup in the files and a fold of a few events in Python are enough. Return
+    None if other ids are involved, or if the origin has no statement under this id: it may have some under an id that
+    other origins merged with it. Raises LookupTooLarge if `is_lookup` is set and statements or events are too many.
     """
     plan = ScanPlan(store, view.dataset, view.snapshot, origin)
     events: list[Event] = []
@@ -118,24 +124,25 @@ def own_statements(
         if view.events.added({entity_id}, {entity_id}) - {(entity_id, entity_id)}:
             return None
         concerned = view.events.on({entity_id})
-        if brief and concerned.num_rows > MAX_LOOKUP_ROWS:
+        if is_lookup and concerned.num_rows > MAX_LOOKUP_ROWS:
             raise LookupTooLarge
         events = [_event(row) for row in concerned.to_pylist()]
-    found = _under(plan, {entity_id}, {entity_id})
-    rows = []
-    if found != NOTHING:
-        rows = _fetch(duck, Query(f"SELECT {COLUMNS}, ord FROM ({found.sql})", found.parameters), brief)
+    stored = _rows_of(plan, {entity_id}, {entity_id})
+    rows: list[tuple[Any, ...]] = []
+    if stored is not None:
+        rows = _fetch(duck, SqlQuery(f"SELECT {COLUMNS}, ord FROM ({stored.sql})", stored.parameters), is_lookup)
     if any((row[0], row[1]) != (entity_id, entity_id) for row in rows):
         return None
-    happened = plan.happened(_where("entity_id", [entity_id]), [entity_id])
-    marks = [] if happened is None else _fetch(duck, happened, brief)
-    live = [*fold(_newest(rows, [Mark(*mark) for mark in marks]), events).values()]
+    changes = plan.changes(_where("entity_id", [entity_id]), [entity_id])
+    marks = [] if changes is None else _fetch(duck, changes, is_lookup)
+    before = stored_live((StoredRow(Statement(*row), ord_) for *row, ord_ in rows), (Mark(*mark) for mark in marks))
+    live = [*fold(before, events).values()]
     return live if live or origin is None else None
 
 
-def _fetch(duck: duckdb.DuckDBPyConnection, query: Query, brief: bool) -> list[tuple[Any, ...]]:
-    """The rows of a query. Raises NotBrief if they must be few and are not."""
-    if not brief:
+def _fetch(duck: duckdb.DuckDBPyConnection, query: SqlQuery, is_lookup: bool) -> list[tuple[Any, ...]]:
+    """Return the rows of a query. Raises LookupTooLarge if `is_lookup` is set and there are too many."""
+    if not is_lookup:
         return duck.execute(query.sql, query.parameters).fetchall()
     limited = f"SELECT * FROM ({query.sql}) LIMIT {MAX_LOOKUP_ROWS + 1}"
     rows = duck.execute(limited, query.parameters).fetchall()
@@ -144,67 +151,36 @@ def _fetch(duck: duckdb.DuckDBPyConnection, query: Query, brief: bool) -> list[t
     return rows
 
 
-class Mark(NamedTuple):
-    """What happened to a statement since its row was written."""
-
-    id: bytes
-    origin: str
-    kind: str
-    first_seen: int
-    last_seen: int
-    ord: int
-
-
-def _newest(rows: Iterable[tuple[Any, ...]], marks: Iterable[Mark]) -> Live:
-    """What is live in the store: the newest row of an identity, unless something later deletes it."""
-    newest: dict[Identity, tuple[int, Statement]] = {}
-    for *columns, ord_ in rows:
-        one = Statement(*columns)
-        if one.identity not in newest or newest[one.identity][0] < ord_:
-            newest[one.identity] = ord_, one
-    live = {identity: one for identity, (_, one) in newest.items()}
-    ended = set()
-    for mark in marks:
-        identity = mark.id, mark.origin
-        if identity not in newest or mark.ord <= newest[identity][0]:
-            continue
-        if mark.kind == "delete":
-            ended.add(identity)
-        one = live[identity]
-        first, last = min(one.first_seen, mark.first_seen), max(one.last_seen, mark.last_seen)
-        live[identity] = one._replace(first_seen=first, last_seen=last)
-    return {identity: one for identity, one in live.items() if identity not in ended}
-
-
 def _event(row: dict[str, Any]) -> Event:
-    said = None
+    statement = None
     if row["kind"] == ADD:
         own = {name: row[name] for name in Statement._fields}
-        said = Statement(**own | {"canonical_id": row["canonical_id"] or row["entity_id"]})
-    return Event(row["ord"], row["kind"], row["entity_id"], row["origin"], row["id"], said)
+        statement = Statement(**own | {"canonical_id": row["canonical_id"] or row["entity_id"]})
+    return Event(row["ord"], row["kind"], row["entity_id"], row["origin"], row["id"], statement)
 
 
 def _find_ids(
-    duck: duckdb.DuckDBPyConnection, plan: ScanPlan, events: Unflushed, wanted: frozenset[str], brief: bool
+    duck: duckdb.DuckDBPyConnection, plan: ScanPlan, events: Unflushed, requested: frozenset[str], is_lookup: bool
 ) -> frozenset[str]:
-    """The entity ids whose statements may be part of what these ids name; and the table `found` of what is stored.
+    """Return the entity ids whose statements may belong to the requested entities; create the table `candidates`.
 
-    Most ids name what they are. Where entities were merged, an id leads to a canonical one, and that to others.
+    Most ids are both entity id and canonical id. Where entities were merged, an id leads to a canonical id, and that to
+    other entity ids; so the lookup is repeated until no new id appears.
     """
-    entities = canonicals = wanted
-    looked: tuple[frozenset[str], frozenset[str]] | None = None
-    while (entities, canonicals) != looked:
-        pairs = _find(duck, plan, events, entities, canonicals, brief)
-        if brief and len(pairs) > MAX_LOOKUP_IDS:
+    entities = canonicals = requested
+    searched: tuple[frozenset[str], frozenset[str]] | None = None
+    while (entities, canonicals) != searched:
+        pairs = _find(duck, plan, events, entities, canonicals, is_lookup)
+        if is_lookup and len(pairs) > MAX_LOOKUP_IDS:
             raise LookupTooLarge
-        if looked is None:
+        if searched is None:
             canonicals = canonicals.union(canonical for _, canonical in pairs)
-            looked = wanted, wanted
+            searched = requested, requested
         else:
-            looked = entities, canonicals
+            searched = entities, canonicals
         entities = entities.union(entity for entity, canonical in pairs if canonical in canonicals)
-        # Under another canonical id there may be entities whose events were not asked for.
-        if not events.is_whole and not entities == canonicals == wanted:
+        # Another canonical id may have entities whose events this view does not have.
+        if not events.is_whole and not entities == canonicals == requested:
             raise IncompleteEvents
     return entities
 
@@ -215,74 +191,83 @@ def _find(
     events: Unflushed,
     entities: frozenset[str],
     canonicals: frozenset[str],
-    brief: bool,
+    is_lookup: bool,
 ) -> set[tuple[str, str]]:
-    """Make the table `found` of what is stored under these ids; the pairs of ids in it and in the events' adds."""
-    found = _under(plan, entities, canonicals)
-    duck.execute(f"CREATE OR REPLACE TEMP TABLE found AS {found.sql}", found.parameters)
-    enough = f" LIMIT {MAX_LOOKUP_IDS + 1}" if brief else ""
-    pairs = {(row[0], row[1]) for row in _all(duck, f"SELECT DISTINCT entity_id, canonical_id FROM found{enough}")}
+    """Create the table `candidates` of the rows stored under these ids.
+
+    Return the pairs of entity id and canonical id in it and in the events that add statements.
+    """
+    stored = _rows_of(plan, entities, canonicals) or SqlQuery(plan.nothing())
+    duck.execute(f"CREATE OR REPLACE TEMP TABLE candidates AS {stored.sql}", stored.parameters)
+    limit = f" LIMIT {MAX_LOOKUP_IDS + 1}" if is_lookup else ""
+    pairs = {(row[0], row[1]) for row in _all(duck, f"SELECT DISTINCT entity_id, canonical_id FROM candidates{limit}")}
     return pairs | events.added(entities, canonicals)
 
 
-def _under(plan: ScanPlan, entities: Set[str], canonicals: Set[str]) -> Query:
-    """What is stored of these entities, or under these canonical ids."""
-    of, under = sorted(entities), sorted(canonicals)
-    by_key = plan.rows(_where("canonical_id", under), under)
-    # Two scans, as each can leave out most of a file by its own bounds; with OR between them none could.
-    others = Query(f"WHERE entity_id IN ({_marks(of)}) AND canonical_id NOT IN ({_marks(under)})", (*of, *under))
-    return by_key.then(plan.rows(others, of, "entity_id"))
+def _rows_of(plan: ScanPlan, entities: Set[str], canonicals: Set[str]) -> SqlQuery | None:
+    """Return a query for the rows stored of these entities, or under these canonical ids; None if no file has any."""
+    entity_ids, canonical_ids = sorted(entities), sorted(canonicals)
+    by_key = plan.rows(_where("canonical_id", canonical_ids), canonical_ids)
+    # Two scans: each can skip most of a file by the bounds of its own column; one scan with OR could not.
+    where = SqlQuery(
+        f"WHERE entity_id IN ({_marks(entity_ids)}) AND canonical_id NOT IN ({_marks(canonical_ids)})",
+        (*entity_ids, *canonical_ids),
+    )
+    others = plan.rows(where, entity_ids, "entity_id")
+    if by_key is None or others is None:
+        return by_key or others
+    return SqlQuery(f"{by_key.sql} UNION ALL {others.sql}", by_key.parameters + others.parameters)
 
 
-def _stored(plan: ScanPlan, rows: Query, marks: Query | None) -> Query:
-    """What is live in the store of these rows."""
-    if plan.is_once and marks is None:
-        return rows
-    query = fold_sql.STORED_ONCE if plan.is_once else fold_sql.STORED
-    marked = marks or Query(NO_MARKS)
-    return Query(query.format(rows=rows.sql, marks=marked.sql, materialized=""), rows.parameters + marked.parameters)
+def _stored(plan: ScanPlan, rows: SqlQuery | None, changes: SqlQuery | None) -> SqlQuery:
+    """Return a query for those of the stored rows that are live."""
+    if rows is None:
+        return SqlQuery(plan.nothing())
+    marks = changes or SqlQuery("")
+    live = sql.stored_live(rows.sql, marks.sql or None, each_once=plan.is_each_once)
+    return SqlQuery(live, rows.parameters + marks.parameters)
 
 
 def _stored_whole(plan: ScanPlan) -> str:
-    """What is live in all of the store, or in the plan's range of it."""
-    rows, happened = plan.rows(plan.within), plan.happened(plan.within)
-    if plan.is_once:
-        return _stored(plan, rows, happened).sql
-    marks = happened or Query(NO_MARKS)
-    identities = plan.rows(plan.within, columns=IDENTITY)
-    return fold_sql.STORED_WHOLE.format(rows=rows.sql, identities=identities.sql, marks=marks.sql)
+    """Return SQL for all live rows in the data files, or in the plan's range of keys."""
+    rows, changes = plan.rows(plan.within), plan.changes(plan.within)
+    if rows is None:
+        return plan.nothing()
+    marks = None if changes is None else changes.sql
+    return sql.stored_live(rows.sql, marks, plan.identities(plan.within).sql, each_once=plan.is_each_once)
 
 
 def _create_events(duck: duckdb.DuckDBPyConnection, events: Unflushed) -> bool:
-    """Make the table `events`, if there are any."""
+    """Create the table `events`, if there are any. Return whether there are."""
     if events.file is not None:
-        source = f"read_parquet({quoted(str(events.file))})"
+        source = scan_parquet([str(events.file)])
     elif events.table.num_rows:
-        hand_over(duck, "incoming", events.table, events.version)
+        register_table(duck, "incoming", events.table, events.version)
         source = "incoming"
     else:
         return False
     duck.execute(f"CREATE OR REPLACE TEMP TABLE events AS SELECT * FROM {source}")
-    duck.execute(fold_sql.ADDS)
+    duck.execute(sql.ADDS)
     return True
 
 
-def _fold(duck: duckdb.DuckDBPyConnection, stored: Query, name: str) -> None:
-    """Make the table `name` of what is live after the events, of what was live in the store before."""
+def _fold(duck: duckdb.DuckDBPyConnection, stored: SqlQuery, name: str) -> None:
+    """Create the table `name` of what is live after applying the events to the live stored rows."""
     duck.execute(f"CREATE OR REPLACE TEMP TABLE stored AS {stored.sql}", stored.parameters)
-    for statement in fold_sql.ENDINGS:
+    for statement in sql.ENDINGS:
         duck.execute(statement)
-    duck.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {fold_sql.AFTER}")
+    duck.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS {sql.AFTER}")
 
 
 def _create_view(duck: duckdb.DuckDBPyConnection, view: View, name: str, query: str) -> None:
     duck.execute(
-        f"CREATE OR REPLACE TEMP VIEW {name} AS SELECT {quoted(view.dataset.name)} AS dataset, {COLUMNS} FROM ({query})"
+        f"CREATE OR REPLACE TEMP VIEW {name} AS "
+        f"SELECT {quote_literal(view.dataset.name)} AS dataset, {COLUMNS} FROM ({query})"
     )
 
 
-def _where(column: str, values: list[str]) -> Query:
-    return Query(f"WHERE {column} IN ({_marks(values)})", tuple(values))
+def _where(column: str, values: list[str]) -> SqlQuery:
+    return SqlQuery(f"WHERE {column} IN ({_marks(values)})", tuple(values))
 
 
 def _marks(values: Collection[str]) -> str:

@@ -1,7 +1,7 @@
-"""Sorting rows whose values are too long to be sorted with them.
+"""External sort of rows with long values: the values are spilled to a file, and only their offsets are sorted.
 
-DuckDB's sort spills, but it holds two thousand whole rows of every run in memory while it merges: with texts of some
-kilobytes that is more than there is. Here the texts wait in a file, and the sort moves their places.
+DuckDB's sort spills, but it holds two thousand complete rows of every run in memory while it merges: with texts of some
+kilobytes that exceeds the memory limit.
 """
 
 import os
@@ -18,31 +18,32 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tarn.query.column_text import MAX_BYTES, TEXT, Numbers, column, fetch_tables, text_bytes
+from tarn.storage.duckdb_sql import scan_parquet
 
 LONGEST_SORTED = 64
-"""Bytes of a value that are sorted with its row; a longer one is set aside."""
+"""Values up to this many bytes are sorted with their rows; longer ones are spilled."""
 
 
 def sort_spilled(
     duck: duckdb.DuckDBPyConnection, tables: Iterable[pa.Table], order: str, batch_rows: int
 ) -> Iterator[pa.Table]:
-    """Tables that have a column `value`, sorted by other columns, in tables of bounded size."""
+    """Sort the rows of tables that have a column `value` by other columns. Yield tables of bounded size."""
     folder = Path(duck.execute("SELECT current_setting('temp_directory')").fetchall()[0][0])
-    # DuckDB makes it when it first spills.
+    # DuckDB creates this folder only when it first spills.
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix="aside-", dir=folder) as scratch:
+    with TemporaryDirectory(prefix="spilled-", dir=folder) as scratch:
         rows, texts = Path(scratch, "rows.parquet"), Path(scratch, "values")
         _write_spilled(tables, rows, texts)
         if not rows.exists():
             return
-        query = f"SELECT * FROM read_parquet(?) ORDER BY {order}"  # noqa: S608 (columns of ours)
+        query = f"SELECT * FROM {scan_parquet([str(rows)])} ORDER BY {order}"  # noqa: S608 (constant column names)
         with texts.open("rb") as file:
-            for table in fetch_tables(duck, query, [str(rows)], batch_rows):
+            for table in fetch_tables(duck, query, [], batch_rows):
                 yield from _restore_values(table, file.fileno())
 
 
 def _write_spilled(tables: Iterable[pa.Table], rows: Path, texts: Path) -> None:
-    """Write rows to one file and their long values, end to end, to another."""
+    """Write rows to one file, and their concatenated long values to another."""
     writer: pq.ParquetWriter | None = None
     with texts.open("wb") as file:
         try:
@@ -63,15 +64,17 @@ def _spill_long_values(table: pa.Table, file: BinaryIO) -> pa.Table:
     starts = np.where(long, file.tell() + ends - lengths, -1)
     file.write(text_bytes(values.filter(pa.array(long))))
     short = pc.if_else(pa.array(long), pa.scalar("", TEXT), values)
-    place = table.schema.get_field_index("value")
-    return table.set_column(place, "value", short).append_column("start", [starts]).append_column("length", [lengths])
+    position = table.schema.get_field_index("value")
+    return (
+        table.set_column(position, "value", short).append_column("start", [starts]).append_column("length", [lengths])
+    )
 
 
 def _restore_values(table: pa.Table, texts: int) -> Iterator[pa.Table]:
-    """The rows with their values, in as many tables as keep each of them within bounds."""
+    """Yield the rows with their values, in tables of at most about MAX_BYTES each."""
     starts, lengths = (column(table, name).to_numpy() for name in ("start", "length"))
-    share = np.cumsum(lengths) // MAX_BYTES
-    cuts = [0, *(np.flatnonzero(share[1:] != share[:-1]) + 1).tolist(), table.num_rows]
+    group = np.cumsum(lengths) // MAX_BYTES
+    cuts = [0, *(np.flatnonzero(group[1:] != group[:-1]) + 1).tolist(), table.num_rows]
     slim = table.drop_columns(["start", "length"])
     for first, last in pairwise(cuts):
         yield _with_values(slim.slice(first, last - first), starts[first:last], lengths[first:last], texts)
@@ -79,17 +82,17 @@ def _restore_values(table: pa.Table, texts: int) -> Iterator[pa.Table]:
 
 def _with_values(table: pa.Table, starts: Numbers, lengths: Numbers, texts: int) -> pa.Table:
     long = starts >= 0
-    found = [
+    contents_read = [
         _read(texts, length, start) for start, length in zip(starts[long].tolist(), lengths[long].tolist(), strict=True)
     ]
     values = pc.replace_with_mask(
-        column(table, "value").cast(pa.large_binary()), pa.array(long), pa.array(found, pa.large_binary())
+        column(table, "value").cast(pa.large_binary()), pa.array(long), pa.array(contents_read, pa.large_binary())
     )
     return table.set_column(table.schema.get_field_index("value"), "value", values.cast(TEXT))
 
 
 def _read(texts: int, length: int, start: int) -> bytes:
-    found = os.pread(texts, length, start)
-    if len(found) != length:
-        raise duckdb.IOException("IO Error: a value that was set aside is not all there")
-    return found
+    data = os.pread(texts, length, start)
+    if len(data) != length:
+        raise duckdb.IOException(f"IO Error: read {len(data)} of {length} bytes of a value spilled to disk")
+    return data

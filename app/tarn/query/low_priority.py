@@ -1,13 +1,13 @@
-"""A process that stands back: whoever has something brief to do gets a processor before it.
+"""CPU affinity of the low-priority query process, so that queries do not delay short requests.
 
-One query keeps every processor busy for as long as it runs, and a small request, which passes from thread to thread
-half a dozen times, waited behind it each time. So the process that answers queries
+One query keeps every processor busy for as long as it runs. A small request passes from thread to thread half a dozen
+times, and waited for a processor each time. So the query process
 
-1. is nice        it gets what nobody else wants of a processor, which is everything where it is alone
-2. leaves a part  of the processors to others altogether, while there are others: a nice thread, too, keeps a processor
-                  for some milliseconds before anybody else is given it
+1. is nice        (`tarn.child_process`) it gets the processor time that no other process needs
+2. leaves a part  of the processors to other work, while there is any: even a nice thread keeps a processor for some
+                  milliseconds before another thread gets it
 
-Where it is not permitted, or the system has no such thing, nothing of this happens.
+Where this is not permitted, or the system does not support it, both are skipped.
 """
 
 import os
@@ -15,19 +15,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-LOWER = 10
-"""How much nicer it is: it gets a tenth of a processor that another is busy on. Not less, as no read is to wait for a
-flush that takes every processor there is."""
-
-
-def stand_back(pid: int) -> None:
-    """Lower the priority of a process that has begun, for good: the way back takes a privilege."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + LOWER)
-
 
 class Processors:
-    """The processors on which a process may run: all that we have, or while they are shared the latter half."""
+    """The processors on which a process may run: all of ours, or, while they are shared, the second half of them."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -37,19 +27,19 @@ class Processors:
 
     @property
     def count(self) -> int:
-        """On how many it may run now."""
+        """Return on how many processors the process may run now."""
         return max(1, len(self._part if self._are_shared else self._all))
 
     def share(self, shared: bool) -> bool:
-        """Say whether others need processors, too. It holds at once, for what is running as well.
+        """Set whether other work needs processors, too. Takes effect at once, also for running threads.
 
-        Tells whether that is new.
+        Return whether the setting changed.
         """
         if shared == self._are_shared or sys.platform != "linux":
             return False
         self._are_shared = shared
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             for thread in Path(f"/proc/{self._pid}/task").iterdir():
-                with suppress(OSError):  # the thread has
+                with suppress(OSError):  # the thread has ended
                     os.sched_setaffinity(int(thread.name), self._part if shared else self._all)
         return True

@@ -1,4 +1,4 @@
-"""One read: a connection to DuckDB, and the states of datasets that were resolved for it."""
+"""Reader: starts reads, each with a DuckDB session and the dataset states that were resolved for it."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -15,7 +15,7 @@ from tarn.model.ids import new_id
 from tarn.query import live
 from tarn.query.active_reads import ActiveRead, ActiveReads
 from tarn.query.duckdb_process import DuckdbSession
-from tarn.query.engine import Engine, IsolatedEngine, ProcessEngine, answering
+from tarn.query.engine import Engine, IsolatedEngine, ProcessEngine, duckdb_errors_converted
 from tarn.query.live import MAX_LOOKUP_ROWS, IncompleteEvents, LookupTooLarge
 from tarn.query.tenant_isolation import IsolatedTenants
 from tarn.query.views import View, Views
@@ -25,7 +25,7 @@ from tarn.telemetry import Telemetry
 
 
 class RequestedState(NamedTuple):
-    """Which state of a dataset is asked for: the present one, the head without what is unflushed, or a snapshot."""
+    """The requested state of a dataset: the current one, the head without unflushed events, or a snapshot."""
 
     at: str | None = None
     fresh: Literal["overlay", "snapshot"] = "overlay"
@@ -35,62 +35,63 @@ NOW = RequestedState()
 
 
 class Reader:
-    """Reads of one process. Safe to share between threads; each read has a session of its own."""
+    """The reads of one process. Thread-safe; each read has its own session."""
 
     def __init__(self, settings: Settings, database: Database, store: Store, watch: Telemetry | None = None) -> None:
         self._watch = watch or Telemetry()
-        self._near = Engine(settings, store.connection)
-        self._near.warm_up()
-        self._apart = ProcessEngine(settings, store.connection)
-        self._confined = IsolatedEngine(settings, store.connection)
-        self._confinement = IsolatedTenants()
+        self._local = Engine(settings, store.connection)
+        self._local.warm_up()
+        self._remote = ProcessEngine(settings, store.connection)
+        self._isolated = IsolatedEngine(settings, store.connection)
+        self._isolated_tenants = IsolatedTenants()
         self._seconds = settings.query_seconds
         self._views = Views(database, store, settings.overlay_rows)
         self._store = store
-        self.running = ActiveReads()
+        self.active_reads = ActiveReads()
 
     def reading(self, tenant: str = "", seconds: float | None = None) -> AbstractContextManager["Reading"]:
-        """Begin a read for a tenant, with a time limit. What it made ends with it. DuckDB's errors are ours.
+        """Start a read for a tenant, with a time limit. Its temporary tables and files are deleted when it ends.
 
-        A query that must be killed ends those of others that run in the same process. After one, the queries of its
-        tenant run in another process for a while.
+        DuckDB's errors are converted to Tarn's. If a query must be killed, all other queries in the same process end
+        with it; so afterwards the queries of its tenant run in another process for a while.
         """
-        return self._begun(lambda: self._engine_of(tenant), tenant, self._seconds if seconds is None else seconds)
+        return self._start(lambda: self._engine_of(tenant), tenant, self._seconds if seconds is None else seconds)
 
-    def looking(self) -> AbstractContextManager["Reading"]:
-        """The same for what is over in a moment: it costs no more than a thread's time.
+    def lookup(self) -> AbstractContextManager["Reading"]:
+        """Start a short lookup in this process, which needs no query process and no time limit.
 
-        It runs in this process, which cannot be killed: for work only that stops when it is interrupted. Whoever begins
-        it sees to that.
+        This process cannot be killed, so the caller must ensure that the work is small and stops when interrupted.
         """
-        return self._begun(lambda: self._near, "", self._seconds)
+        return self._start(lambda: self._local, "", self._seconds)
 
-    def is_confined(self, tenant: str) -> bool:
-        """Whether a query of this tenant had to be killed a short time ago."""
-        return tenant in self._confinement
+    def is_isolated(self, tenant: str) -> bool:
+        """Return whether a query of this tenant had to be killed recently."""
+        return tenant in self._isolated_tenants
 
     def warm_up(self) -> None:
-        """Have ready what the first query would wait for; if that cannot be, it is tried again then."""
+        """Start the query process, so that the first query does not wait. If it fails, that query retries."""
         with suppress(Unavailable):
-            self._apart.warm_up()
+            self._remote.warm_up()
 
     def share(self, shared: bool) -> None:
-        """Say whether tenants are beside each other: then queries leave a part of the processors to what is brief."""
-        self._apart.share(shared)
-        self._confined.share(shared)
+        """Set whether several tenants are active: then queries leave a part of the processors to short requests."""
+        self._remote.share(shared)
+        self._isolated.share(shared)
 
     def _engine_of(self, tenant: str) -> Engine:
-        return self._confined if self.is_confined(tenant) else self._apart
+        return self._isolated if self.is_isolated(tenant) else self._remote
 
     @contextmanager
-    def _begun(self, choose: Callable[[], Engine], tenant: str, seconds: float) -> Iterator["Reading"]:
-        # Chosen when the read begins: it may have waited for a slot while another of its tenant was killed.
+    def _start(self, choose: Callable[[], Engine], tenant: str, seconds: float) -> Iterator["Reading"]:
+        # Chosen when the read starts: it may have waited for a slot while another query of its tenant was killed.
         engine, watch = choose(), self._watch
-        with watch.timed(watch.queries, "query"), answering(), engine.session() as duck:
-            reading = Reading(duck, self._views, self._store, engine.scratch, self.running, brief=engine is self._near)
+        with watch.timed(watch.queries, "query"), duckdb_errors_converted(), engine.session() as duck:
+            reading = Reading(
+                duck, self._views, self._store, engine.scratch, self.active_reads, is_lookup=engine is self._local
+            )
             reading.limit(seconds)
             if isinstance(duck, DuckdbSession):
-                duck.on_kill = lambda: self._confinement.add(tenant)
+                duck.on_kill = lambda: self._isolated_tenants.add(tenant)
             try:
                 yield reading
             except (duckdb.Error, QueryTimeout):
@@ -100,13 +101,13 @@ class Reader:
                 reading.clean()
 
     def close(self) -> None:
-        self._near.close()
-        self._apart.close()
-        self._confined.close()
+        self._local.close()
+        self._remote.close()
+        self._isolated.close()
 
 
 class Reading:
-    """A read under way, on one thread at a time. Another thread may interrupt it."""
+    """A running read. Not thread-safe, except that another thread may interrupt it."""
 
     def __init__(
         self,
@@ -114,29 +115,32 @@ class Reading:
         views: Views,
         store: Store,
         scratch: Path,
-        running: ActiveReads,
-        brief: bool = False,
+        active_reads: ActiveReads,
+        is_lookup: bool = False,
     ) -> None:
         self.duck = duck
-        self.brief = brief
-        """Whether it is a lookup, which raises NotBrief if it concerns too much."""
+        self.is_lookup = is_lookup
+        """Whether it is a lookup in this process, which raises LookupTooLarge if it needs too many rows."""
         self._views = views
         self.store = store
         self._scratch = scratch
-        self._running = running
-        self._holds: list[ActiveRead] = []
-        self._spooled: list[Path] = []
+        self._active_reads = active_reads
+        self._registered: list[ActiveRead] = []
+        self._spool_files: list[Path] = []
 
     def view(self, dataset: Dataset, state: RequestedState, entities: Collection[str] | None = None) -> View:
-        """Resolve a state once. With `entities`, it may be good for these alone. Its files stay until the read ends."""
-        hold = self._running.begin(dataset.id)
-        self._holds.append(hold)
-        view = self._resolved(dataset, state, entities)
+        """Resolve a state once. Its files are kept until the read ends.
+
+        With `entities`, the view may have the unflushed events on these entities only.
+        """
+        read = self._active_reads.begin(dataset.id)
+        self._registered.append(read)
+        view = self._resolve(dataset, state, entities)
         if view.snapshot is not None:
-            hold.seq = view.snapshot.seq
+            read.seq = view.snapshot.seq
         return view
 
-    def _resolved(self, dataset: Dataset, state: RequestedState, entities: Collection[str] | None) -> View:
+    def _resolve(self, dataset: Dataset, state: RequestedState, entities: Collection[str] | None) -> View:
         if state.at is not None:
             return self._views.at(dataset, state.at)
         if state.fresh == "snapshot":
@@ -146,7 +150,7 @@ class Reading:
     def everything(
         self, dataset: Dataset, state: RequestedState, origin: str | None = None, name: str = "live"
     ) -> View:
-        """Make `live` a view of every live statement: of every origin, or at least of one."""
+        """Create the view `name` of every live statement: of every origin, or at least of one."""
         view = self.view(dataset, state)
         self.show(view, origin, name)
         return view
@@ -155,7 +159,7 @@ class Reading:
         live.make_all(self.duck, self.store, view, name, origin)
 
     def entities(self, dataset: Dataset, state: RequestedState, ids: Collection[str], name: str = "live") -> View:
-        """Make `live` a table of the entities that these ids name."""
+        """Create the table `name` of the entities that these ids name."""
         view = self.view(dataset, state, ids)
         try:
             self.show_entities(view, ids, name)
@@ -165,38 +169,39 @@ class Reading:
         return view
 
     def show_entities(self, view: View, ids: Collection[str], name: str = "live") -> None:
-        """The same in a state that was resolved before. Raises NotWhole if it is good for fewer entities."""
-        live.make_entities(self.duck, self.store, view, ids, name, self.brief)
+        """Do the same in a resolved view. Raises IncompleteEvents if the view lacks events on an entity."""
+        live.make_entities(self.duck, self.store, view, ids, name, self.is_lookup)
 
     def entity(
         self, dataset: Dataset, state: RequestedState, entity_id: str, origin: str | None = None
     ) -> tuple[View, list[Statement]]:
-        """The view, and the statements of the entities that an id names; there is more than one if it was divided."""
+        """Return the view, and the statements of the entities that an id names: several if an entity was split."""
         view = self.view(dataset, state, [entity_id])
-        found = live.own_statements(self.duck, self.store, view, entity_id, origin, self.brief)
-        if found is None:
+        statements = live.own_statements(self.duck, self.store, view, entity_id, origin, self.is_lookup)
+        if statements is None:
             view = self.entities(dataset, state, [entity_id])
-            if self.brief and self.duck.execute("SELECT count(*) FROM live").fetchall()[0][0] > MAX_LOOKUP_ROWS:
+            if self.is_lookup and self.duck.execute("SELECT count(*) FROM live").fetchall()[0][0] > MAX_LOOKUP_ROWS:
                 raise LookupTooLarge
-            found = [Statement(*row) for row in self.duck.execute(f"SELECT {live.COLUMNS} FROM live").fetchall()]  # noqa: S608
-        return view, [one for one in found if origin in (None, one.origin)]
+            rows = self.duck.execute(f"SELECT {live.COLUMNS} FROM live").fetchall()  # noqa: S608
+            statements = [Statement(*row) for row in rows]
+        return view, [statement for statement in statements if origin in (None, statement.origin)]
 
     def limit(self, seconds: float) -> None:
-        """Start the time limit of what follows anew, if the read has a process of its own to enforce it."""
+        """Restart the time limit, if the read runs in the query process; there is none in this process."""
         if isinstance(self.duck, DuckdbSession):
             self.duck.limit(seconds)
 
     def interrupt(self) -> None:
-        """End the query that is running now, from another thread."""
+        """Interrupt the running query, from another thread."""
         self.duck.interrupt()
 
     def clean(self) -> None:
-        for hold in self._holds:
-            self._running.end(hold)
-        for path in self._spooled:
+        for read in self._registered:
+            self._active_reads.end(read)
+        for path in self._spool_files:
             path.unlink(missing_ok=True)
 
     def _spool(self) -> Path:
         path = self._scratch / f"{new_id()}.parquet"
-        self._spooled.append(path)
+        self._spool_files.append(path)
         return path

@@ -1,7 +1,7 @@
-"""Live statements in the forms in which FtM's tools and others read them: NDJSON, CSV, Parquet, Arrow.
+"""Serialisation of live statements for FtM's tools and others: NDJSON, CSV, Parquet, Arrow.
 
-Every form shows the same fourteen columns, those of FtM's CSV. Rows keep the order of the query, chunks are made as
-rows come, and memory is bounded by a batch, whatever the number of rows.
+Every format has the same fourteen columns, those of FtM's CSV. Rows keep the order of the query, chunks are written as
+rows arrive, and memory is bounded by the size of a batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -39,7 +39,7 @@ MOMENT = pa.timestamp("us", "UTC")
 TYPED = {"external": pa.bool_(), "first_seen": MOMENT, "last_seen": MOMENT}
 
 STATEMENTS = pa.schema([(name, TYPED.get(name, pa.string())) for name in CSV_COLUMNS])
-"""Statements as Parquet and Arrow have them: FtM's columns, with types."""
+"""The schema of statements in Parquet and Arrow: FtM's columns, with types."""
 
 JSON_COLUMNS = ("id", "entity_id", "canonical_id", "prop", "prop_type", "schema", "value", "dataset", "origin", "lang",
                 "original_value", "external", "first_seen", "last_seen")  # fmt: skip
@@ -47,11 +47,11 @@ CSV_HEADER = ",".join(f'"{name}"' for name in CSV_COLUMNS).encode() + b"\n"
 
 
 def statement_rows(duck: duckdb.DuckDBPyConnection, query: str, parameters: Any) -> list[dict[str, Any]]:
-    """The rows of a query with the columns of `live`, as FtM's statement dicts; for a page of them."""
-    found = duck.execute(query, parameters)
-    names = [name for name, *_ in found.description or ()]
-    rows = (dict(zip(names, row, strict=True)) for row in found.fetchall())
-    shown = (
+    """Return the rows of a query with the columns of `live` as FtM statement dicts. For a page, not for a stream."""
+    cursor = duck.execute(query, parameters)
+    names = [name for name, *_ in cursor.description or ()]
+    rows = (dict(zip(names, row, strict=True)) for row in cursor.fetchall())
+    converted = (
         row
         | {
             "id": row["id"].hex(),
@@ -61,7 +61,7 @@ def statement_rows(duck: duckdb.DuckDBPyConnection, query: str, parameters: Any)
         }
         for row in rows
     )
-    return [{name: row[name] for name in JSON_COLUMNS} for row in shown]
+    return [{name: row[name] for name in JSON_COLUMNS} for row in converted]
 
 
 def _ndjson(tables: Iterator[pa.Table]) -> Iterator[bytes]:
@@ -111,8 +111,8 @@ def _csv(tables: Iterator[pa.Table]) -> Iterator[bytes]:
 
 
 def csv_rows(tables: Iterable[pa.Table]) -> Iterator[bytes]:
-    """Lines of FtM's CSV, without what stands above them."""
-    # Everything is quoted, as FtM writes it: then line ends and spaces are what they were.
+    """Yield lines of FtM's CSV, without the header."""
+    # Everything is quoted, as in FtM's own CSV, which preserves line ends and spaces.
     options = pyarrow.csv.WriteOptions(include_header=False, quoting_style="all_valid", batch_size=16_384)
     for table in tables:
         sink = pa.BufferOutputStream()
@@ -147,36 +147,36 @@ FORMATS: dict[str, Callable[[Iterator[pa.Table]], Iterator[bytes]]] = {
 
 
 class MemorySink:
-    """A file that is only ever written to; what was written is taken from it as it comes."""
+    """A write-only file object in memory, whose content is taken out while it is being written."""
 
     closed = False
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
+        self._chunks: list[bytes] = []
 
     def write(self, data: bytes) -> int:
-        self._held.append(bytes(data))
+        self._chunks.append(bytes(data))
         return len(data)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
     def close(self) -> None:
-        """What was written can still be taken."""
+        """Do nothing: the content can still be taken."""
 
     def taken(self) -> list[bytes]:
-        """What was written since the last time, in one piece, if anything was."""
-        taken = [b"".join(self._held)] if self._held else []
-        self._held = []
+        """Return what was written since the last call as one chunk, or an empty list."""
+        taken = [b"".join(self._chunks)] if self._chunks else []
+        self._chunks = []
         return taken
 
 
-def _convert(table: pa.Table, shape: Callable[[pa.Table], dict[str, pa.Array]]) -> pa.Table:
-    """FtM's columns, in its order, those that differ between the forms in the shape of one of them."""
-    made = shape(table)
-    made["id"] = hexadecimal(column(table, "id")).cast(pa.string())
-    made["prop_type"] = _property_types(column(table, "prop"), column(table, "schema")).cast(pa.string())
-    return pa.table({name: made[name] if name in made else table.column(name) for name in CSV_COLUMNS})
+def _convert(table: pa.Table, convert: Callable[[pa.Table], dict[str, pa.Array]]) -> pa.Table:
+    """Return FtM's columns in its order; `shape` converts the columns that differ between the formats."""
+    converted = convert(table)
+    converted["id"] = hexadecimal(column(table, "id")).cast(pa.string())
+    converted["prop_type"] = _property_types(column(table, "prop"), column(table, "schema")).cast(pa.string())
+    return pa.table({name: converted[name] if name in converted else table.column(name) for name in CSV_COLUMNS})
 
 
 def _as_types(table: pa.Table) -> dict[str, pa.Array]:
@@ -184,26 +184,26 @@ def _as_types(table: pa.Table) -> dict[str, pa.Array]:
 
 
 def _as_text(table: pa.Table) -> dict[str, pa.Array]:
-    shown = {name: moments(column(table, name).to_numpy()) for name in ("first_seen", "last_seen")}
-    return {"external": _choose_text(column(table, "external"), "t", "f"), **shown}
+    converted = {name: moments(column(table, name).to_numpy()) for name in ("first_seen", "last_seen")}
+    return {"external": _choose_text(column(table, "external"), "t", "f"), **converted}
 
 
 def _property_types(props: pa.Array, schemata: pa.Array) -> pa.Array:
-    """The name of the type of each row's property."""
+    """Return the name of the type of each row's property."""
     prop, prop_names = codes(props)
     schema, schema_names = codes(schemata)
-    pairs, place = np.unique(schema * len(prop_names) + prop, return_inverse=True)
+    pairs, indexes = np.unique(schema * len(prop_names) + prop, return_inverse=True)
     types = [
         property_type(schema_names[pair // len(prop_names)], prop_names[pair % len(prop_names)])
         for pair in pairs.tolist()
     ]
-    return pa.array(types, TEXT).take(pa.array(place))
+    return pa.array(types, TEXT).take(pa.array(indexes))
 
 
 def _json_repeated(values: pa.Array) -> pa.Array:
-    """Texts, of which there are few distinct ones, as JSON."""
-    place, distinct = codes(values)
-    return pa.array([orjson.dumps(value).decode() for value in distinct], TEXT).take(pa.array(place))
+    """Return texts as JSON strings; efficient if there are few distinct ones."""
+    indexes, distinct = codes(values)
+    return pa.array([orjson.dumps(value).decode() for value in distinct], TEXT).take(pa.array(indexes))
 
 
 def _choose_text(flags: pa.Array, yes: str, no: str) -> pa.Array:

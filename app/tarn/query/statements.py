@@ -1,6 +1,6 @@
-"""Statements, read: a page in the order of the store, or all of them in one of four forms."""
+"""Statement reads: list a page in storage order, or stream all in one of four formats."""
 
-# ruff: noqa: S608 - put together from constants of ours; what users send is bound
+# ruff: noqa: S608 - SQL is built from constants; user input is bound
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import structlog
 
 from tarn.datasets.registry import Dataset
-from tarn.model.query_fields import kinds_of
+from tarn.model.query_fields import schema_descendants
 from tarn.query.column_text import fetch_tables
 from tarn.query.long_values import sort_spilled
 from tarn.query.reader import Reading, RequestedState
@@ -24,7 +24,7 @@ ORDER = "ORDER BY canonical_id, id, origin"
 
 
 class StatementPosition(NamedTuple):
-    """Where a statement stands in the order: no two have the same."""
+    """The sort key of a statement, unique in a dataset."""
 
     canonical_id: str
     id: bytes
@@ -33,20 +33,20 @@ class StatementPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatementFilter:
-    """Which statements: every part that is given must hold, each for one value or more of those in it."""
+    """A filter of statements: all non-empty fields must match, each with one of its values."""
 
     ids: Sequence[str] = ()
-    """Of entities, by any id that names them."""
+    """Ids of entities: canonical ids, entity ids or referents."""
     canonical_ids: Sequence[str] = ()
     schemata: Sequence[str] = ()
-    """Exactly these."""
+    """Exactly these schemata."""
     kinds: Sequence[str] = ()
-    """These and all that are one of them."""
+    """These schemata and their descendants."""
     origins: Sequence[str] = ()
     props: Sequence[str] = ()
 
     def condition(self) -> tuple[str, list[Any]]:
-        """SQL, and what binds in it."""
+        """Return the SQL condition and its parameters."""
         among = {
             "canonical_id": self.canonical_ids,
             "schema": self.schemata,
@@ -57,7 +57,7 @@ class StatementFilter:
             (f"{column} IN (SELECT unnest(?::VARCHAR[]))", list(values)) for column, values in among.items() if values
         ]
         if self.kinds:
-            kinds = sorted({kind for name in self.kinds for kind in kinds_of(name)})
+            kinds = sorted({kind for name in self.kinds for kind in schema_descendants(name)})
             parts.append(("schema IN (SELECT unnest(?::VARCHAR[]))", kinds))
         return " AND ".join(sql for sql, _ in parts) or "true", [values for _, values in parts]
 
@@ -66,13 +66,13 @@ def page(
     reading: Reading,
     dataset: Dataset,
     state: RequestedState,
-    wanted: StatementFilter,
+    statement_filter: StatementFilter,
     after: StatementPosition | None,
     limit: int,
 ) -> tuple[str | None, list[dict[str, Any]], StatementPosition | None]:
-    """The snapshot, up to `limit` statements, and the place of the last of them if more follow."""
-    snapshot = _create_live(reading, dataset, state, wanted)
-    condition, parameters = wanted.condition()
+    """Return the snapshot id, up to `limit` statements, and the position of the last of them if more follow."""
+    snapshot = _create_live(reading, dataset, state, statement_filter)
+    condition, parameters = statement_filter.condition()
     if after is not None:
         condition += " AND (canonical_id, id, origin) > (?, ?, ?)"
         parameters += after
@@ -86,17 +86,17 @@ def page(
 
 
 def stream(
-    reading: Reading, dataset: Dataset, state: RequestedState, wanted: StatementFilter, form: str
+    reading: Reading, dataset: Dataset, state: RequestedState, statement_filter: StatementFilter, media_type: str
 ) -> tuple[str | None, Iterator[bytes]]:
-    """The snapshot, and every statement that matches, in one form."""
-    snapshot = _create_live(reading, dataset, state, wanted)
-    condition, parameters = wanted.condition()
+    """Return the snapshot id, and chunks of every statement that matches, in the format of a media type."""
+    snapshot = _create_live(reading, dataset, state, statement_filter)
+    condition, parameters = statement_filter.condition()
     rows = sorted_rows(reading.duck, f"SELECT * FROM live WHERE {condition}", parameters)
-    return snapshot, FORMATS[form](rows)
+    return snapshot, FORMATS[media_type](rows)
 
 
 def sorted_rows(duck: duckdb.DuckDBPyConnection, query: str, parameters: list[Any]) -> Iterator[pa.Table]:
-    """The rows of a query by their places. Values are set aside where DuckDB's sort has no room for them."""
+    """Yield the rows of a query in storage order. If DuckDB's sort runs out of memory, spill long values to disk."""
     last: pa.Table | None = None
     try:
         for table in fetch_tables(duck, f"{query} {ORDER}", parameters, BATCH_ROWS):
@@ -104,25 +104,27 @@ def sorted_rows(duck: duckdb.DuckDBPyConnection, query: str, parameters: list[An
             yield table
         return
     except duckdb.OutOfMemoryException as error:
-        log.info("values are set aside to sort their rows", cause=str(error).partition("\n")[0])
-    # Whatever was sent stays sent, and the second attempt begins after it.
-    left = (_after(last, table) for table in fetch_tables(duck, query, parameters, BATCH_ROWS))
-    yield from sort_spilled(duck, left, ", ".join(StatementPosition._fields), BATCH_ROWS)
+        log.info("sort exceeds the memory limit; spilling long values to disk", cause=str(error).partition("\n")[0])
+    # Rows that were already sent are not sent again: the second attempt starts after them.
+    remaining = (_after(last, table) for table in fetch_tables(duck, query, parameters, BATCH_ROWS))
+    yield from sort_spilled(duck, remaining, ", ".join(StatementPosition._fields), BATCH_ROWS)
 
 
 def _after(last: pa.Table | None, rows: pa.Table) -> pa.Table:
-    """The rows whose places come after that of one row."""
+    """Return the rows that sort after the only row of `last`."""
     if last is None:
         return rows
     follows: Any = pa.scalar(False)
     for name in reversed(StatementPosition._fields):
-        own, one = rows.column(name), last.column(name)[0]
-        follows = pc.or_(pc.greater(own, one), pc.and_(pc.equal(own, one), follows))
+        values, bound = rows.column(name), last.column(name)[0]
+        follows = pc.or_(pc.greater(values, bound), pc.and_(pc.equal(values, bound), follows))
     return rows.filter(follows)
 
 
-def _create_live(reading: Reading, dataset: Dataset, state: RequestedState, wanted: StatementFilter) -> str | None:
-    if ids := wanted.ids or wanted.canonical_ids:
+def _create_live(
+    reading: Reading, dataset: Dataset, state: RequestedState, statement_filter: StatementFilter
+) -> str | None:
+    if ids := statement_filter.ids or statement_filter.canonical_ids:
         return reading.entities(dataset, state, ids).snapshot_id
-    origin = wanted.origins[0] if len(wanted.origins) == 1 else None
+    origin = statement_filter.origins[0] if len(statement_filter.origins) == 1 else None
     return reading.everything(dataset, state, origin).snapshot_id

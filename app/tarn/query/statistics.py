@@ -1,7 +1,7 @@
-# ruff: noqa: S608 - SQL is put together from this module's own words; whatever a caller sent binds
-"""Statistics counted: the entities of a relation as `entity_lines` would show them.
+# ruff: noqa: S608 - SQL is built from constants; user input is bound
+"""Statistics of a dataset: counts and bounds of the entities of a relation, as `entity_lines` would assemble them.
 
-An entity that is `$invalid` is counted as that and by its statements, and in nothing else.
+An `$invalid` entity counts only in the number of invalid entities and of statements.
 """
 
 from collections import Counter
@@ -18,34 +18,34 @@ from tarn.query.filters import has_value
 from tarn.query.ftm_model import resolved_schema
 
 DATE = r"[0-9]{4}(-[0-9]{2}(-[0-9]{2}([T ].*)?)?)?"
-"""What FtM takes for a date, from a year to a second. Other values of dates are passed over."""
+"""What FtM accepts as a date, from a year to a second. Other values of date properties are ignored."""
 
 NAMED = "unnest(?::VARCHAR[])"
 
 
 def count_entities(duck: duckdb.DuckDBPyConnection, source: str = "live", parameters: Any = ()) -> Statistics:
-    """Count the entities of a relation with the columns of `live`, all of one dataset, which is read once.
+    """Count the entities of a relation with the columns of `live`, all of one dataset. The relation is read once.
 
-    `source` is SQL of our own, a name or a query in parentheses, that the parameters belong to.
+    `source` is trusted SQL, a name or a query in parentheses; `parameters` are bound in it.
     """
     _make_parts(duck, source, parameters)
     try:
         parts, entities, seen = _one(
             duck, "SELECT count(*), count(DISTINCT canonical_id), count(first_seen) FROM counted_parts"
         )
-        # Mostly every entity is one part. Then there is nothing to be told apart, which takes longer than to count.
-        is_apart = parts == entities
+        # In most datasets every entity has one part. Then skip the DISTINCT, which is slower than counting.
+        is_single_part = parts == entities
         if seen < parts:
             _take_bases(duck)
-        _resolve_schemata(duck, is_apart)
-        return Statistics(_counts(duck, is_apart), dict(_bounds(duck, is_apart)))
+        _resolve_schemata(duck, is_single_part)
+        return Statistics(_counts(duck, is_single_part), dict(_bounds(duck, is_single_part)))
     finally:
         duck.execute("DROP VIEW counted_valid")
         duck.execute("DROP TABLE counted_parts")
 
 
 def _make_parts(duck: duckdb.DuckDBPyConnection, source: str, parameters: Any) -> None:
-    """Make a table of what each origin says of each entity under each schema: mostly one row an entity."""
+    """Create a table with one row for each entity, schema and origin (a part): mostly one row per entity."""
     dates, countries = has_value(FieldName("type:date")), has_value(FieldName("type:country"))
     duck.execute(
         f"""
@@ -67,14 +67,14 @@ def _make_parts(duck: duckdb.DuckDBPyConnection, source: str, parameters: Any) -
 
 
 def _take_bases(duck: duckdb.DuckDBPyConnection) -> None:
-    """Where nothing else does, BASE says when an entity was seen."""
+    """Take the times seen from the BASE statement, for entities that have no other statement."""
     bare = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING count(first_seen) = 0"
     duck.execute(f"UPDATE counted_parts SET first_seen = earliest, last_seen = latest WHERE canonical_id IN ({bare})")
 
 
-def _resolve_schemata(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> None:
-    """Give every part the schema of its entity, null if that is invalid. All of it in DuckDB, however many they are."""
-    if not is_apart:
+def _resolve_schemata(duck: duckdb.DuckDBPyConnection, is_single_part: bool) -> None:
+    """Set the schema of every part to that of its entity, null if invalid. Runs in DuckDB, for any number of parts."""
+    if not is_single_part:
         several = "SELECT canonical_id FROM counted_parts GROUP BY canonical_id HAVING min(schema) <> max(schema)"
         masks = ", ".join(invalid_sql.columns())
         duck.execute(
@@ -92,8 +92,8 @@ def _resolve_schemata(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> None:
         duck.execute(f"UPDATE counted_parts SET schema = NULL WHERE schema IN (SELECT {NAMED})", [unknown])
 
 
-def _counts(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> dict[Count, int]:
-    entity = "" if is_apart else "DISTINCT canonical_id, "
+def _counts(duck: duckdb.DuckDBPyConnection, is_single_part: bool) -> dict[Count, int]:
+    entity = "" if is_single_part else "DISTINCT canonical_id, "
     counts = Counter({Count("statement"): _one(duck, "SELECT coalesce(sum(statements), 0) FROM counted_parts")[0]})
     for schema, entities in _grouped(duck, "schema", f"SELECT {entity}schema FROM counted_parts"):
         counts[Count("invalid") if schema is None else Count("schema", schema)] = entities
@@ -105,11 +105,11 @@ def _counts(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> dict[Count, int]
     return dict(+counts)
 
 
-def _bounds(duck: duckdb.DuckDBPyConnection, is_apart: bool) -> Iterator[tuple[str, Bound]]:
-    """Of valid entities alone."""
+def _bounds(duck: duckdb.DuckDBPyConnection, is_single_part: bool) -> Iterator[tuple[str, Bound]]:
+    """Yield the bounds of valid entities."""
     extremes = ", ".join(f"{choose.__name__}({name}) AS {name}" for name, choose in BOUNDS.items())
     values = _one(duck, f"SELECT {extremes} FROM counted_valid")
-    entity = "*" if is_apart else "DISTINCT canonical_id"
+    entity = "*" if is_single_part else "DISTINCT canonical_id"
     at = ", ".join(f"count({entity}) FILTER ({name} = ?)" for name in BOUNDS)
     entities = _one(duck, f"SELECT {at} FROM counted_valid", values)
     for name, value, count in zip(BOUNDS, values, entities, strict=True):

@@ -1,4 +1,4 @@
-"""Tenants whose queries run in another process than those of all others, for a while."""
+"""Tenant isolation: after a query had to be killed, its tenant's queries run in a separate process for a while."""
 
 import time
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import structlog
 log = structlog.get_logger(__name__)
 
 SECONDS = 600.0
-"""How long a tenant is confined after a query of it had to be killed."""
+"""How long a tenant is isolated after one of its queries had to be killed."""
 
 
 class IsolatedTenants:
-    """The tenants of one process that are confined now. Safe to share between threads."""
+    """The set of tenants that are isolated now, in one API process. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -24,8 +24,8 @@ class IsolatedTenants:
         return self._until.get(tenant, 0.0) > self._clock()
 
     def add(self, tenant: str) -> None:
-        """Confine a tenant from now on. Whoever has been confined long enough is forgotten."""
+        """Isolate a tenant from now on, and remove the tenants whose time is over."""
         now = self._clock()
         with self._lock:
-            self._until = {one: until for one, until in self._until.items() if until > now} | {tenant: now + SECONDS}
-        log.warning("queries of a tenant are confined to a process of their own", tenant=tenant, seconds=SECONDS)
+            self._until = {name: until for name, until in self._until.items() if until > now} | {tenant: now + SECONDS}
+        log.warning("a query had to be killed; isolating the queries of its tenant", tenant=tenant, seconds=SECONDS)

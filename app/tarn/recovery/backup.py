@@ -1,13 +1,13 @@
-"""Backup: database and lake as they are at one moment, while everybody works on them.
+"""Back up the database and the lake at one moment, while both are in use.
 
-    1. pin    say that every snapshot is being read, as a reader does: no vacuum deletes what is needed
-    2. dump   every table in one transaction: this is the moment whose state the backup has
-    3. copy   what that state names, and documents; what the place of backups has in this state already is not read
-    4. check  that nothing of it went away meanwhile: a dataset, or a content of the archive. If so, all of it again
-              from 1; what was copied is there
-    5. finish put `backup.json`: until then there was no backup
+    1. pin    report every snapshot as being read, as a reader does: no vacuum deletes what is needed
+    2. dump   every table in one transaction: the backup has the state of this moment
+    3. copy   what that state names, and documents; objects that the backup store already has are not read
+    4. check  that nothing of it was deleted meanwhile (a dataset, or a content of the archive); if so, start again
+              from 1, without copying again what was copied
+    5. finish put `backup.json`: only then the backup exists
 
-What the lake itself lacks, twice in a row, is no reason to have no backup at all: it is told, and noted in it.
+An object that the lake lacks twice in a row does not prevent a backup: it is reported, and listed in the backup.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +24,7 @@ from tarn.db import dump, migrate
 from tarn.db.engine import Database
 from tarn.errors import Unavailable
 from tarn.model.ids import now
-from tarn.model.recovery import BackupManifest, DumpedHead, DumpedTable, Lacking
+from tarn.model.recovery import BackupManifest, DumpedHead, DumpedTable, MissingFile
 from tarn.recovery.backup_contents import ArchivedFiles, DatasetContents, DumpedDataset, dumped_datasets
 from tarn.storage.backup_store import BackupObject, BackupStore, object_of
 from tarn.storage.layout import Layout
@@ -32,24 +32,24 @@ from tarn.storage.store import Entry, Missing, Store
 
 log = structlog.get_logger(__name__)
 
-Pin = Callable[[Iterable[str]], None]
-"""Holds every snapshot of datasets, by their ids, from before it returns."""
+PinCallback = Callable[[Iterable[str]], None]
+"""Callback that pins every snapshot of the datasets with these ids. They are pinned when it returns."""
 
 TRIES = 5
 
 COPIERS = 8
-"""Objects that are copied at once."""
+"""Objects that are copied concurrently."""
 
 BATCH = 512
-"""Objects after which the copies are made durable."""
+"""Objects per batch, after which the copies are synced."""
 
 SMALL = 4 << 20
-"""Bytes up to which an object is held in memory."""
+"""Bytes up to which an object is read into memory."""
 
 
 @dataclass(slots=True)
 class CopyCounts:
-    """What was copied, and what is there in all."""
+    """Counts and sizes of the copied objects, and of all objects of the backup."""
 
     objects: int = 0
     size: int = 0
@@ -59,7 +59,7 @@ class CopyCounts:
 
 @dataclass(slots=True)
 class DumpedState:
-    """What the dump says, as far as the copy needs it."""
+    """The part of the dump's state that the copy needs."""
 
     at: datetime
     revision: str
@@ -68,7 +68,7 @@ class DumpedState:
 
 
 class Backup:
-    """Makes backups of one lake."""
+    """Makes and removes backups of one lake."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Backup:
         store: Store,
         vault: BackupStore,
         lake: str,
-        pin: Pin,
+        pin: PinCallback,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._database = database
@@ -87,45 +87,47 @@ class Backup:
         self._reached = reached
 
     def run(self) -> BackupManifest:
-        """Make one. Run again after a crash, it copies only what is not there yet.
+        """Make a backup. After a crash, run it again: it copies only what was not copied yet.
 
         Raises Unavailable if datasets are deleted faster than they can be copied, and what database and stores raise.
         """
-        lacked: list[Lacking] = []
+        missing_before: list[MissingFile] = []
         for _ in range(TRIES):
             backup = self._vault.new()
-            tally = CopyCounts()
+            counts = CopyCounts()
             with self._database.read() as connection:
                 ids = [one.dataset.id for one in dumped_datasets(connection)]
             self._pin(ids)
             self._reached("pinned")
-            state = self._dumped(backup)
+            state = self._dump(backup)
             self._reached("dumped")
-            lacking: list[Lacking] = []
-            index = self._vault.put_index(backup, self._copied(backup, state, tally, lacking))
+            missing: list[MissingFile] = []
+            index = self._vault.put_index(backup, self._copy_datasets(backup, state, counts, missing))
             self._reached("copied")
-            if not lacking or lacking == lacked:
-                manifest = self._manifest(backup, state, index, tally, lacking)
+            if not missing or missing == missing_before:
+                manifest = self._manifest(backup, state, index, counts, missing)
                 self._vault.finish(manifest)
                 self._reached("finished")
                 return manifest
-            log.info("something was deleted while it was copied, and the backup begins again", lacking=len(lacking))
-            lacked = lacking
+            log.info("objects were deleted while they were copied; starting the backup again", missing=len(missing))
+            missing_before = missing
             self._vault.remove(backup)
-        raise Unavailable(f"{TRIES} backups were overtaken by what was deleted meanwhile: {lacked[0].path}")
+        raise Unavailable(
+            f"all {TRIES} attempts to back up failed, as objects were deleted meanwhile: {missing_before[0].path}"
+        )
 
     def keep(self, most: int) -> int:
-        """Remove all backups but the newest so many, and the objects that none of them needs; how many those were.
+        """Remove all but the newest `most` backups, and the objects that none of them needs. Return how many objects.
 
-        Nobody may be making a backup at this place meanwhile.
+        No backup may be in progress in this backup store.
         """
-        found = self._vault.finished()
-        for backup in found[:-most]:
+        backups = self._vault.finished()
+        for backup in backups[:-most]:
             self._vault.remove(backup)
-        kept = [self._vault.read(backup) for backup in found[-most:]]
-        return self._vault.sweep(lambda: (held for one in kept for held in self._vault.index(one)))
+        backups_kept = [self._vault.read(backup) for backup in backups[-most:]]
+        return self._vault.sweep(lambda: (item for one in backups_kept for item in self._vault.index(one)))
 
-    def _dumped(self, backup: str) -> DumpedState:
+    def _dump(self, backup: str) -> DumpedState:
         with self._database.read() as connection:
             state = DumpedState(now(), migrate.revision(connection) or "", dumped_datasets(connection))
             for table in dump.dumped():
@@ -134,27 +136,31 @@ class Backup:
 
     # Step 3
 
-    def _copied(
-        self, backup: str, state: DumpedState, tally: CopyCounts, lacking: list[Lacking]
+    def _copy_datasets(
+        self, backup: str, state: DumpedState, counts: CopyCounts, missing: list[MissingFile]
     ) -> Iterator[BackupObject]:
-        """Copy what is needed, and tell of it. At the end `lacking` is complete."""
+        """Copy what is needed, and yield the copied objects. At the end `missing` is complete."""
         top = (self._store.head(path) for path in (Layout.lake, Layout.index, Layout.config))
-        yield from self._kept("", (entry for entry in top if entry is not None), tally, lambda _: None)
+        yield from self._copy_entries("", (entry for entry in top if entry is not None), counts, lambda _: None)
         former = Layout.versions.folder
-        yield from self._kept(former, self._store.list(former), tally, lambda _: None)
-        archived = self._archived(backup, state)
-        found = next(archived, None)
+        yield from self._copy_entries(former, self._store.list(former), counts, lambda _: None)
+        archived = self._archived_files(backup, state)
+        next_archived = next(archived, None)
         for one in sorted(state.datasets, key=lambda one: one.dataset.id):
-            while found is not None and found[0] < one.dataset.id:
-                found = next(archived, None)
-            of_one = found[1] if found is not None and found[0] == one.dataset.id else ArchivedFiles(set(), set())
-            contents = DatasetContents(self._store, one, of_one)
-            yield from self._kept(one.dataset.layout.root, contents.entries(), tally, contents.went_away)
-            lacking += contents.lacking
+            while next_archived is not None and next_archived[0] < one.dataset.id:
+                next_archived = next(archived, None)
+            archived_files = (
+                next_archived[1]
+                if next_archived is not None and next_archived[0] == one.dataset.id
+                else ArchivedFiles(set(), set())
+            )
+            contents = DatasetContents(self._store, one, archived_files)
+            yield from self._copy_entries(one.dataset.layout.root, contents.entries(), counts, contents.record_deleted)
+            missing += contents.missing
             self._reached(f"{one.dataset.name} copied")
 
-    def _archived(self, backup: str, state: DumpedState) -> Iterator[tuple[str, ArchivedFiles]]:
-        """By dataset, in the order of their ids, the files that the dump has."""
+    def _archived_files(self, backup: str, state: DumpedState) -> Iterator[tuple[str, ArchivedFiles]]:
+        """Yield the files that the dump has, by dataset in the order of ids."""
         (files,) = (table for table in state.tables if table.table == "files")
         rows = self._vault.table(backup, files)
         columns = [*orjson.loads(next(rows))["columns"]]
@@ -166,40 +172,40 @@ class Backup:
                 known.checksums.add(row[checksum])
             yield of, known
 
-    def _kept(
-        self, folder: str, entries: Iterable[Entry], tally: CopyCounts, went_away: Callable[[Entry], None]
+    def _copy_entries(
+        self, folder: str, entries: Iterable[Entry], counts: CopyCounts, on_deleted: Callable[[Entry], None]
     ) -> Iterator[BackupObject]:
         known = self._vault.known(folder) if folder else {}
 
         def copy(entry: Entry) -> tuple[BackupObject, bool] | Entry:
-            there = known if folder else self._vault.known(entry.path)
-            if there.get(object_of(entry)) == entry.size:
+            stored = known if folder else self._vault.known(entry.path)
+            if stored.get(object_of(entry)) == entry.size:
                 return BackupObject(entry.path, object_of(entry), entry.size), False
             try:
                 return self._copy(entry), True
             except Missing:
                 return entry
 
-        found = iter(entries)
+        remaining = iter(entries)
         with ThreadPoolExecutor(COPIERS) as pool:
-            while some := list(islice(found, BATCH)):
-                made = list(pool.map(copy, some))
-                self._vault.store.sync(one[0].object for one in made if isinstance(one, tuple) and one[1])
-                for one in made:
+            while batch := list(islice(remaining, BATCH)):
+                copies = list(pool.map(copy, batch))
+                self._vault.store.sync(one[0].object for one in copies if isinstance(one, tuple) and one[1])
+                for one in copies:
                     if isinstance(one, Entry):
-                        went_away(one)
+                        on_deleted(one)
                         continue
                     held, is_new = one
-                    tally.objects += 1
-                    tally.size += held.size
-                    tally.copied += is_new
-                    tally.copied_size += held.size * is_new
+                    counts.objects += 1
+                    counts.size += held.size
+                    counts.copied += is_new
+                    counts.copied_size += held.size * is_new
                     yield held
 
     def _copy(self, entry: Entry) -> BackupObject:
-        """Copy an object, in the state in which it is now. Raises Missing."""
+        """Copy an object in its current state. Raises Missing."""
         if entry.size > SMALL and entry.path.endswith((".parquet", "/data")):
-            # Nobody ever writes these again, so what is read is what was listed.
+            # These are never overwritten, so what is read is what was listed.
             size = self._vault.store.put_stream(object_of(entry), self._store.stream(entry.path), durable=False)
             return BackupObject(entry.path, object_of(entry), size)
         opened, chunks = self._store.open(entry.path)
@@ -210,7 +216,7 @@ class Backup:
         return BackupObject(entry.path, object_of(opened), opened.size)
 
     def _manifest(
-        self, backup: str, state: DumpedState, index: DumpedTable, tally: CopyCounts, lacking: list[Lacking]
+        self, backup: str, state: DumpedState, index: DumpedTable, counts: CopyCounts, missing: list[MissingFile]
     ) -> BackupManifest:
         return BackupManifest(
             id=backup,
@@ -220,14 +226,14 @@ class Backup:
             revision=state.revision,
             lake=self._lake,
             tables=state.tables,
-            objects=tally.objects,
-            size=tally.size,
-            copied=tally.copied,
-            copied_size=tally.copied_size,
+            objects=counts.objects,
+            size=counts.size,
+            copied=counts.copied,
+            copied_size=counts.copied_size,
             index=index,
             heads=[
                 DumpedHead(dataset=one.dataset.name, id=one.dataset.id, seq=one.head.seq, snapshot=one.head.id)
                 for one in state.datasets
             ],
-            lacking=lacking,
+            lacking=missing,
         )

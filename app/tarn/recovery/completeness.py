@@ -1,4 +1,4 @@
-"""Which snapshots the lake has whole: their manifest, every file that they name, and logs that open where they pin."""
+"""Completeness of snapshots in the lake: the manifest, the files it names, and Delta logs that open at its versions."""
 
 from collections.abc import Iterator
 
@@ -8,13 +8,13 @@ from tarn.integrity.delta_checks import UnreadableTable, sizes_at
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES
 from tarn.lake.delta_logs import LOG_FILE
-from tarn.lake.delta_tables import NONE, folder_of
+from tarn.lake.delta_tables import NONE
 from tarn.model.snapshot import Snapshot, TableName
 from tarn.storage.store import Store
 
 
 class StoredSnapshots:
-    """What the lake has of a dataset's snapshots, listed once, while nobody writes."""
+    """The objects of a dataset's snapshots in the lake, listed once, while no process writes."""
 
     def __init__(self, store: Store, dataset: Dataset) -> None:
         self._store = store
@@ -22,7 +22,7 @@ class StoredSnapshots:
         self._sizes: dict[str, int] = {}
         self._logged: dict[TableName, set[tuple[int, bool]]] = {table: set() for table in TABLES}
         for table in TABLES:
-            folder = folder_of(dataset, table)
+            folder = dataset.layout.table(table)
             for entry in store.list(folder):
                 named = LOG_FILE.fullmatch(entry.path.rsplit("/", 1)[-1])
                 if named is not None and entry.path.startswith(f"{folder}/_delta_log/"):
@@ -32,41 +32,41 @@ class StoredSnapshots:
         self.numbers = sorted(self._listed())
 
     def own(self, seq: int) -> Snapshot | None:
-        """The manifest with a number, if it can be read and is of this dataset."""
+        """Return the manifest with a number if it can be read and belongs to this dataset, else None."""
         try:
-            found = snapshots.read_if_exists(self._store, self._dataset, seq)
+            manifest = snapshots.read_if_exists(self._store, self._dataset, seq)
         except ManifestInvalid:
             return None
-        is_own = found is not None and (found.dataset_id, found.seq) == (self._dataset.id, seq)
-        return found if is_own else None
+        is_own = manifest is not None and (manifest.dataset_id, manifest.seq) == (self._dataset.id, seq)
+        return manifest if is_own else None
 
     def lacks(self, manifest: Snapshot) -> str | None:
-        """The first thing that is missing of a snapshot; None: it is whole, as far as names and sizes tell."""
+        """Return the first missing part of a snapshot, or None if it is complete by names and sizes."""
         for table in TABLES:
-            folder, made = folder_of(self._dataset, table), manifest.table(table)
-            for file in made.files:
+            folder, reference = self._dataset.layout.table(table), manifest.table(table)
+            for file in reference.files:
                 size = self._sizes.get(f"{folder}/{file.path}")
                 if size != file.size:
-                    said = "is not there" if size is None else f"has {size} bytes instead of {file.size}"
-                    return f"{folder}/{file.path} {said}"
-            if (version := self._gap(table, made.version)) is not None:
-                return f"{self._dataset.layout.delta_log(folder, version)} is not there"
+                    problem = "is missing" if size is None else f"has {size} bytes instead of {file.size}"
+                    return f"{folder}/{file.path} {problem}"
+            if (version := self._gap(table, reference.version)) is not None:
+                return f"{self._dataset.layout.delta_log(folder, version)} is missing"
         return None
 
     def differs(self, manifest: Snapshot) -> str | None:
-        """What is wrong with a whole snapshot's tables, opened."""
+        """Open the tables of a complete snapshot, and return how they differ from its manifest, or None."""
         for table in TABLES:
-            made = manifest.table(table)
+            reference = manifest.table(table)
             try:
-                listed = sizes_at(self._store, self._dataset, table, made.version)
+                listed = sizes_at(self._store, self._dataset, table, reference.version)
             except UnreadableTable as error:
-                return f"{table} does not open at version {made.version}: {error}"
-            if listed != {file.path: file.size for file in made.files}:
-                return f"{table} has other files at version {made.version}"
+                return f"cannot open {table} at version {reference.version}: {error}"
+            if listed != {file.path: file.size for file in reference.files}:
+                return f"{table} has different files at version {reference.version}"
         return None
 
     def _gap(self, table: TableName, version: int) -> int | None:
-        """The first entry that the log lacks to be opened at a version."""
+        """Return the first entry that the log lacks to be opened at a version, or None."""
         if version == NONE:
             return None
         logged = self._logged[table]

@@ -1,6 +1,7 @@
-"""A dataset's files, exports and uploads, where the database is of another moment than the lake.
+"""Reconcile files, exports and uploads of a dataset after database and lake were restored to different moments.
 
-What the database knows and the lake does not have is forgotten, and told as lost; what only the lake has comes back.
+What the database has and the lake lacks is removed from the database, and reported as lost; files that only the lake
+has are indexed again.
 """
 
 import hashlib
@@ -9,71 +10,71 @@ from typing import NamedTuple
 
 from sqlalchemy import delete, select
 
-from tarn.archive import file_index as records
+from tarn.archive import file_index
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import upload_blocks, uploads
-from tarn.integrity import archive_checks as checks
-from tarn.lake import export_records as exports
+from tarn.integrity import archive_checks
+from tarn.lake import export_records
 from tarn.model.export import ExportRecord
 from tarn.model.file import ArchiveFile
 from tarn.model.finding import FindingKind
-from tarn.model.recovery import KnownFile, Reconciled
+from tarn.model.recovery import Reconciled, RecordedFile
 from tarn.storage.store import Missing, Store
 
 LOST = (FindingKind.BLOB_MISSING, FindingKind.BLOB_SIZE)
 
 
 class LostBlock(NamedTuple):
-    """A part of an upload that is not where it should be."""
+    """A block of an upload whose object is missing or has another size."""
 
     upload: str
     start: int
 
 
-def plan(database: Database, store: Store, dataset: Dataset, said: Reconciled) -> None:
-    """Find what differs. Changes nothing."""
-    for wrong in checks.each(database, store, dataset, lambda _: None):
-        if wrong.kind in LOST:
+def plan(database: Database, store: Store, dataset: Dataset, report: Reconciled) -> None:
+    """Add the differences to the report. Changes nothing else."""
+    for problem in archive_checks.each(database, store, dataset, lambda _: None):
+        if problem.kind in LOST:
             with database.read() as connection:
-                file = records.find(connection, dataset, wrong.file_id)
+                file = file_index.find(connection, dataset, problem.file_id)
             if file is not None:
-                said.lost.files.append(_known(file))
-        elif wrong.kind is FindingKind.FILE_UNRECORDED and store.head(dataset.layout.blob_data(wrong.checksum)):
-            written = checks.written(store, dataset.layout.file_record(wrong.checksum, wrong.file_id))
-            if written is not None:
-                said.returned.append(_known(written))
-    said.lost.exports = [made.name for made in _lost_exports(database, store, dataset, said)]
-    said.lost.uploads = sorted({block.upload for block in _lost_blocks(database, store, dataset)})
+                report.lost.files.append(_known(file))
+        elif problem.kind is FindingKind.FILE_UNRECORDED and store.head(dataset.layout.blob_data(problem.checksum)):
+            stored = archive_checks.written(store, dataset.layout.file_record(problem.checksum, problem.file_id))
+            if stored is not None:
+                report.returned.append(_known(stored))
+    report.lost.exports = [export.name for export in _lost_exports(database, store, dataset, report)]
+    report.lost.uploads = sorted({block.upload for block in _lost_blocks(database, store, dataset)})
 
 
-def apply(database: Database, store: Store, dataset: Dataset, said: Reconciled) -> None:
-    """Do it. Running it again is the same as once."""
-    checks.repair(database, store, dataset, lambda _: None)
-    for wrong in checks.each(database, store, dataset, lambda _: None):
-        if wrong.kind in LOST:
+def apply(database: Database, store: Store, dataset: Dataset, report: Reconciled) -> None:
+    """Resolve the differences. Safe to repeat."""
+    archive_checks.repair(database, store, dataset, lambda _: None)
+    for problem in archive_checks.each(database, store, dataset, lambda _: None):
+        if problem.kind in LOST:
             with database.write() as connection:
-                file = records.find(connection, dataset, wrong.file_id)
+                file = file_index.find(connection, dataset, problem.file_id)
                 if file is not None:
-                    records.forget(connection, dataset, file)
-            store.delete([dataset.layout.file_record(wrong.checksum, wrong.file_id)])
-    gone = [made.kind for made in _lost_exports(database, store, dataset, said)]
+                    file_index.forget(connection, dataset, file)
+            store.delete([dataset.layout.file_record(problem.checksum, problem.file_id)])
+    lost_kinds = [export.kind for export in _lost_exports(database, store, dataset, report)]
     blocks = [*_lost_blocks(database, store, dataset)]
     with database.write() as connection:
-        if gone:
-            exports.delete_records(connection, dataset, gone)
+        if lost_kinds:
+            export_records.delete_records(connection, dataset, lost_kinds)
         for block in blocks:
             own = upload_blocks.c.upload == block.upload, upload_blocks.c.start == block.start
             connection.execute(delete(upload_blocks).where(*own))
 
 
-def _lost_exports(database: Database, store: Store, dataset: Dataset, said: Reconciled) -> Iterator[ExportRecord]:
-    """Exports that are not there as they are recorded, or were made of a snapshot that is lost."""
+def _lost_exports(database: Database, store: Store, dataset: Dataset, report: Reconciled) -> Iterator[ExportRecord]:
+    """Yield the exports that are missing, differ from their record, or were made from a lost snapshot."""
     with database.read() as connection:
-        found = exports.records_of(connection, dataset)
-    lost = {one.id for one in said.lost.snapshots}
-    for made in found.values():
-        if made.snapshot in lost or _sha1(store, dataset.layout.export(made.kind, made.name)) != made.sha1:
+        exports = export_records.records_of(connection, dataset)
+    lost_ids = {one.id for one in report.lost.snapshots}
+    for made in exports.values():
+        if made.snapshot in lost_ids or _sha1(store, dataset.layout.export(made.kind, made.name)) != made.sha1:
             yield made
 
 
@@ -86,9 +87,9 @@ def _lost_blocks(database: Database, store: Store, dataset: Dataset) -> Iterator
         ).all()
     if not rows:
         return
-    there = {entry.path: entry.size for entry in store.list(dataset.layout.uploads)}
+    sizes = {entry.path: entry.size for entry in store.list(dataset.layout.uploads)}
     for row in rows:
-        if there.get(dataset.layout.upload_part(row.upload, row.part)) != row.end - row.start:
+        if sizes.get(dataset.layout.upload_part(row.upload, row.part)) != row.end - row.start:
             yield LostBlock(row.upload, row.start)
 
 
@@ -102,5 +103,5 @@ def _sha1(store: Store, path: str) -> str | None:
     return digest.hexdigest()
 
 
-def _known(file: ArchiveFile) -> KnownFile:
-    return KnownFile(id=file.id, path=file.path, checksum=file.checksum, size=file.size, tenant=file.tenant)
+def _known(file: ArchiveFile) -> RecordedFile:
+    return RecordedFile(id=file.id, path=file.path, checksum=file.checksum, size=file.size, tenant=file.tenant)

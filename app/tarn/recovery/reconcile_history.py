@@ -1,16 +1,16 @@
-"""One dataset's history, where the database is of another moment than the lake.
+"""Reconcile the history of one dataset after database and lake were restored to different moments.
 
 | found                                          | done                                                               |
 |------------------------------------------------|--------------------------------------------------------------------|
-| manifests follow the recorded head             | recorded, as the next one who publishes would; their batches done  |
-| the recorded head is not whole                 | back to the newest snapshot that is; batches whose rows are still  |
-|                                                | in the journal wait again; the rest is lost, and told              |
-| manifests above that one                       | put below `versions/`: they would be in the way of the next        |
-| older snapshots that are not whole             | given up                                                           |
+| manifests follow the recorded head             | recorded, as the next publisher would do; their batches are done   |
+| the recorded head is incomplete                | back to the newest complete snapshot; batches whose rows are still |
+|                                                | in the journal wait again; the rest is lost, and reported          |
+| manifests above that one                       | moved below `versions/`: they would block the next snapshot        |
+| older snapshots that are incomplete            | expired                                                            |
 
-Numbers go on. Those of snapshots that were lost, and the one after them, are taken at once by snapshots that change
-nothing: so whoever still builds on a lost one finds its number taken, and what comes to light of it later follows
-nothing.
+Numbers continue. Those of lost snapshots, and the one after them, are taken at once by snapshots that change nothing:
+so a writer that still builds on a lost one finds its number taken, and a lost manifest that reappears later does not
+follow the head.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,20 @@ import orjson
 import structlog
 from sqlalchemy import delete, select, update
 
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import journal_head, refs, snapshot_heads
 from tarn.db.tables import snapshots as history
 from tarn.integrity.repair import recount
 from tarn.journal import head as heads
-from tarn.journal import reconcile as recovery
-from tarn.journal import segments
+from tarn.journal import reconcile, segments
 from tarn.lake import snapshots
 from tarn.lake.commit import Build, SnapshotPublisher
 from tarn.lake.recorded_history import RecordedHistory, recorded
 from tarn.model.ids import new_id, now
 from tarn.model.recovery import LostSnapshot, Reconciled
-from tarn.model.snapshot import Change, Head, Snapshot
+from tarn.model.snapshot import Head, Snapshot, SnapshotOperation
 from tarn.recovery.completeness import StoredSnapshots
 from tarn.settings import Settings
 from tarn.storage import versions
@@ -48,34 +48,34 @@ NO_HEAD = Head(seq=0, id=None, content=0, segment=0)
 
 @dataclass
 class HistoryPlan:
-    """What is to become of a history."""
+    """The planned changes of a history."""
 
     dataset: Dataset
     before: Head
     target: Snapshot | None
-    """The snapshot whose state is to be the head's; None: there is none."""
+    """The snapshot whose state the head will have; None: there is none."""
     follow: list[Snapshot] = field(default_factory=list)
     """Manifests that are to be recorded."""
     aside: list[int] = field(default_factory=list)
     keep_from: int | None = None
-    """Where history is to begin, if not where it does."""
+    """Where history is to begin, if that changes."""
     back: bool = False
-    told: Reconciled | None = None
+    reported: Reconciled | None = None
 
     @property
     def through(self) -> int:
-        """The last number that is to be taken, as somebody may have seen it or may still write it; 0: none is."""
+        """Return the last number to take, as a client may have seen it or a writer may still write it; 0: none."""
         seen = [*self.aside, *([self.before.seq] if self.back else [])]
         return max(seen) + 1 if seen else 0
 
     @property
-    def said(self) -> Reconciled:
-        assert self.told is not None
-        return self.told
+    def report(self) -> Reconciled:
+        assert self.reported is not None
+        return self.reported
 
 
 class HistoryReconciler:
-    """Plans and does it, while nobody else is at work."""
+    """Plans and applies the reconciliation of histories, while no other process runs."""
 
     def __init__(
         self, database: Database, store: Store, settings: Settings, reached: Callable[[str], None] = lambda _: None
@@ -85,167 +85,169 @@ class HistoryReconciler:
         self._settings = settings
         self._reached = reached
 
-    # Looking
+    # Planning
 
     def plan(self, dataset: Dataset) -> HistoryPlan:
-        """Look at one dataset. Changes nothing."""
+        """Return the planned changes of one dataset. Changes nothing."""
         with self._database.read() as connection:
             state = recorded(connection, dataset)
-        held = StoredSnapshots(self._store, dataset)
+        stored = StoredSnapshots(self._store, dataset)
         before = state.head or NO_HEAD
-        lost, target = self._newest_whole(state, before, held)
+        lost, target = self._newest_complete(state, before, stored)
         plan = HistoryPlan(dataset, before, target, back=bool(lost))
-        unfit: list[LostSnapshot] = []
+        incomplete: list[LostSnapshot] = []
         if not lost:
-            self._follow(plan, held, unfit)
+            self._follow(plan, stored, incomplete)
         top = 0 if plan.target is None else plan.target.seq
         if plan.target is None and not lost:
             top = before.seq
-        plan.aside = [seq for seq in held.numbers if seq > top]
-        found = "database ahead" if lost else "lake ahead" if plan.follow else "same"
-        plan.told = Reconciled(
+        plan.aside = [seq for seq in stored.numbers if seq > top]
+        finding = "database ahead" if lost else "lake ahead" if plan.follow else "same"
+        plan.reported = Reconciled(
             dataset=dataset.name,
             id=dataset.id,
-            found=found,
+            found=finding,
             head_before=None if before.id is None else before.seq,
             head=None if plan.target is None else plan.target.seq,
             recorded=[one.seq for one in plan.follow],
             aside=[dataset.layout.snapshot(seq) for seq in plan.aside],
         )
-        plan.said.lost.snapshots = [*reversed(lost), *unfit]
-        self._plan_history(plan, state, held)
-        self._plan_journal(plan, held)
+        plan.report.lost.snapshots = [*reversed(lost), *incomplete]
+        self._plan_history(plan, state, stored)
+        self._plan_journal(plan, stored)
         return plan
 
-    def _newest_whole(
-        self, state: RecordedHistory, before: Head, held: StoredSnapshots
+    def _newest_complete(
+        self, state: RecordedHistory, before: Head, stored: StoredSnapshots
     ) -> tuple[list[LostSnapshot], Snapshot | None]:
-        """The newest recorded snapshot that is whole, and those after it, newest first."""
+        """Return the snapshots after the newest complete recorded one, newest first, and that one."""
         lost: list[LostSnapshot] = []
         if before.id is None:
             return lost, None
         for seq in range(before.seq, min(state.records, default=before.seq) - 1, -1):
             record = state.records.get(seq)
-            wanted = before.id if seq == before.seq else None if record is None else record.id
-            manifest = held.own(seq)
+            expected_id = before.id if seq == before.seq else None if record is None else record.id
+            manifest = stored.own(seq)
             if manifest is None:
-                lacks: str | None = "its manifest is not there"
-            elif manifest.id != wanted:
-                lacks = f"its number has another snapshot in the lake, {manifest.id}"
+                lacks: str | None = "its manifest is missing"
+            elif manifest.id != expected_id:
+                lacks = f"the lake has another snapshot with its number, {manifest.id}"
             else:
-                lacks = held.lacks(manifest) or held.differs(manifest)
+                lacks = stored.lacks(manifest) or stored.differs(manifest)
             if lacks is None:
                 return lost, manifest
             created = now() if record is None else record.created
-            lost.append(LostSnapshot(seq=seq, id=wanted or "", created=created, lacks=lacks))
+            lost.append(LostSnapshot(seq=seq, id=expected_id or "", created=created, lacks=lacks))
         return lost, None
 
-    def _follow(self, plan: HistoryPlan, held: StoredSnapshots, unfit: list[LostSnapshot]) -> None:
-        """Find the manifests that follow the recorded head and are whole."""
+    def _follow(self, plan: HistoryPlan, stored: StoredSnapshots, incomplete: list[LostSnapshot]) -> None:
+        """Find the complete snapshots whose manifests follow the recorded head."""
         parent, seq = plan.before.id, plan.before.seq + 1
-        while (manifest := held.own(seq)) is not None and manifest.parent == parent:
-            lacks = held.lacks(manifest) or held.differs(manifest)
+        while (manifest := stored.own(seq)) is not None and manifest.parent == parent:
+            lacks = stored.lacks(manifest) or stored.differs(manifest)
             if lacks is not None:
-                unfit.append(LostSnapshot(seq=seq, id=manifest.id, created=manifest.created, lacks=lacks))
+                incomplete.append(LostSnapshot(seq=seq, id=manifest.id, created=manifest.created, lacks=lacks))
                 return
             plan.follow.append(manifest)
             plan.target, parent, seq = manifest, manifest.id, seq + 1
 
-    def _plan_history(self, plan: HistoryPlan, state: RecordedHistory, held: StoredSnapshots) -> None:
-        """Find where whole history begins, and which refs point outside of it."""
-        target, losses = plan.target, plan.said.lost
+    def _plan_history(self, plan: HistoryPlan, state: RecordedHistory, stored: StoredSnapshots) -> None:
+        """Find where the complete history begins, and which refs name snapshots outside of it."""
+        target, losses = plan.target, plan.report.lost
         if target is not None:
             first = min(state.kept, default=target.seq)
             if plan.back:
-                # What was given up by a snapshot that is lost was not given up.
-                low = target.retained_from or min(held.numbers)
-                first = min(first, low) if state.gone is not None else first
+                # What a lost snapshot expired is not expired any more.
+                low = target.retained_from or min(stored.numbers)
+                first = min(first, low) if state.expired_range is not None else first
             elif plan.follow:
                 first = max(first, target.retained_from or 0)
             begin, child = target.seq, target
             while begin > first:
-                manifest = held.own(begin - 1)
-                if manifest is None or manifest.id != child.parent or held.lacks(manifest) is not None:
+                manifest = stored.own(begin - 1)
+                if manifest is None or manifest.id != child.parent or stored.lacks(manifest) is not None:
                     break
                 begin, child = begin - 1, manifest
             plan.keep_from = begin
             if begin > first:
                 losses.history_below = begin
-        kept = range(0) if target is None else range(plan.keep_from or 0, target.seq + 1)
-        losses.refs = [pin.name for pin in state.pins if pin.seq not in kept]
+        kept_numbers = range(0) if target is None else range(plan.keep_from or 0, target.seq + 1)
+        losses.refs = [pin.name for pin in state.pins if pin.seq not in kept_numbers]
 
-    def _plan_journal(self, plan: HistoryPlan, held: StoredSnapshots) -> None:
-        target, said = plan.target, plan.said
+    def _plan_journal(self, plan: HistoryPlan, stored: StoredSnapshots) -> None:
+        target, report = plan.target, plan.report
         segment = 0 if target is None else target.segment
         with self._database.read() as connection:
             in_lake = {batch.id for manifest in plan.follow for batch in manifest.batches}
-            late = [one for one in recovery.skipped_batches(connection, plan.dataset, segment) if one.id not in in_lake]
-            said.again = late
+            late = [
+                one for one in reconcile.skipped_batches(connection, plan.dataset, segment) if one.id not in in_lake
+            ]
+            report.again = late
             if plan.back:
-                whole, gone = recovery.unflushed_by_rollback(connection, plan.dataset, segment)
-                said.again = [*late, *whole]
-                flushed = self._last_flushed(plan, held)
-                said.lost.commits = recovery.lost_commits(connection, plan.dataset, flushed, said.again)
-                said.lost.batches = gone
-            for one in said.lost.snapshots:
-                manifest = held.own(one.seq)
+                in_journal, missing = reconcile.unflushed_by_rollback(connection, plan.dataset, segment)
+                report.again = [*late, *in_journal]
+                flushed = self._last_flushed(plan, stored)
+                report.lost.commits = reconcile.lost_commits(connection, plan.dataset, flushed, report.again)
+                report.lost.batches = missing
+            for one in report.lost.snapshots:
+                manifest = stored.own(one.seq)
                 if manifest is not None and manifest.id == one.id:
-                    known = {batch.id for batch in (*said.again, *said.lost.batches)}
-                    found = recovery.unknown(connection, plan.dataset, manifest.batches)
-                    said.lost.batches += [batch for batch in found if batch.id not in known]
+                    known = {batch.id for batch in (*report.again, *report.lost.batches)}
+                    unknown_batches = reconcile.unknown(connection, plan.dataset, manifest.batches)
+                    report.lost.batches += [batch for batch in unknown_batches if batch.id not in known]
             for manifest in plan.follow:
-                unknown = {batch.id for batch in recovery.unknown(connection, plan.dataset, manifest.batches)}
-                said.lost.rejected += sum(aside.batch in unknown for aside in manifest.set_aside)
+                unknown = {batch.id for batch in reconcile.unknown(connection, plan.dataset, manifest.batches)}
+                report.lost.rejected += sum(aside.batch in unknown for aside in manifest.set_aside)
 
-    def _last_flushed(self, plan: HistoryPlan, held: StoredSnapshots) -> int:
-        """The highest commit number that is in what is left of history."""
+    def _last_flushed(self, plan: HistoryPlan, stored: StoredSnapshots) -> int:
+        """Return the highest commit number in the remaining history."""
         if plan.target is None:
             return 0
         highest, seq, begin = 0, plan.target.seq, plan.keep_from or plan.target.seq
-        while not highest and seq >= begin and (manifest := held.own(seq)) is not None:
+        while not highest and seq >= begin and (manifest := stored.own(seq)) is not None:
             highest = max((batch.commit for batch in manifest.batches), default=0)
             seq -= 1
-        return highest or recovery.last_commit(plan.target)
+        return highest or reconcile.last_commit(plan.target)
 
-    # Doing
+    # Applying
 
     def apply(self, plan: HistoryPlan) -> Reconciled:
-        """Do it. Run again after a crash, it goes on, and tells again what was lost."""
-        dataset, before = plan.dataset, self._noted(plan.dataset)
+        """Apply a plan. After a crash, plan and apply again: it continues, and reports again what was lost."""
+        dataset, before = plan.dataset, self._read_note(plan.dataset)
         if before is not None:
-            through, told = before
-            plan.told = _merge_reports(told, plan.said)
+            through, earlier = before
+            plan.reported = _merge_reports(earlier, plan.report)
         else:
             through = plan.through
         if through:
-            note = {"through": through, "told": plan.said.model_dump(mode="json")}
+            note = {"through": through, "told": plan.report.model_dump(mode="json")}
             self._store.put(dataset.layout.snapshot_note, orjson.dumps(note))
             self._reached("noted")
         for seq in plan.aside:
             versions.retire(self._store, dataset.layout.snapshot(seq), dataset.layout.versions, now())
         self._reached("aside")
-        # First of all: a ref to what is lost would keep it, whatever snapshots say that gave it up.
+        # First of all: a ref to a lost snapshot would keep it from expiring.
         with self._database.write() as connection:
-            gone = refs.c.dataset_id == dataset.id, refs.c.name.in_(plan.said.lost.refs)
-            connection.execute(delete(refs).where(*gone))
+            conditions = refs.c.dataset_id == dataset.id, refs.c.name.in_(plan.report.lost.refs)
+            connection.execute(delete(refs).where(*conditions))
         if plan.back:
             self._go_back(plan, through)
             self._reached("went back")
         elif plan.follow:
             with self._database.write() as connection:
-                recovery.catch_up(connection, dataset, plan.follow)
+                reconcile.catch_up(connection, dataset, plan.follow)
             self._reached("caught up")
             self._publisher().recover(dataset)
             self._reached("recorded")
         self._settle_journal(plan)
-        self._seal(plan, through)
+        self._take_numbers(plan, through)
         self._reached("sealed")
         self._begin_history(plan)
         self._store.delete([dataset.layout.snapshot_note])
-        return plan.said
+        return plan.report
 
-    def _noted(self, dataset: Dataset) -> tuple[int, Reconciled] | None:
-        """What an earlier attempt set out to do, if it did not come to its end."""
+    def _read_note(self, dataset: Dataset) -> tuple[int, Reconciled] | None:
+        """Return the last number to take and the report of an earlier attempt that did not finish, or None."""
         try:
             note = orjson.loads(self._store.get(dataset.layout.snapshot_note))
         except Missing:
@@ -253,7 +255,7 @@ class HistoryReconciler:
         return int(note["through"]), Reconciled.model_validate(note["told"])
 
     def _go_back(self, plan: HistoryPlan, through: int) -> None:
-        """Make the newest whole snapshot the head, in one transaction with all that follows from it."""
+        """Make the newest complete snapshot the head, with all dependent rows in one transaction."""
         dataset, target = plan.dataset, plan.target
         above = 0 if target is None else target.seq
         head = (
@@ -265,44 +267,46 @@ class HistoryReconciler:
             own = history.c.dataset_id == dataset.id
             connection.execute(delete(history).where(own, history.c.seq > above))
             if plan.keep_from is not None:
-                kept = own, history.c.seq >= plan.keep_from
-                connection.execute(update(history).where(*kept).values(expired=None))
+                conditions = own, history.c.seq >= plan.keep_from
+                connection.execute(update(history).where(*conditions).values(expired=None))
             connection.execute(update(snapshot_heads).where(snapshot_heads.c.dataset_id == dataset.id).values(**head))
-            recovery.roll_back(connection, dataset, plan.said.again, target)
+            reconcile.roll_back(connection, dataset, plan.report.again, target)
             heads.touch(connection, dataset.id, segments.LAST_MOVED, now())
 
     def _settle_journal(self, plan: HistoryPlan) -> None:
-        """Let the journal go on above the head, and what waits in segments that are done wait in the open one."""
+        """Continue the journal above the head, and move batches that wait in done segments to the open one."""
         dataset = plan.dataset
         with self._database.write() as connection:
             connection.execute(
                 select(journal_head.c.dataset_id).where(journal_head.c.dataset_id == dataset.id).with_for_update()
             )
-            head = snapshots.recorded(connection, dataset)
-            commit = 0 if plan.target is None else recovery.last_commit(plan.target)
-            recovery.raise_to(connection, dataset, commit, head.segment + 1)
-            recovery.reopen(connection, dataset, head.segment)
+            head = recorded_head(connection, dataset)
+            commit = 0 if plan.target is None else reconcile.last_commit(plan.target)
+            reconcile.raise_to(connection, dataset, commit, head.segment + 1)
+            reconcile.reopen(connection, dataset, head.segment)
         recount(self._database, dataset)
 
-    def _seal(self, plan: HistoryPlan, through: int) -> None:
-        """Take the numbers of what was lost. Where there is no snapshot at all, they are passed over."""
+    def _take_numbers(self, plan: HistoryPlan, through: int) -> None:
+        """Take the numbers of lost snapshots by empty snapshots. Without any snapshot, the numbers are skipped."""
         with self._database.write() as connection:
             below = snapshot_heads.c.snapshot.is_(None), snapshot_heads.c.seq < through
             own = snapshot_heads.c.dataset_id == plan.dataset.id
             connection.execute(update(snapshot_heads).where(own, *below).values(seq=through))
         while (head := self._head(plan.dataset)).id is not None and head.seq < through:
-            back = plan.said.head
-            self._publish(plan.dataset, head, Change.REVERT, f"back to snapshot {back}: what came after it was lost")
+            back = plan.report.head
+            self._publish(
+                plan.dataset, head, SnapshotOperation.REVERT, f"back to snapshot {back}: later snapshots were lost"
+            )
 
     def _begin_history(self, plan: HistoryPlan) -> None:
-        """Give up the snapshots that are not whole."""
-        below = plan.said.lost.history_below
+        """Expire the incomplete snapshots."""
+        below = plan.report.lost.history_below
         if below is not None:
             message = f"snapshots below {below} were lost"
-            self._publish(plan.dataset, self._head(plan.dataset), Change.VACUUM, message, below)
+            self._publish(plan.dataset, self._head(plan.dataset), SnapshotOperation.VACUUM, message, below)
 
     def _publish(
-        self, dataset: Dataset, head: Head, operation: Change, message: str, retained_from: int | None = None
+        self, dataset: Dataset, head: Head, operation: SnapshotOperation, message: str, retained_from: int | None = None
     ) -> None:
         checksum = snapshots.read(self._store, dataset, head.seq).components.checksum
         self._publisher().publish(
@@ -321,14 +325,14 @@ class HistoryReconciler:
 
     def _head(self, dataset: Dataset) -> Head:
         with self._database.read() as connection:
-            return snapshots.recorded(connection, dataset)
+            return recorded_head(connection, dataset)
 
     def _publisher(self) -> SnapshotPublisher:
         return SnapshotPublisher(self._database, self._store, self._settings, OWNER)
 
 
 def _merge_reports(first: Reconciled, then: Reconciled) -> Reconciled:
-    """What two attempts have found together. The second sees only what the first had not done."""
+    """Merge the reports of two attempts. The second sees only what the first had not done."""
     lost = first.lost.model_copy(
         update={
             name: getattr(then.lost, name) for name in type(then.lost).model_fields if not getattr(first.lost, name)

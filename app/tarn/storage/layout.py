@@ -1,31 +1,32 @@
-"""Every path of the lake, made here and nowhere else; all are relative to the lake's root, with `/` between segments.
+"""Storage layout: every path of the lake is built here. Paths are relative to the lake's root, separated by `/`.
 
-Names arrive as the types of `tarn.model.names`, so no path can leave its folder. Ids (`str`) are ours: made by
-`new_id`, or hexadecimal digests, never a caller's text.
+Names arrive as the types of `tarn.model.names`, so no path can leave its folder. Ids (`str`) come from
+`new_id` or are hexadecimal digests, never text of a caller.
 """
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from tarn.model.export import DELTA_INDEX, Kind
+from tarn.model.export import DELTA_INDEX, ExportKind
 from tarn.model.ids import stamp
 from tarn.model.names import Checksum, DatasetName, FileName, LockName, Origin, RefName, TagKey
+from tarn.model.snapshot import TableName
 
 
 def data_file(column: str, value: str, file_id: str) -> str:
-    """A file of a Delta table, below the table's folder: in a partition named as Hive and Spark would name it."""
+    """Return the path of a data file below its table's folder, in a partition named as Hive and Spark name it."""
     return f"{column}={quote(value, safe='')}/{file_id}.parquet"
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Where the former contents of replaced documents are kept: `versions/YYYY/MM/{timestamp}/{filename}`."""
+    """The folder of former contents of replaced documents: `versions/YYYY/MM/{timestamp}/{filename}`."""
 
     folder: str
 
     def at(self, moment: datetime, filename: FileName) -> str:
-        """The place of one former content. Sorting these paths sorts them by moment."""
+        """Return the path of one former content. Sorting these paths sorts them by time."""
         utc = moment.astimezone(UTC)
         return f"{self.folder}/{utc:%Y}/{utc:%m}/{stamp(utc)}/{filename}"
 
@@ -40,10 +41,10 @@ class Layout:
     versions = Versions("versions")
     probes = ".probe"
     restoring = ".restoring"
-    """Says which backup is being restored here; gone when that is done."""
+    """Names the backup that is being restored; deleted at the end of the restore."""
 
     def probe(self, probe_id: str) -> str:
-        """A key that is written and removed again to try the store."""
+        """Return the path of an object that is written and deleted to test the store."""
         return f"{self.probes}/{probe_id}"
 
     def dataset(self, name: DatasetName) -> "DatasetLayout":
@@ -84,7 +85,7 @@ class DatasetLayout:
         return f"{self.name}/archive"
 
     def blob(self, checksum: Checksum) -> str:
-        """The folder of everything about one content."""
+        """Return the folder of one content with its records and texts."""
         return f"{self.archive}/{checksum[0:2]}/{checksum[2:4]}/{checksum[4:6]}/{checksum}"
 
     def blob_data(self, checksum: Checksum) -> str:
@@ -101,7 +102,7 @@ class DatasetLayout:
         return f"{self.name}/uploads"
 
     def upload(self, upload_id: str) -> str:
-        """The folder of one upload in progress, swept when it is over."""
+        """Return the folder of one upload in progress, deleted when it ends."""
         return f"{self.uploads}/{upload_id}"
 
     def upload_part(self, upload_id: str, part: str) -> str:
@@ -116,15 +117,19 @@ class DatasetLayout:
 
     @property
     def translog(self) -> str:
-        """The Delta table of what happened to statements."""
+        """The Delta table of events of statements."""
         return f"{self.name}/entities/translog"
+
+    def table(self, name: TableName) -> str:
+        """The folder of one of the two Delta tables."""
+        return self.statements if name == "statements" else self.translog
 
     def delta_log(self, table: str, version: int) -> str:
         """One entry of a Delta log; `table` is `statements` or `translog` of this layout."""
         return f"{table}/_delta_log/{version:020d}.json"
 
     def delta_checkpoint(self, table: str, version: int) -> tuple[str, str]:
-        """Where deltalake sums up a log, and where it says that it did."""
+        """Return the paths of a checkpoint of a log and of the file that names the last checkpoint."""
         return f"{table}/_delta_log/{version:020d}.checkpoint.parquet", f"{table}/_delta_log/_last_checkpoint"
 
     @property
@@ -141,7 +146,7 @@ class DatasetLayout:
 
     @property
     def snapshot_note(self) -> str:
-        """What a reconciliation is about to do to history; gone when that is done."""
+        """The planned changes of a reconciliation; deleted when it is complete."""
         return f"{self.snapshots}/RECONCILING"
 
     @property
@@ -157,13 +162,13 @@ class DatasetLayout:
     def exports(self) -> str:
         return f"{self.name}/exports"
 
-    def export(self, kind: Kind, name: str) -> str:
-        """Where an export lies under the name that it has, which may tell of its compression."""
-        return f"{self.name}/{name}" if kind in (Kind.ENTITIES, Kind.INDEX) else f"{self.exports}/{name}"
+    def export(self, kind: ExportKind, name: str) -> str:
+        """Return the path of an export by its name, which may have a suffix for its compression."""
+        return f"{self.name}/{name}" if kind in (ExportKind.ENTITIES, ExportKind.INDEX) else f"{self.exports}/{name}"
 
     @property
     def export_parts(self) -> str:
-        """Where parts of exports grow, swept when the next are made."""
+        """The folder of unfinished parts of exports, deleted by the next run."""
         return f"{self.exports}/.parts"
 
     def export_run(self, run_id: str) -> str:
@@ -178,7 +183,7 @@ class DatasetLayout:
         return f"{self.exports}/delta"
 
     def export_delta(self, name: str) -> str:
-        """One of the deltas that are kept: its version, and `.json` with what tells of its compression."""
+        """Return the path of a kept delta: its version, `.json` and the suffix of its compression."""
         return f"{self.export_deltas}/{name}"
 
     # Mappings
@@ -193,7 +198,7 @@ class DatasetLayout:
     def mapping_versions(self, content_hash: str) -> Versions:
         return Versions(f"{self.mappings}/{content_hash}/versions")
 
-    # Mirrors of what SQL knows. The tenant is a TenantName or LAKEHOUSE.
+    # Mirrors of SQL rows. The tenant is a TenantName or LAKEHOUSE.
 
     @property
     def tags(self) -> str:

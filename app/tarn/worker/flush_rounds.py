@@ -1,104 +1,102 @@
-"""Rounds of flushing: many datasets at once, and none of them held up by another that cannot be flushed."""
+"""Flush rounds: flush many datasets in one Spark job without letting one failing dataset block the others."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
-from tarn.errors import Locked, TarnError, Unavailable
+from tarn.errors import Internal, Locked, TarnError, Unavailable
 from tarn.model.backoff import delays
-from tarn.model.flush import Flushed, Flusher, Moved
-from tarn.model.job import RETRY_BASE, RETRY_CAP, Stopped, upper_half
+from tarn.model.flush import Flusher, FlushOutcome, FlushProgress
+from tarn.model.job import RETRY_BASE, RETRY_CAP, JobStopped, upper_half
 
 log = structlog.get_logger(__name__)
 
-Outcome = Sequence[Flushed] | Exception
+FAILED = "the job failed; see the worker's log for the cause"
 
 
 @dataclass(slots=True)
 class _Backoff:
-    """A dataset that could not be flushed: how long it is left alone, and whether it is kept apart from others."""
+    """The back-off of a dataset whose last flush failed, and whether it is flushed separately from other datasets."""
 
-    waits: Iterator[float] = field(default_factory=lambda: delays(RETRY_BASE, RETRY_CAP, draw=upper_half))
+    delays: Iterator[float] = field(default_factory=lambda: delays(RETRY_BASE, RETRY_CAP, draw=upper_half))
     until: float = 0
-    apart: bool = False
+    separate: bool = False
 
 
-class Rounds:
-    """What the worker's loop flushes with."""
+class FlushRounds:
+    """Flush rounds with back-off for each dataset; used by the worker's loop."""
 
     def __init__(self, flusher: Flusher, clock: Callable[[], float] = time.monotonic) -> None:
         self._flusher = flusher
         self._clock = clock
-        self._troubles: dict[str, _Backoff] = {}
+        self._backoffs: dict[str, _Backoff] = {}
 
     def due(self) -> list[str]:
-        """Datasets to be flushed unasked. One that failed is left alone for a while, longer each time."""
+        """Return the datasets that are due for a flush without a job. One that failed is skipped for a while, longer
+        each time."""
         try:
-            found = self._flusher.due()
-        except Exception:  # jobs that ask for a flush need not know what is due
-            log.exception("cannot tell what is due to be flushed")
+            dataset_ids = self._flusher.due()
+        except Exception:  # flush jobs can run although the due datasets are unknown
+            log.exception("cannot query the datasets that are due for a flush")
             return []
-        return [dataset for dataset in found if self._trouble(dataset).until <= self._clock()]
+        return [dataset for dataset in dataset_ids if self._backoff(dataset).until <= self._clock()]
 
-    def flush(self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: Moved) -> dict[str, Outcome]:
-        """Flush these datasets, each with its snapshots or the error that kept it from having them.
+    def flush(
+        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: FlushProgress
+    ) -> dict[str, FlushOutcome]:
+        """Flush these datasets. Returns the outcome of each.
 
-        All at once; if that fails, each by itself, so that nobody fails for another's sake, except where nothing
-        answers: then there is no point. One that failed by itself stays apart until it succeeds. Raises what `hold`
-        raises.
+        1. All datasets that are not marked as separate are flushed in one Spark job.
+        2. If that fails, each is flushed separately, so that none fails because of another; but not if storage,
+           database or Spark are unavailable, as that would fail, too.
+        3. A dataset that failed when flushed alone stays separate until it succeeds.
+
+        Raises what `hold` raises.
         """
-        apart = [dataset for dataset in dataset_ids if self._trouble(dataset).apart]
-        together = [dataset for dataset in dataset_ids if dataset not in apart]
-        outcomes: dict[str, Outcome] = {}
-        if together:
-            try:
-                outcomes |= self._settled(together, self._flusher.flush(together, hold, moved))
-            except Stopped:
-                raise
-            except Exception as error:
-                log.exception("a round of flushing failed", datasets=len(together))
-                if len(together) == 1 or isinstance(error, Unavailable):
-                    self._leave_alone(together, apart=not isinstance(error, Unavailable))
-                    outcomes |= dict.fromkeys(together, error)
-                else:
-                    apart = [*together, *apart]
-        for dataset in apart:
-            outcomes |= self._flush_apart(dataset, hold, moved)
+        separate = [dataset for dataset in dataset_ids if self._backoff(dataset).separate]
+        together = [dataset for dataset in dataset_ids if dataset not in separate]
+        outcomes = self._flush_round(together, hold, moved) if together else {}
+        if outcomes is None:
+            outcomes, separate = {}, [*together, *separate]
+        for dataset in separate:
+            outcomes |= self._flush_round([dataset], hold, moved) or {}
         return outcomes
 
-    def _flush_apart(self, dataset: str, hold: Callable[[], None], moved: Moved) -> dict[str, Outcome]:
+    def _flush_round(
+        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: FlushProgress
+    ) -> dict[str, FlushOutcome] | None:
+        """Flush these datasets in one Spark job. Returns None if it failed and each must be flushed separately."""
         try:
-            return self._settled([dataset], self._flusher.flush([dataset], hold, moved))
-        except Stopped:
+            flushed = self._flusher.flush(dataset_ids, hold, moved)
+        except JobStopped:
             raise
         except Exception as error:
-            log.exception("a dataset could not be flushed", dataset_id=dataset)
-            self._leave_alone([dataset], apart=not isinstance(error, Unavailable))
-            return {dataset: error}
-
-    def _settled(
-        self, dataset_ids: Sequence[str], flushed: Mapping[str, Sequence[Flushed] | TarnError]
-    ) -> dict[str, Outcome]:
-        outcomes: dict[str, Outcome] = {}
-        for dataset in dataset_ids:
-            outcomes[dataset] = outcome = flushed.get(dataset, ())
-            if isinstance(outcome, Locked):
-                log.info("a dataset is taken, and is flushed later", dataset_id=dataset)
-                self._leave_alone([dataset])
-            elif isinstance(outcome, Exception):
-                log.error("a dataset could not be flushed", dataset_id=dataset, exc_info=outcome)
-                self._leave_alone([dataset])
+            log.exception("a flush round failed", datasets=len(dataset_ids))
+            is_unavailable = isinstance(error, Unavailable)
+            if len(dataset_ids) > 1 and not is_unavailable:
+                return None
+            for dataset in dataset_ids:
+                self._back_off(dataset, separate=not is_unavailable)
+            problem = error if isinstance(error, TarnError) else Internal(FAILED)
+            return {dataset: FlushOutcome(error=problem) for dataset in dataset_ids}
+        outcomes = {dataset: flushed.get(dataset) or FlushOutcome() for dataset in dataset_ids}
+        for dataset, outcome in outcomes.items():
+            if outcome.error is None:
+                self._backoffs.pop(dataset, None)
+                continue
+            self._back_off(dataset)
+            if isinstance(outcome.error, Locked):
+                log.info("the lease of a dataset is held by another worker; the flush is retried", dataset_id=dataset)
             else:
-                self._troubles.pop(dataset, None)
+                log.error("a dataset could not be flushed", dataset_id=dataset, exc_info=outcome.error)
         return outcomes
 
-    def _leave_alone(self, dataset_ids: Sequence[str], apart: bool = False) -> None:
-        for dataset in dataset_ids:
-            trouble = self._troubles.setdefault(dataset, _Backoff())
-            trouble.until = self._clock() + next(trouble.waits)
-            trouble.apart = apart
+    def _back_off(self, dataset: str, separate: bool = False) -> None:
+        backoff = self._backoffs.setdefault(dataset, _Backoff())
+        backoff.until = self._clock() + next(backoff.delays)
+        backoff.separate = separate
 
-    def _trouble(self, dataset: str) -> _Backoff:
-        return self._troubles.get(dataset) or _Backoff()
+    def _backoff(self, dataset: str) -> _Backoff:
+        return self._backoffs.get(dataset) or _Backoff()

@@ -1,4 +1,4 @@
-"""The flusher: what is due, and a Spark session to do it with, started when it is first needed and again if it died."""
+"""Flusher on Spark: which datasets are due, crash recovery, and flushing with restart of a dead Spark session."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,13 +15,13 @@ from tarn.db.engine import Database
 from tarn.db.tables import datasets, journal_batches, journal_head, leases
 from tarn.errors import Internal, TarnError, Unavailable
 from tarn.journal.batches import COMMITTED
-from tarn.lake.commit import Reached, SnapshotPublisher
-from tarn.model.flush import Flushed, Moved
+from tarn.lake.commit import SnapshotPublisher, StepCallback
+from tarn.lake.leases import DATASET_LEASE
+from tarn.model.flush import FlushOutcome, FlushProgress
 from tarn.model.ids import now
 from tarn.model.names import DatasetName
-from tarn.model.round_robin import round_robin as in_rotation
+from tarn.model.round_robin import round_robin
 from tarn.model.schema_buckets import buckets
-from tarn.model.statement import EPOCH
 from tarn.pipeline.executor_timeout import NoExecutor
 from tarn.pipeline.jobs.flush import Flush, Kernels
 from tarn.pipeline.session import Sessions
@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 class SparkFlusher:
-    """Flushes datasets on Spark, in one worker's name."""
+    """Flushes datasets on Spark. Its leases belong to one owner, the worker."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class SparkFlusher:
         database: Database,
         store: Store,
         owner: str,
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
         kernels: Callable[[], Kernels] | None = None,
         watch: Telemetry | None = None,
     ) -> None:
@@ -59,12 +59,13 @@ class SparkFlusher:
         self._kernel = Kernel(Journal.at(settings.database_url), store.connection, buckets(), settings.kernel_memory)
         self._reached = reached
         self.running = ActiveReads()
-        """What exports read, for whoever deletes files."""
+        """Snapshots that exports are reading; vacuum must not delete their files."""
         self._kernels = kernels or self._on_spark
         self._flush = Flush(database, store, self._publisher, self._kernels, reached, self._watch)
 
     def due(self) -> list[str]:
-        """Datasets of which enough waits, or has waited long enough: the tenants whose writes wait take turns."""
+        """Return the datasets whose journal exceeds the limit of rows, bytes or age. They are ordered round-robin by
+        the tenant of the oldest committed batch."""
         settings = self._settings
         waiting = journal_head.c.oldest < now() - timedelta(seconds=settings.flush_age)
         full = or_(journal_head.c.rows >= settings.flush_rows, journal_head.c.size >= settings.flush_bytes, waiting)
@@ -77,72 +78,65 @@ class SparkFlusher:
                 .where(datasets.c.state == ACTIVE, journal_head.c.rows > 0, full)
                 .order_by(journal_head.c.oldest)
             )
-            return in_rotation((row.tenant, row.dataset_id) for row in rows)
+            return round_robin((row.tenant, row.dataset_id) for row in rows)
 
     def recover(self) -> None:
-        """Finish what dead holders left: datasets whose lease ran out and was never given back."""
+        """Finish the commits of dead workers: of datasets whose lease expired without being released."""
         with self._database.read() as connection:
-            left = connection.execute(
+            rows = connection.execute(
                 _active_datasets()
                 .join(leases, leases.c.dataset_id == datasets.c.id)
-                .where(leases.c.expires > EPOCH, leases.c.expires < database_time(connection))
+                .where(DATASET_LEASE.is_abandoned(database_time(connection)))
             ).all()
-        for row in left:
+        for row in rows:
             try:
                 self._publisher.recover(Dataset(row.id, DatasetName(row.name)))
             except TarnError as error:
                 log.warning("a dataset could not be recovered yet", dataset=row.name, problem=error.slug)
 
     def flush(
-        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: Moved = lambda *_: None
-    ) -> Mapping[str, Sequence[Flushed] | TarnError]:
-        """Flush these datasets, in one Spark job a round. Those that are gone are flushed already.
+        self, dataset_ids: Sequence[str], hold: Callable[[], None], moved: FlushProgress = lambda *_: None
+    ) -> Mapping[str, FlushOutcome]:
+        """Flush these datasets, in one Spark job per round. Deleted datasets are ignored.
 
         Raises Unavailable if Spark cannot be reached, and Internal if its job failed.
         """
         with self._database.read() as connection:
             rows = connection.execute(_active_datasets().where(datasets.c.id.in_(dataset_ids))).all()
-        wanted = [Dataset(row.id, DatasetName(row.name)) for row in rows]
-        with self._watch.timed(self._watch.rounds, "flush", datasets=len(wanted)), self.answering():
-            done = self._flush.run(wanted, hold, moved)
-        return {
-            dataset.id: done[dataset.id].error
-            or [
-                Flushed(dataset.name, snapshot.seq, snapshot.id, snapshot.rows.added)
-                for snapshot in done[dataset.id].snapshots
-            ]
-            for dataset in wanted
-        }
+        requested = [Dataset(row.id, DatasetName(row.name)) for row in rows]
+        with self._watch.timed(self._watch.rounds, "flush", datasets=len(requested)), self.answering():
+            return self._flush.run(requested, hold, moved)
 
     def tidy(self) -> None:
         self._flush.tidy()
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Spark's errors in our own terms; one that is half dead is ended, to be started again."""
+        """Translate errors of Spark into errors of Tarn. A broken session is ended, so that the next use starts a new
+        one."""
         self._sessions.begin()
         try:
             yield
         except NoExecutor as error:
-            # A master that was started anew does not know this driver, and gives it nothing until it comes again.
+            # A restarted master does not know this driver, and gives it no executors until it registers again.
             self._sessions.discard()
             raise Unavailable(str(error), retry_after=5) from error
         except (Py4JJavaError, PySparkException) as error:
             if self._sessions.is_stale():
                 raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
-            raise Internal("the Spark job failed; the worker's log says why") from error
+            raise Internal("the Spark job failed; see the worker's log for the cause") from error
         except (Py4JNetworkError, Py4JError, ConnectionError, EOFError) as error:
             self._sessions.discard()
             raise Unavailable("Spark does not answer", retry_after=5) from error
         except (AttributeError, AssertionError, TypeError) as error:
-            # What PySpark raises in one thread while another ends the session.
+            # PySpark raises these in one thread while another thread ends the session.
             if not self._sessions.is_stale():
                 raise
             raise Unavailable("Spark was started again meanwhile", retry_after=5) from error
 
     def maintenance(self) -> Maintenance:
-        """What keeps datasets in shape, on the same Spark. It holds leases under a name of its own: it works beside the
-        flushes, and not in their stead."""
+        """Return the maintenance jobs, which share this Spark session. They use lease owners of their own, as they run
+        concurrently with flushes and must not take over their leases."""
         return Maintenance(
             self._settings,
             self._database,
@@ -155,7 +149,7 @@ class SparkFlusher:
         )
 
     def cancel(self) -> None:
-        """Break off what runs on Spark."""
+        """Cancel all running Spark jobs."""
         self._sessions.cancel()
 
     def close(self) -> None:

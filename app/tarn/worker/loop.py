@@ -1,12 +1,13 @@
-"""The worker: gives signs of life, claims jobs, runs them, hands them back when it must stop.
+"""Worker loop: sends heartbeats, claims jobs, runs them, and hands them back when the worker must stop.
 
-Flushes are claimed all at once and done in one round, with what is due by itself; all other jobs by a few threads
-beside the flushes, and queues of datasets and webhooks beside both: long work must not keep short work waiting.
+All flush jobs are claimed at once and done in one round, together with the datasets that are due. Other jobs run in a
+few threads concurrently with the flushes; queue items and webhook deliveries run concurrently with both. Long work must
+not delay short work.
 
 How the job threads share their slots:
-1. A tenant that has a job running leaves the last free slot to the others.
+1. A tenant that has a running job leaves the last free slot to other tenants.
 2. The tenant with the fewest running jobs is next; among equals, the one that was served the longest time ago.
-3. A dataset has one running job at a time: a tenant's jobs on it run in the order in which it asked for them.
+3. A dataset has one running job at a time: a tenant's jobs on it run in the order in which they were requested.
 """
 
 import threading
@@ -25,60 +26,59 @@ from tarn.access import audit
 from tarn.archive.dataset_removal import remove_files
 from tarn.coordination import queue
 from tarn.coordination.dataset_removal import remove_queue
-from tarn.datasets import registry as datasets
-from tarn.datasets.registry import Dataset, Hold
-from tarn.db import jobs
-from tarn.db import outbox as events
-from tarn.db import worker_heartbeats as workers
+from tarn.datasets import registry
+from tarn.datasets.registry import Dataset, JobHeartbeat
+from tarn.db import jobs, outbox, worker_heartbeats
 from tarn.db.engine import Database
 from tarn.errors import Internal, Locked, TarnError
 from tarn.journal.dataset_removal import remove_journal
 from tarn.journal.expiry import sweep
 from tarn.model.backoff import delays
 from tarn.model.cancellation import Cancellation
-from tarn.model.flush import Flusher
+from tarn.model.flush import Flusher, FlushOutcome
 from tarn.model.ids import new_id, now
-from tarn.model.job import FlushResult, Job, MadeSnapshot, Maintainer, Operation, Progress, ResumeLater, Stopped
-from tarn.model.names import DatasetName
+from tarn.model.job import FlushResult, Job, JobStopped, Maintainer, Operation, Progress, ResumeLater
 from tarn.settings import Settings
 from tarn.storage.connection import LONGEST_CALL
 from tarn.storage.store import Store
 from tarn.telemetry import Telemetry
 from tarn.worker.deliveries import Deliveries
-from tarn.worker.flush_rounds import Outcome, Rounds
+from tarn.worker.flush_rounds import FlushRounds
 from tarn.worker.maintenance_schedule import MaintenanceSchedule
 from tarn.worker.queue import Consumer
 from tarn.worker.run_records import record_run
 
 log = structlog.get_logger(__name__)
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 FORGET_AFTER = 24 * 3600
-"""Seconds after which a worker that never said goodbye is no longer listed."""
+"""Seconds after which a worker that ended without unregistering is no longer listed."""
 
 PROGRESS_SECONDS = 0.2
-"""Seconds between two times that a job's progress is written down: short ones would mostly wait for the disk."""
+"""Seconds between two writes of a job's progress: more frequent writes would mostly wait for the disk."""
 
 CANCEL_POLL = 0.5
-"""Seconds between two looks whether a running job was cancelled, and between two interrupts of one that was."""
+"""Seconds between two checks whether a running job was cancelled, and between two interrupts of a cancelled one."""
 
 SWEEP_EVERY = 30.0
-"""Seconds between two looks for what was left behind in the journal."""
+"""Seconds between two sweeps of expired rows in the journal, jobs, queue, events and audit log."""
 
 MOST_DUE = 250
-"""Datasets that a round takes besides those that were asked for: who asks in the middle of it waits for its end."""
+"""Due datasets that a round takes in addition to the requested ones. A flush that is requested during a round waits for
+the end of the round, so rounds are bounded."""
 
 
 class JobOutcome(NamedTuple):
-    """What came of a job, and how far it was told to be at last."""
+    """Result of a job, and its last reported progress."""
 
     result: dict[str, Any]
     progress: Progress | None = None
 
 
 class Worker:
-    """One worker process. Several may run: a job belongs to whoever claimed it, for as long as it beats."""
+    """One worker process. Several may run: a job belongs to the worker that claimed it, for as long as it sends
+    heartbeats."""
 
     def __init__(
         self,
@@ -96,38 +96,38 @@ class Worker:
         self._database = database
         self._store = store
         self._flusher = flusher
-        self._rounds = None if flusher is None else Rounds(flusher)
+        self._rounds = None if flusher is None else FlushRounds(flusher)
         self._consumer = consumer
         self._stop = threading.Event()
         self._stopped = 0.0
-        """When it was asked to stop."""
+        """Monotonic time at which `stop` was called."""
         self._claiming = threading.Lock()
-        """Held while a job thread claims, so that two do not give one tenant the last slot."""
+        """Held while a job thread claims a job, so that two threads do not give one tenant the last slot."""
         self._releasing = threading.Lock()
-        """Held while jobs leave a round of flushes."""
-        self._looked = time.monotonic()
+        """Held while jobs are removed from a flush round."""
+        self._maintenance_checked = time.monotonic()
         self._jobs: tuple[Job, ...] = ()
-        """The flushes it works on now; replaced, never changed, since the heartbeat reads it."""
+        """The flush jobs of the current round. Replaced, never mutated, because the heartbeat thread reads it."""
         self._other: tuple[Job, ...] = ()
-        """The other jobs that run now; replaced, never changed, under `_claiming`."""
+        """The other running jobs. Replaced under `_claiming`, never mutated."""
         self._moved: dict[str, tuple[int, int]] = {}
-        """Of the datasets of a round, by their ids: rows that are in snapshots by now, and rows in all."""
-        self._operations: dict[Operation, Callable[[Job, Hold], JobOutcome]] = {Operation.DELETE: self._delete}
-        self._upkeep = None if maintainer is None else MaintenanceSchedule(database, store)
+        """By dataset id, for the datasets of a round: rows that are in snapshots so far, and rows in total."""
+        self._operations: dict[Operation, Callable[[Job, JobHeartbeat], JobOutcome]] = {Operation.DELETE: self._delete}
+        self._maintenance = None if maintainer is None else MaintenanceSchedule(database, store)
         self._deliveries = Deliveries(settings, database, self.id)
         if maintainer is not None:
             self._operations |= dict.fromkeys(maintainer.operations, partial(self._maintain, maintainer))
 
     def stop(self) -> None:
-        """Ask the worker to finish: the jobs it has are handed back at their next step."""
+        """Request the worker to stop: it hands its jobs back at their next step."""
         self._stopped = time.monotonic()
         self._stop.set()
 
     def run(self) -> None:
-        """Work until told to stop. A database that is away is waited for."""
-        self._insist(lambda connection: workers.register(connection, self.id))
-        beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        beats.start()
+        """Work until `stop` is called. Waits for a database that does not answer."""
+        self._retry_transaction(lambda connection: worker_heartbeats.register(connection, self.id))
+        heartbeat_thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        heartbeat_thread.start()
         log.info("worker started", worker=self.id)
         try:
             self._recover()
@@ -135,65 +135,64 @@ class Worker:
         finally:
             if self._flusher is not None:
                 self._flusher.close()
-        beats.join()
-        self._insist(lambda connection: workers.leave(connection, self.id))
+        heartbeat_thread.join()
+        self._retry_transaction(lambda connection: worker_heartbeats.leave(connection, self.id))
         log.info("worker stopped", worker=self.id)
 
     def _work(self) -> None:
-        others = [
-            threading.Thread(target=self._work_on_others, name=f"jobs-{slot}")
-            for slot in range(self._settings.job_slots)
+        job_threads = [
+            threading.Thread(target=self._run_jobs, name=f"jobs-{slot}") for slot in range(self._settings.job_slots)
         ]
-        for thread in others:
+        for thread in job_threads:
             thread.start()
-        queues = threading.Thread(target=self._work_off_queues, name="queues")
-        queues.start()
-        posts = threading.Thread(target=self._deliveries.run, args=[self._stop], name="webhooks")
-        posts.start()
-        swept = -SWEEP_EVERY
+        queue_thread = threading.Thread(target=self._run_queues, name="queues")
+        queue_thread.start()
+        webhook_thread = threading.Thread(target=self._deliveries.run, args=[self._stop], name="webhooks")
+        webhook_thread.start()
+        last_sweep = -SWEEP_EVERY
         while not self._stop.is_set():
-            if time.monotonic() >= swept + SWEEP_EVERY:
+            if time.monotonic() >= last_sweep + SWEEP_EVERY:
                 self._sweep()
-                swept = time.monotonic()
+                last_sweep = time.monotonic()
             if not self.flush():
                 self._stop.wait(self._settings.worker_poll)
-        for thread in others:
+        for thread in job_threads:
             thread.join()
-        queues.join()
-        posts.join()
+        queue_thread.join()
+        webhook_thread.join()
 
-    def _work_on_others(self) -> None:
+    def _run_jobs(self) -> None:
         while not self._stop.is_set():
-            if self._upkeep is not None and self._is_upkeep_due():
-                self._look_after(self._upkeep)
+            if self._maintenance is not None and self._is_maintenance_due():
+                self._enqueue_maintenance(self._maintenance)
             try:
                 worked = self.step()
-            except Exception:  # without this thread nothing but flushes would be done any more
-                log.exception("a job ended in a way that it should not")
+            except Exception:  # if this thread ended, its job slot would be lost
+                log.exception("a job thread failed unexpectedly")
                 worked = False
             if not worked:
                 self._stop.wait(self._settings.worker_poll)
 
-    def _is_upkeep_due(self) -> bool:
-        """Whether this thread is the one to look for datasets that are due for maintenance."""
+    def _is_maintenance_due(self) -> bool:
+        """Return whether this thread should check now which datasets are due for maintenance."""
         with self._claiming:
-            is_due = time.monotonic() >= self._looked + self._settings.upkeep_every
+            is_due = time.monotonic() >= self._maintenance_checked + self._settings.upkeep_every
             if is_due:
-                self._looked = time.monotonic()
+                self._maintenance_checked = time.monotonic()
             return is_due
 
-    def _work_off_queues(self) -> None:
+    def _run_queues(self) -> None:
         while self._consumer is not None and not self._stop.is_set():
             try:
                 worked = self._consumer.work(self._stop.is_set)
-            except Exception:  # what waits in the queues is still there at the next look
-                log.exception("the queues could not be worked off")
+            except Exception:  # the items stay in the queues until the next poll
+                log.exception("queue items could not be processed")
                 worked = 0
             if not worked:
                 self._stop.wait(self._settings.worker_poll)
 
     def step(self) -> bool:
-        """Claim one job and run it. False if there is none, or the database does not answer."""
+        """Claim one job and run it. Returns False if there is none, or the database does not answer."""
         try:
             with self._claiming:
                 job = self._claim()
@@ -201,16 +200,16 @@ class Worker:
                     return False
                 self._other = (*self._other, job)
         except TarnError as error:
-            log.warning("cannot look for work", problem=error.slug)
+            log.warning("cannot claim a job", problem=error.slug)
             return False
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             with self._watch.span(f"job {job.operation}", job=job.id, attempt=job.attempts):
                 outcome = self._run(job)
         finally:
             with self._claiming:
                 self._other = tuple(each for each in self._other if each is not job)
-        self._watch.jobs.labels(job.operation, outcome).observe(time.perf_counter() - begun)
+        self._watch.jobs.labels(job.operation, outcome).observe(time.perf_counter() - start)
         return True
 
     def _claim(self) -> Job | None:
@@ -225,118 +224,116 @@ class Worker:
             return jobs.claim(connection, self.id, silent_after, self._operations, running, without)
 
     def flush(self) -> bool:
-        """Claim every flush that was asked for and do them in one round, with what is due by itself.
+        """Claim all flush jobs and do them in one round, together with the datasets that are due.
 
-        False if there was nothing to do, or nothing came of it: then there is no hurry to look again.
+        Returns False if there was nothing to do, or nothing was flushed: then the caller waits before it polls again.
         """
         if self._rounds is None:
             return False
         silent_after = self._settings.worker_silent_after
-        asked: list[Job] = []
+        claimed: list[Job] = []
         try:
             if self._is_any_free([Operation.FLUSH]):
                 with self._database.write() as connection:
-                    asked = jobs.claim_all(connection, self.id, Operation.FLUSH, silent_after)
+                    claimed = jobs.claim_all(connection, self.id, Operation.FLUSH, silent_after)
         except TarnError as error:
-            log.warning("cannot look for flushes", problem=error.slug)
+            log.warning("cannot claim flush jobs", problem=error.slug)
             return False
-        self._jobs = tuple(asked)
+        self._jobs = tuple(claimed)
         try:
             return self._flush(self._rounds)
         finally:
             self._jobs, self._moved = (), {}
 
     def _is_any_free(self, operations: Collection[Operation], without: Collection[str] = ()) -> bool:
-        """Whether it is worth to claim: whoever looks twice a second must not hold SQLite's only pen each time."""
+        """Return whether there is a job to claim. Reads only: polling must not take SQLite's single write lock each
+        time."""
         with self._database.read() as connection:
             return jobs.is_any_free(connection, self._settings.worker_silent_after, operations, without)
 
-    def _flush(self, rounds: Rounds) -> bool:
+    def _flush(self, rounds: FlushRounds) -> bool:
         due = rounds.due()[:MOST_DUE]
-        wanted = list(dict.fromkeys([*(each for job in self._jobs for each in job.dataset_ids), *due]))
-        if not wanted and not self._jobs:
+        requested = list(dict.fromkeys([*(each for job in self._jobs for each in job.dataset_ids), *due]))
+        if not requested and not self._jobs:
             return False
-        log.info("flush started", datasets=len(wanted), due=len(due), jobs=[job.id for job in self._jobs])
+        log.info("flush started", datasets=len(requested), due=len(due), jobs=[job.id for job in self._jobs])
 
         def hold() -> None:
             if self._stop.is_set() or not (self._hold_all() or due):
-                raise Stopped
+                raise JobStopped
 
         def moved(dataset: str, done: int, total: int) -> None:
             self._moved[dataset] = done, total
 
-        def is_wanted() -> bool:
+        def is_needed() -> bool:
             return self._release_cancelled() or bool(due)
 
         cancellation = Cancellation()
         try:
-            with cancellation.active(), self._watching(cancellation, is_wanted):
-                outcomes = rounds.flush(wanted, hold, moved) if wanted else {}
-        except Stopped:
+            with cancellation.active(), self._watching(cancellation, is_needed):
+                outcomes = rounds.flush(requested, hold, moved) if requested else {}
+        except JobStopped:
             for job in self._jobs:
                 self._hand_back(job)
             return True
         for job in self._jobs:
             self._settle_flush(job, [outcomes[each] for each in job.dataset_ids])
         self._tidy()
-        return bool(self._jobs) or any(outcome and not isinstance(outcome, Exception) for outcome in outcomes.values())
+        return bool(self._jobs) or any(outcome.snapshots and outcome.error is None for outcome in outcomes.values())
 
     def _hold_all(self) -> bool:
-        """Keep the jobs of a round; whichever was cancelled or lost leaves it. False if none is left."""
+        """Send a heartbeat for the jobs of a round and remove those that were cancelled or lost. Returns False if none
+        is left."""
         with self._releasing:
             if self._jobs:
                 with self._database.write() as connection:
-                    kept = self._beat_all(connection, self._jobs)
-                self._keep(kept)
+                    held_ids = self._beat_all(connection, self._jobs)
+                self._keep(held_ids)
             return bool(self._jobs)
 
     def _release_cancelled(self) -> bool:
-        """Drop cancelled jobs from the round without a heartbeat: a cancelled flush need not wait for its round."""
+        """Remove cancelled jobs from the round without a heartbeat, so that they end before the round does. Returns
+        False if no job is left."""
         with self._releasing:
             if self._jobs:
                 with self._database.read() as connection:
-                    kept = jobs.held(connection, [job.id for job in self._jobs], self.id)
-                self._keep(kept)
+                    held_ids = jobs.held(connection, [job.id for job in self._jobs], self.id)
+                self._keep(held_ids)
             return bool(self._jobs)
 
-    def _keep(self, kept: Collection[str]) -> None:
-        gone = [job for job in self._jobs if job.id not in kept]
-        self._jobs = tuple(job for job in self._jobs if job.id in kept)
-        for job in gone:
+    def _keep(self, held_ids: Collection[str]) -> None:
+        lost = [job for job in self._jobs if job.id not in held_ids]
+        self._jobs = tuple(job for job in self._jobs if job.id in held_ids)
+        for job in lost:
             self._hand_back(job)
 
-    def _settle_flush(self, job: Job, outcomes: Sequence[Outcome]) -> None:
-        failed = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        if failed:
-            self._fail(job, failed[0])
+    def _settle_flush(self, job: Job, outcomes: Sequence[FlushOutcome]) -> None:
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        if errors:
+            self._fail(job, errors[0])
             return
-        made = [flushed for outcome in outcomes if not isinstance(outcome, Exception) for flushed in outcome]
-        result = FlushResult(
-            operation="flush",
-            statements=sum(flushed.statements for flushed in made),
-            snapshots=[MadeSnapshot(dataset=DatasetName(each.dataset), seq=each.seq, id=each.id) for each in made],
-        ).model_dump()
+        result = FlushResult.of([snapshot for outcome in outcomes for snapshot in outcome.snapshots]).model_dump()
         progress = self._progress(job)
         self._settle("done", job, lambda connection: jobs.finish(connection, job.id, self.id, result, progress))
 
-    def _beat_all(self, connection: Connection, held: Sequence[Job]) -> set[str]:
-        known = {job.id: progress for job in held if (progress := self._progress(job)) is not None}
-        return jobs.beat_all(connection, [job.id for job in held], self.id, known)
+    def _beat_all(self, connection: Connection, held_jobs: Sequence[Job]) -> set[str]:
+        progress_by_job = {job.id: progress for job in held_jobs if (progress := self._progress(job)) is not None}
+        return jobs.beat_all(connection, [job.id for job in held_jobs], self.id, progress_by_job)
 
     def _progress(self, job: Job) -> Progress | None:
-        """How far a flush is, by the rows of its own datasets; None while that is not known."""
+        """Return the progress of a flush job, in rows of its own datasets; None while it is not known."""
         moved = self._moved
         counts = [moved[each] for each in job.dataset_ids if each in moved]
         done, total = sum(done for done, _ in counts), sum(total for _, total in counts)
         return Progress(done=done, total=total, unit="rows") if counts else None
 
     def _run(self, job: Job) -> str:
-        """Returns what came of it."""
+        """Run a job and settle it. Returns the outcome as a label for metrics."""
         log.info("job started", job=job.id, operation=job.operation, dataset=job.dataset, attempt=job.attempts)
 
         def hold(connection: Connection, progress: Progress | None) -> None:
             if self._stop.is_set() or not jobs.beat(connection, job.id, self.id, progress):
-                raise Stopped
+                raise JobStopped
 
         def is_held() -> bool:
             with self._database.read() as connection:
@@ -346,16 +343,16 @@ class Worker:
         try:
             with cancellation.active(), self._watching(cancellation, is_held):
                 done = self._operations[job.operation](job, hold)
-        except Stopped:
+        except JobStopped:
             self._hand_back(job)
             return "stopped"
         except ResumeLater as early:
             until = early.until
-            self._settle("goes on later", job, lambda connection: jobs.requeue(connection, job.id, self.id, until))
+            self._settle("postponed", job, lambda connection: jobs.requeue(connection, job.id, self.id, until))
             return "later"
         except Exception as error:  # noqa: BLE001 - a job may fail in any way; the worker goes on, and logs it below
-            if cancellation.is_set() and not self._stop.is_set():  # this is how what was interrupted ends
-                log.info("job broken off", job=job.id, error=f"{type(error).__name__}: {error}"[:500])
+            if cancellation.is_set() and not self._stop.is_set():  # an interrupted job ends with any error
+                log.info("job interrupted", job=job.id, error=f"{type(error).__name__}: {error}"[:500])
                 self._hand_back(job)
                 return "stopped"
             self._fail(job, error)
@@ -364,21 +361,21 @@ class Worker:
         return "done"
 
     @contextmanager
-    def _watching(self, cancellation: Cancellation, is_wanted: Callable[[], bool]) -> Iterator[None]:
-        """Set a cancellation once its work is not wanted any more, or the worker must stop, and interrupt the work.
+    def _watching(self, cancellation: Cancellation, is_needed: Callable[[], bool]) -> Iterator[None]:
+        """Set the cancellation once the job was cancelled or lost, or the worker must stop, and interrupt the work.
 
-        A worker that must stop interrupts only what has not ended within the grace of a shutdown.
+        When the worker must stop, only work that has not ended within the shutdown grace period is interrupted.
         """
         over = threading.Event()
 
         def watch() -> None:
             while not over.wait(CANCEL_POLL):
                 try:
-                    if not cancellation.is_set() and (self._stop.is_set() or not is_wanted()):
+                    if not cancellation.is_set() and (self._stop.is_set() or not is_needed()):
                         cancellation.set()
-                except Exception as error:  # noqa: BLE001 - the database may be away: the work goes on until it is back
+                except Exception as error:  # noqa: BLE001 - the work goes on while the database does not answer
                     log.warning(
-                        "cannot tell whether a job is cancelled", error=f"{type(error).__name__}: {error}"[:500]
+                        "cannot check whether a job is cancelled", error=f"{type(error).__name__}: {error}"[:500]
                     )
                 grace = self._settings.shutdown_grace if self._stop.is_set() else 0
                 if cancellation.is_set() and time.monotonic() >= self._stopped + grace:
@@ -396,19 +393,27 @@ class Worker:
         self._settle("handed back", job, lambda connection: jobs.requeue(connection, job.id, self.id))
 
     def _fail(self, job: Job, error: Exception) -> None:
-        known = error if isinstance(error, TarnError) else Internal("the job failed; the worker's log says why")
-        # Who holds a dataset's lease gives it back, or loses it.
-        passes = known.retryable or isinstance(known, Locked)
-        # A worker that must stop breaks its work off, which is no fault of the job's.
-        again = now() if self._stop.is_set() else job.operation.next_try(job.attempts, passes, now())
-        if isinstance(known, Locked) and again is not None:
-            log.info("job waits for another holder", job=job.id, attempt=job.attempts, again=again, why=known.detail)
+        problem_error = (
+            error if isinstance(error, TarnError) else Internal("the job failed; see the worker's log for the cause")
+        )
+        # The holder of a dataset's lease will release it, or the lease expires: worth a retry.
+        passes = problem_error.retryable or isinstance(problem_error, Locked)
+        # A worker that must stop interrupts its jobs; that does not count as a failure of the job.
+        retry_at = now() if self._stop.is_set() else job.operation.next_try(job.attempts, passes, now())
+        if isinstance(problem_error, Locked) and retry_at is not None:
+            log.info(
+                "job waits for a lease that another holder has",
+                job=job.id,
+                attempt=job.attempts,
+                again=retry_at,
+                why=problem_error.detail,
+            )
         else:
-            log.error("job failed", job=job.id, attempt=job.attempts, again=again, exc_info=error)
-        problem = known.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
-        self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, again))
+            log.error("job failed", job=job.id, attempt=job.attempts, again=retry_at, exc_info=error)
+        problem = problem_error.problem(instance=f"/v1/jobs/{job.id}").model_dump(mode="json")
+        self._settle("failed", job, lambda connection: jobs.fail(connection, job.id, self.id, problem, retry_at))
 
-    def _delete(self, job: Job, hold: Hold) -> JobOutcome:
+    def _delete(self, job: Job, hold: JobHeartbeat) -> JobOutcome:
         assert job.dataset is not None
         assert job.dataset_id is not None
         remove_journal(self._database, job.dataset_id, hold)
@@ -417,24 +422,24 @@ class Worker:
         settling = timedelta(seconds=max(LONGEST_CALL, self._settings.worker_silent_after))
         free_from = None if job.disturbed is None else job.disturbed + settling
         return JobOutcome(
-            datasets.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from)
+            registry.delete(self._database, self._store, Dataset(job.dataset_id, job.dataset), hold, free_from)
         )
 
-    def _maintain(self, maintainer: Maintainer, job: Job, hold: Hold) -> JobOutcome:
+    def _maintain(self, maintainer: Maintainer, job: Job, hold: JobHeartbeat) -> JobOutcome:
         reached: Progress | None = None
-        told = time.monotonic()
+        recorded_at = time.monotonic()
 
         def report(progress: Progress | None) -> None:
-            nonlocal reached, told
+            nonlocal reached, recorded_at
             reached = progress or reached
-            if time.monotonic() < told + PROGRESS_SECONDS:
+            if time.monotonic() < recorded_at + PROGRESS_SECONDS:
                 with self._database.read() as connection:
                     if self._stop.is_set() or not jobs.is_held(connection, job.id, self.id):
-                        raise Stopped
+                        raise JobStopped
                 return
             with self._database.write() as connection:
                 hold(connection, reached)
-            told = time.monotonic()
+            recorded_at = time.monotonic()
 
         return JobOutcome(maintainer.run(job, report), reached)
 
@@ -442,21 +447,21 @@ class Worker:
         try:
             if self._flusher is not None:
                 self._flusher.recover()
-        except Exception:  # whoever publishes next finishes what was left, too
-            log.exception("what a dead worker left could not be finished yet")
+        except Exception:  # the next publication of a dataset finishes the commit, too
+            log.exception("unfinished commits of dead workers could not be recovered yet")
 
     def _tidy(self) -> None:
         try:
             if self._flusher is not None:
                 self._flusher.tidy()
-        except Exception:  # it is done with the next round, then
-            log.exception("the journal could not be tidied up")
+        except Exception:  # the next round tries again
+            log.exception("flushed rows could not be deleted from the journal")
 
-    def _look_after(self, upkeep: MaintenanceSchedule) -> None:
+    def _enqueue_maintenance(self, schedule: MaintenanceSchedule) -> None:
         try:
-            upkeep.ask()
-        except Exception:  # what is due now is due at the next look, too
-            log.exception("cannot tell which datasets are due for maintenance")
+            schedule.enqueue_due()
+        except Exception:  # the next check finds the same datasets
+            log.exception("cannot check which datasets are due for maintenance")
 
     def _sweep(self) -> None:
         try:
@@ -466,48 +471,48 @@ class Worker:
             queue.delete_done(self._database, self._store, self._settings)
             self._trim_events()
             audit.trim(self._database, now() - timedelta(days=self._settings.audit_days))
-        except Exception:  # what was left behind can wait; the jobs cannot
-            log.exception("the journal could not be swept")
+        except Exception:  # the sweep can wait; the jobs cannot
+            log.exception("expired rows could not be swept")
 
     def _trim_events(self) -> None:
-        """Give up the events that are past their time, in short transactions."""
+        """Delete events past their retention, in short transactions."""
         before = now() - timedelta(days=self._settings.event_days)
         with self._database.read() as connection:
-            past = events.expired_numbers(connection, before, self._settings.event_most)
+            past = outbox.expired_numbers(connection, before, self._settings.event_most)
         for stream, to in past.items():
-            left = True
-            while left:
+            has_more = True
+            while has_more:
                 with self._database.write() as connection:
-                    left = events.trim(connection, stream, to)
+                    has_more = outbox.trim(connection, stream, to)
         if past:
             with self._database.write() as connection:
-                events.forget_jobs(connection)
+                outbox.forget_jobs(connection)
 
     def _beat(self) -> None:
-        """Signs of life, of the worker and of the jobs it has, until it stops."""
+        """Send heartbeats of the worker and of its jobs until it stops."""
         while not self._stop.wait(self._settings.worker_heartbeat):
             try:
                 with self._database.write() as connection:
-                    workers.beat(connection, self.id, FORGET_AFTER)
-                    if held := self._jobs + self._other:
-                        self._beat_all(connection, held)
-            except Exception:  # a thread that ended here would end the worker's life for all others
-                log.exception("no sign of life could be given")
+                    worker_heartbeats.beat(connection, self.id, FORGET_AFTER)
+                    if held_jobs := self._jobs + self._other:
+                        self._beat_all(connection, held_jobs)
+            except Exception:  # if this thread ended, other workers would consider this one dead
+                log.exception("the heartbeat could not be written")
 
     def _settle(self, outcome: str, job: Job, settle: Callable[[Connection], bool]) -> None:
-        held = self._insist(settle)
-        log.info("job over" if held else "job taken over by another worker", job=job.id, outcome=outcome)
-        if held:
+        is_held = self._retry_transaction(settle)
+        log.info("job finished" if is_held else "job taken over by another worker", job=job.id, outcome=outcome)
+        if is_held:
             self._record(job)
 
     def _record(self, job: Job) -> None:
         try:
             record_run(self._database, self._store, job.id)
-        except Exception:  # the job is over, whether or not there is a record of it
-            log.exception("a run could not be recorded", job=job.id)
+        except Exception:  # the job is finished, with or without a record
+            log.exception("the run record could not be written", job=job.id)
 
-    def _insist(self, act: Callable[[Connection], Answer]) -> Answer | None:
-        """Do one transaction, again and again while the database is away; once only if the worker must stop."""
+    def _retry_transaction(self, act: Callable[[Connection], Result]) -> Result | None:
+        """Run one transaction and retry while the database does not answer; try only once if the worker must stop."""
         for delay in delays(self._settings.commit_backoff_base, self._settings.commit_backoff_cap):
             try:
                 with self._database.write() as connection:

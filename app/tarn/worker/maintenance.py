@@ -1,6 +1,6 @@
-"""Maintenance: the jobs that keep a dataset in shape, each by the one who knows how.
+"""Maintenance jobs of a worker: which class runs which operation.
 
-Leases are an owner's, who may take one twice. So every thread that runs jobs has an owner of its own.
+A lease owner may acquire the same lease twice. So every thread that runs jobs has lease owners of its own.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tarn.db.engine import Database
 from tarn.errors import Unavailable
 from tarn.integrity.vacuum import Vacuum
 from tarn.integrity.verify import verify
-from tarn.lake.commit import Reached, SnapshotPublisher
+from tarn.lake.commit import SnapshotPublisher, StepCallback
 from tarn.model.ids import new_id
 from tarn.model.job import (
     CompactOptions,
@@ -52,7 +52,7 @@ Options = TypeVar("Options", bound=BaseModel)
 
 
 class Maintenance:
-    """Runs maintenance jobs, in a name of its own for each thread."""
+    """Runs maintenance jobs, with separate lease owners for each thread."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Maintenance:
         database: Database,
         store: Store,
         kernels: Callable[[], Kernels],
-        reached: Reached,
+        reached: StepCallback,
         answering: Callable[[], AbstractContextManager[None]],
         running: ActiveReads,
         watch: Telemetry,
@@ -76,13 +76,13 @@ class Maintenance:
         self._local = local()
 
     def _jobs(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
-        """How this thread does each job."""
+        """Return the job runners of this thread."""
         if not hasattr(self._local, "jobs"):
-            self._local.jobs = self._made()
+            self._local.jobs = self._build_jobs()
         jobs: dict[Operation, Callable[[Job, Dataset, Report], BaseModel]] = self._local.jobs
         return jobs
 
-    def _made(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
+    def _build_jobs(self) -> dict[Operation, Callable[[Job, Dataset, Report], BaseModel]]:
         settings, database, store = self._settings, self._database, self._store
         kernels, reached, watch = self._kernels, self._reached, self._watch
         publisher = SnapshotPublisher(database, store, settings, new_id(), reached, watch)
@@ -114,12 +114,13 @@ class Maintenance:
         return set(self._jobs())
 
     def run(self, job: Job, report: Report) -> dict[str, Any]:
-        """Do a job; what is told of it. Raises what `report` raises, DatasetNotFound, and whatever keeps it from it."""
+        """Run a job and return its result. Raises what `report` raises, DatasetNotFound, and any error of the job
+        itself."""
         assert job.dataset is not None
         assert job.dataset_id is not None
         with self._answering():
-            done = self._jobs()[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
-        return done.model_dump(mode="json")
+            result = self._jobs()[job.operation](job, Dataset(job.dataset_id, job.dataset), report)
+        return result.model_dump(mode="json")
 
 
 def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel]) -> Callable[..., BaseModel]:
@@ -127,9 +128,10 @@ def _typed(options: type[Any], run: Callable[[Dataset, Any, Report], BaseModel])
 
 
 def _read(options: type[Options], job: Job) -> Options:
-    """A job's options. Raises Unavailable for some that an API of a newer version has let through: its workers know."""
+    """Parse a job's options. Raises Unavailable for options that only a newer version knows: a newer worker will run
+    the job."""
     try:
         return options.model_validate(job.arguments)
     except ValidationError as error:
         first = ".".join(map(str, error.errors(include_url=False, include_input=False)[0]["loc"]))
-        raise Unavailable(f"this worker does not know what {first!r} of the job means", retry_after=5) from None
+        raise Unavailable(f"this worker does not support the job's option {first!r}", retry_after=5) from None

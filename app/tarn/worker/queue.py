@@ -1,8 +1,8 @@
-"""The consumer of the queue: does what items addressed to nobody ask for, dataset by dataset, in their order.
+"""Queue consumer: processes queue items without an addressee, dataset by dataset, in their order.
 
-A lease keeps workers from doing the same twice at once, and decides nothing: an item is settled in the transaction that
-has its effect, so of two workers one has none. A worker that dies in between has had none either, and the next one
-begins again.
+A lease keeps workers from processing the same item concurrently, but correctness does not depend on it: an item is
+settled in the transaction that has its effect, so of two workers only one has an effect. If a worker dies before that
+transaction, nothing has happened, and the next worker starts the item again.
 """
 
 import time
@@ -42,13 +42,13 @@ log = structlog.get_logger(__name__)
 Reached = Callable[[str], None]
 
 ITEMS_PER_DATASET = 50
-"""Items of one dataset that are done before another has its turn."""
+"""Items of one dataset that are processed before those of the next dataset."""
 
 ACTION = "work_off_queue_item"
 
 
 class Consumer:
-    """Works off queues, in one worker's name."""
+    """Processes queue items. Its leases belong to one owner, the worker."""
 
     def __init__(
         self,
@@ -63,67 +63,69 @@ class Consumer:
         self._database = database
         self._store = store
         self._reached = reached
-        self._leases = Leases(database, store, owner, settings.lease_seconds, queue_leases, shown=False)
+        self._leases = Leases(database, store, owner, settings.lease_seconds, queue_leases, mirrored=False)
         self._archive = Archive(database, store, settings)
         self._fetcher = fetcher or Fetcher.from_settings(settings)
         self._exploder = Exploder()
 
     def work(self, stopping: Callable[[], bool] = lambda: False) -> int:
-        """Do some of what waits, of every dataset in turn. Returns how many items were tried. Raises Unavailable."""
+        """Process some waiting items of every dataset. Returns how many were attempted. Raises Unavailable."""
         with self._database.read() as connection:
-            found = queue.waiting(connection)
-        return sum(self._work_off(dataset, stopping) for dataset in found if not stopping())
+            datasets = queue.waiting(connection)
+        return sum(self._process_dataset(dataset, stopping) for dataset in datasets if not stopping())
 
-    def _work_off(self, dataset: Dataset, stopping: Callable[[], bool]) -> int:
+    def _process_dataset(self, dataset: Dataset, stopping: Callable[[], bool]) -> int:
         try:
             lease = self._leases.take(dataset)
-        except (Locked, DatasetNotFound):  # somebody else does it, or nobody need do it any more
+        except (Locked, DatasetNotFound):  # another worker processes the queue, or the dataset is deleted
             return 0
-        tried = 0
+        attempted = 0
         try:
-            holding = _RenewedLease(self._leases, lease, self._settings.lease_seconds)
-            while tried < ITEMS_PER_DATASET and not stopping() and self._next(dataset, holding):
-                tried += 1
+            lease_renewal = _RenewedLease(self._leases, lease, self._settings.lease_seconds)
+            while attempted < ITEMS_PER_DATASET and not stopping() and self._next(dataset, lease_renewal):
+                attempted += 1
         except LockLost:
-            log.warning("the queue of a dataset went to another worker", dataset=dataset.name)
+            log.warning("the lease on a dataset's queue was lost to another worker", dataset=dataset.name)
         finally:
             self._leases.release(lease)
-        return tried
+        return attempted
 
-    def _next(self, dataset: Dataset, holding: "_RenewedLease") -> bool:
-        """Try the oldest item. False if there is none that may be tried now."""
-        holding.on()
+    def _next(self, dataset: Dataset, lease_renewal: "_RenewedLease") -> bool:
+        """Attempt the oldest item. Returns False if there is none that may be attempted now."""
+        lease_renewal.renew_if_due()
         with self._database.write() as connection:
-            begun = queue.begin(connection, dataset)
-        if begun is None:
+            started = queue.begin(connection, dataset)
+        if started is None:
             return False
         self._reached("begun")
         item: QueueItem | None
         try:
-            item = self._done(dataset, begun, holding)
+            item = self._apply(dataset, started, lease_renewal)
         except Settled:
             return True
         except LockLost:
             raise
-        except Exception as error:  # noqa: BLE001 - an item may fail in any way; the others go on, and it is logged below
-            item = self._failed(dataset, begun.item, error)
+        except Exception as error:  # noqa: BLE001 - an item may fail in any way; it is logged in `_record_failure`
+            item = self._record_failure(dataset, started.item, error)
         if item is not None:
             queue.write_mirror(self._store, dataset, item)
         self._reached("shown")
         return True
 
-    def _done(self, dataset: Dataset, begun: Begun, holding: "_RenewedLease") -> QueueItem:
-        """Have the effect of an item and settle it, both in one transaction."""
-        item, origin = begun.item, None if begun.item.origin is None else Origin(begun.item.origin)
-        work = _ItemInProgress(dataset, item, _audited_action(dataset, begun), origin)
+    def _apply(self, dataset: Dataset, started: Begun, lease_renewal: "_RenewedLease") -> QueueItem:
+        """Apply the effect of an item and settle it, both in one transaction."""
+        item, origin = started.item, None if started.item.origin is None else Origin(started.item.origin)
+        work = _ItemInProgress(dataset, item, _audited_action(dataset, started), origin)
         if item.resource is QueueResource.ENTITY:
             return self._write(work, self._events(work))
         if item.action is QueueAction.UPSERT:
-            return self._put_file(work, holding)
+            return self._put_file(work, lease_renewal)
         return self._delete_file(work)
 
-    def _failed(self, dataset: Dataset, item: QueueItem, error: Exception) -> QueueItem | None:
-        known = error if isinstance(error, TarnError) else Internal("the item failed; the worker's log says why")
+    def _record_failure(self, dataset: Dataset, item: QueueItem, error: Exception) -> QueueItem | None:
+        known = (
+            error if isinstance(error, TarnError) else Internal("the item failed; see the worker's log for the cause")
+        )
         log.warning("queue item failed", item=item.id, attempt=item.attempts, problem=known.slug, exc_info=error)
         try:
             with self._database.write() as connection:
@@ -138,10 +140,10 @@ class Consumer:
         if work.item.action is QueueAction.DELETE:
             events.erase(NamedEntity.model_validate(payload).id, work.origin)
             return events
-        said_by = work.origin or DEFAULT_ORIGIN
+        origin = work.origin or DEFAULT_ORIGIN
         exploded = self._exploder.explode(work.dataset.name, payload)
-        events.erase(exploded.entity_id, said_by)
-        events.add_entity(exploded, said_by, _moment())
+        events.erase(exploded.entity_id, origin)
+        events.add_entity(exploded, origin, _moment())
         return events
 
     def _write(self, work: "_ItemInProgress", events: Events) -> QueueItem:
@@ -159,24 +161,24 @@ class Consumer:
 
     # Files
 
-    def _put_file(self, work: "_ItemInProgress", holding: "_RenewedLease") -> QueueItem:
-        wanted = SourceFile.model_validate(work.item.payload)
+    def _put_file(self, work: "_ItemInProgress", lease_renewal: "_RenewedLease") -> QueueItem:
+        request = SourceFile.model_validate(work.item.payload)
         settled: list[QueueItem] = []
 
         def recorded(connection: Connection, files: list[ArchiveFile]) -> None:
             (file,) = files
             settled.append(queue.settle(connection, work.dataset, work.item))
             work.act.done(connection, target=f"files/{file.checksum}/{file.id}", size=file.size)
-            if wanted.entity:
+            if request.entity:
                 self._journal(connection, work, self._document(work, file))
             self._reached("written")
 
-        with self._fetcher.open(wanted.uri) as source:
-            path = wanted.path or _path(source.name)
-            said = NewFile(path=path, origin=work.origin, meta=wanted.meta, checksum=wanted.checksum)
+        with self._fetcher.open(request.uri) as source:
+            path = request.path or _path(source.name)
+            new_file = NewFile(path=path, origin=work.origin, meta=request.meta, checksum=request.checksum)
             reservation = self._archive.reservation(work.dataset, work.tenant)
             reservation.declare(source.size)
-            staged = self._archive.stage(work.dataset, said, holding.while_reading(source), reservation)
+            staged = self._archive.stage(work.dataset, new_file, lease_renewal.while_reading(source), reservation)
         self._archive.commit(work.dataset, work.tenant, [staged], recorded)
         self._reached("done")
         return settled[-1]
@@ -203,7 +205,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class _ItemInProgress:
-    """An item that is being done: where, in whose name, and as whose words."""
+    """An item that is being processed: its dataset, audited action and origin."""
 
     dataset: Dataset
     item: QueueItem
@@ -216,7 +218,7 @@ class _ItemInProgress:
 
 
 class _RenewedLease:
-    """A lease that is renewed whenever a good part of it is over."""
+    """A lease that is renewed whenever a third of its time has passed."""
 
     def __init__(self, leases: Leases, lease: Lease, seconds: float) -> None:
         self._leases = leases
@@ -224,31 +226,31 @@ class _RenewedLease:
         self._every = seconds / 3
         self._renewed = time.monotonic()
 
-    def on(self) -> None:
-        """Raises LockLost if somebody else has it by now."""
+    def renew_if_due(self) -> None:
+        """Renew the lease if it is time to. Raises LockLost if another worker has acquired it."""
         if time.monotonic() >= self._renewed + self._every:
             self._leases.renew(self._lease)
             self._renewed = time.monotonic()
 
     def while_reading(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
-            self.on()
+            self.renew_if_due()
             yield chunk
 
 
-def _audited_action(dataset: Dataset, begun: Begun) -> AuditedAction:
-    """What the worker does, in the name of the tenant that asked for it."""
-    target = f"/v1/datasets/{dataset.name}/queue/{begun.item.id}"
-    return AuditedAction.of_tenant(TenantName(begun.item.tenant), ACTION, target, begun.request)
+def _audited_action(dataset: Dataset, started: Begun) -> AuditedAction:
+    """Return the audited action of the worker, on behalf of the tenant that created the item."""
+    target = f"/v1/datasets/{dataset.name}/queue/{started.item.id}"
+    return AuditedAction.of_tenant(TenantName(started.item.tenant), ACTION, target, started.request)
 
 
 def _path(name: str | None) -> FilePath:
     try:
         return FilePath(name or "")
     except ValueError as error:
-        raise InvalidPath(f"the source does not say what the file is called: {error}") from None
+        raise InvalidPath(f"the source gives no valid file name, set `path` in the item: {error}") from None
 
 
 def _moment() -> int:
-    """The present, in microseconds."""
+    """Return the current time in microseconds since 1970."""
     return int((now() - EPOCH).total_seconds() * 1_000_000)

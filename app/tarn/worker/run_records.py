@@ -1,6 +1,6 @@
-"""Records of runs: what a job did, kept beside the dataset's data for people and offline tools."""
+"""Run records: the result of each finished job, stored in the dataset's folder for people and offline tools."""
 
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.db import jobs
 from tarn.db.engine import Database
 from tarn.model.job import Job
@@ -9,10 +9,10 @@ from tarn.storage.store import Store
 
 
 def record_run(database: Database, store: Store, job_id: str) -> None:
-    """Put a job that is over where its dataset's runs are; a dataset that is deleted gets nothing.
+    """Write the record of a finished job into its dataset's runs folder. Does nothing if the dataset is deleted.
 
-    It may be deleted meanwhile, and its name be taken again. So we look after the put as well: either the dataset is
-    still there, and whoever deletes it finds our file, or we take it away ourselves.
+    The dataset may be deleted concurrently, and its name be reused. So its existence is checked again after the put:
+    either the dataset still exists, and its deletion will find the file, or the file is deleted here.
     """
     with database.read() as connection:
         job = jobs.get(connection, job_id)
@@ -27,5 +27,5 @@ def record_run(database: Database, store: Store, job_id: str) -> None:
 def _exists(database: Database, job: Job) -> bool:
     assert job.dataset is not None
     with database.read() as connection:
-        found = datasets.find(connection, job.dataset)
-    return found is not None and found.id == job.dataset_id
+        dataset = registry.find(connection, job.dataset)
+    return dataset is not None and dataset.id == job.dataset_id

@@ -1,6 +1,6 @@
-"""The API's description: as an OpenAPI document for programs, and as a page for people.
+"""API documentation routes: the OpenAPI document and an HTML page.
 
-The page is made here and asks nobody else for anything: no script, no font, no content delivery network.
+The page is self-contained: it loads no script, no font and nothing from a content delivery network.
 """
 
 from collections import defaultdict
@@ -25,13 +25,13 @@ details { border-bottom: 1px solid #ccc; padding: 0.3rem 0 } b { display: inline
 
 @routes.get("/openapi.json", include_in_schema=False)
 def openapi(request: Request) -> JSONResponse:
-    """The OpenAPI document."""
+    """Get the OpenAPI document."""
     return JSONResponse(request.app.openapi())
 
 
 @routes.get("/docs", include_in_schema=False, response_class=HTMLResponse)
 def docs(request: Request) -> HTMLResponse:
-    """Every operation, on one page."""
+    """Show every operation on one HTML page."""
     return HTMLResponse(_page(request.app.openapi()), headers={"Content-Security-Policy": POLICY})
 
 
@@ -53,10 +53,10 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
         for parameter in operation.get("parameters", ())
     ]
     bodies = [("body", kind) for kind in operation.get("requestBody", {}).get("content", ())]
-    answers = [(status, response["description"]) for status, response in operation["responses"].items()]
+    responses = [(status, response["description"]) for status, response in operation["responses"].items()]
     return (
         f"<details><summary><b>{method}</b> <code>{escape(path)}</code></summary>"
-        f"<p>{escape(operation.get('description', ''))}</p>{_table(parameters + bodies)}{_table(answers)}</details>"
+        f"<p>{escape(operation.get('description', ''))}</p>{_table(parameters + bodies)}{_table(responses)}</details>"
     )
 
 

@@ -1,32 +1,26 @@
-"""Idempotency keys on routes whose effect is not a batch of the journal (a batch keeps its answer with itself).
+"""Idempotency keys for routes that do not write a journal batch (a batch stores its response itself).
 
-The key is claimed before the route runs and holds its answer afterwards. A process that dies in between leaves a claim,
-which counts for nothing after a minute: then the request may be sent again, and finds what its first try did.
+The key is claimed before the route runs; the response replaces the claim afterwards. A process that dies in between
+leaves a claim, which expires after a minute: then the request may be sent again, and sees the effect of the first one.
 """
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any
 
-import orjson
 from fastapi import Request, Response
 
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.services.container import Services, services_of
-from tarn.db import idempotency as answers
+from tarn.db import idempotency
 from tarn.db.idempotency import IdempotencyKey
-from tarn.errors import Fault, Locked, SchemaViolation
-from tarn.model.ids import now
+from tarn.errors import FieldError, SchemaViolation
 
 HEADER = "Idempotency-Key"
-CLAIMED = 0
-"""The status of an answer that is not there yet."""
-STALE = timedelta(minutes=1)
 STORED_HEADERS = ("etag", "location")
 
 SECRET = frozenset({"create_key"})
-"""Routes whose answer must be kept nowhere, and so cannot be given twice."""
+"""Routes whose response contains a secret. It must not be stored, so it cannot be replayed."""
 
 
 async def run_once(
@@ -37,70 +31,55 @@ async def run_once(
     if key is None:
         return await handle(request)
     once = IdempotencyKey(_checked(key, operation), fingerprint(request, hashlib.sha256(await request.body())))
-    house = services_of(request)
-    before = await run_in_threadpool(_claim, house, tenant, once)
-    if before is not None:
-        return Response(before["body"], before["status"], before["headers"], before["type"])
+    services = services_of(request)
+    stored = await run_in_threadpool(idempotency.claim, services.database, tenant, once)
+    if stored is not None:
+        answer = stored.answer
+        return Response(answer["body"], answer["status"], answer["headers"], answer["type"])
     try:
         response = await handle(request)
     except BaseException:
-        await run_in_threadpool(_forget, house, tenant, once)
+        await run_in_threadpool(idempotency.forget, services.database, tenant, once)
         raise
-    await run_in_threadpool(_complete, house, tenant, once, response)
+    await run_in_threadpool(_complete, services, tenant, once, response)
     return response
 
 
+def idempotency_key(request: Request, key: str | None, digest: str) -> IdempotencyKey | None:
+    """Return the key of a request with this hex digest of its body; None for a request without one."""
+    return None if key is None else IdempotencyKey(key, fingerprint_of(request, digest))
+
+
 def fingerprint(request: Request, body: Any) -> str:
-    """What makes two requests the same: method, path, query, and the digest of the body."""
+    """Return the hash of method, path, query and body: requests with the same fingerprint are the same request."""
     return fingerprint_of(request, body.hexdigest())
 
 
 def fingerprint_of(request: Request, digest: str) -> str:
-    """The same, where no more than the digest of the body is known."""
-    query = sorted(request.query_params.multi_items())
-    what = orjson.dumps([request.method, request.scope["path"], query, digest])
-    return hashlib.sha256(what).hexdigest()
+    """Return the same hash, given the hex digest of the body."""
+    path, query = request.scope["path"], request.query_params.multi_items()
+    return idempotency.fingerprint(request.method, path, query, digest)
 
 
 def _checked(key: str, operation: str) -> str:
     if operation in SECRET:
-        reason = "cannot be used here: the answer holds a secret, which is kept nowhere"
+        reason = "cannot be used here: the response contains a secret, which is not stored and so cannot be replayed"
     elif not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable() or " " in key:
         reason = "must be 1 to 255 printable ASCII characters without spaces"
     else:
         return key
-    raise SchemaViolation(f"{HEADER} {reason}", errors=[Fault(field=f"header.{HEADER}", reason=reason)])
+    raise SchemaViolation(f"{HEADER} {reason}", errors=[FieldError(field=f"header.{HEADER}", reason=reason)])
 
 
-def _claim(house: Services, tenant: str, once: IdempotencyKey) -> dict[str, Any] | None:
-    """Take the key, or return the answer that it has."""
-    with house.database.write() as connection:
-        kept = answers.find(connection, tenant, once)
-        if kept is not None and kept.status == CLAIMED and kept.created < now() - STALE:
-            answers.forget(connection, tenant, once)
-            kept = None
-        if kept is None and answers._insert(connection, tenant, once, CLAIMED, {}):
-            return None
-        if kept is None or kept.status == CLAIMED:
-            raise Locked("the first request with this idempotency key is still being answered", holder=tenant)
-        answer: dict[str, Any] = kept.answer
-        return answer
-
-
-def _complete(house: Services, tenant: str, once: IdempotencyKey, response: Response) -> None:
-    """Put the answer in the claim's place; an answer that is no success is not kept."""
-    with house.database.write() as connection:
-        answers.forget(connection, tenant, once)
-        if response.status_code < 300:
-            answer = {
-                "status": response.status_code,
-                "body": bytes(response.body).decode(),
-                "headers": {name: response.headers[name] for name in STORED_HEADERS if name in response.headers},
-                "type": response.media_type or "application/json",
-            }
-            answers._insert(connection, tenant, once, response.status_code, answer)
-
-
-def _forget(house: Services, tenant: str, once: IdempotencyKey) -> None:
-    with house.database.write() as connection:
-        answers.forget(connection, tenant, once)
+def _complete(services: Services, tenant: str, once: IdempotencyKey, response: Response) -> None:
+    """Replace the claim with the response. Only a response below 300 is stored."""
+    if response.status_code >= 300:
+        idempotency.forget(services.database, tenant, once)
+        return
+    answer = {
+        "status": response.status_code,
+        "body": bytes(response.body).decode(),
+        "headers": {name: response.headers[name] for name in STORED_HEADERS if name in response.headers},
+        "type": response.media_type or "application/json",
+    }
+    idempotency.complete(services.database, tenant, once, response.status_code, answer)

@@ -1,4 +1,4 @@
-"""What one can go on with after an answer: OpenAPI's links, for clients and for those who test them."""
+"""OpenAPI links: which operations can follow a response, for clients and for API test tools."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ TENANT = {"tenant": "$response.body#/name"}
 
 
 class Link(NamedTuple):
-    """From the answer of one operation to others, and where they find what they ask for."""
+    """A link from the response of one operation to others, and where those find their parameters."""
 
     source: str
     targets: tuple[str, ...]
@@ -43,7 +43,7 @@ LINKS = (
 
 
 def add_links(document: dict[str, Any]) -> None:
-    """Put the links into an OpenAPI document, with every answer that is a success."""
+    """Add the links to the successful responses in an OpenAPI document."""
     operations = {op["operationId"]: op for path in document["paths"].values() for op in path.values()}
     for link in LINKS:
         for status, response in operations[link.source]["responses"].items():

@@ -1,4 +1,4 @@
-"""Lists: a page at a time, with a cursor that fits only the list it came from."""
+"""Cursor pagination. A cursor is valid only for the list (path, filters, tenant) that it came from."""
 
 import base64
 import binascii
@@ -11,13 +11,13 @@ import orjson
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 
-from tarn.errors import Fault, SchemaViolation
+from tarn.errors import FieldError, SchemaViolation
 
 Item = TypeVar("Item")
 
 
 class Page(BaseModel, Generic[Item]):
-    """A part of a list; `next` is the cursor of the part after it, or null."""
+    """One page of a list. `next` is the cursor of the next page, or null."""
 
     results: list[Item]
     next: str | None
@@ -25,7 +25,7 @@ class Page(BaseModel, Generic[Item]):
 
 @dataclass(frozen=True)
 class Paging:
-    """Where a page begins and how long it may be."""
+    """The start and the maximum length of a page."""
 
     after: str | None
     limit: int
@@ -33,7 +33,7 @@ class Paging:
 
     @property
     def after_number(self) -> int | None:
-        """Where a page of a list begins that is in the order of numbers."""
+        """The start of a page in a list that is sorted by number. Raises SchemaViolation."""
         if self.after is None:
             return None
         if not self.after.isdecimal() or len(self.after) > 18:
@@ -42,16 +42,16 @@ class Paging:
 
     @property
     def fetch(self) -> int:
-        """One more than fits, which tells whether there is a next page."""
+        """The number of rows to fetch: one more than the page holds, to find out whether there is a next page."""
         return self.limit + 1
 
-    def cut(self, found: Sequence[Item], key: Callable[[Item], str]) -> tuple[list[Item], str | None]:
-        """The page, and the cursor of the next one."""
-        results = list(found[: self.limit])
-        return results, self.cursor(key(results[-1]) if len(found) > self.limit else None)
+    def cut(self, rows: Sequence[Item], key: Callable[[Item], str]) -> tuple[list[Item], str | None]:
+        """Return the rows of the page, and the cursor of the next page."""
+        results = list(rows[: self.limit])
+        return results, self.cursor(key(results[-1]) if len(rows) > self.limit else None)
 
     def cursor(self, position: str | None) -> str | None:
-        """The cursor of what comes after a position, if there is one."""
+        """Return the cursor for the page after a position; None without a position."""
         if position is None:
             return None
         return base64.urlsafe_b64encode(orjson.dumps([self._list, position])).decode().rstrip("=")
@@ -68,17 +68,17 @@ async def _paging(
 PagingDep = Annotated[Paging, Depends(_paging)]
 
 
-def paging(request: Request, limit: int, cursor: str | None, asked: object = None) -> Paging:
-    """A page of the list that this request asks for, with whatever its body says of it."""
-    this = _fingerprint(request, asked)
+def paging(request: Request, limit: int, cursor: str | None, query: object = None) -> Paging:
+    """Return the page that this request asks for. `query` is what in its body identifies the list."""
+    this = _fingerprint(request, query)
     return Paging(None if cursor is None else _position(cursor, this), limit, this)
 
 
-def _fingerprint(request: Request, asked: object) -> str:
-    """Which list this is: the path, the filters, and whose it is."""
+def _fingerprint(request: Request, query: object) -> str:
+    """Return the hash that identifies a list: path, filters, tenant, and query body."""
     filters = sorted((k, v) for k, v in request.query_params.multi_items() if k not in ("limit", "cursor"))
-    what = orjson.dumps([request.url.path, filters, request.state.caller.identity.tenant, asked])
-    return hashlib.sha256(what).hexdigest()[:16]
+    listed = orjson.dumps([request.url.path, filters, request.state.caller.identity.tenant, query])
+    return hashlib.sha256(listed).hexdigest()[:16]
 
 
 def _position(cursor: str, this: str) -> str:
@@ -92,5 +92,6 @@ def _position(cursor: str, this: str) -> str:
 
 
 def foreign_cursor() -> SchemaViolation:
+    """Return the error for a cursor that is invalid or belongs to another list."""
     reason = "is not a cursor of this list"
-    return SchemaViolation(f"the cursor {reason}", errors=[Fault(field="query.cursor", reason=reason)])
+    return SchemaViolation(f"the cursor {reason}", errors=[FieldError(field="query.cursor", reason=reason)])

@@ -1,4 +1,4 @@
-"""Waiting for what others do, without holding a thread: looking again, quick at first, then seldom."""
+"""Polling with increasing intervals, on the event loop: a waiting request holds no thread."""
 
 import time
 from collections.abc import AsyncIterator
@@ -8,13 +8,13 @@ from anyio import sleep
 from tarn.api.http.services.container import Services
 
 FIRST_LOOK, LAST_LOOK = 0.02, 0.5
-"""Seconds between two looks."""
+"""The shortest and the longest interval between two polls, in seconds."""
 
 
-async def poll_intervals(house: Services, seconds: float) -> AsyncIterator[None]:
-    """Goes round whenever it is time to look again; ends when the time is up, or when the server stops."""
+async def poll_intervals(services: Services, seconds: float) -> AsyncIterator[None]:
+    """Yield whenever it is time to poll again. Ends after these seconds, or when the server shuts down."""
     deadline, pause = time.monotonic() + seconds, FIRST_LOOK
-    while (left := deadline - time.monotonic()) > 0 and not house.stopping.is_set():
-        await sleep(min(pause, left))
+    while (seconds_left := deadline - time.monotonic()) > 0 and not services.stopping.is_set():
+        await sleep(min(pause, seconds_left))
         pause = min(LAST_LOOK, pause * 1.5)
         yield

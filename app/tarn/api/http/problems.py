@@ -1,4 +1,4 @@
-"""Every error as `application/problem+json`, at run time and in the OpenAPI document."""
+"""Error responses as `application/problem+json`, at run time and in the OpenAPI document."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from tarn.errors import (
-    Fault,
+    FieldError,
     InvalidFormat,
     MethodNotAllowed,
     RouteNotFound,
@@ -28,12 +28,12 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def raises(*errors: type[TarnError]) -> Responses:
-    """What a route may answer besides success: given as `responses=`, and completed by `GuardedRoute`."""
+    """Declare the errors of a route: the value for `responses=`, which `GuardedRoute` completes."""
     return {"raises": {"errors": errors}}
 
 
 def as_responses(errors: set[type[TarnError]]) -> Responses:
-    """OpenAPI responses: one per status, typed as one of its problems."""
+    """Return the OpenAPI responses of these errors: one per status, typed as the union of its problems."""
     by_status: dict[int, list[type[TarnError]]] = defaultdict(list)
     for error in sorted(errors, key=lambda error: error.slug):
         by_status[error.status].append(error)
@@ -47,11 +47,12 @@ def as_responses(errors: set[type[TarnError]]) -> Responses:
 
 
 def problem_response(error: TarnError, request: Request) -> Response:
+    """Return the problem response for an error of this request."""
     return response_to(error, path_of(request))
 
 
 def response_to(error: TarnError, instance: str) -> Response:
-    """The one place where an error becomes a response."""
+    """Return the problem response for an error. The only place where errors become responses."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
@@ -60,18 +61,18 @@ def response_to(error: TarnError, instance: str) -> Response:
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.members["allowed"])
     if error.status in (408, 413):
-        # What is left of the body is not worth reading.
+        # The rest of the body is not read.
         headers["Connection"] = "close"
     return Response(error.problem(instance).model_dump_json(), error.status, headers, MEDIA_TYPE)
 
 
 def path_of(request: Request) -> str:
-    """The request's path as it may stand in answers, logs and SQL: quoted again, and no longer than sensible."""
+    """Return the request's path for responses, logs and SQL: percent-encoded, and cut off at 500 characters."""
     return quote(request.scope["path"])[:500]
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Turn what FastAPI and Starlette raise into errors of ours. (What nobody foresaw ends in `LastNet`.)"""
+    """Install handlers that turn errors of FastAPI and Starlette into TarnErrors. `LastNet` handles all others."""
 
     @app.exception_handler(TarnError)
     async def _ours(request: Request, error: TarnError) -> Response:
@@ -87,14 +88,14 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         return problem_response(_translated(error, request, routes), request)
 
 
-def _fault(fault: dict[str, Any]) -> Fault:
+def _fault(fault: dict[str, Any]) -> FieldError:
     where, *path = fault["loc"]
     parts = [str(part) for part in path]
     field = ".".join(parts if where == "body" else [where, *parts])
-    return Fault(field=field or None, reason=fault["msg"].removeprefix("Value error, "))
+    return FieldError(field=field or None, reason=fault["msg"].removeprefix("Value error, "))
 
 
-def _summary(faults: list[Fault]) -> str:
+def _summary(faults: list[FieldError]) -> str:
     first = f"{faults[0].field}: {faults[0].reason}" if faults[0].field else faults[0].reason
     return first if len(faults) == 1 else f"{first} (and {len(faults) - 1} more)"
 
@@ -104,16 +105,16 @@ def _translated(error: HTTPException, request: Request, routes: Sequence[BaseRou
         return error.__cause__
     if error.status_code == 405:
         return MethodNotAllowed(
-            f"{request.method} is not for {path_of(request)}", allowed=_allowed(request.scope, routes)
+            f"{path_of(request)} does not support {request.method}", allowed=_allowed(request.scope, routes)
         )
     if error.status_code == 415:
         return UnsupportedMediaType(str(error.detail), supported=["application/json"])
     if error.status_code == 404:
-        return RouteNotFound(f"there is nothing at {path_of(request)}; /docs shows what there is")
+        return RouteNotFound(f"there is no route {path_of(request)}; see /docs for all routes")
     return InvalidFormat(str(error.detail), errors=[])
 
 
 def _allowed(scope: Scope, routes: Sequence[BaseRoute]) -> list[str]:
-    """The methods of every route at this path; Starlette tells those of the first one only."""
-    found = (route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE)
-    return sorted({method for route in found for method in route.methods or ()})
+    """Return the methods of all routes at this path. Starlette reports those of the first one only."""
+    matching = (route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in matching for method in route.methods or ()})

@@ -1,4 +1,4 @@
-"""Which route needs which grant: one table, and the check that every request passes before anything else."""
+"""Access control: the table of the grant that each route needs, and the check that every request passes first."""
 
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from tarn.api.http.limits.threads import ADMISSION, AUDIT, run_in_threadpool
 from tarn.api.http.problems import path_of
 from tarn.api.http.services.container import Services, services_of
 from tarn.api.http.services.identity_cache import Admission
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
 from tarn.db.connection_shares import TENANT
 from tarn.errors import (
     DatasetNotFound,
-    Fault,
+    FieldError,
     Forbidden,
     JobNotFound,
     QueueItemNotFound,
@@ -45,28 +45,29 @@ DENIALS = (
     StageNotFound,
     UploadNotFound,
 )
-"""What may be a refusal: besides 401 and 403, not to find what others may well have."""
+"""Errors that are recorded as denials: 401, 403, and 404 for resources that other tenants may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a route asks of its caller."""
+    """The access that a route requires of its caller."""
 
     identified: bool = True
     dataset: Level | None = None
-    """The level needed on the dataset in the path."""
+    """The level required on the dataset in the path."""
     lake: bool = False
-    """Whether the caller must administer the lake."""
+    """Whether the caller must be an administrator of the lake."""
 
     @property
     def problems(self) -> set[type[TarnError]]:
-        found: set[type[TarnError]] = {Unauthenticated, RateLimited} if self.identified else set()
+        """The problems that the access check may raise."""
+        errors: set[type[TarnError]] = {Unauthenticated, RateLimited} if self.identified else set()
         if self.dataset is not None:
-            found |= {DatasetNotFound, SchemaViolation}
-            found |= {Forbidden} if self.dataset is not Level.READ else set()
+            errors |= {DatasetNotFound, SchemaViolation}
+            errors |= {Forbidden} if self.dataset is not Level.READ else set()
         if self.lake:
-            found |= {Forbidden}
-        return found
+            errors |= {Forbidden}
+        return errors
 
 
 ANYBODY = Access(identified=False)
@@ -92,7 +93,7 @@ TABLE: dict[str, Access] = {
     "get_catalog_json": IDENTIFIED,
     "update_catalog": LAKE_ADMIN,
     "list_datasets": IDENTIFIED,
-    "create_dataset": IDENTIFIED,  # and admin on the name in the body: `Caller.require`
+    "create_dataset": IDENTIFIED,  # and admin on the dataset named in the body: `Caller.require`
     "get_dataset": on_dataset(Level.READ),
     "update_dataset": on_dataset(Level.ADMIN),
     "delete_dataset": on_dataset(Level.ADMIN),
@@ -155,8 +156,8 @@ TABLE: dict[str, Access] = {
     "query_entities": on_dataset(Level.READ),
     "aggregate_entities": on_dataset(Level.READ),
     "list_adjacent": on_dataset(Level.READ),
-    "query_datasets": IDENTIFIED,  # of those that the caller may read
-    "aggregate_datasets": IDENTIFIED,  # of those that the caller may read
+    "query_datasets": IDENTIFIED,  # only datasets that the caller may read
+    "aggregate_datasets": IDENTIFIED,  # only datasets that the caller may read
     "list_statements": on_dataset(Level.READ),
     "stream_statements": on_dataset(Level.READ),
     # snapshots
@@ -169,18 +170,18 @@ TABLE: dict[str, Access] = {
     "get_ref": on_dataset(Level.READ),
     "set_ref": on_dataset(Level.MAINTAIN),
     "delete_ref": on_dataset(Level.MAINTAIN),
-    # tags, queue and locks: those of the caller's own tenant
+    # tags, queue and locks of the caller's own tenant
     "list_tags": on_dataset(Level.READ),
     "get_tag": on_dataset(Level.READ),
     "set_tag": on_dataset(Level.READ),
     "delete_tag": on_dataset(Level.READ),
     "is_latest_tag": on_dataset(Level.READ),
-    "add_queue_item": on_dataset(Level.READ),  # and write for what the worker is to do
+    "add_queue_item": on_dataset(Level.READ),  # and write for an item addressed to the worker
     "list_queue": on_dataset(Level.READ),
     "pop_queue_item": on_dataset(Level.READ),
     "get_queue_item": on_dataset(Level.READ),
     "ack_queue_item": on_dataset(Level.READ),
-    "retry_queue_item": on_dataset(Level.READ),  # and write for what the worker is to do
+    "retry_queue_item": on_dataset(Level.READ),  # and write for an item addressed to the worker
     "delete_queue_item": on_dataset(Level.READ),
     "list_locks": on_dataset(Level.READ),
     "take_lock": on_dataset(Level.READ),
@@ -200,15 +201,15 @@ TABLE: dict[str, Access] = {
     "export_dataset": on_dataset(Operation.EXPORT.level),
     "make_dataset": on_dataset(Operation.MAKE.level),
     "crawl_dataset": on_dataset(Operation.CRAWL.level),
-    "flush_datasets": IDENTIFIED,  # of those on which the caller holds maintain
-    # jobs: those of the caller's own tenant
+    "flush_datasets": IDENTIFIED,  # only datasets on which the caller holds maintain
+    # jobs of the caller's own tenant
     "list_jobs": IDENTIFIED,
     "get_job": IDENTIFIED,
-    "retry_job": IDENTIFIED,  # and what the job needs: `Operation.level`
+    "retry_job": IDENTIFIED,  # and the level that the job's operation requires: `Operation.level`
     "cancel_job": IDENTIFIED,
     # events
     "follow_dataset": on_dataset(Level.READ),
-    "follow_job": IDENTIFIED,  # of the caller's own tenant
+    "follow_job": IDENTIFIED,  # only jobs of the caller's own tenant
     # administration
     "get_worker": LAKE_ADMIN,
     "list_tenants": LAKE_ADMIN,
@@ -231,25 +232,25 @@ TABLE: dict[str, Access] = {
     "list_all_locks": LAKE_ADMIN,
     "force_release_lock": LAKE_ADMIN,
 }
-"""By operationId. A route without an entry stops the start; so does an entry without a route."""
+"""Required access by operationId. The server refuses to start if a route has no entry or an entry has no route."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request comes from, and what it is about to do."""
+    """The identity behind a request, and the act for the audit log."""
 
     identity: Identity
     act: AuditedAction
 
     def require(self, name: DatasetName, level: Level) -> None:
-        """Raise Forbidden unless the caller holds a level on a dataset that need not exist yet."""
-        held = self.identity.level_on(name)
-        if held is None or not held.allows(level):
-            raise Forbidden(f"{level} on {name!r} is needed")
+        """Raise Forbidden unless the caller holds this level on a dataset. The dataset need not exist."""
+        granted = self.identity.level_on(name)
+        if granted is None or not granted.allows(level):
+            raise Forbidden(f"this requires {level} on {name!r}")
 
 
 def access_of(operation: str) -> Access:
-    """Raises StartRefused for a route that the table does not know."""
+    """Return the access that a route requires. Raises StartRefused if the table has no entry for it."""
     try:
         return TABLE[operation]
     except KeyError:
@@ -259,15 +260,15 @@ def access_of(operation: str) -> Access:
 
 
 def check_complete(operations: set[str]) -> None:
-    """Raise StartRefused for an entry that speaks of no route."""
-    if idle := TABLE.keys() - operations:
+    """Raise StartRefused if the table has an entry without a route."""
+    if unused := TABLE.keys() - operations:
         raise StartRefused(
-            f"the access table of app/tarn/api/http/route_access.py names routes that do not exist: {sorted(idle)}"
+            f"the access table of app/tarn/api/http/route_access.py names routes that do not exist: {sorted(unused)}"
         )
 
 
 def recording(operation: str, handle: Handler) -> Handler:
-    """A route's handler that writes every denial in it to the audit log, wherever it was raised."""
+    """Wrap a route's handler: record every denial that it raises in the audit log."""
 
     async def recorded(request: Request) -> Response:
         request.state.act = AuditedAction(None, operation, path_of(request), request.state.request_id)
@@ -284,48 +285,50 @@ def recording(operation: str, handle: Handler) -> Handler:
 
 
 async def admit(request: Request, operation: str, access: Access) -> None:
-    """Find out who calls, and let them through or refuse them.
+    """Authenticate and authorize the caller.
 
-    Whom the same route let through on the same dataset under the access revision that holds now is let through again,
-    without a thread of its own: requests that arrive together share one look at the revision.
+    A caller that this route admitted to this dataset under the current access revision is admitted again from the
+    cache, without a thread: concurrent requests share one read of the revision.
     """
     if not access.identified:
         return
-    house = services_of(request)
+    services = services_of(request)
     header = request.headers.get("authorization")
-    mark = house.authenticator.mark(header)
-    question = None if mark is None else (operation, request.path_params.get("dataset"), mark)
-    admission = None if question is None else house.admissions.peek(await house.present.revision(), question)
+    mark = services.authenticator.cache_key(header)
+    cache_key = None if mark is None else (operation, request.path_params.get("dataset"), mark)
+    admission = (
+        None if cache_key is None else services.admissions.peek(await services.revision_reader.revision(), cache_key)
+    )
     if admission is None:
-        await ADMISSION.run(_look_up, request, house, operation, access, header, question)
+        await ADMISSION.run(_look_up, request, services, operation, access, header, cache_key)
     else:
         admission.known.check_expiry()
         _set_caller(request, operation, admission.known)
-        check_rate(house.rate, admission.known.identity)
+        check_rate(services.rate, admission.known.identity)
         request.state.dataset = admission.dataset
     TENANT.set(request.state.tenant)
 
 
 def _look_up(
-    request: Request, house: Services, operation: str, access: Access, header: str | None, question: Hashable | None
+    request: Request, services: Services, operation: str, access: Access, header: str | None, cache_key: Hashable | None
 ) -> None:
-    """Admit a caller that is not known to be admitted.
+    """Authenticate and authorize a caller that is not in the cache.
 
     1. identity   a valid key or token, else 401
     2. rate       within the tenant's limit, else 429
-    3. dataset    the caller holds some level on it and it exists, else 404: the same words, and without a level it is
-                  not even looked for, so that the time it takes says nothing either
-    4. level      it is enough for this route, else 403
+    3. dataset    it exists and the caller holds some level on it, else 404. Both cases have the same text, and the
+                  dataset is not looked up without a level, so that neither text nor timing reveals whether it exists
+    4. level      it is sufficient for this route, else 403
     """
-    with house.authenticator.identified(header) as sight:
-        _set_caller(request, operation, sight.known)
-        check_rate(house.rate, sight.identity)
+    with services.authenticator.identified(header) as authenticated:
+        _set_caller(request, operation, authenticated.known)
+        check_rate(services.rate, authenticated.identity)
         if access.lake:
-            _require_lake(sight.identity)
-        dataset = None if access.dataset is None else _dataset(request, house, sight, access.dataset)
+            _require_lake(authenticated.identity)
+        dataset = None if access.dataset is None else _dataset(request, services, authenticated, access.dataset)
         request.state.dataset = dataset
-        if question is not None:
-            house.admissions.put(sight.revision, question, Admission(sight.known, dataset))
+        if cache_key is not None:
+            services.admissions.put(authenticated.revision, cache_key, Admission(authenticated.known, dataset))
 
 
 def _set_caller(request: Request, operation: str, known: CachedIdentity) -> None:
@@ -337,23 +340,25 @@ def _set_caller(request: Request, operation: str, known: CachedIdentity) -> None
 
 def _require_lake(identity: Identity) -> None:
     if not identity.administers_lake:
-        raise Forbidden("the lake's administrator is needed: admin on *")
+        raise Forbidden("this requires an administrator of the lake: admin on *")
 
 
-def _dataset(request: Request, house: Services, sight: AuthenticatedCaller, needed: Level) -> Dataset:
+def _dataset(request: Request, services: Services, authenticated: AuthenticatedCaller, needed: Level) -> Dataset:
     try:
         name = DatasetName(request.path_params["dataset"])
     except ValueError as error:
-        raise SchemaViolation(str(error), errors=[Fault(field="path.dataset", reason=str(error))]) from None
-    held = sight.identity.level_on(name)
-    found = None
-    if held is not None:
-        found = house.datasets.get(sight.revision, name, lambda: datasets.find(sight.connection, name))
-    if held is None or found is None:
+        raise SchemaViolation(str(error), errors=[FieldError(field="path.dataset", reason=str(error))]) from None
+    granted = authenticated.identity.level_on(name)
+    dataset = None
+    if granted is not None:
+        dataset = services.dataset_cache.get(
+            authenticated.revision, name, lambda: registry.find(authenticated.connection, name)
+        )
+    if granted is None or dataset is None:
         raise DatasetNotFound(f"there is no dataset {name!r}")
-    if not held.allows(needed):
-        raise Forbidden(f"{needed} on {name!r} is needed, {held} is held")
-    return found
+    if not granted.allows(needed):
+        raise Forbidden(f"this requires {needed} on {name!r}; the caller holds {granted}")
+    return dataset
 
 
 async def _caller(request: Request) -> Caller:
@@ -363,11 +368,11 @@ async def _caller(request: Request) -> Caller:
 
 
 def admitted(request: Request, name: DatasetName) -> Dataset:
-    """The dataset in the path, to which the caller was let through."""
-    found = request.state.dataset
-    assert isinstance(found, Dataset)
-    assert found.name == name
-    return found
+    """Return the dataset in the path, to which the caller was admitted."""
+    admitted_dataset = request.state.dataset
+    assert isinstance(admitted_dataset, Dataset)
+    assert admitted_dataset.name == name
+    return admitted_dataset
 
 
 async def _admitted_dataset(request: Request, dataset: DatasetName) -> Dataset:

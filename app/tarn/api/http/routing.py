@@ -1,4 +1,4 @@
-"""The one class of route: it admits the caller first, and only then looks at what was sent."""
+"""Route class and router factory: authenticates and authorizes the caller before it reads the request."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from tarn.api.http.idempotency import HEADER, run_once
-from tarn.api.http.limits.tenant_semaphore import worked_on
+from tarn.api.http.limits.tenant_semaphore import request_slot
 from tarn.api.http.limits.threads import thread_slot
 from tarn.api.http.problems import as_responses
 from tarn.api.http.route_access import Handler, access_of, admit, recording
@@ -23,7 +23,7 @@ from tarn.errors import (
     BodyTimeout,
     BodyTooLarge,
     EmptyBody,
-    Fault,
+    FieldError,
     IdempotencyMismatch,
     Internal,
     InvalidFormat,
@@ -40,27 +40,27 @@ from tarn.errors import (
 JSON = "application/json"
 
 LONGEST_MEDIA_TYPE = 1024
-"""Bytes of `Accept` and `Content-Type`. FastAPI parses the latter in a time that grows with the square of this."""
+"""Bytes of `Accept` and `Content-Type`. FastAPI takes quadratic time to parse the latter."""
 
 WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 REFUSAL_DELAY = 0.5, 1.0
-"""Seconds for which a request over its tenant's rate is held before it is refused, from and to. Whoever sends them at
-full speed would be refused at full speed, at the cost of all others; and has to wait for a second in any case. Those
-that came together are not let go together: they would be back together, and others wait behind all of them."""
+"""Range of seconds by which the refusal of a request over its tenant's rate is delayed. Without it, a client that
+retries at full speed costs all others time; it has to wait for a second in any case. The delay is random, so that
+requests that came together do not come back together."""
 
 IdParam = Annotated[str, Path(max_length=36, pattern=r"^[A-Za-z0-9-]+$")]
-"""An id of ours in a path; whether there is such a thing is another question."""
+"""An id in a path. Only its form is checked here, not that the resource exists."""
 
 
 class GuardedRoute(APIRoute):
-    """Checks, in this order: the caller, the query's names, what they accept, the body. Then the route runs."""
+    """A route that checks, in this order, the caller, the query parameter names, `Accept` and the body, then runs."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         operation = endpoint.__name__
         responses = dict(options.pop("responses", None) or {})
         own: set[type[TarnError]] = set(responses.pop("raises", {}).get("errors", ()))
-        # A head that is too long, or no HTTP, is refused before anybody knows which route it is for.
+        # InvalidFormat: a head that is too long or not HTTP is refused before the route is known.
         common: set[type[TarnError]] = {Internal, InvalidFormat, Unavailable, SchemaViolation}
         methods = WRITING.intersection(options.get("methods") or ())
         if methods:
@@ -91,7 +91,7 @@ class GuardedRoute(APIRoute):
             try:
                 await admit(request, operation, access)
             except RateLimited:
-                await asyncio.sleep(random.uniform(*REFUSAL_DELAY))  # noqa: S311 - nobody gains by knowing it
+                await asyncio.sleep(random.uniform(*REFUSAL_DELAY))  # noqa: S311 - not a secret
                 raise
             _check_query(request, queries)
             _check_lengths(request)
@@ -99,8 +99,8 @@ class GuardedRoute(APIRoute):
                 _check_accept(request)
             if not access.identified:
                 return await handle(request)
-            async with worked_on() as beside_others:
-                services_of(request).reader.share(beside_others)
+            async with request_slot() as is_shared:
+                services_of(request).reader.share(is_shared)
                 if takes_body:
                     await _check_body(request, needs_body)
                 if answers_once:
@@ -111,7 +111,7 @@ class GuardedRoute(APIRoute):
 
 
 def _with_thread_slot(handle: Handler) -> Handler:
-    """The handler of a route that is not async, for whose thread a tenant waits its turn."""
+    """Wrap the handler of a synchronous route: it waits for a slot of the route threads first."""
 
     async def handled(request: Request) -> Response:
         async with thread_slot():
@@ -121,6 +121,7 @@ def _with_thread_slot(handle: Handler) -> Handler:
 
 
 def router(prefix: str, tag: str) -> APIRouter:
+    """Create a router whose routes are `GuardedRoute`s."""
     return APIRouter(prefix=prefix, tags=[tag], route_class=GuardedRoute)
 
 
@@ -137,8 +138,8 @@ def _header_names(dependant: Dependant) -> Iterator[str]:
 
 
 def _answers_json(options: dict[str, Any]) -> bool:
-    chosen = options.get("response_class")
-    return getattr(chosen, "value", chosen) in (None, JSONResponse)
+    response_class = options.get("response_class")
+    return getattr(response_class, "value", response_class) in (None, JSONResponse)
 
 
 def _check_query(request: Request, known: set[str]) -> None:
@@ -146,7 +147,7 @@ def _check_query(request: Request, known: set[str]) -> None:
     if unknown:
         reason = f"is not a parameter of this route; it takes {', '.join(sorted(known)) or 'none'}"
         raise SchemaViolation(
-            f"{unknown[0]!r} {reason}", errors=[Fault(field=f"query.{name}", reason=reason) for name in unknown]
+            f"{unknown[0]!r} {reason}", errors=[FieldError(field=f"query.{name}", reason=reason) for name in unknown]
         )
 
 
@@ -154,7 +155,7 @@ def _check_lengths(request: Request) -> None:
     for name in ("accept", "content-type"):
         if len(request.headers.get(name, "")) > LONGEST_MEDIA_TYPE:
             reason = f"is longer than {LONGEST_MEDIA_TYPE} bytes"
-            raise SchemaViolation(f"{name} {reason}", errors=[Fault(field=f"header.{name}", reason=reason)])
+            raise SchemaViolation(f"{name} {reason}", errors=[FieldError(field=f"header.{name}", reason=reason)])
 
 
 def _check_accept(request: Request) -> None:
@@ -163,33 +164,33 @@ def _check_accept(request: Request) -> None:
         return
     ranges = [media_type(part) for part in accept.split(",")]
     if not any(kind in ("*/*", "application/*", JSON) and quality > 0 for kind, quality in ranges):
-        raise NotAcceptable(f"this route answers {JSON}", supported=[JSON])
+        raise NotAcceptable(f"this route can respond with {JSON}; Accept does not allow it", supported=[JSON])
 
 
 async def _check_body(request: Request, needed: bool) -> None:
-    """The body is there, is JSON by name and in fact, and has none of what JSON does not have (NaN, Infinity).
+    """Check that the body is present, has the media type JSON, and is valid JSON (no NaN, no Infinity).
 
-    One that is not needed may be missing.
+    An optional body may be missing.
     """
     body = await request.body()
     if not body and not needed:
         return
     if not body.strip():
-        raise EmptyBody("this route needs a JSON body")
+        raise EmptyBody("the body is empty; send a JSON document")
     kind, _ = media_type(request.headers.get("content-type", ""))
     if kind != JSON:
         raise UnsupportedMediaType(f"send {JSON}, not {kind or 'a body without a type'}", supported=[JSON])
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        fault = Fault(line=error.lineno, reason=f"{error.msg} at column {error.colno}")
+        fault = FieldError(line=error.lineno, reason=f"{error.msg} at column {error.colno}")
         raise InvalidFormat(f"the body is not valid JSON: line {fault.line}, {fault.reason}", errors=[fault]) from None
 
 
 def records_body(types: tuple[str, ...]) -> dict[str, Any]:
-    """The OpenAPI description of a body that is a stream of records in one of these forms.
+    """Return the OpenAPI description of a body that is a stream of records in one of these media types.
 
-    JSON is described as one record, though an array of them is taken too: generators make the most of that.
+    JSON is described as one record, although an array is accepted too: client generators handle that best.
     """
     record = {"type": "object", "additionalProperties": True}
     forms = {JSON: record}
@@ -198,9 +199,9 @@ def records_body(types: tuple[str, ...]) -> dict[str, Any]:
 
 
 def media_type(text: str) -> tuple[str, float]:
-    """A media type without its parameters, and the quality a caller gives it.
+    """Return a media type without its parameters, and its quality (`q`).
 
-    Quoted parameters are not understood: none of ours has one, and Python's own parser takes quadratic time.
+    Quoted parameters are not parsed: no supported type has one, and Python's own parser takes quadratic time.
     """
     kind, *parameters = text.split(";")
     quality = 1.0

@@ -1,4 +1,4 @@
-"""What changed between two snapshots."""
+"""Diff routes: the entities that changed between two snapshots."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -8,13 +8,12 @@ from fastapi import Path, Response
 from pydantic import BaseModel, Field
 
 from tarn.api.http.paging import PagingDep, foreign_cursor
-from tarn.api.http.reads.read_requests import AskedDep, ReadRequest, read_problems
+from tarn.api.http.reads.read_requests import ReadRequest, ReadRequestDep, read_problems
 from tarn.api.http.route_access import DatasetDep
 from tarn.api.http.routing import JSON, router
-from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece
-from tarn.api.http.streaming.stream_response import stream_response as streamed
+from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece, stream_response
 from tarn.api.routes.entity_reads import NDJSON, STREAM, Entity
-from tarn.errors import Fault, InvalidFormat, NoSnapshots
+from tarn.errors import FieldError, InvalidFormat, NoSnapshots
 from tarn.query import diff
 from tarn.query.diff import OPS, Difference, DiffPosition
 from tarn.query.reader import Reading
@@ -26,23 +25,23 @@ StateParam = Annotated[
     Path(
         max_length=128,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$",
-        description="A snapshot's id or number, a ref, a moment, or `latest`.",
+        description="A snapshot's id or number, a ref, a time, or `latest`.",
     ),
 ]
 
 
 class DifferenceRead(BaseModel):
-    """An entity that is not the same in both snapshots."""
+    """An entity that differs between the two snapshots."""
 
     op: Literal["ADD", "DEL", "MOD"]
     id: str
     entity: Entity | None = Field(
-        description="As it is in the latter; as it was in the former, if it was deleted; null if it is not valid."
+        description="The entity in the latter snapshot, or in the former if deleted; null if it does not assemble."
     )
 
 
 class DiffPage(BaseModel):
-    """A part of what changed: first what was added, then what was deleted, then what was modified."""
+    """One page of changes: added entities first, then deleted ones, then modified ones."""
 
     results: list[DifferenceRead]
     next: str | None
@@ -50,25 +49,25 @@ class DiffPage(BaseModel):
 
 @routes.get("/{latter}/stream", response_class=Response, responses={**STREAM, **read_problems(NoSnapshots)})
 async def stream_diff(
-    asked: AskedDep, dataset: DatasetDep, former: StateParam, latter: StateParam, end: EndParam = False
+    read_request: ReadRequestDep, dataset: DatasetDep, former: StateParam, latter: StateParam, end: EndParam = False
 ) -> Response:
-    """Stream the entities that changed between two snapshots, a line each."""
-    _check(asked)
+    """Stream the entities that changed between two snapshots, as JSON lines."""
+    _check(read_request)
 
     def begin(reading: Reading) -> Chunks:
         states = diff.between(reading, dataset, former, latter)
         pieces = _pieces(diff.differences(reading.duck, reading.store, states))
         return Chunks(states.latter.snapshot_id, pieces, of_entities=True)
 
-    return await streamed(asked, [dataset], NDJSON, end, begin)
+    return await stream_response(read_request, [dataset], NDJSON, end, begin)
 
 
 @routes.get("/{latter}", response_model=DiffPage, responses=read_problems(NoSnapshots))
 async def diff_snapshots(
-    asked: AskedDep, dataset: DatasetDep, former: StateParam, latter: StateParam, page: PagingDep
+    read_request: ReadRequestDep, dataset: DatasetDep, former: StateParam, latter: StateParam, page: PagingDep
 ) -> Response:
     """List the entities that changed between two snapshots."""
-    _check(asked)
+    _check(read_request)
     after = None if page.after is None else _place(page.after)
 
     def read(reading: Reading) -> list[Difference]:
@@ -77,20 +76,22 @@ async def diff_snapshots(
             one for some in diff.differences(reading.duck, reading.store, states, after, page.fetch) for one in some
         ]
 
-    found = await asked.read([dataset], read)
-    results, cursor = page.cut(found, lambda one: orjson.dumps([one.op, one.id]).decode())
+    changes = await read_request.read([dataset], read)
+    results, cursor = page.cut(changes, lambda change: orjson.dumps([change.op, change.id]).decode())
     body = b'{"results":[' + b",".join(map(_json, results)) + b'],"next":' + orjson.dumps(cursor) + b"}"
     return Response(body, media_type=JSON)
 
 
-def _check(asked: ReadRequest) -> None:
-    if asked.state.at is not None or asked.flushes or asked.state.fresh == "snapshot":
+def _check(read_request: ReadRequest) -> None:
+    if read_request.state.at is not None or read_request.flushes or read_request.state.fresh == "snapshot":
         reason = "the two snapshots are in the path"
-        raise InvalidFormat(f"`at` and `fresh` are not for this route: {reason}", errors=[Fault(reason=reason)])
+        raise InvalidFormat(
+            f"this route does not support `at` and `fresh`: {reason}", errors=[FieldError(reason=reason)]
+        )
 
 
-def _pieces(found: Iterator[list[Difference]]) -> Iterator[StreamPiece]:
-    for some in found:
+def _pieces(batches: Iterator[list[Difference]]) -> Iterator[StreamPiece]:
+    for some in batches:
         yield StreamPiece(b"".join(_json(one) + b"\n" for one in some), len(some), sum(map(_is_invalid, some)))
 
 

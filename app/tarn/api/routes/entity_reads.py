@@ -1,4 +1,4 @@
-"""Entities, read."""
+"""Entity read routes: get, list, query, stream and aggregate entities."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,22 +11,21 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Paging, PagingDep, foreign_cursor, paging
 from tarn.api.http.problems import Responses
-from tarn.api.http.reads.read_requests import HEADERS, AskedDep, ReadRequest, read_problems, snapshot_header
+from tarn.api.http.reads.read_requests import HEADERS, ReadRequest, ReadRequestDep, read_problems, snapshot_header
 from tarn.api.http.route_access import Caller, DatasetDep
 from tarn.api.http.routing import JSON, router
 from tarn.api.http.services.container import Services
 from tarn.api.http.streaming.row_formats import preferred
-from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece
-from tarn.api.http.streaming.stream_response import stream_response as streamed
+from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece, stream_response
 from tarn.api.routes.entities import EntityId
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
-from tarn.errors import EntityNotFound, Fault, NotAcceptable, SchemaViolation
+from tarn.errors import EntityNotFound, FieldError, NotAcceptable, SchemaViolation
 from tarn.model.names import DatasetPattern, Origin
 from tarn.model.query import And, Comparison, EntityAggregate, EntityQuery, Facet, Node, Op, require_unique
 from tarn.model.query_fields import FieldName, SortKey
 from tarn.query import entities
-from tarn.query.entities import EntityLines, Line, LookupResult, Neighbour, NeighbourPlace
+from tarn.query.entities import EntityLines, Line, LookupResult, Neighbour, NeighbourKey
 from tarn.query.reader import Reading
 from tarn.query.sorting import EntityPosition, InvalidPosition, Sorting
 
@@ -35,26 +34,28 @@ lake_routes = router("/v1/entities", "entities")
 
 NDJSON = "application/x-ndjson"
 MOST_DATASETS = 100
-"""Datasets that one query may cover."""
+"""Maximum number of datasets in one query."""
 
 Ids = Annotated[list[str], Query(max_length=1000, description="Entity ids, canonical ids or referents; repeatable.")]
 CanonicalIds = Annotated[list[str], Query(max_length=1000, description="Canonical ids; repeatable.")]
-Schemata = Annotated[list[str], Query(max_length=100, description="Schemata, exactly; repeatable.")]
-Kinds = Annotated[list[str], Query(max_length=100, description="Schemata and all that are one of them; repeatable.")]
-Origins = Annotated[list[Origin], Query(max_length=100, description="Origins that say something of it; repeatable.")]
+Schemata = Annotated[list[str], Query(max_length=100, description="Schema names, matched exactly; repeatable.")]
+Kinds = Annotated[
+    list[str], Query(max_length=100, description="Schema names, including their descendants; repeatable.")
+]
+Origins = Annotated[list[Origin], Query(max_length=100, description="Origins of the entity's statements; repeatable.")]
 Sort = Annotated[
     list[SortKey],
     AfterValidator(require_unique),
-    Query(max_length=3, description="`[-]field`, such as `-prop:date`; repeatable."),
+    Query(max_length=3, description="Sort keys `[-]field`, such as `-prop:date`; repeatable."),
 ]
 
 
 NONE: list[Any] = []
-"""FastAPI copies a default before anybody can change it."""
+"""Default of list parameters. FastAPI copies defaults, so it is not shared between requests."""
 
 STREAM: Responses = {
     200: {
-        "description": "A line a record",
+        "description": "One JSON line per record",
         "headers": HEADERS,
         "content": {NDJSON: {"schema": {"type": "string", "format": "binary"}}},
     }
@@ -62,22 +63,22 @@ STREAM: Responses = {
 
 
 class Entity(BaseModel):
-    """An FtM entity, put together from its live statements."""
+    """An FtM entity, assembled from its live statements."""
 
     id: str
     caption: str
     schema_: str = Field(alias="schema")
     properties: dict[str, list[str]]
     datasets: list[str]
-    referents: list[str] = Field(description="Ids of entities that are part of this one.")
-    origin: list[str] = Field(description="Who says something of it.")
+    referents: list[str] = Field(description="Ids that were merged into this entity.")
+    origin: list[str] = Field(description="Origins of its statements.")
     first_seen: datetime | None
     last_seen: datetime | None
     last_change: datetime | None
 
 
 class InvalidEntity(BaseModel):
-    """An entity whose statements are of schemata that have nothing in common."""
+    """An entity whose statements do not assemble, because their schemata are incompatible."""
 
     id: str
     reason: str
@@ -95,18 +96,18 @@ class InvalidEntityDetail(InvalidEntity):
     """An entity that does not assemble, and which origins disagree about it."""
 
     by_origin: list[OriginSchemata] = Field(description="The first hundred origins, sorted by name.")
-    origins: int = Field(description="How many origins have statements about it.")
+    origins: int = Field(description="The number of origins with statements about it.")
 
 
 class InvalidEntityPage(BaseModel):
-    """A part of the list of entities that do not assemble, by canonical id."""
+    """One page of the entities that do not assemble, sorted by canonical id."""
 
     results: list[InvalidEntityDetail]
     next: str | None
 
 
 class EntityPage(BaseModel):
-    """A part of a list. Entities that cannot be put together are in `invalid`, in place of a result."""
+    """One page of entities. Those that do not assemble are in `invalid` instead of `results`."""
 
     results: list[Entity]
     invalid: list[InvalidEntity]
@@ -114,16 +115,18 @@ class EntityPage(BaseModel):
 
 
 class Adjacent(BaseModel):
-    """An entity beside another."""
+    """An entity that is adjacent to another."""
 
-    property: str = Field(description="The property that leads there, seen from the entity that was asked for.")
-    outgoing: bool = Field(description="Whether that entity has the property, or the other side of one.")
+    property: str = Field(description="The property that links them, as seen from the requested entity.")
+    outgoing: bool = Field(
+        description="True: the requested entity has the property; false: the other entity has its reverse."
+    )
     id: str
-    entity: Entity | None = Field(description="Null if there is no such entity, or it cannot be put together.")
+    entity: Entity | None = Field(description="Null if the entity does not exist or does not assemble.")
 
 
 class AdjacentPage(BaseModel):
-    """A part of what is beside an entity. Entities of it that cannot be put together are also in `invalid`."""
+    """One page of adjacent entities. Those that do not assemble are also in `invalid`."""
 
     results: list[Adjacent]
     invalid: list[InvalidEntity]
@@ -131,19 +134,19 @@ class AdjacentPage(BaseModel):
 
 
 class Facets(BaseModel):
-    """The largest groups."""
+    """The largest groups of an aggregation."""
 
     results: list[Facet]
 
 
 class DatasetsQuery(EntityQuery):
-    """The same over several datasets: those of these names and patterns that the caller may read."""
+    """A query over several datasets: those of these names and patterns that the caller may read."""
 
     datasets: Annotated[list[DatasetPattern], Field(min_length=1, max_length=100)]
 
 
 class DatasetsAggregate(EntityAggregate):
-    """The same over several datasets: those of these names and patterns that the caller may read."""
+    """An aggregation over several datasets: those of these names and patterns that the caller may read."""
 
     datasets: Annotated[list[DatasetPattern], Field(min_length=1, max_length=100)]
 
@@ -155,11 +158,11 @@ async def _filters(
     schemata: Kinds = NONE,
     origin: Origins = NONE,
 ) -> Node | None:
-    """What the parameters of a list ask for, in the language of queries."""
-    given: dict[str, Sequence[str]] = {
+    """Return the query parameters of a list as a query condition."""
+    filters: dict[str, Sequence[str]] = {
         "id": id, "canonical_id": canonical_id, "schema": schema, "schemata": schemata, "origin": origin
     }  # fmt: skip
-    parts = [_among(name, values) for name, values in given.items() if values]
+    parts = [_among(name, values) for name, values in filters.items() if values]
     return And(and_=[*parts]) if parts else None
 
 
@@ -171,7 +174,7 @@ def _among(name: str, values: Sequence[str]) -> Comparison:
         return Comparison(field=FieldName(name), op=Op.IN, value=[str(value) for value in values])
     except ValidationError as error:
         reason = error.errors(include_url=False, include_input=False)[0]["msg"].removeprefix("Value error, ")
-        raise SchemaViolation(f"{name}: {reason}", errors=[Fault(field=f"query.{name}", reason=reason)]) from None
+        raise SchemaViolation(f"{name}: {reason}", errors=[FieldError(field=f"query.{name}", reason=reason)]) from None
 
 
 async def _form(request: Request) -> str:
@@ -180,33 +183,33 @@ async def _form(request: Request) -> str:
 
 @routes.get("/stream", response_class=Response, responses={**STREAM, **read_problems(NotAcceptable)})
 async def stream_entities(
-    asked: AskedDep,
+    read_request: ReadRequestDep,
     dataset: DatasetDep,
     where: WhereDep,
     form: Annotated[str, Depends(_form)],
     end: EndParam = False,
 ) -> Response:
-    """Stream the entities that match, a line each, by canonical id. One that cannot be put together is `$invalid`.
+    """Stream the matching entities as JSON lines, sorted by canonical id.
 
-    Its line is `{"$invalid": {"id", "reason", "schemata"}}`, in the place that the entity would have.
+    An entity that does not assemble is a line `{"$invalid": {"id", "reason", "schemata"}}` in its place.
     """
 
     def begin(reading: Reading) -> Chunks:
-        snapshot, pieces = entities.stream(reading, dataset, asked.state, where)
+        snapshot, pieces = entities.stream(reading, dataset, read_request.state, where)
         return Chunks(snapshot, map(StreamPiece._make, pieces), of_entities=True)
 
-    return await streamed(asked, [dataset], form, end, begin)
+    return await stream_response(read_request, [dataset], form, end, begin)
 
 
 @routes.get("/invalid", response_model=InvalidEntityPage, responses={200: {"headers": HEADERS}, **read_problems()})
-async def list_invalid_entities(asked: AskedDep, dataset: DatasetDep, page: PagingDep) -> Response:
+async def list_invalid_entities(read_request: ReadRequestDep, dataset: DatasetDep, page: PagingDep) -> Response:
     """List the entities whose statements do not assemble, with the schemata of each origin and the reason.
 
-    They are in no export, and in `invalid` or `$invalid` of other reads. An entity whose id is `invalid` is read by
-    `GET …/entities?id=invalid`.
+    They are not exported, and other reads list them in `invalid` or `$invalid`. To read an entity whose id is
+    `invalid`, use `GET …/entities?id=invalid`.
     """
-    snapshot, found = await asked.read(
-        [dataset], lambda reading: entities.invalid(reading, dataset, asked.state, page.after, page.fetch)
+    snapshot, found = await read_request.read(
+        [dataset], lambda reading: entities.invalid(reading, dataset, read_request.state, page.after, page.fetch)
     )
     results, cursor = page.cut(found, lambda one: one.id)
     shown = [
@@ -220,48 +223,52 @@ async def list_invalid_entities(asked: AskedDep, dataset: DatasetDep, page: Pagi
 
 @routes.get("", response_model=EntityPage, responses={200: {"headers": HEADERS}, **read_problems()})
 async def list_entities(
-    asked: AskedDep, dataset: DatasetDep, where: WhereDep, page: PagingDep, sort: Sort = NONE
+    read_request: ReadRequestDep, dataset: DatasetDep, where: WhereDep, page: PagingDep, sort: Sort = NONE
 ) -> Response:
-    """List entities, by canonical id unless another order is asked for."""
-    return await _page(asked, [dataset], where, sort, page)
+    """List entities, sorted by canonical id unless `sort` is given."""
+    return await _page(read_request, [dataset], where, sort, page)
 
 
 @routes.post("/query", response_model=EntityPage, responses={200: {"headers": HEADERS}, **read_problems()})
-async def query_entities(request: Request, asked: AskedDep, dataset: DatasetDep, query: EntityQuery) -> Response:
+async def query_entities(
+    request: Request, read_request: ReadRequestDep, dataset: DatasetDep, query: EntityQuery
+) -> Response:
     """List the entities that match a condition."""
-    return await _page(asked, [dataset], query.where, query.sort, _paging(request, query))
+    return await _page(read_request, [dataset], query.where, query.sort, _paging(request, query))
 
 
 @lake_routes.post("/query", response_model=EntityPage, responses=read_problems())
-async def query_datasets(request: Request, asked: AskedDep, query: DatasetsQuery) -> Response:
-    """List the entities that match a condition in several datasets; `at` is a moment, or a ref of all."""
-    wanted = await run_in_threadpool(_readable, asked.house, asked.caller, query.datasets)
-    return await _page(asked, wanted, query.where, query.sort, _paging(request, query))
+async def query_datasets(request: Request, read_request: ReadRequestDep, query: DatasetsQuery) -> Response:
+    """List the entities that match a condition in several datasets; `at` is a time, or a ref that all of them have."""
+    readable = await run_in_threadpool(_readable, read_request.services, read_request.caller, query.datasets)
+    return await _page(read_request, readable, query.where, query.sort, _paging(request, query))
 
 
 @routes.post("/aggregate", response_model=Facets, responses={200: {"headers": HEADERS}, **read_problems()})
-async def aggregate_entities(asked: AskedDep, dataset: DatasetDep, query: EntityAggregate) -> Response:
-    """Count and measure the entities that match a condition, in groups."""
-    return await _facets(asked, [dataset], query)
+async def aggregate_entities(read_request: ReadRequestDep, dataset: DatasetDep, query: EntityAggregate) -> Response:
+    """Aggregate the entities that match a condition: counts and measures by group."""
+    return await _facets(read_request, [dataset], query)
 
 
 @lake_routes.post("/aggregate", response_model=Facets, responses=read_problems())
-async def aggregate_datasets(asked: AskedDep, query: DatasetsAggregate) -> Response:
-    """Count and measure the entities that match a condition in several datasets, in groups."""
-    wanted = await run_in_threadpool(_readable, asked.house, asked.caller, query.datasets)
-    return await _facets(asked, wanted, query)
+async def aggregate_datasets(read_request: ReadRequestDep, query: DatasetsAggregate) -> Response:
+    """Aggregate the entities that match a condition in several datasets: counts and measures by group."""
+    readable = await run_in_threadpool(_readable, read_request.services, read_request.caller, query.datasets)
+    return await _facets(read_request, readable, query)
 
 
 @routes.get("/{entity}", response_model=Entity, responses={200: {"headers": HEADERS}, **read_problems(EntityNotFound)})
 async def get_entity(
-    asked: AskedDep,
+    read_request: ReadRequestDep,
     dataset: DatasetDep,
     entity: EntityId,
-    origin: Annotated[Origin | None, Query(description="Only what this origin says of it.")] = None,
+    origin: Annotated[Origin | None, Query(description="Use only the statements of this origin.")] = None,
 ) -> Response:
-    """Show an entity, by its canonical id, an entity id or a referent."""
-    found = await asked.look([dataset], lambda reading: entities.one(reading, dataset, asked.state, entity, origin))
-    return Response(_shown(found.line, dataset, entity), headers=snapshot_header(found.snapshot), media_type=JSON)
+    """Get an entity by its canonical id, an entity id or a referent."""
+    result = await read_request.look_up(
+        [dataset], lambda reading: entities.one(reading, dataset, read_request.state, entity, origin)
+    )
+    return Response(_shown(result.line, dataset, entity), headers=snapshot_header(result.snapshot), media_type=JSON)
 
 
 @routes.get(
@@ -269,16 +276,18 @@ async def get_entity(
     response_model=AdjacentPage,
     responses={200: {"headers": HEADERS}, **read_problems(EntityNotFound)},
 )
-async def list_adjacent(asked: AskedDep, dataset: DatasetDep, entity: EntityId, page: PagingDep) -> Response:
-    """List the entities that it refers to and that refer to it, by property."""
+async def list_adjacent(
+    read_request: ReadRequestDep, dataset: DatasetDep, entity: EntityId, page: PagingDep
+) -> Response:
+    """List the entities that an entity refers to and those that refer to it, by property."""
     after = None if page.after is None else _neighbour(page.after)
 
     def read(reading: Reading) -> tuple[LookupResult, list[Neighbour]]:
-        return entities.adjacent(reading, dataset, asked.state, entity, after, page.fetch)
+        return entities.adjacent(reading, dataset, read_request.state, entity, after, page.fetch)
 
-    found, beside = await asked.read([dataset], read)
-    _shown(found.line, dataset, entity)
-    results, cursor = page.cut(beside, lambda one: orjson.dumps([one.property, one.id, one.outgoing]).decode())
+    entity_line, neighbours = await read_request.read([dataset], read)
+    _shown(entity_line.line, dataset, entity)
+    results, cursor = page.cut(neighbours, lambda each: orjson.dumps([each.property, each.id, each.outgoing]).decode())
     shown = [
         orjson.dumps({"property": one.property, "outgoing": one.outgoing, "id": one.id})[:-1]
         + b',"entity":'
@@ -287,41 +296,41 @@ async def list_adjacent(asked: AskedDep, dataset: DatasetDep, entity: EntityId, 
         for one in results
     ]
     lines = {one.line.json: _report(one.line) for one in results if one.line is not None and one.line.invalid}
-    return _answer({"results": shown, "invalid": list(lines.values())}, cursor, found.snapshot)
+    return _answer({"results": shown, "invalid": list(lines.values())}, cursor, entity_line.snapshot)
 
 
 async def _page(
-    asked: ReadRequest, wanted: Sequence[Dataset], where: Node | None, sort: Sequence[SortKey], page: Paging
+    read_request: ReadRequest, searched: Sequence[Dataset], where: Node | None, sort: Sequence[SortKey], page: Paging
 ) -> Response:
     after = None if page.after is None else _position(page.after, sort)
 
     def read(reading: Reading) -> EntityLines:
-        return entities.page(reading, wanted, asked.state, where, sort, after, page.limit)
+        return entities.page(reading, searched, read_request.state, where, sort, after, page.limit)
 
-    found = await asked.read(wanted, read) if wanted else EntityLines([], None, None)
-    results = [line.json.strip() for line in found.lines if not line.invalid]
-    invalid = [_report(line) for line in found.lines if line.invalid]
-    return _answer({"results": results, "invalid": invalid}, page.cursor(found.following), found.snapshot)
+    result = await read_request.read(searched, read) if searched else EntityLines([], None, None)
+    results = [line.json.strip() for line in result.lines if not line.invalid]
+    invalid = [_report(line) for line in result.lines if line.invalid]
+    return _answer({"results": results, "invalid": invalid}, page.cursor(result.following), result.snapshot)
 
 
-async def _facets(asked: ReadRequest, wanted: Sequence[Dataset], query: EntityAggregate) -> Response:
+async def _facets(read_request: ReadRequest, searched: Sequence[Dataset], query: EntityAggregate) -> Response:
     def read(reading: Reading) -> tuple[str | None, list[Facet]]:
-        return entities.aggregate(reading, wanted, asked.state, query)
+        return entities.aggregate(reading, searched, read_request.state, query)
 
-    snapshot, found = await asked.read(wanted, read) if wanted else (None, [])
-    body = orjson.dumps({"results": [facet.model_dump() for facet in found]})
+    snapshot, groups = await read_request.read(searched, read) if searched else (None, [])
+    body = orjson.dumps({"results": [facet.model_dump() for facet in groups]})
     return Response(body, headers=snapshot_header(snapshot), media_type=JSON)
 
 
 def _answer(lists: dict[str, list[bytes]], cursor: str | None, snapshot: str | None) -> Response:
-    """JSON around records that are JSON already."""
+    """Return a response of lists whose records are JSON already."""
     parts = [orjson.dumps(name) + b":[" + b",".join(records) + b"]" for name, records in lists.items()]
     body = b"{" + b",".join([*parts, b'"next":' + orjson.dumps(cursor)]) + b"}"
     return Response(body, headers=snapshot_header(snapshot), media_type=JSON)
 
 
 def _report(line: Line) -> bytes:
-    """The content of a `$invalid` line."""
+    """Return the content of a `$invalid` line."""
     return orjson.dumps(orjson.loads(line.json)["$invalid"])
 
 
@@ -330,13 +339,15 @@ def _shown(line: Line | None, dataset: Dataset, entity: str) -> bytes:
         raise EntityNotFound(f"there is no entity {entity!r} in {dataset.name!r}")
     if line.invalid:
         reason = orjson.loads(line.json)["$invalid"]["reason"]
-        raise SchemaViolation(f"the entity {entity!r} cannot be put together: {reason}", errors=[Fault(reason=reason)])
+        raise SchemaViolation(
+            f"the statements of entity {entity!r} do not assemble: {reason}", errors=[FieldError(reason=reason)]
+        )
     return line.json.strip()
 
 
 def _paging(request: Request, query: EntityQuery) -> Paging:
-    asked = query.model_dump(mode="json", exclude={"limit", "cursor"})
-    return paging(request, query.limit, query.cursor, asked)
+    read_request = query.model_dump(mode="json", exclude={"limit", "cursor"})
+    return paging(request, query.limit, query.cursor, read_request)
 
 
 def _position(text: str, sort: Sequence[SortKey]) -> EntityPosition:
@@ -346,7 +357,7 @@ def _position(text: str, sort: Sequence[SortKey]) -> EntityPosition:
         raise foreign_cursor() from None
 
 
-def _neighbour(text: str) -> NeighbourPlace:
+def _neighbour(text: str) -> NeighbourKey:
     try:
         prop, name, outgoing = orjson.loads(text)
     except (ValueError, TypeError):
@@ -356,15 +367,14 @@ def _neighbour(text: str) -> NeighbourPlace:
     return prop, name, outgoing
 
 
-def _readable(house: Services, caller: Caller, patterns: Sequence[DatasetPattern]) -> list[Dataset]:
-    """The datasets that match and that the caller may read. Raises SchemaViolation if they are too many."""
+def _readable(services: Services, caller: Caller, patterns: Sequence[DatasetPattern]) -> list[Dataset]:
+    """Return the datasets that match and that the caller may read. Raises SchemaViolation if there are too many."""
 
-    def wanted(name: str) -> bool:
+    def is_readable(name: str) -> bool:
         return caller.identity.level_on(name) is not None and any(pattern.matches(name) for pattern in patterns)
 
-    with house.database.read() as connection:
-        found = datasets.page(connection, wanted, None, MOST_DATASETS + 1)
-    if len(found) > MOST_DATASETS:
+    datasets = registry.readable_page(services.database, is_readable, None, MOST_DATASETS + 1)
+    if len(datasets) > MOST_DATASETS:
         reason = f"match more than {MOST_DATASETS} datasets"
-        raise SchemaViolation(f"the patterns {reason}", errors=[Fault(field="datasets", reason=reason)])
-    return found
+        raise SchemaViolation(f"the patterns {reason}", errors=[FieldError(field="datasets", reason=reason)])
+    return datasets

@@ -1,4 +1,4 @@
-"""Events of datasets and jobs, as server-sent events."""
+"""Event routes: server-sent events of datasets and jobs."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -8,15 +8,11 @@ from fastapi import Depends, Header, Query, Request, Response
 from tarn.api.http.problems import Responses, raises
 from tarn.api.http.route_access import CallerDep, DatasetDep
 from tarn.api.http.routing import IdParam, router
-from tarn.api.http.services.container import Services, ServicesDep
+from tarn.api.http.services.container import ServicesDep
 from tarn.api.http.streaming.event_stream import MEDIA_TYPE, EventStream, Listener
 from tarn.api.http.streaming.row_formats import preferred
-from tarn.api.routes.jobs import visible
-from tarn.db import jobs
-from tarn.db import outbox as events
 from tarn.errors import JobNotFound, NotAcceptable, RateLimited
 from tarn.model.event import Event, EventKind
-from tarn.model.job import Job
 from tarn.model.webhook import EVENT_HEADER, SIGNATURE_HEADER, TIME_HEADER
 
 routes = router("/v1/datasets/{dataset}", "events")
@@ -26,7 +22,11 @@ LARGEST = 2**63 - 1
 
 SinceParam = Annotated[
     int | None,
-    Query(ge=0, le=LARGEST, description="Tell what came after this event, 0 for all that is kept, and then go on."),
+    Query(
+        ge=0,
+        le=LARGEST,
+        description="Begin after this event; 0: all stored events. Default: only new events; of a job, all.",
+    ),
 ]
 LastEventIdParam = Annotated[
     int | None,
@@ -34,19 +34,21 @@ LastEventIdParam = Annotated[
         alias="Last-Event-ID",
         ge=0,
         le=LARGEST,
-        description="The last event that was heard, as browsers send it when they come again; counts before `since`.",
+        description="The id of the last event received, as browsers send it on reconnecting; overrides `since`.",
     ),
 ]
-KindParam = Annotated[Sequence[EventKind], Query(description="Only these kinds, and `missed`.", max_length=100)]
+KindParam = Annotated[
+    Sequence[EventKind], Query(description="Send only events of these kinds, and `missed`.", max_length=100)
+]
 
 STREAM: Responses = {
     200: {
         "model": Event,
-        "description": "Events as they happen: `id`, `event` (the kind) and `data` (this JSON, on one line) of each; "
-        "comments in between while nothing happens. It ends now and then, and is to be asked for again.",
+        "description": "Events as they happen, each with `id`, `event` (the kind) and `data` (this JSON on one line). "
+        "While there are none, comments are sent. The server ends the stream from time to time: reconnect then.",
     }
 }
-OVER: Responses = {204: {"description": "The job is over and nothing is left to tell: do not come again."}}
+OVER: Responses = {204: {"description": "The job has ended and there are no more events: do not reconnect."}}
 
 
 async def _form(request: Request) -> str:
@@ -68,14 +70,19 @@ SinceDep = Annotated[int | None, Depends(_since)]
     responses={**STREAM, **raises(NotAcceptable, RateLimited)},
 )
 async def follow_dataset(
-    request: Request, house: ServicesDep, caller: CallerDep, dataset: DatasetDep, since: SinceDep, kind: KindParam = ()
+    request: Request,
+    services: ServicesDep,
+    caller: CallerDep,
+    dataset: DatasetDep,
+    since: SinceDep,
+    kind: KindParam = (),
 ) -> Response:
-    """Follow a dataset: snapshots, exports, files, queue items, and the caller's jobs, from now on or since an event.
+    """Stream a dataset's events: snapshots, exports, files, queue items and the caller's jobs.
 
-    What is not kept any more is told by a `missed` event.
+    A `missed` event is sent in place of events that are no longer stored.
     """
     authorization = request.headers.get("authorization")
-    listener = Listener(house, authorization, dataset.id, dataset, kinds=frozenset(kind))
+    listener = Listener(services, authorization, dataset.id, dataset, kinds=frozenset(kind))
     return EventStream(listener, caller.identity.tenant, since)
 
 
@@ -87,45 +94,40 @@ async def follow_dataset(
     responses={**STREAM, **OVER, **raises(JobNotFound, NotAcceptable, RateLimited)},
 )
 async def follow_job(
-    request: Request, house: ServicesDep, caller: CallerDep, job: IdParam, since: SinceDep
+    request: Request, services: ServicesDep, caller: CallerDep, job: IdParam, since: SinceDep
 ) -> Response:
-    """Follow a job, from its beginning or since an event, until it is over."""
-    found = await house.hub.run(lambda: visible(house, caller, job))
-    if found.state.over and not await house.hub.run(lambda: _has_more(house, found, since)):
+    """Stream a job's events until it has ended, from its beginning or after an event."""
+    followed = await services.hub.run(lambda: services.jobs.get_visible(job, caller.identity))
+    stream, above = followed.event_stream, since or 0
+    if followed.state.over and not await services.hub.run(lambda: services.events.has_more(stream, above, followed.id)):
         return Response(status_code=204)
-    stream = jobs.stream_of(found)
-    listener = Listener(house, request.headers.get("authorization"), stream, None, job=found.id)
+    listener = Listener(services, request.headers.get("authorization"), stream, None, job=followed.id)
     return EventStream(listener, caller.identity.tenant, since)
 
 
 def describe(document: dict[str, Any]) -> None:
-    """Say in the OpenAPI document that streams are text with events in it, and what webhooks are sent."""
-    answers = [
+    """Describe event streams and webhooks in the OpenAPI document."""
+    responses = [
         operation["responses"]["200"]["content"][MEDIA_TYPE]
         for path in document["paths"].values()
         for operation in path.values()
         if MEDIA_TYPE in operation["responses"].get("200", {}).get("content", {})
     ]
-    event = {key: value for key, value in answers[0]["schema"].items() if key not in ("type", "title")}
-    for answer in answers:
-        answer["schema"] = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+    event = {key: value for key, value in responses[0]["schema"].items() if key not in ("type", "title")}
+    for response in responses:
+        response["schema"] = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
     headers = ((EVENT_HEADER, "string"), (TIME_HEADER, "integer"), (SIGNATURE_HEADER, "string"))
     document["webhooks"] = {
         "event": {
             "post": {
-                "summary": "An event, sent to a tenant's webhook",
+                "summary": "Send an event to a tenant's webhook",
                 "description": f"`{SIGNATURE_HEADER}` is `sha256=` and the HMAC-SHA256 of `{TIME_HEADER}`, a full stop "
-                f"and the body. `{EVENT_HEADER}` is the same however often it is sent.",
+                f"and the body. `{EVENT_HEADER}` is the same in every attempt to deliver an event.",
                 "parameters": [
                     {"name": name, "in": "header", "required": True, "schema": {"type": kind}} for name, kind in headers
                 ],
                 "requestBody": {"required": True, "content": {"application/json": {"schema": event}}},
-                "responses": {"2XX": {"description": "It has arrived. Anything else is tried again."}},
+                "responses": {"2XX": {"description": "Delivered. After any other status, delivery is retried."}},
             }
         }
     }
-
-
-def _has_more(house: Services, job: Job, since: int | None) -> bool:
-    with house.database.read() as connection:
-        return bool(events.after(connection, jobs.stream_of(job), since or 0, 1, job.id).told)

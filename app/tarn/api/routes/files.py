@@ -1,22 +1,22 @@
-"""Files: put, listed, taken out, and told of as entities."""
+"""File routes: upload, fetch, list, download and delete archived files; write their texts and Document entities."""
 
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import orjson
 from anyio import CancelScope
 from fastapi import Depends, Header, Path, Query, Request, Response
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-from sqlalchemy import Connection
 
 from tarn.api.http.bodies.body_feed import run_fetch, run_with_body
 from tarn.api.http.bodies.body_middleware import LIMIT
 from tarn.api.http.bodies.multipart import FORM, LONGEST_HEADER, Form
-from tarn.api.http.idempotency import fingerprint_of
-from tarn.api.http.ingest import KeyHeader, WritingDep, Written, moment_now, write_responses
+from tarn.api.http.idempotency import idempotency_key
+from tarn.api.http.ingest import KeyHeader, WriteRequestDep, Written, moment_now, write_responses
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, Paging, PagingDep, foreign_cursor
 from tarn.api.http.problems import Responses, raises
@@ -26,16 +26,13 @@ from tarn.api.http.services.container import Services, ServicesDep
 from tarn.api.http.streaming.file_responses import OCTETS, SENT, file_response
 from tarn.api.routes.datasets import IfNoneMatch
 from tarn.archive import documents
-from tarn.archive import file_index as records
 from tarn.archive.file_index import Position
 from tarn.archive.files import Staged
 from tarn.archive.reservations import Reservation
 from tarn.datasets.registry import Dataset
-from tarn.db import idempotency as answers
-from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import (
     Backpressure,
-    Fault,
+    FieldError,
     FileNotFound,
     InvalidFormat,
     InvalidPath,
@@ -44,15 +41,14 @@ from tarn.errors import (
     RangeNotSatisfiable,
     SchemaViolation,
     SourceFailed,
-    TarnError,
 )
-from tarn.journal.batches import Batch, Overtaken
+from tarn.journal.batches import Batch
 from tarn.journal.event_buffer import Events
 from tarn.model.dataset import matches_none_match
 from tarn.model.entity import Exploder
 from tarn.model.file import ArchiveFile, NewFile, RemoteFile
 from tarn.model.metadata import Metadata
-from tarn.model.names import Checksum, FileId, FilePath, Origin, TenantName
+from tarn.model.names import Checksum, FileId, FilePath, Origin
 from tarn.model.omissions import Omissions
 from tarn.model.preconditions import Conditions
 from tarn.storage.store import Missing
@@ -62,22 +58,24 @@ routes = router("/v1/datasets/{dataset}/files", "files")
 FILE, META = "file", "meta"
 
 LONGEST_META = 16_384
-"""Characters of what may be said of a file in a query; a form takes more."""
+"""Maximum characters of `meta` in a query; a form accepts more."""
 
 LONGEST_LENGTH = 18
-"""Digits of a body's length: no file is larger, and Python refuses to read numbers of thousands of digits."""
+"""Maximum digits of `Content-Length`: no file is larger, and Python refuses to parse numbers of thousands of digits."""
 
 Found = TypeVar("Found")
 
-PathParam = Annotated[str, Query(max_length=FilePath.longest, description="Where the file came from: `a/b/c.pdf`.")]
-OriginParam = Annotated[Origin | None, Query(description="Which process put it there; `default` if nothing else does.")]
-ChecksumParam = Annotated[Checksum | None, Query(description="The SHA-256 that it must have.")]
-EntityParam = Annotated[bool, Query(description="Write the Document entity as well, and its folders.")]
-TextOrigin = Annotated[Origin, Path(description="Which process extracted the text.")]
-
-MetaParam = Annotated[
-    str | None, Query(max_length=LONGEST_META, description="A JSON object that is kept with the file.")
+PathParam = Annotated[
+    str, Query(max_length=FilePath.longest, description="The path of the file at its source, such as `a/b/c.pdf`.")
 ]
+OriginParam = Annotated[Origin | None, Query(description="The process that adds the file; `default` if not given.")]
+ChecksumParam = Annotated[Checksum | None, Query(description="The SHA-256 that the content must have.")]
+EntityParam = Annotated[
+    bool, Query(description="Also write the Document entity of the file, and those of its folders.")
+]
+TextOrigin = Annotated[Origin, Path(description="The process that extracted the text.")]
+
+MetaParam = Annotated[str | None, Query(max_length=LONGEST_META, description="A JSON object to store with the file.")]
 
 PUT = (InvalidPath, QuotaExceeded, Backpressure)
 DATA: Responses = {**SENT, **raises(FileNotFound, RangeNotSatisfiable)}
@@ -86,23 +84,23 @@ _META: TypeAdapter[dict[str, Any]] = TypeAdapter(Metadata)
 
 
 class FilePage(Page[ArchiveFile]):
-    """Files by path; of one path, those of different content by id."""
+    """Files, sorted by path and id."""
 
 
 class WrittenText(BaseModel):
-    """What was kept of a text."""
+    """The result of storing a text."""
 
     size: int = Field(description="Bytes.")
 
 
 class WrittenDocument(Written):
-    """What was written of a Document and its folders."""
+    """The result of writing a Document and its folders."""
 
-    id: str = Field(description="The Document's id, which is the file's.")
+    id: str = Field(description="The id of the Document, which is that of the file.")
 
 
 def bytes_body(kind: str, properties: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The OpenAPI description of a body that is bytes, or a form with them."""
+    """Return the OpenAPI description of a binary body, or of a form with these properties."""
     plain = {"type": "string", "format": "binary"}
     form = {"type": "object", "properties": properties, "required": [FILE]}
     return {"requestBody": {"required": True, "content": {kind: {"schema": plain if properties is None else form}}}}
@@ -112,7 +110,7 @@ FORM_BODY = bytes_body(
     FORM,
     {
         FILE: {"type": "string", "format": "binary"},
-        META: {"type": "string", "description": "A JSON object that is kept with the file."},
+        META: {"type": "string", "description": "A JSON object to store with the file."},
     },
 )
 
@@ -120,13 +118,15 @@ FORM_BODY = bytes_body(
 def _conditions(
     request: Request,
     if_match: Annotated[
-        str | None, Header(max_length=1000, description="Entity tags, one of which a file that is there must have.")
+        str | None,
+        Header(max_length=1000, description="Entity tags, one of which an existing file must have; else 412."),
     ] = None,
     if_none_match: Annotated[
-        str | None, Header(max_length=1000, description="Entity tags that no file that is there may have; `*`: any.")
+        str | None,
+        Header(max_length=1000, description="Entity tags that no existing file may have, or `*` for any; else 412."),
     ] = None,
 ) -> Conditions:
-    """What must hold of the files that are there. A header may come on several lines, which are one list."""
+    """Return the preconditions on existing files. A header that is repeated is one list."""
     return Conditions(
         None if if_match is None else ",".join(request.headers.getlist("If-Match")),
         None if if_none_match is None else ",".join(request.headers.getlist("If-None-Match")),
@@ -145,7 +145,7 @@ ConditionsDep = Annotated[Conditions, Depends(_conditions)]
 )
 async def put_file(
     request: Request,
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     path: PathParam,
@@ -156,16 +156,16 @@ async def put_file(
     entity: EntityParam = False,
     key: KeyHeader = None,
 ) -> Response:
-    """Put a file: its bytes are the body, hashed while they arrive. The same content at the same path is one file.
+    """Upload a file: the body is its content. The same content at the same path is one file.
 
-    `If-Match` and `If-None-Match` are held against all files at the path: each is known by the entity tag of its
-    content, and by that of its record.
+    `If-Match` and `If-None-Match` apply to all files at the path. The entity tags of a file are that of its content and
+    that of its record.
     """
-    place = _queried_path(request, path)
-    told = _meta(None if meta is None else _queried_meta(request, meta))
-    said = NewFile(path=place, origin=origin, checksum=checksum, meta=told, conditions=conditions)
-    staged = await _staged(house, caller, dataset, request, said, request.stream(), key, length_of(request))
-    return await _committed(house, caller, dataset, request, staged, key, entity)
+    archive_path = _queried_path(request, path)
+    metadata = _meta(None if meta is None else _queried_meta(request, meta))
+    new = NewFile(path=archive_path, origin=origin, checksum=checksum, meta=metadata, conditions=conditions)
+    staged = await _staged(services, caller, dataset, request, new, request.stream(), key, length_of(request))
+    return await _committed(services, caller, dataset, request, staged, key, entity)
 
 
 @routes.post(
@@ -177,38 +177,41 @@ async def put_file(
 )
 async def post_file(
     request: Request,
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     conditions: ConditionsDep,
-    path: Annotated[PathParam | None, Query(description="Where it came from, if not what the form calls it.")] = None,
+    path: Annotated[
+        PathParam | None,
+        Query(description="The path of the file at its source; by default, its file name in the form."),
+    ] = None,
     origin: OriginParam = None,
     checksum: ChecksumParam = None,
     entity: EntityParam = False,
     key: KeyHeader = None,
 ) -> Response:
-    """Put a file that is part of a form, with a JSON object beside it that is kept with the file.
+    """Upload a file in a form, optionally with a JSON object to store with it.
 
-    Conditions are held against the files at its path, as they are for a PUT.
+    `If-Match` and `If-None-Match` apply to the files at its path, as for a PUT.
     """
-    request.scope[LIMIT] = house.settings.max_file_bytes
-    form = Form(request, FILE, (META,), house.settings.max_document_bytes)
+    request.scope[LIMIT] = services.settings.max_file_bytes
+    form = Form(request, FILE, (META,), services.settings.max_document_bytes)
     named = await form.until_file()
     if path is None and named is None:
-        raise InvalidPath("the file has no name, and there is no path")
+        raise InvalidPath("the file has no file name in the form; set `path`")
     place = checked_path(named or "") if path is None else _queried_path(request, path)
-    said = NewFile(path=place, origin=origin, checksum=checksum, conditions=conditions)
-    # All that is no file: its own header, and a field with its header.
-    around = house.settings.max_document_bytes + 3 * LONGEST_HEADER
+    new = NewFile(path=place, origin=origin, checksum=checksum, conditions=conditions)
+    # Upper bound of the form's bytes that are not of the file: a field, and the headers of the parts.
+    around = services.settings.max_document_bytes + 3 * LONGEST_HEADER
     least = max(0, (length_of(request) or 0) - around)
-    staged = await _staged(house, caller, dataset, request, said, form.file(), key, least)
+    staged = await _staged(services, caller, dataset, request, new, form.file(), key, least)
     try:
         await form.rest()
-        staged = replace(staged, said=said.model_copy(update={"meta": _meta(form.fields.get(META))}))
+        staged = replace(staged, new_file=new.model_copy(update={"meta": _meta(form.fields.get(META))}))
     except BaseException:
-        await run_in_threadpool(house.archive.drop, [staged])
+        await run_in_threadpool(services.archive.drop, [staged])
         raise
-    return await _committed(house, caller, dataset, request, staged, key, entity)
+    return await _committed(services, caller, dataset, request, staged, key, entity)
 
 
 @routes.post(
@@ -219,7 +222,7 @@ async def post_file(
 )
 async def fetch_file(
     request: Request,
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     remote: RemoteFile,
@@ -227,98 +230,99 @@ async def fetch_file(
     origin: OriginParam = None,
     entity: EntityParam = False,
 ) -> Response:
-    """Fetch a file from elsewhere and put it: its bytes are hashed while they arrive.
+    """Fetch a file from a URI and store it.
 
-    Conditions are held against the files at its path, as they are for a PUT.
+    `If-Match` and `If-None-Match` apply to the files at its path, as for a PUT.
     """
     path = None if remote.path is None else checked_path(remote.path)
 
-    def said(place: FilePath) -> NewFile:
+    def new_file(place: FilePath) -> NewFile:
         new = NewFile(path=place, origin=origin, meta=remote.meta, checksum=remote.checksum, conditions=conditions)
-        house.archive.require(dataset, new)
+        services.archive.require(dataset, new)
         return new
 
     def stage() -> Staged:
-        named = None if path is None else said(path)  # before anybody is asked for its bytes
-        reservation = house.archive.reservation(dataset, caller.identity.tenant)
-        with house.fetcher.open(remote.uri) as source:
+        named = None if path is None else new_file(path)  # check the conditions before the source is contacted
+        reservation = services.archive.reservation(dataset, caller.identity.tenant)
+        with services.fetcher.open(remote.uri) as source:
             if named is None and source.name is None:
-                raise InvalidPath("the source does not say what the file is called, and there is no path")
-            new = named or said(checked_path(source.name or ""))
+                raise InvalidPath("the source does not name the file; set `path`")
+            new = named or new_file(checked_path(source.name or ""))
             reservation.declare(source.size)
-            return house.archive.stage(dataset, new, source, reservation)
+            return services.archive.stage(dataset, new, source, reservation)
 
     staged = await run_fetch(stage)
-    return await _committed(house, caller, dataset, request, staged, None, entity)
+    return await _committed(services, caller, dataset, request, staged, None, entity)
 
 
 @routes.get("", responses=raises(InvalidPath))
 def list_files(
     request: Request,
-    house: ServicesDep,
+    services: ServicesDep,
     dataset: DatasetDep,
     paging: PagingDep,
-    prefix: Annotated[str, Query(max_length=FilePath.longest, description="What paths begin with.")] = "",
-    path: Annotated[PathParam | None, Query(description="The whole path.")] = None,
+    prefix: Annotated[
+        str, Query(max_length=FilePath.longest, description="List only paths that begin with this.")
+    ] = "",
+    path: Annotated[PathParam | None, Query(description="List only the files at this path.")] = None,
 ) -> FilePage:
-    """List files by path."""
+    """List files, sorted by path."""
     if prefix:
         _queried_path(request, prefix.removesuffix("/"))
-    whole = None if path is None else _queried_path(request, path)
-    return _page(house, dataset, paging, prefix=prefix, path=whole)
+    exact = None if path is None else _queried_path(request, path)
+    return _page(services, dataset, paging, prefix=prefix, path=exact)
 
 
 @routes.get("/{checksum}", responses=raises(FileNotFound))
-def list_file_records(house: ServicesDep, dataset: DatasetDep, paging: PagingDep, checksum: Checksum) -> FilePage:
-    """List the files that have a content."""
-    with house.database.read() as connection:
-        records.first_of(connection, dataset, checksum)
-    return _page(house, dataset, paging, checksum=checksum)
+def list_file_records(services: ServicesDep, dataset: DatasetDep, paging: PagingDep, checksum: Checksum) -> FilePage:
+    """List the files with this content."""
+    services.files.first_of(dataset, checksum)
+    return _page(services, dataset, paging, checksum=checksum)
 
 
 @routes.get("/{checksum}/data", response_class=Response, responses=DATA)
-async def get_file_data(house: ServicesDep, dataset: DatasetDep, checksum: Checksum, request: Request) -> Response:
-    """Get a content: all of it, or the part that `Range` asks for. Its entity tag is its checksum."""
-    return await _sent(house, dataset, checksum, request)
+async def get_file_data(services: ServicesDep, dataset: DatasetDep, checksum: Checksum, request: Request) -> Response:
+    """Download a content, or the part of it that `Range` asks for. Its entity tag is its checksum."""
+    return await _sent(services, dataset, checksum, request)
 
 
 @routes.head("/{checksum}/data", response_class=Response, responses=DATA)
-async def head_file_data(house: ServicesDep, dataset: DatasetDep, checksum: Checksum, request: Request) -> Response:
-    """Look what a content is like, without its bytes."""
-    return await _sent(house, dataset, checksum, request)
+async def head_file_data(services: ServicesDep, dataset: DatasetDep, checksum: Checksum, request: Request) -> Response:
+    """Get the headers of a content, without its bytes."""
+    return await _sent(services, dataset, checksum, request)
 
 
 @routes.get(
     "/{checksum}/{file}",
-    responses={304: {"description": "The caller has it already."}, **raises(FileNotFound)},
+    responses={304: {"description": "Not modified: the caller has this version."}, **raises(FileNotFound)},
 )
 def get_file(
-    house: ServicesDep,
+    services: ServicesDep,
     dataset: DatasetDep,
     checksum: Checksum,
     file: FileId,
     response: Response,
     if_none_match: IfNoneMatch = None,
 ) -> ArchiveFile:
-    """Show a file. The entity tag is that of its record, which says more than its content."""
-    found = _found(house, dataset, checksum, file)
-    response.headers["ETag"] = found.record_tag
-    if if_none_match is not None and matches_none_match(if_none_match, found.record_tag):
-        return Response(status_code=304, headers={"ETag": found.record_tag})  # type: ignore[return-value]  # FastAPI passes it on
-    return found
+    """Get a file's record. The entity tag is that of the record, not of the content."""
+    stored = services.files.get(dataset, checksum, file)
+    response.headers["ETag"] = stored.record_tag
+    if if_none_match is not None and matches_none_match(if_none_match, stored.record_tag):
+        return Response(status_code=304, headers={"ETag": stored.record_tag})  # type: ignore[return-value]  # FastAPI passes it on
+    return stored
 
 
 @routes.delete("/{checksum}/{file}", status_code=204, responses=raises(FileNotFound, PreconditionFailed))
 def delete_file(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     checksum: Checksum,
     file: FileId,
     conditions: ConditionsDep,
 ) -> None:
-    """Delete a file; its content stays as long as another has it, and until the next vacuum."""
-    house.archive.delete(dataset, checksum, file, caller.act.done, conditions)
+    """Delete a file; its content is kept while another file has it, else until the next vacuum."""
+    services.archive.delete(dataset, checksum, file, caller.act.done, conditions)
 
 
 @routes.post(
@@ -326,14 +330,14 @@ def delete_file(
     responses=write_responses(WrittenDocument, FileNotFound),
     response_model=WrittenDocument,
 )
-async def add_file_entity(writing: WritingDep, checksum: Checksum, file: FileId) -> Response:
-    """Write the Document entity of a file that is there, and the folders it is in."""
-    found = await run_in_threadpool(_found, writing.house, writing.dataset, checksum, file)
+async def add_file_entity(writing: WriteRequestDep, checksum: Checksum, file: FileId) -> Response:
+    """Write the Document entity of an existing file, and those of its folders."""
+    stored = await run_in_threadpool(writing.services.files.get, writing.dataset, checksum, file)
     omitted = Omissions()
-    origin = writing.origin or found.origin
-    events = await run_in_threadpool(_events, writing.dataset, found, origin, omitted)
+    origin = writing.origin or stored.origin
+    events = await run_in_threadpool(_events, writing.dataset, stored, origin, omitted)
     counts = {"entities": events.entities, "statements": events.statements, "rejected": 0}
-    answer = WrittenDocument(id=found.id, omitted=omitted, **counts)
+    answer = WrittenDocument(id=stored.id, omitted=omitted, **counts)
     return await writing.write(events, answer)
 
 
@@ -342,18 +346,18 @@ async def add_file_entity(writing: WritingDep, checksum: Checksum, file: FileId)
 )
 async def put_file_text(
     request: Request,
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     checksum: Checksum,
     origin: TextOrigin,
     key: KeyHeader = None,
 ) -> WrittenText:
-    """Keep the text that an origin extracted from a content, in the place of the one before."""
-    request.scope[LIMIT] = house.settings.max_file_bytes
-    await run_in_threadpool(_first, house, dataset, checksum)
-    tenant, archive = caller.identity.tenant, house.archive
-    if key is not None and await run_in_threadpool(_is_known, house, tenant, key):
+    """Store the text that an origin extracted from a content, replacing its previous text."""
+    request.scope[LIMIT] = services.settings.max_file_bytes
+    await run_in_threadpool(services.files.first_of, dataset, checksum)
+    tenant, archive = caller.identity.tenant, services.archive
+    if key is not None and await run_in_threadpool(services.files.is_key_used, tenant, key):
         staged = await run_with_body(
             request.stream(), lambda chunks: archive.stage_text(dataset, origin, chunks, keep=False)
         )
@@ -365,42 +369,35 @@ async def put_file_text(
             request.stream(),
             lambda chunks: archive.stage_text(dataset, origin, chunks, reservation),
         )
-
-    def put(keep: Keep) -> Any:
-        def recorded(connection: Connection) -> None:
-            caller.act.done(connection, size=staged.size)
-            keep(connection, {"size": staged.size})
-
-        archive.put_text(dataset, tenant, checksum, origin, staged, recorded)
-        return {"size": staged.size}
-
-    written = await run_in_threadpool(_answered, house, caller, _digest(request, key, staged), staged, put)
-    return WrittenText.model_validate(written)
+    once = idempotency_key(request, key, _digest(staged))
+    return WrittenText(
+        size=await run_in_threadpool(services.files.put_text, dataset, checksum, origin, staged, once, caller.act)
+    )
 
 
 @routes.delete("/{checksum}/text/{origin}", status_code=204, responses=raises(FileNotFound))
 def delete_file_text(
-    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, checksum: Checksum, origin: TextOrigin
+    services: ServicesDep, caller: CallerDep, dataset: DatasetDep, checksum: Checksum, origin: TextOrigin
 ) -> None:
     """Delete the text that an origin extracted from a content."""
-    house.archive.delete_text(dataset, checksum, origin, caller.act.done)
+    services.archive.delete_text(dataset, checksum, origin, caller.act.done)
 
 
 @routes.get("/{checksum}/text/{origin}", response_class=Response, responses=DATA)
 async def get_file_text(
-    house: ServicesDep, dataset: DatasetDep, checksum: Checksum, origin: TextOrigin, request: Request
+    services: ServicesDep, dataset: DatasetDep, checksum: Checksum, origin: TextOrigin, request: Request
 ) -> Response:
-    """Get the text that an origin extracted from a content."""
-    await run_in_threadpool(_first, house, dataset, checksum)
+    """Download the text that an origin extracted from a content."""
+    await run_in_threadpool(services.files.first_of, dataset, checksum)
     path, name = dataset.layout.text(checksum, origin), f"{origin}.txt"
     try:
-        return await file_response(house.store, request, path, "text/plain; charset=utf-8", name)
+        return await file_response(services.store, request, path, "text/plain; charset=utf-8", name)
     except Missing:
         raise FileNotFound(f"there is no text of {checksum} by {origin!r}") from None
 
 
 def checked_path(text: str) -> FilePath:
-    """A path that a caller names. Raises InvalidPath, with the reason."""
+    """Return a validated path. Raises InvalidPath with the reason."""
     try:
         return FilePath(text)
     except ValueError as error:
@@ -408,7 +405,7 @@ def checked_path(text: str) -> FilePath:
 
 
 def _queried_path(request: Request, text: str) -> FilePath:
-    """A path in the query. Raises InvalidPath."""
+    """Return a validated path from the query. Raises InvalidPath."""
     if _is_garbled(request, text):
         raise InvalidPath("the path is not UTF-8")
     return checked_path(text)
@@ -416,24 +413,24 @@ def _queried_path(request: Request, text: str) -> FilePath:
 
 def _queried_meta(request: Request, text: str) -> bytes:
     if _is_garbled(request, text):
-        raise InvalidFormat(f"{META} is not UTF-8", errors=[Fault(field=META, reason="is not UTF-8")])
+        raise InvalidFormat(f"{META} is not UTF-8", errors=[FieldError(field=META, reason="is not UTF-8")])
     return text.encode()
 
 
 def _is_garbled(request: Request, text: str) -> bool:
-    """Whether a text in the query was none: bytes that are not UTF-8 have become question marks by now."""
+    """Return whether a query text was not UTF-8: invalid bytes have been decoded to replacement characters."""
     return "\ufffd" in text and b"%EF%BF%BD" not in request.scope["query_string"].upper()
 
 
-async def write_document(house: Services, caller: Caller, dataset: Dataset, file: ArchiveFile) -> None:
-    """Write the Document entity of a file, and its folders, under its origin. Raises Backpressure, QuotaExceeded."""
+async def write_document(services: Services, caller: Caller, dataset: Dataset, file: ArchiveFile) -> None:
+    """Write the Document entities of a file and its folders under its origin. Raises Backpressure, QuotaExceeded."""
     events = await run_in_threadpool(_events, dataset, file, file.origin, Omissions())
     batch = Batch(dataset, caller.identity.tenant, caller.act, file.origin)
-    await asyncio.wrap_future(house.writer.submit(batch, events))
+    await asyncio.wrap_future(services.writer.submit(batch, events))
 
 
 def length_of(request: Request) -> int | None:
-    """The bytes of a body as its sender declares them; None: it does not, or compresses it."""
+    """Return the body's declared `Content-Length`; None if it has none or is compressed."""
     length = request.headers.get("Content-Length", "")
     is_plain = request.headers.get("Content-Encoding", "identity").strip().lower() == "identity"
     return int(length) if is_plain and length.isdigit() and len(length) <= LONGEST_LENGTH else None
@@ -445,9 +442,9 @@ async def reserved(
     pieces: AsyncIterator[bytes],
     work: Callable[[Iterator[bytes]], Found],
 ) -> Found:
-    """Let a thread work on a body whose bytes are counted against the quota, from before the first is read.
+    """Run work on a thread that reads a body, with the body's bytes reserved in the quota before the first is read.
 
-    Raises QuotaExceeded, and what the work raises: then nothing is reserved.
+    Raises QuotaExceeded, and what the work raises; the reservation is released then.
     """
     try:
         await run_in_threadpool(reservation.declare, length)
@@ -459,102 +456,60 @@ async def reserved(
 
 
 async def _staged(
-    house: Services,
+    services: Services,
     caller: Caller,
     dataset: Dataset,
     request: Request,
-    said: NewFile,
+    new: NewFile,
     pieces: AsyncIterator[bytes],
     key: str | None,
     length: int | None,
 ) -> Staged:
-    request.scope[LIMIT] = house.settings.max_file_bytes
+    request.scope[LIMIT] = services.settings.max_file_bytes
     tenant = caller.identity.tenant
     if key is None:
-        await run_in_threadpool(house.archive.require, dataset, said)
-    elif await run_in_threadpool(_is_known, house, tenant, key):
-        # It was put already, and is answered again, or refused; in either case its bytes are not needed.
-        return await run_with_body(pieces, lambda chunks: house.archive.stage(dataset, said, chunks, keep=False))
-    reservation = house.archive.reservation(dataset, tenant)
+        await run_in_threadpool(services.archive.require, dataset, new)
+    elif await run_in_threadpool(services.files.is_key_used, tenant, key):
+        # The key was used before: the request is replayed or refused, and its bytes are not needed in either case.
+        return await run_with_body(pieces, lambda chunks: services.archive.stage(dataset, new, chunks, keep=False))
+    reservation = services.archive.reservation(dataset, tenant)
     return await reserved(
-        reservation, length, pieces, lambda chunks: house.archive.stage(dataset, said, chunks, reservation)
+        reservation, length, pieces, lambda chunks: services.archive.stage(dataset, new, chunks, reservation)
     )
 
 
-def _is_known(house: Services, tenant: TenantName, key: str) -> bool:
-    with house.database.read() as connection:
-        return answers.is_known(connection, tenant, key)
-
-
 async def _committed(
-    house: Services, caller: Caller, dataset: Dataset, request: Request, staged: Staged, key: str | None, entity: bool
+    services: Services,
+    caller: Caller,
+    dataset: Dataset,
+    request: Request,
+    staged: Staged,
+    key: str | None,
+    entity: bool,
 ) -> Response:
-    """Put what was staged into the archive, once for a key; and write its entities, which may be done again."""
-
-    def put(keep: Keep) -> Any:
-        def recorded(connection: Connection, files: list[ArchiveFile]) -> None:
-            (file,) = files
-            caller.act.done(connection, target=file_path(dataset, file), size=file.size)
-            keep(connection, file.model_dump(mode="json"))
-
-        return house.archive.commit(dataset, caller.identity.tenant, [staged], recorded)[0]
-
-    once = _digest(request, key, staged)
-    file = ArchiveFile.model_validate(await run_in_threadpool(_answered, house, caller, once, staged, put))
+    """Commit a staged file to the archive, once per idempotency key, and write its entities, which is idempotent."""
+    once, target = idempotency_key(request, key, _digest(staged)), partial(file_path, dataset)
+    file = await run_in_threadpool(services.files.commit, dataset, staged, once, caller.act, target)
     if entity:
-        await write_document(house, caller, dataset, file)
+        await write_document(services, caller, dataset, file)
     headers = {"Location": file_path(dataset, file), "ETag": file.content_tag}
     return Response(file.model_dump_json(), 201, headers, "application/json")
 
 
 def file_path(dataset: Dataset, file: ArchiveFile) -> str:
-    """Where a file is found."""
+    """Return the URL path of a file."""
     return f"/v1/datasets/{dataset.name}/files/{file.checksum}/{file.id}"
 
 
-Keep = Callable[[Connection, Any], None]
-"""Keeps an answer in the transaction that makes it true."""
-
-
-def _digest(request: Request, key: str | None, staged: Staged) -> IdempotencyKey | None:
-    if key is None:
-        return None
-    digest = hashlib.sha256(orjson.dumps([staged.checksum, staged.said.meta], option=orjson.OPT_SORT_KEYS))
-    return IdempotencyKey(key, fingerprint_of(request, digest.hexdigest()))
-
-
-def _answered(
-    house: Services, caller: Caller, once: IdempotencyKey | None, staged: Staged, work: Callable[[Keep], Any]
-) -> Any:
-    """Do something with what was staged, or give the answer that it got before. Raises IdempotencyMismatch."""
-    tenant = caller.identity.tenant
-
-    def keep(connection: Connection, answer: Any) -> None:
-        if once is not None and not answers._insert(connection, tenant, once, 200, answer):
-            raise Overtaken
-
-    def before() -> Any:
-        with house.database.read() as connection:
-            kept = None if once is None else answers.find(connection, tenant, once)
-            return None if kept is None else kept.answer
-
-    try:
-        found = before()
-    except TarnError:
-        house.archive.drop([staged])
-        raise
-    if found is not None:
-        house.archive.drop([staged])
-        return found
-    try:
-        return work(keep)
-    except Overtaken:
-        return before()
+def _digest(staged: Staged) -> str:
+    """Return the digest of what a request sent: the content and the metadata."""
+    digest = hashlib.sha256(orjson.dumps([staged.checksum, staged.new_file.meta], option=orjson.OPT_SORT_KEYS))
+    return digest.hexdigest()
 
 
 def _events(dataset: Dataset, file: ArchiveFile, origin: Origin, omitted: Omissions) -> Events:
-    """The entities of a file. Not for the event loop: a path may have two thousand folders."""
-    exploder = Exploder()  # that of the process is the event loop's own
+    """Return the events of a file's entities. Do not call on the event loop: a path may have two thousand folders."""
+    exploder = Exploder()  # not `services.exploder`, which only the event loop may use
     events, moment = Events(), moment_now()
     for entity in documents.entities(dataset.name, file):
         exploded = exploder.explode(dataset.name, entity)
@@ -569,40 +524,29 @@ def _meta(text: bytes | None) -> dict[str, Any] | None:
     try:
         return _META.validate_python(orjson.loads(text))
     except orjson.JSONDecodeError as error:
-        fault = Fault(field=META, line=error.lineno, reason=error.msg)
+        fault = FieldError(field=META, line=error.lineno, reason=error.msg)
         raise InvalidFormat(f"{META} is not valid JSON: {error.msg}", errors=[fault]) from None
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise SchemaViolation(f"{META}: {reason}", errors=[Fault(field=META, reason=reason)]) from None
+        raise SchemaViolation(f"{META}: {reason}", errors=[FieldError(field=META, reason=reason)]) from None
 
 
-def _page(house: Services, dataset: Dataset, paging: Paging, **asked: Any) -> FilePage:
+def _page(services: Services, dataset: Dataset, paging: Paging, **criteria: Any) -> FilePage:
     after = None
     if paging.after is not None:
         named, slash, path = paging.after.partition("/")
         if not slash:
             raise foreign_cursor()
         after = Position(path, named)
-    with house.database.read() as connection:
-        found = records.page(connection, dataset, paging.fetch, after, **asked)
-    results, cursor = paging.cut(found, lambda file: f"{file.id}/{file.path}")
+    files = services.files.page(dataset, paging.fetch, after, **criteria)
+    results, cursor = paging.cut(files, lambda file: f"{file.id}/{file.path}")
     return FilePage(results=results, next=cursor)
 
 
-def _found(house: Services, dataset: Dataset, checksum: Checksum, file: FileId) -> ArchiveFile:
-    with house.database.read() as connection:
-        return records.get(connection, dataset, checksum, file)
-
-
-def _first(house: Services, dataset: Dataset, checksum: Checksum) -> ArchiveFile:
-    with house.database.read() as connection:
-        return records.first_of(connection, dataset, checksum)
-
-
-async def _sent(house: Services, dataset: Dataset, checksum: Checksum, request: Request) -> Response:
-    file = await run_in_threadpool(_first, house, dataset, checksum)
+async def _sent(services: Services, dataset: Dataset, checksum: Checksum, request: Request) -> Response:
+    file = await run_in_threadpool(services.files.first_of, dataset, checksum)
     path = dataset.layout.blob_data(checksum)
     try:
-        return await file_response(house.store, request, path, file.mime_type, file.name, checksum)
+        return await file_response(services.store, request, path, file.mime_type, file.name, checksum)
     except Missing:
         raise FileNotFound(f"the content of {checksum} is not in the archive") from None

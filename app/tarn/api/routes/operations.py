@@ -1,4 +1,4 @@
-"""Operations: long work that a caller asks for, done by a job."""
+"""Operation routes: enqueue jobs for flush, compact, vacuum, export and other operations on a dataset."""
 
 from fastapi import Response
 from pydantic import BaseModel
@@ -9,9 +9,7 @@ from tarn.api.http.route_access import Caller, CallerDep, DatasetDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep
 from tarn.api.routes.jobs import WaitParam, job_response
-from tarn.datasets import registry as datasets
 from tarn.datasets.registry import Dataset
-from tarn.db import jobs
 from tarn.model.job import (
     CompactOptions,
     CrawlOptions,
@@ -31,157 +29,162 @@ routes = router("/v1/datasets/{dataset}/operations", "operations")
 lake_routes = router("/v1/operations", "operations")
 
 NO_OPTIONS = FlushOptions()
-"""A body that may be left out is not one that may be null: generated clients stumble over that."""
+"""Default of an optional body. Not None: then the body could be null, which generated clients handle badly."""
 
-OVER: Responses = {200: {"model": Job, "description": "Over within the wait"}}
+OVER: Responses = {200: {"model": Job, "description": "The job ended within the wait"}}
 
 
 @routes.post("/flush", status_code=202, responses=OVER)
 async def flush_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: FlushOptions = NO_OPTIONS,
     wait: WaitParam = 0,
 ) -> Job:
-    """Flush what waits in the dataset's journal into a snapshot."""
-    return await _enqueued(house, caller, dataset, Operation.FLUSH, options, wait, response)
+    """Flush the dataset's journal into a snapshot."""
+    return await _enqueued(services, caller, dataset, Operation.FLUSH, options, wait, response)
 
 
 @routes.post("/compact", status_code=202, responses=OVER)
 async def compact_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: CompactOptions = CompactOptions(),  # noqa: B008 - the same for all
     wait: WaitParam = 0,
 ) -> Job:
-    """Fold fresh files, and what happened to older ones, into sorted runs. What is visible stays the same."""
-    return await _enqueued(house, caller, dataset, Operation.COMPACT, options, wait, response)
+    """Compact a dataset: fold new files and changes of older ones into sorted runs. The visible state is unchanged."""
+    return await _enqueued(services, caller, dataset, Operation.COMPACT, options, wait, response)
 
 
 @routes.post("/optimize", status_code=202, responses=OVER)
 async def optimize_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: OptimizeOptions = OptimizeOptions(),  # noqa: B008 - the same for all
     wait: WaitParam = 0,
 ) -> Job:
-    """Pack small files into larger ones, with the same rows."""
-    return await _enqueued(house, caller, dataset, Operation.OPTIMIZE, options, wait, response)
+    """Pack small files into larger ones with the same rows."""
+    return await _enqueued(services, caller, dataset, Operation.OPTIMIZE, options, wait, response)
 
 
 @routes.post("/vacuum", status_code=202, responses=OVER)
 async def vacuum_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: VacuumOptions = VacuumOptions(),  # noqa: B008 - the same for all
     wait: WaitParam = 0,
 ) -> Job:
-    """Give up snapshots that are older than the policy keeps, and delete what nothing needs any more."""
-    return await _enqueued(house, caller, dataset, Operation.VACUUM, options, wait, response)
+    """Expire snapshots that the retention policy no longer keeps, and delete unreferenced files."""
+    return await _enqueued(services, caller, dataset, Operation.VACUUM, options, wait, response)
 
 
 @routes.post("/verify", status_code=202, responses=OVER)
 async def verify_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: VerifyOptions = VerifyOptions(),  # noqa: B008 - the same for all
     wait: WaitParam = 0,
 ) -> Job:
-    """Look whether everything that the dataset consists of is there and fits together."""
-    return await _enqueued(house, caller, dataset, Operation.VERIFY, options, wait, response)
+    """Verify that all files of a dataset exist and are consistent."""
+    return await _enqueued(services, caller, dataset, Operation.VERIFY, options, wait, response)
 
 
 @routes.post("/revert", status_code=202, responses=OVER)
 async def revert_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: RevertOptions,
     wait: WaitParam = 0,
 ) -> Job:
-    """Make a snapshot whose state is an older one's, or the present one without what a snapshot did."""
-    return await _enqueued(house, caller, dataset, Operation.REVERT, options, wait, response)
+    """Create a snapshot with the state of an older one, or with the current state minus the changes of one snapshot."""
+    return await _enqueued(services, caller, dataset, Operation.REVERT, options, wait, response)
 
 
 @routes.post("/purge", status_code=202, responses=OVER)
 async def purge_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: PurgeOptions,
     wait: WaitParam = 0,
 ) -> Job:
-    """Erase entities for good: from every file, with every older snapshot."""
-    return await _enqueued(house, caller, dataset, Operation.PURGE, options, wait, response)
+    """Erase entities permanently, from every file; all older snapshots are deleted."""
+    return await _enqueued(services, caller, dataset, Operation.PURGE, options, wait, response)
 
 
 @routes.post("/export", status_code=202, responses=OVER)
 async def export_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: ExportOptions,
     wait: WaitParam = 0,
 ) -> Job:
-    """Flush, and make some exports of the head, where they are not fresh."""
-    return await _enqueued(house, caller, dataset, Operation.EXPORT, options, wait, response)
+    """Flush, and create the requested exports of the head that are not fresh."""
+    return await _enqueued(services, caller, dataset, Operation.EXPORT, options, wait, response)
 
 
 @routes.post("/make", status_code=202, responses=OVER)
 async def make_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: MakeOptions = MakeOptions(),  # noqa: B008 - the same for all
     wait: WaitParam = 0,
 ) -> Job:
-    """Flush, and make every export that is not fresh."""
-    return await _enqueued(house, caller, dataset, Operation.MAKE, options, wait, response)
+    """Flush, and create every export that is not fresh."""
+    return await _enqueued(services, caller, dataset, Operation.MAKE, options, wait, response)
 
 
 @routes.post("/crawl", status_code=202, responses=OVER)
 async def crawl_dataset(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     response: Response,
     options: CrawlOptions,
     wait: WaitParam = 0,
 ) -> Job:
-    """Take the files below a folder, a store's prefix or an index page into the archive, with their Documents."""
-    house.fetcher.check(options.uri)
-    return await _enqueued(house, caller, dataset, Operation.CRAWL, options, wait, response)
+    """Archive the files below a folder, a storage prefix or an index page, and write their Document entities."""
+    services.fetcher.check(options.uri)
+    return await _enqueued(services, caller, dataset, Operation.CRAWL, options, wait, response)
 
 
 @lake_routes.post("/flush", status_code=202, responses=OVER)
 async def flush_datasets(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     response: Response,
-    options: FlushOptions = NO_OPTIONS,  # noqa: ARG001 - there are none yet, and what is sent is refused
+    options: FlushOptions = NO_OPTIONS,  # noqa: ARG001 - it has no fields yet; declaring it rejects unknown ones
     wait: WaitParam = 0,
 ) -> Job:
-    """Flush every dataset that the caller may maintain, as of now."""
-    job = await run_in_threadpool(_flush_all, house, caller)
-    return await job_response(house, job, wait, response)
+    """Flush every dataset on which the caller currently holds `maintain`."""
+
+    def is_maintained(name: str) -> bool:
+        level = caller.identity.level_on(name)
+        return level is not None and level.allows(Operation.FLUSH.level)
+
+    job = await run_in_threadpool(services.jobs.enqueue_flush_of_all, is_maintained, caller.act)
+    return await job_response(services, job, wait, response)
 
 
 async def _enqueued(
-    house: Services,
+    services: Services,
     caller: Caller,
     dataset: Dataset,
     operation: Operation,
@@ -191,27 +194,10 @@ async def _enqueued(
 ) -> Job:
     def enqueue() -> Job:
         arguments = options.model_dump(mode="json", exclude_unset=True)
-        with house.database.write() as connection:
-            job = jobs.enqueue(connection, operation, dataset.id, caller.identity.tenant, caller.act.request, arguments)
-            # What is to be erased is not to be kept here.
-            told = {name: value for name, value in arguments.items() if name != "entity_ids"}
-            if "uri" in told:
-                told["uri"] = told["uri"].partition("?")[0]  # the query may hold a signature
-            caller.act.done(connection, job=job.id, **told)
-        return job
+        # Ids that are to be erased must not stay in the audit log.
+        audited = {name: value for name, value in arguments.items() if name != "entity_ids"}
+        if "uri" in audited:
+            audited["uri"] = audited["uri"].partition("?")[0]  # the query may hold a signature
+        return services.jobs.enqueue(operation, dataset, caller.act, arguments, **audited)
 
-    return await job_response(house, await run_in_threadpool(enqueue), wait, response)
-
-
-def _flush_all(house: Services, caller: Caller) -> Job:
-    def maintained(name: str) -> bool:
-        held = caller.identity.level_on(name)
-        return held is not None and held.allows(Operation.FLUSH.level)
-
-    with house.database.write() as connection:
-        found = datasets.page(connection, maintained, None, None)
-        arguments = {"dataset_ids": [dataset.id for dataset in found]}
-        tenant, request = caller.identity.tenant, caller.act.request
-        job = jobs.enqueue(connection, Operation.FLUSH, None, tenant, request, arguments)
-        caller.act.done(connection, job=job.id, datasets=len(found))
-    return job
+    return await job_response(services, await run_in_threadpool(enqueue), wait, response)

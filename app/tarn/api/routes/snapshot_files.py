@@ -1,4 +1,4 @@
-"""A snapshot's files as rows: what the manifest says of each, with the statistics side by side."""
+"""The files in a snapshot's manifest as rows, with one column per statistic."""
 
 import orjson
 import pyarrow as pa
@@ -19,10 +19,10 @@ FIXED = pa.schema(
 
 
 def file_rows(snapshot: Snapshot) -> ResultRows:
-    """A row a file.
+    """Return one row per file.
 
-    Each column of a file with statistics gives up to four: `{column}_min`, `_max`, `_nulls` and `_truncated`. What no
-    file reports is no column; what one file does not report is missing from its row.
+    Each column of a file with statistics yields up to four: `{column}_min`, `_max`, `_nulls` and `_truncated`. A
+    statistic that no file has is no column; one that a file lacks is missing from its row.
     """
     rows = [row for name in ("statements", "translog") for row in _of_table(name, snapshot.table(name))]
     reported = list(dict.fromkeys(name for row in rows for name in row if name not in FIXED.names))
@@ -47,14 +47,14 @@ def _of_table(name: TableName, table: Table) -> list[Row]:
 
 
 def _reported(file: File) -> Row:
-    found = {} if file.checksum is None else {"checksum": file.checksum}
+    row = {} if file.checksum is None else {"checksum": file.checksum}
     for name, column in file.columns.items():
-        found |= {f"{name}_{what}": value for what, value in column.model_dump(exclude_none=True).items()}
-    return found
+        row |= {f"{name}_{what}": value for what, value in column.model_dump(exclude_none=True).items()}
+    return row
 
 
 def _unify(rows: list[Row], name: str) -> pa.DataType:
-    """The one type of a column's values. Where they have none in common, they are made JSON, in their rows too."""
+    """Return the common type of a column's values. If there is none, convert the values in the rows to JSON strings."""
     values: list[Scalar] = [row[name] for row in rows if name in row]
     try:
         return pa.array(values).type

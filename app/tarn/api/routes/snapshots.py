@@ -1,4 +1,4 @@
-"""Snapshots: the log, one manifest, its files."""
+"""Snapshot routes: list snapshots, get a manifest, list its files."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -16,17 +16,16 @@ from tarn.api.http.streaming.row_formats import FormDep, described
 from tarn.api.routes.snapshot_files import file_rows
 from tarn.datasets.registry import Dataset
 from tarn.errors import ManifestInvalid, NoSnapshots, NotAcceptable, Problem, SnapshotGone, SnapshotNotFound
-from tarn.lake import snapshots
 from tarn.lake.snapshots import Named
-from tarn.model.snapshot import Change, Counts, Snapshot, Table
+from tarn.model.snapshot import Counts, Snapshot, SnapshotOperation, Table
 
 routes = router("/v1/datasets/{dataset}/snapshots", "snapshots")
 
 HEADER = "Tarn-Snapshot"
-HEADERS = {HEADER: {"description": "The id of the snapshot that is served.", "schema": {"type": "string"}}}
+HEADERS = {HEADER: {"description": "The id of the snapshot that was read.", "schema": {"type": "string"}}}
 
 READERS = 16
-"""Manifests that are read at once for the log."""
+"""Manifests that are read concurrently for a list."""
 
 SnapshotParam = Annotated[
     str,
@@ -40,8 +39,8 @@ class TableEntry(BaseModel):
     version: int = Field(description="The version of the Delta table.")
     files: int
     size: int = Field(description="Bytes of all files.")
-    added: int = Field(description="Files that the parent does not have.")
-    removed: int = Field(description="Files that only the parent has.")
+    added: int = Field(description="Number of files that the parent does not have.")
+    removed: int = Field(description="Number of files that only the parent has.")
 
     @classmethod
     def of(cls, table: Table) -> Self:
@@ -55,18 +54,18 @@ class TableEntry(BaseModel):
 
 
 class SnapshotEntry(BaseModel):
-    """A snapshot in the log: its manifest without the lists of files and batches."""
+    """A snapshot in a list: its manifest without the lists of files and batches."""
 
     seq: int
     id: str
-    content: int = Field(description="The `seq` of the last snapshot that changed what is visible.")
+    content: int = Field(description="The `seq` of the last snapshot that changed the visible state.")
     parent: str | None
     created: datetime
-    operation: Change
+    operation: SnapshotOperation
     author: str
     message: str | None
     metadata: dict[str, Any]
-    batches: int = Field(description="Requests and stages that are in it and not in its parent.")
+    batches: int = Field(description="Number of batches (requests and stages) that its parent does not have.")
     segment: int
     statements: TableEntry
     translog: TableEntry
@@ -86,7 +85,7 @@ class SnapshotEntry(BaseModel):
 
 
 class InvalidEntry(BaseModel):
-    """A snapshot in the log whose manifest cannot be read."""
+    """A snapshot in a list whose manifest is invalid."""
 
     seq: int
     id: str
@@ -98,16 +97,15 @@ class SnapshotPage(Page[SnapshotEntry | InvalidEntry]):
 
 
 @routes.get("")
-def list_snapshots(house: ServicesDep, dataset: DatasetDep, paging: PagingDep) -> SnapshotPage:
-    """List the snapshots that are kept, newest first; the oldest may name a parent that was given up.
+def list_snapshots(services: ServicesDep, dataset: DatasetDep, paging: PagingDep) -> SnapshotPage:
+    """List the snapshots, newest first; the oldest may name a parent that has expired.
 
-    One whose manifest is invalid stands in its place, with the problem.
+    A snapshot whose manifest is invalid is listed with the problem.
     """
-    with house.database.read() as connection:
-        found = snapshots.kept_page(connection, dataset, paging.after_number, paging.fetch)
-    named, cursor = paging.cut(found, lambda one: str(one.seq))
+    kept = services.snapshots.page(dataset, paging.after_number, paging.fetch)
+    page, cursor = paging.cut(kept, lambda named: str(named.seq))
     with ThreadPoolExecutor(READERS) as pool:
-        entries = list(pool.map(lambda one: _entry(house, dataset, one), named))
+        entries = list(pool.map(lambda named: _entry(services, dataset, named), page))
     return SnapshotPage(results=[entry for entry in entries if entry is not None], next=cursor)
 
 
@@ -116,10 +114,10 @@ def list_snapshots(house: ServicesDep, dataset: DatasetDep, paging: PagingDep) -
     response_model=Snapshot,
     responses={200: {"headers": HEADERS}, **raises(NoSnapshots, SnapshotNotFound, SnapshotGone, ManifestInvalid)},
 )
-def get_snapshot(house: ServicesDep, dataset: DatasetDep, snapshot: SnapshotParam) -> Response:
-    """Show a snapshot's whole manifest, as it is stored."""
-    found = _read(house, dataset, snapshot)
-    return Response(found.to_json(), headers={HEADER: found.id}, media_type=JSON)
+def get_snapshot(services: ServicesDep, dataset: DatasetDep, snapshot: SnapshotParam) -> Response:
+    """Get the manifest of a snapshot, as stored."""
+    manifest = services.snapshots.get(dataset, snapshot)
+    return Response(manifest.to_json(), headers={HEADER: manifest.id}, media_type=JSON)
 
 
 @routes.get(
@@ -130,22 +128,16 @@ def get_snapshot(house: ServicesDep, dataset: DatasetDep, snapshot: SnapshotPara
         **raises(NoSnapshots, SnapshotNotFound, SnapshotGone, ManifestInvalid, NotAcceptable),
     },
 )
-def list_snapshot_files(house: ServicesDep, dataset: DatasetDep, snapshot: SnapshotParam, form: FormDep) -> Response:
-    """List a snapshot's files with their statistics: a row a file, a column for each bound and count."""
-    found = _read(house, dataset, snapshot)
-    return file_rows(found).answer(form, {HEADER: found.id})
+def list_snapshot_files(services: ServicesDep, dataset: DatasetDep, snapshot: SnapshotParam, form: FormDep) -> Response:
+    """List a snapshot's files with their statistics: one row per file, one column per bound and count."""
+    manifest = services.snapshots.get(dataset, snapshot)
+    return file_rows(manifest).answer(form, {HEADER: manifest.id})
 
 
-def _read(house: Services, dataset: Dataset, name: str) -> Snapshot:
-    with house.database.read() as connection:
-        named = snapshots.find(connection, dataset, name)
-    return snapshots.read_kept(house.database, house.store, dataset, named)
-
-
-def _entry(house: Services, dataset: Dataset, named: Named) -> SnapshotEntry | InvalidEntry | None:
-    """A line of the log; None for a snapshot that was given up since it was found."""
+def _entry(services: Services, dataset: Dataset, named: Named) -> SnapshotEntry | InvalidEntry | None:
+    """Return the list entry of a snapshot; None if it has expired meanwhile."""
     try:
-        return SnapshotEntry.of(snapshots.read_kept(house.database, house.store, dataset, named))
+        return SnapshotEntry.of(services.snapshots.read(dataset, named))
     except SnapshotGone:
         return None
     except ManifestInvalid as error:

@@ -1,4 +1,4 @@
-"""Statements, read."""
+"""Statement read routes: list and stream statements."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -9,14 +9,13 @@ from pydantic import BaseModel, Field
 
 from tarn.api.http.paging import PagingDep, foreign_cursor
 from tarn.api.http.problems import Responses
-from tarn.api.http.reads.read_requests import HEADERS, AskedDep, read_problems, snapshot_header
+from tarn.api.http.reads.read_requests import HEADERS, ReadRequestDep, read_problems, snapshot_header
 from tarn.api.http.route_access import DatasetDep
 from tarn.api.http.routing import JSON, router
 from tarn.api.http.streaming.row_formats import preferred
-from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece
-from tarn.api.http.streaming.stream_response import stream_response as streamed
+from tarn.api.http.streaming.stream_response import Chunks, EndParam, StreamPiece, stream_response
 from tarn.api.routes.entity_reads import NONE, CanonicalIds, Ids, Kinds, Origins, Schemata
-from tarn.errors import Fault, InvalidFormat, NotAcceptable, SchemaViolation
+from tarn.errors import FieldError, InvalidFormat, NotAcceptable, SchemaViolation
 from tarn.model.query_fields import property_names, schema_names
 from tarn.query import statements
 from tarn.query.reader import Reading
@@ -25,7 +24,7 @@ from tarn.query.statements import StatementFilter, StatementPosition
 
 routes = router("/v1/datasets/{dataset}/statements", "statements")
 
-Props = Annotated[list[str], Query(max_length=100, description="Properties; repeatable.")]
+Props = Annotated[list[str], Query(max_length=100, description="Property names; repeatable.")]
 
 
 class StatementRead(BaseModel):
@@ -48,7 +47,7 @@ class StatementRead(BaseModel):
 
 
 class StatementPage(BaseModel):
-    """A part of a list."""
+    """One page of statements."""
 
     results: list[StatementRead]
     next: str | None
@@ -76,7 +75,7 @@ async def _filter(
 
 
 def _violation(name: str, reason: str) -> SchemaViolation:
-    return SchemaViolation(f"{name}: {reason}", errors=[Fault(field=f"query.{name}", reason=reason)])
+    return SchemaViolation(f"{name}: {reason}", errors=[FieldError(field=f"query.{name}", reason=reason)])
 
 
 FilterDep = Annotated[StatementFilter, Depends(_filter)]
@@ -88,7 +87,7 @@ async def _form(request: Request) -> str:
 
 STREAM: Responses = {
     200: {
-        "description": "Statements in the form that was asked for",
+        "description": "Statements in the requested format",
         "headers": HEADERS,
         "content": {form: {"schema": {"type": "string", "format": "binary"}} for form in FORMATS},
     }
@@ -97,47 +96,49 @@ STREAM: Responses = {
 
 @routes.get("/stream", response_class=Response, responses={**STREAM, **read_problems(NotAcceptable)})
 async def stream_statements(
-    asked: AskedDep,
+    read_request: ReadRequestDep,
     dataset: DatasetDep,
-    wanted: FilterDep,
+    criteria: FilterDep,
     form: Annotated[str, Depends(_form)],
     end: EndParam = False,
 ) -> Response:
-    """Stream the statements that match, by canonical id and id: NDJSON, FtM's CSV, Parquet or Arrow."""
+    """Stream the matching statements as NDJSON, FtM CSV, Parquet or Arrow, sorted by canonical id and id."""
     if end and form != NDJSON:
-        reason = f"is a last line of {NDJSON}, and {form} has no place for it"
-        raise InvalidFormat(f"`end` {reason}", errors=[Fault(field="query.end", reason=reason)])
+        reason = f"is only supported for {NDJSON}, not for {form}"
+        raise InvalidFormat(f"`end` {reason}", errors=[FieldError(field="query.end", reason=reason)])
 
     def begin(reading: Reading) -> Chunks:
-        snapshot, chunks = statements.stream(reading, dataset, asked.state, wanted, form)
+        snapshot, chunks = statements.stream(reading, dataset, read_request.state, criteria, form)
         return Chunks(snapshot, (StreamPiece(chunk, chunk.count(b"\n")) for chunk in chunks))
 
-    return await streamed(asked, [dataset], form, end, begin)
+    return await stream_response(read_request, [dataset], form, end, begin)
 
 
 @routes.get("", response_model=StatementPage, responses={200: {"headers": HEADERS}, **read_problems()})
-async def list_statements(asked: AskedDep, dataset: DatasetDep, wanted: FilterDep, page: PagingDep) -> Response:
-    """List statements, by canonical id and id."""
+async def list_statements(
+    read_request: ReadRequestDep, dataset: DatasetDep, criteria: FilterDep, page: PagingDep
+) -> Response:
+    """List statements, sorted by canonical id and id."""
     after = None if page.after is None else _place(page.after)
 
     def read(reading: Reading) -> tuple[str | None, list[dict[str, Any]], StatementPosition | None]:
-        return statements.page(reading, dataset, asked.state, wanted, after, page.limit)
+        return statements.page(reading, dataset, read_request.state, criteria, after, page.limit)
 
-    snapshot, rows, last = await asked.read([dataset], read)
+    snapshot, rows, last = await read_request.read([dataset], read)
     cursor = page.cursor(None if last is None else _text(last))
     return Response(orjson.dumps({"results": rows, "next": cursor}), headers=snapshot_header(snapshot), media_type=JSON)
 
 
-def _text(place: StatementPosition) -> str:
-    return orjson.dumps([place.canonical_id, place.id.hex(), place.origin]).decode()
+def _text(position: StatementPosition) -> str:
+    return orjson.dumps([position.canonical_id, position.id.hex(), position.origin]).decode()
 
 
 def _place(text: str) -> StatementPosition:
     try:
         canonical_id, statement, origin = orjson.loads(text)
-        place = StatementPosition(canonical_id, bytes.fromhex(statement), origin)
+        position = StatementPosition(canonical_id, bytes.fromhex(statement), origin)
     except (ValueError, TypeError):
         raise foreign_cursor() from None
     if type(canonical_id) is not str or type(origin) is not str:
         raise foreign_cursor()
-    return place
+    return position

@@ -1,4 +1,4 @@
-"""Statements, written."""
+"""Statement write routes: add and delete statements, delete an origin."""
 
 from typing import Annotated
 
@@ -6,10 +6,10 @@ from fastapi import Depends, Path, Query, Response
 
 from tarn.api.http.ingest import (
     Deleted,
-    HowToRead,
     OnErrorParam,
+    ParseOptions,
     ValuesParam,
-    WritingDep,
+    WriteRequestDep,
     Written,
     record_responses,
     write_responses,
@@ -19,26 +19,25 @@ from tarn.errors import QueryTimeout
 from tarn.journal.event_buffer import Events
 from tarn.journal.formats import STATEMENT_TYPES
 from tarn.model.names import Origin
-from tarn.query import delete_counts as counts
+from tarn.query import delete_counts
 
 routes = router("/v1/datasets", "statements")
 
 StatementId = Annotated[str, Path(pattern=r"^[0-9a-f]{40}$")]
 StrictParam = Annotated[
     bool,
-    Query(
-        description="Refuse a statement whose own id or dataset is another one, and any value that would be left out."
-    ),
+    Query(description="Reject the body if a statement has a different id or dataset, or if a value would be left out."),
 ]
 
 
 async def how_to_read_statements(
     on_error: OnErrorParam = "abort", values: ValuesParam = None, strict: StrictParam = False
-) -> HowToRead:
-    return HowToRead(on_error=on_error, values=values, strict=strict)
+) -> ParseOptions:
+    """Return the parse options of the query."""
+    return ParseOptions(on_error=on_error, values=values, strict=strict)
 
 
-StatementsDep = Annotated[HowToRead, Depends(how_to_read_statements)]
+StatementsDep = Annotated[ParseOptions, Depends(how_to_read_statements)]
 
 
 @routes.post(
@@ -47,30 +46,31 @@ StatementsDep = Annotated[HowToRead, Depends(how_to_read_statements)]
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
-async def add_statements(writing: WritingDep, reading: StatementsDep) -> Response:
-    """Write statements: durable when answered, all or nothing. Ids are computed under this dataset."""
+async def add_statements(writing: WriteRequestDep, reading: StatementsDep) -> Response:
+    """Add statements: durable on return, all or nothing. Statement ids are computed for this dataset."""
     return await writing.take_statements(reading)
 
 
 @routes.delete(
     "/{dataset}/statements/{statement}", responses=write_responses(Deleted, QueryTimeout), response_model=Deleted
 )
-async def delete_statement(writing: WritingDep, statement: StatementId) -> Response:
-    """Delete one statement, of one origin or of every one. What is not there is 0 tombstones."""
-
-    wanted = bytes.fromhex(statement)
-    found = await writing.query(lambda reading: counts.of_statement(reading, writing.dataset, wanted, writing.origin))
+async def delete_statement(writing: WriteRequestDep, statement: StatementId) -> Response:
+    """Delete a statement, of one origin or of all. If there is none, `tombstones` is 0."""
+    statement_id = bytes.fromhex(statement)
+    origins = await writing.query(
+        lambda reading: delete_counts.of_statement(reading, writing.dataset, statement_id, writing.origin)
+    )
     events = Events()
-    for place in found:
-        events.delete(wanted, place.entity_id, place.origin)
+    for live in origins:
+        events.delete(statement_id, live.entity_id, live.origin)
     return await writing.write(events, Deleted(tombstones=len(events)))
 
 
 @routes.delete("/{dataset}/origins/{name}", responses=write_responses(Deleted, QueryTimeout), response_model=Deleted)
-async def delete_origin(writing: WritingDep, name: Origin) -> Response:
-    """Delete everything that one origin says, as one event."""
+async def delete_origin(writing: WriteRequestDep, name: Origin) -> Response:
+    """Delete all statements of an origin, as one event."""
     events = Events()
     events.erase(None, name)
-    tombstones = await writing.query(lambda reading: counts.of_origin(reading, writing.dataset, name))
+    tombstones = await writing.query(lambda reading: delete_counts.of_origin(reading, writing.dataset, name))
     answer = Deleted(tombstones=tombstones)
     return await writing.write(events, answer)

@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, who am I, and what does a problem mean."""
+"""System routes: health, readiness, metrics, problem types, and the caller's identity."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -8,14 +8,12 @@ from fastapi import Path, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
-from tarn.access import limits
 from tarn.api.http.limits.threads import METRICS
 from tarn.api.http.problems import raises
 from tarn.api.http.route_access import CallerDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep
 from tarn.api.http.services.metrics import CONTENT_TYPE
-from tarn.db import worker_heartbeats as workers
 from tarn.errors import ProblemNotFound, RouteNotFound, TarnError, problem_types
 from tarn.model.ids import now
 from tarn.model.names import DatasetPattern, TenantName
@@ -28,15 +26,18 @@ ProblemSlug = StrEnum("ProblemSlug", {slug.replace("-", "_").upper(): slug for s
 
 
 READY_SECONDS = 1.0
-"""How long an answer about readiness holds: anybody may ask, and each look goes to the database and the store."""
+"""Seconds for which a readiness result is cached: the route is open to everyone, and each check queries the database
+and the store."""
 
 
 class Health(BaseModel):
+    """The process is running."""
+
     status: Literal["ok"]
 
 
 class Readiness(BaseModel):
-    """`degraded`: requests are served, but no worker moves what they write."""
+    """Readiness of the process. `degraded`: requests are served, but no worker has sent a heartbeat recently."""
 
     status: Literal["ready", "degraded", "unavailable"]
     database: Literal["ok", "down"]
@@ -45,12 +46,14 @@ class Readiness(BaseModel):
 
 
 class GrantHeld(BaseModel):
+    """A grant of the caller: a level on the datasets that a pattern matches."""
+
     dataset: DatasetPattern
     level: Level
 
 
 class WhoAmI(BaseModel):
-    """The caller: its tenant, the key it used, what it may do and how much."""
+    """The caller: its tenant, the key it used, its grants and its limits."""
 
     tenant: TenantName
     key: str
@@ -59,7 +62,7 @@ class WhoAmI(BaseModel):
 
 
 class ProblemType(BaseModel):
-    """What a problem's `type` stands for."""
+    """The description of a problem type."""
 
     type: str
     slug: ProblemSlug
@@ -71,21 +74,23 @@ class ProblemType(BaseModel):
 
 @routes.get("/healthz")
 async def health() -> Health:
-    """The process answers."""
+    """Check that the process is running."""
     return Health(status="ok")
 
 
-@routes.get("/readyz", responses={503: {"model": Readiness, "description": "The database or the store is down."}})
-async def ready(house: ServicesDep, response: Response) -> Readiness:
-    """The database and the store answer; a silent worker is told, and takes nothing out of service."""
-    readiness: Readiness = await house.readiness.get(READY_SECONDS, lambda: _readiness(house))
+@routes.get(
+    "/readyz", responses={503: {"model": Readiness, "description": "The database or the store is unavailable."}}
+)
+async def ready(services: ServicesDep, response: Response) -> Readiness:
+    """Check that the database and the store are available; a missing worker is reported, with status 200."""
+    readiness: Readiness = await services.readiness.get(READY_SECONDS, lambda: _readiness(services))
     response.status_code = 503 if readiness.status == "unavailable" else 200
     return readiness
 
 
-def _readiness(house: Services) -> Readiness:
-    storage: Literal["ok", "down"] = "ok" if _is_storage_up(house) else "down"
-    worker = _worker(house)
+def _readiness(services: Services) -> Readiness:
+    storage: Literal["ok", "down"] = "ok" if _is_storage_up(services) else "down"
+    worker = _worker(services)
     database: Literal["ok", "down"] = "down" if worker == "unknown" else "ok"
     if "down" in (database, storage):
         return Readiness(status="unavailable", database=database, storage=storage, worker=worker)
@@ -95,19 +100,19 @@ def _readiness(house: Services) -> Readiness:
 
 
 @routes.get("/metrics", response_class=PlainTextResponse, responses=raises(RouteNotFound))
-async def metrics(house: ServicesDep) -> PlainTextResponse:
-    """Prometheus metrics, unless they have a port of their own."""
-    if house.settings.metrics_port is not None:
-        raise RouteNotFound("metrics are served on a port of their own")
-    return PlainTextResponse(await METRICS.run(house.metrics.exposition), media_type=CONTENT_TYPE)
+async def metrics(services: ServicesDep) -> PlainTextResponse:
+    """Get Prometheus metrics, unless TARN_METRICS_PORT is set."""
+    if services.settings.metrics_port is not None:
+        raise RouteNotFound("metrics are served on a separate port (TARN_METRICS_PORT)")
+    return PlainTextResponse(await METRICS.run(services.metrics.exposition), media_type=CONTENT_TYPE)
 
 
 @routes.get("/problems/{slug}", responses=raises(ProblemNotFound))
 async def get_problem(slug: Annotated[str, Path(max_length=64)]) -> ProblemType:
-    """Explain a type of problem: this is where a problem's `type` points."""
+    """Describe a problem type; a problem's `type` is the URL of this route."""
     kind = problem_types().get(slug)
     if kind is None:
-        raise ProblemNotFound(f"there is no problem {slug!r}")
+        raise ProblemNotFound(f"there is no problem type {slug!r}")
     return ProblemType(
         type=kind.type_uri(),
         slug=ProblemSlug(slug),
@@ -119,27 +124,25 @@ async def get_problem(slug: Annotated[str, Path(max_length=64)]) -> ProblemType:
 
 
 @routes.get("/v1/whoami")
-def whoami(house: ServicesDep, caller: CallerDep) -> WhoAmI:
-    """Show the caller's tenant, key, grants and limits."""
+def whoami(services: ServicesDep, caller: CallerDep) -> WhoAmI:
+    """Get the caller's tenant, key, grants and limits."""
     identity = caller.identity
-    with house.database.read() as connection:
-        allowed = limits.of(connection, identity.tenant, house.settings)
-    held = [GrantHeld(dataset=dataset, level=level) for dataset, level in identity.grants]
-    return WhoAmI(tenant=identity.tenant, key=identity.key, grants=held, limits=allowed)
+    grants = [GrantHeld(dataset=dataset, level=level) for dataset, level in identity.grants]
+    limits = services.limits.get(identity.tenant)
+    return WhoAmI(tenant=identity.tenant, key=identity.key, grants=grants, limits=limits)
 
 
-def _is_storage_up(house: Services) -> bool:
+def _is_storage_up(services: Services) -> bool:
     try:
-        return house.store.head(Layout.lake) is not None
+        return services.store.head(Layout.lake) is not None
     except TarnError:
         return False
 
 
-def _worker(house: Services) -> Literal["ok", "silent", "unknown"]:
+def _worker(services: Services) -> Literal["ok", "silent", "unknown"]:
     try:
-        with house.database.read() as connection:
-            seen = workers.last_seen(connection)
+        heartbeat = services.workload.last_heartbeat()
     except TarnError:
         return "unknown"
-    oldest = now() - timedelta(seconds=house.settings.worker_silent_after)
-    return "ok" if seen is not None and seen > oldest else "silent"
+    oldest = now() - timedelta(seconds=services.settings.worker_silent_after)
+    return "ok" if heartbeat is not None and heartbeat > oldest else "silent"

@@ -1,18 +1,18 @@
-"""Uploads in blocks, for files that are too large for one request, or lines that break."""
+"""Upload routes: files in blocks, for large files and unreliable connections."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Request, Response
-from sqlalchemy import Connection
 
 from tarn.api.http.bodies.body_middleware import LIMIT
-from tarn.api.http.idempotency import fingerprint_of
+from tarn.api.http.idempotency import idempotency_key
 from tarn.api.http.ingest import KeyHeader
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.problems import raises
 from tarn.api.http.route_access import CallerDep, DatasetDep
 from tarn.api.http.routing import IdParam, router
-from tarn.api.http.services.container import Services, ServicesDep
+from tarn.api.http.services.container import ServicesDep
 from tarn.api.http.streaming.file_responses import OCTETS
 from tarn.api.routes.files import (
     ConditionsDep,
@@ -24,8 +24,6 @@ from tarn.api.routes.files import (
     reserved,
     write_document,
 )
-from tarn.archive.uploads import Uploads
-from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import (
     Backpressure,
     BodyTooLarge,
@@ -41,27 +39,24 @@ from tarn.model.upload import NewUpload, Upload
 
 routes = router("/v1/datasets/{dataset}/uploads", "files")
 
-OffsetParam = Annotated[int, Query(ge=0, le=1 << 50, description="Where in the file the block begins.")]
+OffsetParam = Annotated[int, Query(ge=0, le=1 << 50, description="The position of the block in the file, in bytes.")]
 
 
 @routes.post("", status_code=201, responses=raises(InvalidPath, QuotaExceeded, BodyTooLarge))
 def create_upload(
-    house: ServicesDep, caller: CallerDep, dataset: DatasetDep, new: NewUpload, response: Response
+    services: ServicesDep, caller: CallerDep, dataset: DatasetDep, new: NewUpload, response: Response
 ) -> Upload:
-    """Begin the upload of a file in blocks."""
+    """Create an upload of a file in blocks."""
     path = checked_path(new.path)
-    with house.database.write() as connection:
-        upload = _uploads(house).create(connection, dataset, caller.identity.tenant, path, new)
-        caller.act.done(connection, target=f"{caller.act.target}/{upload.id}")
+    upload = services.uploads.create(dataset, caller.identity.tenant, path, new, caller.act)
     response.headers["Location"] = f"/v1/datasets/{dataset.name}/uploads/{upload.id}"
     return upload
 
 
 @routes.get("/{upload}", responses=raises(UploadNotFound))
-def get_upload(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam) -> Upload:
-    """Show what has arrived of an upload, and what is missing."""
-    with house.database.read() as connection:
-        return _uploads(house).get(connection, dataset, caller.identity.tenant, upload)
+def get_upload(services: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam) -> Upload:
+    """Get an upload: the ranges that were received and those that are missing."""
+    return services.uploads.get(dataset, caller.identity.tenant, upload)
 
 
 @routes.put(
@@ -69,27 +64,23 @@ def get_upload(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, uploa
 )
 async def put_upload_block(
     request: Request,
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     upload: IdParam,
     offset: OffsetParam,
     key: KeyHeader = None,
 ) -> Upload:
-    """Add a block: durable when answered. Blocks may come in any order, and several at once, and must not overlap."""
-    request.scope[LIMIT] = house.settings.max_file_bytes
-    once = None if key is None else (lambda digest: IdempotencyKey(key, fingerprint_of(request, digest)))
-    add, tenant = _uploads(house).put_block, caller.identity.tenant
-
-    def recorded(connection: Connection, size: int) -> None:
-        caller.act.done(connection, offset=offset, size=size)
-
-    reservation = _uploads(house).reservation(dataset, tenant, upload)
+    """Upload a block: durable on return. Blocks may be sent in any order and concurrently, and must not overlap."""
+    request.scope[LIMIT] = services.settings.max_file_bytes
+    once = None if key is None else (lambda digest: idempotency_key(request, key, digest))
+    add, tenant = services.uploads.put_block, caller.identity.tenant
+    reservation = services.uploads.reservation(dataset, tenant, upload)
     return await reserved(
         reservation,
         length_of(request),
         request.stream(),
-        lambda chunks: add(dataset, tenant, upload, offset, chunks, once, recorded, reservation),
+        lambda chunks: add(dataset, tenant, upload, offset, chunks, caller.act, once, reservation),
     )
 
 
@@ -99,7 +90,7 @@ async def put_upload_block(
     responses=raises(UploadNotFound, RangeMissing, QuotaExceeded, Backpressure, PreconditionFailed),
 )
 async def commit_upload(
-    house: ServicesDep,
+    services: ServicesDep,
     caller: CallerDep,
     dataset: DatasetDep,
     upload: IdParam,
@@ -107,27 +98,19 @@ async def commit_upload(
     response: Response,
     entity: EntityParam = False,
 ) -> ArchiveFile:
-    """Make a file of the blocks. Done again, it answers the same.
+    """Commit an upload: create a file from its blocks. Idempotent: a repeated commit returns the same file.
 
-    Conditions are held against the files at its path, as they are for a PUT; the upload stays as it is if they fail.
+    `If-Match` and `If-None-Match` apply to the files at its path, as for a PUT; if they fail, the upload is unchanged.
     """
-
-    def recorded(connection: Connection, file: ArchiveFile) -> None:
-        caller.act.done(connection, target=file_path(dataset, file), size=file.size)
-
-    commit = _uploads(house).commit
-    file = await run_in_threadpool(commit, dataset, caller.identity.tenant, upload, recorded, conditions)
+    tenant, target = caller.identity.tenant, partial(file_path, dataset)
+    file = await run_in_threadpool(services.uploads.commit, dataset, tenant, upload, caller.act, target, conditions)
     if entity:
-        await write_document(house, caller, dataset, file)
+        await write_document(services, caller, dataset, file)
     response.headers["Location"], response.headers["ETag"] = file_path(dataset, file), file.content_tag
     return file
 
 
 @routes.delete("/{upload}", status_code=204, responses=raises(UploadNotFound))
-def delete_upload(house: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam) -> None:
-    """Give an upload up. A file that it became stays."""
-    _uploads(house).abort(dataset, caller.identity.tenant, upload, caller.act.done)
-
-
-def _uploads(house: Services) -> Uploads:
-    return Uploads(house.database, house.store, house.settings, house.archive)
+def delete_upload(services: ServicesDep, caller: CallerDep, dataset: DatasetDep, upload: IdParam) -> None:
+    """Abort an upload. A file that was created from it is kept."""
+    services.uploads.abort(dataset, caller.identity.tenant, upload, caller.act)

@@ -1,13 +1,11 @@
-"""Webhooks of tenants, set by the lake's administrator."""
+"""Webhook routes: an administrator of the lake sets the webhooks of tenants."""
 
-from tarn.access import tenants
 from tarn.api.http.problems import raises
 from tarn.api.http.route_access import CallerDep
 from tarn.api.http.routing import router
 from tarn.api.http.services.container import Services, ServicesDep
 from tarn.archive.urls import Url
-from tarn.coordination import webhooks
-from tarn.errors import Fault, SchemaViolation, SourceFailed, TenantNotFound, WebhookNotFound
+from tarn.errors import FieldError, SchemaViolation, SourceFailed, TenantNotFound, WebhookNotFound
 from tarn.model.names import TenantName
 from tarn.model.webhook import NewWebhook, Webhook
 
@@ -15,43 +13,33 @@ routes = router("/v1/admin/tenants/{tenant}/webhooks", "admin")
 
 
 @routes.get("", responses=raises(TenantNotFound, WebhookNotFound))
-def get_webhook(house: ServicesDep, tenant: TenantName) -> Webhook:
-    """Show a tenant's webhook and how its deliveries go."""
-    with house.database.read() as connection:
-        tenants.get(connection, tenant)
-        return webhooks._get(connection, tenant)
+def get_webhook(services: ServicesDep, tenant: TenantName) -> Webhook:
+    """Get a tenant's webhook and the state of its deliveries."""
+    return services.webhooks.get(tenant)
 
 
 @routes.put("", responses=raises(TenantNotFound))
-def set_webhook(house: ServicesDep, caller: CallerDep, tenant: TenantName, new: NewWebhook) -> Webhook:
-    """Set where a tenant's events are sent: those from now on, or from where it was before; one given up goes on."""
-    _check_url(house, new.url)
-    with house.database.write() as connection:
-        tenants.get(connection, tenant)
-        changed = webhooks._put(connection, tenant, new)
-        caller.act.done(connection, kinds=[*new.kinds], datasets=[*new.datasets], secret=new.secret is not None)
-    return changed
+def set_webhook(services: ServicesDep, caller: CallerDep, tenant: TenantName, new: NewWebhook) -> Webhook:
+    """Set a tenant's webhook. A new one gets events from now on; an existing one continues, also if it had given up."""
+    _check_url(services, new.url)
+    return services.webhooks.set(tenant, new, caller.act)
 
 
 @routes.delete("", status_code=204, responses=raises(TenantNotFound, WebhookNotFound))
-def delete_webhook(house: ServicesDep, caller: CallerDep, tenant: TenantName) -> None:
-    """Send a tenant nothing any more."""
-    with house.database.write() as connection:
-        tenants.get(connection, tenant)
-        if not webhooks.remove(connection, tenant):
-            raise WebhookNotFound(f"{tenant!r} has no webhook")
-        caller.act.done(connection)
+def delete_webhook(services: ServicesDep, caller: CallerDep, tenant: TenantName) -> None:
+    """Delete a tenant's webhook."""
+    services.webhooks.delete(tenant, caller.act)
 
 
-def _check_url(house: Services, written: str) -> None:
-    """Raise SchemaViolation for an address that nothing is sent to. Each delivery looks again."""
+def _check_url(services: Services, text: str) -> None:
+    """Raise SchemaViolation for a URL to which delivery is not allowed. Each delivery checks it again."""
     try:
-        url = Url.parse(written)
-        house.fetcher.web.guard.addresses(url.host, url.port)
+        url = Url.parse(text)
+        services.fetcher.web.guard.addresses(url.host, url.port)
     except SchemaViolation as error:
         reason = error.members["errors"][0].reason
         raise SchemaViolation(
-            f"nothing can be sent there: {reason}", errors=[Fault(field="url", reason=reason)]
+            f"events cannot be sent to this URL: {reason}", errors=[FieldError(field="url", reason=reason)]
         ) from None
     except SourceFailed:
-        pass  # a name that nobody knows today may be known tomorrow
+        pass  # a host name that does not resolve now may resolve later

@@ -1,4 +1,4 @@
-"""Commands that are processes of the server. What they run is imported when they run: clients start without it."""
+"""Server commands: serve, api, worker, migrate, backup, restore, reconcile. Imported late: clients start fast."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarn.cli.output import recovery
+from tarn.cli.output import recovery as recovery_output
 from tarn.cli.output import tables as output
 
 if TYPE_CHECKING:
@@ -17,11 +17,13 @@ PANEL = "Processes"
 RECOVERY = "Backup and recovery"
 
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
-Place = Annotated[str, typer.Argument(metavar="PLACE", help="Where backups are: a folder, s3://, gs:// or az://.")]
+Location = Annotated[
+    str, typer.Argument(metavar="PLACE", help="Location of the backups: a folder, s3://, gs:// or az://.")
+]
 
 
 def add_processes(app: typer.Typer) -> None:
-    """Give the command its processes."""
+    """Register the server commands."""
     for process in (serve, api, worker, migrate, executor, settings):
         app.command(rich_help_panel=PANEL)(process)
     for command in (backup, restore, reconcile):
@@ -30,7 +32,7 @@ def add_processes(app: typer.Typer) -> None:
 
 def serve() -> None:
     """Run everything on this machine: API and worker, migrating the database first."""
-    with _refusals_in_a_sentence():
+    with _report_refusals():
         known = _settings()
         from tarn.main import run_serve
 
@@ -39,7 +41,7 @@ def serve() -> None:
 
 def api() -> None:
     """Run the API alone."""
-    with _refusals_in_a_sentence():
+    with _report_refusals():
         known = _settings()
         from tarn.main import run_api
 
@@ -48,7 +50,7 @@ def api() -> None:
 
 def worker(until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False) -> None:
     """Run a worker alone."""
-    with _refusals_in_a_sentence():
+    with _report_refusals():
         known = _settings()
         from tarn.main import run_worker
 
@@ -56,8 +58,8 @@ def worker(until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = Fals
 
 
 def migrate() -> None:
-    """Bring the database to the schema of this version."""
-    with _refusals_in_a_sentence():
+    """Migrate the database to the schema of this version."""
+    with _report_refusals():
         known = _settings()
         from tarn.main import run_migrate
 
@@ -65,74 +67,76 @@ def migrate() -> None:
 
 
 def backup(
-    place: Place,
+    location: Location,
     keep: Annotated[
         int | None, typer.Option("--keep", min=1, metavar="N", help="Remove all but the newest N backups afterwards.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show the backups there are, and make none.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the existing backups instead of creating one.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Back up database and lake as they are at one moment, while everything runs.
+    """Back up database and lake in one consistent state, while the server runs.
 
-    Exits with 1 if the lake itself lacks something: the backup is there, and says what it is without.
+    Exits with 1 if the lake lacks objects: the backup is created and lists them.
     """
-    with _refusals_in_a_sentence():
+    with _report_refusals():
         known = _settings()
         from tarn.main import list_backups, run_backup
 
         if list_:
             output.CommandOutput(as_json).table(
-                [one.model_dump(mode="json") for one in list_backups(known, place)],
+                [one.model_dump(mode="json") for one in list_backups(known, location)],
                 *("id", "at", "tarn", "objects", "size", "copied", "copied_size"),
             )
             return
-        made = run_backup(known, place, keep)
-        recovery.show_backup(made, output.CommandOutput(as_json))
-        if made.lacking:
+        created = run_backup(known, location, keep)
+        recovery_output.show_backup(created, output.CommandOutput(as_json))
+        if created.lacking:
             raise typer.Exit(1)
 
 
 def restore(
-    place: Place,
-    at: Annotated[str | None, typer.Option("--at", metavar="BACKUP", help="Which one; without it the newest.")] = None,
+    location: Location,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="BACKUP", help="The backup to restore; default: the newest.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Restore a backup into an empty database and an empty lake: those that the settings name.
 
-    Run again after a crash, it goes on. Exits with 1 if something is lost, and says what.
+    After a crash, run it again to continue. Exits with 1 if data is lost, and lists it.
     """
-    with _refusals_in_a_sentence():
+    with _report_refusals():
         known = _settings()
         from tarn.main import run_restore
 
-        restored, found = run_restore(known, place, at)
-        recovery.show_restored(restored, found, output.CommandOutput(as_json))
-        if found.is_lossy:
+        restored, reconciliation = run_restore(known, location, at)
+        recovery_output.show_restored(restored, reconciliation, output.CommandOutput(as_json))
+        if reconciliation.is_lossy:
             raise typer.Exit(1)
 
 
 def reconcile(
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without this, only tell what would be done.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Apply the changes. Without this, only list them.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a database and a lake one that were restored from different moments, each by its own means.
+    """Reconcile a database and a lake that were restored separately, from different points in time.
 
-    Nobody may be at work. Exits with 1 if something is lost, and says what.
+    No API or worker may run. Exits with 1 if data is lost, and lists it.
     """
-    with _refusals_in_a_sentence():
+    with _report_refusals():
         known = _settings()
         from tarn.main import run_reconcile
 
-        found = run_reconcile(known, apply)
-        recovery.show_reconciled(found, output.CommandOutput(as_json))
-        if found.is_lossy:
+        reconciliation = run_reconcile(known, apply)
+        recovery_output.show_reconciled(reconciliation, output.CommandOutput(as_json))
+        if reconciliation.is_lossy:
             raise typer.Exit(1)
 
 
 def executor() -> None:
     """Run an executor of Spark on Kubernetes: Spark starts it, in a pod of its own."""
-    with _refusals_in_a_sentence():
-        # Its environment is Spark's, without the settings of Tarn: nobody but this user may read its files.
+    with _report_refusals():
+        # Its environment is Spark's, without Tarn's settings: restrict its files to this user.
         os.umask(0o077)
         from tarn.main import run_executor
 
@@ -160,8 +164,8 @@ def _settings() -> "Settings":
 
 
 @contextmanager
-def _refusals_in_a_sentence() -> Iterator[None]:
-    """What cannot start says so in one sentence, and exits with 2."""
+def _report_refusals() -> Iterator[None]:
+    """Print StartRefused and TarnError as one line and exit with 2."""
     from tarn.errors import StartRefused, TarnError
 
     try:

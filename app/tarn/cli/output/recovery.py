@@ -1,4 +1,4 @@
-"""What was backed up, restored and lost, for people and for programs."""
+"""Output of backup, restore and reconcile: what was saved, restored and lost."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -8,101 +8,103 @@ import typer
 from tarn.cli.output.tables import CommandOutput, printable
 
 if TYPE_CHECKING:
-    from tarn.model.recovery import BackupManifest, KnownBatch, Losses, Reconciled, Reconciliation
+    from tarn.model.recovery import BackupManifest, Losses, Reconciled, Reconciliation, RecordedBatch
 
 SHOWN = 10
-"""Things of one kind that people are shown; programs see all of them."""
+"""Maximum number of items of item kind in text output; JSON has all of them."""
 
 
-def show_backup(made: "BackupManifest", out: CommandOutput) -> None:
+def show_backup(backup: "BackupManifest", out: CommandOutput) -> None:
     if out.as_json:
-        out.json(made.model_dump(mode="json"))
+        out.json(backup.model_dump(mode="json"))
         return
-    typer.echo(f"backup {made.id}: {made.objects} objects, {made.size} bytes, of which {made.copied} were copied now")
-    for lacking in made.lacking[:SHOWN]:
-        typer.echo(printable(f"  the lake lacks {lacking.path}: {lacking.detail}"))
-    _more(len(made.lacking))
+    typer.echo(
+        f"backup {backup.id}: {backup.objects} objects, {backup.size} bytes, of which {backup.copied} were copied"
+    )
+    for missing in backup.lacking[:SHOWN]:
+        typer.echo(printable(f"  the lake lacks {missing.path}: {missing.detail}"))
+    _more(len(backup.lacking))
 
 
-def show_restored(restored: "BackupManifest", found: "Reconciliation", out: CommandOutput) -> None:
+def show_restored(restored: "BackupManifest", result: "Reconciliation", out: CommandOutput) -> None:
     if out.as_json:
-        out.json({"backup": restored.id, "at": restored.at.isoformat(), **found.model_dump(mode="json")})
+        out.json({"backup": restored.id, "at": restored.at.isoformat(), **result.model_dump(mode="json")})
         return
-    typer.echo(f"restored {restored.id}: everything is as it was at {restored.at:%Y-%m-%d %H:%M:%S} UTC")
-    _show(found)
+    typer.echo(f"restored {restored.id}: the state of {restored.at:%Y-%m-%d %H:%M:%S} UTC")
+    _show(result)
 
 
-def show_reconciled(found: "Reconciliation", out: CommandOutput) -> None:
+def show_reconciled(result: "Reconciliation", out: CommandOutput) -> None:
     if out.as_json:
-        out.json(found.model_dump(mode="json"))
+        out.json(result.model_dump(mode="json"))
         return
-    if not found.datasets:
-        typer.echo("database and lake fit together")
+    if not result.datasets:
+        typer.echo("database and lake are consistent")
         return
-    _show(found)
-    if not found.applied:
+    _show(result)
+    if not result.applied:
         typer.echo("nothing was changed: run it with --apply to do this")
 
 
-def _show(found: "Reconciliation") -> None:
-    for one in found.datasets:
-        typer.echo(printable(f"{one.dataset}: {one.found}, {_heads(one)}"))
-        for line in (*_done(one), *_lost(one.lost)):
+def _show(result: "Reconciliation") -> None:
+    for item in result.datasets:
+        typer.echo(printable(f"{item.dataset}: {item.found}, {_heads(item)}"))
+        for line in (*_done(item), *_lost(item.lost)):
             typer.echo(printable(f"  {line}"))
-        for finding in one.findings[:SHOWN]:
+        for finding in item.findings[:SHOWN]:
             typer.echo(printable(f"  found: {finding.kind}: {finding.detail}"))
-        _more(len(one.findings))
+        _more(len(item.findings))
 
 
-def _heads(one: "Reconciled") -> str:
-    before = "none" if one.head_before is None else str(one.head_before)
-    after = "none" if one.head is None else str(one.head)
+def _heads(item: "Reconciled") -> str:
+    before = "none" if item.head_before is None else str(item.head_before)
+    after = "none" if item.head is None else str(item.head)
     return f"head {before}" if before == after else f"head {before} becomes {after}"
 
 
-def _done(one: "Reconciled") -> Iterator[str]:
-    if one.recorded:
-        yield f"recorded: snapshots {one.recorded[0]} to {one.recorded[-1]}"
-    if one.aside:
-        yield f"put aside: {len(one.aside)} manifests that are no part of history"
-    yield from _batches("flushed again", one.again)
-    yield from _some("come back", [f"file {file.path}" for file in one.returned])
+def _done(item: "Reconciled") -> Iterator[str]:
+    if item.recorded:
+        yield f"recorded: snapshots {item.recorded[0]} to {item.recorded[-1]}"
+    if item.aside:
+        yield f"moved out of the history: {len(item.aside)} manifests"
+    yield from _batches("flushed again", item.again)
+    yield from _some("restored", [f"file {file.path}" for file in item.returned])
 
 
-def _lost(lost: "Losses") -> Iterator[str]:
+def _lost(losses: "Losses") -> Iterator[str]:
     yield from _some(
-        "lost", [f"snapshot {one.seq} of {one.created:%Y-%m-%d %H:%M:%S}: {one.lacks}" for one in lost.snapshots]
+        "lost", [f"snapshot {item.seq} of {item.created:%Y-%m-%d %H:%M:%S}: {item.lacks}" for item in losses.snapshots]
     )
-    yield from _some("lost", [f"commits {one.first} to {one.last}" for one in lost.commits])
-    yield from _batches("lost", lost.batches)
-    yield from _some("lost", [f"file {file.path} of {file.tenant}, {file.size} bytes" for file in lost.files])
-    yield from _some("lost", [f"ref {name}" for name in lost.refs])
-    yield from _some("to be made again", lost.exports)
-    yield from _some("to be sent again", [f"parts of the upload {upload}" for upload in lost.uploads])
-    if lost.history_below is not None:
-        yield f"lost: history below snapshot {lost.history_below}"
-    if lost.rejected:
-        yield f"lost: {lost.rejected} events that were set aside"
-    if lost.configuration:
-        yield "lost: its configuration; it has that of a new dataset"
-    if lost.everything:
-        yield "lost: what waited in the journal of the dataset that had this name before"
+    yield from _some("lost", [f"commits {item.first} to {item.last}" for item in losses.commits])
+    yield from _batches("lost", losses.batches)
+    yield from _some("lost", [f"file {file.path} of {file.tenant}, {file.size} bytes" for file in losses.files])
+    yield from _some("lost", [f"ref {name}" for name in losses.refs])
+    yield from _some("to be exported again", losses.exports)
+    yield from _some("to be sent again", [f"parts of the upload {upload}" for upload in losses.uploads])
+    if losses.history_below is not None:
+        yield f"lost: history below snapshot {losses.history_below}"
+    if losses.rejected:
+        yield f"lost: {losses.rejected} events that were rejected earlier"
+    if losses.configuration:
+        yield "lost: its configuration; it has the defaults of a new dataset"
+    if losses.everything:
+        yield "lost: the unflushed journal of the previous dataset of this name"
 
 
-def _batches(word: str, batches: "list[KnownBatch]") -> Iterator[str]:
-    for one in batches[:SHOWN]:
-        said = f", {one.message!r}" if one.message else ""
-        of = f" of {one.origin}" if one.origin else ""
-        yield f"{word}: commit {one.commit}, {one.rows} rows{of} by {one.tenant}{said} ({one.id})"
+def _batches(word: str, batches: "list[RecordedBatch]") -> Iterator[str]:
+    for item in batches[:SHOWN]:
+        message = f", {item.message!r}" if item.message else ""
+        of = f" of {item.origin}" if item.origin else ""
+        yield f"{word}: commit {item.commit}, {item.rows} rows{of} by {item.tenant}{message} ({item.id})"
     if len(batches) > SHOWN:
-        yield f"{word}: {len(batches) - SHOWN} batches more, with {sum(one.rows for one in batches[SHOWN:])} rows"
+        yield f"{word}: {len(batches) - SHOWN} batches more, with {sum(item.rows for item in batches[SHOWN:])} rows"
 
 
-def _some(word: str, things: list[str]) -> Iterator[str]:
-    for thing in things[:SHOWN]:
-        yield f"{word}: {thing}"
-    if len(things) > SHOWN:
-        yield f"{word}: {len(things) - SHOWN} more"
+def _some(word: str, items: list[str]) -> Iterator[str]:
+    for text in items[:SHOWN]:
+        yield f"{word}: {text}"
+    if len(items) > SHOWN:
+        yield f"{word}: {len(items) - SHOWN} more"
 
 
 def _more(count: int) -> None:

@@ -1,7 +1,7 @@
-"""The forms in which entities and statements are sent, read as streams.
+"""Streaming parsers for the media types of entities and statements.
 
-A parser pulls a body through `read` and holds a block and a record of it, never more. What is wrong with one record
-is yielded as a BadRecord and reading goes on after it; what leaves nothing to be trusted raises InvalidFormat.
+A parser pulls a body through `read` and holds at most a block and a record of it. An invalid record is yielded as a
+BadRecord and parsing continues after it; damage that makes the rest of the body unreadable raises InvalidFormat.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,16 +17,16 @@ __all__ = [
     "FTM_ENTITIES",
     "STATEMENT_TYPES",
     "BadRecord",
+    "ByteSource",
     "IgnoredColumns",
     "Record",
     "Row",
-    "Source",
     "entity_records",
     "statement_rows",
 ]
 
 FTM_ENTITIES = "application/json+ftm"
-"""Entities as FtM's own tools write them: their values are clean."""
+"""Media type of entities written by FtM's own tools: their values are already cleaned."""
 
 T = TypeVar("T")
 Parser = Callable[[ByteSource, int], Iterator[T | BadRecord | IgnoredColumns]]
@@ -46,41 +46,42 @@ _STATEMENTS: dict[str, Parser[Row]] = {
 }
 
 COLUMNAR = frozenset({"application/vnd.apache.parquet", "application/vnd.apache.arrow.stream"})
-"""Types of which a few bytes may be very much: they are parsed in a process of their own, whatever their size."""
+"""Columnar types, where a few bytes can expand to very many rows: always parsed in a child process, at any size."""
 
 BYTES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
-"""What says no more than that there are bytes."""
+"""Media types that do not identify a format."""
 
-_AT_THE_END = "says at its end what is in it"
-_ARCHIVE = "is an archive, with its contents at its end"
+_AT_THE_END = "has its index at its end, so it cannot be read as a stream"
+_ARCHIVE = "is an archive with its index at its end, so it cannot be read as a stream"
+_DOCUMENT = "is one document, so it cannot be read as a stream of records"
 WHOLE = {
     "application/vnd.apache.arrow.file": _AT_THE_END,
     "application/vnd.apache.orc": _AT_THE_END,
     "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": _ARCHIVE,
     "application/zip": _ARCHIVE,
-    "application/yaml": "is a document that is read whole",
-    "application/xml": "is a document that is read whole",
+    "application/yaml": _DOCUMENT,
+    "application/xml": _DOCUMENT,
 }
-"""Records that can only be had by reading all of a body, and why."""
+"""Media types that cannot be parsed as a stream, and why."""
 
 ENTITY_TYPES = tuple(_ENTITIES)
 STATEMENT_TYPES = tuple(_STATEMENTS)
 
 
 def entity_records(source: ByteSource, media_type: str, longest: int) -> Iterator[Record | BadRecord | IgnoredColumns]:
-    """Each entity of the body as bytes that its reader is yet to parse.
+    """Return an iterator of the body's entities, each as unparsed JSON bytes.
 
-    Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops
-    being of its type.
+    Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat during iteration where
+    the body is not valid for its type.
     """
     return _parser(_ENTITIES, media_type)(source, longest)
 
 
 def statement_rows(source: ByteSource, media_type: str, longest: int) -> Iterator[Row | BadRecord | IgnoredColumns]:
-    """Each statement of the body as a dict; names and types of its fields are as they were sent.
+    """Return an iterator of the body's statements, each as a dict with field names and types as sent.
 
-    Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat where the body stops
-    being of its type.
+    Raises UnsupportedMediaType, CodecConfigured or CodecNotStreamable at once, and InvalidFormat during iteration where
+    the body is not valid for its type.
     """
     return _parser(_STATEMENTS, media_type)(source, longest)
 
@@ -89,7 +90,7 @@ def _parser(parsers: dict[str, Parser[T]], media_type: str) -> Parser[T]:
     if media_type in parsers:
         return parsers[media_type]
     if media_type in BYTES:
-        raise CodecConfigured(f"this route takes records, not bytes: send {', '.join(parsers)}")
+        raise CodecConfigured(f"this route accepts records, not bytes: send {', '.join(parsers)}")
     if media_type in WHOLE:
         raise CodecNotStreamable(f"{media_type} {WHOLE[media_type]}: send {', '.join(parsers)}")
     raise UnsupportedMediaType(f"the type {media_type!r} is not supported", supported=list(parsers))

@@ -1,4 +1,4 @@
-"""Statements as columns: Parquet files and Arrow streams."""
+"""Parsers of columnar statements: Parquet files and Arrow streams."""
 
 import tempfile
 from collections.abc import Collection, Generator, Iterator
@@ -15,17 +15,17 @@ from tarn.journal.formats.parquet_pages import BY_DICTIONARY, DELTA_BYTE_ARRAY, 
 from tarn.journal.formats.record import BLOCK, BadRecord, ByteSource, IgnoredColumns, Row, invalid_format
 
 LARGEST_BATCH = 64 << 20
-"""Bytes read at once. A message of an Arrow stream is read whole, so its sender must cut a table into batches."""
+"""Maximum bytes read at once. A message of an Arrow stream is read as a whole, so its sender must split tables."""
 
 FEW_PREFIXED = 64
-"""Rows read at once where values may repeat the beginning of others, however long those may be."""
+"""Rows read at once of prefix-encoded columns, where few bytes can be many long values."""
 
 
 def from_parquet(source: ByteSource, longest: int) -> Generator[Row | BadRecord | IgnoredColumns, None, int]:
-    """A statement a row. The body is kept on disk while it is read, for its index is at its end.
+    """Yield one statement per row. Spools the body to disk, because Parquet has its index at the end.
 
-    Returns how many rows its metadata tells of. Raises InvalidFormat for what is not Parquet, for columns that are not
-    a statement's, for damaged data, and for more rows than its size allows; BodyTooLarge for what unpacks to too much.
+    Returns the number of rows in its metadata. Raises InvalidFormat if the body is not Parquet, lacks columns of a
+    statement, is damaged, or has more rows than its size allows; BodyTooLarge if it decompresses to too much.
     """
     with tempfile.TemporaryFile() as file:
         while block := source.read(BLOCK):
@@ -46,16 +46,16 @@ def from_parquet(source: ByteSource, longest: int) -> Generator[Row | BadRecord 
 
 
 class Group(NamedTuple):
-    """How a row group is read."""
+    """Reading plan of a row group."""
 
     rows: int
-    """Rows at once, at most."""
+    """Maximum rows per batch."""
     encoded: list[str]
-    """Columns that begin with values of their dictionary."""
+    """Columns whose first data page is dictionary-encoded."""
 
 
 def check_pages(file: IO[bytes], metadata: parquet.FileMetaData, budget: Budget, names: Collection[str]) -> list[Group]:
-    """How each row group can be read, by what the headers of the pages of these columns declare.
+    """Return a reading plan for each row group, by the sizes in the page headers of these columns.
 
     Raises InvalidFormat for headers that contradict the metadata, and what the budget raises.
     """
@@ -63,7 +63,7 @@ def check_pages(file: IO[bytes], metadata: parquet.FileMetaData, budget: Budget,
     for group in groups:
         budget.add_rows(group.num_rows)
     if metadata.num_rows != budget.rows:
-        raise invalid_format(f"the file says that it has {metadata.num_rows} rows, and its groups have {budget.rows}")
+        raise invalid_format(f"the file's metadata has {metadata.num_rows} rows, but its row groups have {budget.rows}")
     return [_check_group(file, group, budget, names) for group in groups]
 
 
@@ -74,9 +74,9 @@ def _check_group(file: IO[bytes], group: parquet.RowGroupMetaData, budget: Budge
     for number in range(group.num_columns):
         if group.column(number).path_in_schema not in names:
             continue
-        found = list(_counted(pages(file, budget.size, group, number), budget))
-        data = [page for page in found if not page.is_dictionary]
-        dictionary = max((page.size for page in found if page.is_dictionary), default=0)
+        column_pages = list(_counted(pages(file, budget.size, group, number), budget))
+        data = [page for page in column_pages if not page.is_dictionary]
+        dictionary = max((page.size for page in column_pages if page.is_dictionary), default=0)
         columns.append(data)
         dictionaries += dictionary
         largest += max((page.size for page in data), default=0)
@@ -86,7 +86,7 @@ def _check_group(file: IO[bytes], group: parquet.RowGroupMetaData, budget: Budge
         elif any(page.encoding in BY_DICTIONARY for page in data):
             longest = max(longest, dictionary)
     rows = ROWS
-    # A batch lies in two pages of a column where one of them ends; fewer rows make it no smaller than that.
+    # A batch at a page boundary needs two pages of a column; fewer rows per batch cannot reduce that.
     while rows > 1 and _largest_batch(columns, rows) > max(LARGEST_BATCH, 2 * largest):
         rows //= 2
     prefixed = max((page.size for column in columns for page in column if page.encoding == DELTA_BYTE_ARRAY), default=0)
@@ -94,14 +94,14 @@ def _check_group(file: IO[bytes], group: parquet.RowGroupMetaData, budget: Budge
     return Group(rows, encoded)
 
 
-def _counted(found: Iterator[ParquetPage], budget: Budget) -> Iterator[ParquetPage]:
-    for page in found:
+def _counted(parquet_pages: Iterator[ParquetPage], budget: Budget) -> Iterator[ParquetPage]:
+    for page in parquet_pages:
         budget.add_unpacked(page.size)
         yield page
 
 
 def _largest_batch(columns: list[list[ParquetPage]], rows: int) -> int:
-    """The size of all pages together in which a batch of so many rows lies, of that batch where it is the most."""
+    """Return the largest total size of the pages that one batch of this many rows spans."""
     changes: dict[int, int] = {}
     for column in columns:
         start = 0
@@ -116,11 +116,11 @@ def _largest_batch(columns: list[list[ParquetPage]], rows: int) -> int:
 def _batches(
     file: IO[bytes], opened: parquet.ParquetFile, schema: pa.Schema, names: list[str], groups: list[Group]
 ) -> Iterator[pa.RecordBatch]:
-    """The file in batches that stay small even where every row has the longest value of its dictionary.
+    """Yield the file in batches that stay small even if every row has the longest value of its dictionary.
 
-    A dictionary holds a value once for all the rows that have it, so that a small file may be gigabytes of text. To see
-    it before it is multiplied, the first row of a group is read with its dictionary; reading all rows that way would
-    gather every value of the group in memory.
+    A dictionary stores a value once for all rows that have it, so a small file can be gigabytes of text. To know the
+    dictionary before it is expanded, the first row of a group is read dictionary-encoded; reading all rows that way
+    would collect every value of the group in memory.
     """
     text = [name for name in names if is_text(schema.field(name).type)]
     peeked = parquet.ParquetFile(
@@ -136,11 +136,11 @@ def _batches(
 
 
 def from_arrow(source: ByteSource, longest: int) -> Generator[Row | BadRecord | IgnoredColumns, None, int]:
-    """A statement a row, batch after batch as they arrive.
+    """Yield one statement per row, batch by batch as they arrive.
 
-    Returns how many rows the headers of its batches tell of. Raises InvalidFormat for what is not an Arrow stream or
-    lacks its end, for columns that are not a statement's, for damaged data, for a batch of more than 64 MiB, and for
-    more rows than its size allows; BodyTooLarge for what unpacks to too much.
+    Returns the number of rows in the headers of its batches. Raises InvalidFormat if the body is not an Arrow stream,
+    is truncated, lacks columns of a statement, is damaged, has a batch of more than 64 MiB, or has more rows than its
+    size allows; BodyTooLarge if it decompresses to too much.
     """
     budget = Budget()
     messages = Messages(source, max(longest, LARGEST_BATCH), budget)

@@ -1,8 +1,8 @@
-"""The messages of an Arrow stream, each checked before Arrow unpacks it.
+"""Reader of Arrow IPC stream messages that checks each message's declared sizes before Arrow decompresses it.
 
-A compressed buffer begins with the length it unpacks to, which is what Arrow allocates. The buffers of a batch, and how
-many rows it has, are in the flatbuffer before its body; pyarrow reads that and does not show it, so what is needed of
-it is read here.
+A compressed buffer begins with its decompressed length, which is what Arrow allocates. The list of buffers and the row
+count of a batch are in the flatbuffer before its body; pyarrow does not expose it, so the needed fields are decoded
+here.
 """
 
 import struct
@@ -12,22 +12,22 @@ from tarn.journal.formats.budget import Budget
 from tarn.journal.formats.record import ByteSource, invalid_format
 
 LARGEST_METADATA = 1 << 20
-"""Bytes of a message's flatbuffer. Those of a batch of statements have some hundred, a schema some thousand."""
+"""Maximum bytes of a message's flatbuffer. A batch of statements has some hundred bytes, a schema some thousand."""
 
 DICTIONARY_BATCH, RECORD_BATCH = 2, 3
 CONTINUATION = b"\xff" * 4
-"""What a message begins with since 2019; before that it began with its length."""
+"""First bytes of a message since Arrow 0.15 (2019); before, a message began with its length."""
 
 
 class Messages:
-    """The source as Arrow reads it: as many bytes as it asks for, out of messages that are within the budget."""
+    """File-like object for Arrow: returns the requested bytes of messages that are within the budget."""
 
     closed = False
 
     def __init__(self, source: ByteSource, largest: int, budget: Budget) -> None:
         self.is_cut_off = False
         self.rows = 0
-        """Rows of all record batches, as their headers say."""
+        """Rows of all record batches, by their headers."""
         self._source = source
         self._largest = largest
         self._budget = budget
@@ -39,7 +39,7 @@ class Messages:
         return not self._pending
 
     def rest(self) -> bytes:
-        """Bytes after those that Arrow has read, if there are any."""
+        """Return bytes after those that Arrow has read, if any."""
         return bytes(self._pending) or self._receive(1)
 
     def read(self, size: int) -> memoryview:
@@ -50,9 +50,9 @@ class Messages:
         return data
 
     def _load(self) -> None:
-        """Read the next message whole, and check it."""
-        begun = bytes(self._pending)
-        prefix = begun + self._receive(4 - len(begun))
+        """Read the next complete message and check it."""
+        preamble = bytes(self._pending)
+        prefix = preamble + self._receive(4 - len(preamble))
         if prefix == CONTINUATION:
             prefix += self._receive(4)
         if len(prefix) < 4 or (prefix[:4] == CONTINUATION and len(prefix) < 8):
@@ -60,7 +60,7 @@ class Messages:
             return
         length = int.from_bytes(prefix[-4:], "little", signed=True)
         if not 0 <= length <= LARGEST_METADATA:
-            raise invalid_format(f"a message with metadata of {length} bytes; at most {LARGEST_METADATA} are read")
+            raise invalid_format(f"a message has {length} bytes of metadata; the maximum is {LARGEST_METADATA}")
         metadata = self._receive(length)
         if len(metadata) < length or not length:
             self._pending = memoryview(prefix + metadata)
@@ -71,16 +71,16 @@ class Messages:
         except (struct.error, IndexError):
             raise invalid_format("the metadata of a message cannot be read") from None
         if not 0 <= size <= self._largest:
-            raise invalid_format(f"a message of {size} bytes; at most {self._largest} are read at once")
-        whole = bytearray(prefix + metadata)
-        start = len(whole)
-        self._receive_into(whole, size)
-        if len(whole) == start + size:
+            raise invalid_format(f"a message has {size} bytes; the maximum is {self._largest}")
+        data = bytearray(prefix + metadata)
+        start = len(data)
+        self._receive_into(data, size)
+        if len(data) == start + size:
             try:
-                self._check(message, memoryview(whole)[start:])
+                self._check(message, memoryview(data)[start:])
             except (struct.error, IndexError):
                 raise invalid_format("the metadata of a message cannot be read") from None
-        self._pending = memoryview(whole)
+        self._pending = memoryview(data)
 
     def _check(self, message: "_Table", body: memoryview) -> None:
         kind, header = message.number(1, "B"), message.table(2)
@@ -88,10 +88,10 @@ class Messages:
             return
         batch = header
         if kind == DICTIONARY_BATCH:
-            found = header.table(1)
-            if found is None:
-                raise invalid_format("a dictionary without values")
-            batch = found
+            values = header.table(1)
+            if values is None:
+                raise invalid_format("a dictionary has no values")
+            batch = values
         rows, size = batch.number(0, "q"), _unpacked(batch, body)
         self._budget.add_unpacked(size)
         if kind == RECORD_BATCH:
@@ -99,7 +99,7 @@ class Messages:
             self.rows += rows
             self._budget.require_at_once(size + sum(self._dictionaries.values()), "a batch with its dictionaries")
             return
-        # Values of a dictionary are no rows, and may not be more than rows may be either.
+        # Dictionary values are not counted as rows, but the same limit applies to their number.
         Budget(self._budget.size).add_rows(rows)
         number, is_delta = header.number(0, "q"), header.number(2, "B")
         self._dictionaries[number] = size + (self._dictionaries.get(number, 0) if is_delta else 0)
@@ -118,7 +118,7 @@ class Messages:
 
 
 def _unpacked(batch: "_Table", body: memoryview) -> int:
-    """The bytes that the buffers of a batch take once they are unpacked."""
+    """Return the decompressed size of a batch's buffers in bytes."""
     if batch.table(3) is None:
         return len(body)
     total = 0
@@ -129,13 +129,13 @@ def _unpacked(batch: "_Table", body: memoryview) -> int:
             raise invalid_format("a buffer lies outside its message")
         (size,) = struct.unpack_from("<q", body, offset)
         if size < -1:
-            raise invalid_format(f"a buffer that unpacks to {size} bytes")
+            raise invalid_format(f"a buffer declares a decompressed size of {size} bytes")
         total += length - 8 if size == -1 else size
     return total
 
 
 class _Table:
-    """A table of a flatbuffer. Raises struct.error and IndexError where it leads out of its bytes."""
+    """A flatbuffer table. Raises struct.error and IndexError for offsets outside its bytes."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data
@@ -148,7 +148,7 @@ class _Table:
         return cls(data, struct.unpack_from("<I", data)[0])
 
     def number(self, field: int, form: str) -> int:
-        """A number; 0 if it is not there, which is the default of all that are read here."""
+        """Return a number field; 0 if it is absent, which is the default of all fields read here."""
         at = self._place(field)
         return 0 if at is None else self._read(form, at)
 
@@ -157,7 +157,7 @@ class _Table:
         return None if at is None else _Table(self._data, at + self._read("I", at))
 
     def pairs(self, field: int) -> list[Any]:
-        """A vector of structs of two 64-bit numbers each."""
+        """Return a vector field of structs of two 64-bit numbers each."""
         at = self._place(field)
         if at is None:
             return []
@@ -177,5 +177,5 @@ class _Table:
     def _read(self, form: str, at: int) -> int:
         if at < 0:
             raise IndexError
-        found: int = struct.unpack_from(f"<{form}", self._data, at)[0]
-        return found
+        value: int = struct.unpack_from(f"<{form}", self._data, at)[0]
+        return value

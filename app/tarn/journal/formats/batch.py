@@ -1,7 +1,7 @@
-"""Statements out of Arrow batches.
+"""Convert untrusted Arrow record batches to statements.
 
-A batch is not trusted: it is validated in full, since offsets that lie would otherwise be followed, and turned into
-dicts a few at a time, since a dictionary holds a long value once and gives it to many rows.
+A batch is fully validated, because invalid offsets would otherwise be followed. It is converted to dicts a few rows at
+a time, because a dictionary stores a long value once and many rows can refer to it.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ from tarn.journal.formats.columns import NEEDED, check_columns, truth
 from tarn.journal.formats.record import BadRecord, Row, invalid_format, too_long
 
 ROWS = 8192
-"""Rows turned into dicts at once, at most."""
+"""Maximum rows converted to dicts at once."""
 
 BYTES = 8 << 20
-"""Bytes of text turned into dicts at once, unless a single row has more."""
+"""Maximum bytes of text converted to dicts at once, unless a single row has more."""
 
 _TIMES = ("first_seen", "last_seen")
 
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 
 def check_schema(schema: pa.Schema) -> tuple[str, ...]:
-    """The columns that no statement has, whatever their type.
+    """Return the columns that are not fields of a statement; their types are not checked.
 
-    Raises InvalidFormat unless the others are a statement's and of types that can hold what is theirs.
+    Raises InvalidFormat if a required column is missing or a statement's column has an unsupported type.
     """
     ignored = check_columns(schema.names)
     for field in schema:
@@ -43,7 +43,7 @@ def check_schema(schema: pa.Schema) -> tuple[str, ...]:
             or (field.name in _TIMES and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)))
         )
         if not fits:
-            raise invalid_format(f"the column {field.name} is of the type {field.type}")
+            raise invalid_format(f"the column {field.name} has the unsupported type {field.type}")
     return ignored
 
 
@@ -52,7 +52,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def longest_row(batch: pa.RecordBatch) -> int:
-    """The bytes of a row that has the longest value of every dictionary in the batch."""
+    """Return the bytes of a row that has the longest value of every dictionary in the batch."""
     dictionaries = [column.dictionary for column in batch.columns if pa.types.is_dictionary(column.type)]
     return sum(pc.max(_lengths(dictionary)).as_py() or 0 for dictionary in dictionaries)
 
@@ -60,10 +60,10 @@ def longest_row(batch: pa.RecordBatch) -> int:
 def statement_rows(
     batches: Iterator[pa.RecordBatch], longest: int, budget: Budget, names: list[str]
 ) -> Iterator[Row | BadRecord]:
-    """Every row as a dict of these columns, numbered from 1; one over `longest` bytes is a BadRecord.
+    """Yield every row as a dict of these columns, numbered from 1; one over `longest` bytes is a BadRecord.
 
-    Raises InvalidFormat for a batch that does not hold together, or holds times that no datetime can; BodyTooLarge if
-    all rows together have more text than the body may.
+    Raises InvalidFormat for an inconsistent batch or times outside the range of datetime; BodyTooLarge if all rows
+    together have more text than the budget allows.
     """
     number = 1
     while (batch := reading(lambda: next(batches, None), number)) is not None:
@@ -84,7 +84,7 @@ def statement_rows(
 
 
 def _portions(sizes: list[int], start: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows that are small enough to be turned into dicts together; an empty one is a row that is too long."""
+    """Yield ranges of rows small enough to be converted together; an empty range marks a row that is too long."""
     total = 0
     for row, size in enumerate(sizes, start):
         if size > longest or total + size > BYTES:
@@ -106,7 +106,7 @@ def _values(columns: list["_Column"], start: int, end: int) -> list[list[Any]]:
 
 def _statements(names: list[str], values: list[list[Any]], number: int) -> Iterator[Row | BadRecord]:
     for line, row in enumerate(zip(*values, strict=True), number):
-        statement = dict(zip(names, row, strict=False))  # as many as there are columns, and strict takes its time
+        statement = dict(zip(names, row, strict=False))  # lengths are equal, and strict is slower
         if statement.setdefault("external", False) is None:
             yield BadRecord(line, "neither true nor false", "external")
         else:
@@ -114,7 +114,7 @@ def _statements(names: list[str], values: list[list[Any]], number: int) -> Itera
 
 
 class _Column:
-    """A column of a batch, whose values are looked at in small ranges."""
+    """A column of a batch, whose values are read in small ranges."""
 
     def __init__(self, name: str, data: pa.Array) -> None:
         self.name = name
@@ -122,14 +122,14 @@ class _Column:
         self._dictionary_lengths = _lengths(data.dictionary) if pa.types.is_dictionary(data.type) else None
 
     def lengths(self, start: int, end: int) -> list[int]:
-        """The bytes that each value takes; none for what is not text."""
+        """Return the size of each value in bytes; 0 for values that are not text."""
         data = self._data.slice(start, end - start)
         known = self._dictionary_lengths
         lengths: list[int] = (_lengths(data) if known is None else known.take(data.indices).fill_null(0)).to_pylist()
         return lengths
 
     def values(self, start: int, end: int) -> list[Any]:
-        """Text as str, times as datetimes, `external` as a bool, or None if it is a text that says neither."""
+        """Return text as str, times as datetimes, and `external` as a bool, or None if its text is not a boolean."""
         data = self._data.slice(start, end - start)
         if pa.types.is_dictionary(data.type):
             data = data.dictionary_decode()
@@ -147,18 +147,23 @@ def _lengths(data: pa.Array) -> pa.Array:
         return pa.repeat(0, len(data))
     if not pa.types.is_string_view(data.type):
         return pc.binary_length(data).fill_null(0)
-    # 16 bytes a view, the first four its length, which Arrow has no function for.
+    # A string view has 16 bytes, the first four of which are its length. Arrow has no function for it.
     views = memoryview(data.buffers()[1]).cast("i")[::4][data.offset : data.offset + len(data)]
     return pc.if_else(data.is_valid(), pa.array(views.tolist(), pa.int64()), 0)
 
 
 def reading(step: Callable[[], T], row: int) -> T:
-    """What the step gives. Raises InvalidFormat if Arrow cannot read on at this row."""
+    """Return the result of `step`. Raises InvalidFormat for this row if Arrow cannot read the data."""
     try:
         return step()
     except MemoryError:
-        raise  # one of Arrow's is an ArrowException, too
-    except (pa.ArrowException, UnicodeDecodeError, OverflowError, OSError) as error:  # names are text, too
+        raise  # Arrow's out-of-memory error is also an ArrowException
+    except (
+        pa.ArrowException,
+        UnicodeDecodeError,
+        OverflowError,
+        OSError,
+    ) as error:  # column names may be invalid UTF-8
         if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-            raise  # the source's or the disk's own, not Arrow's word for a file that ends too early
+            raise  # an error of the source or the disk, not Arrow's OSError for a truncated file
         raise invalid_format(str(error).partition("\n")[0], row) from None

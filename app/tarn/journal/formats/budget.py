@@ -1,8 +1,8 @@
-"""What a columnar body may unpack to, by how large it is.
+"""Decompression limits of columnar bodies, relative to their size (protection against decompression bombs).
 
-Compression, dictionaries and run lengths let a few kilobytes stand for gigabytes. A body declares most of that in its
-headers: it is counted there, before anything is unpacked. What only shows while rows are read (a value of a dictionary
-that many rows have) is counted as it is read.
+With compression, dictionaries and run lengths, a few kilobytes can expand to gigabytes. Most of that is declared in
+headers and is counted before anything is decompressed. What is only known while rows are read (a dictionary value that
+many rows have) is counted as it is read.
 """
 
 from tarn.errors import BodyTooLarge
@@ -10,21 +10,22 @@ from tarn.journal.formats.record import invalid_format
 
 ROWS_PER_BYTE = 32
 FEW_ROWS = 100_000
-"""A body may have so many rows for each of its bytes, and these in any case. The densest files of distinct statements
-have six to sixteen: constant columns, and numbered ids that compress to next to nothing."""
+"""Maximum rows of a body: `FEW_ROWS` plus this many per byte. The densest files of distinct statements have six to
+sixteen rows per byte, with constant columns and numbered ids that compress very well."""
 
 UNPACKED_PER_BYTE = 1_000
 LITTLE_UNPACKED = 64 << 20
 MOST_UNPACKED = 16 << 30
-"""The same of the bytes it unpacks to, with an end to it. A thousandfold is what gzip makes of a body at most."""
+"""Maximum decompressed bytes: `LITTLE_UNPACKED` plus this many per byte, and never more than `MOST_UNPACKED`. The
+maximum ratio of gzip is about 1000."""
 
 AT_ONCE = 256 << 20
-"""Bytes that reading may need unpacked at the same time: the pages of all columns, or an Arrow batch with its
+"""Maximum decompressed bytes in memory at the same time: the pages of all columns, or an Arrow batch with its
 dictionaries."""
 
 
 class Budget:
-    """Counts what one body declares and becomes. Whoever reads the body adds to `size` as it arrives."""
+    """Counter of the declared and actual decompressed size of one body. Its reader adds to `size` as bytes arrive."""
 
     def __init__(self, size: int = 0) -> None:
         self.size = size
@@ -33,27 +34,27 @@ class Budget:
         self._text = 0
 
     def add_rows(self, count: int) -> None:
-        """Raises InvalidFormat if these are more rows than a body of this size may have."""
+        """Count rows. Raises InvalidFormat if there are more than a body of this size may have."""
         self.rows += count
         most = FEW_ROWS + ROWS_PER_BYTE * self.size
         if not 0 <= count <= most or self.rows > most:
             raise invalid_format(f"{self.rows} rows in {self.size} bytes; a body of this size may have {most}")
 
     def add_unpacked(self, size: int) -> None:
-        """Count bytes that a header declares. Raises BodyTooLarge."""
+        """Count decompressed bytes that a header declares. Raises BodyTooLarge."""
         self._unpacked += size
         self._require(self._unpacked, "unpacks to")
 
     def add_text(self, size: int) -> None:
-        """Count the text of rows, in which a value counts as often as it occurs. Raises BodyTooLarge."""
+        """Count the text of rows; repeated values count each time. Raises BodyTooLarge."""
         self._text += size
         self._require(self._text, "holds text of")
 
-    def require_at_once(self, size: int, what: str) -> None:
-        """Raises BodyTooLarge if so much cannot be unpacked at the same time."""
+    def require_at_once(self, size: int, subject: str) -> None:
+        """Raise BodyTooLarge if this many bytes would be decompressed in memory at the same time."""
         if size > AT_ONCE:
             raise BodyTooLarge(
-                f"{what} unpacks to {size} bytes, and at most {AT_ONCE} are unpacked at once: write smaller ones",
+                f"{subject} unpacks to {size} bytes, and at most {AT_ONCE} are unpacked at once: write smaller ones",
                 limit=AT_ONCE,
             )
 

@@ -1,4 +1,4 @@
-"""Count the records of a body where they are read, for whoever has to account for each of them."""
+"""Count the records of a body where they are read, to verify later that none was lost."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class RecordsLost(RuntimeError):
-    """The records of a body that were read, stored and reported do not add up: a fault of ours. Nothing is stored."""
+    """The counts of read, stored and reported records differ: a bug in Tarn. Nothing of the body is stored."""
 
 
 class Counted(Generic[T]):
     """An iterator over records that counts them.
 
-    A generator that knows from elsewhere how many records it has (the metadata of a Parquet file, the headers of Arrow
-    batches) returns that number; at its end the two must be equal.
+    A generator that knows its number of records from another source (the metadata of a Parquet file, the headers of
+    Arrow batches) returns that number; at the end the two must be equal.
     """
 
     def __init__(self, records: Iterator[T]) -> None:
@@ -37,7 +37,7 @@ class Counted(Generic[T]):
         return record
 
 
-def require_equal(count: int, expected: int | None, what: str, expected_what: str) -> None:
-    """Raise RecordsLost if two counts of the same thing differ; None is a count that nobody knows."""
+def require_equal(count: int, expected: int | None, counted: str, expected_what: str) -> None:
+    """Raise RecordsLost if two counts of the same thing differ. An expected count of None is not checked."""
     if expected is not None and count != expected:
-        raise RecordsLost(f"{count} {what} and {expected} {expected_what}")
+        raise RecordsLost(f"{count} {counted} and {expected} {expected_what}")

@@ -1,7 +1,7 @@
-"""CSV records out of a stream of bytes, none longer than it may be.
+"""Streaming CSV reader with a maximum record length.
 
-Python's csv.reader finds the fields. It asks for another line in the middle of a record only inside quotes, which
-is how the lines below know where they are without looking for quotes themselves, save in a record that is too long.
+Python's csv.reader finds the fields. It requests another line in the middle of a record only inside quotes. That is how
+`_Lines` knows whether a line begins a record without parsing quotes itself, except in a record that is too long.
 """
 
 import csv
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from tarn.journal.formats.record import BadRecord, ByteSource, invalid_format, text_blocks, too_long
 
 _CR = "\udc0d"
-"""Stands for a carriage return within a line while csv.reader, which cannot bear one outside quotes, has it.
-FtM's pack writer leaves it unquoted. Valid UTF-8 never decodes to it."""
+"""Placeholder for a carriage return within a line, because csv.reader rejects one outside quotes and FtM's pack writer
+does not quote it. Valid UTF-8 never decodes to this character."""
 
 _TO_QUOTE = re.compile(rb'[^"]*+(?:""[^"]*+)*+')
 
@@ -20,10 +20,10 @@ Fields = tuple[int, list[str]]
 
 
 def csv_records(source: ByteSource, longest: int) -> Iterator[Fields | BadRecord]:
-    """The fields of every record that is not blank, with the line on which it begins.
+    """Yield the fields of every record that is not blank, with the line number at which it begins.
 
-    A record over `longest` bytes, line ends counted, is a BadRecord, skipped to the end of the line that made it so.
-    Raises InvalidFormat where a quote is open at that end or at the end of the text, and for what is not UTF-8.
+    A record over `longest` bytes, including line ends, is a BadRecord; reading continues after the line that exceeded
+    the limit. Raises InvalidFormat if a quote is open at the end of that line or of the text, and for invalid UTF-8.
     """
     lines = _Lines(source, longest)
     over = True
@@ -45,7 +45,7 @@ class _Over(Exception):
 
 
 class _Lines:
-    """Lines for csv.reader. After `_Over`, iterating anew goes on with the next line."""
+    """Iterable of lines for csv.reader. After `_Over`, a new iteration continues with the next line."""
 
     def __init__(self, source: ByteSource, longest: int) -> None:
         self.first = 1
@@ -82,14 +82,14 @@ class _Lines:
             raise invalid_format("a quote is not closed", self.first)
 
     def _mark(self, line: str) -> str:
-        """The line with a mark for every carriage return that is not of its end."""
+        """Replace every carriage return that is not part of the line end by the placeholder."""
         end = "\r\n" if line.endswith("\r\n") else "\n" if line.endswith("\n") else ""
         marked = line.removesuffix(end).replace("\r", _CR) + end
         self._marked = self._marked or _CR in marked
         return marked
 
     def _drop(self, piece: bytes, quoted: bool) -> bool:
-        """Read over a line piece by piece; whether a quote is open at its end."""
+        """Skip the rest of a line piece by piece; return whether a quote is open at its end."""
         quotes = _Quotes(quoted)
         quotes.read(piece)
         while not piece.endswith(b"\n") and (piece := next(self._pieces, b"")):
@@ -98,7 +98,7 @@ class _Lines:
 
 
 class _Quotes:
-    """Follows the quotes of a record as csv.reader does: one opens only where a field begins."""
+    """Tracks whether a quote is open like csv.reader: a quote opens only at the beginning of a field."""
 
     def __init__(self, quoted: bool) -> None:
         self._open = quoted
@@ -111,7 +111,7 @@ class _Quotes:
 
     def read(self, piece: bytes) -> None:
         at = 0
-        if self._closing:  # the piece before ended in a quote, which a second one undoes
+        if self._closing:  # the previous piece ended with a quote; a second one makes it an escaped quote
             self._closing = False
             self._open = piece.startswith(b'"')
             at = int(self._open)
@@ -131,13 +131,13 @@ class _Quotes:
 
 
 def _pieces(blocks: Iterator[bytes], longest: int) -> Iterator[bytes]:
-    """Lines with their ends; one over `longest` bytes in pieces as it arrives, of which only the last has the end."""
+    """Yield lines with their line ends; a line over `longest` bytes in pieces, of which only the last has the end."""
     cut = bytearray()
     for block in blocks:
-        *whole, tail = block.split(b"\n")
-        if whole:
-            yield bytes(cut + whole[0] + b"\n")
-            for line in whole[1:]:
+        *complete, tail = block.split(b"\n")
+        if complete:
+            yield bytes(cut + complete[0] + b"\n")
+            for line in complete[1:]:
                 yield line + b"\n"
             cut = bytearray()
         cut += tail

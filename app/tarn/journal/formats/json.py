@@ -1,8 +1,8 @@
-"""JSON: the elements of one array, or objects one after the other, cut out of the stream and not parsed.
+"""Streaming splitter of JSON: yields the elements of one array, or of concatenated objects, without parsing them.
 
-Only the boundaries of elements are looked for: brackets are counted outside strings, nothing recurses, and what is
-between two brackets is for the parser of the element to judge. An element of usual depth that lies within one block
-is a single match of `_WHOLE`; for any other, `_Text._long_way` counts brackets over the ends of blocks.
+Only the boundaries of elements are searched: brackets are counted outside strings, without recursion, and the content
+is validated by the parser of the element. An element of usual depth within one block is a single match of `_WHOLE`; for
+any other, `_Text._long_way` counts brackets across blocks.
 """
 
 import re
@@ -11,20 +11,20 @@ from itertools import islice
 
 from tarn.journal.formats.record import BadRecord, ByteSource, Record, invalid_format, text_blocks, too_long
 
-# Possessive throughout: a failed match gives up at once and never tries the same bytes again.
+# All quantifiers are possessive: a failed match ends without backtracking.
 _PLAIN = rb'[^"\[\]{}]*+'
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _FLAT = _PLAIN + rb"(?:" + _STRING + _PLAIN + rb")*+"
 
 
 def _nested(depth: int) -> bytes:
-    """An array or object that nests no deeper than this."""
+    """Return a pattern for an array or object that nests no deeper than this."""
     inside = _FLAT if depth == 1 else _FLAT + rb"(?:" + _nested(depth - 1) + _FLAT + rb")*+"
     return rb"[\[{]" + inside + rb"[\]}]"
 
 
 _DEPTH = 6
-"""An entity within an entity; what is deeper is counted."""
+"""Nesting depth of the pattern, enough for an entity within an entity; deeper elements are split by `_long_way`."""
 
 _WHOLE = re.compile(_nested(_DEPTH), re.DOTALL)
 _INSIDE = re.compile(_FLAT + rb"(?:" + _nested(_DEPTH) + _FLAT + rb")*+", re.DOTALL)
@@ -40,10 +40,10 @@ _END = b""
 
 
 def elements(source: ByteSource, longest: int) -> Iterator[Record | BadRecord]:
-    """The elements of a top-level array, or the top-level objects, numbered from 1; none for an empty body.
+    """Yield the elements of a top-level array, or the top-level objects, numbered from 1; none for an empty body.
 
-    An element over `longest` bytes is a BadRecord and held no further than that. Raises InvalidFormat, naming
-    the element, where the text is cut off or something stands between two elements that does not belong there.
+    An element over `longest` bytes is a BadRecord, and its bytes beyond the limit are not kept. Raises InvalidFormat
+    with the element's number if the text is truncated or there is unexpected text between two elements.
     """
     text = _Text(text_blocks(source))
     if text.peek() == b"[":
@@ -77,7 +77,7 @@ def _array(text: "_Text", longest: int) -> Iterator[Record | BadRecord]:
 
 
 def _goes_on(text: "_Text", number: int) -> bool:
-    """Step over what follows an element: true after a comma, false after the end of the array."""
+    """Skip the separator after an element; return True for a comma, False for the end of the array."""
     after = text.peek()
     if after not in (b",", b"]"):
         raise invalid_format("the array is cut off" if after == _END else "expected , or ] after the element", number)
@@ -86,7 +86,7 @@ def _goes_on(text: "_Text", number: int) -> bool:
 
 
 class _Text:
-    """A place in the stream. Holds a block, and of an element that began in an earlier one at most `longest` bytes."""
+    """Cursor in the stream. Holds one block, and at most `longest` bytes of an element that began in an earlier one."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = blocks
@@ -94,7 +94,7 @@ class _Text:
         self._at = 0
 
     def peek(self) -> bytes:
-        """The next byte that is not white space, b"" at the end; the place is then before it."""
+        """Skip white space and return the next byte without consuming it; b"" at the end."""
         while True:
             self._at = _end(_SPACE, self._data, self._at)
             if self._at < len(self._data):
@@ -106,7 +106,7 @@ class _Text:
         self._at += 1
 
     def element(self, number: int, longest: int) -> Record | BadRecord:
-        """The element that begins at the next byte that is not white space. Raises InvalidFormat if there is none."""
+        """Read the element after any white space. Raises InvalidFormat if there is none."""
         first = self.peek()
         match = _WHOLE.match(self._data, self._at)
         if match:
@@ -114,55 +114,55 @@ class _Text:
             return (number, match[0]) if len(match[0]) <= longest else too_long(number, longest)
         if first in (b"]", b"}", b",", b":"):
             raise invalid_format("expected an element", number)
-        kept = _ElementBytes(longest)
-        found = self._long_way(kept) if first in (b"[", b"{", b'"') else self._scalar(kept)
-        if not found:
+        content = _ElementBytes(longest)
+        complete = self._long_way(content) if first in (b"[", b"{", b'"') else self._scalar(content)
+        if not complete:
             raise invalid_format("the text is cut off", number)
-        return (number, bytes(kept.data)) if not kept.over else too_long(number, longest)
+        return (number, bytes(content.data)) if not content.over else too_long(number, longest)
 
-    def _scalar(self, kept: "_ElementBytes") -> bool:
-        """Take a number or a word into `kept`; whether there is something after it."""
+    def _scalar(self, content: "_ElementBytes") -> bool:
+        """Read a number or literal into `kept`; return whether more text follows it."""
         while True:
-            self._take(_end(_SCALAR, self._data, self._at), kept)
+            self._take(_end(_SCALAR, self._data, self._at), content)
             if self._at < len(self._data):
                 return True
             if not self._refill():
                 return False
 
-    def _long_way(self, kept: "_ElementBytes") -> bool:
-        """Take a string, array or object into `kept`, over any number of blocks; whether its end was found."""
+    def _long_way(self, content: "_ElementBytes") -> bool:
+        """Read a string, array or object into `kept`, across any number of blocks; return whether its end was found."""
         quoted = self._data[self._at : self._at + 1] == b'"'
         depth = 0 if quoted else 1
-        self._take(self._at + 1, kept)
+        self._take(self._at + 1, content)
         while quoted or depth:
-            self._take(_end(_TO_QUOTE if quoted else _INSIDE, self._data, self._at), kept)
-            found = self._data[self._at : self._at + 1]
-            if found in (_END, b"\\"):  # a backslash stays, to be read with what it escapes
+            self._take(_end(_TO_QUOTE if quoted else _INSIDE, self._data, self._at), content)
+            following = self._data[self._at : self._at + 1]
+            if following in (_END, b"\\"):  # keep a backslash in the buffer, to be read with the character it escapes
                 if not self._refill():
                     return False
-            elif found == b'"':
+            elif following == b'"':
                 quoted = not quoted
-                self._take(self._at + 1, kept)
+                self._take(self._at + 1, content)
             else:
-                depth += self._steps(depth, kept)
+                depth += self._steps(depth, content)
         return True
 
-    def _steps(self, depth: int, kept: "_ElementBytes") -> int:
-        """Take a run of opening or of closing brackets, those that end the element at most; by how much deeper."""
+    def _steps(self, depth: int, content: "_ElementBytes") -> int:
+        """Read a run of opening or closing brackets, at most to the end of the element; return the change of depth."""
         down = self._data[self._at : self._at + 1] in b"[{"
         end = _end(_DOWN if down else _UP, self._data, self._at)
         run = _WHOLE_STRING.sub(b"", self._data[self._at : end])
         if down:
-            self._take(end, kept)
+            self._take(end, content)
             return run.count(b"[") + run.count(b"{")
         count = run.count(b"]") + run.count(b"}")
-        if count > depth:  # the last of them end what the element is in
+        if count > depth:  # the last brackets close what contains the element
             count, end = depth, next(islice(_CLOSING.finditer(self._data, self._at), depth - 1, depth)).end()
-        self._take(end, kept)
+        self._take(end, content)
         return -count
 
-    def _take(self, end: int, kept: "_ElementBytes") -> None:
-        kept.add(self._data[self._at : end])
+    def _take(self, end: int, content: "_ElementBytes") -> None:
+        content.add(self._data[self._at : end])
         self._at = end
 
     def _refill(self) -> bool:
@@ -173,14 +173,14 @@ class _Text:
 
 
 def _end(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
-    """Where the match ends of a pattern that always matches here."""
+    """Return the end of the match of a pattern that always matches."""
     match = pattern.match(data, at)
     assert match
     return match.end()
 
 
 class _ElementBytes:
-    """The bytes of one element until there are too many."""
+    """Bytes of one element, discarded once it exceeds the limit."""
 
     def __init__(self, longest: int) -> None:
         self.data = bytearray()

@@ -1,4 +1,4 @@
-"""NDJSON: a document a line. The hot path of every load, so a block without oddities is split in C alone."""
+"""Streaming splitter of NDJSON lines. This is the hot path of every load, so a regular block is split entirely in C."""
 
 from collections.abc import Iterator
 
@@ -6,26 +6,26 @@ from tarn.journal.formats.record import BadRecord, ByteSource, Record, text_bloc
 
 
 def lines(source: ByteSource, longest: int) -> Iterator[Record | BadRecord]:
-    """Every line that is not blank, without its line end, numbered with the blank ones counted.
+    """Yield every line that is not blank, without its line end. Blank lines count in the line numbers.
 
-    A line over `longest` bytes is a BadRecord; the rest of it is dropped as it arrives.
+    A line over `longest` bytes is a BadRecord; the rest of it is discarded as it arrives.
     """
     number = 1
     cut = bytearray()  # the beginning of a line whose end has not arrived
     for block in text_blocks(source):
-        head, newline, rest = block.partition(b"\n")
-        # One byte over is enough to know, and keeps what is held bounded.
+        head, newline, remainder = block.partition(b"\n")
+        # One byte over the limit is enough to detect a long line, and bounds the memory.
         cut += head[: longest + 1 - len(cut)] if len(cut) + len(head) > longest else head
         if not newline:
             continue
         yield from _checked([bytes(cut)], number, longest)
         number += 1
-        whole, newline, tail = rest.rpartition(b"\n")
+        complete, newline, tail = remainder.rpartition(b"\n")
         cut = bytearray(tail[: longest + 1])
         if not newline:
             continue
-        split = whole.split(b"\n")
-        if len(whole) > longest or b"\r" in whole or b"" in split:
+        split = complete.split(b"\n")
+        if len(complete) > longest or b"\r" in complete or b"" in split:
             yield from _checked(split, number, longest)
         else:
             yield from enumerate(split, number)

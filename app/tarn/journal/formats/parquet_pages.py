@@ -1,8 +1,8 @@
-"""The page headers of a Parquet file, read without unpacking a page.
+"""Reader of Parquet page headers, without decompressing pages.
 
-The metadata at the end of a file says how large its columns are, and may say anything. What a reader allocates is what
-the header of each page declares, so the headers are what is counted. They are structs in Thrift's compact protocol,
-which pyarrow reads but does not show.
+The metadata at the end of a file has the sizes of its columns, but they may be false. A reader allocates what the
+header of each page declares, so the sizes in the headers are counted. They are structs in Thrift's compact protocol,
+which pyarrow does not expose.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ from tarn.journal.formats.record import invalid_format
 
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 BY_DICTIONARY = frozenset({2, 8})
-"""Encodings of data pages that hold numbers of values in the column's dictionary."""
+"""Encodings of data pages that hold indexes into the column's dictionary."""
 DELTA_BYTE_ARRAY = 7
-"""The encoding whose values begin with what the one before them begins with, so that few bytes make many long ones."""
+"""Prefix encoding: a value can repeat the beginning of the previous one, so few bytes can be many long values."""
 
 WINDOW, LARGEST_HEADER = 4 << 10, 16 << 20
-"""Bytes read for a header at first, and at most, which is pyarrow's own limit: statistics may hold long values."""
+"""Initial and maximum bytes read for a header. The maximum is pyarrow's own: statistics may have long values."""
 
 DEEPEST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetPage:
-    """What a page declares."""
+    """Sizes and encoding that a page header declares."""
 
     values: int
     size: int
@@ -36,9 +36,9 @@ class ParquetPage:
 
 
 def pages(file: IO[bytes], size: int, group: parquet.RowGroupMetaData, number: int) -> Iterator[ParquetPage]:
-    """The pages of one column of a row group, as a reader comes by them.
+    """Yield the pages of one column of a row group, in file order.
 
-    Raises InvalidFormat for headers that cannot be read, and for pages that have not as many values as the group rows.
+    Raises InvalidFormat for headers that cannot be read, and if the number of values differs from the group's rows.
     """
     column = group.column(number)
     name, rows = column.path_in_schema, group.num_rows
@@ -47,8 +47,8 @@ def pages(file: IO[bytes], size: int, group: parquet.RowGroupMetaData, number: i
     at, end = _extent(column)
     if not 0 <= at <= end <= size:
         raise invalid_format(f"the column {name} lies outside the file")
-    seen = 0
-    while seen < rows:
+    value_count = 0
+    while value_count < rows:
         header, length = _header(file, at, end, name)
         kind, unpacked, packed = (_number(header, field, name) for field in (1, 2, 3))
         at += length + packed
@@ -58,16 +58,16 @@ def pages(file: IO[bytes], size: int, group: parquet.RowGroupMetaData, number: i
         if kind in (DATA_PAGE, DATA_PAGE_V2):
             values = _number(body, 1, name)
             encoding = _number(body, 2 if kind == DATA_PAGE else 4, name)
-            seen += values
+            value_count += values
             yield ParquetPage(values, unpacked, is_dictionary=False, encoding=encoding)
         elif kind == DICTIONARY_PAGE:
             yield ParquetPage(0, unpacked, is_dictionary=True, encoding=_number(body, 2, name))
-    if seen != rows:
-        raise invalid_format(f"the pages of the column {name} have {seen} values in a group of {rows} rows")
+    if value_count != rows:
+        raise invalid_format(f"the pages of the column {name} have {value_count} values in a group of {rows} rows")
 
 
 def _extent(column: parquet.ColumnChunkMetaData) -> tuple[int, int]:
-    """Where pyarrow begins to read a column, and where it ends at the latest."""
+    """Return the offset at which pyarrow begins to read a column, and the maximum end offset."""
     start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
         start = column.dictionary_page_offset
@@ -75,7 +75,7 @@ def _extent(column: parquet.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def _header(file: IO[bytes], at: int, end: int, name: str) -> tuple[dict[int, Any], int]:
-    """A page's header and its length in bytes."""
+    """Read a page header; return its fields and its length in bytes."""
     window = WINDOW
     while True:
         file.seek(at)
@@ -98,9 +98,9 @@ def _number(fields: Any, field: int, name: str) -> int:
 
 
 class _Compact:
-    """Reads one struct of Thrift's compact protocol. Raises IndexError past the end, and ValueError.
+    """Decoder of one struct of Thrift's compact protocol. Raises IndexError past the end, and ValueError.
 
-    Stricter than Thrift where two readers could differ: no field comes twice, and no number exceeds its type.
+    Stricter than Thrift where two decoders could differ: repeated fields and numbers outside their type are errors.
     """
 
     def __init__(self, data: bytes) -> None:

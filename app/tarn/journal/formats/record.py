@@ -1,12 +1,12 @@
-"""What a parser takes and what it yields."""
+"""Types shared by all parsers: body source, records, rows and errors."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from tarn.errors import Fault, InvalidFormat
+from tarn.errors import FieldError, InvalidFormat
 
 BLOCK = 1 << 20
-"""Bytes asked for at once."""
+"""Bytes requested per read."""
 
 BOM = b"\xef\xbb\xbf"
 
@@ -18,13 +18,13 @@ Row = tuple[int, dict[str, Any]]
 
 
 class ByteSource(Protocol):
-    """A body. `read` may give fewer bytes than asked, and gives none only at the end."""
+    """Byte source of a body. `read` may return fewer bytes than requested, and returns none only at the end."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class BadRecord(Exception):
-    """One record cannot be read; the ones after it can. It is yielded, so that the caller says what becomes of it."""
+    """One record is invalid; the ones after it can be read. It is yielded, not raised: the caller decides."""
 
     def __init__(self, line: int, reason: str, field: str | None = None) -> None:
         super().__init__(line, reason, field)
@@ -34,7 +34,7 @@ class BadRecord(Exception):
 
 
 class IgnoredColumns(NamedTuple):
-    """Columns of a table that no statement has. It is yielded once, before the table's rows, which do not hold them."""
+    """Columns of a table that are not fields of a statement. Yielded once, before the rows, which do not have them."""
 
     names: tuple[str, ...]
 
@@ -44,19 +44,19 @@ def too_long(line: int, longest: int) -> BadRecord:
 
 
 def invalid_format(reason: str, line: int | None = None) -> InvalidFormat:
-    """The stream itself cannot be read on from here."""
+    """Return the InvalidFormat error for a body that cannot be read further."""
     where = "" if line is None else f" at {line}"
-    return InvalidFormat(f"the body cannot be read{where}: {reason}", errors=[Fault(line=line, reason=reason)])
+    return InvalidFormat(f"the body cannot be read{where}: {reason}", errors=[FieldError(line=line, reason=reason)])
 
 
 def require_memory(error: ValueError) -> None:
-    """Raise MemoryError if that is what orjson has to say: it has no other way to say it."""
+    """Raise MemoryError if that is the cause of an orjson error: orjson reports it as a JSONDecodeError."""
     if str(error).startswith("Not enough memory"):
         raise MemoryError from None
 
 
 def text_blocks(source: ByteSource) -> Iterator[bytes]:
-    """The body of a text format as it arrives, without the byte order mark it may begin with."""
+    """Yield the blocks of a text body as they arrive, without a leading byte order mark."""
     head = b""
     while len(head) < len(BOM) and BOM.startswith(head) and (block := source.read(BLOCK)):
         head += block

@@ -1,13 +1,13 @@
-"""SQL that finds entities whose statements do not assemble: none of their schemata is a kind of all the others.
+"""SQL that finds invalid entities: their statements do not assemble, as no schema of theirs descends from all others.
 
-Every schema has a mask: one bit for itself and one for each schema that it is a kind of. The masks of an entity's
-schemata, combined by OR, are the mask of a schema if and only if the entity has that schema and it is a kind of all its
+Every schema has a mask: one bit for itself and one for each schema that it extends. The masks of an entity's
+schemata, combined by OR, are the mask of a schema if and only if the entity has that schema and it extends all its
 others. So one pass with a few integers for each entity decides it, and DuckDB can spill that. Like
 `tarn.query.ftm_model.resolved_schema`, it ignores schemata that FollowTheMoney does not know; an entity that has no
 other schema does not assemble.
 """
 
-# ruff: noqa: S608 - put together from names of FollowTheMoney's model and from SQL of ours
+# ruff: noqa: S608 - composed from names of FollowTheMoney's model and from our own SQL
 
 from functools import cache
 
@@ -18,19 +18,19 @@ WORD_BITS = 64
 
 @cache
 def masks() -> str:
-    """A query for the mask of every schema: columns `schema`, `mask_0`, `mask_1` and so on."""
+    """Return a query for the mask of every schema: columns `schema`, `mask_0`, `mask_1` and so on."""
     named = ", ".join(["schema", *columns()])
     rows = ", ".join(f"('{name}', {', '.join(_literals(mask))})" for name, mask in _masks().items())
     return f"SELECT * FROM (VALUES {rows}) AS masks({named})"
 
 
 def combined() -> str:
-    """The masks of an entity's schemata, combined: aggregates of the columns of `masks`, under the same names."""
+    """Return the aggregates that combine the masks of an entity's schemata, under the column names of `masks`."""
     return ", ".join(f"coalesce(bit_or({column}), 0) AS {column}" for column in columns())
 
 
 def invalid(source: str, key: str = "dataset, canonical_id") -> str:
-    """A query for the keys of entities that do not assemble.
+    """Return a query for the keys of invalid entities.
 
     `source` is a relation or a query in parentheses, with the columns of `key` and `schema`.
     """
@@ -45,17 +45,17 @@ def invalid(source: str, key: str = "dataset, canonical_id") -> str:
 @cache
 def _masks() -> dict[str, int]:
     schemata = Model.instance().schemata
-    bits = {name: 1 << place for place, name in enumerate(sorted(schemata))}
+    bits = {name: 1 << position for position, name in enumerate(sorted(schemata))}
     return {name: sum(bits[other] for other in schemata[name].names) for name in bits}
 
 
 @cache
 def columns() -> list[str]:
-    """The columns that hold a mask, the lowest bits first."""
+    """Return the columns that hold a mask, the lowest bits first."""
     words = -(-len(_masks()) // WORD_BITS)
     return [f"mask_{word}" for word in range(words)]
 
 
 def _literals(mask: int) -> list[str]:
-    """The words of a mask, the lowest first."""
+    """Return the 64-bit words of a mask as SQL literals, the lowest first."""
     return [f"{mask >> (word * WORD_BITS) & ((1 << WORD_BITS) - 1)}::UBIGINT" for word, _ in enumerate(columns())]

@@ -1,17 +1,18 @@
-"""The fold, set by set: what `tarn.lake.live.reference` says one event at a time.
+"""The definition of live rows in SQL (DuckDB): what `tarn.lake.live.reference` defines, for many entities at once.
 
-Tables that it works on, all of one task and so of entities that no other task has:
+`stored_live` selects the live rows of a store. The fold applies events to them, in temporary tables. Each task has its
+own, with entities that no other task has:
 
-    events    the slice of the journal, `adds` those of them that add
+    events    the slice of the journal; `adds` is the view of those that add
     families  schemata with their buckets
-    stored    what is live in the store of the entities concerned, before
+    stored    live statements of the affected entities in the store, before these events
     known     identities that an erase or a newer BASE statement may end
     endings   what ends an identity, by commit
-    dead      identities that were gone at the end of some commit, and what ended them last
-    run       what is live after, by the adds since then
+    dead      identities that were ended at the end of some commit, and the last event that ended them
+    run       live statements afterwards, from the adds since then
 """
 
-# ruff: noqa: S608 - put together from constants of this module
+# ruff: noqa: S608 - composed from constants of this module
 
 ADDS = """
 CREATE OR REPLACE TEMP VIEW adds AS
@@ -50,7 +51,7 @@ SELECT count(*) FILTER (kind = 1), count(*) FILTER (kind <> 1 AND (entity_id IS 
     ), false)
 FROM events
 """
-"""What a slice is like, and whether anything in it may have to be set aside."""
+"""Statistics of a slice, and whether any of its events may have to be set aside."""
 
 FAULTS = """
 SELECT ord, CASE
@@ -68,74 +69,77 @@ SELECT ord, CASE
 END AS reason FROM events WHERE reason IS NOT NULL ORDER BY ord
 """
 
-NO_MARKS = (
-    "SELECT NULL::BLOB AS id, NULL::VARCHAR AS origin, NULL::VARCHAR AS kind, NULL::TIMESTAMPTZ AS first_seen, "
-    "NULL::TIMESTAMPTZ AS last_seen, NULL::BIGINT AS ord WHERE false"
-)
 
-STORED = """
-WITH rows AS {materialized} ({rows}),
-newest AS (SELECT id, origin, max(ord) AS ord FROM rows GROUP BY ALL),
-marks AS MATERIALIZED (SELECT id, origin, kind, first_seen, last_seen, ord FROM ({marks})),
-after AS (
-    SELECT id, origin, bool_or(marks.kind = 'delete') AS ended,
-        min(marks.first_seen) AS first_seen, max(marks.last_seen) AS last_seen
-    FROM newest JOIN marks USING (id, origin) WHERE marks.ord > newest.ord GROUP BY ALL
-)
-SELECT rows.* REPLACE (
-    least(rows.first_seen, after.first_seen) AS first_seen, greatest(rows.last_seen, after.last_seen) AS last_seen
-)
-FROM rows JOIN newest USING (id, origin, ord) LEFT JOIN after USING (id, origin)
-WHERE after.ended IS NOT TRUE
-"""
-"""The newest row of an identity, unless something later deletes it; seen over all that came since that row."""
+def stored_live(rows: str, marks: str | None, identities: str | None = None, *, each_once: bool = False) -> str:
+    """Return a query for the live rows of a store: `tarn.lake.live.reference.stored_live` for many identities at once.
 
-STORED_ONCE = """
-WITH rows AS ({rows}),
-marks AS MATERIALIZED (SELECT id, origin, kind, first_seen, last_seen, ord FROM ({marks})),
-after AS (
-    SELECT id, origin, bool_or(marks.kind = 'delete') AS ended,
-        min(marks.first_seen) AS first_seen, max(marks.last_seen) AS last_seen
-    FROM rows JOIN marks USING (id, origin) WHERE marks.ord > rows.ord GROUP BY ALL
-)
-SELECT rows.* REPLACE (
-    least(rows.first_seen, after.first_seen) AS first_seen, greatest(rows.last_seen, after.last_seen) AS last_seen
-)
-FROM rows LEFT JOIN after USING (id, origin)
-WHERE after.ended IS NOT TRUE
-"""
-"""The same, where every identity has one row: there is no newest one to be found."""
+    The result has the columns of `rows`. `first_seen`, `last_seen` and `ord` include the marks after the row.
 
-STORED_WHOLE = """
-WITH marks AS MATERIALIZED (SELECT id, origin, kind, first_seen, last_seen, ord FROM ({marks})),
-newest AS MATERIALIZED (
-    SELECT id, origin, max(ord) AS ord
-    FROM ({identities}) LEFT JOIN (SELECT DISTINCT id, origin, true AS marked FROM marks) USING (id, origin)
-    GROUP BY id, origin HAVING count(*) > 1 OR bool_or(marked)
-),
+    - `rows` is a query for rows of the table `statements`, with at least id, origin, ord and both times.
+    - `marks` is a query for the columns id, origin, kind, both times and ord of the translog; None: there are none.
+    - `identities` is a query for id, origin and ord of the same rows. With it, `rows` is streamed; without it, `rows`
+      is evaluated once and materialized, which is faster where few rows of large files are selected.
+    - `each_once` says that every identity has exactly one row, so that rows need not be grouped.
+    """
+    if each_once and marks is None:
+        return rows
+    marked = "SELECT DISTINCT id, origin, true AS is_marked FROM marks"
+    if each_once:
+        decided = "SELECT id, origin, ord FROM identities SEMI JOIN marks USING (id, origin)"
+    else:
+        decided = (
+            f"SELECT id, origin, max(ord) AS ord FROM identities LEFT JOIN ({marked}) USING (id, origin) "
+            "GROUP BY id, origin HAVING count(*) > 1 OR bool_or(is_marked)"
+        )
+    return f"""
+WITH rows AS {"MATERIALIZED" if identities is None else "NOT MATERIALIZED"} ({rows}),
+identities AS NOT MATERIALIZED ({identities or "SELECT id, origin, ord FROM rows"}),
+marks AS MATERIALIZED (SELECT id, origin, kind, first_seen, last_seen, ord FROM ({marks or _NO_MARKS})),
+-- Most identities have one row and no mark. Only the newest rows of the others have to be joined.
+newest AS MATERIALIZED ({decided}),
 verdict AS MATERIALIZED (
-    SELECT newest.id, newest.origin, newest.ord, bool_or(marks.kind = 'delete') AS ended,
-        min(marks.first_seen) AS first_seen, max(marks.last_seen) AS last_seen
+    SELECT newest.id, newest.origin, newest.ord, bool_or(marks.kind = 'delete') AS is_deleted,
+        min(marks.first_seen) AS first_seen, max(marks.last_seen) AS last_seen, max(marks.ord) AS last_ord
     FROM newest LEFT JOIN marks ON (marks.id, marks.origin) = (newest.id, newest.origin) AND marks.ord > newest.ord
     GROUP BY ALL
 )
 SELECT rows.* REPLACE (
-    least(rows.first_seen, verdict.first_seen) AS first_seen, greatest(rows.last_seen, verdict.last_seen) AS last_seen
+    least(rows.first_seen, verdict.first_seen) AS first_seen, greatest(rows.last_seen, verdict.last_seen) AS last_seen,
+    greatest(rows.ord, verdict.last_ord) AS ord
 )
-FROM ({rows}) AS rows LEFT JOIN verdict USING (id, origin)
-WHERE verdict.ord IS NULL OR (verdict.ord = rows.ord AND verdict.ended IS NOT TRUE)
+FROM rows LEFT JOIN verdict USING (id, origin)
+WHERE verdict.ord IS NULL OR (verdict.ord = rows.ord AND verdict.is_deleted IS NOT TRUE)
 """
-"""The same of a whole store: most identities have one row and no mark, and those rows only pass by."""
 
-LIVE = f"""
-INSERT INTO stored
-SELECT id, origin, entity_id, canonical_id, bucket, schema, prop, original_value,
-    epoch_us(first_seen), epoch_us(last_seen)
-FROM ({STORED.replace("{materialized}", "MATERIALIZED")})
-"""
+
+_NO_MARKS = (
+    "SELECT NULL::BLOB AS id, NULL::VARCHAR AS origin, NULL::VARCHAR AS kind, NULL::BIGINT AS first_seen, "
+    "NULL::BIGINT AS last_seen, NULL::BIGINT AS ord WHERE false"
+)
+
+STORED_COLUMNS = (
+    "id",
+    "origin",
+    "entity_id",
+    "canonical_id",
+    "bucket",
+    "schema",
+    "prop",
+    "original_value",
+    "first_seen",
+    "last_seen",
+    "ord",
+)
+"""Columns of statement rows that `insert_stored` reads."""
+
+
+def insert_stored(rows: str, marks: str | None) -> str:
+    """Return the statement that fills the table `stored`. `rows` has STORED_COLUMNS."""
+    return f"INSERT INTO stored BY NAME SELECT * EXCLUDE (ord) FROM ({stored_live(rows, marks)})"
+
 
 ENDINGS = (
-    # Whatever an erase or a newer BASE statement may end: what is said here, and what is live in the store.
+    # What an erase or a newer BASE statement may end: statements added here, and those live in the store.
     """
     CREATE OR REPLACE TEMP TABLE known AS
     SELECT id, origin, entity_id, prop = 'id' AS is_base FROM adds
@@ -160,14 +164,14 @@ ENDINGS = (
         WHERE known.is_base AND newer.prop = 'id' AND newer.id <> known.id
     ) GROUP BY id, origin, commit
     """,
-    # An ending counts if the commit it is in does not say the statement again: readers never see it gone otherwise.
+    # An ending counts unless its own commit adds the statement again: readers never see it ended in that case.
     """
     CREATE OR REPLACE TEMP TABLE dead AS
     SELECT id, origin, max(endings.ord) AS ord
     FROM endings LEFT JOIN (
         SELECT id, origin, commit, max(ord) AS ord FROM adds SEMI JOIN endings USING (id, origin) GROUP BY ALL
-    ) said USING (id, origin, commit)
-    WHERE said.ord IS NULL OR said.ord < endings.ord
+    ) readded USING (id, origin, commit)
+    WHERE readded.ord IS NULL OR readded.ord < endings.ord
     GROUP BY id, origin
     """,
 )
@@ -191,7 +195,7 @@ UNION ALL
 SELECT canonical_id, entity_id, id, schema, prop, value, lang, original_value, external, origin, first_seen, last_seen
 FROM stored ANTI JOIN dead USING (id, origin) ANTI JOIN latest USING (id, origin)
 """
-"""What is live after, for readers: what a flush of these events would leave, were it to happen now."""
+"""The live statements for readers: what a flush of these events would leave if it happened now."""
 
 FIRST_RUN = f"""
 CREATE OR REPLACE TEMP TABLE run AS
@@ -199,7 +203,7 @@ SELECT latest.* EXCLUDE (was_dead), true AS is_new, true AS full_row,
     NULL::VARCHAR AS former_id, NULL::VARCHAR AS former_bucket
 FROM ({LATEST}) AS latest
 """
-"""What is live after, where nothing was before."""
+"""`run` where no statement of these entities was stored before."""
 
 RUN = f"""
 CREATE OR REPLACE TEMP TABLE run AS
@@ -215,7 +219,7 @@ SELECT latest.id, latest.origin, latest.ord,
 FROM ({LATEST}) AS latest JOIN adds USING (ord) JOIN families USING (schema)
 LEFT JOIN stored ON stored.id = latest.id AND stored.origin = latest.origin
 """
-"""What is live after. A full row is written where anything but first and last seen differs from the stored one."""
+"""`run` in general. A full row is written where anything but first and last seen differs from the stored one."""
 
 SORTED = "ORDER BY bucket, canonical_id, id"
 
@@ -237,7 +241,7 @@ SELECT * FROM (
         ?::BIGINT AS deleted_at, dead.ord
     FROM stored JOIN dead USING (id, origin) ANTI JOIN run USING (id, origin)
     UNION ALL
-    -- Under its former key a statement that moved is no more.
+    -- A statement that moved is deleted under its former key.
     SELECT former_bucket, former_id, events.id, entity_id, events.origin, run.first_seen, run.last_seen, ?::BIGINT, ord
     FROM run JOIN events USING (ord) WHERE former_id IS NOT NULL
 ) {SORTED}

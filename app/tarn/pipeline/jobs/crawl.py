@@ -1,7 +1,8 @@
-"""Crawls: the files below a place, taken into the archive, round after round of a few Spark tasks.
+"""Crawl job: list the files below a URI and store them in the archive, in rounds of a few Spark tasks.
 
-A round is durable when it is over, and so is every file in it before. A crawl that died is begun again from the start
-of its listing: what it took before is skipped, or taken once more with the same outcome.
+Every file is durable once its task has recorded it, and all files of a round are durable when the round ends. A crawl
+that died starts again at the beginning of its listing: files that it stored before are skipped, or stored once more
+with the same outcome.
 """
 
 from collections import deque
@@ -11,15 +12,15 @@ from itertools import islice
 
 import structlog
 
-from tarn.archive import file_index as records
+from tarn.archive import file_index
 from tarn.archive.fetch import Fetcher
 from tarn.archive.sources import ListedFile, ListingFailure
 from tarn.archive.urls import PORTS
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import Backpressure, TarnError
-from tarn.journal import head as heads
-from tarn.lake.commit import Reached
+from tarn.journal import head
+from tarn.lake.commit import StepCallback
 from tarn.model.cancellation import checked
 from tarn.model.ids import now
 from tarn.model.job import CrawlOptions, CrawlResult, Existing, Progress, Report, ResumeLater, UncrawledFile
@@ -28,7 +29,6 @@ from tarn.model.omissions import Omissions
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.pipeline.jobs.flush_plan import SLOTS_PER_CORE, pack_into_slots
 from tarn.pipeline.tasks.crawl_tasks import FetchFiles
-from tarn.pipeline.tasks.kernel import AnyTask
 from tarn.settings import Settings
 from tarn.storage.store import Store
 
@@ -37,23 +37,23 @@ log = structlog.get_logger(__name__)
 LAST_RUN = TagKey("operations/crawl/last_run")
 
 LISTED_AT_ONCE = 500
-"""Files that one look at the index asks for."""
+"""Files per query of the file index."""
 
 TASK_FILES, TASK_BYTES = 500, 256 << 20
-"""What a task takes at most, unless a single file is larger."""
+"""Limits of files and bytes per task, unless a single file is larger."""
 
 ROW = 1 << 12
-"""Bytes that count for a row where tasks are packed: a file costs as much as about so many."""
+"""Bytes that count as one row when tasks are packed into slots."""
 
 MOST_LISTED = 100
-"""Failures that a result lists; the rest are counted."""
+"""Failures that a result lists; the others are only counted."""
 
 RETRY_DELAY = timedelta(seconds=10)
-"""Until a crawl goes on that has filled the journal."""
+"""Delay until a crawl that has filled the journal continues."""
 
 
 class Crawl:
-    """Crawls into datasets."""
+    """The crawl job."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Crawl:
         database: Database,
         store: Store,
         kernels: Callable[[], Kernels],
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -71,29 +71,27 @@ class Crawl:
         self._fetcher = Fetcher.from_settings(settings)
 
     def run(self, dataset: Dataset, options: CrawlOptions, report: Report, tenant: TenantName, job: str) -> CrawlResult:
-        """List, and take what is wanted. Run again after a crash it does the rest.
+        """List the files and fetch the selected ones. Run again after a crash, it fetches the rest.
 
         Raises what `Fetcher.sources` does, QuotaExceeded, DatasetNotFound, and NotYet while the journal is full.
         """
-        begun = now()
-        crawling = _CrawlState(self._database, self._fetcher, dataset, options, report)
+        started = now()
+        state = _CrawlState(self._database, self._fetcher, dataset, options, report)
         try:
-            for files in crawling.rounds(lambda: SLOTS_PER_CORE * self._kernels().cores):
-                self._pressed(dataset)
-                self._fetch(crawling, files, tenant, job)
+            for files in state.rounds(lambda: SLOTS_PER_CORE * self._kernels().cores):
+                self._require_journal_room(dataset)
+                self._fetch(state, files, tenant, job)
                 self._reached("fetched")
         except Backpressure:
             raise ResumeLater(now() + RETRY_DELAY) from None
-        report(crawling.progress(over=True))
-        self._tell(dataset, begun)
-        log.info("crawled", dataset=dataset.name, files=crawling.files, failed=crawling.failed)
-        return crawling.result()
+        report(state.progress(over=True))
+        self._record_completion(dataset, started)
+        log.info("crawled", dataset=dataset.name, files=state.files, failed=state.failed)
+        return state.result()
 
-    def _fetch(
-        self, crawling: "_CrawlState", files: list[tuple[ListedFile, ...]], tenant: TenantName, job: str
-    ) -> None:
-        options, dataset = crawling.options, crawling.dataset
-        tasks: list[tuple[AnyTask, int]] = [
+    def _fetch(self, state: "_CrawlState", files: list[tuple[ListedFile, ...]], tenant: TenantName, job: str) -> None:
+        options, dataset = state.options, state.dataset
+        tasks: list[tuple[FetchFiles, int]] = [
             (
                 FetchFiles(
                     number=number,
@@ -103,50 +101,48 @@ class Crawl:
                     job=job,
                     origin=options.origin,
                     existing=options.existing,
-                    files=some,
+                    files=batch,
                     fetcher=self._fetcher,
                     settings=self._settings,
                 ),
-                sum(1 + (file.size or 0) // ROW for file in some),
+                sum(1 + (file.size or 0) // ROW for file in batch),
             )
-            for number, some in enumerate(files)
+            for number, batch in enumerate(files)
         ]
         kernels = self._kernels()
         failure: TarnError | None = None
-        for _, output in kernels.run(pack_into_slots(tasks, kernels.cores)):
-            if isinstance(output, TarnError):
-                failure = failure or output
+        for _, fetched in kernels.run(pack_into_slots(tasks, kernels.cores)):
+            if isinstance(fetched, TarnError):
+                failure = failure or fetched
                 continue
-            assert output.fetched is not None
-            made = output.fetched
-            crawling.files += made.files
-            crawling.size += made.size
-            crawling.skipped += made.skipped
-            for missed in made.missed:
-                crawling.fail(missed.path, missed.reason)
-            crawling.left.extend(made.left)
-            crawling.omitted.merge(made.omitted)
+            state.files += fetched.files
+            state.size += fetched.size
+            state.skipped += fetched.skipped
+            for file in fetched.failed:
+                state.fail(file.path, file.reason)
+            state.left.extend(fetched.left)
+            state.omitted.merge(fetched.omitted)
         if failure is not None:
             raise failure
 
-    def _pressed(self, dataset: Dataset) -> None:
-        """Raises Backpressure."""
+    def _require_journal_room(self, dataset: Dataset) -> None:
+        """Raise Backpressure if the journal is full."""
         with self._database.read() as connection:
-            heads.check_pressure(connection, dataset, self._settings)
+            head.check_pressure(connection, dataset, self._settings)
 
-    def _tell(self, dataset: Dataset, begun: datetime) -> None:
-        """Say that all that was there when it began is taken; in the layout too, after the fact."""
+    def _record_completion(self, dataset: Dataset, started: datetime) -> None:
+        """Record the start time of the completed crawl as a tag; first in SQL, then in the layout."""
         with self._database.write() as connection:
-            records.require_active(connection, dataset)
-            heads.touch(connection, dataset.id, LAST_RUN, begun)
+            file_index.require_active(connection, dataset)
+            head.touch(connection, dataset.id, LAST_RUN, started)
         try:
-            self._store.put_hint(dataset.layout.tag(LAKEHOUSE, LAST_RUN), begun.isoformat().encode())
+            self._store.put_hint(dataset.layout.tag(LAKEHOUSE, LAST_RUN), started.isoformat().encode())
         except TarnError as error:
-            log.warning("a tag is not shown", dataset=dataset.name, problem=error.slug)
+            log.warning("a tag could not be written to the layout", dataset=dataset.name, problem=error.slug)
 
 
 class _CrawlState:
-    """One crawl: what is listed, and what became of it so far."""
+    """State of one crawl: its listing and its counts so far."""
 
     def __init__(
         self, database: Database, fetcher: Fetcher, dataset: Dataset, options: CrawlOptions, report: Report
@@ -155,7 +151,7 @@ class _CrawlState:
         self.options = options
         self.files = self.size = self.skipped = self.failed = 0
         self.left: deque[ListedFile] = deque()
-        """What a round had no time for."""
+        """Files that a round had no time for."""
         self.omitted = Omissions()
         self._failures: list[UncrawledFile] = []
         self._database = database
@@ -163,17 +159,18 @@ class _CrawlState:
         self._report = report
 
     def rounds(self, tasks: Callable[[], int]) -> Iterator[list[tuple[ListedFile, ...]]]:
-        """Files for so many tasks at most, until all that is wanted was given, and what was left of it.
+        """Yield files for at most `tasks()` tasks, until all selected files, and those left over from earlier rounds,
+        were yielded.
 
-        How many is not asked before there is something to do: Spark may have to be started for it.
+        `tasks` is called only when there is something to do, as it may have to start Spark.
         """
-        wanted = self._wanted()
-        self.left.extend(islice(wanted, 1))
-        while self.left and (some := list(islice(self._tasks(wanted), tasks()))):
-            yield some
+        selected = self._select_files()
+        self.left.extend(islice(selected, 1))
+        while self.left and (round_files := list(islice(self._task_files(selected), tasks()))):
+            yield round_files
             self._report(self.progress())
             if not self.left:
-                self.left.extend(islice(wanted, 1))
+                self.left.extend(islice(selected, 1))
 
     def progress(self, over: bool = False) -> Progress:
         done = self.files + self.skipped + self.failed
@@ -195,49 +192,49 @@ class _CrawlState:
             omitted=self.omitted,
         )
 
-    def _tasks(self, wanted: Iterator[ListedFile]) -> Iterator[tuple[ListedFile, ...]]:
-        """Files of one task after the other, in the order of the listing: those of a folder stay together."""
-        some: list[ListedFile] = []
+    def _task_files(self, selected: Iterator[ListedFile]) -> Iterator[tuple[ListedFile, ...]]:
+        """Yield the files of one task after the other, in the order of the listing: files of a folder stay together."""
+        batch: list[ListedFile] = []
         size = 0
-        while (file := self.left.popleft() if self.left else next(wanted, None)) is not None:
-            some.append(file)
+        while (file := self.left.popleft() if self.left else next(selected, None)) is not None:
+            batch.append(file)
             size += file.size or 0
-            if len(some) == TASK_FILES or size >= TASK_BYTES:
-                yield tuple(some)
-                some, size = [], 0
-        if some:
-            yield tuple(some)
+            if len(batch) == TASK_FILES or size >= TASK_BYTES:
+                yield tuple(batch)
+                batch, size = [], 0
+        if batch:
+            yield tuple(batch)
 
-    def _wanted(self) -> Iterator[ListedFile]:
-        """What is listed and not known yet. Tells of the rest."""
+    def _select_files(self) -> Iterator[ListedFile]:
+        """Yield the listed files that are not in the archive yet; count skipped and failed ones."""
         options = self.options
         listed = self._fetcher.sources(options.uri, options.prefix, options.glob, options.exclude)
-        valid = self._valid(listed)
-        while some := list(islice(valid, LISTED_AT_ONCE)):
+        valid = self._valid_files(listed)
+        while batch := list(islice(valid, LISTED_AT_ONCE)):
             self._report(self.progress())
-            known = self._known(some)
+            known = self._known_paths(batch)
             self.skipped += len(known)
-            yield from (file for file in some if file.path not in known)
+            yield from (file for file in batch if file.path not in known)
 
-    def _valid(self, listed: Iterator[ListedFile | ListingFailure]) -> Iterator[ListedFile]:
-        # On the web a file may be found on several pages.
+    def _valid_files(self, listed: Iterator[ListedFile | ListingFailure]) -> Iterator[ListedFile]:
+        # On the web, several pages may link to the same file.
         is_web = self.options.uri.partition(":")[0].lower() in PORTS
         seen: set[str] = set()
-        for one in checked(listed):
-            if isinstance(one, ListingFailure):
-                self.fail(one.path, one.error.detail)
-            elif one.path not in seen:
+        for entry in checked(listed):
+            if isinstance(entry, ListingFailure):
+                self.fail(entry.path, entry.error.detail)
+            elif entry.path not in seen:
                 if is_web:
-                    seen.add(one.path)
+                    seen.add(entry.path)
                 try:
-                    FilePath(one.path)
+                    FilePath(entry.path)
                 except ValueError as error:
-                    self.fail(one.path, str(error))
+                    self.fail(entry.path, str(error))
                 else:
-                    yield one
+                    yield entry
 
-    def _known(self, some: list[ListedFile]) -> set[str]:
+    def _known_paths(self, batch: list[ListedFile]) -> set[str]:
         if self.options.existing is not Existing.SKIP_PATH:
             return set()
         with self._database.read() as connection:
-            return records.known_paths(connection, self.dataset, [FilePath(file.path) for file in some])
+            return file_index.known_paths(connection, self.dataset, [FilePath(file.path) for file in batch])

@@ -1,11 +1,11 @@
-"""Exports: files that others take from a dataset, made of one snapshot, and only where they are not fresh.
+"""Export jobs: write the export files of a dataset from one snapshot, only those that are stale.
 
-Why none ever looks fresher than it is:
-- Its record, and its tag, carry the moment before its snapshot was resolved. Whatever is acknowledged later is later
-  than that moment, or waits in the journal, or moves the head's content: each of them makes it stale.
-- The record is written after the file is in its place. A crash between the two leaves a file that is newer than its
-  record says.
-- Who makes exports of a dataset holds a lease on them, and renews it before each file is put in its place.
+Why an export never looks fresher than it is:
+- Its record and its tag carry a time taken before its snapshot was resolved. Anything acknowledged later has a later
+  time, or waits in the journal, or changes the head's content: each of these makes the export stale.
+- The record is written after the file is in place. A crash between the two leaves a file that is newer than its record
+  says.
+- A worker that makes exports of a dataset holds a lease on them, and renews it before each file is put in place.
 """
 
 import hashlib
@@ -20,21 +20,19 @@ import orjson
 import structlog
 from followthemoney.dataset.versions import Version
 
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
 from tarn.datasets.documents import replace_document
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.tables import export_leases
 from tarn.errors import Locked, LockLost, SnapshotGone, SnapshotNotFound, TarnError
-from tarn.lake import catalog, snapshots
-from tarn.lake import export_deltas as deltas
-from tarn.lake import export_records as exports
-from tarn.lake.commit import Reached
+from tarn.lake import catalog, export_deltas, export_records, snapshots
+from tarn.lake.commit import StepCallback
 from tarn.lake.export_records import ExportState, RequestedFormat
 from tarn.lake.leases import Lease, Leases
 from tarn.model.cancellation import checked
 from tarn.model.dataset import DatasetConfig
-from tarn.model.export import ExportRecord, Kind, OmittedEdges
+from tarn.model.export import ExportKind, ExportRecord, OmittedEdges
 from tarn.model.ids import new_id, now
 from tarn.model.job import (
     Exported,
@@ -48,16 +46,13 @@ from tarn.model.job import (
     SkippedExport,
 )
 from tarn.model.names import LAKEHOUSE
-from tarn.model.ranges import EVERYTHING
-from tarn.model.ranges import Range as KeyRange
+from tarn.model.ranges import EVERYTHING, Range
 from tarn.model.snapshot import Snapshot
 from tarn.model.statistics import Statistics
 from tarn.pipeline.jobs.flush import Flush, Kernels
 from tarn.pipeline.jobs.rewrite import run_tasks
 from tarn.pipeline.jobs.split_ranges import split_range
-from tarn.pipeline.tasks.export_tasks import ExportedRange as Range
-from tarn.pipeline.tasks.export_tasks import ExportRange, Recount
-from tarn.pipeline.tasks.kernel import AnyTask
+from tarn.pipeline.tasks.export_tasks import CountDifferences, ExportedRange, ExportRange
 from tarn.query.active_reads import ActiveReads
 from tarn.query.diff import files_of_one
 from tarn.settings import Settings
@@ -67,16 +62,17 @@ from tarn.storage.store import Missing, Store
 log = structlog.get_logger(__name__)
 
 RETRY_DELAY = timedelta(seconds=2)
-"""Until a dataset's exports are looked at again that somebody else is making."""
+"""Delay before a retry while another worker makes exports of the dataset."""
 
-GOES_ON = (Kind.STATISTICS, Kind.DELTA)
-"""What is made of the last one and of what changed since, where that can be told."""
+INCREMENTAL_KINDS = (ExportKind.STATISTICS, ExportKind.DELTA)
+"""Kinds that are derived from the previous export and the changes since, if that snapshot still exists."""
 
 MOST_RECOUNTED = 20_000
-"""Rows of files that only one of two snapshots has, up to which it is looked what changed between them."""
+"""Rows in files that only one of two snapshots has, up to which statistics are updated from the changes between
+them."""
 
-MOST_COUNTED_HERE = 1_000_000
-"""Rows that are counted by the worker itself."""
+ONE_TASK_ROWS, ONE_TASK_BYTES = 1_000_000, 64 << 20
+"""Rows and bytes of files up to which statistics alone are counted by one task, with a thread for each core."""
 
 KEPT_DELTAS = 100
 """Deltas that are kept."""
@@ -85,22 +81,23 @@ FRESH = "it is fresh"
 
 
 class _Run(NamedTuple):
-    """One run: of what, for whom, and under which version."""
+    """One run: its dataset, requested form, snapshot, lease and version."""
 
     dataset: Dataset
     config: DatasetConfig
-    asked: RequestedFormat
+    requested_format: RequestedFormat
     state: ExportState
     snapshot: Snapshot | None
     resolved: datetime
     lease: Lease
     version: str
     base: int | None = None
-    """The snapshot that the last delta ends at; None: there is none, or it is given up, and all begins anew."""
+    """The snapshot at which the last delta ends. None: there is no delta or its snapshot has expired, and deltas
+    restart."""
 
 
 class Exports:
-    """Makes exports."""
+    """The export and make jobs."""
 
     def __init__(
         self,
@@ -110,7 +107,7 @@ class Exports:
         flush: Flush,
         kernels: Callable[[], Kernels],
         running: ActiveReads,
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
     ) -> None:
         self._database = database
         self._store = store
@@ -120,115 +117,117 @@ class Exports:
         self._reached = reached
         self._seconds = settings.lease_seconds
         self._public_url = settings.public_url
-        self._leases = Leases(database, store, new_id(), settings.lease_seconds, export_leases, shown=False)
+        self._leases = Leases(database, store, new_id(), settings.lease_seconds, export_leases, mirrored=False)
 
     def export(self, dataset: Dataset, options: ExportOptions, report: Report) -> ExportResult:
-        """Make some exports, where they are not fresh or it is insisted on."""
-        done = self._run(dataset, [kind for kind in Kind if kind in options.kinds], options.force, report)
+        """Make the requested exports, those that are stale or, with `force`, all of them."""
+        done = self._run(dataset, [kind for kind in ExportKind if kind in options.kinds], options.force, report)
         return ExportResult(operation="export", **done.model_dump())
 
     def make(self, dataset: Dataset, options: MakeOptions, report: Report) -> MakeResult:
-        """Make every export that is not fresh."""
-        return MakeResult(operation="make", **self._run(dataset, list(Kind), options.force, report).model_dump())
+        """Make every export that is stale or, with `force`, all of them."""
+        return MakeResult(operation="make", **self._run(dataset, list(ExportKind), options.force, report).model_dump())
 
-    def _run(self, dataset: Dataset, kinds: Sequence[Kind], force: bool, report: Report) -> Exported:
-        """Flush, resolve the head, and make of it what is stale. Run again after a crash it does the rest.
+    def _run(self, dataset: Dataset, kinds: Sequence[ExportKind], force: bool, report: Report) -> Exported:
+        """Flush, resolve the head, and make the stale exports from it. Run again after a crash, it makes the rest.
 
-        Raises NotYet while another worker makes exports of the dataset, LockLost, and whatever keeps it from it.
+        Raises NotYet while another worker makes exports of the dataset, LockLost, and errors of database, storage and
+        Spark.
         """
-        config, tag = datasets.read(self._store, dataset)
-        asked = RequestedFormat(config.compression, tag)
+        config, tag = registry.read(self._store, dataset)
+        requested_format = RequestedFormat(config.compression, tag)
         if not force:
             state = self._state(dataset)
-            if all(state.stale(kind, asked) is None for kind in kinds):
-                skipped = [_skipped(state.made[kind], FRESH) for kind in kinds]
+            if all(state.stale(kind, requested_format) is None for kind in kinds):
+                skipped = [_skipped(state.records[kind], FRESH) for kind in kinds]
                 return Exported(
                     snapshot=state.head.id, version=None, made=[], skipped=skipped, invalid=_most_invalid(skipped)
                 )
-        flushed = self._flush.run([dataset], lambda: report(None))[dataset.id]
-        if flushed.error is not None:
-            raise flushed.error
-        with self._held(dataset) as lease, self._reading(dataset) as hold:
+        self._flush.run_one(dataset, report)
+        with self._hold_lease(dataset) as lease, self._hold_snapshots(dataset) as hold:
             resolved = now()
             state = self._state(dataset)
-            hold(min([state.head.seq, *(made.seq for kind, made in state.made.items() if kind in GOES_ON)]))
+            hold(
+                min(
+                    [
+                        state.head.seq,
+                        *(record.seq for kind, record in state.records.items() if kind in INCREMENTAL_KINDS),
+                    ]
+                )
+            )
             self._reached("resolved")
             snapshot = None if state.head.id is None else snapshots.read(self._store, dataset, state.head.seq)
-            run = _Run(dataset, config, asked, state, snapshot, resolved, lease, _version(state))
-            return self._made(run, kinds, force, report)
+            run = _Run(dataset, config, requested_format, state, snapshot, resolved, lease, _version(state))
+            return self._make(run, kinds, force, report)
 
-    def _made(self, run: _Run, kinds: Sequence[Kind], force: bool, report: Report) -> Exported:
-        wanted = {kind: reason for kind in kinds if (reason := _reason(run, kind, force)) is not None}
-        contents = [kind for kind in wanted if kind is not Kind.INDEX]
-        if Kind.DELTA in contents and (last := self._last(run, Kind.DELTA)) is not None:
+    def _make(self, run: _Run, kinds: Sequence[ExportKind], force: bool, report: Report) -> Exported:
+        reasons = {kind: reason for kind in kinds if (reason := _reason(run, kind, force)) is not None}
+        contents = [kind for kind in reasons if kind is not ExportKind.INDEX]
+        if ExportKind.DELTA in contents and (last := self._last_comparable(run, ExportKind.DELTA)) is not None:
             run = run._replace(base=last.seq)
-        counts = self._recounted(run) if Kind.STATISTICS in contents and not force else None
-        scanned = [kind for kind in contents if kind is not Kind.STATISTICS or counts is None]
-        if scanned == [Kind.STATISTICS] and (counts := self._counted(run)) is not None:
-            scanned = []
+        counts = self._update_statistics(run, report) if ExportKind.STATISTICS in contents and not force else None
+        scanned = [kind for kind in contents if kind is not ExportKind.STATISTICS or counts is None]
         ranges = self._ranges(run, scanned, report) if scanned else []
         if counts is None:
             counts = sum((one.statistics for one in ranges if one.statistics is not None), Statistics())
         self._reached("built")
-        made: list[MadeExport] = []
+        exported: list[MadeExport] = []
         for kind in contents:
             report(None)
-            one = self._put_counts(run, counts) if kind is Kind.STATISTICS else self._put(run, kind, ranges)
-            edges = _omitted_edges(run, ranges) if kind is Kind.GRAPH else None
-            made.append(
+            one = self._put_counts(run, counts) if kind is ExportKind.STATISTICS else self._put(run, kind, ranges)
+            edges = _omitted_edges(run, ranges) if kind is ExportKind.GRAPH else None
+            exported.append(
                 MadeExport(
                     kind=kind,
                     name=one.name,
                     size=one.size,
-                    reason=wanted[kind],
+                    reason=reasons[kind],
                     invalid=one.invalid,
                     omitted_edges=edges,
                 )
             )
-        self._sweep(run)
-        skipped = [self._left(run, kind, force) for kind in kinds if kind not in wanted and kind is not Kind.INDEX]
-        if Kind.INDEX in kinds:
+        self._delete_parts(run)
+        skipped = [
+            self._skip_unchanged(run, kind, force)
+            for kind in kinds
+            if kind not in reasons and kind is not ExportKind.INDEX
+        ]
+        if ExportKind.INDEX in kinds:
             state = self._state(run.dataset)
             after = run._replace(state=state)
-            reason = wanted.get(Kind.INDEX) or state.behind(run.asked)
+            reason = reasons.get(ExportKind.INDEX) or state.index_stale_reason(run.requested_format)
             if reason is None:
-                skipped.append(self._left(after, Kind.INDEX, force))
+                skipped.append(self._skip_unchanged(after, ExportKind.INDEX, force))
             else:
                 one = self._put_index(after)
-                made.append(MadeExport(kind=Kind.INDEX, name=one.name, size=one.size, reason=reason))
-        invalid = _most_invalid([*made, *skipped])
-        kinds_made = [one.kind for one in made]
+                exported.append(MadeExport(kind=ExportKind.INDEX, name=one.name, size=one.size, reason=reason))
+        invalid = _most_invalid([*exported, *skipped])
+        kinds_made = [one.kind for one in exported]
         log.info("exported", dataset=run.dataset.name, seq=run.state.head.seq, made=kinds_made, invalid=invalid)
-        version = run.version if made else None
-        return Exported(snapshot=run.state.head.id, version=version, made=made, skipped=skipped, invalid=invalid)
+        version = run.version if exported else None
+        return Exported(snapshot=run.state.head.id, version=version, made=exported, skipped=skipped, invalid=invalid)
 
-    # What is made of statements
+    # Exports of statements and entities
 
-    def _ranges(self, run: _Run, kinds: Sequence[Kind], report: Report) -> list[Range]:
-        """A range after the other, each with a part of every file."""
+    def _ranges(self, run: _Run, kinds: Sequence[ExportKind], report: Report) -> list[ExportedRange]:
+        """Run one task for each key range; each writes a part of every file. Returns their outputs in order."""
         folder = run.dataset.layout.export_run(new_id())
-        self._sweep(run)
+        self._delete_parts(run)
         kernels = self._kernels()
-        files = () if run.snapshot is None else run.snapshot.statements.files
-        target = run.config.target_file_bytes
-        parts = split_range(self._store, run.dataset, target, EVERYTHING, files, kernels.cores)
-        tasks: list[tuple[AnyTask, int]] = [
-            (self._task(run, number, keys, kinds, folder), rows) for number, (keys, rows) in enumerate(parts)
-        ]
-        return [output.exported for output in run_tasks(kernels, tasks, report) if output.exported is not None]
+        parts = self._split(run, kinds, kernels.cores)
+        tasks = [(self._task(run, number, keys, kinds, folder), rows) for number, (keys, rows) in enumerate(parts)]
+        return run_tasks(kernels, tasks, report)
 
-    def _counted(self, run: _Run) -> Statistics | None:
-        """The statistics of a store that is counted sooner than Spark is asked to; None: let it do so."""
+    def _split(self, run: _Run, kinds: Sequence[ExportKind], cores: int) -> list[tuple[Range, int]]:
+        """Split the keys into ranges, one for each task; returns them with their rows."""
         files = () if run.snapshot is None else run.snapshot.statements.files
-        if sum(file.rows for file in files) > MOST_COUNTED_HERE:
-            return None
-        output = self._kernels().run_here(self._task(run, 0, EVERYTHING, [Kind.STATISTICS], folder=""))
-        if isinstance(output, TarnError) and output.retryable:
-            raise output
-        # What goes beyond the memory of one task is for several.
-        return None if isinstance(output, TarnError) or output.exported is None else output.exported.statistics
+        rows, size = sum(file.rows for file in files), sum(file.size for file in files)
+        if list(kinds) == [ExportKind.STATISTICS] and rows <= ONE_TASK_ROWS and size <= ONE_TASK_BYTES:
+            # Splitting the range and starting more tasks takes longer than the count.
+            return [(EVERYTHING, rows)]
+        return split_range(self._store, run.dataset, run.config.target_file_bytes, EVERYTHING, files, cores)
 
-    def _task(self, run: _Run, number: int, keys: KeyRange, kinds: Sequence[Kind], folder: str) -> ExportRange:
+    def _task(self, run: _Run, number: int, keys: Range, kinds: Sequence[ExportKind], folder: str) -> ExportRange:
         return ExportRange(
             number=number,
             dataset=run.dataset.name,
@@ -241,21 +240,21 @@ class Exports:
             compression=run.config.compression,
         )
 
-    def _last(self, run: _Run, kind: Kind) -> ExportRecord | None:
-        """The last export of a kind, if its snapshot is still there to be compared with."""
-        made = run.state.made.get(kind)
-        if made is None or made.snapshot is None or run.snapshot is None:
+    def _last_comparable(self, run: _Run, kind: ExportKind) -> ExportRecord | None:
+        """Return the last export of a kind, if its snapshot still exists and can be compared with."""
+        record = run.state.records.get(kind)
+        if record is None or record.snapshot is None or run.snapshot is None:
             return None
         try:
             with self._database.read() as connection:
-                snapshots.find(connection, run.dataset, made.snapshot)
+                snapshots.find(connection, run.dataset, record.snapshot)
         except (SnapshotGone, SnapshotNotFound):
             return None
-        return made
+        return record
 
-    def _recounted(self, run: _Run) -> Statistics | None:
-        """The last statistics with what changed since; None: count everything."""
-        last = self._last(run, Kind.STATISTICS)
+    def _update_statistics(self, run: _Run, report: Report) -> Statistics | None:
+        """Return the last statistics updated with the changes since; None if everything must be counted."""
+        last = self._last_comparable(run, ExportKind.STATISTICS)
         if last is None or run.snapshot is None:
             return None
         former = snapshots.read(self._store, run.dataset, last.seq)
@@ -263,30 +262,27 @@ class Exports:
         if rows > MOST_RECOUNTED:
             return None
         try:
-            text = self._store.get(run.dataset.layout.export(Kind.STATISTICS, last.name))
+            text = self._store.get(run.dataset.layout.export(ExportKind.STATISTICS, last.name))
             known = Statistics.parsed(orjson.loads(text))
         except (Missing, ValueError):
             return None
         if hashlib.sha1(text, usedforsecurity=False).hexdigest() != last.sha1:
             return None
-        task = Recount(0, run.dataset.name, run.dataset.id, last.seq, run.snapshot.seq)
-        output = self._kernels().run_here(task)
-        if isinstance(output, TarnError):
-            raise output
-        change = None if output.exported is None else output.exported.exchanged
+        task = CountDifferences(0, run.dataset.name, run.dataset.id, last.seq, run.snapshot.seq)
+        (change,) = run_tasks(self._kernels(), [(task, rows)], report)
         return None if change is None else known.replaced(change.former, change.present)
 
     def _put_counts(self, run: _Run, counts: Statistics) -> ExportRecord:
         document = {"dataset": run.dataset.name, "snapshot": run.state.head.id, "version": run.version}
         detail = {"entities": counts.entities, "things": counts.things, "invalid": counts.invalid}
-        return self._put_document(run, Kind.STATISTICS, _json(document | counts.document()), detail)
+        return self._put_document(run, ExportKind.STATISTICS, _json(document | counts.document()), detail)
 
-    def _put(self, run: _Run, kind: Kind, ranges: Sequence[Range]) -> ExportRecord:
+    def _put(self, run: _Run, kind: ExportKind, ranges: Sequence[ExportedRange]) -> ExportRecord:
         name = kind.form.named(run.config.compression)
         joining = _JoinedParts(self._store, [one.parts[kind] for one in ranges])
 
         def joined() -> Iterator[bytes]:
-            """What is to be in its place, if this is still whose place it is to fill when it is whole."""
+            """Yield the parts, then renew the lease: LockLost at that point keeps the file from being replaced."""
             yield from joining
             self._reached(f"{kind} joined")
             self._leases.renew(run.lease)
@@ -295,18 +291,18 @@ class Exports:
         detail: dict[str, Any] = {}
         if kind.assembles:
             detail = {"invalid": sum(one.invalid.get(kind, 0) for one in ranges)}
-        if kind is Kind.DELTA:
+        if kind is ExportKind.DELTA:
             detail |= self._keep_delta(run, joined(), joining)
-            kept = run.dataset.layout.export_delta(detail["kept"][-1]["name"])
-            self._replace(run, kind, name, lambda path: versions.replace_with(store, path, former, kept, moment))
+            delta_path = run.dataset.layout.export_delta(detail["kept"][-1]["name"])
+            self._replace(run, kind, name, lambda path: versions.replace_with(store, path, former, delta_path, moment))
         else:
             self._replace(run, kind, name, lambda path: versions.replace_stream(store, path, former, joined(), moment))
-        made = self._record(run, kind, name, joining.size, joining.sha1, detail)
-        if kind is Kind.DELTA:
-            self._tell_deltas(run, made)
-        return made
+        record = self._record(run, kind, name, joining.size, joining.sha1, detail)
+        if kind is ExportKind.DELTA:
+            self._write_delta_index(run, record)
+        return record
 
-    def _put_document(self, run: _Run, kind: Kind, text: bytes, detail: dict[str, Any]) -> ExportRecord:
+    def _put_document(self, run: _Run, kind: ExportKind, text: bytes, detail: dict[str, Any]) -> ExportRecord:
         name = kind.form.named(None)
         self._leases.renew(run.lease)
         former = run.dataset.layout.versions
@@ -314,115 +310,118 @@ class Exports:
         sha1 = hashlib.sha1(text, usedforsecurity=False).hexdigest()
         return self._record(run, kind, name, len(text), sha1, detail)
 
-    def _replace(self, run: _Run, kind: Kind, name: str, put: Callable[[str], object]) -> None:
-        """Put a file in its place; one that had another name goes to the former versions."""
-        put(run.dataset.layout.export(kind, name))
+    def _replace(self, run: _Run, kind: ExportKind, name: str, store_file: Callable[[str], object]) -> None:
+        """Put a file in place; a previous file with another name is moved to the former versions."""
+        store_file(run.dataset.layout.export(kind, name))
         self._reached(f"{kind} put")
-        former = run.state.made.get(kind)
+        former = run.state.records.get(kind)
         if former is not None and former.name != name:
             path = run.dataset.layout.export(kind, former.name)
             versions.retire(self._store, path, run.dataset.layout.versions, run.resolved)
 
-    def _record(self, run: _Run, kind: Kind, name: str, size: int, sha1: str, detail: dict[str, Any]) -> ExportRecord:
+    def _record(
+        self, run: _Run, kind: ExportKind, name: str, size: int, sha1: str, detail: dict[str, Any]
+    ) -> ExportRecord:
         head = run.state.head
-        made = ExportRecord(
+        export_record = ExportRecord(
             kind, name, head.id, head.seq, head.content, run.resolved, now(), size, sha1, run.version, detail
         )
         with self._database.write() as connection:
-            exports.record(connection, run.dataset, made)
-            exports.record_event(connection, run.dataset, made)
+            export_records.record(connection, run.dataset, export_record)
+            export_records.record_event(connection, run.dataset, export_record)
         self._reached(f"{kind} recorded")
-        self._show(run, kind)
-        return made
+        self._write_tag(run, kind)
+        return export_record
 
-    def _left(self, run: _Run, kind: Kind, force: bool) -> SkippedExport:
-        """An export that says what the head does already: then so it does at this moment."""
-        made = run.state.made[kind]
-        if run.state.stale(kind, run.asked) is None:
-            return _skipped(made, FRESH)
-        made = made._replace(resolved=run.resolved)
+    def _skip_unchanged(self, run: _Run, kind: ExportKind, force: bool) -> SkippedExport:
+        """Record that an export still matches the head at this moment, and return it as skipped."""
+        export_record = run.state.records[kind]
+        if run.state.stale(kind, run.requested_format) is None:
+            return _skipped(export_record, FRESH)
+        export_record = export_record._replace(resolved=run.resolved)
         with self._database.write() as connection:
-            exports.record(connection, run.dataset, made)
-        self._show(run, kind)
-        if kind is Kind.DELTA:
-            self._tell_deltas(run, made)
-        how = "nothing changed since the last one" if force else "what is visible has not changed"
-        return _skipped(made, how)
+            export_records.record(connection, run.dataset, export_record)
+        self._write_tag(run, kind)
+        if kind is ExportKind.DELTA:
+            self._write_delta_index(run, export_record)
+        reason = "nothing changed since the last one" if force else "what is visible has not changed"
+        return _skipped(export_record, reason)
 
-    def _show(self, run: _Run, kind: Kind) -> None:
-        """The tag in the layout, after the fact."""
+    def _write_tag(self, run: _Run, kind: ExportKind) -> None:
+        """Write the tag into the layout; the record in SQL is authoritative."""
         try:
             path = run.dataset.layout.tag(LAKEHOUSE, kind.form.tag)
             self._store.put_hint(path, run.resolved.isoformat().encode())
         except TarnError as error:
-            log.warning("a tag is not shown", dataset=run.dataset.name, problem=error.slug)
+            log.warning("a tag could not be written to the layout", dataset=run.dataset.name, problem=error.slug)
 
     # Deltas
 
     def _keep_delta(self, run: _Run, chunks: Iterator[bytes], joining: "_JoinedParts") -> dict[str, Any]:
-        """Keep a delta under its version; which ones are kept then. What SQL does not know of is not among them:
-        whoever died over it began at the same snapshot as this one."""
+        """Store a delta under its version. Returns the list of kept deltas. Deltas without a record in SQL are not in
+        the list: a run that died before recording one began at the same snapshot as this run."""
         layout = run.dataset.layout
-        made = run.state.made.get(Kind.DELTA)
-        name = run.version + Kind.DELTA.form.named(run.config.compression).removeprefix("entities.delta")
+        record = run.state.records.get(ExportKind.DELTA)
+        name = run.version + ExportKind.DELTA.form.named(run.config.compression).removeprefix("entities.delta")
         self._store.put_stream(layout.export_delta(name), chunks)
-        goes_on = made is not None and run.base is not None
+        continues = record is not None and run.base is not None
         one = {
             "version": run.version,
             "name": name,
-            "from": made.version if made is not None and goes_on else None,
+            "from": record.version if record is not None and continues else None,
             "snapshot": run.state.head.id,
             "content": run.state.head.content,
             "size": joining.size,
-            "restart": not goes_on or deltas.needs_restart(run.state.made),
+            "restart": not continues or export_deltas.needs_restart(run.state.records),
         }
-        known = deltas.kept_deltas(run.state.made) if goes_on else []
+        known = export_deltas.kept_deltas(run.state.records) if continues else []
         return {"kept": [*known, one][-KEPT_DELTAS:]}
 
-    def _tell_deltas(self, run: _Run, made: ExportRecord) -> None:
-        """Tell of the deltas that are kept, once SQL knows of them, and delete all others."""
+    def _write_delta_index(self, run: _Run, record: ExportRecord) -> None:
+        """Write the index of the kept deltas, after they are recorded in SQL, and delete all other deltas."""
         layout = run.dataset.layout
         self._leases.renew(run.lease)
-        self._store.put(layout.delta_index, _json(deltas.index(run.dataset.name, made, self._public_url)))
-        names = {each["name"] for each in made.detail["kept"]}
-        gone = [entry.path for entry in self._store.list(layout.export_deltas)]
-        self._store.delete([path for path in gone if path.rsplit("/", 1)[-1] not in names])
+        self._store.put(layout.delta_index, _json(export_deltas.index(run.dataset.name, record, self._public_url)))
+        names = {each["name"] for each in record.detail["kept"]}
+        stored_deltas = [entry.path for entry in self._store.list(layout.export_deltas)]
+        self._store.delete([path for path in stored_deltas if path.rsplit("/", 1)[-1] not in names])
 
     # The index
 
     def _put_index(self, run: _Run) -> ExportRecord:
-        """Under the lock of whoever changes the configuration, which the index repeats."""
+        """Write the index under the lock for changes of the configuration, because the index contains the
+        configuration."""
         head = run.state.head
         self._leases.renew(run.lease)
         with self._database.write() as connection:
-            datasets.lock(connection, run.dataset)
-            config, tag = datasets.read(self._store, run.dataset)
-            known = exports.records_of(connection, run.dataset)
+            registry.lock(connection, run.dataset)
+            config, tag = registry.read(self._store, run.dataset)
+            known = export_records.records_of(connection, run.dataset)
             text = catalog.index_of(config, known, self._public_url)
-            name, told = Kind.INDEX.form.name, exports.index_detail(known, tag)
-            made = ExportRecord(
-                Kind.INDEX, name, head.id, head.seq, head.content, run.resolved, now(), 0, "", run.version, told
+            name, detail = ExportKind.INDEX.form.name, export_records.index_detail(known, tag)
+            export_record = ExportRecord(
+                ExportKind.INDEX, name, head.id, head.seq, head.content, run.resolved, now(), 0, "", run.version, detail
             ).of(text)
             replace_document(connection, self._store, run.dataset.layout.index, run.dataset.layout.versions, text)
             self._reached("index put")
-            exports.record(connection, run.dataset, made)
-            exports.record_event(connection, run.dataset, made)
-        self._show(run, Kind.INDEX)
+            export_records.record(connection, run.dataset, export_record)
+            export_records.record_event(connection, run.dataset, export_record)
+        self._write_tag(run, ExportKind.INDEX)
         catalog.publish(self._database, self._store, self._public_url)
-        return made
+        return export_record
 
-    # Around it
+    # State, sweep, leases
 
     def _state(self, dataset: Dataset) -> ExportState:
         with self._database.read() as connection:
-            return exports.state(connection, dataset)
+            return export_records.state(connection, dataset)
 
-    def _sweep(self, run: _Run) -> None:
+    def _delete_parts(self, run: _Run) -> None:
         self._store.delete([entry.path for entry in self._store.list(run.dataset.layout.export_parts)])
 
     @contextmanager
-    def _held(self, dataset: Dataset) -> Iterator[Lease]:
-        """Nobody else makes exports of the dataset meanwhile; the lease is kept alive beside the work."""
+    def _hold_lease(self, dataset: Dataset) -> Iterator[Lease]:
+        """Hold the lease on the dataset's exports; a thread renews it during the work."""
         try:
             lease = self._leases.take(dataset)
         except Locked:
@@ -448,8 +447,9 @@ class Exports:
             self._leases.release(lease)
 
     @contextmanager
-    def _reading(self, dataset: Dataset) -> Iterator[Callable[[int], None]]:
-        """No vacuum takes what is read meanwhile: nothing at all, until the oldest snapshot that is read is told."""
+    def _hold_snapshots(self, dataset: Dataset) -> Iterator[Callable[[int], None]]:
+        """Keep vacuum from deleting what is read: everything at first, then everything from the oldest snapshot that is
+        passed to the yielded function."""
         hold = self._running.begin(dataset.id)
 
         def oldest(seq: int) -> None:
@@ -462,7 +462,7 @@ class Exports:
 
 
 class _JoinedParts:
-    """Parts one after the other, measured and hashed as they pass."""
+    """Concatenates parts; computes size and SHA-1 of the result on the way."""
 
     def __init__(self, store: Store, parts: Sequence[str]) -> None:
         self._store = store
@@ -481,30 +481,31 @@ class _JoinedParts:
         return self._digest.hexdigest()
 
 
-def _skipped(made: ExportRecord, reason: str) -> SkippedExport:
-    return SkippedExport(kind=made.kind, reason=reason, invalid=made.invalid)
+def _skipped(record: ExportRecord, reason: str) -> SkippedExport:
+    return SkippedExport(kind=record.kind, reason=reason, invalid=record.invalid)
 
 
 def _most_invalid(files: Sequence[MadeExport | SkippedExport]) -> int | None:
-    """The most entities that one of these files leaves out; None if it is known of none that may leave some out."""
+    """Return the highest number of entities that one of these files leaves out; None if it is unknown for all files of
+    entities."""
     of_entities = [one.invalid for one in files if one.kind.assembles]
     known = [count for count in of_entities if count is not None]
     return max(known, default=None if of_entities else 0)
 
 
-def _reason(run: _Run, kind: Kind, force: bool) -> str | None:
-    """Why an export is to be made; None: it is not."""
-    moved = run.state.has_moved(kind, run.asked)
+def _reason(run: _Run, kind: ExportKind, force: bool) -> str | None:
+    """Return why an export is to be made, or None if it is not."""
+    moved = run.state.content_difference(kind, run.requested_format)
     if moved is not None:
         return moved
-    if kind is Kind.INDEX:
-        return "it was asked for" if force else run.state.behind(run.asked)
-    # A delta of nothing, in the place of the last one, would take that from whoever has not fetched it yet.
-    return "it was asked for" if force and kind is not Kind.DELTA else None
+    if kind is ExportKind.INDEX:
+        return "it was asked for" if force else run.state.index_stale_reason(run.requested_format)
+    # An empty delta would replace the last one before all consumers have fetched it.
+    return "it was asked for" if force and kind is not ExportKind.DELTA else None
 
 
-def _omitted_edges(run: _Run, ranges: Sequence[Range]) -> OmittedEdges | None:
-    """Relationships that are not in the graph; None: all are."""
+def _omitted_edges(run: _Run, ranges: Sequence[ExportedRange]) -> OmittedEdges | None:
+    """Return and log the relationships that are missing in the graph; None if it is complete."""
     omitted = OmittedEdges()
     for one in ranges:
         if one.omitted_edges is not None:
@@ -516,9 +517,9 @@ def _omitted_edges(run: _Run, ranges: Sequence[Range]) -> OmittedEdges | None:
 
 
 def _version(state: ExportState) -> str:
-    """FtM's version of a run; after every earlier one, whatever clocks do."""
+    """Return FtM's version of a run, later than every earlier one even if the clock went backwards."""
     version = Version.new()
-    latest = max((made.version for made in state.made.values()), default="")
+    latest = max((record.version for record in state.records.values()), default="")
     if version.id > latest:
         return version.id
     return Version(Version.from_string(latest).dt + timedelta(seconds=1), version.tag).id

@@ -1,60 +1,64 @@
-"""Flush: closed segments into the tables, one snapshot each, all dirty datasets of a round in one Spark job."""
+"""Flush job: write closed segments of the journal into the tables, one snapshot each. All datasets of a round share one
+Spark job."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import Internal, TarnError
 from tarn.journal import segments
 from tarn.journal.batch_contents import PURGE_ROWS
 from tarn.journal.depth import depth
-from tarn.lake import snapshots
-from tarn.lake.commit import Build, HeadMoved, Reached, SnapshotPublisher
-from tarn.model.flush import Moved
+from tarn.lake.commit import Build, HeadMoved, SnapshotPublisher, StepCallback
+from tarn.model.flush import FlushOutcome, FlushProgress
 from tarn.model.ids import new_id, now
-from tarn.model.journal import Depth
+from tarn.model.job import Report
 from tarn.model.names import LAKEHOUSE
-from tarn.model.snapshot import Change, SetAside, Snapshot, Tally
+from tarn.model.snapshot import RejectedEventRef, Snapshot, SnapshotOperation, Tally
 from tarn.model.statement import EPOCH
 from tarn.pipeline.jobs.flush_plan import PendingSegment, pack_into_slots, tasks_of
-from tarn.pipeline.tasks.kernel import AnyTask, Fault, Output, Task
+from tarn.pipeline.tasks.flush_segment import FlushSegment
+from tarn.pipeline.tasks.task import InvalidEvent, TableFiles, Task
 from tarn.storage.store import Store
 from tarn.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
+Result = TypeVar("Result")
+
 PUBLISHING = 4
-"""Datasets that are published at once: most of it is waiting for disk or network."""
+"""Datasets that are published concurrently: most of the time is spent waiting for disk or network."""
 
 
 class Kernels(Protocol):
-    """What runs tasks: Spark, or in tests this very process."""
+    """Runs tasks: on Spark, or in tests in the same process."""
 
     @property
     def cores(self) -> int: ...
 
-    def run(self, slots: list[list[AnyTask]]) -> Iterable[tuple[int, Output | TarnError]]: ...
-
-    def run_here(self, task: AnyTask) -> Output | TarnError:
-        """Do one task without Spark, where to ask for it would take longer than the task. Not one on the journal."""
-        ...
+    def run(self, slots: list[list[Task[Result]]]) -> Iterable[tuple[int, Result | TarnError]]: ...
 
 
-class Flushed(NamedTuple):
-    """What became of one dataset in a round: its new snapshots, or why it got no further."""
+@dataclass(frozen=True, slots=True)
+class _Backlog:
+    """What a dataset had not flushed when its open segment was closed."""
 
-    snapshots: list[Snapshot]
-    error: TarnError | None = None
+    last_segment: int
+    rows: int
+    oldest: datetime | None
 
 
 class Flush:
-    """Rounds of flushing."""
+    """Flush rounds over several datasets."""
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class Flush:
         store: Store,
         publisher: SnapshotPublisher,
         kernels: Callable[[], Kernels],
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
         watch: Telemetry | None = None,
     ) -> None:
         self._watch = watch or Telemetry()
@@ -73,144 +77,156 @@ class Flush:
         self._reached = reached
 
     def run(
-        self, wanted: Sequence[Dataset], hold: Callable[[], None], moved: Moved = lambda *_: None
-    ) -> dict[str, Flushed]:
-        """Flush what these datasets hold now, whatever is written meanwhile. What became of each, by its id.
+        self, requested: Sequence[Dataset], hold: Callable[[], None], moved: FlushProgress = lambda *_: None
+    ) -> dict[str, FlushOutcome]:
+        """Flush everything that these datasets have acknowledged up to now. Returns the outcomes by dataset id: the
+        error of one dataset does not affect the others.
 
-        1. close     the open segment, so that it has an end
-        2. build     the oldest closed segment of every dataset, all in one job; what is closed later waits
-        3-7.         publish each; a build that the head has moved away from is made again
+        1. close     the open segment, so that later writes are not waited for
+        2. build     the oldest closed segment of every dataset, all in one Spark job
+        3-7.         publish each build; if the head has moved meanwhile, the segment is built again
+
+        Raises what `hold` raises, and errors of Spark, which concern all datasets.
         """
-        done: dict[str, list[Snapshot]] = {dataset.id: [] for dataset in wanted}
-        failed: dict[str, TarnError] = {}
-        limits: dict[str, int] = {}
-        waiting: dict[str, int] = {}
-        since: dict[str, datetime] = {}
-        left = list(wanted)
-        for dataset in wanted:
-            try:
-                limits[dataset.id], found = self._close(dataset)
-                waiting[dataset.id] = found.rows
-                if found.oldest is not None:
-                    since[dataset.id] = found.oldest
-                moved(dataset.id, 0, waiting[dataset.id])
-            except TarnError as error:
-                failed[dataset.id] = error
+        outcomes = {dataset.id: FlushOutcome() for dataset in requested}
+        backlogs: dict[str, _Backlog] = {}
+        for dataset in requested:
+            with _isolated(outcomes[dataset.id]):
+                backlogs[dataset.id] = self._close(dataset)
+                moved(dataset.id, 0, backlogs[dataset.id].rows)
         self._reached("closed")
-        while left := [dataset for dataset in left if dataset.id not in failed]:
+        remaining = list(requested)
+        while remaining := [dataset for dataset in remaining if outcomes[dataset.id].error is None]:
             hold()
-            jobs = []
-            for dataset in left:
-                try:
-                    job = self._job(dataset, limits[dataset.id])
-                except TarnError as error:
-                    failed[dataset.id] = error
-                    continue
-                if job is None:
-                    moved(dataset.id, waiting[dataset.id], waiting[dataset.id])
-                else:
-                    jobs.append(job)
-            if not jobs:
+            pending = []
+            for dataset in remaining:
+                backlog = backlogs[dataset.id]
+                with _isolated(outcomes[dataset.id]):
+                    segment = self._oldest(dataset, backlog.last_segment)
+                    if segment is None:
+                        moved(dataset.id, backlog.rows, backlog.rows)
+                    else:
+                        pending.append(segment)
+            if not pending:
                 break
-            for dataset_id, outcome in self._round(jobs, hold):
-                if isinstance(outcome, TarnError):
-                    failed[dataset_id] = outcome
-                elif outcome is not None:
-                    done[dataset_id].append(outcome)
-                    self._tell(outcome, since.pop(dataset_id, None))
-                    moved(dataset_id, sum(map(_consumed, done[dataset_id])), waiting[dataset_id])
-            left = [job.dataset for job in jobs]
-        for dataset_id, why in failed.items():
-            log.warning("a dataset is not flushed", dataset=dataset_id, problem=why.slug, detail=why.detail)
-        return {dataset.id: Flushed(done[dataset.id], failed.get(dataset.id)) for dataset in wanted}
+            for dataset_id, result in self._round(pending, hold):
+                outcome, backlog = outcomes[dataset_id], backlogs[dataset_id]
+                if isinstance(result, TarnError):
+                    outcome.error = result
+                elif result is not None:
+                    self._observe(result, None if outcome.snapshots else backlog.oldest)
+                    outcome.snapshots.append(result)
+                    moved(dataset_id, sum(map(_consumed, outcome.snapshots)), backlog.rows)
+            remaining = [segment.dataset for segment in pending]
+        for dataset_id, outcome in outcomes.items():
+            if outcome.error is not None:
+                log.warning(
+                    "a dataset could not be flushed",
+                    dataset=dataset_id,
+                    problem=outcome.error.slug,
+                    detail=outcome.error.detail,
+                )
+        return outcomes
+
+    def run_one(self, dataset: Dataset, report: Report) -> None:
+        """Flush one dataset. Raises the error that stopped it."""
+        outcome = self.run([dataset], lambda: report(None))[dataset.id]
+        if outcome.error is not None:
+            raise outcome.error
 
     def tidy(self) -> None:
-        """Delete what is left of flushed batches in the journal."""
+        """Delete the rows of flushed batches from the journal."""
         segments.purge_done(self._database)
 
-    def _tell(self, snapshot: Snapshot, since: datetime | None) -> None:
+    def _observe(self, snapshot: Snapshot, oldest: datetime | None) -> None:
+        """Update the metrics. The first snapshot of a round contains the oldest event, and is passed its time."""
         self._watch.flushed.observe(_consumed(snapshot))
-        if since is not None:  # the first of a round has the oldest event
-            self._watch.flush_lag.observe((now() - since).total_seconds())
+        if oldest is not None:
+            self._watch.flush_lag.observe((now() - oldest).total_seconds())
 
-    def _close(self, dataset: Dataset) -> tuple[int, Depth]:
-        """Close the open segment; the number of the last one that is closed now, and what waits up to it."""
+    def _close(self, dataset: Dataset) -> _Backlog:
+        """Close the open segment."""
         with self._database.write() as connection:
             segments.close(connection, dataset)
-            return segments.last_closed(connection, dataset), depth(connection, dataset)
+            waiting = depth(connection, dataset)
+            return _Backlog(segments.last_closed(connection, dataset), waiting.rows, waiting.oldest)
 
-    def _job(self, dataset: Dataset, limit: int) -> PendingSegment | None:
+    def _oldest(self, dataset: Dataset, limit: int) -> PendingSegment | None:
+        """Return the oldest closed segment, or None if there is none up to this number."""
         with self._database.read() as connection:
             segment = segments.oldest(connection, dataset)
-            head = snapshots.recorded(connection, dataset)
+            head = recorded_head(connection, dataset)
         if segment is None or segment.number > limit:
             return None
-        config, _ = datasets.read(self._store, dataset)
+        config, _ = registry.read(self._store, dataset)
         return PendingSegment(dataset, config, segment, head)
 
     def _round(
-        self, jobs: list[PendingSegment], hold: Callable[[], None]
+        self, pending: list[PendingSegment], hold: Callable[[], None]
     ) -> Iterator[tuple[str, Snapshot | TarnError | None]]:
-        with self._watch.span("build", datasets=len(jobs)):
-            builds = self._build(jobs)
+        with self._watch.span("build", datasets=len(pending)):
+            builds = self._build(pending)
         self._reached("built")
         hold()
-        with ThreadPoolExecutor(min(PUBLISHING, len(jobs))) as pool:
-            outcomes = pool.map(self._publish, builds)
+        with ThreadPoolExecutor(min(PUBLISHING, len(pending))) as pool:
             published = False
-            for job, outcome in zip(jobs, outcomes, strict=True):
-                published |= isinstance(outcome, Snapshot)
-                yield job.dataset.id, outcome
+            for segment, result in zip(pending, pool.map(self._publish, builds), strict=True):
+                published |= isinstance(result, Snapshot)
+                yield segment.dataset.id, result
         if published:
             self._purge()
 
     def _purge(self) -> None:
-        """Delete a few rows of what is flushed; many are left to `tidy`, as whoever waits for the flush need not wait
-        for that."""
+        """Delete some flushed rows from the journal; the rest is left to `tidy`, so that clients do not wait for it."""
         try:
             segments.purge_done(self._database, most=PURGE_ROWS)
         except TarnError as error:
             log.warning("flushed rows stay in the journal for now", problem=error.slug)
         self._reached("purged")
 
-    def _build(self, jobs: list[PendingSegment]) -> list[Build | TarnError | None]:
-        """Builds in the order of their jobs, or why there is none; None where another worker was faster."""
+    def _build(self, pending: list[PendingSegment]) -> list[Build | TarnError | None]:
+        """Build these segments. Returns for each its build or its error, or None if another worker was faster."""
         kernels = self._kernels()
         moment = int((now() - EPOCH).total_seconds() * 1_000_000)
-        tasks: list[Task] = []
-        sized: list[tuple[Task, int]] = []
+        tasks: list[FlushSegment] = []
+        sized: list[tuple[FlushSegment, int]] = []
         owners: list[int] = []
-        for number, job in enumerate(jobs):
-            own = tasks_of(job, len(tasks), kernels.cores, moment)
+        for number, segment in enumerate(pending):
+            own = tasks_of(segment, len(tasks), kernels.cores, moment)
             tasks += own
-            sized += [(task, job.segment.rows // len(own)) for task in own]
+            sized += [(task, segment.rows // len(own)) for task in own]
             owners += [number] * len(own)
-        outputs: list[list[Output | TarnError]] = [[] for _ in jobs]
+        outputs: list[list[TableFiles | TarnError]] = [[] for _ in pending]
         for task, output in sorted(kernels.run(pack_into_slots(sized, kernels.cores)), key=lambda pair: pair[0]):
             outputs[owners[task]].append(output)
-        return [self._checked(job, _assemble(job, made)) for job, made in zip(jobs, outputs, strict=True)]
+        return [
+            self._check(segment, _assemble(segment, files)) for segment, files in zip(pending, outputs, strict=True)
+        ]
 
-    def _checked(self, job: PendingSegment, build: Build | TarnError) -> Build | TarnError | None:
-        """The build, if every row of its segment is in it: what is done is deleted, and unread rows must not be.
+    def _check(self, pending: PendingSegment, build: Build | TarnError) -> Build | TarnError | None:
+        """Return the build if it contains every row of its segment: the rows are deleted afterwards, and unread rows
+        must not be.
 
-        None if another worker flushed the segment before its rows were read, so that they were not to be seen any more.
+        Returns None if another worker flushed the segment before its rows were read, so that they were no longer
+        visible.
         """
         if isinstance(build, TarnError):
             return build
         tally = build.tally
         consumed = tally.added + tally.seen + tally.deleted + tally.set_aside
-        if consumed == job.segment.rows:
+        if consumed == pending.rows:
             return build
         try:
             with self._database.read() as connection:
-                if snapshots.recorded(connection, job.dataset) != job.head:
+                if recorded_head(connection, pending.dataset) != pending.head:
                     return None
         except TarnError as error:
             return error
-        return Internal(f"{consumed} of the {job.segment.rows} rows of segment {job.segment.number} were read")
+        return Internal(f"only {consumed} of the {pending.rows} rows of segment {pending.segment.number} were read")
 
     def _publish(self, build: Build | TarnError | None) -> Snapshot | TarnError | None:
-        """The snapshot; None if it must be built again, or another worker has done it."""
+        """Publish a build and return the snapshot; None if it must be built again, or another worker has published
+        it."""
         if build is None or isinstance(build, TarnError):
             return build
         try:
@@ -223,40 +239,49 @@ class Flush:
         return snapshot
 
 
+@contextmanager
+def _isolated(outcome: FlushOutcome) -> Iterator[None]:
+    """Store an error in the outcome of the dataset that it concerns."""
+    try:
+        yield
+    except TarnError as error:
+        outcome.error = error
+
+
 def _consumed(snapshot: Snapshot) -> int:
     rows = snapshot.rows
     return rows.added + rows.seen + rows.deleted + rows.set_aside
 
 
-def _assemble(job: PendingSegment, outputs: list[Output | TarnError]) -> Build | TarnError:
-    """One build from what its tasks made."""
+def _assemble(pending: PendingSegment, outputs: list[TableFiles | TarnError]) -> Build | TarnError:
+    """Combine the outputs of a segment's tasks into one build, or return their first error."""
     failures = [output for output in outputs if isinstance(output, TarnError)]
     if failures:
         return failures[0]
-    made = [output for output in outputs if not isinstance(output, TarnError)]
-    tally = Tally(*(sum(counts) for counts in zip(*(output.tally for output in made), strict=True)))
-    stage = job.segment.stage
+    completed = [output for output in outputs if not isinstance(output, TarnError)]
+    tally = Tally(*(sum(counts) for counts in zip(*(output.tally for output in completed), strict=True)))
+    stage = pending.segment.stage
     return Build(
-        dataset=job.dataset,
-        operation=Change.FLUSH,
+        dataset=pending.dataset,
+        operation=SnapshotOperation.FLUSH,
         id=new_id(),
-        base=job.head,
-        segment=job.segment.number,
+        base=pending.head,
+        segment=pending.segment.number,
         added={
-            "statements": tuple(file for output in made for file in output.files["statements"]),
-            "translog": tuple(file for output in made for file in output.files["translog"]),
+            "statements": tuple(file for output in completed for file in output.files["statements"]),
+            "translog": tuple(file for output in completed for file in output.files["translog"]),
         },
         tally=tally,
-        batches=job.segment.batches,
-        set_aside=tuple(_rejected(job, fault) for output in made for fault in output.faults),
-        checksum=job.config.checksum,
+        batches=pending.segment.batches,
+        set_aside=tuple(_rejected(pending, event) for output in completed for event in output.rejected),
+        checksum=pending.config.checksum,
         author=LAKEHOUSE if stage is None else stage.tenant,
         message=None if stage is None else stage.message,
         metadata={} if stage is None else stage.metadata,
     )
 
 
-def _rejected(job: PendingSegment, fault: Fault) -> SetAside:
-    commit, position = fault.ord >> 32, fault.ord & 0xFFFFFFFF
-    batch = next(batch for batch in job.segment.batches if batch.commit == commit)
-    return SetAside(batch=batch.id, position=position, reason=fault.reason)
+def _rejected(pending: PendingSegment, event: InvalidEvent) -> RejectedEventRef:
+    commit, position = event.ord >> 32, event.ord & 0xFFFFFFFF
+    batch = next(batch for batch in pending.segment.batches if batch.commit == commit)
+    return RejectedEventRef(batch=batch.id, position=position, reason=event.reason)

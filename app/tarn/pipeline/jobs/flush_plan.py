@@ -1,27 +1,31 @@
-"""Which tasks a round of flushing is made of, and which of them run together."""
+"""Flush planning: divide segments into tasks, and pack tasks into slots (Spark partitions)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import TypeVar
 
 from tarn.datasets.registry import Dataset
 from tarn.journal.segments import Segment
 from tarn.model.dataset import DatasetConfig
 from tarn.model.shards import ALL_SHARDS
 from tarn.model.snapshot import Head
-from tarn.pipeline.tasks.kernel import AnyTask, Task
+from tarn.pipeline.tasks.flush_segment import FlushSegment
+from tarn.pipeline.tasks.task import Task
+
+Result = TypeVar("Result")
 
 TASK_ROWS = 500_000
-"""Rows that a task takes at most, as near as shards divide them."""
+"""Rows per task at most; approximate, as a segment is divided by shards."""
 
 TASK_CHARACTERS = 64 << 20
-"""Characters of values that a task takes at most, likewise: long texts are few rows, and are sorted all the same."""
+"""Characters of values per task at most; approximate. Long texts are few rows, but must be sorted, too."""
 
 WORTH_SPLITTING = 50_000
 """Rows from which on a segment is divided among all cores."""
 
 OVERHEAD = 500
-"""Rows that a task of any size costs the time of."""
+"""Fixed cost of a task, in rows."""
 
 SLOTS_PER_CORE = 2
 
@@ -35,34 +39,41 @@ class PendingSegment:
     segment: Segment
     head: Head
 
+    @property
+    def rows(self) -> int:
+        return self.segment.rows
 
-def tasks_of(job: PendingSegment, first: int, cores: int, moment: int) -> list[Task]:
-    """The tasks of one segment, numbered from `first` on: ranges of shards, so that an entity's events meet in one."""
-    rows = job.segment.rows
-    parts = max(-(-rows // TASK_ROWS), -(-job.segment.size // TASK_CHARACTERS), cores if rows >= WORTH_SPLITTING else 1)
+
+def tasks_of(pending: PendingSegment, first: int, cores: int, moment: int) -> list[FlushSegment]:
+    """Return the tasks of one segment, numbered from `first` on. They are ranges of shards, so that all events of an
+    entity are in one task."""
+    rows = pending.rows
+    parts = max(
+        -(-rows // TASK_ROWS), -(-pending.segment.size // TASK_CHARACTERS), cores if rows >= WORTH_SPLITTING else 1
+    )
     low, high = ALL_SHARDS
     bounds = [low + (high + 1 - low) * part // parts for part in range(parts + 1)]
     return [
-        Task(
+        FlushSegment(
             number=first + part,
-            dataset=job.dataset.name,
-            dataset_id=job.dataset.id,
-            after=job.segment.after,
-            upto=job.segment.number,
+            dataset=pending.dataset.name,
+            dataset_id=pending.dataset.id,
+            after=pending.segment.after,
+            upto=pending.segment.number,
             shards=(bounds[part], bounds[part + 1] - 1),
-            head=None if job.head.id is None else job.head.seq,
+            head=None if pending.head.id is None else pending.head.seq,
             moment=moment,
-            target_file_bytes=job.config.target_file_bytes,
-            checksum=job.config.checksum is not None,
+            target_file_bytes=pending.config.target_file_bytes,
+            checksum=pending.config.checksum is not None,
         )
         for part in range(parts)
     ]
 
 
-def pack_into_slots(tasks: Sequence[tuple[AnyTask, int]], cores: int) -> list[list[AnyTask]]:
-    """Tasks, each with its rows, in slots of about the same work: a Spark task of its own for each would cost more."""
+def pack_into_slots(tasks: Sequence[tuple[Task[Result], int]], cores: int) -> list[list[Task[Result]]]:
+    """Pack tasks, given with their rows, into slots of about the same work: one Spark task for each would cost more."""
     count = min(len(tasks), cores * SLOTS_PER_CORE)
-    slots: list[list[AnyTask]] = [[] for _ in range(count)]
+    slots: list[list[Task[Result]]] = [[] for _ in range(count)]
     loads = [(0, number) for number in range(count)]
     heapify(loads)
     for task, rows in sorted(tasks, key=lambda pair: pair[1], reverse=True):

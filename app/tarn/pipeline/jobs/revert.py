@@ -1,5 +1,5 @@
-"""Revert: an older state made the present one, or what one snapshot did taken back. History goes on; nothing is undone
-in it."""
+"""Revert job: restore an older state as a new snapshot, or undo the changes of one snapshot. History is only appended
+to."""
 
 from collections.abc import Sequence
 
@@ -8,101 +8,101 @@ import structlog
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import NoSnapshots, SnapshotConflict
-from tarn.journal import head as heads
+from tarn.journal import head
 from tarn.lake import snapshots
 from tarn.lake.commit import TABLES, Build, HeadMoved
 from tarn.lake.snapshots import Named
 from tarn.model.ids import new_id, now
 from tarn.model.job import Report, RevertOptions, RevertResult
-from tarn.model.snapshot import Change, File, Snapshot, TableName, Tally
+from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName, Tally
 from tarn.model.statement import EPOCH
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.rewrite import TRIES, RewriteBase, Rewriter, files_of, run_tasks, tally_of
-from tarn.pipeline.tasks.compare_snapshots import SnapshotFiles, TakeBack, compare
+from tarn.pipeline.tasks.compare_snapshots import SnapshotFiles, UndoChanges, compare
 
 log = structlog.get_logger(__name__)
 
 
 class Revert:
-    """Reverts."""
+    """The revert job."""
 
-    def __init__(self, database: Database, rewriting: Rewriter, flush: Flush) -> None:
+    def __init__(self, database: Database, rewriter: Rewriter, flush: Flush) -> None:
         self._database = database
-        self._rewriting = rewriting
+        self._rewriter = rewriter
         self._flush = flush
 
     def run(self, dataset: Dataset, options: RevertOptions, report: Report) -> RevertResult:
-        """Make the snapshot, if there is anything to revert.
+        """Publish the reverting snapshot, if there is anything to revert.
 
-        What was acknowledged before is flushed first, and so is behind it; what is acknowledged meanwhile comes after
-        it, in whichever snapshot. Where the head moves in between, it is begun again. Raises SnapshotConflict if it
-        always does; SnapshotNotFound, SnapshotGone, RefNotFound, NoSnapshots.
+        Writes that were acknowledged before are flushed first, and so are reverted, too; writes that are acknowledged
+        meanwhile come after the revert, in some later snapshot. If the head moves meanwhile, it starts again. Raises
+        SnapshotConflict if the head moves every time; SnapshotNotFound, SnapshotGone, RefNotFound, NoSnapshots.
         """
         for _ in range(TRIES):
             named = self._named(dataset, options)
-            place = self._flushed(dataset, report)
-            base = self._rewriting.base(dataset)
+            commit = self._flush_all(dataset, report)
+            base = self._rewriter.base(dataset)
             if base is None:
                 raise NoSnapshots(f"{dataset.name!r} has no snapshots yet")
             build = (
                 self._to(base, named, options, report)
                 if options.to
-                else self._undo(base, named, place, options, report)
+                else self._undo(base, named, commit, options, report)
             )
             if build is None:
                 return RevertResult(operation="revert", snapshot=None, added=0, ended=0)
             report(None)
             try:
-                done = self._rewriting.publish(build)
+                done = self._rewriter.publish(build)
             except HeadMoved:
-                log.info("the head moved away under a revert", dataset=dataset.name)
+                log.info("the head moved during a revert, which is retried", dataset=dataset.name)
                 continue
             tally = build.tally
-            return RevertResult(operation="revert", snapshot=done.made(dataset), added=tally.added, ended=tally.ended)
-        raise SnapshotConflict(f"the head of {dataset.name!r} moved {TRIES} times meanwhile", expected=None, head=None)
+            return RevertResult(operation="revert", snapshot=done.made, added=tally.added, ended=tally.ended)
+        raise SnapshotConflict(
+            f"the head of {dataset.name!r} moved {TRIES} times during the revert; try again", expected=None, head=None
+        )
 
     def _named(self, dataset: Dataset, options: RevertOptions) -> Named:
         with self._database.read() as connection:
             return snapshots.find_state(connection, dataset, options.to or options.undo or "")
 
-    def _flushed(self, dataset: Dataset, report: Report) -> int:
-        """Flush what is acknowledged by now. Returns a commit number between all of that and whatever comes later."""
+    def _flush_all(self, dataset: Dataset, report: Report) -> int:
+        """Flush what is acknowledged by now. Returns a commit number between all of that and everything later."""
         with self._database.write() as connection:
-            place = heads.rotate_and_take(connection, dataset)
-        flushed = self._flush.run([dataset], lambda: report(None))[dataset.id]
-        if flushed.error is not None:
-            raise flushed.error
-        return place
+            commit = head.rotate_and_take(connection, dataset)
+        self._flush.run_one(dataset, report)
+        return commit
 
     def _to(self, base: RewriteBase, named: Named, options: RevertOptions, report: Report) -> Build | None:
-        wanted = snapshots.read_named(self._rewriting.store, base.dataset, named)
-        if wanted.content == base.snapshot.content:
+        target = snapshots.read_named(self._rewriter.store, base.dataset, named)
+        if target.content == base.snapshot.content:
             return None
         (output,) = run_tasks(
-            self._rewriting.kernels(),
-            [(compare(base.dataset.name, wanted, base.snapshot), base.snapshot.rows.live)],
+            self._rewriter.kernels(),
+            [(compare(base.dataset.name, target, base.snapshot), base.snapshot.rows.live)],
             report,
         )
         added: dict[TableName, tuple[File, ...]] = {}
         removed: dict[TableName, tuple[File, ...]] = {}
         for table in TABLES:
-            added[table] = _without(wanted.table(table).files, base.snapshot.table(table).files)
-            removed[table] = _without(base.snapshot.table(table).files, wanted.table(table).files)
+            added[table] = _without(target.table(table).files, base.snapshot.table(table).files)
+            removed[table] = _without(base.snapshot.table(table).files, target.table(table).files)
         if not any(added.values()) and not any(removed.values()):
             return None
         return self._build(base, options, added, removed, output.tally)
 
     def _undo(
-        self, base: RewriteBase, named: Named, place: int, options: RevertOptions, report: Report
+        self, base: RewriteBase, named: Named, commit: int, options: RevertOptions, report: Report
     ) -> Build | None:
-        store, dataset = self._rewriting.store, base.dataset
+        store, dataset = self._rewriter.store, base.dataset
         done = snapshots.read_named(store, dataset, named)
         before: Snapshot | None = None
         if done.parent is not None:
             with self._database.read() as connection:
                 parent = snapshots.find(connection, dataset, done.parent)
             before = snapshots.read_named(store, dataset, parent)
-        task = TakeBack(
+        task = UndoChanges(
             0,
             dataset.name,
             base.config.target_file_bytes,
@@ -110,10 +110,10 @@ class Revert:
             before=SnapshotFiles.of(before),
             done=SnapshotFiles.of(done),
             present=SnapshotFiles.of(base.snapshot),
-            ord=place << 32,
+            ord=commit << 32,
             moment=int((now() - EPOCH).total_seconds() * 1_000_000),
         )
-        outputs = run_tasks(self._rewriting.kernels(), [(task, done.rows.added + done.rows.ended)], report)
+        outputs = run_tasks(self._rewriter.kernels(), [(task, done.rows.added + done.rows.ended)], report)
         added = files_of(outputs)
         if not any(added.values()):
             return None
@@ -129,7 +129,7 @@ class Revert:
     ) -> Build:
         return Build(
             dataset=base.dataset,
-            operation=Change.REVERT,
+            operation=SnapshotOperation.REVERT,
             id=new_id(),
             base=base.head,
             segment=None,

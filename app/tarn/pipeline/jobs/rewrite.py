@@ -1,35 +1,39 @@
-"""Rewriting files of the store: the same rows in other files, or fewer, in a snapshot of its own."""
+"""Rewrite files of the tables into other files, with the same rows or fewer, and publish them as a snapshot. Base of
+compact, optimize, purge and revert."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
-from tarn.datasets import registry as datasets
+from tarn.datasets import registry
+from tarn.datasets.head import recorded_head
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.errors import SnapshotConflict, TarnError
 from tarn.lake import snapshots
-from tarn.lake.commit import Build, HeadMoved, Reached, SnapshotPublisher
+from tarn.lake.commit import Build, HeadMoved, SnapshotPublisher, StepCallback
 from tarn.model.dataset import DatasetConfig
 from tarn.model.ids import new_id
 from tarn.model.job import MadeSnapshot, Progress, Report
-from tarn.model.snapshot import Change, File, Head, Snapshot, TableName, Tally
+from tarn.model.snapshot import File, Head, Snapshot, SnapshotOperation, TableName, Tally
 from tarn.pipeline.jobs.flush import Kernels
 from tarn.pipeline.jobs.flush_plan import pack_into_slots
-from tarn.pipeline.tasks.kernel import AnyTask, Output
+from tarn.pipeline.tasks.task import TableFiles, TableTask, Task
 from tarn.storage.store import Store
 
 log = structlog.get_logger(__name__)
 
+Result = TypeVar("Result")
+
 TRIES = 5
-"""How often a rewriting is begun again because the head moved away under it."""
+"""Attempts of a rewrite; a new one starts when the head has moved."""
 
 Removed = dict[TableName, tuple[File, ...]]
 
 
 class RewriteBase(NamedTuple):
-    """What a rewriting is built on."""
+    """The head that a rewrite is built on."""
 
     dataset: Dataset
     config: DatasetConfig
@@ -38,14 +42,14 @@ class RewriteBase(NamedTuple):
 
 
 class RewritePlan(NamedTuple):
-    """The tasks of a rewriting, each with its rows, and the files that theirs take the place of."""
+    """The tasks of a rewrite, each with its rows, and the files that their outputs replace."""
 
-    tasks: list[tuple[AnyTask, int]]
+    tasks: Sequence[tuple[TableTask, int]]
     removed: Removed
 
 
 class RewriteResult(NamedTuple):
-    """What came of it. Without a snapshot there was nothing to do."""
+    """Outcome of a rewrite. Without a snapshot there was nothing to do."""
 
     snapshot: Snapshot | None
     removed: int = 0
@@ -53,14 +57,13 @@ class RewriteResult(NamedTuple):
     rows: int = 0
     tally: Tally = Tally()
 
-    def made(self, dataset: Dataset) -> MadeSnapshot | None:
-        if self.snapshot is None:
-            return None
-        return MadeSnapshot(dataset=dataset.name, seq=self.snapshot.seq, id=self.snapshot.id)
+    @property
+    def made(self) -> MadeSnapshot | None:
+        return None if self.snapshot is None else MadeSnapshot.of(self.snapshot)
 
 
 class Rewriter:
-    """Makes and publishes rewritings."""
+    """Builds and publishes rewrites."""
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Rewriter:
         store: Store,
         publisher: SnapshotPublisher,
         kernels: Callable[[], Kernels],
-        reached: Reached = lambda _: None,
+        reached: StepCallback = lambda _: None,
     ) -> None:
         self._database = database
         self.store = store
@@ -79,14 +82,14 @@ class Rewriter:
     def run(
         self,
         dataset: Dataset,
-        operation: Change,
+        operation: SnapshotOperation,
         plan: Callable[[RewriteBase], RewritePlan | None],
         report: Report,
         finish: Callable[[Build, RewriteBase], Build] = lambda build, _: build,
     ) -> RewriteResult:
-        """Plan on the head, build, publish; again on another head where the build does not hold on it.
+        """Plan on the head, build, publish; start again on the new head if the build does not apply to it.
 
-        Raises SnapshotConflict if the head moves away every time, and whatever storage, database and kernels raise.
+        Raises SnapshotConflict if the head moves every time, and errors of storage, database and kernels.
         """
         for _ in range(TRIES):
             base = self.base(dataset)
@@ -99,7 +102,7 @@ class Rewriter:
             try:
                 return self.publish(build)
             except HeadMoved:
-                log.info("what was rewritten does not hold any more", dataset=dataset.name, operation=operation)
+                log.info("the head moved during a rewrite, which is retried", dataset=dataset.name, operation=operation)
         raise SnapshotConflict(
             f"the head of {dataset.name!r} moved {TRIES} times while it was rewritten",
             expected=None if base is None else base.head.id,
@@ -107,23 +110,23 @@ class Rewriter:
         )
 
     def base(self, dataset: Dataset) -> RewriteBase | None:
-        """The head, if there is one."""
+        """Return the head, or None if there is no snapshot."""
         with self._database.read() as connection:
-            head = snapshots.recorded(connection, dataset)
+            head = recorded_head(connection, dataset)
         if head.id is None:
             return None
-        config, _ = datasets.read(self.store, dataset)
+        config, _ = registry.read(self.store, dataset)
         return RewriteBase(dataset, config, head, snapshots.read(self.store, dataset, head.seq))
 
     def publish(self, build: Build) -> RewriteResult:
-        """Raises HeadMoved."""
+        """Publish a build. Raises HeadMoved."""
         snapshot = self._publisher.publish(build)
         log.info("rewritten", dataset=build.dataset.name, operation=build.operation, seq=snapshot.seq)
         added = [file for files in build.added.values() for file in files]
         removed = sum(map(len, build.removed.values()))
         return RewriteResult(snapshot, removed, len(added), sum(file.rows for file in added), build.tally)
 
-    def _build(self, base: RewriteBase, operation: Change, plan: RewritePlan, report: Report) -> Build:
+    def _build(self, base: RewriteBase, operation: SnapshotOperation, plan: RewritePlan, report: Report) -> Build:
         outputs = run_tasks(self.kernels(), plan.tasks, report)
         return Build(
             dataset=base.dataset,
@@ -138,26 +141,26 @@ class Rewriter:
         )
 
 
-def run_tasks(kernels: Kernels, tasks: Sequence[tuple[AnyTask, int]], report: Report) -> list[Output]:
-    """What tasks made, in their order. Raises the first error of any."""
+def run_tasks(kernels: Kernels, tasks: Sequence[tuple[Task[Result], int]], report: Report) -> list[Result]:
+    """Run tasks, given with their rows, and return their results in order. Raises the first error."""
     if not tasks:
         return []
     total = sum(rows for _, rows in tasks)
     report(Progress(done=0, total=total, unit="rows"))
-    made: list[Output] = []
-    for _, output in sorted(kernels.run(pack_into_slots(tasks, kernels.cores)), key=lambda pair: pair[0]):
-        if isinstance(output, TarnError):
-            raise output
-        made.append(output)
+    results: list[Result] = []
+    for _, result in sorted(kernels.run(pack_into_slots(tasks, kernels.cores)), key=lambda pair: pair[0]):
+        if isinstance(result, TarnError):
+            raise result
+        results.append(result)
     report(Progress(done=total, total=total, unit="rows"))
-    return made
+    return results
 
 
-def files_of(outputs: Iterable[Output]) -> dict[TableName, tuple[File, ...]]:
+def files_of(outputs: Iterable[TableFiles]) -> dict[TableName, tuple[File, ...]]:
     outputs = list(outputs)
     tables: tuple[TableName, TableName] = ("statements", "translog")
     return {table: tuple(file for output in outputs for file in output.files.get(table, ())) for table in tables}
 
 
-def tally_of(outputs: Iterable[Output]) -> Tally:
+def tally_of(outputs: Iterable[TableFiles]) -> Tally:
     return Tally(*(sum(counts) for counts in zip(*(output.tally for output in outputs), strict=True)))

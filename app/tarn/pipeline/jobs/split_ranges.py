@@ -1,4 +1,4 @@
-"""A range of keys divided into parts of about the same size, by a look at some of its rows."""
+"""Split a key range into parts of about the same size, by sampling its rows."""
 
 # ruff: noqa: S608 - put together from constants and paths of ours
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import duckdb
 
 from tarn.datasets.registry import Dataset
+from tarn.lake.scans import Scans, within
 from tarn.model.cancellation import interrupting
 from tarn.model.ranges import Range
 from tarn.model.snapshot import File
@@ -14,16 +15,17 @@ from tarn.storage.store import Store
 
 TASK_ROWS = 500_000
 TASK_CHARACTERS = 64 << 20
-"""What one task folds at most, as near as a sample divides it."""
+"""Rows and characters that one task folds at most; approximate, as the range is divided by a sample."""
 
 FINE, WORTH_A_FILE = 8, 25_000
-"""A range is divided into so many files if each gets so many rows: what changes later concerns fewer of them."""
+"""A range is split into FINE files if each gets WORTH_A_FILE rows, so that later changes affect fewer rows."""
 
 FEW_BYTES = 4 << 20
-"""Of files that need no look at how long their texts are: packed well, they are some tens of megabytes at most."""
+"""Bytes of files below which the length of their values is not checked: uncompressed they are some tens of megabytes at
+most."""
 
 SAMPLE, MOST_SAMPLED = 2_000, 20_000
-"""Rows that are looked at for each part, and in all."""
+"""Rows that are sampled for each part, and in total."""
 
 
 def split_range(
@@ -35,11 +37,12 @@ def split_range(
     cores: int,
     fine: int = 1,
 ) -> list[tuple[Range, int]]:
-    """A range in parts of about the same size, each for one task and one file, more or less; so `fine`, if it is worth
-    it, for files that stay."""
+    """Split a range into parts of about the same size, each for one task and about one file. Returns the parts with
+    their estimated rows. With `fine`, it is split into that many parts if they are large enough: for files that stay.
+    """
     rows, size = sum(file.rows for file in files), sum(file.size for file in files)
-    wanted = min(fine, rows // WORTH_A_FILE)
-    count = max(1, wanted, -(-rows // TASK_ROWS), -(-size // target_file_bytes))
+    target_count = min(fine, rows // WORTH_A_FILE)
+    count = max(1, target_count, -(-rows // TASK_ROWS), -(-size // target_file_bytes))
     if count == 1 and rows < 2 * WORTH_A_FILE and size < FEW_BYTES:
         return [(keys, rows)]
     sample, characters = _sampled(store, dataset, keys, files, min(MOST_SAMPLED, SAMPLE * max(count, cores)))
@@ -50,22 +53,16 @@ def split_range(
 
 
 def _sampled(store: Store, dataset: Dataset, keys: Range, files: Sequence[File], most: int) -> tuple[list[str], int]:
-    """Keys of some rows, in order, and about how many characters all values have together."""
+    """Return the sorted keys of a sample of rows, and the approximate number of characters of all values."""
     connection = store.connection
-    urls = [connection.file_url(f"{dataset.layout.statements}/{file.path}") for file in files]
+    scans, paths = Scans(connection, dataset.layout), [file.path for file in files]
     rows = sum(file.rows for file in files)
     with duckdb.connect(config={"threads": 2, "memory_limit": "256MB"}) as duck, interrupting(duck.interrupt):
         connection.prepare(duck)
-        above = "canonical_id >= $low" + ("" if keys.high is None else " AND canonical_id < $high")
-        bounds = {"low": keys.low} | ({} if keys.high is None else {"high": keys.high})
         share = min(1.0, 50 * most / max(1, rows))
-        found = duck.execute(
-            "SELECT canonical_id FROM (SELECT canonical_id FROM read_parquet($urls, hive_partitioning = false) "
-            f"TABLESAMPLE system({share * 100} PERCENT)) WHERE {above} USING SAMPLE {most} ROWS",
-            {"urls": urls} | bounds,
+        sampled = duck.execute(
+            f"SELECT canonical_id FROM (SELECT canonical_id FROM {scans.read('statements', paths)} "
+            f"TABLESAMPLE system({share * 100} PERCENT)) WHERE {within(keys)} USING SAMPLE {most} ROWS"
         ).fetchall()
-        (size,) = duck.execute(
-            "SELECT sum(total_uncompressed_size) FROM parquet_metadata($urls) WHERE path_in_schema = 'value'",
-            {"urls": urls},
-        ).fetchall()[0]
-    return sorted(key for (key,) in found), int(size or 0)
+        size, _ = duck.execute(scans.value_sizes("statements", paths)).fetchall()[0]
+    return sorted(key for (key,) in sampled), int(size)

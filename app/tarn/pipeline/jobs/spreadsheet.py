@@ -1,9 +1,9 @@
-"""Spreadsheets (XLSX): one sheet as the delimited text that it would be saved as.
+"""Spreadsheets (XLSX): convert one sheet to CSV.
 
-A workbook is a zip of XML, and whoever sends one may mean harm by either. So all of it must be small enough unpacked
-(`zipfile` gives no more of a part than its entry says), and each part is checked before openpyxl sees it
-(`workbook_parts`). Rows are read one after the other, and what they come to is counted. The text comes in blocks of
-bounded size and effort, some of them empty, so that whoever reads them can stop.
+A workbook is a zip of XML, and either may be malicious. So the unpacked size of all parts is limited (`zipfile` returns
+no more of a part than its entry declares), and each part is checked before openpyxl parses it (`workbook_parts`). Rows
+are read one after the other, and the size of the text is counted. The text is yielded in blocks of bounded size and
+effort, some of them empty, so that the caller can stop between them.
 """
 
 import csv
@@ -21,38 +21,38 @@ from openpyxl.styles.stylesheet import apply_stylesheet
 from openpyxl.worksheet._read_only import ReadOnlyWorksheet
 from openpyxl.xml.constants import SHARED_STRINGS
 
-from tarn.errors import BodyTooLarge, Fault, SchemaViolation, TarnError
+from tarn.errors import BodyTooLarge, FieldError, SchemaViolation, TarnError
 from tarn.model.cancellation import checked
 from tarn.pipeline.jobs.workbook_parts import RowCheck, StringCheck, WorkbookParts, invalid_workbook, scan
 
 ZIP = b"PK\x03\x04"
 
 LARGEST_STRINGS = 256 << 20
-"""Bytes of the part with texts that cells share, which are held in memory."""
+"""Bytes of the shared strings part, which is held in memory."""
 
 LARGEST_TEXT = 2 << 30
-"""Bytes of a sheet as text: a few bytes of a workbook may stand for a long text, or for thousands of empty cells."""
+"""Bytes of a sheet as CSV: a few bytes of a workbook may expand to a long text, or to thousands of empty cells."""
 
 STEP = 1 << 20
-"""Bytes that are written at once."""
+"""Bytes per block of text."""
 
 ROWS = 4096
-"""Rows after which a block ends, however small it is."""
+"""Rows after which a block ends, even if it is small."""
 
 
 class _Sheet(ReadOnlyWorksheet):  # type: ignore[misc]  # openpyxl has no types
-    """A sheet that does not read its size: what a workbook says of that is not to be trusted, and would be filled up
-    with empty cells; where it says nothing, openpyxl would hold the whole sheet to find out."""
+    """A sheet that ignores its declared size: it cannot be trusted, and openpyxl would fill it up with empty cells.
+    Without a declared size, openpyxl would load the whole sheet to compute it."""
 
     def _get_size(self) -> None:
         pass
 
 
 def as_text(blocks: Iterable[bytes], sheet: str | None, most: int) -> Iterator[bytes]:
-    """A sheet of a workbook, or its first, as CSV in UTF-8. A row without values is a blank line.
+    """Yield a sheet of a workbook, by default the first, as CSV in UTF-8. A row without values is a blank line.
 
-    Raises InvalidFormat for what is no workbook, SchemaViolation if it has no such sheet, and BodyTooLarge past so many
-    bytes, packed or unpacked.
+    Raises InvalidFormat if it is not a workbook, SchemaViolation if there is no such sheet, and BodyTooLarge past
+    `most` bytes, packed or unpacked.
     """
     with TemporaryFile() as file:
         size = 0
@@ -76,9 +76,9 @@ def _convert(file: IO[bytes], parts: WorkbookParts, name: str | None, most: int)
     title, path = _select_sheet(reader, name)
     strings = StringCheck("")
     package: Manifest = reader.package
-    found = package.find(SHARED_STRINGS)
-    if found is not None:
-        strings = StringCheck(found.PartName[1:])
+    shared = package.find(SHARED_STRINGS)
+    if shared is not None:
+        strings = StringCheck(shared.PartName[1:])
         _require_within(parts.getinfo(strings.part).file_size, LARGEST_STRINGS)
         for _ in scan(parts, strings.part, strings):
             yield b""
@@ -88,7 +88,7 @@ def _convert(file: IO[bytes], parts: WorkbookParts, name: str | None, most: int)
 
 
 def _select_sheet(reader: ExcelReader, name: str | None) -> tuple[str, str]:
-    """The title of a sheet, and its part."""
+    """Return the title of the requested sheet, and the path of its part."""
     sheets = {
         sheet.name: rel.target
         for sheet, rel in reader.parser.find_sheets()
@@ -98,30 +98,30 @@ def _select_sheet(reader: ExcelReader, name: str | None) -> tuple[str, str]:
         return next(iter(sheets.items()))
     if name is None or name not in sheets:
         reason = f"the workbook has the sheets {', '.join(map(repr, [*sheets][:10]))}"[:500]
-        raise SchemaViolation(f"there is no such sheet: {reason}", errors=[Fault(field="sheet", reason=reason)])
+        raise SchemaViolation(f"there is no such sheet: {reason}", errors=[FieldError(field="sheet", reason=reason)])
     return name, sheets[name]
 
 
 def _csv_blocks(sheet: Any, most: int) -> Iterator[bytes]:
-    written, size = io.StringIO(), 0
-    writer = csv.writer(written, lineterminator="\n")
+    buffer, size = io.StringIO(), 0
+    writer = csv.writer(buffer, lineterminator="\n")
     for number, row in enumerate(checked(sheet.iter_rows(values_only=True)), 1):
         texts = [_cell_text(value) for value in row]
         while texts and not texts[-1]:
             texts.pop()
         writer.writerow(texts)
-        if written.tell() >= STEP or number % ROWS == 0:
-            block = written.getvalue().encode("utf-8", "replace")
+        if buffer.tell() >= STEP or number % ROWS == 0:
+            block = buffer.getvalue().encode("utf-8", "replace")
             size += len(block)
             _require_within(size, min(most, LARGEST_TEXT))
             yield block
-            written.seek(0)
-            written.truncate()
-    yield written.getvalue().encode("utf-8", "replace")
+            buffer.seek(0)
+            buffer.truncate()
+    yield buffer.getvalue().encode("utf-8", "replace")
 
 
 def _cell_text(value: object) -> str:
-    """A cell as it is meant: days without a time, whole numbers without a point."""
+    """Return a cell as text: dates without a midnight time, whole numbers without a decimal point."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -145,7 +145,7 @@ def _reading() -> Iterator[None]:
         raise
     except BadZipFile as error:
         raise invalid_workbook(str(error)) from None
-    except Exception as error:  # a workbook that was tampered with may bring openpyxl to nearly any error
+    except Exception as error:  # openpyxl may raise nearly any error for a manipulated workbook
         raise invalid_workbook(f"{type(error).__name__}: {error}"[:200]) from error
 
 

@@ -1,9 +1,9 @@
-"""Bounds on the parts of a workbook (XLSX), checked before openpyxl parses them.
+"""Limits on the parts of a workbook (XLSX), checked before openpyxl parses them.
 
-openpyxl believes what a workbook says: it makes an empty row for every row number that is skipped, builds a whole row
-or part in memory, and leaves out cells and rows that are not in order. Expat rescans a tag from its beginning with each
-block. So each part that is read passes through a parser of events first, which holds nothing and stops at the first
-value that is out of bounds. The bounds on rows and columns are Excel's own.
+openpyxl trusts a workbook: it creates an empty row for every skipped row number, builds a whole row or part in memory,
+and drops cells and rows that are not in order. Expat rescans a tag from its beginning with each block. So each part
+first passes through an event parser, which keeps nothing in memory and stops at the first value out of bounds. The
+limits on rows and columns are Excel's own.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import IO, Any
 from xml.parsers import expat
 from zipfile import ZipFile
 
-from tarn.errors import Fault, InvalidFormat
+from tarn.errors import FieldError, InvalidFormat
 
 MOST_ROWS, MOST_COLUMNS = 1_048_576, 16_384
 """Rows and columns of a sheet, as in Excel."""
@@ -22,7 +22,7 @@ MOST_PARTS = 10_000
 """Entries of a workbook: sheets, pictures and the like."""
 
 LARGEST_DIRECTORY = 4 << 20
-"""Bytes of the directory of a zip file, which is read as a whole."""
+"""Bytes of the directory of a zip file, which is read at once."""
 
 LARGEST_PART = 32 << 20
 """Bytes of a part that is held in memory: styles, names, relations."""
@@ -31,23 +31,23 @@ MOST_ELEMENTS = 200_000
 """Elements of a part that is held in memory, of a row, and of a sheet outside its rows."""
 
 MOST_STRINGS = 4_000_000
-"""Texts that cells share."""
+"""Shared strings of a workbook."""
 
 LONGEST_TEXT = 1 << 20
-"""Characters of a text that cells share. Excel has 32 767."""
+"""Characters of a shared string. Excel's limit is 32 767."""
 
 LONGEST_ROW = 16 << 20
 """Characters in the cells of a row."""
 
 LONGEST_TAG = 1 << 20
-"""Bytes of a tag, a comment or the like."""
+"""Bytes of a tag, a comment or similar."""
 
 DEEPEST = 100
 BLOCK = 64 << 10
 """Bytes that are parsed at once."""
 
 PAUSE = 16
-"""Blocks after which a scan lets its caller look whether to go on."""
+"""Blocks after which a scan yields, so that its caller can stop."""
 
 REFERENCE = re.compile("([A-Za-z]{1,10})([0-9]{1,20})")
 ROW_NUMBER = re.compile(r"[0-9]{1,20}(?:\.0{1,20})?")
@@ -55,7 +55,7 @@ LONGEST_SHOWN = 60
 
 
 class WorkbookParts(ZipFile):
-    """A workbook's parts. What is read as a whole is checked before it is returned."""
+    """A workbook's parts. A part that is read at once is checked before it is returned."""
 
     def __init__(self, file: IO[bytes]) -> None:
         end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # ZipFile reads the directory however large it is
@@ -77,7 +77,7 @@ class WorkbookParts(ZipFile):
 
 
 class ElementCheck:
-    """What is checked of every part: how many elements it has, and how deep they are nested."""
+    """Checks for every part: the number of elements, and their depth."""
 
     def __init__(self, part: str) -> None:
         self.part = part
@@ -106,14 +106,14 @@ class ElementCheck:
 
 
 class RowCheck(ElementCheck):
-    """A sheet: rows and cells are in order and within Excel's bounds, and none of them is large."""
+    """Checks for a sheet: rows and cells are in order, within Excel's limits, and not too large."""
 
     def __init__(self, part: str) -> None:
         super().__init__(part)
         self._row = 0
         self._column = 0
         self._row_depth = 0
-        """The depth of the row that is open; 0: none is."""
+        """Depth of the open row; 0 if none is open."""
         self._in_row = 0
         self._characters = 0
 
@@ -146,7 +146,7 @@ class RowCheck(ElementCheck):
 
     def _begin_row(self, number: str | None) -> None:
         if number is not None and not ROW_NUMBER.fullmatch(number):
-            raise self.error(f"the row number {_shown(number)} is no number")
+            raise self.error(f"the row number {_shown(number)} is not a number")
         before, self._row = self._row, self._row + 1 if number is None else int(number.partition(".")[0])
         if not 1 <= self._row <= MOST_ROWS:
             raise self.error(f"the row number {_shown(str(self._row))} is not between 1 and {MOST_ROWS}")
@@ -161,7 +161,7 @@ class RowCheck(ElementCheck):
         if reference:
             match = REFERENCE.fullmatch(reference)
             if match is None:
-                raise self.error(f"the cell reference {_shown(reference)} is none")
+                raise self.error(f"the cell reference {_shown(reference)} is not valid")
             self._column = _column_number(match[1])
             shown = f"the cell {_shown(reference)}"
         if self._column > MOST_COLUMNS:
@@ -171,7 +171,7 @@ class RowCheck(ElementCheck):
 
 
 class StringCheck(ElementCheck):
-    """The texts that cells share."""
+    """Checks for the shared strings, and their texts."""
 
     def __init__(self, part: str) -> None:
         super().__init__(part)
@@ -180,7 +180,7 @@ class StringCheck(ElementCheck):
         self._length = 0
         self._is_text = False
         self._phonetic = 0
-        """The depth of a reading aid that is open, which is no part of the text; 0: none is."""
+        """Depth of an open phonetic run, which is not part of the text; 0 if none is open."""
 
     def count(self) -> None:
         if len(self.strings) >= MOST_STRINGS:
@@ -201,7 +201,7 @@ class StringCheck(ElementCheck):
         if self.depth == self._phonetic:
             self._phonetic = 0
         if name == "si":
-            # As openpyxl has it.
+            # As openpyxl does.
             self.strings.append("".join(self._pieces).replace("x005F_", ""))
             self._pieces, self._length = [], 0
         super().end(name)
@@ -218,7 +218,7 @@ class StringCheck(ElementCheck):
 
 
 def scan(archive: ZipFile, name: str, check: ElementCheck) -> Iterator[None]:
-    """Parse a part block by block, and yield now and then. Raises InvalidFormat."""
+    """Parse a part block by block, and yield every PAUSE blocks. Raises InvalidFormat."""
     parser = expat.ParserCreate(namespace_separator=" ")
     parser.buffer_text = True
 
@@ -254,8 +254,8 @@ def scan(archive: ZipFile, name: str, check: ElementCheck) -> Iterator[None]:
 
 
 def invalid_workbook(reason: str) -> InvalidFormat:
-    """A workbook that cannot be read, and why."""
-    return InvalidFormat(f"the file is no spreadsheet that can be read: {reason}", errors=[Fault(reason=reason)])
+    """Return the error for a workbook that cannot be read."""
+    return InvalidFormat(f"the file is no spreadsheet that can be read: {reason}", errors=[FieldError(reason=reason)])
 
 
 def _column_number(letters: str) -> int:

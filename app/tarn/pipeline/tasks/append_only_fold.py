@@ -1,7 +1,8 @@
-"""The fold of a slice that only adds, where nothing was before: the first load of a dataset.
+"""Fold of a slice of the journal that only adds statements to an empty dataset, as most first loads do.
 
-In numpy it takes a third of the time of `fold_sql`, which is right for everything and is asked whenever this is not
-sure. A test holds the two equal.
+This is an optimisation of `lake.live.sql`, which is correct for all cases and is used whenever this module cannot
+decide. It halves the CPU time of such a flush task (decision 046). `tests/pipeline/test_fold.py` checks that both
+write the same rows.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,9 @@ Numbers = npt.NDArray[np.int64]
 
 
 def fold(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], bool]) -> pa.Table | None:
-    """The rows that these events leave, sorted by the store's key; None if it takes more than this to tell.
+    """Return the live rows after these events, sorted by the store's key; None if the general fold is needed.
 
-    Asks for: adds alone, all of them good, of one origin, under their own entity's id, each entity in one bucket, and
+    Requires: only valid adds, of one origin, under their own entity's id, each entity in one bucket, and
     with one BASE statement or all in one commit.
     """
     if not _is_plain(events, buckets, is_origin):
@@ -45,10 +46,10 @@ def fold(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[str], b
     ended = _ended_bases(newest, entities, events)
     if len(ended) and not _one_commit(events):
         return None
-    kept = np.delete(np.arange(len(newest)), ended)
-    newest = newest[kept]
-    first = np.minimum.reduceat(events.column("first_seen").to_numpy()[order], begins)[kept]
-    last = np.maximum.reduceat(events.column("last_seen").to_numpy()[order], begins)[kept]
+    remaining = np.delete(np.arange(len(newest)), ended)
+    newest = newest[remaining]
+    first = np.minimum.reduceat(events.column("first_seen").to_numpy()[order], begins)[remaining]
+    last = np.maximum.reduceat(events.column("last_seen").to_numpy()[order], begins)[remaining]
     rows = events.take(pa.array(newest))
     names = pa.DictionaryArray.from_arrays(pa.array(bucket[newest], pa.int32()), pa.array(families))
     replaced = {
@@ -82,7 +83,7 @@ def _is_plain(events: pa.Table, buckets: dict[str, str], is_origin: Callable[[st
 
 
 def _codes(column: pa.ChunkedArray) -> Numbers:
-    """Numbers that sort as the strings do, by their bytes."""
+    """Return numbers that sort as the strings do, by their bytes."""
     encoded = column.combine_chunks().dictionary_encode()
     rank = np.empty(len(encoded.dictionary), np.int64)
     rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank))
@@ -91,14 +92,14 @@ def _codes(column: pa.ChunkedArray) -> Numbers:
 
 
 def _keys(entities: Numbers, ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """One number a statement that sorts by entity and id: as much of the id as there is room for."""
+    """Return one number per statement that sorts by entity and id: as many bits of the id as fit."""
     width = max(1, int(entities.max()).bit_length())
     beginnings = np.ascontiguousarray(ids[:, :8]).view(">u8").ravel().astype(np.uint64)
     return (entities.astype(np.uint64) << np.uint64(64 - width)) | (beginnings >> np.uint64(width))
 
 
 def _sorted(keys: npt.NDArray[np.uint64], moments: Numbers) -> Numbers:
-    """Places by key, and events of the same key in the order in which they came."""
+    """Return the positions sorted by key; events of the same key stay in their order."""
     if np.all(moments[1:] > moments[:-1]):
         return np.argsort(keys, kind="stable")
     order: Numbers = np.lexsort((moments, keys))
@@ -118,14 +119,14 @@ def _one_bucket_each(entities: Numbers, bucket: Numbers) -> bool:
 
 
 def _ended_bases(newest: Numbers, entities: Numbers, events: pa.Table) -> Numbers:
-    """Places in `newest` of BASE statements that a later one of the same entity ends."""
+    """Return the positions in `newest` of BASE statements that a later one of the same entity ends."""
     is_base = pc.equal(events.column("prop"), "id").to_numpy()[newest]
-    places = np.flatnonzero(is_base)
-    entity, moment = entities[newest[places]], events.column("ord").to_numpy()[newest[places]]
+    positions = np.flatnonzero(is_base)
+    entity, moment = entities[newest[positions]], events.column("ord").to_numpy()[newest[positions]]
     order = np.lexsort((moment, entity))
-    followed = np.zeros(len(places), bool)
+    followed = np.zeros(len(positions), bool)
     followed[:-1] = entity[order][1:] == entity[order][:-1]
-    ended: Numbers = places[order][followed]
+    ended: Numbers = positions[order][followed]
     return ended
 
 

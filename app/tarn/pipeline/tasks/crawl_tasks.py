@@ -1,9 +1,15 @@
-"""Tasks of crawls, and what comes of them. Light to import: what does them is not."""
+"""Crawl task: fetch files into the archive.
 
+Cheap to import: the code that does the work (`crawl_files`) imports SQLAlchemy and FtM, which executors that only flush
+are spared.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarn.model.names import DatasetName, Origin
+from tarn.model.names import Origin
+from tarn.pipeline.tasks.task import Task, TaskContext
 
 if TYPE_CHECKING:
     from tarn.archive.fetch import Fetcher
@@ -14,12 +20,30 @@ if TYPE_CHECKING:
     from tarn.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class FetchFiles:
-    """Files that are to be fetched into an archive."""
+class FailedFile(NamedTuple):
+    """A file that could not be fetched or stored, and why."""
 
-    number: int
-    dataset: DatasetName
+    path: str
+    reason: str
+
+
+class FetchedFiles(NamedTuple):
+    """Result of a task: how many files were stored, and which were not."""
+
+    files: int
+    size: int
+    skipped: int
+    failed: list[FailedFile]
+    left: "tuple[ListedFile, ...]"
+    """Files that the task had no time left for."""
+    omitted: "Omissions"
+    """Values that were left out of the files' Document and Folder entities."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFiles(Task[FetchedFiles]):
+    """Fetch files into the archive of a dataset."""
+
     dataset_id: str
     tenant: "TenantName"
     job: str
@@ -29,22 +53,8 @@ class FetchFiles:
     fetcher: "Fetcher" = field(repr=False)
     settings: "Settings" = field(repr=False)
 
+    def run(self, context: TaskContext) -> Callable[[], FetchedFiles]:
+        from tarn.pipeline.tasks.crawl_files import fetch_files
 
-class FailedFile(NamedTuple):
-    """A file that could not be taken, and why."""
-
-    path: str
-    reason: str
-
-
-class FetchedFiles(NamedTuple):
-    """What came of a task."""
-
-    files: int
-    size: int
-    skipped: int
-    missed: "list[FailedFile]"
-    left: "tuple[ListedFile, ...]"
-    """What there was no time for."""
-    omitted: "Omissions"
-    """Values that were left out of the Documents and Folders of the files."""
+        fetched = fetch_files(self, context.store)
+        return lambda: fetched

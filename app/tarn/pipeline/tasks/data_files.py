@@ -16,28 +16,28 @@ from tarn.storage.layout import data_file
 from tarn.storage.store import Store
 
 ROW_GROUP = 16_384
-"""Rows of a group: what is read for one entity, more or less."""
+"""Rows of a row group: about what is read for one entity."""
 
 LARGEST_GROUP = 16 << 20
-"""Bytes of a group, about: long texts are in groups of fewer rows."""
+"""Approximate bytes of a row group at most: with long values, row groups have fewer rows."""
 
 LONGEST_BOUND = 64
-"""Characters of a bound that are kept."""
+"""Characters of a bound that are stored."""
 
 PUT_BYTES = 8 << 20
 
 CONCURRENT_PUTS = 4
 
 LARGEST_PENDING = 16 << 20
-"""Bytes of a file that may be held while it is put and the next ones are made."""
+"""Bytes of a file up to which the next one is written while it is put."""
 
 
 class FilePuts:
-    """Puts files beside the work that makes them, some at once. Whoever has more than twice as many waits."""
+    """Puts files in a thread pool. `begin` blocks while too many are waiting."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(CONCURRENT_PUTS)
-        self._room = BoundedSemaphore(2 * CONCURRENT_PUTS)
+        self._slots = BoundedSemaphore(2 * CONCURRENT_PUTS)
 
     def __enter__(self) -> "FilePuts":
         return self
@@ -45,15 +45,15 @@ class FilePuts:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def begin(self, put: Callable[[], File]) -> Future[File]:
-        self._room.acquire()
-        begun = self._pool.submit(put)
-        begun.add_done_callback(lambda _: self._room.release())
-        return begun
+    def begin(self, put_file: Callable[[], File]) -> Future[File]:
+        self._slots.acquire()
+        future = self._pool.submit(put_file)
+        future.add_done_callback(lambda _: self._slots.release())
+        return future
 
 
 class DataFileWriter:
-    """Writes the rows of one table of one task. Rows come sorted, one partition after the other."""
+    """Writes the rows of one table of one task. The rows are sorted, and passed one partition after the other."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class DataFileWriter:
         self._target = target
         self._checksum = checksum
         self._puts = puts
-        self._under_way: list[Future[File]] = []
+        self._pending: list[Future[File]] = []
 
     def files(self) -> list[File]:
-        """What was written, in order; on return it is durable."""
-        return [put.result() for put in self._under_way]
+        """Wait until all files are durable, and return them in order."""
+        return [pending.result() for pending in self._pending]
 
     def write(self, value: str, rows: Iterable[pa.RecordBatch]) -> None:
         """Write the rows of one partition, into as many files as they need."""
@@ -93,29 +93,29 @@ class DataFileWriter:
         )
 
     def _put(self, value: str, file: "_OpenFile") -> None:
-        """Put a file under a name of its own, while the next one is being made unless it is large."""
+        """Put a file under a new name, concurrently with the next one unless it is large."""
         data, rows, columns = file.close()
-        put = self._puts.begin(lambda: self._stored(value, data, rows, columns))
-        self._under_way.append(put)
+        future = self._puts.begin(lambda: self._store_file(value, data, rows, columns))
+        self._pending.append(future)
         if len(data) > LARGEST_PENDING:
-            wait([put])
+            wait([future])
 
-    def _stored(self, value: str, data: pa.Buffer, rows: int, columns: dict[str, Column]) -> File:
+    def _store_file(self, value: str, data: pa.Buffer, rows: int, columns: dict[str, Column]) -> File:
         path = data_file(self._partition, value, new_id())
         digest = hashlib.sha256() if self._checksum else None
 
-        def pieces() -> Iterator[bytes]:
+        def chunks() -> Iterator[bytes]:
             for start in range(0, len(data), PUT_BYTES):
-                piece = data.slice(start, min(PUT_BYTES, len(data) - start)).to_pybytes()
+                chunk = data.slice(start, min(PUT_BYTES, len(data) - start)).to_pybytes()
                 if digest is not None:
-                    digest.update(piece)
-                yield piece
+                    digest.update(chunk)
+                yield chunk
 
-        whole = f"{self._folder}/{path}"
+        destination = f"{self._folder}/{path}"
         if len(data) <= PUT_BYTES:
-            self._store.put_new(whole, b"".join(pieces()))
+            self._store.put_new(destination, b"".join(chunks()))
         else:
-            self._store.put_stream(whole, pieces())
+            self._store.put_stream(destination, chunks())
         return File(
             path=path,
             size=len(data),
@@ -127,12 +127,12 @@ class DataFileWriter:
 
 
 class PartitionWriter:
-    """One partition that is being written, a file at a time."""
+    """Writes one partition, one file after the other."""
 
-    def __init__(self, make: "Callable[[], _OpenFile]", target: int, put: "Callable[[_OpenFile], None]") -> None:
+    def __init__(self, make: "Callable[[], _OpenFile]", target: int, put_file: "Callable[[_OpenFile], None]") -> None:
         self._make = make
         self._target = target
-        self._put = put
+        self._put = put_file
         self._file: _OpenFile | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -152,7 +152,7 @@ class PartitionWriter:
 
 
 class _OpenFile:
-    """A file that is being written, in memory: it is no larger than the target and one row group."""
+    """A file that is being written, in memory. It is at most as large as the target and one row group."""
 
     def __init__(self, schema: pa.Schema, pruning: tuple[str, ...]) -> None:
         self._schema = schema
@@ -176,7 +176,7 @@ class _OpenFile:
         return int(self._sink.tell())
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Write one row group. It is in the sink when this returns, so that `size` is true."""
+        """Write one row group. It is in the sink when this returns, so that `size` includes it."""
         self._writer.write_batch(_convert(batch, self._schema), row_group_size=ROW_GROUP)
         self._rows += batch.num_rows
 
@@ -187,7 +187,7 @@ class _OpenFile:
 
 
 def _convert(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Columns in the file's own types; moments come as microseconds."""
+    """Convert columns to the file's types; timestamps are passed as microseconds."""
     columns = []
     for field in schema:
         column = batch.column(field.name)
@@ -200,32 +200,32 @@ def _convert(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _column_statistics(
     metadata: pq.FileMetaData, schema: pa.Schema, pruning: tuple[str, ...]
 ) -> Iterator[tuple[str, Column]]:
-    """Bounds and nulls of the pruning columns over all row groups; those that the writer did not report are absent."""
+    """Yield bounds and null counts of the pruning columns over all row groups, where Parquet's writer has them."""
     for name in pruning:
-        place = schema.get_field_index(name)
-        parts = [metadata.row_group(group).column(place).statistics for group in range(metadata.num_row_groups)]
+        index = schema.get_field_index(name)
+        parts = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
         if any(part is None for part in parts):
             continue
         bounded = [part for part in parts if part.has_min_max]
         nulls = sum(part.null_count for part in parts) if all(part.has_null_count for part in parts) else None
         known = {} if nulls is None else {"nulls": nulls}
-        # A group without bounds has no values, or some that were too long to be kept: then nothing is known.
+        # A row group without bounds has no values, or values too long to be stored: then no bound is known.
         if bounded and all(part.has_min_max or not part.num_values for part in parts):
             known |= _bounds(min(part.min for part in bounded), max(part.max for part in bounded))
         yield name, Column.model_validate(known)
 
 
-def _bounds(least: Any, most: Any) -> dict[str, Any]:
-    if isinstance(least, datetime):
-        return {"min": _iso(least), "max": _iso(most)}
-    if not isinstance(least, str) or len(most) <= LONGEST_BOUND >= len(least):
-        return {"min": least, "max": most}
-    # The greatest character there is may itself stand where the value is cut off.
-    above = most if len(most) <= LONGEST_BOUND else max(most, most[:LONGEST_BOUND] + "\U0010ffff")
-    return {"min": least[:LONGEST_BOUND], "max": above, "truncated": True}
+def _bounds(low: Any, high: Any) -> dict[str, Any]:
+    if isinstance(low, datetime):
+        return {"min": _iso(low), "max": _iso(high)}
+    if not isinstance(low, str) or len(high) <= LONGEST_BOUND >= len(low):
+        return {"min": low, "max": high}
+    # The value may itself have the greatest character at the position where it is cut off.
+    above = high if len(high) <= LONGEST_BOUND else max(high, high[:LONGEST_BOUND] + "\U0010ffff")
+    return {"min": low[:LONGEST_BOUND], "max": above, "truncated": True}
 
 
 def _iso(moment: datetime) -> str:
     utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    # Not by strftime, which writes the years before 1000 with fewer than four digits.
+    # strftime would write years before 1000 with fewer than four digits.
     return utc.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

@@ -1,8 +1,8 @@
-"""What one Spark task does for exports: a range of keys, as a part of each file; or a look at what changed.
+"""Write one key range as a part of each export file, or count the changes between two snapshots.
 
-Ranges follow on each other, and no entity is in two of them; so parts in their order are the file. Each is compressed
-by itself, as gzip and zstd allow. What is made by one pass goes to the store as it comes; files that share a pass grow
-on the executor's disk. Nothing is held in memory.
+Ranges are consecutive, and no entity is in two of them; so the parts in their order are the file. Each part is
+compressed separately, as gzip and zstd allow. The output of a separate pass is streamed to the store; files that share
+a pass are spilled to the executor's disk. No file is held in memory.
 """
 
 from collections import Counter
@@ -11,122 +11,129 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-import duckdb
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tarn.datasets.registry import Dataset
 from tarn.lake import snapshots
-from tarn.model.export import Kind, OmittedEdges
+from tarn.model.export import ExportKind, OmittedEdges
 from tarn.model.ids import new_id
-from tarn.pipeline.tasks.export_tasks import ExportedRange, ExportRange, Recount
-from tarn.query import documents, graph, live
-from tarn.query import statement_formats as forms
+from tarn.pipeline.tasks.export_tasks import CountDifferences, ExportedRange, ExportRange
+from tarn.pipeline.tasks.task import TaskContext
+from tarn.query import documents, graph, live, statement_formats
 from tarn.query.assembly import entity_lines, invalid_count, ndjson
 from tarn.query.diff import Between, differences
-from tarn.query.incremental_statistics import count_changed
+from tarn.query.incremental_statistics import ChangedStatistics, count_changed
 from tarn.query.statements import sorted_rows
 from tarn.query.statistics import count_entities
 from tarn.query.views import View
 from tarn.storage.store import CHUNK, Store
 
-HEADERS = {Kind.STATEMENTS: forms.CSV_HEADER, Kind.DOCUMENTS: documents.HEADER, Kind.GRAPH: graph.HEADER}
+HEADERS = {
+    ExportKind.STATEMENTS: statement_formats.CSV_HEADER,
+    ExportKind.DOCUMENTS: documents.HEADER,
+    ExportKind.GRAPH: graph.HEADER,
+}
 
 INVALID = b'{"$invalid"'
 
 
-def exported(task: ExportRange | Recount, store: Store, duck: duckdb.DuckDBPyConnection, scratch: str) -> ExportedRange:
-    """Do a task."""
-    if isinstance(task, Recount):
-        states = Between(_view(task, store, task.former), _view(task, store, task.seq))
-        return ExportedRange({}, exchanged=count_changed(duck, store, states))
-    return _RangeExport(task, store, duck, Path(scratch)).made()
+def export_range(task: ExportRange, context: TaskContext) -> ExportedRange:
+    """Write the range's parts of the export files."""
+    return _RangeExport(task, context).run()
+
+
+def count_differences(task: CountDifferences, context: TaskContext) -> ChangedStatistics | None:
+    """Count the entities that differ between two snapshots, as they are in each."""
+    store = context.store
+    between = Between(_view(task, store, task.former), _view(task, store, task.seq))
+    return count_changed(context.duckdb_connection, store, between)
 
 
 class _RangeExport:
-    """A range on its way into files."""
+    """An export of a range in progress."""
 
-    def __init__(self, task: ExportRange, store: Store, duck: duckdb.DuckDBPyConnection, scratch: Path) -> None:
+    def __init__(self, task: ExportRange, context: TaskContext) -> None:
         self._task = task
-        self._store = store
-        self._duck = duck
-        self._scratch = scratch
-        self._invalid: Counter[Kind] = Counter()
-        """Entities that each file leaves out because their statements do not assemble."""
+        self._store = context.store
+        self._duck = context.duckdb_connection
+        self._scratch = Path(context.scratch)
+        self._invalid: Counter[ExportKind] = Counter()
+        """Number of entities that each file leaves out because their statements do not assemble."""
         self._omitted_edges = OmittedEdges()
 
-    def made(self) -> ExportedRange:
+    def run(self) -> ExportedRange:
         task = self._task
         live.make_within(self._duck, self._store, _view(task, self._store, task.seq), "live", task.within)
-        parts = {kind: self._put(kind, self._packed(kind, make())) for kind, make in self._passes().items()}
+        parts = {kind: self._put(kind, self._encode(kind, make())) for kind, make in self._passes().items()}
         parts |= self._shared()
-        statistics = count_entities(self._duck) if Kind.STATISTICS in task.kinds else None
-        return ExportedRange(parts, statistics, invalid=dict(self._invalid), omitted_edges=self._omitted_edges)
+        statistics = count_entities(self._duck) if ExportKind.STATISTICS in task.kinds else None
+        return ExportedRange(parts, statistics, dict(self._invalid), self._omitted_edges)
 
-    def _passes(self) -> dict[Kind, Callable[[], Iterable[bytes]]]:
-        """What takes a pass of its own."""
+    def _passes(self) -> dict[ExportKind, Callable[[], Iterable[bytes]]]:
+        """Return generators of the files that take a pass of their own."""
         duck = self._duck
-        makers: dict[Kind, Callable[[], Iterable[bytes]]] = {
-            Kind.STATEMENTS: lambda: forms.csv_rows(sorted_rows(duck, "SELECT * FROM live", [])),
-            Kind.DOCUMENTS: lambda: documents.rows(self._documents()),
+        makers: dict[ExportKind, Callable[[], Iterable[bytes]]] = {
+            ExportKind.STATEMENTS: lambda: statement_formats.csv_rows(sorted_rows(duck, "SELECT * FROM live", [])),
+            ExportKind.DOCUMENTS: lambda: documents.rows(self._documents()),
         }
         if (base := self._task.base) is not None:
-            makers[Kind.DELTA] = lambda: self._changes(base)
+            makers[ExportKind.DELTA] = lambda: self._changes(base)
         return {kind: make for kind, make in makers.items() if kind in self._task.kinds}
 
     def _documents(self) -> Iterator[pa.RecordBatch]:
         for batch in entity_lines(self._duck, documents.documents()):
-            self._invalid[Kind.DOCUMENTS] += invalid_count(batch)
+            self._invalid[ExportKind.DOCUMENTS] += invalid_count(batch)
             yield batch
 
-    def _shared(self) -> dict[Kind, str]:
-        """What is made by one pass over the entities."""
-        makers: dict[Kind, Callable[[pa.RecordBatch], Iterable[bytes | pa.Buffer]]] = {
-            Kind.ENTITIES: lambda batch: [ndjson(batch)],
-            Kind.GRAPH: lambda batch: graph.statements([batch], self._omitted_edges),
+    def _shared(self) -> dict[ExportKind, str]:
+        """Write the files that share one pass over the entities."""
+        makers: dict[ExportKind, Callable[[pa.RecordBatch], Iterable[bytes | pa.Buffer]]] = {
+            ExportKind.ENTITIES: lambda batch: [ndjson(batch)],
+            ExportKind.GRAPH: lambda batch: graph.statements([batch], self._omitted_edges),
         }
         if self._task.base is None:
-            makers[Kind.DELTA] = _all_new
-        wanted = {kind: make for kind, make in makers.items() if kind in self._task.kinds}
+            makers[ExportKind.DELTA] = _all_new
+        requested = {kind: make for kind, make in makers.items() if kind in self._task.kinds}
         with ExitStack() as opened:
-            files = {kind: opened.enter_context(_SpillFile(self._scratch / new_id())) for kind in wanted}
-            for batch in entity_lines(self._duck) if wanted else ():
-                # An entity whose schemata do not fit is nothing that others could load; statistics count it.
+            files = {kind: opened.enter_context(_SpillFile(self._scratch / new_id())) for kind in requested}
+            for batch in entity_lines(self._duck) if requested else ():
+                # No tool could load an entity whose schemata do not fit; statistics count it.
                 valid = batch.filter(pc.invert(batch.column("invalid")))
                 left_out = batch.num_rows - valid.num_rows
-                for kind, make in wanted.items():
+                for kind, make in requested.items():
                     self._invalid[kind] += left_out
                     files[kind].write(make(valid))
-            return {kind: self._put(kind, self._packed(kind, file.read())) for kind, file in files.items()}
+            return {kind: self._put(kind, self._encode(kind, file.read())) for kind, file in files.items()}
 
     def _changes(self, base: int) -> Iterator[bytes]:
-        """Since another snapshot; what cannot be loaded counts as not there."""
+        """Yield the changes since another snapshot. Entities that do not assemble count as absent."""
         task = self._task
-        states = Between(_view(task, self._store, base), _view(task, self._store, task.seq))
-        for some in differences(self._duck, self._store, states, within=task.within):
-            for op, name, line in some:
+        between = Between(_view(task, self._store, base), _view(task, self._store, task.seq))
+        for changes in differences(self._duck, self._store, between, within=task.within):
+            for op, name, line in changes:
                 is_invalid = line.startswith(INVALID)
-                self._invalid[Kind.DELTA] += is_invalid and op != "DEL"
+                self._invalid[ExportKind.DELTA] += is_invalid and op != "DEL"
                 if op == "DEL" or (op == "MOD" and is_invalid):
                     yield _change("DEL", orjson.dumps({"id": name}))
                 elif not is_invalid:
                     yield _change(op, line)
 
-    def _packed(self, kind: Kind, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """A part as the file has it: with what stands above the first one, and compressed."""
+    def _encode(self, kind: ExportKind, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield a part of a file: with the header if it is the first, and compressed."""
         header = [HEADERS[kind]] if self._task.number == 0 and kind in HEADERS else []
-        whole = chain(header, pieces)
-        return iter(whole) if self._task.compression is None else _compressed(whole, self._task.compression)
+        part = chain(header, pieces)
+        return iter(part) if self._task.compression is None else _compressed(part, self._task.compression)
 
-    def _put(self, kind: Kind, pieces: Iterable[bytes]) -> str:
+    def _put(self, kind: ExportKind, pieces: Iterable[bytes]) -> str:
         path = f"{self._task.folder}/{kind}-{self._task.number:06d}-{new_id()}"
         self._store.put_stream(path, pieces, durable=False)
         return path
 
 
 class _SpillFile:
-    """A file on the executor's disk that is written, and then read once."""
+    """A temporary file on the executor's disk that is written, and then read once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,7 +158,7 @@ class _SpillFile:
 
 
 def _compressed(pieces: Iterable[bytes], compression: str) -> Iterator[bytes]:
-    sink = forms.MemorySink()
+    sink = statement_formats.MemorySink()
     with pa.CompressedOutputStream(pa.PythonFile(sink, "w"), compression) as packing:
         for piece in pieces:
             packing.write(piece)
@@ -159,7 +166,7 @@ def _compressed(pieces: Iterable[bytes], compression: str) -> Iterator[bytes]:
     yield from sink.taken()
 
 
-def _view(task: ExportRange | Recount, store: Store, seq: int | None) -> View:
+def _view(task: ExportRange | CountDifferences, store: Store, seq: int | None) -> View:
     dataset = Dataset(task.dataset_id, task.dataset)
     return View(dataset, None if seq is None else snapshots.read(store, dataset, seq))
 

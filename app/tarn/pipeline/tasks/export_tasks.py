@@ -1,56 +1,67 @@
-"""Tasks of exports, and what comes of them. Light to import: what does them is not."""
+"""Export tasks: make a key range's part of each export file, or count how statistics changed between two snapshots.
 
-from collections.abc import Mapping
+Cheap to import: the code that does the work (`export_parts`) imports FtM, which takes a second that executors that only
+flush are spared.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarn.model.export import Kind, OmittedEdges
-from tarn.model.names import DatasetName
+from tarn.model.export import ExportKind, OmittedEdges
 from tarn.model.ranges import Range
+from tarn.pipeline.tasks.task import Task, TaskContext
 
 if TYPE_CHECKING:
     from tarn.model.statistics import Statistics
     from tarn.query.incremental_statistics import ChangedStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class ExportRange:
-    """A range of a snapshot, and what to make of it."""
+class ExportedRange(NamedTuple):
+    """The exports of one key range."""
 
-    number: int
-    dataset: DatasetName
+    parts: Mapping[ExportKind, str]
+    """Path of the range's part of each file."""
+    statistics: "Statistics | None"
+    """Statistics of the range, if requested."""
+    invalid: Mapping[ExportKind, int]
+    """Number of entities that each part leaves out because their statements do not assemble."""
+    omitted_edges: OmittedEdges
+    """Relationships that are not in the range's part of the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRange(Task[ExportedRange]):
+    """Export a key range of a snapshot."""
+
     dataset_id: str
     seq: int | None
-    """The number of the manifest; None: there is none yet."""
+    """Number of the manifest; None if there is none yet."""
     base: int | None
-    """The number of the one that a delta begins at; None: with nothing."""
+    """Number of the manifest that the delta starts at; None if it lists everything."""
     within: Range
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ExportKind, ...]
     folder: str
     compression: str | None
 
+    def run(self, context: TaskContext) -> Callable[[], ExportedRange]:
+        from tarn.pipeline.tasks.export_parts import export_range
+
+        exported = export_range(self, context)
+        return lambda: exported
+
 
 @dataclass(frozen=True, slots=True)
-class Recount:
-    """What the entities that differ between two snapshots count for in each of them."""
+class CountDifferences(Task["ChangedStatistics | None"]):
+    """Count the entities that differ between two snapshots, as they are in each. The result is None if so much differs
+    that it is faster to count everything."""
 
-    number: int
-    dataset: DatasetName
     dataset_id: str
     former: int
     seq: int
 
+    def run(self, context: TaskContext) -> "Callable[[], ChangedStatistics | None]":
+        from tarn.pipeline.tasks.export_parts import count_differences
 
-class ExportedRange(NamedTuple):
-    """What came of a task."""
-
-    parts: Mapping[Kind, str]
-    """Where the range's part of each file lies."""
-    statistics: "Statistics | None" = None
-    """Of the range, if they were asked for."""
-    exchanged: "ChangedStatistics | None" = None
-    """Of a recount, unless too much differs for it to be worth it."""
-    invalid: Mapping[Kind, int] = {}
-    """How many entities each part leaves out because their statements do not assemble."""
-    omitted_edges: OmittedEdges | None = None
-    """Relationships that are not in the range's part of the graph."""
+        exchanged = count_differences(self, context)
+        return lambda: exchanged

@@ -1,7 +1,7 @@
-"""A slice of the journal as Arrow, read over ADBC in an executor.
+"""Read a slice of the journal as Arrow over ADBC, in an executor.
 
-ADBC's SQLite is a library of its own (docs/decisions/008): an executor's process has the database open by nothing else
-meanwhile.
+ADBC has its own copy of the SQLite library (docs/decisions/008): while it is open, nothing else in the executor's
+process may have the database open.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,12 +37,12 @@ COLUMNS = (
 )
 
 TYPED_DEFAULTS = {"kind": "0", "id": "x''", "external": "0", "first_seen": "0", "last_seen": "0"}
-"""Values of the first row that SQLite gives, text elsewhere: its driver takes types from it, and a NULL has none."""
+"""Values of the extra first row of a query on SQLite, from which the driver takes the types; other columns are text."""
 
 ORD = 'b."commit" * 4294967296 + j.position'
 
 BATCH_ROWS = 16_384
-"""Rows of an Arrow batch; SQLite's driver would make many small ones."""
+"""Rows of an Arrow batch; by default, SQLite's driver makes many small ones."""
 
 PACKS = (
     'SELECT p.batch, b."commit", p.position, p.rows, p.checksum, p.data '
@@ -52,16 +52,16 @@ PACKS = (
 )
 
 PACKS_PER_BATCH = 16
-"""Packs that SQLite's driver holds at once."""
+"""Packs that SQLite's driver holds in memory at once."""
 
 READ_ONLY = "?mode=ro"
 
 SAMPLE = 1_000
-"""Rows of a SQLite that are looked at first."""
+"""Rows that are read first from SQLite, to find columns in which all values are the same."""
 
-TEXT, BYTES = "'text'", "x''"
+TEXT_DEFAULT, EMPTY_BYTES = "'text'", "x''"
 
-READABLE = pa.schema(
+CHECKED_EVENTS = pa.schema(
     [
         ("ord", pa.int64()),
         *(
@@ -73,12 +73,12 @@ READABLE = pa.schema(
 )
 
 
-EVENTS = pa.schema(list(READABLE)[:-1])
+EVENTS = pa.schema(list(CHECKED_EVENTS)[:-1])
 
 
 @dataclass(frozen=True, slots=True)
 class JournalSlice:
-    """Committed events of some segments: of entities in a range of shards, and those that concern every entity."""
+    """Committed events of some segments: of the entities in a range of shards, and those that concern every entity."""
 
     dataset_id: str
     after: int
@@ -88,7 +88,7 @@ class JournalSlice:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Where the journal is, as ADBC's drivers want it said. Pickled, it means the same in another process."""
+    """Address of the journal for ADBC's drivers. It can be pickled and used in another process."""
 
     uri: str = field(repr=False)
     is_sqlite: bool
@@ -106,11 +106,11 @@ class Journal:
         return cls(adbc_uri(database_url, TASK), is_sqlite=False)
 
     def writing(self) -> "AbstractContextManager[StagePartWriter]":
-        """A connection to write parts of stages by."""
-        # With SQLAlchemy it is half a second's import, which executors that only read do without.
-        from tarn.journal import stage_parts as parts
+        """Open a connection that writes parts of stages."""
+        # It imports SQLAlchemy, which takes half a second that executors that only read are spared.
+        from tarn.journal import stage_parts
 
-        return parts.opened(self.uri.removesuffix(READ_ONLY), self.is_sqlite)
+        return stage_parts.opened(self.uri.removesuffix(READ_ONLY), self.is_sqlite)
 
     @contextmanager
     def opened(self) -> Iterator["JournalReader"]:
@@ -132,86 +132,90 @@ class Journal:
 
 
 class JournalReader:
-    """A connection to read by."""
+    """A connection that reads slices."""
 
     def __init__(self, connection: Any, is_sqlite: bool) -> None:
         self._connection = connection
         self.is_sqlite = is_sqlite
 
     @contextmanager
-    def events(self, wanted: JournalSlice) -> Iterator[pa.RecordBatchReader]:
-        """The events with their `ord`, in no particular order. A row whose `ord` is 0 is none of them.
+    def events(self, slice_: JournalSlice) -> Iterator[pa.RecordBatchReader]:
+        """Yield a reader of the events with their `ord`, in any order. Rows whose `ord` is 0 are not events.
 
-        From SQLite, ArrowInvalid or the driver's own error is raised on the way if a value is of another type. Raises
-        Damaged on the way for a pack that cannot be read.
+        While reading, ArrowInvalid or the driver's own error is raised if a value in SQLite has another type, and
+        Damaged for a pack that cannot be read.
         """
         if self.is_sqlite:
-            everything = chain(self._from_sqlite(wanted), self._from_packs(wanted, EVENTS))
-            yield pa.RecordBatchReader.from_batches(EVENTS, everything)
+            batches = chain(self._from_sqlite(slice_), self._from_packs(slice_, EVENTS))
+            yield pa.RecordBatchReader.from_batches(EVENTS, batches)
         else:
             with self._connection.cursor() as cursor:
-                cursor.execute(self._query(COLUMNS), self._parameters(wanted))
+                cursor.execute(self._query(COLUMNS), self._parameters(slice_))
                 rows = cursor.fetch_record_batch()
-                everything = chain(rows, self._from_packs(wanted, rows.schema))
-                yield pa.RecordBatchReader.from_batches(rows.schema, everything)
+                batches = chain(rows, self._from_packs(slice_, rows.schema))
+                yield pa.RecordBatchReader.from_batches(rows.schema, batches)
 
-    def _from_packs(self, wanted: JournalSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Those of the events that are in packs, in the types of those that are not."""
-        marks = ("?",) * 5 if self.is_sqlite else ("$1", "$2", "$3", "$4", "$5")
-        low, high = wanted.shards
+    def _from_packs(self, slice_: JournalSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the events that are in packs, converted to the types of the events in rows."""
+        placeholders = ("?",) * 5 if self.is_sqlite else ("$1", "$2", "$3", "$4", "$5")
+        low, high = slice_.shards
         with self._connection.cursor() as cursor:
             if self.is_sqlite:
                 cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(PACKS_PER_BATCH)})
-            cursor.execute(PACKS.format(*marks), (wanted.dataset_id, wanted.after, wanted.upto, low, high))
-            for some in cursor.fetch_record_batch():
-                for *place, data in zip(*some.columns, strict=True):
-                    batch, commit, position, rows, checksum = (value.as_py() for value in place)
+            cursor.execute(PACKS.format(*placeholders), (slice_.dataset_id, slice_.after, slice_.upto, low, high))
+            for packs in cursor.fetch_record_batch():
+                for *fields, data in zip(*packs.columns, strict=True):
+                    batch, commit, position, rows, checksum = (value.as_py() for value in fields)
                     pack = Pack(batch, commit, position, rows, checksum, data.as_buffer())
                     events = within(pack.opened(), low, high)
                     if len(events):
                         yield events.select(schema.names).cast(schema)
 
-    def _from_sqlite(self, wanted: JournalSlice) -> Iterator[pa.RecordBatch]:
-        """Its driver takes long over every single value, and in most columns most events say the same.
+    def _from_sqlite(self, slice_: JournalSlice) -> Iterator[pa.RecordBatch]:
+        """Yield the events that are in rows of SQLite.
 
-        So columns in which the first rows are all alike are not read where they say that again; and where they do not,
-        the whole row is read by a query of its own.
+        The driver is slow for every single value, and in most columns most values are the same. So a column in which
+        the first rows have the same value is read only for rows with another value, by a second query.
         """
-        everything = self._query(COLUMNS)
-        sample = pa.Table.from_batches(self._typed(COLUMNS, f"{everything} LIMIT {SAMPLE}", self._parameters(wanted)))
+        all_rows = self._query(COLUMNS)
+        sample = pa.Table.from_batches(
+            self._query_typed(COLUMNS, f"{all_rows} LIMIT {SAMPLE}", self._parameters(slice_))
+        )
         if len(sample) < SAMPLE:
             yield from sample.to_batches()
             return
         sample.validate(full=True)
-        shared = {name: sample.column(name)[-1] for name in COLUMNS if len(sample.column(name)[1:].unique()) == 1}
-        varying = [name for name in COLUMNS if name not in shared]
-        alike = " AND ".join(["true", *(f'j."{name}" IS ?' for name in shared)])
-        values = tuple(value.as_py() for value in shared.values())
+        constant = {name: sample.column(name)[-1] for name in COLUMNS if len(sample.column(name)[1:].unique()) == 1}
+        varying = [name for name in COLUMNS if name not in constant]
+        is_constant = " AND ".join(["true", *(f'j."{name}" IS ?' for name in constant)])
+        values = tuple(value.as_py() for value in constant.values())
         others = 0
-        query = self._query(varying, f"CASE WHEN {alike} THEN {ORD} ELSE 0 END")
-        for batch in self._typed(varying, query, (*values, *self._parameters(wanted))):
+        query = self._query(varying, f"CASE WHEN {is_constant} THEN {ORD} ELSE 0 END")
+        for batch in self._query_typed(varying, query, (*values, *self._parameters(slice_))):
             others += len(batch) - int(np.count_nonzero(batch.column("ord")))
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            columns |= {name: pa.repeat(value, len(batch)) for name, value in shared.items()}
+            columns |= {name: pa.repeat(value, len(batch)) for name, value in constant.items()}
             yield pa.record_batch([columns[name] for name in EVENTS.names], EVENTS)
-        if others > 1:  # the first is the row that is there for its types
-            yield from self._typed(COLUMNS, f"{everything} AND NOT ({alike})", (*self._parameters(wanted), *values))
+        if others > 1:  # the first is the row that defines the types
+            yield from self._query_typed(
+                COLUMNS, f"{all_rows} AND NOT ({is_constant})", (*self._parameters(slice_), *values)
+            )
 
-    def _typed(self, names: Sequence[str], query: str, parameters: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """What a query finds in SQLite, after a row that says of which types the columns are."""
-        types = "".join(f", {TYPED_DEFAULTS.get(name, TEXT)} AS {name}" for name in names)
+    def _query_typed(self, names: Sequence[str], query: str, parameters: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
+        """Run a query on SQLite. The result begins with a row that defines the types of the columns."""
+        types = "".join(f", {TYPED_DEFAULTS.get(name, TEXT_DEFAULT)} AS {name}" for name in names)
         with self._connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(BATCH_ROWS)})
             cursor.execute(f"SELECT 0 AS ord{types} UNION ALL {query}", parameters)
-            found = cursor.fetch_record_batch()
-            if found.schema.types != [EVENTS.field(name).type for name in ("ord", *names)]:
+            batches = cursor.fetch_record_batch()
+            if batches.schema.types != [EVENTS.field(name).type for name in ("ord", *names)]:
                 raise pa.ArrowInvalid("a column holds values of another type")
-            yield from found
+            yield from batches
 
-    def readable_events(self, wanted: JournalSlice) -> pa.Table:
-        """The same events from a SQLite in which some cannot be read: a value of another type, or text that is none.
+    def readable_events(self, slice_: JournalSlice) -> pa.Table:
+        """Read the same events from a SQLite database in which some have values of another type, or not in UTF-8.
 
-        SQLite keeps in a column whatever somebody put there. Such a value is left out, and `poison` names its column.
+        SQLite does not enforce types. Invalid values are NULL in the result, and `poison` names their columns.
         """
         columns = {}
         for name in COLUMNS:
@@ -219,13 +223,13 @@ class JournalReader:
             value = f'j."{name}"' if name in TYPED_DEFAULTS else f'CAST(j."{name}" AS BLOB)'
             columns[name] = f"CASE WHEN typeof(j.\"{name}\") IN ({kinds}, 'null') THEN {value} END"
             columns[f"{name}_kind"] = f"typeof(j.\"{name}\") NOT IN ({kinds}, 'null')"
-        typed = ", ".join(f"{TYPED_DEFAULTS.get(name, BYTES)} AS {name}, 0 AS {name}_kind" for name in COLUMNS)
-        chosen = ", ".join(f"{expression} AS {name}" for name, expression in columns.items())
-        query = f"SELECT 0 AS ord, {typed} UNION ALL SELECT {ORD} AS ord, {chosen} {self._source()}"
+        typed = ", ".join(f"{TYPED_DEFAULTS.get(name, EMPTY_BYTES)} AS {name}, 0 AS {name}_kind" for name in COLUMNS)
+        selected = ", ".join(f"{expression} AS {name}" for name, expression in columns.items())
+        query = f"SELECT 0 AS ord, {typed} UNION ALL SELECT {ORD} AS ord, {selected} {self._source()}"
         with self._connection.cursor() as cursor:
-            cursor.execute(query, self._parameters(wanted))
-            found = cursor.fetch_arrow_table().to_pylist()
-        for row in found:
+            cursor.execute(query, self._parameters(slice_))
+            rows = cursor.fetch_arrow_table().to_pylist()
+        for row in rows:
             wrong = [name for name in COLUMNS if row.pop(f"{name}_kind")]
             for name in COLUMNS:
                 if name not in TYPED_DEFAULTS and row[name] is not None:
@@ -235,26 +239,26 @@ class JournalReader:
                         row[name] = None
                         wrong.append(name)
             row["poison"] = ", ".join(wrong) or None
-        packed = pa.Table.from_batches(self._from_packs(wanted, EVENTS), EVENTS)
+        packed = pa.Table.from_batches(self._from_packs(slice_, EVENTS), EVENTS)
         poison = pa.nulls(len(packed), pa.string())
-        return pa.concat_tables([pa.Table.from_pylist(found, READABLE), packed.append_column("poison", poison)])
+        return pa.concat_tables([pa.Table.from_pylist(rows, CHECKED_EVENTS), packed.append_column("poison", poison)])
 
-    def _parameters(self, wanted: JournalSlice) -> tuple[Any, ...]:
-        low, high = wanted.shards
-        named = wanted.dataset_id, wanted.after, wanted.upto, low, high
+    def _parameters(self, slice_: JournalSlice) -> tuple[Any, ...]:
+        low, high = slice_.shards
+        named = slice_.dataset_id, slice_.after, slice_.upto, low, high
         return (*named, low) if self.is_sqlite else named
 
     def _query(self, columns: Sequence[str], number: str = ORD) -> str:
-        chosen = "".join(f', j."{name}" AS {name}' for name in columns)
-        return f"SELECT {number} AS ord{chosen} {self._source()}"
+        selected = "".join(f', j."{name}" AS {name}' for name in columns)
+        return f"SELECT {number} AS ord{selected} {self._source()}"
 
     def _source(self) -> str:
-        marks = iter("??????" if self.is_sqlite else ("$1", "$2", "$3", "$4", "$5", "$4"))
+        placeholders = iter("??????" if self.is_sqlite else ("$1", "$2", "$3", "$4", "$5", "$4"))
         return (
             f"FROM journal_batches b JOIN journal j ON j.batch = b.id "
-            f"WHERE b.dataset_id = {next(marks)} AND b.state = 'committed' AND b.segment > {next(marks)} "
-            f"AND b.segment <= {next(marks)} "
-            f"AND (j.shard_key BETWEEN {next(marks)} AND {next(marks)} "
-            # What concerns every entity is for every task; what has no shard otherwise, for the first.
-            f"OR (j.shard_key IS NULL AND (j.kind = 3 OR {next(marks)} = 0)))"
+            f"WHERE b.dataset_id = {next(placeholders)} AND b.state = 'committed' AND b.segment > {next(placeholders)} "
+            f"AND b.segment <= {next(placeholders)} "
+            f"AND (j.shard_key BETWEEN {next(placeholders)} AND {next(placeholders)} "
+            # Events that concern every entity go to every task; other events without a shard, to the first.
+            f"OR (j.shard_key IS NULL AND (j.kind = 3 OR {next(placeholders)} = 0)))"
         )

@@ -1,7 +1,7 @@
-"""Ranges of keys: where the files of a store lie, and where rewriting them is worth it.
+"""Key ranges: how rows are distributed over the keys, and which ranges are worth rewriting.
 
-Large files that do not overlap are settled, and divide the keys into ranges; whatever else concerns a range (fresh
-files over it, and what happened to its rows) is what folding it would gain.
+Large files that do not overlap are settled, and divide the keys into ranges. All other rows of a range (in newer files,
+and translog marks on its rows) are loose: folding the range would settle them.
 """
 
 from bisect import bisect
@@ -10,12 +10,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
+from tarn.lake.scans import select_marks
 from tarn.model.ranges import ColumnSpan, Range, span
 from tarn.model.snapshot import File, Snapshot
 
 
 class RangeLoad(NamedTuple):
-    """A range with the rows that are settled in it, and those that folding would touch."""
+    """A range with its number of settled rows and of loose rows, which folding would settle."""
 
     keys: Range
     settled: int
@@ -26,79 +27,74 @@ class RangeLoad(NamedTuple):
         return self.loose / max(1, self.settled)
 
 
-def marks_of(snapshot: Snapshot) -> list[File]:
-    """The files of the translog that say more than the rows themselves do."""
-    return [file for file in snapshot.translog.files if file.partition["kind"] != "insert"]
-
-
 def inserts_of(snapshot: Snapshot) -> list[File]:
-    """The files of the translog that repeat what the rows themselves say."""
+    """Return the files of the translog that repeat the rows."""
     return [file for file in snapshot.translog.files if file.partition["kind"] == "insert"]
 
 
 def have_many_inserts(snapshot: Snapshot, share: float) -> bool:
-    """Whether inserts of so many rows, for each live one, are still kept: they take half of the room that these do."""
+    """Return whether there are at least `share` inserts per live row. An insert takes half the space of a row."""
     rows = sum(file.rows for file in inserts_of(snapshot))
     return rows > 0 and rows >= share * snapshot.rows.live
 
 
 def range_loads(snapshot: Snapshot) -> list[RangeLoad]:
-    """The ranges of a store, in order; together they are everything. How rows are spread over those that a file meets
-    is estimated: as the settled ones are."""
+    """Return the ranges of a dataset, in order; together they contain all keys. The loose rows of a file that overlaps
+    several ranges are distributed in proportion to the settled rows."""
     settled = _settled_files(snapshot.statements.files)
-    bounds = ["", *(one.first for one in _merge_overlapping(settled)[1:])]
+    bounds = ["", *(keys.first for keys in _merge_overlapping(settled)[1:])]
     ranges = [Range(low, high) for low, high in zip(bounds, [*bounds[1:], None], strict=True)]
-    kept = {file.path for file in settled}
+    settled_paths = {file.path for file in settled}
     fixed = [float(sum(file.rows for file in settled if span(file).meets(keys))) for keys in ranges]
     loose = [0.0] * len(ranges)
-    for file in [*snapshot.statements.files, *marks_of(snapshot)]:
-        if file.path in kept:
+    for file in [*snapshot.statements.files, *select_marks(snapshot.translog.files)]:
+        if file.path in settled_paths:
             continue
-        met = [number for number, keys in enumerate(ranges) if span(file).meets(keys)]
-        weight = sum(fixed[number] for number in met)
-        for number in met:
-            loose[number] += file.rows * (fixed[number] / weight if weight else 1 / len(met))
+        ranges_met = [number for number, keys in enumerate(ranges) if span(file).meets(keys)]
+        weight = sum(fixed[number] for number in ranges_met)
+        for number in ranges_met:
+            loose[number] += file.rows * (fixed[number] / weight if weight else 1 / len(ranges_met))
     return [RangeLoad(keys, int(rows), more) for keys, rows, more in zip(ranges, fixed, loose, strict=True)]
 
 
 def merge_adjacent(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in order, those that follow on each other made one."""
-    found: list[Range] = []
+    """Merge adjacent ranges. The ranges are in order."""
+    merged: list[Range] = []
     for keys in ranges:
-        if found and found[-1].high == keys.low:
-            found[-1] = Range(found[-1].low, keys.high)
+        if merged and merged[-1].high == keys.low:
+            merged[-1] = Range(merged[-1].low, keys.high)
         else:
-            found.append(keys)
-    return found
+            merged.append(keys)
+    return merged
 
 
 def _settled_files(files: Sequence[File]) -> list[File]:
-    """Of each origin the largest files that do not overlap each other."""
+    """Return, of each origin, the largest files that do not overlap each other."""
 
     def origin(file: File) -> str:
         return file.partition["origin"]
 
-    found: list[File] = []
+    settled: list[File] = []
     for _, group in groupby(sorted(files, key=origin), origin):
-        own: list[ColumnSpan] = []
+        spans: list[ColumnSpan] = []
         for file in sorted(group, key=lambda file: (-file.rows, file.path)):
             keys = span(file)
-            place = bisect(own, keys.first, key=attrgetter("first"))
-            # They do not overlap each other, so the nearest ones tell.
-            if not any(keys.overlaps(other) for other in own[max(0, place - 1) : place + 1]):
-                own.insert(place, keys)
-                found.append(file)
-    return found
+            index = bisect(spans, keys.first, key=attrgetter("first"))
+            # The chosen spans do not overlap each other, so only the nearest ones need to be compared.
+            if not any(keys.overlaps(other) for other in spans[max(0, index - 1) : index + 1]):
+                spans.insert(index, keys)
+                settled.append(file)
+    return settled
 
 
 def _merge_overlapping(files: Iterable[File]) -> list[ColumnSpan]:
-    """What files lie over, in order, those that overlap made one."""
-    found: list[ColumnSpan] = []
-    for one in sorted(map(span, files), key=attrgetter("first")):
-        last = found[-1] if found else None
-        if last is not None and last.overlaps(one):
-            end = None if last.last is None or one.last is None else max(last.last, one.last)
-            found[-1] = ColumnSpan(last.first, end)
+    """Return the key spans of files in order, with overlapping ones merged."""
+    merged: list[ColumnSpan] = []
+    for keys in sorted(map(span, files), key=attrgetter("first")):
+        last = merged[-1] if merged else None
+        if last is not None and last.overlaps(keys):
+            end = None if last.last is None or keys.last is None else max(last.last, keys.last)
+            merged[-1] = ColumnSpan(last.first, end)
         else:
-            found.append(one)
-    return found
+            merged.append(keys)
+    return merged

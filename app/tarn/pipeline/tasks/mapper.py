@@ -1,13 +1,13 @@
-"""From rows to statements, as followthemoney's mapping and the loading of what it makes would do it.
+"""Mapper: rows to statements, with the same result as followthemoney's mapping followed by loading its entities.
 
-FtM maps a record at a time, through objects and lists that are made for each. Here some thousand rows are mapped at
-once, a property after the other: what is left to do for each value is a look into a dictionary and a hash. What comes
-of it is the same, statement by statement; a property test holds the two equal. Rows that are in any way unusual are
-left to FtM itself, one by one: those are the ones that may be bad.
+FtM maps one record at a time, through objects and lists that are created for each. Here some thousand rows are mapped
+at once, one property after the other: each value costs only a dictionary lookup and a hash. The result is the same,
+statement by statement; a property test holds the two equal. Rows that are unusual in any way are mapped by FtM itself,
+one by one; only those can be bad.
 
-A value that is given and not stored is omitted, and reported: what FtM's mapping discards (and logs), what is not
-stored although the mapping accepts it, and what is too long to be cleaned. The same value for the same property of the
-same entity of a row is reported once. Blank values are not reported.
+A value that is given but not stored is omitted, and reported: values that FtM's mapping discards (and logs), values
+that the mapping accepts but loading does not, and values that are too long to be cleaned. The same value for the same
+property of the same entity of a row is reported once. Blank values are not reported.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from followthemoney.types import registry
 from followthemoney.types.common import PropertyType
 from followthemoney.util import key_bytes, sanitize_text
 
-from tarn.errors import Fault
+from tarn.errors import FieldError
 from tarn.journal.event_buffer import SCHEMA, Events, Kind
 from tarn.model.entity import (
     LONGEST_KNOWN,
@@ -56,69 +56,69 @@ BLOCK_ROWS = 2048
 """Rows that are mapped together."""
 
 FEW_ROWS = 8
-"""Rows of which it is not worth to find out which of them is unusual."""
+"""Rows up to which a block with unusual rows is mapped row by row instead of being split."""
 
 MOST_USUAL_VALUES = 64
-"""Values of one property of a row that are usual."""
+"""Values of one property above which a row is unusual."""
 
 MOST_VALUES = 5_000
 """Values that a row may be split into: FtM compares each with every other."""
 
 LONG = 64 << 10
-"""Characters from which on a value is unusual: FtM counts what long texts come to, and drops what is too much."""
+"""Characters from which on a value is unusual: FtM limits the total size of long texts of an entity."""
 
 MOST_SOURCES = 200
-"""Columns and literals of a query below which texts that are not long cannot come to too much."""
+"""Columns and literals of a query up to which texts that are not long cannot exceed the total size."""
 
 LONGEST_TEMPLATE = 4 << 20
-"""Characters that a template may grow to."""
+"""Characters of a filled template at most."""
 
 LONGEST_REASON = 500
-"""Characters of what FtM says of a bad row: it may repeat the whole value."""
+"""Characters of FtM's message on a bad row at most: it may repeat the whole value."""
 
 WORTH_DROPPING = 0.95
-"""The part of events that are different below which it pays to leave the others out."""
+"""Share of distinct events below which it is worth dropping duplicates."""
 
 INVALID_BYTES = re.compile("[\udc80-\udcff]")
-"""What Python makes of bytes that are not of an encoding."""
+"""Surrogates, to which Python decodes bytes that are invalid in an encoding."""
 
 PLAIN_DATE = "[12][0-9]{3}(?:-(?:0[1-9]|1[0-2])(?:-(?:0[1-9]|1[0-9]|2[0-8]))?)?"
-"""A year, month or day that there is in every calendar, written as FtM writes it."""
+"""A year, month or day that always exists, in FtM's format."""
 
 DATE = re.compile(PLAIN_DATE)
 
 ALL_PLAIN, ALL_DATES, NOTHING = (re.compile(rf"(?:{text}\n)*+") for text in (PLAIN_TEXT, PLAIN_DATE, "(?!)"))
-"""Plain texts, each on a line. What a text is like is certain at each character, so nothing is ever tried again."""
+"""Plain texts, one per line. The quantifiers are possessive, so that matching never backtracks."""
 
 ID = re.compile("[A-Za-z0-9]+")
-"""An id that is one for every tool; hashes are."""
+"""An id that is valid in every tool, such as a hash."""
 
 NAMES_PROPERTY = "namesMentioned"
-"""Where FtM repeats the names of entities that an entity refers to."""
+"""The property in which FtM repeats the names of the entities that an entity refers to."""
 
 Row = Sequence[str]
 Texts = list[str | None]
-"""A column: what each row says, None where it says nothing."""
+"""A column: the text of each row, or None."""
 Record = dict[str, str]
 Digests = list[bytes | None]
-Places = npt.NDArray[np.uint16]
+RowIndexes = npt.NDArray[np.uint16]
 
 
 class UnusualRows(Exception):
-    """These rows are for FtM itself to map."""
+    """These rows must be mapped by FtM itself."""
 
 
 class BadRow(NamedTuple):
-    """A row that came to nothing: its place among those that were given, and why."""
+    """A row that could not be used: its index among the passed rows, and the reason."""
 
-    place: int
-    fault: Fault
+    row_index: int
+    fault: FieldError
 
 
 class OmittedInRow(NamedTuple):
-    """A value that was left out of a row that was mapped: the row's place among those that were given, and why."""
+    """A value that was left out of a mapped row: the row's index among the passed rows, and the reason."""
 
-    place: int
+    row_index: int
     schema: str
     prop: str
     value: str
@@ -126,8 +126,8 @@ class OmittedInRow(NamedTuple):
 
 
 class MappedBlock(NamedTuple):
-    """What some rows came to: events without their place in a batch, the rows that could not be used, and the values
-    that were left out of the others, in the order of their rows."""
+    """The result of some rows: events without positions in a batch, the rows that could not be used, and the values
+    that were left out of the others, in the order of the rows."""
 
     events: pa.RecordBatch
     entities: int
@@ -136,7 +136,7 @@ class MappedBlock(NamedTuple):
 
 
 class Mapper:
-    """Maps rows of one file for one dataset. Not for two threads: it remembers what it has cleaned."""
+    """Maps rows of one file for one dataset. Not thread-safe: it caches cleaned values."""
 
     def __init__(
         self, mapping: MappingDocument, header: Sequence[str], dataset: DatasetName, origin: str, moment: int
@@ -146,8 +146,8 @@ class Mapper:
         self._moment = moment
         self._exploder = Exploder()
         self._is_doubtful = False
-        # Of columns that have the same name, FtM reads the last.
-        self._places = {name: place for place, name in enumerate(header)}
+        # Of columns with the same name, FtM reads the last.
+        self._column_indexes = {name: index for index, name in enumerate(header)}
         cleaners = _Cleaners()
         self._queries = [
             _Query(query, ftm, cleaners, dataset)
@@ -156,87 +156,89 @@ class Mapper:
         self._used = sorted({name for query in self._queries for name in query.columns})
 
     def map(self, rows: Sequence[Row], is_doubtful: bool = False) -> Iterator[MappedBlock]:
-        """What the rows say, in their order. If that is doubtful, they may hold what is not of the file's encoding."""
+        """Map the rows, in order. With `is_doubtful`, they may have bytes that are invalid in the file's encoding."""
         self._is_doubtful = is_doubtful
         for start in range(0, len(rows), BLOCK_ROWS):
-            yield from self._block(rows[start : start + BLOCK_ROWS], start)
+            yield from self._map_or_split(rows[start : start + BLOCK_ROWS], start)
 
-    def _block(self, rows: Sequence[Row], start: int) -> Iterator[MappedBlock]:
-        """All at once if nothing about them is unusual, else by halves, and the last few one by one."""
+    def _map_or_split(self, rows: Sequence[Row], start: int) -> Iterator[MappedBlock]:
+        """Map the rows together if none is unusual; otherwise by halves, and a few rows one by one."""
         try:
-            yield self._at_once(rows, start)
-        except Exception:  # noqa: BLE001 - whatever it is, it is met again below, at the row that it is about
+            yield self._map_block(rows, start)
+        except Exception:  # noqa: BLE001 - it is raised again when its row is mapped alone
             if len(rows) <= FEW_ROWS:
-                yield self._one_by_one(rows, start)
+                yield self._map_singly(rows, start)
                 return
             middle = len(rows) // 2
-            yield from self._block(rows[:middle], start)
-            yield from self._block(rows[middle:], start + middle)
+            yield from self._map_or_split(rows[:middle], start)
+            yield from self._map_or_split(rows[middle:], start + middle)
 
-    # All at once
+    # Blocks
 
-    def _at_once(self, rows: Sequence[Row], start: int) -> MappedBlock:
+    def _map_block(self, rows: Sequence[Row], start: int) -> MappedBlock:
         if self._is_doubtful and any(map(_has_invalid_bytes, rows)):
             raise UnusualRows
         texts = {name: self._column(rows, name) for name in self._used}
-        made = _StatementColumns()
+        statements = _StatementColumns()
         for query in self._queries:
-            query.map(texts, len(rows), made)
-        return MappedBlock(made.table(self._origin, self._moment), made.entities, [], made.omitted(start))
+            query.map(texts, len(rows), statements)
+        return MappedBlock(
+            statements.table(self._origin, self._moment), statements.entities, [], statements.omitted(start)
+        )
 
     def _column(self, rows: Sequence[Row], name: str) -> Texts:
-        """What `CSVSource.read_csv` makes of a column."""
-        place = self._places.get(name)
-        if place is None:
+        """Return a column as `CSVSource.read_csv` reads it."""
+        index = self._column_indexes.get(name)
+        if index is None:
             return [None] * len(rows)
         try:
-            column = [row[place] for row in rows]
+            column = [row[index] for row in rows]
         except IndexError:
-            column = [row[place] if place < len(row) else "" for row in rows]
+            column = [row[index] if index < len(row) else "" for row in rows]
         if _is_plain("".join(column)):
             return [text.strip() or None for text in column]
         return [text.strip() or None if _is_plain(text) else sanitize_text(text) for text in column]
 
-    # One by one
+    # Single rows
 
-    def _one_by_one(self, rows: Sequence[Row], start: int) -> MappedBlock:
+    def _map_singly(self, rows: Sequence[Row], start: int) -> MappedBlock:
         events = Events()
         bad: list[BadRow] = []
         omitted: list[OmittedInRow] = []
-        for place, row in enumerate(rows, start):
+        for index, row in enumerate(rows, start):
             try:
                 entities, values = self._entities(row)
                 for entity in entities:
                     events.add_entity(entity, self._origin, self._moment)
-                omitted += [OmittedInRow(place, *value) for value in values]
+                omitted += [OmittedInRow(index, *value) for value in values]
             except InvalidRecord as error:
-                bad.append(BadRow(place, Fault(field=error.field, reason=error.reason)))
+                bad.append(BadRow(index, FieldError(field=error.field, reason=error.reason)))
             except Exception as error:  # noqa: BLE001 - FtM's cleaning may raise nearly anything
-                bad.append(BadRow(place, Fault(reason=(str(error) or type(error).__name__)[:LONGEST_REASON])))
+                bad.append(BadRow(index, FieldError(reason=(str(error) or type(error).__name__)[:LONGEST_REASON])))
         table = events.table(0) if len(events) else pa.RecordBatch.from_pylist([], SCHEMA)
         return MappedBlock(table, events.entities, bad, omitted)
 
     def _entities(self, row: Row) -> tuple[list[Exploded], list[tuple[str, str, str, str]]]:
-        """All that a row stands for, and the values that are left out: schema, property, value and reason.
+        """Return the entities of a row, and the values that are left out: schema, property, value and reason.
 
-        Raises Invalid, and whatever FtM raises: then it stands for nothing.
+        Raises InvalidRecord and any error of FtM: then the row cannot be used.
         """
         if self._is_doubtful and _has_invalid_bytes(row):
             raise InvalidRecord(None, "is not in the file's encoding")
-        texts = {name: sanitize_text(row[place]) for name, place in self._places.items() if place < len(row)}
+        texts = {name: sanitize_text(row[index]) for name, index in self._column_indexes.items() if index < len(row)}
         record = {name: text for name, text in texts.items() if text is not None}
-        found: list[Exploded] = []
+        exploded: list[Exploded] = []
         omitted: list[tuple[str, str, str, str]] = []
         for query in self._queries:
             query.check(record)
             if query.source.check_filters(record):
                 entities = query.map_one(record, omitted)
-                found += [self._exploder.explode(self._dataset, entity) for entity in entities]
-        return found, omitted
+                exploded += [self._exploder.explode(self._dataset, entity) for entity in entities]
+        return exploded, omitted
 
 
 class _Query:
-    """A query with its rules in FtM's order: an entity comes after those that it refers to."""
+    """A query with its rules in FtM's order: an entity comes after the entities that it refers to."""
 
     def __init__(self, query: Query, ftm: QueryMapping, cleaners: "_Cleaners", dataset: str) -> None:
         assert isinstance(ftm.source, CSVSource)
@@ -259,22 +261,22 @@ class _Query:
         self._is_counted = any(prop.prop.type.total_size is not None for prop in self._properties)
         self._is_large = sum(len(prop.refs) + len(prop.literals) for prop in self._properties) > MOST_SOURCES
 
-    def map(self, texts: dict[str, Texts], count: int, made: "_StatementColumns") -> None:
-        """Raises Unusual, and whatever FtM's cleaning raises."""
+    def map(self, texts: dict[str, Texts], count: int, statements: "_StatementColumns") -> None:
+        """Map some rows. Raises UnusualRows and any error of FtM's cleaning."""
         if self._is_counted and (self._is_large or self._has_long(texts)):
             raise UnusualRows
-        places = np.arange(count, dtype=np.uint16)
-        for columns, wanted in ((self.source.filters_set, True), (self.source.filters_not_set, False)):
+        indexes = np.arange(count, dtype=np.uint16)
+        for columns, must_match in ((self.source.filters_set, True), (self.source.filters_not_set, False)):
             for name, allowed in columns:
-                places = places[[(texts[name][place] in allowed) is wanted for place in places.tolist()]]
-        if len(places) < count:
-            texts = {name: [texts[name][place] for place in places.tolist()] for name in self.columns}
-        told: dict[str, _RuleResult] = {}
+                indexes = indexes[[(texts[name][index] in allowed) is must_match for index in indexes.tolist()]]
+        if len(indexes) < count:
+            texts = {name: [texts[name][index] for index in indexes.tolist()] for name in self.columns}
+        results: dict[str, _RuleResult] = {}
         for rule in self._rules:
-            told[rule.name] = rule.map(texts, places, told, made)
+            results[rule.name] = rule.map(texts, indexes, results, statements)
 
     def map_one(self, record: Record, omitted: list[tuple[str, str, str, str]]) -> Iterator[dict[str, Any]]:
-        """The entities of a row, as `QueryMapping.map` makes them, without values that would not be stored."""
+        """Yield the entities of a row as `QueryMapping.map` does, without values that would not be stored."""
         entities: dict[str, EntityProxy] = {}
         for rule in self._rules:
             reasons: dict[tuple[str, str], str] = {}
@@ -285,7 +287,7 @@ class _Query:
             omitted += [(rule.schema, prop, value, reason) for (prop, value), reason in reasons.items()]
 
     def check(self, record: Record) -> None:
-        """Raise Invalid for a row that would take FtM too long, or too much memory."""
+        """Raise InvalidRecord for a row that would take FtM too much time or memory."""
         for prop in self._properties:
             if prop.template is not None:
                 _fill_template(prop, record)
@@ -297,14 +299,14 @@ class _Query:
 
 
 class _RuleResult(NamedTuple):
-    """What a rule made of some rows, for those that refer to it."""
+    """The ids and names that a rule gave some rows, for rules that refer to it."""
 
     ids: Texts
     names: list[Texts]
 
 
 class _EntityRule:
-    """An entity of a query."""
+    """A rule of a query, which maps one entity per row."""
 
     def __init__(
         self, ftm: EntityMapping, key_literal: str | None, cleaners: "_Cleaners", dataset: str, is_named: bool
@@ -314,7 +316,7 @@ class _EntityRule:
         self.schema = ftm.schema.name
         self._dataset = dataset
         self._is_named = is_named
-        """Whether others repeat its names."""
+        """Whether other entities repeat its names."""
         self._seed = key_bytes(dataset) + key_bytes(key_literal)
         assert hashlib.sha1(self._seed, usedforsecurity=False).digest() == ftm.seed.digest()
         self._cleaners = cleaners
@@ -324,52 +326,64 @@ class _EntityRule:
         self._mentioned = None if mentioned is None else cleaners.of(mentioned, sanitizes=True)
 
     def map(
-        self, texts: dict[str, Texts], places: Places, told: dict[str, _RuleResult], made: "_StatementColumns"
+        self,
+        texts: dict[str, Texts],
+        indexes: RowIndexes,
+        results: dict[str, _RuleResult],
+        statements: "_StatementColumns",
     ) -> _RuleResult:
         ids = self._ids(texts)
-        lanes = [lane for source in self._sources for lane in source.lanes(texts, told, len(places))]
+        value_columns = [
+            value_column
+            for source in self._sources
+            for value_column in source.value_columns(texts, results, len(indexes))
+        ]
         if self._mentioned is not None:
-            related = [told[prop.entity] for prop in self._ftm.properties if prop.entity]
-            lanes += [_ValueColumn(self._mentioned, names) for other in related for names in other.names]
+            related = [results[prop.entity] for prop in self._ftm.properties if prop.entity]
+            value_columns += [_ValueColumn(self._mentioned, names) for other in related for names in other.names]
         for name in self._required:
-            firsts = zip(*(lane.firsts() for lane in lanes if lane.name == name), strict=True)
+            firsts = zip(
+                *(value_column.firsts() for value_column in value_columns if value_column.name == name), strict=True
+            )
             has = [any(first is not None for first in row) for row in firsts] or [False] * len(ids)
-            ids = [entity if has[place] else None for place, entity in enumerate(ids)]
-        names = [lane.firsts() for lane in lanes if lane.is_name] if self._is_named else []
-        if None in ids:  # who is not there has no names either
+            ids = [entity if has[index] else None for index, entity in enumerate(ids)]
+        names = (
+            [value_column.firsts() for value_column in value_columns if value_column.is_name] if self._is_named else []
+        )
+        if None in ids:  # an entity that does not exist has no names
             names = [
                 [None if entity is None else name for entity, name in zip(ids, column, strict=True)] for column in names
             ]
-        self._say(ids, lanes, places, made)
+        self._add_statements(ids, value_columns, indexes, statements)
         return _RuleResult(ids, names)
 
     def map_one(
         self, record: Record, entities: dict[str, EntityProxy], reasons: dict[tuple[str, str], str]
     ) -> ValueEntity | None:
-        """The entity of one row, as `EntityMapping.map` makes it; adds why values were left out."""
+        """Return the entity of one row as `EntityMapping.map` does; add the reasons why values were left out."""
         entity = ValueEntity(self._ftm.schema, {}, cleaned=True)
         # FtM cleans countries first.
         for source in sorted(self._sources, key=lambda source: source.rule.prop.type is not registry.country):
             source.add_to(entity, record, entities, reasons)
         entity.id = self._ftm.compute_key(record)
-        is_there = entity.id is not None and all(entity.has(name) for name in self._required)
-        return entity if is_there else None
+        is_complete = entity.id is not None and all(entity.has(name) for name in self._required)
+        return entity if is_complete else None
 
     def stored(self, entity: ValueEntity, reasons: dict[tuple[str, str], str]) -> dict[str, Any]:
-        """An entity as it is loaded; adds why values are not stored."""
+        """Return an entity as it is loaded; add the reasons why values are not stored."""
         properties: dict[str, list[str]] = {}
         for name, values in entity.properties.items():
-            second = self._cleaners.second(entity.schema.properties[name].type)
-            kept = properties[name] = []
+            load_cleaner = self._cleaners.load_cleaner(entity.schema.properties[name].type)
+            stored_values = properties[name] = []
             for value in values:
-                if second.cleaned(value):
-                    kept.append(value)
+                if load_cleaner.cleaned(value):
+                    stored_values.append(value)
                 elif sanitize_text(value):
-                    reasons[name, value] = second.reason
+                    reasons[name, value] = load_cleaner.reason
         return {"id": entity.id, "schema": self.schema, "properties": properties}
 
     def _ids(self, texts: dict[str, Texts]) -> Texts:
-        """As `EntityMapping.compute_key` makes them."""
+        """Return the ids as `EntityMapping.compute_key` does."""
         if self._ftm.id_column is not None:
             ids = texts[self._ftm.id_column]
             for entity in ids:
@@ -383,41 +397,43 @@ class _EntityRule:
         keys = (b"".join(sorted([text.encode() for text in row if text is not None])) for row in zip(*columns))  # noqa: B905 - alike
         return [sha1(seed + key).hexdigest() if key else None for key in keys]
 
-    def _say(self, ids: Texts, lanes: "list[_ValueColumn]", places: Places, made: "_StatementColumns") -> None:
-        """The statements of all entities that are there, and each one's BASE."""
+    def _add_statements(
+        self, ids: Texts, value_columns: "list[_ValueColumn]", indexes: RowIndexes, statements: "_StatementColumns"
+    ) -> None:
+        """Add the statements of all entities that exist, including their BASE statements."""
         start = f"{self._dataset}."
         prefixes = [None if entity is None else f"{start}{entity}.".encode() for entity in ids]
         by_name: dict[str, list[_ValueColumn]] = {}
-        for lane in lanes:
-            by_name.setdefault(lane.name, []).append(lane)
-        own = made.entities_of(ids, self.schema)
-        said: list[Digests] = []
-        for name, several in by_name.items():
-            values = [lane.values(ids) for lane in several]
+        for value_column in value_columns:
+            by_name.setdefault(value_column.name, []).append(value_column)
+        own = statements.entities_of(ids, self.schema)
+        all_digests: list[Digests] = []
+        for name, of_property in by_name.items():
+            values = [value_column.values(ids) for value_column in of_property]
             digests = [_digests(prefixes, f"{name}.".encode(), column) for column in values]
             if len(digests) > 1:
                 _keep_first(digests)
-            for lane, column, found in zip(several, values, digests, strict=True):
-                made.add(name, own, places, found, column, lane.originals())
-                for place, rejected in lane.rejected(column):
-                    if ids[place] is not None or not rejected.is_second:
-                        made.omit(int(places[place]), own, self.schema, name, rejected)
-            said += digests
+            for value_column, column, column_digests in zip(of_property, values, digests, strict=True):
+                statements.add(name, own, indexes, column_digests, column, value_column.originals())
+                for index, rejected in value_column.rejected(column):
+                    if ids[index] is not None or not rejected.is_rejected_on_load:
+                        statements.omit(int(indexes[index]), own, self.schema, name, rejected)
+            all_digests += digests
         sha1 = hashlib.sha1
         schema = self.schema.encode()
-        rows = zip(*said, strict=True) if said else (() for _ in ids)
+        rows = zip(*all_digests, strict=True) if all_digests else (() for _ in ids)
         checksums: Texts = [
             None
             if prefix is None
-            # Sorted and joined as bytes they are in the order of their hexadecimal forms.
+            # Digests sort as their hexadecimal forms do.
             else sha1(schema + b"".join(sorted(filter(None, row))).hex().encode()).hexdigest()
             for prefix, row in zip(prefixes, rows, strict=True)
         ]
-        made.add(BASE_ID, own, places, _digests(prefixes, b"id.", checksums), checksums)
+        statements.add(BASE_ID, own, indexes, _digests(prefixes, b"id.", checksums), checksums)
 
 
 def _digests(prefixes: list[bytes | None], infix: bytes, values: Texts) -> Digests:
-    """FtM's keys of statements."""
+    """Return the statement ids, computed as FtM does."""
     sha1 = hashlib.sha1
     if None not in prefixes and None not in values:
         pairs: Any = zip(prefixes, values, strict=True)
@@ -429,15 +445,15 @@ def _digests(prefixes: list[bytes | None], infix: bytes, values: Texts) -> Diges
 
 
 def _keep_first(columns: list[Digests]) -> None:
-    """Of the same statements of an entity, only the first."""
-    for place, row in enumerate(zip(*columns, strict=True)):
-        given = [digest for digest in row if digest is not None]
-        if len(given) > 1 and len(set(given)) < len(given):
+    """Keep only the first of equal statements of an entity."""
+    for index, row in enumerate(zip(*columns, strict=True)):
+        row_digests = [digest for digest in row if digest is not None]
+        if len(row_digests) > 1 and len(set(row_digests)) < len(row_digests):
             seen: set[bytes] = set()
             for column in columns:
-                digest = column[place]
+                digest = column[index]
                 if digest in seen:
-                    column[place] = None
+                    column[index] = None
                 elif digest is not None:
                     seen.add(digest)
 
@@ -450,12 +466,12 @@ class _Rejected(NamedTuple):
 
     value: str
     reason: str
-    is_second: bool
-    """Whether the mapping accepts it, and whoever loads it does not."""
+    is_rejected_on_load: bool
+    """Whether the mapping accepts the value, but loading does not."""
 
 
 class _LoadCleaner:
-    """The cleaning of values of a type when they are loaded."""
+    """Cleans values of a type as loading does."""
 
     def __init__(self, kind: PropertyType) -> None:
         self.reason = REJECTED_BY_CLEANING.format(kind.name)
@@ -463,64 +479,66 @@ class _LoadCleaner:
 
     def cleaned(self, value: str) -> str | None:
         known = self._cleaner.known
-        found = known[value] if value in known else self._cleaner.learn(value)
-        return None if found is None else found[0]
+        result = known[value] if value in known else self._cleaner.learn(value)
+        return None if result is None else result[0]
 
 
 class _Cleaner:
-    """What becomes of the values of a property: cleaned as its mapping says, and as they are when they are loaded."""
+    """Cleans the values of a property: first by its mapping rule, then as loading does."""
 
-    def __init__(self, prop: Property, fuzzy: bool, form: str | None, second: _LoadCleaner, sanitizes: bool) -> None:
+    def __init__(
+        self, prop: Property, fuzzy: bool, form: str | None, load_cleaner: _LoadCleaner, sanitizes: bool
+    ) -> None:
         self.name = prop.name
         self.is_name = prop.type is registry.name
         self.refers = prop.type is registry.entity
         self._kind: PropertyType = prop.type
         self._fuzzy = fuzzy
         self._format = form
-        self._second = second
+        self._load_cleaner = load_cleaner
         self._sanitizes = sanitizes
         self._is_simple = form is None and not fuzzy
-        self._plain: Callable[[str], object] | None = None
-        self._all_plain = NOTHING
+        self._is_unchanged: Callable[[str], object] | None = None
+        self._all_unchanged = NOTHING
         if self._is_simple and prop.type.name in TIDY:
-            self._plain, self._all_plain = PLAIN.fullmatch, ALL_PLAIN
+            self._is_unchanged, self._all_unchanged = PLAIN.fullmatch, ALL_PLAIN
         elif self._is_simple and prop.type is registry.date:
-            self._plain, self._all_plain = DATE.fullmatch, ALL_DATES
-        self._known: dict[str | None, str | None] = {None: None}
-        self._changed: dict[str | None, str | None] = {}
-        self._firsts: dict[str | None, str | None] = {None: None}
+            self._is_unchanged, self._all_unchanged = DATE.fullmatch, ALL_DATES
+        self._stored_values: dict[str | None, str | None] = {None: None}
+        self._original_values: dict[str | None, str | None] = {}
+        self._mapped_values: dict[str | None, str | None] = {None: None}
         self._longest = LONGEST_VALUE.get(prop.type.name)
 
     def values(self, texts: Texts) -> Texts:
-        """What is stored."""
-        if len(self._known) > MOST_KNOWN:
-            self._known, self._changed = {None: None}, {}
-        known, learn = self._known, self._learn
-        plain = self._plain_of(texts)
-        if plain is not None and self._are_plain(texts):
+        """Return the values that are stored."""
+        if len(self._stored_values) > MOST_KNOWN:
+            self._stored_values, self._original_values = {None: None}, {}
+        known, learn = self._stored_values, self._clean
+        plain = self._unchanged_check(texts)
+        if plain is not None and self._are_unchanged(texts):
             return texts
         if plain is None:
             return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
         return [known[text] if text in known else text if plain(text) else learn(text) for text in texts]  # type: ignore[arg-type]
 
     def originals(self, texts: Texts) -> Texts | None:
-        """What the values were before, where they are different; None: none of them is."""
-        changed = self._changed
+        """Return the original values where they differ; None if none does."""
+        changed = self._original_values
         return [changed.get(text) for text in texts] if changed else None
 
     def rejected(self, texts: Texts, values: Texts) -> Iterator[tuple[int, _Rejected]]:
-        """Which of the texts are left out, given what is stored of them."""
+        """Yield the texts that are left out, given the stored values."""
         if values is texts or values.count(None) == texts.count(None):
             return
-        for place, (text, value) in enumerate(zip(texts, values, strict=True)):
+        for index, (text, value) in enumerate(zip(texts, values, strict=True)):
             if value is None and text is not None and (rejected := self._rejection(text)) is not None:
-                yield place, rejected
+                yield index, rejected
 
     def reason(self, raw: str) -> str:
-        """Why FtM's mapping does not put a value into the entity."""
+        """Return why FtM's mapping does not add a value to the entity."""
         if self.is_too_long(raw):
             return f"is {len(raw)} characters long, at most {self._longest} are cleaned as {self._kind.name}"
-        if self._first(raw):
+        if self._map_value(raw):
             return f"the long values of the entity come to more than {self._kind.total_size} characters"
         return REJECTED_BY_CLEANING.format(self._kind.name)
 
@@ -528,67 +546,69 @@ class _Cleaner:
         return self._longest is not None and len(raw) > self._longest
 
     def firsts(self, texts: Texts) -> Texts:
-        """What FtM's mapping puts into the entity; an empty text counts as something there."""
-        if len(self._firsts) > MOST_KNOWN:
-            self._firsts = {None: None}
-        known, learn = self._firsts, self._first
-        plain = self._plain_of(texts)
-        if plain is not None and self._are_plain(texts):
+        """Return the values that FtM's mapping adds to the entity. An empty text counts as a value."""
+        if len(self._mapped_values) > MOST_KNOWN:
+            self._mapped_values = {None: None}
+        known, learn = self._mapped_values, self._map_value
+        plain = self._unchanged_check(texts)
+        if plain is not None and self._are_unchanged(texts):
             return texts
         if plain is None:
             return [known[text] if text in known else learn(text) for text in texts]  # type: ignore[arg-type]  # None is known
         return [known[text] if text in known else text if plain(text) else learn(text) for text in texts]  # type: ignore[arg-type]
 
-    def _plain_of(self, texts: Texts) -> Callable[[str], object] | None:
-        """What tells that a text stays as it is; None if there is nothing, or a text is too long whatever it is."""
-        if self._plain is None or self._longest is None:
-            return self._plain
-        return None if max(map(len, filter(None, texts)), default=0) > self._longest else self._plain
+    def _unchanged_check(self, texts: Texts) -> Callable[[str], object] | None:
+        """Return the check whether cleaning leaves a text unchanged; None without one, or if a text is too long."""
+        if self._is_unchanged is None or self._longest is None:
+            return self._is_unchanged
+        return None if max(map(len, filter(None, texts)), default=0) > self._longest else self._is_unchanged
 
-    def _are_plain(self, texts: Texts) -> bool:
-        """Whether all texts that are there stay as they are, told by one look at all of them."""
-        there = [text for text in texts if text is not None] if None in texts else texts
-        return self._is_all_plain(there)  # type: ignore[arg-type]  # those that are there
+    def _are_unchanged(self, texts: Texts) -> bool:
+        """Return whether cleaning leaves all texts unchanged, checked for all of them together."""
+        present = [text for text in texts if text is not None] if None in texts else texts
+        return self._are_all_unchanged(present)  # type: ignore[arg-type]  # without None
 
-    def _is_all_plain(self, texts: list[str]) -> bool:
+    def _are_all_unchanged(self, texts: list[str]) -> bool:
         lines = "\n".join([*texts, ""])
-        # A text may hold a newline itself, which would make two plain ones of it.
-        return TITLE not in lines and lines.count("\n") == len(texts) and self._all_plain.fullmatch(lines) is not None
+        # A text with a newline would count as two plain texts.
+        return (
+            TITLE not in lines and lines.count("\n") == len(texts) and self._all_unchanged.fullmatch(lines) is not None
+        )
 
-    def _learn(self, raw: str) -> str | None:
-        """Clean a value as its mapping says, and as whoever loads it does."""
-        first = self._first(raw)
+    def _clean(self, raw: str) -> str | None:
+        """Clean a value by its mapping rule and as loading does, and cache the result."""
+        first = self._map_value(raw)
         value: str | None
         if first is None:
             value = None
         elif first == raw and self._is_simple and sanitize_text(raw) == raw:
-            value = raw  # to clean it once more would change nothing either
+            value = raw  # cleaning it again would not change it
         else:
-            value = self._second.cleaned(first)
+            value = self._load_cleaner.cleaned(first)
         if value is not None and value != raw and (original := sanitize_text(raw)) != value:
-            self._changed[raw] = original
+            self._original_values[raw] = original
         if len(raw) <= LONGEST_KNOWN:
-            self._known[raw] = value
+            self._stored_values[raw] = value
         return value
 
     def _rejection(self, raw: str) -> _Rejected | None:
-        """Why nothing is stored of a value; None if it is blank."""
-        first = self._first(raw)
+        """Return why a value is not stored; None if it is blank."""
+        first = self._map_value(raw)
         if first:
-            return _Rejected(first, self._second.reason, True) if sanitize_text(first) else None
-        # A name that is repeated from another entity was given there.
+            return _Rejected(first, self._load_cleaner.reason, True) if sanitize_text(first) else None
+        # A name that is repeated from another entity is reported there.
         is_given = not self._sanitizes and sanitize_text(raw)
         return _Rejected(raw, self.reason(raw), False) if is_given else None
 
-    def _first(self, raw: str) -> str | None:
-        if raw in self._firsts:
-            return self._firsts[raw]
-        first = self._mapped(raw)
+    def _map_value(self, raw: str) -> str | None:
+        if raw in self._mapped_values:
+            return self._mapped_values[raw]
+        first = self._clean_by_rule(raw)
         if len(raw) <= LONGEST_KNOWN:
-            self._firsts[raw] = first
+            self._mapped_values[raw] = first
         return first
 
-    def _mapped(self, raw: str) -> str | None:
+    def _clean_by_rule(self, raw: str) -> str | None:
         if self.is_too_long(raw):
             return None
         text = sanitize_text(raw) if self._sanitizes else raw
@@ -596,41 +616,41 @@ class _Cleaner:
 
 
 class _ReferenceCleaner(_Cleaner):
-    """A reference to an entity of the same row: FtM does not clean it, whoever loads it does."""
+    """Cleans references to entities of the same row: FtM's mapping does not clean them, but loading does."""
 
-    def __init__(self, prop: Property, second: _LoadCleaner) -> None:
-        super().__init__(prop, False, None, second, False)
+    def __init__(self, prop: Property, load_cleaner: _LoadCleaner) -> None:
+        super().__init__(prop, False, None, load_cleaner, False)
         self._is_simple = False
-        self._plain = ID.fullmatch
+        self._is_unchanged = ID.fullmatch
 
-    def _is_all_plain(self, texts: list[str]) -> bool:
+    def _are_all_unchanged(self, texts: list[str]) -> bool:
         joined = "".join(texts)
         return joined.isascii() and joined.isalnum() and "" not in texts
 
-    def _mapped(self, raw: str) -> str | None:
+    def _clean_by_rule(self, raw: str) -> str | None:
         return raw
 
 
 class _Cleaners:
-    """Cleaners of one process: the second cleaning of a type is the same for all."""
+    """Cleaners of one process: the cleaning on load is the same for all properties of a type."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, _LoadCleaner] = {}
+        self._load_cleaners: dict[str, _LoadCleaner] = {}
 
-    def second(self, kind: PropertyType) -> _LoadCleaner:
-        return self._seconds.setdefault(kind.name, _LoadCleaner(kind))
+    def load_cleaner(self, kind: PropertyType) -> _LoadCleaner:
+        return self._load_cleaners.setdefault(kind.name, _LoadCleaner(kind))
 
     def of(self, prop: Property, rule: PropertyMapping | None = None, sanitizes: bool = False) -> _Cleaner:
-        second = self.second(prop.type)
+        load_cleaner = self.load_cleaner(prop.type)
         if rule is not None and rule.entity is not None:
-            return _ReferenceCleaner(prop, second)
+            return _ReferenceCleaner(prop, load_cleaner)
         fuzzy = rule is not None and rule.fuzzy
         form = (None if rule is None else rule.format) or prop.format
-        return _Cleaner(prop, fuzzy, form, second, sanitizes)
+        return _Cleaner(prop, fuzzy, form, load_cleaner, sanitizes)
 
 
 class _ValueColumn:
-    """One value a row, at most, of a property."""
+    """A column of values of a property: at most one per row."""
 
     def __init__(self, cleaner: _Cleaner, texts: Texts) -> None:
         self.name = cleaner.name
@@ -639,7 +659,8 @@ class _ValueColumn:
         self._texts = texts
 
     def values(self, ids: Texts) -> Texts:
-        """Raises Unusual for an entity that refers to itself: that row is bad."""
+        """Return the values that are stored. Raises UnusualRows for an entity that refers to itself: such rows are
+        bad."""
         values = self._cleaner.values(self._texts)
         if self._cleaner.refers and any(
             value is not None and value == entity for entity, value in zip(ids, values, strict=True)
@@ -658,7 +679,7 @@ class _ValueColumn:
 
 
 class _ColumnSource:
-    """Where the values of a property come from: a column, or one text for all."""
+    """The source of a property's values: a column, or one text for all rows."""
 
     def __init__(self, rule: PropertyMapping, cleaner: _Cleaner) -> None:
         self.rule = rule
@@ -671,7 +692,7 @@ class _ColumnSource:
         entities: dict[str, EntityProxy],
         reasons: dict[tuple[str, str], str],
     ) -> None:
-        """Add the values that a row has for an entity, as `PropertyMapping.map` does, and why others are left out."""
+        """Add a row's values to an entity as `PropertyMapping.map` does, and the reasons why values are left out."""
         rule, cleaner = self.rule, self._cleaner
         for value in _raw_values(rule, [record.get(ref) for ref in rule.refs]):
             is_added = not cleaner.is_too_long(value) and entity.unsafe_add(
@@ -680,13 +701,13 @@ class _ColumnSource:
             if not is_added and sanitize_text(value):
                 reasons[rule.prop.name, value] = cleaner.reason(value)
 
-    def lanes(self, texts: dict[str, Texts], told: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
+    def value_columns(self, texts: dict[str, Texts], results: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
         column: Texts = [*self.rule.literals] * count if self.rule.literals else texts[self.rule.refs[0]]
         return [_ValueColumn(self._cleaner, column)]
 
 
 class _ReferenceSource(_ColumnSource):
-    """Another entity of the row."""
+    """A source that refers to another entity of the row."""
 
     def add_to(
         self,
@@ -701,15 +722,15 @@ class _ReferenceSource(_ColumnSource):
             entity.unsafe_add(self.rule.prop, other.id, cleaned=True)
             inline_names(entity, other)
 
-    def lanes(self, texts: dict[str, Texts], told: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
+    def value_columns(self, texts: dict[str, Texts], results: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
         assert self.rule.entity is not None
-        return [_ValueColumn(self._cleaner, told[self.rule.entity].ids)]
+        return [_ValueColumn(self._cleaner, results[self.rule.entity].ids)]
 
 
 class _CombinedSource(_ColumnSource):
-    """Several columns and texts, joined, split or put into a template."""
+    """A source of several columns and texts, which are joined, split or put into a template."""
 
-    def lanes(self, texts: dict[str, Texts], told: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
+    def value_columns(self, texts: dict[str, Texts], results: dict[str, _RuleResult], count: int) -> list[_ValueColumn]:
         rule = self.rule
         columns = [texts[ref] for ref in rule.refs]
         rows = zip(*columns, strict=True) if columns else [()] * count
@@ -720,13 +741,13 @@ class _CombinedSource(_ColumnSource):
         ):
             raise UnusualRows
         return [
-            _ValueColumn(self._cleaner, [own[place] if place < len(own) else None for own in values])
-            for place in range(most)
+            _ValueColumn(self._cleaner, [own[index] if index < len(own) else None for own in values])
+            for index in range(most)
         ]
 
 
 def _raw_values(rule: PropertyMapping, row: Sequence[str | None]) -> list[str]:
-    """What the columns of a property give it, as `PropertyMapping` makes it."""
+    """Return the values of a property before cleaning, as `PropertyMapping` computes them."""
     if rule.template is not None:
         record = {ref: text for ref, text in zip(rule.refs, row, strict=True) if text is not None}
         values = [_fill_template(rule, record).strip()]
@@ -750,7 +771,7 @@ def _source(rule: PropertyMapping, cleaners: _Cleaners) -> _ColumnSource:
 
 
 def _fill_template(rule: PropertyMapping, record: Record) -> str:
-    """A template with a row's values. Raises Invalid if it would be too long: what is filled in may name others."""
+    """Fill a template with a row's values, which may contain placeholders. Raises InvalidRecord if it is too long."""
     assert rule.template is not None
     value = rule.template
     for mark, ref in rule.replacements.items():
@@ -766,7 +787,7 @@ def _has_invalid_bytes(row: Row) -> bool:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether FtM's sanitizing could change no more of it than the white space around it."""
+    """Return whether FtM's sanitizing would at most strip white space around the text."""
     return text.isascii() and text.isprintable()
 
 
@@ -774,7 +795,7 @@ def _is_plain(text: str) -> bool:
 
 
 class _StatementColumns:
-    """Statements of some rows, as columns: those of one property after the other, and each knows its row."""
+    """Statements of some rows as columns, one property after the other, with the row of each statement."""
 
     def __init__(self) -> None:
         self.entities = 0
@@ -783,26 +804,26 @@ class _StatementColumns:
         self._schema_lengths: list[int] = []
         self._props: list[str] = []
         self._lengths: list[int] = []
-        self._rows: list[Places] = []
+        self._rows: list[RowIndexes] = []
         self._owners: list[npt.NDArray[np.int64]] = []
         self._ids: list[bytes] = []
         self._values: Texts = []
         self._originals: Texts = []
         self._omitted: dict[tuple[int, int, str, str], tuple[str, str]] = {}
 
-    def omit(self, place: int, first: int, schema: str, prop: str, rejected: _Rejected) -> None:
-        """Report a value that is left out of the entities whose first has this number, in the row at this place."""
-        self._omitted[place, first, prop, rejected.value] = schema, rejected.reason
+    def omit(self, index: int, first: int, schema: str, prop: str, rejected: _Rejected) -> None:
+        """Record a value that is left out, in the row at this index, of the entities numbered from `first` on."""
+        self._omitted[index, first, prop, rejected.value] = schema, rejected.reason
 
     def omitted(self, start: int) -> list[OmittedInRow]:
-        """All that is left out, in the order of rows, of which the first has the place `start`."""
+        """Return the omitted values in the order of rows, of which the first has the index `start`."""
         return [
-            OmittedInRow(start + place, schema, prop, value, reason)
-            for (place, _, prop, value), (schema, reason) in sorted(self._omitted.items())
+            OmittedInRow(start + index, schema, prop, value, reason)
+            for (index, _, prop, value), (schema, reason) in sorted(self._omitted.items())
         ]
 
     def entities_of(self, ids: Texts, schema: str) -> int:
-        """Make room for entities, of which some may not be there. Returns the number of the first."""
+        """Add entities, of which some may not exist. Returns the number of the first."""
         first = len(self._entity_ids)
         self._entity_ids += [entity or "" for entity in ids]
         self._schemata.append(schema)
@@ -811,28 +832,34 @@ class _StatementColumns:
         return first
 
     def add(
-        self, prop: str, first: int, places: Places, digests: Digests, values: Texts, originals: Texts | None = None
+        self,
+        prop: str,
+        first: int,
+        indexes: RowIndexes,
+        digests: Digests,
+        values: Texts,
+        originals: Texts | None = None,
     ) -> None:
-        """Statements of one property, where there is a digest."""
+        """Add the statements of one property that have a digest."""
         owners = np.arange(first, first + len(digests))
         if None in digests:
-            there = np.fromiter((digest is not None for digest in digests), bool, len(digests))
-            places, owners = places[there], owners[there]
+            present = np.fromiter((digest is not None for digest in digests), bool, len(digests))
+            indexes, owners = indexes[present], owners[present]
             values = list(compress(values, digests))
             originals = None if originals is None else list(compress(originals, digests))
             digests = list(compress(digests, digests))
         self._props.append(prop)
         self._lengths.append(len(digests))
-        self._rows.append(places)
+        self._rows.append(indexes)
         self._owners.append(owners)
-        self._ids += digests  # type: ignore[arg-type]  # those that are there
+        self._ids += digests  # type: ignore[arg-type]  # without None
         self._values += values
         self._originals += [None] * len(digests) if originals is None else originals
 
     def table(self, origin: str, moment: int) -> pa.RecordBatch:
-        """The events in the order of their shards, and within one of their rows: as the journal packs them.
+        """Return the events ordered by shard, and within a shard by row, as journal packs are.
 
-        Where many are the same, only the last of each.
+        If many are equal, only the last of each is returned.
         """
         count = len(self._ids)
         if not count:
@@ -842,10 +869,10 @@ class _StatementColumns:
         order = np.argsort(np.concatenate(self._rows), kind="stable")
         order = order[np.argsort(shards[owners[order]], kind="stable")]
         if len(set(self._ids)) < count * WORTH_DROPPING:
-            last = {self._ids[place]: turn for turn, place in enumerate(order.tolist())}
+            last = {self._ids[index]: position for position, index in enumerate(order.tolist())}
             order = order[sorted(last.values())]
             count = len(order)
-        chosen = pa.array(order)
+        indices = pa.array(order)
         owner = pa.array(owners[order])
         prop = pa.array(np.repeat(np.arange(len(self._props)), self._lengths)[order])
         schema = pa.array(np.repeat(np.arange(len(self._schemata)), self._schema_lengths))
@@ -854,14 +881,14 @@ class _StatementColumns:
             "position": pa.array(np.arange(count)),
             "kind": _repeat(Kind.ADD.value, count, pa.int16()),
             "shard_key": pa.array(shards[owners[order]].astype(np.int32)),
-            "id": pa.array(self._ids, pa.binary()).take(chosen),
+            "id": pa.array(self._ids, pa.binary()).take(indices),
             "entity_id": pa.array(self._entity_ids, pa.string()).take(owner),
             "canonical_id": pa.nulls(count, pa.string()),
             "schema": pa.array(self._schemata, pa.string()).take(schema.take(owner)),
             "prop": pa.array(self._props, pa.string()).take(prop),
-            "value": pa.array(self._values, pa.string()).take(chosen),
+            "value": pa.array(self._values, pa.string()).take(indices),
             "lang": pa.nulls(count, pa.string()),
-            "original_value": pa.array(self._originals, pa.string()).take(chosen),
+            "original_value": pa.array(self._originals, pa.string()).take(indices),
             "external": _repeat(False, count, pa.bool_()),
             "origin": _repeat(origin, count, pa.string()),
             "first_seen": _repeat(moment, count, pa.int64()),

@@ -1,7 +1,7 @@
-"""What one Spark task does for a mapping: some rows of a file into a part of a stage.
+"""Map some rows of a file into a part of a stage.
 
-Nothing of it is seen before the stage commits. A task that dies leaves a part that is never closed; one that is tried
-again writes a part of its own.
+The part becomes visible when the stage commits. A task that dies leaves a part that is never closed; its retry writes
+another part.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +11,7 @@ from itertools import islice
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tarn.errors import Fault
+from tarn.errors import FieldError
 from tarn.journal.event_chunks import CHUNK_BYTES, CHUNK_ROWS, MOST_FAULTS
 from tarn.journal.stage_parts import StagePartWriter
 from tarn.model.mapping import MappingDocument
@@ -25,32 +25,32 @@ from tarn.storage.store import Store
 
 @lru_cache(1)
 def mapper_of(mapping: bytes, header: tuple[str, ...], dataset: DatasetName, origin: str, moment: int) -> Mapper:
-    """The mapper of a run: one for all tasks of a process, as it remembers what it has cleaned."""
+    """Return the mapper of a run. All tasks of a process share it, as it caches cleaned values."""
     return Mapper(MappingDocument.from_yaml(mapping), header, dataset, origin, moment)
 
 
 def map_rows(task: MapRows, store: Store, parts: StagePartWriter) -> MappedRows:
-    """Do a task. Raises Unavailable if the stage was given up meanwhile."""
+    """Map the rows into a new part of the stage. Raises Unavailable if the stage has expired."""
     mapper = mapper_of(task.mapping, task.header, task.dataset, task.origin, task.moment)
-    form = Dialect(task.encoding, task.delimiter)
-    text, is_sound = form.decoded(store.get_range(task.path, task.start, task.end))
-    lines = form.rows(text)
+    dialect = Dialect(task.encoding, task.delimiter)
+    text, is_valid = dialect.decoded(store.get_range(task.path, task.start, task.end))
+    lines = dialect.rows(text)
     records = rows = entities = bad = 0
-    faults: list[Fault] = []
+    faults: list[FieldError] = []
     omitted = Omissions()
-    with ThreadPoolExecutor(1, thread_name_prefix="chunk") as behind:
-        part = _PartWriter(parts, task, behind)
+    with ThreadPoolExecutor(1, thread_name_prefix="chunk") as pool:
+        part = _PartWriter(parts, task, pool)
         while block := list(islice(lines, BLOCK_ROWS)):
-            # FtM reads over blank lines, and people count them.
+            # FtM skips blank lines, but line numbers count them.
             numbers = [number for number, row in enumerate(block, records + 1) if row]
-            for found in mapper.map([row for row in block if row], is_doubtful=not is_sound):
-                part.add(found.events)
-                entities += found.entities
-                bad += len(found.bad)
-                faults += [one.fault.model_copy(update={"line": numbers[one.place]}) for one in found.bad]
+            for mapped in mapper.map([row for row in block if row], is_doubtful=not is_valid):
+                part.add(mapped.events)
+                entities += mapped.entities
+                bad += len(mapped.bad)
+                faults += [one.fault.model_copy(update={"line": numbers[one.row_index]}) for one in mapped.bad]
                 del faults[MOST_FAULTS:]
-                for value in found.omitted:
-                    omitted.add(value.schema, value.prop, value.value, value.reason, numbers[value.place])
+                for value in mapped.omitted:
+                    omitted.add(value.schema, value.prop, value.value, value.reason, numbers[value.row_index])
             records += len(block)
             rows += len(numbers)
         part.close(entities)
@@ -58,18 +58,18 @@ def map_rows(task: MapRows, store: Store, parts: StagePartWriter) -> MappedRows:
 
 
 class _PartWriter:
-    """A part of the stage, written some ten thousand events at a time, and one chunk behind: who waits for the database
-    maps the next rows meanwhile."""
+    """Writes a part of the stage in chunks of some ten thousand events. One chunk is written while the next rows are
+    mapped."""
 
-    def __init__(self, parts: StagePartWriter, task: MapRows, behind: ThreadPoolExecutor) -> None:
+    def __init__(self, parts: StagePartWriter, task: MapRows, pool: ThreadPoolExecutor) -> None:
         self.id = parts.open(task.stage, task.tenant)
         self.written = 0
         self._parts = parts
         self._expiry = task.expiry
         self._in_packs = task.in_packs
-        self._behind = behind
-        self._under_way: Future[None] | None = None
-        self._held: list[pa.RecordBatch] = []
+        self._pool = pool
+        self._pending: Future[None] | None = None
+        self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         self._bytes = 0
         self._characters = 0
@@ -77,7 +77,7 @@ class _PartWriter:
     def add(self, events: pa.RecordBatch) -> None:
         if not events.num_rows:
             return
-        self._held.append(events)
+        self._batches.append(events)
         self._rows += events.num_rows
         self._bytes += events.nbytes
         if self._rows >= CHUNK_ROWS or self._bytes >= CHUNK_BYTES:
@@ -91,12 +91,12 @@ class _PartWriter:
 
     def _write(self) -> None:
         self._wait()
-        chunk = self.id, self.written, self._held, self._expiry, self._in_packs
-        self._under_way = self._behind.submit(self._parts.write, *chunk)
+        chunk = self.id, self.written, self._batches, self._expiry, self._in_packs
+        self._pending = self._pool.submit(self._parts.write, *chunk)
         self.written += self._rows
-        self._characters += sum(pc.sum(pc.utf8_length(some.column("value"))).as_py() for some in self._held)
-        self._held, self._rows, self._bytes = [], 0, 0
+        self._characters += sum(pc.sum(pc.utf8_length(batch.column("value"))).as_py() for batch in self._batches)
+        self._batches, self._rows, self._bytes = [], 0, 0
 
     def _wait(self) -> None:
-        if self._under_way is not None:
-            self._under_way.result()
+        if self._pending is not None:
+            self._pending.result()

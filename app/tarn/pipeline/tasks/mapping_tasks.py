@@ -1,19 +1,38 @@
-"""Tasks of mappings, and what comes of them. Light to import: what does them is not."""
+"""Mapping task: map some rows of a file into a part of a stage.
 
+Cheap to import: the code that does the work (`mapping_rows`) imports FtM, which takes a second that executors that only
+flush are spared.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tarn.errors import Fault
-from tarn.model.names import DatasetName
+from tarn.errors import FieldError
 from tarn.model.omissions import Omissions
+from tarn.pipeline.tasks.task import Task, TaskContext
+
+
+class MappedRows(NamedTuple):
+    """The statements of some rows, as a part of the stage, and the rows and values that could not be used."""
+
+    batch: int
+    records: int
+    """Number of records, including blank lines."""
+    rows: int
+    entities: int
+    statements: int
+    bad: int
+    faults: list[FieldError]
+    """The first of them. `line` is the number of the record within the task, from 1."""
+    omitted: Omissions
+    """Values that were left out of the other rows, with lines counted in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
-class MapRows:
-    """Some whole records of a file, and what to make of them."""
+class MapRows(Task[MappedRows]):
+    """Map a range of a file that consists of whole records."""
 
-    number: int
-    dataset: DatasetName
     path: str
     start: int
     end: int
@@ -21,30 +40,20 @@ class MapRows:
     delimiter: str
     header: tuple[str, ...]
     mapping: bytes
-    """The mapping's document."""
+    """The mapping document."""
     origin: str
     moment: int
-    """When what it says was seen: microseconds since 1970."""
+    """When the statements were seen: microseconds since 1970."""
     stage: int
-    """The batch that it is part of."""
+    """The batch of the stage that the part belongs to."""
     tenant: str
     expiry: float
-    """Seconds after which rows that nobody finishes are given up."""
+    """Seconds after which an unfinished part expires."""
     in_packs: bool
-    """Whether everybody who is there reads packs; else what it makes is written in rows."""
+    """Whether to write packs. Rows are written if there are processes of a version that cannot read packs."""
 
+    def run(self, context: TaskContext) -> Callable[[], MappedRows]:
+        from tarn.pipeline.tasks.mapping_rows import map_rows
 
-class MappedRows(NamedTuple):
-    """What came of a task: a batch of the stage, and rows that could not be used."""
-
-    batch: int
-    records: int
-    """Lines of the file that are one, blank ones with them."""
-    rows: int
-    entities: int
-    statements: int
-    bad: int
-    faults: list[Fault]
-    """The first of them; each one's line is its record, counted from the task's first as 1."""
-    omitted: Omissions
-    """Values that were left out of the other rows, with lines that are counted likewise."""
+        mapped = map_rows(self, context.store, context.stage_parts)
+        return lambda: mapped

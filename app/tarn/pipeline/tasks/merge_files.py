@@ -1,231 +1,136 @@
-"""What one Spark task does with files of the store: fold some into fewer, or copy their rows as they are.
+"""Fold and copy tasks: merge files of the tables into fewer, or copy their rows unchanged.
 
-What is live is said in `tarn.lake.live.sql`: the newest row of an identity, unless a later mark deletes it. Rows meet
-by
-their key, and whatever was moved to another key left a mark under the one it had; so a range of keys can be folded by
-itself.
+Live rows are defined in `tarn.lake.live`. Rows and marks are matched by key, and a row that moved to another key left a
+mark under its old key; so a key range can be folded independently of all others. The `ord` of a live row is that of the
+last event on its statement, so that later events still count as later.
 """
 
-# ruff: noqa: S608 - put together from constants, names and paths of ours
+# ruff: noqa: S608 - composed of constants, validated names and paths
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
-import duckdb
 import pyarrow as pa
 
-from tarn.lake.table_schemas import PARTITIONED, PRUNING, SCHEMAS
-from tarn.model.names import DatasetName
+from tarn.lake.live import sql
+from tarn.lake.scans import IDENTITY, MARK, ROW, PartitionFile, Scans, within
 from tarn.model.ranges import Range
 from tarn.model.snapshot import TableName, Tally
-from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP, DataFileWriter, FilePuts
+from tarn.pipeline.tasks.data_files import LARGEST_GROUP, ROW_GROUP
+from tarn.pipeline.tasks.task import PendingFiles, TableTask, TaskContext
+from tarn.storage.duckdb_sql import quote_literal
 from tarn.storage.layout import DatasetLayout
-from tarn.storage.store import Store
 
 SORTED = "ORDER BY bucket, canonical_id, id"
 
-STATEMENT = (
-    "bucket, canonical_id, id, entity_id, schema, prop, value, lang, original_value, external, {first} AS first_seen, "
-    "{last} AS last_seen, NULL::BIGINT AS deleted_at, {ord} AS ord, {origin} AS origin"
-)
-MARK = (
-    "bucket, canonical_id, id, entity_id, origin, epoch_us(first_seen) AS first_seen, "
-    "epoch_us(last_seen) AS last_seen, epoch_us(deleted_at) AS deleted_at, ord"
-)
-
-FOLDED = """
-WITH rows AS ({rows})
-SELECT {columns} FROM rows LEFT JOIN twice ON twice.id = rows.id LEFT JOIN after ON after.id = rows.id
-WHERE (twice.ord IS NULL OR rows.ord = twice.ord) AND after.ended IS NOT TRUE AND {kept}
-"""
-
-
-class Part(NamedTuple):
-    """A file of a table, below the table's folder, and its partition."""
-
-    path: str
-    partition: str
+STATEMENT = ("bucket", *ROW)
+CHANGE = ("bucket", "canonical_id", "id", "entity_id", "origin", "first_seen", "last_seen", "deleted_at", "ord")
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
-    """A task on files of the store."""
-
-    number: int
-    dataset: DatasetName
-    target_file_bytes: int
-    checksum: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FoldRange(Rewrite):
-    """Fold the rows of a range of keys: what is live of them, and nothing else, is written."""
+class FoldRange(TableTask):
+    """Fold a range of keys: only its live rows are written."""
 
     within: Range
-    statements: tuple[Part, ...]
-    marks: tuple[Part, ...]
-    """Of the translog, what was seen again and deleted."""
+    statements: tuple[PartitionFile, ...]
+    marks: tuple[PartitionFile, ...]
+    """Files of the translog with the kinds `seen` and `delete`."""
     erased: tuple[str, ...] = ()
-    """Entities that are left out, whatever is known of them."""
+    """Entities that are left out, live or not."""
+
+    def run(self, context: TaskContext) -> PendingFiles:
+        return _RangeFold(self, context).run()
 
 
 @dataclass(frozen=True, slots=True)
-class Copy(Rewrite):
-    """Copy the rows of files of one partition, but for some ranges of keys."""
+class CopyRows(TableTask):
+    """Copy the rows of files of one partition, except those in some ranges of keys."""
 
     table: TableName
     partition: str
     paths: tuple[str, ...]
     outside: tuple[Range, ...] = ()
 
+    def run(self, context: TaskContext) -> PendingFiles:
+        files = _InputFiles(self, context)
+        writer = self.writer(self.table, context)
+        where = " AND ".join(f"NOT ({within(keys)})" for keys in self.outside) or "true"
+        columns, extra = (CHANGE, "") if self.table == "translog" else (STATEMENT, ", NULL::BIGINT AS deleted_at")
+        own = [PartitionFile(path, self.partition) for path in self.paths]
+        rows = files.scans.select(self.table, own, columns, f"WHERE {where}")
+        query = f"SELECT *{extra} FROM ({rows}) {SORTED}"
+        writer.write(self.partition, files.stream(query, self.table, self.paths))
+        return PendingFiles({self.table: writer}, Tally(), [])
 
-class Merging:
-    """One such task at work."""
 
-    def __init__(self, task: FoldRange | Copy, store: Store, duck: duckdb.DuckDBPyConnection, puts: FilePuts) -> None:
-        self._task = task
-        self._store = store
-        self._duck = duck
-        self._puts = puts
-        self._layout = DatasetLayout(task.dataset)
+class _InputFiles:
+    """Reads a task's input files with DuckDB."""
 
-    def made(self) -> tuple[dict[TableName, DataFileWriter], Tally]:
-        """The files on their way; the tally says how many live statements were left out."""
-        if isinstance(self._task, Copy):
-            return self._copied(self._task), Tally()
-        return self._folded(self._task)
+    def __init__(self, task: TableTask, context: TaskContext) -> None:
+        self.duck = context.duckdb_connection
+        self.scans = Scans(context.store.connection, DatasetLayout(task.dataset))
 
-    def _copied(self, task: Copy) -> dict[TableName, DataFileWriter]:
-        writer = self._writer(task.table)
-        source = self._parquet(task.table, task.paths)
-        where = " AND ".join(f"NOT ({_within(one)})" for one in task.outside) or "true"
-        columns = MARK if task.table == "translog" else _statement("NULL::VARCHAR")
-        query = f"SELECT {columns} FROM {source} WHERE {where} {SORTED}"
-        writer.write(task.partition, self._stream(query, task.table, task.paths))
-        return {task.table: writer}
-
-    def _folded(self, task: FoldRange) -> tuple[dict[TableName, DataFileWriter], Tally]:
-        rows = self._writer("statements")
-        self._take_marks(task)
-        self._duck.execute("CREATE OR REPLACE TEMP TABLE erased AS SELECT unnest(?::VARCHAR[])", [list(task.erased)])
-        by_origin = {
-            origin: tuple(part.path for part in parts)
-            for origin, parts in groupby(sorted(task.statements, key=_partition), _partition)
-        }
-        erased = 0
-        for origin, paths in by_origin.items():
-            erased += self._find_ended(task, origin, paths)
-            rows.write(origin, self._live(task, origin, paths))
-        return {"statements": rows}, Tally(ended=erased)
-
-    def _take_marks(self, task: FoldRange) -> None:
-        self._duck.execute(
-            "CREATE OR REPLACE TEMP TABLE marks (id BLOB, origin VARCHAR, kind VARCHAR, first_seen BIGINT, "
-            "last_seen BIGINT, ord BIGINT)"
-        )
-        for kind, parts in groupby(sorted(task.marks, key=_partition), _partition):
-            source = self._parquet("translog", tuple(part.path for part in parts))
-            self._duck.execute(
-                f"INSERT INTO marks SELECT id, origin, ?, epoch_us(first_seen), epoch_us(last_seen), ord FROM {source} "
-                f"WHERE {_within(task.within)}",
-                [kind],
-            )
-
-    def _find_ended(self, task: FoldRange, origin: str, paths: tuple[str, ...]) -> int:
-        """Find the identities of an origin that have more than one row, and what the marks do to the newest one.
-
-        Returns how many live statements are left out as erased.
-        """
-        source = f"SELECT id, ord FROM {self._parquet('statements', paths)} WHERE {_within(task.within)}"
-        self._duck.execute(
-            f"CREATE OR REPLACE TEMP TABLE twice AS SELECT id, max(ord) AS ord FROM ({source}) "
-            "GROUP BY id HAVING count(*) > 1"
-        )
-        self._duck.execute(
-            f"""
-            CREATE OR REPLACE TEMP TABLE after AS
-            WITH own AS (FROM marks WHERE origin = ?),
-            newest AS (SELECT id, max(ord) AS ord FROM ({source}) SEMI JOIN own USING (id) GROUP BY id)
-            SELECT id, bool_or(own.kind = 'delete') AS ended, min(own.first_seen) AS first_seen,
-                max(own.last_seen) AS last_seen, max(own.ord) AS ord
-            FROM newest JOIN own USING (id) WHERE own.ord > newest.ord GROUP BY id
-            """,
-            [origin],
-        )
-        if not task.erased:
-            return 0
-        query = self._query(task, origin, paths, "count(*)", kept="NOT ({kept})")
-        (count,) = self._duck.execute(query).fetchall()[0]
-        return int(count)
-
-    def _live(self, task: FoldRange, origin: str, paths: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        # Its place in history is that of the last event on it: of all that was seen, a later event is later still.
-        columns = STATEMENT.format(
-            first="least(epoch_us(rows.first_seen), after.first_seen)",
-            last="greatest(epoch_us(rows.last_seen), after.last_seen)",
-            ord="greatest(rows.ord, after.ord)",
-            origin=_quoted(origin),
-        ).replace(" id,", " rows.id,")
-        query = self._query(task, origin, paths, columns)
-        return self._stream(f"{query} ORDER BY bucket, canonical_id, rows.id", "statements", paths)
-
-    def _query(self, task: FoldRange, origin: str, paths: tuple[str, ...], columns: str, kept: str = "{kept}") -> str:
-        rows = f"SELECT * FROM {self._parquet('statements', paths)} WHERE {_within(task.within)}"
-        known = "entity_id NOT IN (FROM erased) AND canonical_id NOT IN (FROM erased)" if task.erased else "true"
-        return FOLDED.format(rows=rows, columns=columns, kept=kept.format(kept=known))
-
-    def _stream(self, query: str, table: TableName, paths: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-        at_once = self._rows_at_once(table, paths)
-        return iter(self._duck.execute(query).fetch_record_batch(at_once))
+    def stream(self, query: str, table: TableName, paths: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+        rows = self._rows_at_once(table, paths)
+        return iter(self.duck.execute(query).fetch_record_batch(rows))
 
     def _rows_at_once(self, table: TableName, paths: tuple[str, ...]) -> int:
-        """As many rows as a row group takes, fewer where texts are long."""
+        """Return the number of rows of a row group: fewer where values are long."""
         if table == "translog":
             return ROW_GROUP
-        urls = ", ".join(_quoted(self._url(table, path)) for path in paths)
-        size, rows = self._duck.execute(
-            "SELECT sum(total_uncompressed_size), sum(num_values) "
-            f"FROM parquet_metadata([{urls}]) WHERE path_in_schema = 'value'"
-        ).fetchall()[0]
-        return max(1, min(ROW_GROUP, LARGEST_GROUP * int(rows or 1) // max(1, int(size or 1))))
+        size, rows = map(int, self.duck.execute(self.scans.value_sizes(table, paths)).fetchall()[0])
+        return max(1, min(ROW_GROUP, LARGEST_GROUP * max(1, rows) // max(1, size)))
 
-    def _parquet(self, table: TableName, paths: tuple[str, ...]) -> str:
-        urls = ", ".join(_quoted(self._url(table, path)) for path in paths)
-        return f"read_parquet([{urls}], hive_partitioning = false)"
 
-    def _url(self, table: TableName, path: str) -> str:
-        return self._store.connection.file_url(f"{self._folder(table)}/{path}")
+class _RangeFold:
+    """A fold in progress."""
 
-    def _folder(self, table: TableName) -> str:
-        return self._layout.statements if table == "statements" else self._layout.translog
+    def __init__(self, task: FoldRange, context: TaskContext) -> None:
+        self._task = task
+        self._context = context
+        self._files = _InputFiles(task, context)
+        self._duck = context.duckdb_connection
+        self._where = f"WHERE {within(task.within)}"
 
-    def _writer(self, table: TableName) -> DataFileWriter:
-        return DataFileWriter(
-            self._store,
-            self._folder(table),
-            SCHEMAS[table],
-            PARTITIONED[table],
-            PRUNING,
-            self._task.target_file_bytes,
-            self._task.checksum,
-            self._puts,
+    def run(self) -> PendingFiles:
+        """Write the live rows. The tally has the number of live statements that were left out as erased."""
+        task = self._task
+        rows = task.writer("statements", self._context)
+        marks = self._files.scans.select("translog", task.marks, MARK, self._where)
+        self._duck.execute(f"CREATE OR REPLACE TEMP TABLE range_marks AS {marks}")
+        self._duck.execute("CREATE OR REPLACE TEMP TABLE erased AS SELECT unnest(?::VARCHAR[])", [list(task.erased)])
+        erased = 0
+        for origin, group in groupby(sorted(task.statements, key=_partition), _partition):
+            files = list(group)
+            erased += self._count_erased(files)
+            query = f"SELECT *, NULL::BIGINT AS deleted_at FROM ({self._live(files, STATEMENT)}) WHERE {self._kept()}"
+            paths = tuple(file.path for file in files)
+            rows.write(origin, self._files.stream(f"{query} {SORTED}", "statements", paths))
+        return PendingFiles({"statements": rows}, Tally(ended=erased), [])
+
+    def _count_erased(self, files: list[PartitionFile]) -> int:
+        """Count the live statements that are left out as erased."""
+        if not self._task.erased:
+            return 0
+        live = self._live(files, (*IDENTITY, "entity_id", "canonical_id", "first_seen", "last_seen"))
+        (count,) = self._duck.execute(f"SELECT count(*) FROM ({live}) WHERE NOT ({self._kept()})").fetchall()[0]
+        return int(count)
+
+    def _kept(self) -> str:
+        if not self._task.erased:
+            return "true"
+        return "entity_id NOT IN (FROM erased) AND canonical_id NOT IN (FROM erased)"
+
+    def _live(self, files: list[PartitionFile], columns: Iterable[str]) -> str:
+        """Return a query for the live rows of files of one origin."""
+        select = self._files.scans.select
+        return sql.stored_live(
+            select("statements", files, columns, self._where),
+            f"FROM range_marks WHERE origin = {quote_literal(files[0].partition)}",
+            select("statements", files, IDENTITY, self._where),
         )
 
 
-def _statement(origin: str) -> str:
-    return STATEMENT.format(first="epoch_us(first_seen)", last="epoch_us(last_seen)", ord="ord", origin=origin)
-
-
-def _within(keys: Range) -> str:
-    above = f"canonical_id >= {_quoted(keys.low)}"
-    return above if keys.high is None else f"{above} AND canonical_id < {_quoted(keys.high)}"
-
-
-def _partition(part: Part) -> str:
-    return part.partition
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _partition(file: PartitionFile) -> str:
+    return file.partition

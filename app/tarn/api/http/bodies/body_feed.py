@@ -1,4 +1,4 @@
-"""A body on its way from the event loop to the thread that stores it, a few blocks ahead and never more."""
+"""Bounded buffer that feeds a body from the event loop to the thread that stores it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,29 +12,29 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from tarn.api.http.limits.tenant_semaphore import FairSemaphore, fair_semaphore, limiter
 
 BLOCK = 1 << 20
-"""Bytes that pass from one to the other at once: what the network delivers is too little to be worth the way."""
+"""Bytes passed to the thread at once: network reads are too small to pass each one."""
 
 AHEAD = 4
-"""Blocks that may wait between the two."""
+"""Blocks that the buffer holds."""
 
 AT_ONCE = 32
-"""Bodies that are stored at once, and files that are fetched; more wait for their turn."""
+"""Bodies that are stored at once, and also files that are fetched at once; others wait for a slot."""
 
 Found = TypeVar("Found")
 Item = bytes | Exception
 
 
 async def run_with_body(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Found]) -> Found:
-    """Let a thread work on a body while it arrives. Whatever reading the body raises, the thread's iterator raises.
+    """Run work on a thread that reads a body while it arrives. Errors of reading the body are raised by the iterator.
 
-    The thread is not taken before the first block is there: a slow client of a small body keeps none waiting.
+    The thread is taken only once the first block is complete: a slow client with a small body occupies no thread.
     """
     blocks = _blocks(pieces)
     first = await anext(blocks, b"")
     send, receive = create_memory_object_stream[Item](AHEAD)
     feeding = asyncio.create_task(_feed(blocks, send))
     try:
-        async with fair_semaphore(_files, AT_ONCE).place():
+        async with fair_semaphore(_files, AT_ONCE).slot():
             threads = limiter(_file_threads, AT_ONCE)
             return await to_thread.run_sync(lambda: work(_pulled(first, receive)), limiter=threads)
     finally:
@@ -45,39 +45,39 @@ async def run_with_body(pieces: AsyncIterator[bytes], work: Callable[[Iterator[b
 
 
 async def run_fetch(work: Callable[[], Found]) -> Found:
-    """Let a thread work on what comes from elsewhere, apart from those that store bodies: a source may be slow."""
-    async with fair_semaphore(_fetches, AT_ONCE).place():
+    """Run a fetch from a remote source on a thread. Sources may be slow, so bodies are stored on other threads."""
+    async with fair_semaphore(_fetches, AT_ONCE).slot():
         return await to_thread.run_sync(work, limiter=limiter(_fetch_threads, AT_ONCE))
 
 
 async def _blocks(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces, joined to blocks."""
-    gathered: list[bytes] = []
+    """Join the pieces to blocks of at least `BLOCK` bytes."""
+    buffer: list[bytes] = []
     size = 0
     async for piece in pieces:
-        gathered.append(piece)
+        buffer.append(piece)
         size += len(piece)
         if size >= BLOCK:
-            yield b"".join(gathered)
-            gathered, size = [], 0
+            yield b"".join(buffer)
+            buffer, size = [], 0
     if size:
-        yield b"".join(gathered)
+        yield b"".join(buffer)
 
 
 async def _feed(blocks: AsyncIterator[bytes], send: MemoryObjectSendStream[Item]) -> None:
     async with send:
-        with suppress(BrokenResourceError):  # the thread wants no more
+        with suppress(BrokenResourceError):  # the thread has stopped reading
             try:
                 async for block in blocks:
                     await send.send(block)
             except BrokenResourceError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the body is read
+            except Exception as error:  # noqa: BLE001 - raised on the thread that reads the body
                 await send.send(error)
 
 
 def _pulled(first: bytes, receive: MemoryObjectReceiveStream[Item]) -> Iterator[bytes]:
-    """The blocks, for a thread that waits for each."""
+    """Yield the blocks on the thread, which waits for each."""
     if first:
         yield first
     while True:

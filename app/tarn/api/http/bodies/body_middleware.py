@@ -1,9 +1,10 @@
-"""Request bodies: decompressed as they arrive, and cut off at a limit that counts both what comes and what it becomes.
+"""Request body middleware: decompression, size limit and arrival time-outs.
 
-They must also keep arriving: an idle time-out and a minimum rate end a body whose client stops or trickles (`Pace`).
+The size limit applies to the bytes received and to the decompressed bytes. An idle time-out and a minimum rate end a
+body whose client stops or trickles (`Pace`).
 
-A decompressor is fed a few hundred bytes at a time, so that one step of a bomb yields a few megabytes at most,
-and the limit is checked between two steps.
+A decompressor is fed a few hundred bytes at a time, so that one step of a decompression bomb yields a few megabytes at
+most, and the limit is checked between two steps.
 """
 
 import asyncio
@@ -15,25 +16,25 @@ from typing import Protocol
 import zstandard
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tarn.errors import BodyTimeout, BodyTooLarge, Fault, InvalidFormat, UnsupportedMediaType
+from tarn.errors import BodyTimeout, BodyTooLarge, FieldError, InvalidFormat, UnsupportedMediaType
 
 STEP = 512
 """Bytes fed at once. A zstd block of 4 bytes may hold 128 KiB, so a step is never more than 16 MiB."""
 
 LARGEST_WINDOW = 1 << 23
-"""What RFC 8878 asks every zstd decoder to allow: 8 MiB."""
+"""8 MiB: the window that RFC 8878 recommends every zstd decoder to support."""
 
 LIMIT = "tarn.body_limit"
-"""Where a route that takes more than a document says so, in the scope."""
+"""Scope key of the body limit. A route that accepts more than a document raises it there."""
 
 FEW_MEMBERS, TINY_MEMBER = 1000, 64
-"""A stream of more members than this must have as many decoded bytes in each, on average: making a decompressor costs
-more than the few bytes of an empty member do."""
+"""A stream of more than FEW_MEMBERS members must have TINY_MEMBER decoded bytes per member on average: creating a
+decompressor costs far more than the few bytes of an empty member."""
 
 
 LATE_SECONDS = 0.1
-"""How long a body that timed out is waited for once more. If the event loop was busy when the time ran out, bytes that
-arrived before are still unread; waiting once more reads them."""
+"""Seconds of a second wait for a body that timed out. If the event loop was busy when the time ran out, bytes that
+arrived before are still unread; the second wait reads them."""
 
 
 class Decompressor(Protocol):
@@ -55,49 +56,49 @@ class Decoder:
         self._decoded = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The decoded bytes in bounded pieces. Raises InvalidFormat for what is not of this encoding."""
+        """Yield the decoded bytes in bounded pieces. Raises InvalidFormat for data that is not of this encoding."""
         for start in range(0, len(data), STEP):
-            rest = data[start : start + STEP]
-            while rest:
+            block = data[start : start + STEP]
+            while block:
                 if self._current is None:
                     self._current = self._next_member()
                 try:
-                    piece = self._current.decompress(rest)
+                    piece = self._current.decompress(block)
                 except (zlib.error, zstandard.ZstdError) as error:
                     raise self._broken(str(error)) from None
                 self._decoded += len(piece)
                 if piece:
                     yield piece
-                rest = b""
+                block = b""
                 if self._current.eof:
-                    rest, self._current = self._current.unused_data, None
+                    block, self._current = self._current.unused_data, None
 
     def finish(self) -> None:
         """Raise InvalidFormat if the stream ended inside a member."""
         if self._current is not None:
-            raise self._broken("the stream is cut off")
+            raise self._broken("the stream is truncated")
 
     def require_member(self) -> None:
-        """Raise InvalidFormat if there was nothing at all: an empty file that is compressed has a member."""
+        """Raise InvalidFormat if the stream had no bytes: even a compressed empty file has a member."""
         if self._members == 0:
-            raise self._broken("the stream is cut off")
+            raise self._broken("the stream is truncated")
 
     def _next_member(self) -> Decompressor:
         if self._members > FEW_MEMBERS and self._decoded < self._members * TINY_MEMBER:
-            raise self._broken("too many members with next to nothing in them")
+            raise self._broken("too many members that decode to almost no bytes")
         self._members += 1
         return self._make()
 
     def _broken(self, reason: str) -> InvalidFormat:
-        return InvalidFormat(f"the body is not valid {self._name}: {reason}", errors=[Fault(reason=reason)])
+        return InvalidFormat(f"the body is not valid {self._name}: {reason}", errors=[FieldError(reason=reason)])
 
 
 DECODERS: dict[str, Callable[[], Callable[[], Decompressor]]] = {
     "gzip": lambda: lambda: zlib.decompressobj(wbits=31),
     "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj,
 }
-"""By encoding: what begins a stream, and gives what makes the decompressor of each member. Those of a zstd stream share
-one context, which costs far more to make than they do."""
+"""By encoding: a function that begins a stream and returns the factory of its members' decompressors. The decompressors
+of a zstd stream share one context, which is far more expensive to create than they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +106,17 @@ class Pace:
     """How fast a request body must arrive."""
 
     idle_timeout: float
-    """Seconds without a byte."""
+    """Maximum seconds without a byte."""
     min_rate: int
-    """Bytes a second as they are sent, before decompression; 0: no minimum."""
+    """Bytes a second as received, before decompression; 0: no minimum."""
     grace: float
     """Seconds that a body may be behind the minimum rate."""
 
 
 class BodyMiddleware:
-    """ASGI middleware: handlers receive plain bytes, never more than the limit, and never wait for good.
+    """ASGI middleware: handlers receive decompressed bytes, never more than the limit, and never wait forever.
 
-    Errors are raised from `receive`, so that nothing is said about a body before its sender is known.
+    Errors are raised from `receive`, so that no body is judged before its sender is authenticated.
     """
 
     def __init__(self, app: ASGIApp, limit: int, pace: Pace) -> None:
@@ -134,7 +135,7 @@ class _Paced:
     """Receives a body in time, or raises BodyTimeout.
 
     Only the time spent in `receive` counts, which is time spent waiting for the client: while the server does not read,
-    because it is busy or has no slot for the request yet, the client cannot send and its time stands still.
+    because it is busy or has no slot for the request yet, the client cannot send, and its clock does not run.
 
     1. idle   seconds waited since the last byte, at most `idle_timeout`
     2. lag    seconds waited, less one for every `min_rate` bytes, never below zero; at most `grace`. What a client sent
@@ -165,10 +166,10 @@ class _Paced:
 
     async def _receive_in_time(self) -> Message:
         loop = asyncio.get_running_loop()
-        begun, left = loop.time(), self._left
+        start, seconds_left = loop.time(), self._left
         try:
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(seconds_left):
                     return await self._upstream()
             except TimeoutError:
                 async with asyncio.timeout(LATE_SECONDS):
@@ -176,14 +177,14 @@ class _Paced:
         except TimeoutError:
             raise self._timed_out() from None
         finally:
-            # Whoever stops waiting, to wait again later, has still waited.
-            waited = min(loop.time() - begun, left)
+            # A wait that is cancelled counts too.
+            waited = min(loop.time() - start, seconds_left)
             self._idle += waited
             self._lag += waited
 
     @property
     def _left(self) -> float:
-        """Seconds for which the next bytes may be waited for."""
+        """Seconds to wait for the next bytes."""
         idle = self._pace.idle_timeout - self._idle
         return max(0.0, min(idle, self._pace.grace - self._lag) if self._pace.min_rate else idle)
 
@@ -268,5 +269,5 @@ class _Body:
     def _require_within(self, size: int) -> None:
         if size > self._limit:
             raise BodyTooLarge(
-                f"the body is larger than {self._limit} bytes, as it is sent or decompressed", limit=self._limit
+                f"the body is larger than {self._limit} bytes, as received or decompressed", limit=self._limit
             )

@@ -1,4 +1,4 @@
-"""A multipart form with one file, read as it arrives: the file passes by, the fields beside it are small."""
+"""Streaming parser of a multipart form with one file. The file is streamed; other fields are small and buffered."""
 
 from collections import deque
 from collections.abc import AsyncIterator
@@ -8,11 +8,11 @@ from fastapi import Request
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from tarn.errors import BodyTooLarge, EmptyBody, Fault, InvalidFormat, SchemaViolation, UnsupportedMediaType
+from tarn.errors import BodyTooLarge, EmptyBody, FieldError, InvalidFormat, SchemaViolation, UnsupportedMediaType
 
 FORM = "multipart/form-data"
 LONGEST_HEADER = 16 << 10
-"""Bytes of a part's header: a path may be long, and three times as long when it is quoted."""
+"""Bytes of a part's header: a path may be long, and is three times as long when percent-encoded."""
 
 
 class _Begun(NamedTuple):
@@ -23,22 +23,24 @@ class _Begun(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """A part is over."""
+    """A part ends."""
 
 
 class Form:
-    """The parts of a request's body, in the order in which they come."""
+    """The parts of a multipart request body, read in the order in which they arrive."""
 
     def __init__(self, request: Request, file: str, fields: tuple[str, ...], most: int) -> None:
-        """`file` is the part that may be large; of `fields`, all together have at most `most` bytes.
+        """Begin to parse a form. `file` is the part that may be large; each of `fields` has at most `most` bytes.
 
-        Raises UnsupportedMediaType for another kind of body, and InvalidFormat for one without a boundary.
+        Raises UnsupportedMediaType for another media type, and InvalidFormat if the boundary is missing.
         """
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != FORM.encode():
-            raise UnsupportedMediaType(f"send {FORM}, not {kind.decode('latin-1') or 'nothing'}", supported=[FORM])
+            raise UnsupportedMediaType(
+                f"send {FORM}, not {kind.decode('latin-1') or 'a body without Content-Type'}", supported=[FORM]
+            )
         if not options.get(b"boundary"):
-            raise _broken("it names no boundary")
+            raise _broken("Content-Type has no boundary")
         self.fields: dict[str, bytes] = {}
         self._stream = request.stream()
         self._file, self._names, self._most = file, fields, most
@@ -67,35 +69,35 @@ class Form:
             raise _broken(str(error)) from None
 
     async def until_file(self) -> str | None:
-        """Read up to the file, and return the name that it has, if any. Raises SchemaViolation if there is none."""
-        begun = await self._read_fields()
-        if begun is None:
+        """Read up to the file and return its file name, or None. Raises SchemaViolation if the form has no file."""
+        file_data = await self._read_fields()
+        if file_data is None:
             if not self._size:
-                raise EmptyBody(f"this route needs a form with a part {self._file!r}")
+                raise EmptyBody(f"the body is empty; send a form with a part {self._file!r}")
             raise _violated(self._file, "is missing")
-        return begun.filename
+        return file_data.filename
 
     async def file(self) -> AsyncIterator[bytes]:
-        """The bytes of the file."""
+        """Yield the bytes of the file."""
         while not isinstance(event := await self._next(), _Ended | None):
             assert isinstance(event, bytes)
             yield event
         if event is None:
-            raise _broken("it is cut off")
+            raise _broken("it is truncated")
 
     async def rest(self) -> None:
-        """Read what comes after the file, to the end. Raises SchemaViolation for a second one."""
+        """Read the rest of the form after the file. Raises SchemaViolation for a second file."""
         if await self._read_fields() is not None:
-            raise _violated(self._file, "is there twice")
+            raise _violated(self._file, "occurs twice")
 
     async def _read_fields(self) -> _Begun | None:
-        """Read fields up to the next file; None: the form is over."""
+        """Read fields up to the next file. Return None at the end of the form."""
         while (event := await self._next()) is not None:
             assert isinstance(event, _Begun)
             if event.name == self._file:
                 return event
             if event.name not in self._names or event.name in self.fields:
-                reason = "is there twice" if event.name in self.fields else "is no part of this form"
+                reason = "occurs twice" if event.name in self.fields else "is not a part of this form"
                 raise _violated(event.name, reason)
             self.fields[event.name] = await self._field()
         return None
@@ -105,18 +107,18 @@ class Form:
         while isinstance(event := await self._next(), bytes):
             value += event
             if len(value) > self._most:
-                raise BodyTooLarge(f"a part beside the file is larger than {self._most} bytes", limit=self._most)
+                raise BodyTooLarge(f"a part other than the file is larger than {self._most} bytes", limit=self._most)
         if event is None:
-            raise _broken("it is cut off")
+            raise _broken("it is truncated")
         return value
 
     async def _next(self) -> _Begun | _Ended | bytes | None:
-        """What comes next; None: nothing. Raises InvalidFormat if the form is cut off."""
+        """Return the next event, or None at the end. Raises InvalidFormat if the form is truncated."""
         while not self._events:
             piece = await anext(self._stream, b"")
             if not piece:
                 if not self._over and self._size:
-                    raise _broken("it is cut off")
+                    raise _broken("it is truncated")
                 return None
             self._size += len(piece)
             try:
@@ -125,7 +127,7 @@ class Form:
                 raise _broken(str(error)) from None
         return self._events.popleft()
 
-    # What the parser finds
+    # Parser callbacks
 
     def _begin_header(self) -> None:
         self._header = ([], [])
@@ -148,8 +150,8 @@ class Form:
 
 
 def _violated(part: str, reason: str) -> SchemaViolation:
-    return SchemaViolation(f"the part {part!r} {reason}", errors=[Fault(field=part, reason=reason)])
+    return SchemaViolation(f"the part {part!r} {reason}", errors=[FieldError(field=part, reason=reason)])
 
 
 def _broken(reason: str) -> InvalidFormat:
-    return InvalidFormat(f"the form cannot be read: {reason}", errors=[Fault(reason=reason)])
+    return InvalidFormat(f"the form is not valid: {reason}", errors=[FieldError(reason=reason)])

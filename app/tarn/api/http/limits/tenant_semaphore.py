@@ -1,12 +1,13 @@
-"""Places that tenants share: threads, queries, streams. However many one of them asks for, the others get theirs.
+"""Per-tenant fair semaphore for threads, queries and streams: no tenant can use up the slots of the others.
 
-1. reserve  the last free place is only given to a tenant that has none: whatever others do with their places, and for
-            how long, the next tenant finds one
-2. next     a place that becomes free goes to the tenant that has the fewest, and among those to the one that was
-            given one the longest time ago
-3. beside   where it is said so, a tenant may have that many and no more while another was there within a minute
-4. turns    where each has few, a tenant that has more requests waiting does not have two in a row while one of another
-            is under way, unless that takes long
+1. reserve  the last free slot is given only to a tenant that holds none: however long others hold theirs, the next
+            tenant finds one
+2. next     a released slot goes to the waiting tenant that holds the fewest; among equals, to the one whose last
+            acquisition is the oldest
+3. share    with `limit_while_shared`, a tenant may hold at most that many slots while another tenant was active within
+            the last minute
+4. yield    with `limit_while_shared`, a tenant that has just released a slot and has more requests waiting gets no new
+            slot for `YIELD_SECONDS` seconds while another tenant holds one
 """
 
 import asyncio
@@ -21,67 +22,67 @@ from anyio.lowlevel import RunVar
 from tarn.db.connection_shares import TENANT
 
 ACTIVE_SECONDS = 60.0
-"""Seconds after which a tenant that was there is not there any more."""
+"""Seconds after its last request until a tenant no longer counts as active."""
 
-REQUESTS, BESIDE = 1024, 1
-"""Requests that a process works on at once, and those of a tenant beside another."""
+REQUESTS, REQUESTS_WHILE_SHARED = 1024, 1
+"""Requests that a process handles at once, and those of one tenant while another is active."""
 
 REQUEST_SLOT_SECONDS = 0.1
-"""Seconds after which a request is worked on elsewhere, if at all: its place on the event loop is free then."""
+"""Seconds after which a request gives back its slot on the event loop: whatever still runs then runs elsewhere."""
 
 
 YIELD_SECONDS = 0.01
-"""Seconds for which a tenant that had its turn lets another's request go on alone."""
+"""Seconds for which a tenant that released a slot gets no new one while another tenant holds one."""
 
 
 class FairSemaphore:
-    """The places of one kind that an event loop has, in which all of it is called."""
+    """A fair semaphore of one event loop. Not thread-safe: call it on that loop only."""
 
     def __init__(
         self,
-        most: int,
-        beside: int | None = None,
+        limit: int,
+        limit_while_shared: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         one_at_a_time: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        self._capacity = most
-        self._most = most
-        self._beside = beside
+        self._capacity = limit
+        self._limit = limit
+        self._limit_while_shared = limit_while_shared
         self._one_at_a_time = one_at_a_time
-        """Which tenants may have one place and no more."""
+        """Whether a tenant may hold only one slot."""
         self._clock = clock
         self._held: dict[str, int] = {}
         self._taken = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        self._served: dict[str, int] = {}
-        self._given = 0
-        self._had_turn: tuple[str, float] | None = None
-        """Who gave up a place last, and when, if it wants another at once."""
-        self._seen: dict[str, float] = {}
-        """When each tenant last asked for a place, the last one last."""
+        self._last_grant: dict[str, int] = {}
+        self._grants = 0
+        self._last_release: tuple[str, float] | None = None
+        """The tenant that released a slot last, and when, if it has more requests waiting."""
+        self._last_active: dict[str, float] = {}
+        """When each tenant last asked for a slot, in that order."""
 
     @property
-    def most(self) -> int:
-        """How many may be taken at once, except that a tenant that has none may take any that is free.
+    def limit(self) -> int:
+        """The number of slots that may be held at once; a tenant that holds none may exceed it, up to the capacity.
 
-        Those that are held beyond that are given up in their own time.
+        Lowering it revokes nothing: slots beyond it are released when their work ends.
         """
-        return self._most
+        return self._limit
 
-    @most.setter
-    def most(self, most: int) -> None:
-        assert most <= self._capacity
-        self._most = most
-        self._give()
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        assert limit <= self._capacity
+        self._limit = limit
+        self._grant_free_slots()
 
     @property
-    def are_shared(self) -> bool:
-        """Whether more than one tenant was here within the last minute."""
-        return any(self._others(next(reversed(self._seen), "")))
+    def is_shared(self) -> bool:
+        """Whether more than one tenant was active within the last minute."""
+        return any(self._others(next(reversed(self._last_active), "")))
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place for the tenant whose request this is, when it is its turn."""
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot for the tenant of the current request, after waiting for one."""
         tenant = await self.acquire()
         try:
             yield
@@ -89,134 +90,135 @@ class FairSemaphore:
             self.release(tenant)
 
     async def acquire(self) -> str:
-        """Wait for a place, and return whom it was given to: with that it is released."""
+        """Wait for a slot and return the tenant that holds it, which `release` takes."""
         tenant = TENANT.get()
-        self._see(tenant)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
-        self._give()
+        self._mark_active(tenant)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(waiter)
+        self._grant_free_slots()
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 self.release(tenant)
             raise
         return tenant
 
     def acquire_now(self) -> str | None:
-        """Take a place if there is one for this tenant; None if not."""
+        """Take a slot without waiting. Return None if there is none for this tenant."""
         tenant = TENANT.get()
-        self._see(tenant)
-        if not self._may_have(tenant):
+        self._mark_active(tenant)
+        if not self._may_acquire(tenant):
             return None
-        self._take(tenant)
+        self._grant(tenant)
         return tenant
 
     def release(self, tenant: str) -> None:
+        """Release a slot that this tenant holds."""
         self._taken -= 1
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
-        self._had_turn = None
-        if self._beside is not None and tenant in self._waiting:
-            self._had_turn = tenant, self._clock()
-            asyncio.get_running_loop().call_later(YIELD_SECONDS, self._give)
-        self._give()
+        self._last_release = None
+        if self._limit_while_shared is not None and tenant in self._waiting:
+            self._last_release = tenant, self._clock()
+            asyncio.get_running_loop().call_later(YIELD_SECONDS, self._grant_free_slots)
+        self._grant_free_slots()
 
-    def _give(self) -> None:
-        while able := [tenant for tenant in self._waiting if self._may_have(tenant)]:
-            tenant = min(able, key=lambda one: (self._held.get(one, 0), self._served.get(one, 0)))
-            turns = self._waiting[tenant]
-            turn = turns.popleft()
-            if not turns:
+    def _grant_free_slots(self) -> None:
+        while eligible := [tenant for tenant in self._waiting if self._may_acquire(tenant)]:
+            tenant = min(eligible, key=lambda name: (self._held.get(name, 0), self._last_grant.get(name, 0)))
+            waiters = self._waiting[tenant]
+            waiter = waiters.popleft()
+            if not waiters:
                 del self._waiting[tenant]
-            if not turn.done():
-                self._take(tenant)
-                turn.set_result(None)
+            if not waiter.done():
+                self._grant(tenant)
+                waiter.set_result(None)
 
-    def _take(self, tenant: str) -> None:
+    def _grant(self, tenant: str) -> None:
         self._taken += 1
-        self._given += 1
-        self._served[tenant] = self._given
+        self._grants += 1
+        self._last_grant[tenant] = self._grants
         self._held[tenant] = self._held.get(tenant, 0) + 1
 
-    def _may_have(self, tenant: str) -> bool:
-        held = self._held.get(tenant, 0)
-        if self._taken >= (min(self._most, self._capacity - 1) if held else self._capacity):
+    def _may_acquire(self, tenant: str) -> bool:
+        permits = self._held.get(tenant, 0)
+        if self._taken >= (min(self._limit, self._capacity - 1) if permits else self._capacity):
             return False
-        if held and self._one_at_a_time(tenant):
+        if permits and self._one_at_a_time(tenant):
             return False
-        if self._beside is not None and held >= self._beside and any(self._others(tenant)):
+        if self._limit_while_shared is not None and permits >= self._limit_while_shared and any(self._others(tenant)):
             return False
-        return not self._lets_others_go_on(tenant)
+        return not self._must_yield(tenant)
 
-    def _lets_others_go_on(self, tenant: str) -> bool:
-        if self._had_turn is None or not self._held.keys() - {tenant}:
+    def _must_yield(self, tenant: str) -> bool:
+        if self._last_release is None or not self._held.keys() - {tenant}:
             return False
-        last, when = self._had_turn
-        return last == tenant and self._clock() < when + YIELD_SECONDS
+        last, released_at = self._last_release
+        return last == tenant and self._clock() < released_at + YIELD_SECONDS
 
     def _others(self, tenant: str) -> Iterator[str]:
-        """Those who were here within the last minute, besides this one."""
+        """Yield the other tenants that were active within the last minute."""
         since = self._clock() - ACTIVE_SECONDS
-        for other, seen in reversed(self._seen.items()):
-            if seen < since:
+        for other, last_active in reversed(self._last_active.items()):
+            if last_active < since:
                 return
             if other != tenant:
                 yield other
 
-    def _see(self, tenant: str) -> None:
-        self._seen.pop(tenant, None)
-        self._seen[tenant] = self._clock()
-        oldest = next(iter(self._seen))
+    def _mark_active(self, tenant: str) -> None:
+        self._last_active.pop(tenant, None)
+        self._last_active[tenant] = self._clock()
+        oldest = next(iter(self._last_active))
         if (
-            self._seen[oldest] < self._clock() - ACTIVE_SECONDS
+            self._last_active[oldest] < self._clock() - ACTIVE_SECONDS
             and oldest not in self._held
             and oldest not in self._waiting
         ):
-            del self._seen[oldest]
-            self._served.pop(oldest, None)
+            del self._last_active[oldest]
+            self._last_grant.pop(oldest, None)
 
 
-def fair_semaphore(kept: RunVar[FairSemaphore], most: int, beside: int | None = None) -> FairSemaphore:
-    """The event loop's own, made when they are first asked for."""
+def fair_semaphore(variable: RunVar[FairSemaphore], limit: int, limit_while_shared: int | None = None) -> FairSemaphore:
+    """Return the event loop's semaphore of this name; the first call creates it."""
     try:
-        return kept.get()
+        return variable.get()
     except LookupError:
-        kept.set(FairSemaphore(most, beside))
-        return kept.get()
+        variable.set(FairSemaphore(limit, limit_while_shared))
+        return variable.get()
 
 
-def limiter(kept: RunVar[CapacityLimiter], most: int) -> CapacityLimiter:
-    """A limit of the event loop's own, made when it is first asked for."""
+def limiter(variable: RunVar[CapacityLimiter], limit: int) -> CapacityLimiter:
+    """Return the event loop's capacity limiter of this name; the first call creates it."""
     try:
-        return kept.get()
+        return variable.get()
     except LookupError:
-        kept.set(CapacityLimiter(most))
-        return kept.get()
+        variable.set(CapacityLimiter(limit))
+        return variable.get()
 
 
 @asynccontextmanager
-async def worked_on() -> AsyncIterator[bool]:
-    """A place among the requests that are worked on, for as long as this one is, and no longer than a moment.
+async def request_slot() -> AsyncIterator[bool]:
+    """Hold a request slot while the request is handled, for at most `REQUEST_SLOT_SECONDS` seconds.
 
-    Tells whether tenants are beside each other.
+    Yields whether several tenants are active.
     """
-    requests = fair_semaphore(_requests, REQUESTS, BESIDE)
-    tenant, is_over = await requests.acquire(), False
+    requests = fair_semaphore(_requests, REQUESTS, REQUESTS_WHILE_SHARED)
+    tenant, is_released = await requests.acquire(), False
 
-    def leave() -> None:
-        nonlocal is_over
-        if not is_over:
-            is_over = True
+    def release() -> None:
+        nonlocal is_released
+        if not is_released:
+            is_released = True
             requests.release(tenant)
 
-    moment = asyncio.get_running_loop().call_later(REQUEST_SLOT_SECONDS, leave)
+    timer = asyncio.get_running_loop().call_later(REQUEST_SLOT_SECONDS, release)
     try:
-        yield requests.are_shared
+        yield requests.is_shared
     finally:
-        moment.cancel()
-        leave()
+        timer.cancel()
+        release()
 
 
 _requests: RunVar[FairSemaphore] = RunVar("requests")

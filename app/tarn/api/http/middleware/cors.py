@@ -1,4 +1,4 @@
-"""Which pages browsers let call us, and the refusal of all others in the form of every other problem."""
+"""CORS middleware that refuses a preflight request with a problem."""
 
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.datastructures import Headers
@@ -11,7 +11,7 @@ from tarn.errors import Forbidden
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, except for what a refused preflight is answered."""
+    """Starlette's CORS middleware, except that a refused preflight request gets a problem."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)
@@ -20,5 +20,5 @@ class Cors(CORSMiddleware):
 
 class _Refusal(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = Forbidden("TARN_CORS_ORIGINS does not let a page of this origin make this request")
+        error = Forbidden("TARN_CORS_ORIGINS does not allow this request from a page of this origin")
         await problem_response(error, Request(scope))(scope, receive, send)

@@ -1,7 +1,6 @@
-"""What arrives on a connection before it is a request: bounded in size and time, and refused in our own words.
+"""Uvicorn HTTP protocol with limits on the size and the arrival time of a request head. Violations get a problem.
 
-httptools keeps a URL and a header until they are whole, however long they get; Uvicorn waits for them, however long
-that takes.
+httptools buffers an incomplete URL or header without a limit, and Uvicorn waits for the rest of it without a time-out.
 """
 
 from asyncio import BaseTransport, TimerHandle
@@ -16,23 +15,23 @@ from tarn.errors import InvalidFormat
 from tarn.model.ids import new_id
 
 LARGEST_HEAD = 64 << 10
-"""Bytes that may arrive and lead to nothing: a request line and headers, or trailers, that are not complete yet."""
+"""Bytes of an incomplete request line and headers, or trailers, that are accepted."""
 
 STEP = 16 << 10
-"""Bytes parsed at once, and so how far a head may be over the limit before it is noticed."""
+"""Bytes parsed at once: how far a head may exceed the limit before that is noticed."""
 
 HEAD_SECONDS = 15.0
-"""How long a connection may take over the head of a request."""
+"""Seconds within which the head of a request must arrive."""
 
 ABORT = "tarn.abort"
-"""Where the scope holds what breaks the connection off at once. To close it would wait for the client to take what is
-written already, and one that takes nothing could wait for good."""
+"""Scope key of the function that aborts the connection at once. Closing it would wait until the client has read what is
+written already, and a client that reads nothing would keep it open forever."""
 
 log = structlog.get_logger(__name__)
 
 
 class Protocol(HttpToolsProtocol):
-    """Uvicorn's protocol for connections that nobody has vouched for yet."""
+    """Uvicorn's protocol with limits on what an unauthenticated client may send."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -66,7 +65,7 @@ class Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head = 0
         if not self._idle:
-            # What is left of the body of an answered request has no more time than the head of the next one.
+            # The rest of the body of an answered request has as much time as the head of the next request.
             self._progress()
         super().on_body(body)
 
@@ -75,9 +74,12 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request and close the connection, without an answer where another one is expected."""
+        """Reject an invalid request and close the connection.
+
+        No response is written if the client would take it for the response to an earlier request.
+        """
         request_id = new_id()
-        log.info("unreadable request", request=request_id, reason=msg)
+        log.info("invalid request", request=request_id, reason=msg)
         if self._may_answer:
             response = response_to(InvalidFormat(msg, errors=[]), instance="")
             own = [(HEADER.lower().encode(), request_id.encode()), (b"connection", b"close")]
@@ -92,11 +94,11 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _may_answer(self) -> bool:
-        """Whether what is written now is taken for the answer to what was just read, and not to an earlier request."""
+        """Whether the client takes a response written now as the response to this request, not to an earlier one."""
         return self._idle or (self.cycle.more_body and not self.cycle.response_started and not self.pipeline)
 
     def _expect_head(self) -> None:
-        """Close the connection unless the head of a request is complete in time."""
+        """Start the timer that closes the connection unless a request head is complete in time."""
         if self._idle and self._deadline is None:
             self._deadline = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
 

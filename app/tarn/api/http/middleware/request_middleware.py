@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its log line, its metrics, and the last net under it."""
+"""Outer middleware: request id, log line, metrics, and the handler of unexpected exceptions."""
 
 import re
 import time
@@ -18,13 +18,13 @@ HEADER = "X-Request-ID"
 GOOD_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 CLIENT_GONE = 499
-"""Nobody reads this status but us: the client went away while it was sending."""
+"""Status for logs and metrics only: the client disconnected while it was sending."""
 
 log = structlog.get_logger(__name__)
 
 
 class RequestMiddleware:
-    """Outermost ASGI middleware: whatever happens inside, a request has its id, one log line and its metrics."""
+    """ASGI middleware around all others but tracing: every request gets an id, one log line and its metrics."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -40,7 +40,7 @@ class RequestMiddleware:
         scope.setdefault("state", {})["request_id"] = request_id
         structlog.contextvars.bind_contextvars(request=request_id)
         header = (HEADER.lower().encode(), request_id.encode())
-        begun, status = time.perf_counter(), 0
+        start, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -53,7 +53,7 @@ class RequestMiddleware:
         try:
             await self.app(scope, receive, send_with_id)
         finally:
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             self.metrics.running.dec()
             tenant = scope["state"].get("tenant")
             self.metrics.answered(scope["method"], _template(scope), status, seconds, tenant)
@@ -69,10 +69,10 @@ class RequestMiddleware:
 
 
 class ExceptionMiddleware:
-    """ASGI middleware, inside `RequestMiddleware`.
+    """ASGI middleware inside `RequestMiddleware` that turns unhandled exceptions into problems.
 
-    An exception that nobody turned into a problem becomes one here, without a word of its own; after the headers
-    are sent it breaks the connection off instead, so that no client takes half an answer for a whole one.
+    The problem contains no text of the exception. Once the headers are sent, the exception is raised again, which
+    aborts the connection, so that no client takes a partial response for a complete one.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -82,20 +82,20 @@ class ExceptionMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun = False
+        has_started = False
 
-        async def watched(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_started
+            has_started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, watched)
-        except (Exception, CancelledError) as error:  # whatever it is, it must not leak
-            instead = _response_to(error, Request(scope))
-            if begun:
+            await self.app(scope, receive, send_and_note)
+        except (Exception, CancelledError) as error:  # no exception may leak to the client
+            response = _response_to(error, Request(scope))
+            if has_started:
                 raise
-            await instead(scope, receive, send)
+            await response(scope, receive, send)
 
 
 def _response_to(error: Exception | CancelledError, request: Request) -> Response:
@@ -106,14 +106,19 @@ def _response_to(error: Exception | CancelledError, request: Request) -> Respons
     if isinstance(error, CancelledError):
         return problem_response(Unavailable("the server is stopping", retry_after=1), request)
     log.exception("unexpected error", path=path_of(request))
-    return problem_response(Internal(f"look for {request.state.request_id} in the server's log"), request)
+    return problem_response(
+        Internal(
+            f"an unexpected error occurred; search the server's log for the request id {request.state.request_id}"
+        ),
+        request,
+    )
 
 
 def _request_id(request: Request) -> str:
-    given = request.headers.get(HEADER, "")
-    return given if GOOD_ID.fullmatch(given) else new_id()
+    requested = request.headers.get(HEADER, "")
+    return requested if GOOD_ID.fullmatch(requested) else new_id()
 
 
 def _template(scope: Scope) -> str:
-    """The route's path with its parameters unfilled."""
+    """Return the route's path template, such as `/v1/datasets/{dataset}`."""
     return str(scope["state"].get("template", "unmatched"))

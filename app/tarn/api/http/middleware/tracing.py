@@ -1,4 +1,4 @@
-"""Requests as spans, where traces are sent: this middleware is not there otherwise."""
+"""OpenTelemetry tracing middleware: one span per request. Installed only if traces are sent."""
 
 import structlog
 from opentelemetry import propagate
@@ -8,9 +8,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class TraceMiddleware:
-    """ASGI middleware around all others: a span for every request, below the caller's if it says which that is.
+    """Outermost ASGI middleware: one span per request, a child of the caller's span if `traceparent` names one.
 
-    The trace's id is in every log line of the request. A span has the route and never the path, which names datasets.
+    Every log line of the request has the trace id. A span names the route template, never the path: paths contain
+    dataset names.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
@@ -22,18 +23,18 @@ class TraceMiddleware:
             await self.app(scope, receive, send)
             return
         method = scope["method"]
-        above = propagate.extract(Headers(scope=scope))
-        with self.tracer.start_as_current_span(method, above, SpanKind.SERVER) as span:
+        parent = propagate.extract(Headers(scope=scope))
+        with self.tracer.start_as_current_span(method, parent, SpanKind.SERVER) as span:
             span.set_attribute("http.request.method", method)
             structlog.contextvars.bind_contextvars(trace=format_trace_id(span.get_span_context().trace_id))
 
-            async def told(message: Message) -> None:
+            async def send_with_status(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     span.set_attribute("http.response.status_code", message["status"])
                 await send(message)
 
             try:
-                await self.app(scope, receive, told)
+                await self.app(scope, receive, send_with_status)
             finally:
                 structlog.contextvars.unbind_contextvars("trace")
                 state = scope.get("state", {})

@@ -1,4 +1,4 @@
-"""Reads on their way to a client: which state is read, on a thread, and given up when the client leaves."""
+"""Read requests: parse which state to read, run the read on a thread, interrupt it if the client disconnects."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ from tarn.datasets.registry import Dataset
 from tarn.db.connection_shares import TENANT
 from tarn.errors import (
     BodyTimeout,
-    Fault,
+    FieldError,
     InvalidFormat,
     ManifestInvalid,
     QueryTimeout,
@@ -37,12 +37,12 @@ from tarn.query.reader import Reading, RequestedState
 Result = TypeVar("Result")
 
 INTERRUPT_INTERVAL = 0.1
-"""Seconds between two interrupts of work for a client that has left."""
+"""Seconds between two interrupts of a read whose client has disconnected."""
 
 HEADER = "Tarn-Snapshot"
 HEADERS = {
     HEADER: {
-        "description": "The id of the snapshot that is served; missing if the dataset has none yet.",
+        "description": "The id of the snapshot that was read; missing if the dataset has none yet.",
         "schema": {"type": "string"},
     }
 }
@@ -50,63 +50,65 @@ HEADERS = {
 Fresh = Literal["overlay", "flush", "snapshot"]
 AtParam = Annotated[
     StateName | None,
-    Query(description="Read a snapshot: its id or number, a ref, or a moment (what was the head then)."),
+    Query(description="The snapshot to read: its id or number, a ref, or a time (the head at that time)."),
 ]
 FreshParam = Annotated[
     Fresh | None,
     Query(
-        description="`overlay` (the default): the head and all that was acknowledged since; `flush`: the same after a "
-        "flush; `snapshot`: the head alone. Not together with `at`."
+        description="`overlay` (the default): the head and everything acknowledged since; `flush`: flush first, then "
+        "read the same; `snapshot`: the head only. Not together with `at`."
     ),
 ]
 
 
 @dataclass(slots=True)
 class ClientWatch:
-    """Whether the client is still there. When it leaves, the query that runs for it is interrupted."""
+    """Tracks whether the client is connected, and interrupts its read when it disconnects or a time limit passes."""
 
     reading: Reading | None = None
-    begun: float = 0.0
-    left: bool = field(default=False)
+    started: float = 0.0
+    disconnected: bool = field(default=False)
     timed_out: bool = field(default=False)
 
     def begin(self, reading: Reading) -> None:
-        self.begun = time.monotonic()
+        """Set the read to interrupt. Raises ClientDisconnect if the client has disconnected already."""
+        self.started = time.monotonic()
         self.reading = reading
-        if self.left:
+        if self.disconnected:
             raise ClientDisconnect
 
-    def leave(self) -> None:
-        self.left = True
+    def disconnect(self) -> None:
+        """Record that the client has disconnected, and interrupt its read."""
+        self.disconnected = True
         self._interrupt()
 
     def _interrupt(self) -> None:
         if self.reading is not None:
-            # What has come to its end meanwhile needs no interrupt.
+            # A read that has ended meanwhile needs no interrupt.
             with suppress(duckdb.ConnectionException):
                 self.reading.interrupt()
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Interrupt the read once it has run for so long, and raise QueryTimeout in place of what that raises.
+        """Interrupt the read after these seconds, and raise QueryTimeout in place of the interrupt's exception.
 
-        For reads in this process alone; the session of one in another process enforces its own limit.
+        Only for reads in this process; the session of a read in another process enforces its own limit.
         """
         loop = asyncio.get_running_loop()
 
         def check() -> None:
-            left = seconds if self.reading is None else self.begun + seconds - time.monotonic()
-            if left <= 0:
+            remaining = seconds if self.reading is None else self.started + seconds - time.monotonic()
+            if remaining <= 0:
                 self.timed_out = True
                 self._interrupt()
-            # Again: an interrupt that comes between two queries of a read is lost on the second.
-            timers[0] = loop.call_later(max(left, INTERRUPT_INTERVAL), check)
+            # Repeatedly: an interrupt between two queries of a read does not stop the second one.
+            timers[0] = loop.call_later(max(remaining, INTERRUPT_INTERVAL), check)
 
         timers = [loop.call_later(seconds, check)]
         try:
             yield
         except duckdb.InterruptException:
-            if not self.timed_out or self.left:
+            if not self.timed_out or self.disconnected:
                 raise
             raise QueryTimeout(f"the read was stopped after {seconds:g} seconds", seconds=seconds) from None
         finally:
@@ -114,25 +116,25 @@ class ClientWatch:
 
     @asynccontextmanager
     async def watching(self, receive: Receive) -> AsyncIterator[None]:
-        """Listen for the client's leaving as long as the context is open."""
+        """Watch for the client's disconnect while the context is open."""
 
         async def watch() -> None:
-            # A client that stops in the middle of a body, which nobody needs here, counts as gone.
+            # This route needs no body: a client that stops sending one counts as disconnected.
             with suppress(BodyTimeout):
                 while (await receive())["type"] != "http.disconnect":
                     pass
-            # An interrupt that comes between two queries of a read is lost on the second.
+            # Repeatedly: an interrupt between two queries of a read does not stop the second one.
             while True:
-                self.leave()
+                self.disconnect()
                 await asyncio.sleep(INTERRUPT_INTERVAL)
 
-        # Not a task group, which would wrap whatever the read raises.
+        # Not a task group: it would wrap the exceptions of the read.
         watcher = asyncio.create_task(watch())
         try:
             yield
         except asyncio.CancelledError:
-            # The server stops, and nobody waits for the thread any more.
-            self.leave()
+            # The server shuts down, and nothing waits for the thread any more.
+            self.disconnect()
             raise
         finally:
             watcher.cancel()
@@ -142,29 +144,29 @@ class ClientWatch:
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """Which state a request asks for, and whose request it is."""
+    """A read request: its caller, and the state that it asks for."""
 
     request: Request
-    house: Services
+    services: Services
     caller: Caller
     state: RequestedState
     flushes: bool
 
     async def read(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
-        """Run a query on a thread, after a flush if that was asked for. It ends early if the client leaves."""
-        begun = self.house.reader.reading(TENANT.get(), self.house.settings.query_seconds)
-        return await self._read(datasets, work, begun, read_scheduler(self.house).query)
+        """Run a query on a thread, after a flush if requested. It is interrupted if the client disconnects."""
+        session = self.services.reader.reading(TENANT.get(), self.services.settings.query_seconds)
+        return await self._read(datasets, work, session, read_scheduler(self.services).query)
 
-    async def look(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
-        """The same for what is over in a moment, however much there is: it waits for no query.
+    async def look_up(self, datasets: Sequence[Dataset], work: Callable[[Reading], Result]) -> Result:
+        """Run a point lookup on a thread: short however large the dataset is, and scheduled separately from queries.
 
-        What turns out to be more than that is begun anew as a query.
+        A lookup that turns out to be too long is run again as a query.
         """
-        patience = ClientWatch()
+        client = ClientWatch()
         try:
-            with patience.limited(self.house.settings.query_seconds):
-                looking = self.house.reader.looking()
-                return await self._read(datasets, work, looking, read_scheduler(self.house).look, patience)
+            with client.limited(self.services.settings.query_seconds):
+                lookup = self.services.reader.lookup()
+                return await self._read(datasets, work, lookup, read_scheduler(self.services).look_up, client)
         except LookupTooLarge:
             return await self.read((), work)
 
@@ -172,51 +174,51 @@ class ReadRequest:
         self,
         datasets: Sequence[Dataset],
         work: Callable[[Reading], Result],
-        begun: AbstractContextManager[Reading],
-        in_turn: Callable[[Callable[[], Result]], Awaitable[Result]],
-        patience: ClientWatch | None = None,
+        session: AbstractContextManager[Reading],
+        schedule: Callable[[Callable[[], Result]], Awaitable[Result]],
+        client: ClientWatch | None = None,
     ) -> Result:
         await self.ready(datasets)
-        patience = patience or ClientWatch()
+        client = client or ClientWatch()
 
         def run() -> Result:
-            with begun as reading:
-                patience.begin(reading)
+            with session as reading:
+                client.begin(reading)
                 return work(reading)
 
-        async with patience.watching(self.request.receive):
+        async with client.watching(self.request.receive):
             try:
-                return await in_turn(run)
+                return await schedule(run)
             except duckdb.InterruptException:
-                if patience.timed_out:
+                if client.timed_out:
                     raise
                 raise ClientDisconnect from None
 
     async def ready(self, datasets: Sequence[Dataset]) -> None:
-        """Do what must be done before the read: a flush, if that was asked for."""
+        """Flush the datasets first, if requested."""
         if self.flushes:
             for dataset in datasets:
-                await flush_first(self.house, self.caller, dataset)
+                await flush_first(self.services, self.caller, dataset)
 
 
 async def _read_request(
-    request: Request, house: ServicesDep, caller: CallerDep, at: AtParam = None, fresh: FreshParam = None
+    request: Request, services: ServicesDep, caller: CallerDep, at: AtParam = None, fresh: FreshParam = None
 ) -> ReadRequest:
     if at is not None and fresh is not None:
-        reason = "cannot stand beside `at`, which names a state of the past"
-        raise InvalidFormat(f"`fresh` {reason}", errors=[Fault(field="query.fresh", reason=reason)])
+        reason = "cannot be combined with `at`, which names a past state"
+        raise InvalidFormat(f"`fresh` {reason}", errors=[FieldError(field="query.fresh", reason=reason)])
     state = RequestedState(at, "snapshot" if fresh == "snapshot" else "overlay")
-    return ReadRequest(request, house, caller, state, flushes=fresh == "flush")
+    return ReadRequest(request, services, caller, state, flushes=fresh == "flush")
 
 
-AskedDep = Annotated[ReadRequest, Depends(_read_request)]
+ReadRequestDep = Annotated[ReadRequest, Depends(_read_request)]
 
 
 def read_problems(*more: type[TarnError]) -> Responses:
-    """What a route that reads a state may answer besides 200."""
+    """Return the problems of a route that reads a state."""
     return raises(InvalidFormat, ManifestInvalid, QueryTimeout, RefNotFound, SnapshotGone, SnapshotNotFound, *more)
 
 
 def snapshot_header(snapshot: str | None) -> dict[str, str]:
-    """The header that says what was read."""
+    """Return the header that names the snapshot that was read."""
     return {} if snapshot is None else {HEADER: snapshot}

@@ -1,11 +1,10 @@
-"""Whose turn it is: how many reads run at once, and fewer of them while the server works on large bodies.
+"""Read scheduling: limits concurrent reads, and lowers the limit while the server ingests large bodies.
 
-Readers that never pause take all the processors there are, and left whoever wrote beside them a third of its pace. A
-read that stands back waits for a few milliseconds; a body that does waits for every one of them.
+Reads that never pause use all processors, and slowed concurrent ingest down to a third of its pace. Delaying a read
+costs it a few milliseconds; delaying a body costs it the time of every read before it.
 
-Reads are of two kinds, each with places of its own. A look at one entity is over in a millisecond or two, and waits for
-no query. A query may go through everything there is: its thread waits for a process that stands back for whatever is
-brief (`tarn.query.engine`).
+There are two kinds of reads, each with its own semaphore. A point lookup of one entity takes a millisecond or two, and
+waits for no query. A query may scan everything: its thread waits for a low-priority process (`tarn.query.engine`).
 """
 
 import asyncio
@@ -23,52 +22,52 @@ from tarn.api.http.services.container import Services
 Result = TypeVar("Result")
 
 THROTTLE_SECONDS = 0.05
-"""Seconds after a body for which reads still stand back: whoever sent it sends another, as a rule."""
+"""Seconds after a body for which the lower limit stays in force: its client usually sends another."""
 
 PAUSE_FACTOR = 1.0
-"""How long a place is left empty after a read beside a body, as a share of the time that the read took."""
+"""Time for which a slot stays empty after a read during ingest, as a multiple of the time that the read took."""
 
 
 class ReadScheduler:
-    """The turns of one event loop, in which all of it is called."""
+    """The read scheduler of one event loop. Not thread-safe: call it on that loop only."""
 
-    def __init__(self, most: int, is_confined: Callable[[str], bool] = lambda _: False) -> None:
-        self._queries = FairSemaphore(most, one_at_a_time=is_confined)
-        self._query_threads = CapacityLimiter(most)
-        self._looks = FairSemaphore(most)
-        self._look_threads = CapacityLimiter(most)
-        self._most = most
-        self._beside_bodies = min(most, max(1, (os.cpu_count() or 1) // 2))
+    def __init__(self, limit: int, is_isolated: Callable[[str], bool] = lambda _: False) -> None:
+        self._queries = FairSemaphore(limit, one_at_a_time=is_isolated)
+        self._query_threads = CapacityLimiter(limit)
+        self._lookups = FairSemaphore(limit)
+        self._lookup_threads = CapacityLimiter(limit)
+        self._full_limit = limit
+        self._limit_during_ingest = min(limit, max(1, (os.cpu_count() or 1) // 2))
         self._bodies = 0
 
     @property
-    def at_once(self) -> int:
-        """Reads of a kind that run at once now: more wait for their turn, and take no thread that others need."""
-        return self._queries.most
+    def limit(self) -> int:
+        """The current limit of concurrent reads of each kind. Waiting reads hold no thread."""
+        return self._queries.limit
 
     async def query(self, work: Callable[[], Result]) -> Result:
-        """Run what may take long, on a thread, when it is its turn."""
-        return await self._in_turn(self._queries, lambda: to_thread.run_sync(work, limiter=self._query_threads))
+        """Run a query, which may take long, on a thread, once its tenant gets a slot."""
+        return await self._scheduled(self._queries, lambda: to_thread.run_sync(work, limiter=self._query_threads))
 
-    async def look(self, work: Callable[[], Result]) -> Result:
-        """Run what is over in a moment, on a thread, when it is its turn."""
-        return await self._in_turn(self._looks, lambda: to_thread.run_sync(work, limiter=self._look_threads))
+    async def look_up(self, work: Callable[[], Result]) -> Result:
+        """Run a point lookup on a thread, once its tenant gets a slot."""
+        return await self._scheduled(self._lookups, lambda: to_thread.run_sync(work, limiter=self._lookup_threads))
 
-    async def _in_turn(self, places: FairSemaphore, run: Callable[[], Awaitable[Result]]) -> Result:
+    async def _scheduled(self, semaphore: FairSemaphore, run: Callable[[], Awaitable[Result]]) -> Result:
         loop = asyncio.get_running_loop()
-        tenant = await places.acquire()
-        begun = loop.time()
+        tenant = await semaphore.acquire()
+        start = loop.time()
         try:
             return await run()
         finally:
-            if self.at_once < self._most:
-                loop.call_later(PAUSE_FACTOR * (loop.time() - begun), places.release, tenant)
+            if self.limit < self._full_limit:
+                loop.call_later(PAUSE_FACTOR * (loop.time() - start), semaphore.release, tenant)
             else:
-                places.release(tenant)
+                semaphore.release(tenant)
 
     @contextmanager
     def body(self) -> Iterator[None]:
-        """Let reads stand back while the server works on a large body."""
+        """Lower the limit of concurrent reads while the server ingests a large body."""
         self._begin()
         try:
             yield
@@ -77,7 +76,7 @@ class ReadScheduler:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Let them go on while it waits for the body's client, who may take as long as it likes."""
+        """Restore the limit while the server waits for the body's client, however long that takes."""
         self._end()
         try:
             yield
@@ -86,7 +85,7 @@ class ReadScheduler:
 
     def _begin(self) -> None:
         self._bodies += 1
-        self._queries.most = self._looks.most = self._beside_bodies
+        self._queries.limit = self._lookups.limit = self._limit_during_ingest
 
     def _end(self) -> None:
         asyncio.get_running_loop().call_later(THROTTLE_SECONDS, self._over)
@@ -94,16 +93,16 @@ class ReadScheduler:
     def _over(self) -> None:
         self._bodies -= 1
         if not self._bodies:
-            self._queries.most = self._looks.most = self._most
+            self._queries.limit = self._lookups.limit = self._full_limit
 
 
-_turns: RunVar[ReadScheduler] = RunVar("turns")
+_scheduler: RunVar[ReadScheduler] = RunVar("read scheduler")
 
 
-def read_scheduler(house: Services) -> ReadScheduler:
-    """The event loop's own, made when it is first asked for."""
+def read_scheduler(services: Services) -> ReadScheduler:
+    """Return the event loop's read scheduler; the first call creates it."""
     try:
-        return _turns.get()
+        return _scheduler.get()
     except LookupError:
-        _turns.set(ReadScheduler(house.settings.query_slots, house.reader.is_confined))
-        return _turns.get()
+        _scheduler.set(ReadScheduler(services.settings.query_slots, services.reader.is_isolated))
+        return _scheduler.get()

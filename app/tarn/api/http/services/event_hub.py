@@ -1,25 +1,23 @@
-"""New events, looked for once in a process for all who follow any.
+"""Event hub: polls the outbox once per process for all open event streams.
 
-A follower asks for the next page above what it has; it is given from what the hub found last, or read from SQL if it is
-further behind. So a client that takes nothing costs nothing but its place, no client waits for another, and there are
-no connections and no threads but one of the hub's own, however many follow.
+A follower asks for the page after its position. The hub serves it from its buffer of recent events, or from SQL if the
+follower is further behind. So a client that reads nothing costs only its slot, no client waits for another, and all
+followers together use one thread and one connection.
 """
 
 import asyncio
+import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from threading import Event
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import structlog
 
-from tarn.access import revision
-from tarn.db import outbox as events
-from tarn.db.engine import Database
-from tarn.db.outbox import OutboxEvent, Page
+from tarn.coordination.events import EventPage, EventReader
+from tarn.db.outbox import OutboxEvent, OutboxPage
 from tarn.errors import RateLimited, TarnError, Unavailable
 from tarn.settings import Settings
 
@@ -28,53 +26,43 @@ log = structlog.get_logger(__name__)
 Answer = TypeVar("Answer")
 
 MAX_BUFFERED = 64
-"""Events of a stream that are kept for those who follow it."""
-
-AT_ONCE = 100
-"""Events that are read at once."""
-
-
-class Found(NamedTuple):
-    """Events that a follower has not had, and the access revision under which they were read."""
-
-    page: Page
-    revision: str
+"""Recent events of a stream that are buffered for its followers."""
 
 
 @dataclass
 class WatchedStream:
-    """A stream that somebody follows: how far it is known, and the last events of it."""
+    """A stream with followers: the number of its last known event, and its recent events."""
 
     last: int
     low: int
-    """Above this number everything up to `last` is at hand."""
+    """`recent` has all events above this number, up to `last`."""
     recent: deque[OutboxEvent] = field(default_factory=deque)
     followers: set["Follower"] = field(default_factory=set)
 
-    def add(self, page: Page) -> None:
+    def add(self, page: OutboxPage) -> None:
         if page.tail > self.last:
-            # What was given up before it was found here is for each follower to hear of.
+            # Events were expired before the hub read them: each follower reads from SQL, and reports `missed`.
             self.recent.clear()
             self.low = page.tail
-        self.recent.extend(page.told)
+        self.recent.extend(page.events)
         self.last = max(self.last, page.through)
         while len(self.recent) > MAX_BUFFERED:
             self.low = self.recent.popleft().number
 
 
 class Hub:
-    """What all streams of events of a process share. Of the event loop alone, but for its one thread."""
+    """The event hub of a process. Used on the event loop only; its queries run on its one thread."""
 
-    def __init__(self, settings: Settings, database: Database, stopping: Event) -> None:
+    def __init__(self, settings: Settings, events: EventReader, stopping: threading.Event) -> None:
         self._settings = settings
-        self._database = database
+        self._events = events
         self._stopping = stopping
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="events")
         self._watched: dict[str, WatchedStream] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._open: Counter[str] = Counter()
         self.revision = ""
-        """The access revision at the last look."""
+        """The access revision at the last poll."""
 
     @property
     def stopping(self) -> bool:
@@ -82,17 +70,21 @@ class Hub:
 
     @property
     def open(self) -> int:
-        """Streams that are open."""
+        """The number of open event streams."""
         return self._open.total()
 
     @contextmanager
-    def place(self, tenant: str) -> Iterator[None]:
-        """A place among the streams that may be open. Raises Unavailable, or RateLimited for a tenant with too many."""
+    def slot(self, tenant: str) -> Iterator[None]:
+        """Hold a slot for an event stream. Raises Unavailable, or RateLimited if the tenant has too many."""
         if self.open >= self._settings.event_streams:
-            raise Unavailable(f"{self._settings.event_streams} streams of events are open already", retry_after=5)
+            raise Unavailable(
+                f"the limit of {self._settings.event_streams} open event streams is reached; retry later", retry_after=5
+            )
         if self._open[tenant] >= self._settings.event_streams_per_tenant:
             most = self._settings.event_streams_per_tenant
-            raise RateLimited(f"{tenant!r} has {most} streams of events open already", retry_after=5)
+            raise RateLimited(
+                f"the limit of {most} open event streams of {tenant!r} is reached; close one", retry_after=5
+            )
         self._open[tenant] += 1
         try:
             yield
@@ -102,18 +94,18 @@ class Hub:
                 del self._open[tenant]
 
     async def run(self, work: Callable[[], Answer]) -> Answer:
-        """What a look into SQL gives, made on the hub's thread. Raises what it raises."""
+        """Run a short SQL query on the hub's thread. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     @asynccontextmanager
     async def following(self, stream: str, job: str | None = None) -> AsyncIterator["Follower"]:
-        """A follower of a stream, or of one job on it. Raises Unavailable."""
-        last = await self.run(lambda: self._head(stream))
+        """Register a follower of a stream, or of one job on it. Raises Unavailable."""
+        last = await self.run(lambda: self._events.last_number(stream))
         watched = self._watched.setdefault(stream, WatchedStream(last, last))
         follower = Follower(self, watched, stream, job, 0 if job is not None else last)
         watched.followers.add(follower)
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._keep_looking())
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll_forever())
         try:
             yield follower
         finally:
@@ -121,51 +113,34 @@ class Hub:
             if not watched.followers and self._watched.get(stream) is watched:
                 del self._watched[stream]
 
-    async def _keep_looking(self) -> None:
-        """Look again and again while anybody follows anything. A database that is away is waited for."""
+    async def _poll_forever(self) -> None:
+        """Poll while there are followers. Goes on while the database is unavailable."""
         try:
             while self._watched and not self.stopping:
                 await asyncio.sleep(self._settings.event_poll)
                 try:
-                    await self._look_once()
+                    await self._poll_once()
                 except TarnError as error:
-                    log.warning("cannot look for events", problem=error.slug)
-                except Exception:  # whoever follows would never hear of anything again
-                    log.exception("events could not be looked for")
+                    log.warning("cannot poll events; retrying", problem=error.slug)
+                except Exception:  # followers would never get another event
+                    log.exception("polling events failed")
         finally:
-            self._looking = None
+            self._polling = None
             self._wake(self._watched.keys())
 
-    async def _look_once(self) -> None:
-        wanted = {stream: watched.last for stream, watched in self._watched.items()}
-        present, pages = await self.run(lambda: self._look(wanted))
-        changed = present != self.revision
-        self.revision = present
+    async def _poll_once(self) -> None:
+        positions = {stream: watched.last for stream, watched in self._watched.items()}
+        revision, pages = await self.run(lambda: self._events.after(positions))
+        changed = revision != self.revision
+        self.revision = revision
         for stream, page in pages.items():
             if (watched := self._watched.get(stream)) is not None:
                 watched.add(page)
         self._wake(self._watched.keys() if changed else pages.keys())
 
-    def _head(self, stream: str) -> int:
-        with self._database.read() as connection:
-            return events.heads(connection, [stream]).get(stream, 0)
-
-    def _look(self, wanted: Mapping[str, int]) -> tuple[str, dict[str, Page]]:
-        """The access revision, and what is new above these numbers, in one view. On the hub's thread."""
-        with self._database.read() as connection:
-            present = revision.current(connection)
-            moved = [each for each, last in events.heads(connection, wanted.keys()).items() if last > wanted[each]]
-            return present, {each: events.after(connection, each, wanted[each], AT_ONCE) for each in moved}
-
-    async def read(self, stream: str, above: int, job: str | None) -> Found:
-        """A page from SQL. Raises Unavailable."""
-
-        def page() -> Found:
-            with self._database.read() as connection:
-                present = revision.current(connection)
-                return Found(events.after(connection, stream, above, AT_ONCE, job), present)
-
-        return await self.run(page)
+    async def read(self, stream: str, above: int, job: str | None) -> EventPage:
+        """Read a page from SQL. Raises Unavailable."""
+        return await self.run(lambda: self._events.page(stream, above, job))
 
     def _wake(self, streams: Collection[str]) -> None:
         for stream in streams:
@@ -178,30 +153,31 @@ class Hub:
 
 
 class Follower:
-    """One who follows a stream."""
+    """One client's subscription to a stream, or to one job on it."""
 
-    def __init__(self, hub: Hub, watched: WatchedStream, stream: str, job: str | None, begun: int) -> None:
-        self.begun = begun
-        """The number of the last event before it began to follow; of a job, before all of them."""
+    def __init__(self, hub: Hub, watched: WatchedStream, stream: str, job: str | None, start: int) -> None:
+        self.start = start
+        """The number of the stream's last event when it began to follow; 0 if it follows a job."""
         self.woken = asyncio.Event()
-        """Set when there is something new, or access has changed, or the server stops."""
+        """Set when there are new events, the access revision has changed, or the server shuts down."""
         self._hub = hub
         self._watched = watched
         self._stream = stream
         self._job = job
 
-    async def read(self, above: int) -> Found:
-        """What is above a number, from SQL. Raises Unavailable."""
+    async def read(self, above: int) -> EventPage:
+        """Read the page after a number from SQL. Raises Unavailable."""
         return await self._hub.read(self._stream, above, self._job)
 
-    async def after(self, above: int) -> Found | None:
-        """What is above a number that was read; None: nothing that is known. Raises Unavailable."""
+    async def after(self, above: int) -> EventPage | None:
+        """Return the page after a number, or None if no later event is known. Raises Unavailable."""
         watched = self._watched
         if above >= watched.last:
             return None
         if above < watched.low:
-            found = await self.read(above)
-            # What comes next may be for a newer version to tell: then it is waited for.
-            return None if max(found.page.through, found.page.tail) == above else found
-        told = [each for each in watched.recent if each.number > above and self._job in (None, each.job)]
-        return Found(Page(told, watched.last, 0, watched.last), self._hub.revision)
+            event_page = await self.read(above)
+            # The next event may be of a kind that only a newer version can read: then wait.
+            page = event_page.page
+            return None if max(page.through, page.tail) == above else event_page
+        events = [each for each in watched.recent if each.number > above and self._job in (None, each.job)]
+        return EventPage(OutboxPage(events, watched.last, 0, watched.last), self._hub.revision)

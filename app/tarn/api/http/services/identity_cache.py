@@ -1,28 +1,28 @@
-"""Who was let through, and the access revision that says whether it still holds, as an event loop asks for it."""
+"""Cached admissions, and the access revision that invalidates them, for use on the event loop."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tarn.access import revision
 from tarn.access.identity import CachedIdentity
+from tarn.access.revision import read_current
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A caller that a route let through, and the dataset it let it through to."""
+    """A caller that a route admitted, and the dataset it was admitted to."""
 
     known: CachedIdentity
     dataset: Dataset | None
 
 
 class RevisionReader:
-    """The revision that holds now: no older than the question.
+    """Reads the current access revision, never one older than the request for it.
 
-    Whoever asks while it is being read shares the next reading, which begins after they asked; so any number of
-    requests that arrive together cost one statement, and what was taken away before a request ends with it.
+    Requests that arrive during a read share the next read, which begins after they arrived. So any number of concurrent
+    requests cost one SQL query, and access that was revoked before a request does not apply to it.
     """
 
     def __init__(self, database: Database) -> None:
@@ -32,25 +32,24 @@ class RevisionReader:
         self._next: asyncio.Future[str] | None = None
 
     async def revision(self) -> str:
-        """Raises Unavailable."""
+        """Return the current access revision. Raises Unavailable."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._read(self._running))
             self._next.add_done_callback(_consume_exception)
-        # One that leaves must not take the reading away from the others.
+        # Shielded: a cancelled request must not cancel the read that others share.
         return await asyncio.shield(self._next)
 
     async def _read(self, before: "asyncio.Future[str] | None") -> str:
         if before is not None and not before.done():
             await asyncio.wait([before])
         self._running, self._next = self._next, None
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._current)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read_current)
 
-    def _current(self) -> str:
-        with self._database.read() as connection:
-            return revision.current(connection)
+    def _read_current(self) -> str:
+        return read_current(self._database)
 
 
 def _consume_exception(reading: "asyncio.Future[str]") -> None:
-    """A failure is told to those who wait; if nobody does any more, it is no news."""
+    """Mark the exception as retrieved: if no request waits any more, asyncio must not log it."""
     if not reading.cancelled():
         reading.exception()

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one API process, and of the work that all of them share."""
+"""Prometheus metrics: of one API process, and of the shared jobs, journals and workers."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,10 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tarn.coordination import webhooks
-from tarn.db import worker_heartbeats as workers
-from tarn.db import workload as work
+from tarn.coordination.database_metrics import DatabaseMetrics
 from tarn.db.engine import Database
 from tarn.errors import TarnError
-from tarn.model.export import Kind
+from tarn.model.export import ExportKind
 from tarn.model.ids import now
 from tarn.telemetry import Telemetry
 
@@ -21,35 +19,38 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class Metrics:
-    """Counters by route template, never by path: a label must not grow with what callers send."""
+    """The metrics of one API process. Labels are route templates, never paths: callers must not control cardinality."""
 
-    def __init__(self, database: Database | None = None, watch: Telemetry | None = None, tenants: int = 0) -> None:
-        self.registry = (watch or Telemetry()).registry
+    def __init__(self, database: Database | None = None, telemetry: Telemetry | None = None, tenants: int = 0) -> None:
+        self.registry = (telemetry or Telemetry()).registry
         self._most = tenants
         self._tenants: set[str] = set()
         if database is not None:
             self.registry.register(_Shared(database))
-        who = ("tenant",) if tenants else ()
-        labels = ("method", "route", "status", *who)
+        tenant_labels = ("tenant",) if tenants else ()
+        labels = ("method", "route", "status", *tenant_labels)
         self.requests = Counter("tarn_http_requests", "Requests answered.", labels, registry=self.registry)
         self.seconds = Histogram(
-            "tarn_http_request_seconds", "Time to answer a request.", ("method", "route", *who), registry=self.registry
+            "tarn_http_request_seconds",
+            "Time to answer a request.",
+            ("method", "route", *tenant_labels),
+            registry=self.registry,
         )
         self.running = Gauge("tarn_http_requests_running", "Requests being answered.", registry=self.registry)
-        self.streams = Gauge("tarn_event_streams", "Streams of events that are open.", registry=self.registry)
+        self.streams = Gauge("tarn_event_streams", "Event streams that are open.", registry=self.registry)
         self.streams_ended = Counter(
-            "tarn_event_streams_ended", "Streams of events that came to an end.", ("reason",), registry=self.registry
+            "tarn_event_streams_ended", "Event streams that ended, by reason.", ("reason",), registry=self.registry
         )
-        self.events_sent = Counter("tarn_events_sent", "Events sent on streams.", registry=self.registry)
+        self.events_sent = Counter("tarn_events_sent", "Events sent on event streams.", registry=self.registry)
 
     def answered(self, method: str, route: str, status: int, seconds: float, tenant: str | None = None) -> None:
         method = method if method in METHODS else "other"
-        who = (self._told(tenant),) if self._most else ()
-        self.requests.labels(method, route, str(status), *who).inc()
-        self.seconds.labels(method, route, *who).observe(seconds)
+        tenant_labels = (self._tenant_label(tenant),) if self._most else ()
+        self.requests.labels(method, route, str(status), *tenant_labels).inc()
+        self.seconds.labels(method, route, *tenant_labels).observe(seconds)
 
-    def _told(self, tenant: str | None) -> str:
-        """The tenant's name, or `other` once as many are told apart as there may be; nobody's requests have none."""
+    def _tenant_label(self, tenant: str | None) -> str:
+        """Return the tenant's name, `other` beyond the maximum number of labels, or an empty string for none."""
         if tenant is None:
             return ""
         if tenant not in self._tenants and len(self._tenants) < self._most:
@@ -61,52 +62,59 @@ class Metrics:
 
 
 class _Shared(Collector):
-    """What SQL knows of jobs, journals and workers. While it does not answer, there is nothing to tell."""
+    """Collector of the metrics in SQL: jobs, journals, webhooks, exports, workers. Empty while the database is down."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Nothing beforehand: the database need not be there when the registry is made."""
+        """Return nothing: the database may be unavailable when the collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         try:
-            with self._database.read() as connection:
-                jobs, journals = work.done(connection), work.waiting(connection)
-                seen, hooks = workers.last_seen(connection), webhooks.totals(connection)
-                behind = work.oldest_stale(connection)
+            jobs, journals, heartbeat, webhooks, oldest_stale = DatabaseMetrics.read(self._database)
         except TarnError:
             return
-        kept = GaugeMetricFamily("tarn_jobs", "Jobs that are kept.", labels=["operation", "state"])
+        job_counts = GaugeMetricFamily(
+            "tarn_jobs", "Jobs in the database, by operation and state.", labels=["operation", "state"]
+        )
         for each in jobs:
-            kept.add_metric([each.operation, each.state], each.jobs)
-        yield kept
+            job_counts.add_metric([each.operation, each.state], each.jobs)
+        yield job_counts
         rows = sum(journal.rows for journal in journals)
         yield GaugeMetricFamily("tarn_journal_rows", "Statements that no snapshot holds yet.", value=rows)
-        yield GaugeMetricFamily("tarn_journal_datasets", "Datasets of which statements wait.", value=len(journals))
+        yield GaugeMetricFamily(
+            "tarn_journal_datasets", "Datasets with statements in the journal.", value=len(journals)
+        )
         characters = sum(journal.size for journal in journals)
-        yield GaugeMetricFamily("tarn_journal_characters", "Characters of their values.", value=characters)
+        yield GaugeMetricFamily(
+            "tarn_journal_characters", "Characters of the values of statements in the journal.", value=characters
+        )
         oldest = journals[0].oldest if journals else None
         age = 0.0 if oldest is None else (now() - oldest).total_seconds()
-        yield GaugeMetricFamily("tarn_journal_oldest_seconds", "How long the oldest of them has waited.", value=age)
-        states = GaugeMetricFamily("tarn_webhooks", "Webhooks of tenants.", labels=["state"])
-        for state, number in hooks.states.items():
+        yield GaugeMetricFamily("tarn_journal_oldest_seconds", "Age of the oldest statement in the journal.", value=age)
+        states = GaugeMetricFamily("tarn_webhooks", "Webhooks of tenants, by state.", labels=["state"])
+        for state, number in webhooks.states.items():
             states.add_metric([state], number)
         yield states
-        tries = CounterMetricFamily("tarn_webhook_deliveries", "Attempts to deliver events.", labels=["outcome"])
-        tries.add_metric(["delivered"], hooks.delivered)
-        tries.add_metric(["failed"], hooks.failed)
+        tries = CounterMetricFamily(
+            "tarn_webhook_deliveries", "Attempts to deliver events to webhooks, by outcome.", labels=["outcome"]
+        )
+        tries.add_metric(["delivered"], webhooks.delivered)
+        tries.add_metric(["failed"], webhooks.failed)
         yield tries
         stale = GaugeMetricFamily(
             "tarn_export_stale_seconds",
-            "How long the longest outdated export has been there since it was made; 0 if none is outdated.",
+            "Age of the oldest export that is stale, by kind; 0 if none is stale.",
             labels=["export"],
         )
-        for kind in Kind:
-            made = behind.get(kind)
-            stale.add_metric([kind], 0.0 if made is None else (now() - made).total_seconds())
+        for kind in ExportKind:
+            oldest = oldest_stale.get(kind)
+            stale.add_metric([kind], 0.0 if oldest is None else (now() - oldest).total_seconds())
         yield stale
-        if seen is not None:
-            silent = (now() - seen).total_seconds()
-            yield GaugeMetricFamily("tarn_worker_silent_seconds", "Since a worker last gave a sign.", value=silent)
+        if heartbeat is not None:
+            silent = (now() - heartbeat).total_seconds()
+            yield GaugeMetricFamily(
+                "tarn_worker_silent_seconds", "Seconds since the last heartbeat of any worker.", value=silent
+            )

@@ -1,4 +1,4 @@
-"""An answer that is good for a moment, so that a crowd that asks for it costs no more than one."""
+"""Time-to-live cache of one value: concurrent requests share one computation."""
 
 import time
 from asyncio import Lock
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class TtlCache(Generic[T]):
-    """The last answer, and when it was given.
+    """The last value and when it was computed.
 
-    One thread looks; the others who ask wait on the event loop and hold none.
+    One thread computes it; other requests wait on the event loop and hold no thread.
     """
 
     def __init__(self, threads: Threads) -> None:
@@ -21,10 +21,10 @@ class TtlCache(Generic[T]):
         self._lock = Lock()
         self._last: tuple[float, T] | None = None
 
-    async def get(self, seconds: float, look: Callable[[], T]) -> T:
-        """An answer that is at most this old."""
+    async def get(self, seconds: float, read: Callable[[], T]) -> T:
+        """Return a value that is at most this many seconds old."""
         async with self._lock:
             if self._last is None or time.monotonic() - self._last[0] > seconds:
-                answer = await self._threads.run(look)
-                self._last = (time.monotonic(), answer)
+                value = await self._threads.run(read)
+                self._last = (time.monotonic(), value)
             return self._last[1]

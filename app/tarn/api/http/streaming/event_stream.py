@@ -1,12 +1,12 @@
-"""A stream of events on its way to one client: server-sent events, for as long as the client may hear them.
+"""Server-sent events response: streams events to one client while the client has access.
 
-asked       above which number to begin
-page        what is above the last number sent, as far as the client may hear it
-allowed     looked at again whenever the access revision is another than the one that the page was read under: what
-            was taken away ends with the next page, and within a look of the hub if there is none
-heartbeat   a comment while nothing happens, with the number up to which nothing did
-end         at shutdown, when the job is over or the dataset gone, and after an hour: of a client that takes nothing and
-            is sent little, nothing else would be seen. The client comes again by itself
+start       the event number to start after (`since` or `Last-Event-ID`; without one, the current head)
+page        read the events after the last number sent, and send those that the client may see
+access      check the client's access again whenever the access revision differs from the one that the page was read
+            under: a revoked grant ends the stream with the next page, or with the next poll of the hub if there is none
+heartbeat   while there are no events, send a comment with the number up to which there were none
+end         at shutdown, when the job has ended, when the dataset is deleted, and after an hour: a client that reads
+            nothing and is sent little would not be noticed otherwise. EventSource clients reconnect automatically
 """
 
 import asyncio
@@ -24,11 +24,12 @@ from tarn.access.identity import CachedIdentity
 from tarn.api.http.limits.threads import ADMISSION
 from tarn.api.http.middleware.protocol import ABORT
 from tarn.api.http.services.container import Services
-from tarn.api.http.services.event_hub import Follower, Found
+from tarn.api.http.services.event_hub import Follower
 from tarn.api.http.streaming.stream_response import ClientStalled
-from tarn.datasets import registry as datasets
+from tarn.coordination.events import EventPage
+from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
-from tarn.db import outbox as events
+from tarn.db import outbox
 from tarn.db.outbox import OutboxEvent
 from tarn.errors import BodyTimeout, TarnError, Unauthenticated
 from tarn.model.event import EventKind
@@ -37,56 +38,57 @@ from tarn.model.tenant import Identity
 MEDIA_TYPE = "text/event-stream"
 
 RETRY = b"retry: 2000\n\n"
-"""Milliseconds after which a client comes again."""
+"""Tells the client to reconnect after this many milliseconds."""
 
 log = structlog.get_logger(__name__)
 
 
-class Standing(NamedTuple):
-    """What a client was found to be allowed at a moment."""
+class StreamAccess(NamedTuple):
+    """A client's access as of one access revision."""
 
     revision: str
     known: CachedIdentity
-    gone: bool
-    """Whether the dataset is deleted: what was told of it until then may be heard."""
+    deleted: bool
+    """Whether the dataset is deleted. The events up to its deletion may still be sent."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Who follows what: a dataset, or one job."""
+    """A subscription: the client's credentials, and the dataset or job whose events it reads."""
 
-    house: Services
+    services: Services
     authorization: str | None
     stream: str
     dataset: Dataset | None
     job: str | None = None
     kinds: frozenset[EventKind] = frozenset()
-    """Only these, if there are any."""
+    """Send only events of these kinds; empty: of all kinds."""
 
     @property
     def has_token(self) -> bool:
-        """Whether the client is known by a JWT, which runs out without a change that anybody sees."""
-        return self.house.authenticator.mark(self.authorization) is None
+        """Whether the client authenticates with a JWT. A JWT expires without a change of the access revision."""
+        return self.services.authenticator.cache_key(self.authorization) is None
 
-    def standing(self) -> Standing:
-        """What the client may hear now. Raises Unauthenticated for one that may hear nothing, and Unavailable."""
-        with self.house.authenticator.identified(self.authorization) as sight:
-            gone = False
+    def access(self) -> StreamAccess:
+        """Return the client's current access. Raises Unauthenticated if it has none, and Unavailable."""
+        with self.services.authenticator.identified(self.authorization) as authenticated:
+            deleted = False
             if self.dataset is not None:
-                if sight.identity.level_on(self.dataset.name) is None:
-                    raise Unauthenticated("the grant was taken back")
-                found = datasets.find(sight.connection, self.dataset.name)
-                gone = found is None or found.id != self.dataset.id
-            return Standing(sight.revision, sight.known, gone)
+                if authenticated.identity.level_on(self.dataset.name) is None:
+                    raise Unauthenticated("the grant was revoked")
+                current = registry.find(authenticated.connection, self.dataset.name)
+                deleted = current is None or current.id != self.dataset.id
+            return StreamAccess(authenticated.revision, authenticated.known, deleted)
 
-    def hears(self, identity: Identity, told: OutboxEvent) -> bool:
-        if self.kinds and told.kind not in self.kinds and told.kind is not EventKind.MISSED:
+    def accepts(self, identity: Identity, event: OutboxEvent) -> bool:
+        """Return whether the client may see this event and asked for its kind."""
+        if self.kinds and event.kind not in self.kinds and event.kind is not EventKind.MISSED:
             return False
-        return told.audience is None or identity.tenant in told.audience or identity.administers_lake
+        return event.audience is None or identity.tenant in event.audience or identity.administers_lake
 
 
 class EventStream(Response):
-    """An answer that goes on while there is something to tell."""
+    """A `text/event-stream` response that sends events until the stream ends."""
 
     media_type = MEDIA_TYPE
 
@@ -94,146 +96,149 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._listener = listener
-        self._house = listener.house
+        self._services = listener.services
         self._tenant = tenant
         self._since = since
         self._left = asyncio.Event()
-        self._standing: Standing | None = None
-        self._told = 0
-        self._spoke = 0.0
-        """When something was last sent."""
+        self._access: StreamAccess | None = None
+        self._sent = 0
+        self._last_sent = 0.0
+        """Monotonic time of the last bytes sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises, before anything is sent, what `Hub.place` and `Hub.following` do: that is answered as a problem."""
-        hub, listener = self._house.hub, self._listener
-        with hub.place(self._tenant):
+        """Send the response. What `Hub.slot` and `Hub.following` raise becomes a problem: nothing is sent before."""
+        hub, listener = self._services.hub, self._listener
+        with hub.slot(self._tenant):
             async with hub.following(listener.stream, listener.job) as follower:
-                with self._house.metrics.streams.track_inprogress():
-                    await self._answer(follower, scope, receive, send)
+                with self._services.metrics.streams.track_inprogress():
+                    await self._respond(follower, scope, receive, send)
 
-    async def _answer(self, follower: Follower, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, follower: Follower, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(self._watch(follower, receive))
         reason = "broken off"
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            reason = await self._tell_all(follower, send)
+            reason = await self._send_events(follower, send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except ClientStalled:
             reason = "stood still"
-            log.info("events broken off: their client takes nothing", told=self._told)
+            log.info("event stream aborted: the client stopped reading", sent=self._sent)
             scope[ABORT]()
-            await self._left.wait()  # until the server knows, too, that there is nobody to complete an answer for
+            await self._left.wait()  # until Uvicorn has seen the disconnect: else it reports an incomplete response
         finally:
-            self._house.metrics.streams_ended.labels(reason).inc()
+            self._services.metrics.streams_ended.labels(reason).inc()
             watcher.cancel()
             with suppress(asyncio.CancelledError):
                 await watcher
 
     async def _watch(self, follower: Follower, receive: Receive) -> None:
-        # A client that stops in the middle of a body, which nobody needs here, counts as gone.
+        # This route needs no body: a client that stops sending one counts as disconnected.
         with suppress(BodyTimeout):
             while (await receive())["type"] != "http.disconnect":
                 pass
         self._left.set()
         follower.woken.set()
 
-    async def _tell_all(self, follower: Follower, send: Send) -> str:
-        """Tell what there is, and what comes; returns why there is an end to it."""
-        end = time.monotonic() + self._house.settings.event_longest
-        position = shown = follower.begun if self._since is None else self._since
+    async def _send_events(self, follower: Follower, send: Send) -> str:
+        """Send the stored events, then new ones as they come. Return the reason for which the stream ended."""
+        end = time.monotonic() + self._services.settings.event_longest
+        position = shown = follower.start if self._since is None else self._since
         first, ended = True, False
         await self._send(send, RETRY)
         while (reason := self._over(end)) is None:
             follower.woken.clear()
             try:
-                found = await (follower.read(position) if first else follower.after(position))
-                if not await self._may_go_on(found):
+                page = await (follower.read(position) if first else follower.after(position))
+                if not await self._has_access(page):
                     return "refused"
             except TarnError:
-                # The database is away: nothing is told while nobody can say who may hear it.
-                await self._pause(follower, send, self._house.settings.event_poll, position)
+                # The database is unavailable: send nothing while access cannot be checked.
+                await self._pause(follower, send, self._services.settings.event_poll, position)
                 continue
             first = False
-            if found is None and self._standing is not None and self._standing.gone:
+            if page is None and self._access is not None and self._access.deleted:
                 if ended:
                     return "gone"
-                # Seen to be gone later than events were looked for: its last ones may not be found yet.
+                # The deletion was seen after the events were read: read once more, for the last events.
                 first = ended = True
                 continue
-            if found is None:
-                shown = await self._pause(follower, send, self._house.settings.event_heartbeat, position, shown)
+            if page is None:
+                shown = await self._pause(follower, send, self._services.settings.event_heartbeat, position, shown)
                 continue
-            heard, position = self._heard(found, position)
-            for told in heard:
-                await self._send(send, frame(told))
-                self._told += 1
-                self._house.metrics.events_sent.inc()
-                shown = told.number
-            if self._listener.job is not None and any(told.kind.ends_job for told in heard):
+            events, position = self._visible(page, position)
+            for event in events:
+                await self._send(send, frame(event))
+                self._sent += 1
+                self._services.metrics.events_sent.inc()
+                shown = event.number
+            if self._listener.job is not None and any(event.kind.ends_job for event in events):
                 return "over"
         return reason
 
     def _over(self, end: float) -> str | None:
         if self._left.is_set():
             return "left"
-        if self._house.hub.stopping:
+        if self._services.hub.stopping:
             return "stopping"
         return "long" if time.monotonic() >= end else None
 
     async def _pause(
         self, follower: Follower, send: Send, seconds: float, position: int, shown: int | None = None
     ) -> int:
-        """Wait until there is something to do; a heartbeat if there was nothing for long. Returns the number shown."""
+        """Wait for the follower to be woken, and send a heartbeat if one is due. Return the last number sent."""
         with move_on_after(seconds):
             await follower.woken.wait()
-        if time.monotonic() < self._spoke + self._house.settings.event_heartbeat:
+        if time.monotonic() < self._last_sent + self._services.settings.event_heartbeat:
             return position if shown is None else shown
         if self._listener.has_token:
-            self._standing = None  # a token may have run out meanwhile
-        # A number without data is no event, but where a client goes on from when it comes again.
+            self._access = None  # the token may have expired: check it again
+        # An `id` without data dispatches no event, but sets the `Last-Event-ID` that the client sends on reconnecting.
         await self._send(send, b":\n\n" if shown in (None, position) else b":\nid: %d\n\n" % position)
         return position
 
-    async def _may_go_on(self, found: Found | None) -> bool:
-        """Whether the client may hear what was found. Raises Unavailable."""
-        revision = self._house.hub.revision if found is None else found.revision
-        standing = self._standing
+    async def _has_access(self, page: EventPage | None) -> bool:
+        """Return whether the client has access under the page's access revision. Raises Unavailable."""
+        revision = self._services.hub.revision if page is None else page.revision
+        access = self._access
         try:
-            if standing is None or standing.revision != revision:
-                # An issuer of tokens may be slow; the hub's thread is for what is quick.
-                run = ADMISSION.run if self._listener.has_token else self._house.hub.run
-                standing = self._standing = await run(self._listener.standing)
-            standing.known.check_expiry()
+            if access is None or access.revision != revision:
+                # A token issuer may be slow: keep it off the hub's only thread.
+                run = ADMISSION.run if self._listener.has_token else self._services.hub.run
+                access = self._access = await run(self._listener.access)
+            access.known.check_expiry()
         except Unauthenticated:
             return False
         return True
 
-    def _heard(self, found: Found, position: int) -> tuple[list[OutboxEvent], int]:
-        """What of a page the client hears, and how far that brings it."""
-        page, listener = found.page, self._listener
-        assert self._standing is not None
-        told = list(page.told)
+    def _visible(self, event_page: EventPage, position: int) -> tuple[list[OutboxEvent], int]:
+        """Return the events of a page that the client may see, and the position after the page.
+
+        A `missed` event comes first if events after `position` are no longer stored.
+        """
+        page, listener = event_page.page, self._listener
+        assert self._access is not None
+        events = list(page.events)
         if self._since is None and listener.job is not None:
             position = max(position, page.tail)
         if position < page.tail or position > page.last:
             name = None if listener.dataset is None else listener.dataset.name
-            told = [each for each in told if each.number > page.tail]
-            told.insert(0, events.missed(page, listener.stream, name, position))
+            events = [each for each in events if each.number > page.tail]
+            events.insert(0, outbox.missed(page, listener.stream, name, position))
             position = page.tail if position > page.last else max(page.through, page.tail)
         else:
             position = page.through
-        identity = self._standing.known.identity
-        return [each for each in told if listener.hears(identity, each)], position
+        identity = self._access.known.identity
+        return [each for each in events if listener.accepts(identity, each)], position
 
     async def _send(self, send: Send, piece: bytes) -> None:
-        """Raises StandsStill if the client takes nothing of it for too long."""
-        with move_on_after(self._house.settings.stream_patience) as wait:
+        """Send some bytes. Raises ClientStalled if the client does not read for `stream_patience` seconds."""
+        with move_on_after(self._services.settings.stream_patience) as wait:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         if wait.cancelled_caught:
             raise ClientStalled
-        self._spoke = time.monotonic()
+        self._last_sent = time.monotonic()
 
 
-def frame(told: OutboxEvent) -> bytes:
-    """An event as it goes over the wire."""
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (told.number, told.kind.encode(), told.body)
+def frame(event: OutboxEvent) -> bytes:
+    """Return an event in the `text/event-stream` format."""
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind.encode(), event.body)

@@ -1,4 +1,4 @@
-"""Files of the lake, sent as they are: whole or a part of them, or not at all if the caller has them."""
+"""File responses: range requests, conditional requests and download headers."""
 
 import re
 from dataclasses import replace
@@ -16,21 +16,21 @@ from tarn.model.dataset import matches_none_match
 from tarn.storage.store import Entry, Missing, Store
 
 ONE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})$", re.ASCII)
-"""No file is larger, and Python refuses to read numbers of thousands of digits."""
+"""At most 18 digits: no file is larger, and Python refuses to parse numbers of thousands of digits."""
 
 UNSAFE = re.compile(r"[^A-Za-z0-9 !#$&+,.;=@^_{}~()\[\]-]")
-"""What in a name could end its header, or be taken for something else by who reads it."""
+"""Characters of a file name that could end its header or be misread by a client."""
 
 OCTETS = "application/octet-stream"
 
 SENT: Responses = {
     200: {
         "description": "The file",
-        # Of the type that the file has; the first one is what generators of clients take it for.
+        # The media type is the file's; client generators use the first one.
         "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in (OCTETS, "*/*")},
     },
-    206: {"description": "The part of it that `Range` asks for"},
-    304: {"description": "The caller has it already"},
+    206: {"description": "The part of the file that `Range` asks for"},
+    304: {"description": "Not modified: the caller has this version"},
 }
 
 
@@ -44,11 +44,10 @@ class FileSlice(NamedTuple):
 async def file_response(
     store: Store, request: Request, path: str, media_type: str, name: str, tag: str | None = None
 ) -> Response:
-    """Answer with a file, whose entity tag is the store's unless its content has a name. Raises Missing,
-    RangeNotSatisfiable.
+    """Respond with a file. Its entity tag is `tag`, or else the store's. Raises Missing, RangeNotSatisfiable.
 
-    A range is a hint by HTTP's rules: one that is not understood, or several, get the whole file. So does any range of
-    a file without bytes: some clients ask for ranges only, and no range of it could be satisfied.
+    HTTP allows to ignore a range: an invalid range, or several, get the whole file. So does any range of an empty file:
+    some clients always ask for a range, and an empty file has none that could be satisfied.
     """
     entry = await run_in_threadpool(store.head, path)
     if entry is None:
@@ -66,7 +65,7 @@ async def file_response(
     start, end = (0, None) if part is None else part
     opened, chunks = await run_in_threadpool(store.open, path, start, end)
     if tag is None and opened.etag != entry.etag:
-        # Another one took its place meanwhile: all of that one, which is an answer to any question.
+        # The file was replaced since `head`: send all of the new one, which is a valid response to any range.
         opened, chunks = await run_in_threadpool(store.open, path)
         part, headers = None, _headers(opened, name) | {"Content-Length": str(opened.size)}
     if part is not None:
@@ -75,6 +74,7 @@ async def file_response(
 
 
 def etag_of(entry: Entry) -> str:
+    """Return the quoted entity tag of a file: the store's, or one of size and modification time."""
     tag = entry.etag or f"{entry.size:x}-{entry.modified.timestamp():.6f}"
     return tag if tag.startswith('"') else f'"{tag}"'
 
@@ -85,20 +85,20 @@ def _headers(entry: Entry, name: str) -> dict[str, str]:
         "Last-Modified": format_datetime(entry.modified, usegmt=True),
         "Accept-Ranges": "bytes",
         "Content-Disposition": _attachment(name),
-        # What others have sent is never for a browser to make something of.
+        # Browsers must not guess the type of uploaded files.
         "X-Content-Type-Options": "nosniff",
     }
 
 
 def _attachment(name: str) -> str:
-    """The header that names a file: in plain letters for those who know no others, and quoted for the rest."""
+    """Return the `Content-Disposition` header: an ASCII name for old clients, and a percent-encoded one for others."""
     plain = UNSAFE.sub("_", name)
     quoted = "" if plain == name else f"; filename*=UTF-8''{quote(name, safe='')}"
     return f'attachment; filename="{plain}"{quoted}'
 
 
 def _is_unmodified(request: Request, entry: Entry) -> bool:
-    """Whether the caller has this state of the file. An entity tag says so more exactly than a moment."""
+    """Return whether the caller has this version of the file. `If-None-Match` takes precedence: it is more exact."""
     if (named := request.headers.get("If-None-Match")) is not None:
         return matches_none_match(named, etag_of(entry))
     since = request.headers.get("If-Modified-Since")
@@ -109,12 +109,17 @@ def _is_unmodified(request: Request, entry: Entry) -> bool:
 
 
 def _requested_range(request: Request, entry: Entry) -> FileSlice | None:
-    """The part of the file that is asked for; None: all of it. Raises RangeNotSatisfiable."""
-    found = ONE_RANGE.match(request.headers.get("Range", ""))
-    of = request.headers.get("If-Range")
-    if found is None or found.groups() == ("", "") or entry.size == 0 or (of is not None and of != etag_of(entry)):
+    """Return the part of the file that `Range` asks for, or None for all of it. Raises RangeNotSatisfiable."""
+    match = ONE_RANGE.match(request.headers.get("Range", ""))
+    if_range = request.headers.get("If-Range")
+    if (
+        match is None
+        or match.groups() == ("", "")
+        or entry.size == 0
+        or (if_range is not None and if_range != etag_of(entry))
+    ):
         return None
-    first, last = found.groups()
+    first, last = match.groups()
     if first == "":
         start, end = max(0, entry.size - int(last)), entry.size
     else:
@@ -122,5 +127,5 @@ def _requested_range(request: Request, entry: Entry) -> FileSlice | None:
         if last and int(last) < start:
             return None
     if start >= entry.size or start >= end:
-        raise RangeNotSatisfiable(f"the file has {entry.size} bytes", size=entry.size)
+        raise RangeNotSatisfiable(f"the range is outside of the file, which has {entry.size} bytes", size=entry.size)
     return FileSlice(start, end)

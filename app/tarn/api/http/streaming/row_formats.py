@@ -1,4 +1,4 @@
-"""Rows in the form that the caller accepts: NDJSON, Parquet or an Arrow stream."""
+"""Row formats and content negotiation: NDJSON, Parquet or an Arrow stream, as `Accept` asks for."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -19,13 +19,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class ResultRows:
-    """Rows that are in memory, and the columns they have between them. A row need not have them all."""
+    """Rows in memory and the schema of all their columns. A row may lack columns."""
 
     rows: Sequence[Row]
     schema: pa.Schema
 
     def ndjson(self) -> bytes:
-        """A line a row; what a row does not say is left out of it."""
+        """Return one JSON line per row. Columns that a row lacks are omitted, not null."""
         return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in self.rows)
 
     def parquet(self) -> bytes:
@@ -51,11 +51,11 @@ FORMS: dict[str, Callable[[ResultRows], bytes]] = {
     "application/vnd.apache.parquet": ResultRows.parquet,
     "application/vnd.apache.arrow.stream": ResultRows.arrow,
 }
-"""By media type; the first is for callers that do not care."""
+"""Serializers by media type. The first is the default for callers without a preference."""
 
 
 def described(headers: dict[str, Any]) -> Responses:
-    """The OpenAPI description of an answer in one of the forms."""
+    """Return the OpenAPI description of a response in one of the row formats."""
     content = {form: {"schema": {"type": "string", "format": "binary"}} for form in FORMS}
     return {200: {"description": "Rows", "content": content, "headers": headers}}
 
@@ -68,14 +68,17 @@ FormDep = Annotated[str, Depends(_form)]
 
 
 def preferred(accept: str | None, supported: Sequence[str]) -> str:
-    """The type that the caller likes best, of those that can be served. Raises NotAcceptable if there is none."""
-    wanted = dict(media_type(part) for part in (accept or "*/*").split(","))
+    """Return the supported media type that `Accept` ranks highest. Raises NotAcceptable if it accepts none."""
+    accepted = dict(media_type(part) for part in (accept or "*/*").split(","))
 
     def quality(kind: str) -> float:
         ranges = (kind, f"{kind.partition('/')[0]}/*", "*/*")
-        return next((wanted[range_] for range_ in ranges if range_ in wanted), 0.0)
+        return next((accepted[range_] for range_ in ranges if range_ in accepted), 0.0)
 
     best = max(supported, key=quality)
     if quality(best) <= 0:
-        raise NotAcceptable(f"this route answers {', '.join(supported)}", supported=list(supported))
+        raise NotAcceptable(
+            f"this route can respond with {', '.join(supported)}; Accept allows none of these",
+            supported=list(supported),
+        )
     return best

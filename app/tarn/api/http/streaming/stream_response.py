@@ -1,4 +1,4 @@
-"""Streams: chunks as they are made, no faster than the client takes them, and never a half that looks whole."""
+"""Streamed read responses with backpressure. A partial stream never looks complete to the client."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,43 +20,43 @@ from tarn.api.http.reads.read_requests import ClientWatch, ReadRequest, snapshot
 from tarn.api.http.reads.read_scheduling import read_scheduler
 from tarn.datasets.registry import Dataset
 from tarn.errors import Internal, TarnError, Unavailable
-from tarn.query.engine import answering
+from tarn.query.engine import duckdb_errors_converted
 from tarn.query.reader import Reading
 
 EndParam = Annotated[
     bool,
     Query(
-        description='End with a line `{"$end": {"snapshot", "count"}}`, or `{"$error": problem}` if it fails halfway. '
-        "`count` is the number of lines before it; where lines are made of entities, `invalid` is how many of them are "
-        "of an entity whose statements do not assemble. "
-        "Without it, too, a stream that fails is broken off and never ends as if it were whole."
+        description='End with a line `{"$end": {"snapshot", "count"}}`, or `{"$error": problem}` if the stream fails. '
+        "`count` is the number of lines before it; in streams of entities, `invalid` is the number of lines for "
+        "entities whose statements do not assemble. "
+        "With or without it, a stream that fails is aborted: the connection closes without the end of the response."
     ),
 ]
 
 STEP = 64 << 10
-"""Bytes sent at once: as much as a connection holds, and what a client must take of a stream to keep it open."""
+"""Bytes sent at once: about one socket buffer. A client must read this much per `stream_patience` seconds."""
 
 log = structlog.get_logger(__name__)
 
-_places: RunVar[FairSemaphore] = RunVar("streams")
-"""How many streams may be open at once."""
+_stream_slots: RunVar[FairSemaphore] = RunVar("streams")
+"""Limits the streams that are open at once."""
 
 
 class ClientStalled(Exception):
-    """The client took nothing for too long."""
+    """The client read nothing for `stream_patience` seconds."""
 
 
 class StreamPiece(NamedTuple):
-    """Some records of a stream."""
+    """Some serialized records of a stream."""
 
     content: bytes
     records: int
     invalid: int = 0
-    """How many of the records are of entities whose statements do not assemble."""
+    """Records for entities whose statements do not assemble."""
 
 
 class Chunks:
-    """What a stream is made of: the snapshot it shows, pieces of it, and how many records were in those so far."""
+    """The content of a stream: its snapshot, the iterator of pieces, and the number of records so far."""
 
     def __init__(self, snapshot: str | None, pieces: Iterator[StreamPiece], of_entities: bool = False) -> None:
         self.snapshot = snapshot
@@ -67,119 +67,125 @@ class Chunks:
 
     @property
     def end(self) -> dict[str, Any]:
-        """What the last line says of all that came before it."""
-        told = {"snapshot": self.snapshot, "count": self.count}
-        return {**told, "invalid": self._invalid} if self._of_entities else told
+        """The content of the `$end` line."""
+        end = {"snapshot": self.snapshot, "count": self.count}
+        return {**end, "invalid": self._invalid} if self._of_entities else end
 
     def next(self) -> bytes | None:
-        """The next piece; None at the end. DuckDB's errors are ours."""
-        with answering():
-            found = next(self._pieces, None)
-        if found is None:
+        """Return the next piece, or None at the end. DuckDB errors are raised as TarnErrors."""
+        with duckdb_errors_converted():
+            piece = next(self._pieces, None)
+        if piece is None:
             return None
-        self.count += found.records
-        self._invalid += found.invalid
-        return found.content
+        self.count += piece.records
+        self._invalid += piece.invalid
+        return piece.content
 
 
 async def stream_response(
-    asked: ReadRequest, datasets: Sequence[Dataset], media_type: str, end: bool, begin: Callable[[Reading], Chunks]
+    read_request: ReadRequest,
+    datasets: Sequence[Dataset],
+    media_type: str,
+    end: bool,
+    begin: Callable[[Reading], Chunks],
 ) -> Response:
-    """Answer with a stream. Until its first piece is made, what goes wrong is answered as a problem."""
-    await asked.ready(datasets)
-    house, patience, held = asked.house, ClientWatch(), ExitStack()
-    open_streams = fair_semaphore(_places, house.settings.query_streams)
+    """Respond with a stream. An error before the first piece is ready becomes a problem."""
+    await read_request.ready(datasets)
+    services, client, resources = read_request.services, ClientWatch(), ExitStack()
+    open_streams = fair_semaphore(_stream_slots, services.settings.query_streams)
     tenant = open_streams.acquire_now()
     if tenant is None:
-        raise Unavailable(f"as many streams are open as may be: {house.settings.query_streams} in all", retry_after=5)
-    held.callback(open_streams.release, tenant)
+        raise Unavailable(
+            f"the limit of {services.settings.query_streams} open streams is reached; retry later", retry_after=5
+        )
+    resources.callback(open_streams.release, tenant)
 
     def first() -> tuple[Chunks, bytes | None]:
-        reading = held.enter_context(house.reader.reading(tenant, house.settings.stream_seconds))
-        patience.begin(reading)
-        with answering():
+        reading = resources.enter_context(services.reader.reading(tenant, services.settings.stream_seconds))
+        client.begin(reading)
+        with duckdb_errors_converted():
             chunks = begin(reading)
         return chunks, chunks.next()
 
     try:
-        async with patience.watching(asked.request.receive):
-            chunks, piece = await read_scheduler(house).query(first)
+        async with client.watching(read_request.request.receive):
+            chunks, piece = await read_scheduler(services).query(first)
     except BaseException as error:
-        held.close()
+        resources.close()
         if isinstance(error, duckdb.InterruptException):
             raise ClientDisconnect from None
         raise
-    return Stream(asked, chunks, piece, patience, held, media_type, end)
+    return Stream(read_request, chunks, piece, client, resources, media_type, end)
 
 
 class Stream(Response):
-    """An answer that is still being read."""
+    """A response whose rows are read from DuckDB while it is sent."""
 
     def __init__(
         self,
-        asked: ReadRequest,
+        read_request: ReadRequest,
         chunks: Chunks,
         piece: bytes | None,
-        patience: ClientWatch,
-        held: ExitStack,
+        client: ClientWatch,
+        resources: ExitStack,
         media_type: str,
         end: bool,
     ) -> None:
         super().__init__(media_type=media_type, headers=snapshot_header(chunks.snapshot))
         del self.headers["content-length"]
-        self._asked = asked
+        self._read_request = read_request
         self._chunks = chunks
         self._piece = piece
-        self._patience = patience
-        self._held = held
+        self._client = client
+        self._resources = resources
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._patience.watching(receive):
+            async with self._client.watching(receive):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await self._send_all(send)
         except ClientStalled:
-            log.info("stream broken off: its client takes nothing", made=self._chunks.count)
+            log.info("stream aborted: the client stopped reading", records=self._chunks.count)
             scope[ABORT]()
             while (await receive())["type"] != "http.disconnect":
-                pass  # until the server knows, too, that there is nobody to complete an answer for
+                pass  # until Uvicorn has seen the disconnect: else it reports an incomplete response
         except Exception:
-            if not self._patience.left:
+            if not self._client.disconnected:
                 raise
         finally:
-            self._held.close()
+            self._resources.close()
 
     async def _send_all(self, send: Send) -> None:
-        """Send every piece. Whatever is raised here breaks the connection off."""
+        """Send every piece. An exception raised here aborts the connection."""
         try:
             piece = self._piece
-            while piece is not None and not self._patience.left:
+            while piece is not None and not self._client.disconnected:
                 await self._send(send, piece)
-                piece = await read_scheduler(self._asked.house).query(self._next)
+                piece = await read_scheduler(self._read_request.services).query(self._next)
         except ClientStalled:
             raise
         except Exception as error:
-            if self._end and not self._patience.left:
+            if self._end and not self._client.disconnected:
                 known = error if isinstance(error, TarnError) else Internal("the stream failed halfway")
-                await self._send(send, _line("$error", known.problem(path_of(self._asked.request)).model_dump()))
+                await self._send(send, _line("$error", known.problem(path_of(self._read_request.request)).model_dump()))
             raise
-        if self._patience.left:
+        if self._client.disconnected:
             return
         if self._end:
             await self._send(send, _line("$end", self._chunks.end))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _next(self) -> bytes | None:
-        """The next piece. Its time limit begins now: the time that the client took for the last one is its own."""
-        assert self._patience.reading is not None
-        self._patience.reading.limit(self._asked.house.settings.stream_seconds)
+        """Return the next piece. Its time limit begins now: time the client took for the last one does not count."""
+        assert self._client.reading is not None
+        self._client.reading.limit(self._read_request.services.settings.stream_seconds)
         return self._chunks.next()
 
     async def _send(self, send: Send, piece: bytes) -> None:
-        """Send a piece in steps. Raises StandsStill if the client takes none of one: it holds what others need."""
+        """Send a piece in steps. Raises ClientStalled if the client does not read one: it holds a slot others need."""
         for start in range(0, len(piece), STEP):
-            with move_on_after(self._asked.house.settings.stream_patience) as wait:
+            with move_on_after(self._read_request.services.settings.stream_patience) as wait:
                 await send({"type": "http.response.body", "body": piece[start : start + STEP], "more_body": True})
             if wait.cancelled_caught:
                 raise ClientStalled
