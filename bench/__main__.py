@@ -1,4 +1,4 @@
-"""`make bench`: run every case, or those named, and print what was measured."""
+"""`make bench`: run all benchmarks, or the named ones, and print the results."""
 
 import json
 import sys
@@ -8,34 +8,45 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import authentication as requests
-from bench import crawl, exports, fairness, files, flush, ingest, mapping, reads, soak
-from bench import maintenance as maintain
-from bench import spark_sql as plain_spark
+from bench import (
+    authentication,
+    crawl,
+    exports,
+    fairness,
+    files,
+    flush,
+    ingest,
+    maintenance,
+    mapping,
+    reads,
+    soak,
+    spark_sql,
+)
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "requests": requests.run,
+    "authentication": authentication.run,
     "ingest": ingest.run,
     "flush": flush.run,
     "flush_load": flush.run_load,
     "reads": reads.run,
     "fairness": fairness.run,
-    "maintain": maintain.run,
+    "maintenance": maintenance.run,
     "exports": exports.run,
     "files": files.run,
     "crawl": crawl.run,
     "mapping": mapping.run,
     "soak": soak.run,
-    "compacting": soak.run_compaction,
-    "plain_spark": plain_spark.run,
+    "soak_compaction": soak.run_compaction,
+    "spark_sql": spark_sql.run,
 }
 
 
-PARTS = {"flush_load", "soak", "compacting"}
-"""Parts of other cases, and what takes minutes whatever is measured: run only when they are named."""
+PARTS = {"flush_load", "soak", "soak_compaction"}
+"""Cases that are part of another case, or that run for minutes: run only when named."""
 
 
 def main(names: list[str]) -> int:
+    """Run the named cases, print the results, and return 1 if a target was missed."""
     results = {name: CASES[name]() for name in names or [case for case in CASES if case not in PARTS]}
     print(json.dumps(results, indent=2))
     table = Table("case", "measure", "value")

@@ -1,4 +1,4 @@
-"""Clients that cost so little that the server is what is measured."""
+"""Low-overhead HTTP clients, so that benchmarks measure the server and not the client."""
 
 import selectors
 import socket
@@ -9,11 +9,11 @@ from types import TracebackType
 from tests.server import Server
 
 QUIET = {"TARN_FLUSH_AGE": "86400", "TARN_FLUSH_ROWS": "1000000000", "TARN_FLUSH_BYTES": "1" + "0" * 15}
-"""Settings of a server that flushes only what it is asked to."""
+"""Settings of a server that flushes only on request."""
 
 
 class Requests:
-    """Connections that each ask for one path after the other, as soon as they have their answer."""
+    """Connections that each send GET requests in sequence, the next as soon as the previous response is complete."""
 
     def __init__(self, url: str, key: str, connections: int, paths: Iterator[str]) -> None:
         host, port = url.removeprefix("http://").split(":")
@@ -21,29 +21,29 @@ class Requests:
         self._tail = f" HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n\r\n"
         self._ready = selectors.DefaultSelector()
         self._begun: dict[socket.socket, float] = {}
-        self._held: dict[socket.socket, bytes] = {}
+        self._received: dict[socket.socket, bytes] = {}
         self.answered = 0
         self.times: list[float] = []
         for _ in range(connections):
-            one = socket.create_connection((host, int(port)))
-            self._ready.register(one, selectors.EVENT_READ)
-            self._ask(one)
+            connection = socket.create_connection((host, int(port)))
+            self._ready.register(connection, selectors.EVENT_READ)
+            self._send(connection)
 
-    def turn(self) -> None:
-        """Take what has arrived, and ask again for what is complete."""
+    def poll(self) -> None:
+        """Receive available data; send the next request on connections whose response is complete."""
         for key, _ in self._ready.select(1):
-            one = key.fileobj
-            assert isinstance(one, socket.socket)
-            self._held[one] += one.recv(1 << 20)
-            if _is_complete(self._held[one]):
+            connection = key.fileobj
+            assert isinstance(connection, socket.socket)
+            self._received[connection] += connection.recv(1 << 20)
+            if _is_complete(self._received[connection]):
                 self.answered += 1
-                self.times.append(time.perf_counter() - self._begun[one])
-                self._ask(one)
+                self.times.append(time.perf_counter() - self._begun[connection])
+                self._send(connection)
 
-    def _ask(self, one: socket.socket) -> None:
-        self._held[one] = b""
-        self._begun[one] = time.perf_counter()
-        one.sendall(f"GET {next(self._paths)}{self._tail}".encode())
+    def _send(self, connection: socket.socket) -> None:
+        self._received[connection] = b""
+        self._begun[connection] = time.perf_counter()
+        connection.sendall(f"GET {next(self._paths)}{self._tail}".encode())
 
     def __enter__(self) -> "Requests":
         return self
@@ -51,23 +51,23 @@ class Requests:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in self._held:
-            one.close()
+        for connection in self._received:
+            connection.close()
         self._ready.close()
 
 
 def request_sequentially(server: Server, paths: Iterable[str]) -> list[float]:
-    """The seconds that each of these paths took one client."""
-    wanted = [*paths]
-    with Requests(server.url, server.admin_key, 1, iter([*wanted, "/healthz"])) as client:
-        while client.answered < len(wanted):
-            client.turn()
+    """Request paths one after the other with one client; return the seconds that each took."""
+    requested = [*paths]
+    with Requests(server.url, server.admin_key, 1, iter([*requested, "/healthz"])) as client:
+        while client.answered < len(requested):
+            client.poll()
         return client.times
 
 
-def _is_complete(answer: bytes) -> bool:
-    head, found, body = answer.partition(b"\r\n\r\n")
-    if not found:
+def _is_complete(response: bytes) -> bool:
+    head, separator, body = response.partition(b"\r\n\r\n")
+    if not separator:
         return False
-    assert head.startswith(b"HTTP/1.1 200"), answer
+    assert head.startswith(b"HTTP/1.1 200"), response
     return len(body) == int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])

@@ -1,4 +1,4 @@
-"""Crawls: how many small files a second come into the archive, on warm Spark; and how quickly known ones are passed."""
+"""Benchmark of crawls: small files stored per second on warm Spark, and known files skipped per second."""
 
 import os
 import random
@@ -11,16 +11,16 @@ from bench.maintenance import BenchDataset
 from tests.server import running
 
 COUNT = int(os.environ.get("CRAWL_FILES", "10000"))
-LEAST, MOST = 200, 8_000
-"""Bytes of a file."""
+MIN_SIZE, MAX_SIZE = 200, 8_000
+"""Minimum and maximum size of a file, in bytes."""
 FOLDERS = 100
 WARM_UP_FILES = 200
 TARGET_RATE = 500.0
-"""Files a second."""
+"""Files per second."""
 
 
 def run() -> dict[str, Any]:
-    """Every figure on SQLite and a local disk."""
+    """Measure on SQLite and a local disk."""
     results: dict[str, Any] = {"files": COUNT}
     with tempfile.TemporaryDirectory() as name:
         source, home = Path(name) / "source", Path(name) / "home"
@@ -46,6 +46,6 @@ def run() -> dict[str, Any]:
 def _fill(folder: Path, count: int) -> None:
     draw = random.Random(count)
     for number in range(count):
-        place = folder / f"folder-{number % FOLDERS}" / f"{number}.txt"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(f"{number} {draw.randbytes(draw.randint(LEAST, MOST) // 2).hex()}".encode())
+        path = folder / f"folder-{number % FOLDERS}" / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"{number} {draw.randbytes(draw.randint(MIN_SIZE, MAX_SIZE) // 2).hex()}".encode())

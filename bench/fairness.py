@@ -1,8 +1,8 @@
-"""One tenant at full speed, within its limits, beside another: how far it moves the other's p99.
+"""Benchmark of fairness: how much one tenant at full speed, within its limits, raises another tenant's p99.
 
-Alone and beside are measured in turns in one run, so that whatever else the machine does hits both alike. A p99 of some
-hundred requests is the eighth worst of them, and a disk that stands still for a moment is all eight: so each turn has a
-ratio of its own, and the one in the middle counts.
+Rounds without and with the load alternate in one run, so that other activity on the machine affects both alike. The p99
+of some hundred requests is the eighth slowest of them, and one stall of the disk can cause all eight: so a ratio is
+computed for each round, and the median of the ratios counts.
 """
 
 import multiprocessing
@@ -28,12 +28,12 @@ from tests.server import Server, running
 
 ROUNDS, SECONDS = 5, 3.0
 MAX_P99_RATIO = 2.0
-"""How many times its p99 alone a tenant's p99 may be beside another that is at full speed."""
+"""Maximum ratio of a tenant's p99 while another tenant is at full speed to its p99 alone."""
 PEOPLE, BODY = 20_000, 5_000
 
 
 class Load(NamedTuple):
-    """What the tenant at full speed sends, by how many clients at once, and its requests a second; 0 is no limit."""
+    """The load of the tenant at full speed: concurrent clients, rate limit (requests/s, 0 is none), requests."""
 
     clients: int
     rate: float
@@ -46,8 +46,8 @@ def _singles() -> Iterator[tuple[str, str, bytes]]:
 
 
 def _queries() -> Iterator[tuple[str, str, bytes]]:
-    asked = orjson.dumps({"group_by": ["schema"], "metrics": ["count"]})
-    yield from cycle([("POST", "/v1/datasets/a/entities/aggregate", asked)])
+    query = orjson.dumps({"group_by": ["schema"], "metrics": ["count"]})
+    yield from cycle([("POST", "/v1/datasets/a/entities/aggregate", query)])
 
 
 def _bodies() -> Iterator[tuple[str, str, bytes]]:
@@ -64,7 +64,7 @@ LOADS = {
 
 
 def run() -> dict[str, Any]:
-    """p99 of a tenant that writes and reads single entities, alone and beside each load; what became of the load."""
+    """Measure p99 of a tenant that writes and reads single entities, alone and with each load."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), **QUIET) as server:
         keys = {name: _tenant(server, name) for name in ("a", "b")}
@@ -72,7 +72,7 @@ def run() -> dict[str, Any]:
         _measured(server, keys["b"], SECONDS)
         for name, load in LOADS.items():
             results |= {f"{name}: {measure}": value for measure, value in _compare(server, keys, load).items()}
-    results["met"] = all(results[f"{name}: p99 beside / alone"] < MAX_P99_RATIO for name in LOADS)
+    results["met"] = all(results[f"{name}: p99 under load / alone"] < MAX_P99_RATIO for name in LOADS)
     return results
 
 
@@ -80,23 +80,23 @@ def _compare(server: Server, keys: dict[str, str], load: Load) -> dict[str, Any]
     limits = {"rate_limit": load.rate, "rate_burst": max(1, int(load.rate))}
     server.client().put("/v1/admin/tenants/a/limits", json=limits).raise_for_status()
     alone: list[list[float]] = []
-    beside: list[list[float]] = []
+    loaded: list[list[float]] = []
     statuses: Counter[str] = Counter()
     for _ in range(ROUNDS):
         alone.append(_measured(server, keys["b"], SECONDS))
-        with _pressing(server, keys["a"], load) as told:
-            beside.append(_measured(server, keys["b"], SECONDS))
-        statuses.update(told)
-    ratios = [_p99(one) / _p99(other) for one, other in zip(beside, alone, strict=True)]
+        with _load_running(server, keys["a"], load) as counts:
+            loaded.append(_measured(server, keys["b"], SECONDS))
+        statuses.update(counts)
+    ratios = [_p99(under_load) / _p99(without) for under_load, without in zip(loaded, alone, strict=True)]
     return {
         "alone p50 ms": statistics.median(chain(*alone)) * 1000,
-        "beside p50 ms": statistics.median(chain(*beside)) * 1000,
+        "under load p50 ms": statistics.median(chain(*loaded)) * 1000,
         "alone p99 ms": statistics.median(map(_p99, alone)) * 1000,
-        "beside p99 ms": statistics.median(map(_p99, beside)) * 1000,
-        "p99 beside / alone": statistics.median(ratios),
-        "of all turns": f"{min(ratios):.2f} to {max(ratios):.2f}",
-        "answers to the other": dict(sorted(statuses.items())),
-        "answers to the other for each": statuses.total() / sum(map(len, beside)),
+        "under load p99 ms": statistics.median(map(_p99, loaded)) * 1000,
+        "p99 under load / alone": statistics.median(ratios),
+        "p99 ratio, range of rounds": f"{min(ratios):.2f} to {max(ratios):.2f}",
+        "responses to the load": dict(sorted(statuses.items())),
+        "responses to the load per request measured": statuses.total() / sum(map(len, loaded)),
     }
 
 
@@ -121,7 +121,7 @@ def _load(server: Server, key: str, people: int) -> None:
 
 
 def _measured(server: Server, key: str, seconds: float) -> list[float]:
-    """The seconds that each of a tenant's requests takes: an entity written, and read again."""
+    """Return the seconds of each request of a tenant that writes an entity and reads it back, repeatedly."""
     times: list[float] = []
     until = time.perf_counter() + seconds
     with server.client(key) as client:
@@ -129,13 +129,13 @@ def _measured(server: Server, key: str, seconds: float) -> list[float]:
             if time.perf_counter() >= until:
                 return times
             name = f"e{number}"
-            for ask in (
+            for call in (
                 lambda name=name: client.post("/v1/datasets/b/entities", content=_person(name), headers=JSON),
                 lambda name=name: client.get(f"/v1/datasets/b/entities/{name}"),
             ):
-                begun = time.perf_counter()
-                ask().raise_for_status()
-                times.append(time.perf_counter() - begun)
+                start = time.perf_counter()
+                call().raise_for_status()
+                times.append(time.perf_counter() - start)
     return times
 
 
@@ -147,32 +147,32 @@ def _person(name: str) -> bytes:
 
 
 @contextmanager
-def _pressing(server: Server, key: str, load: Load) -> Iterator[dict[str, int]]:
-    """A load while the context is open, from a process of its own; then the answers that it had, by status."""
+def _load_running(server: Server, key: str, load: Load) -> Iterator[dict[str, int]]:
+    """Run a load in a child process while the context is open; then fill in its responses by status."""
     spawned = multiprocessing.get_context("fork")
-    over, told = spawned.Event(), spawned.SimpleQueue()
-    child = spawned.Process(target=_send_load, args=(server.url, key, load, over, told))
+    stop, counts = spawned.Event(), spawned.SimpleQueue()
+    child = spawned.Process(target=_send_load, args=(server.url, key, load, stop, counts))
     child.start()
-    found: dict[str, int] = {}
+    statuses: dict[str, int] = {}
     try:
-        yield found
+        yield statuses
     finally:
-        over.set()
-        found.update(told.get())
+        stop.set()
+        statuses.update(counts.get())
         child.join()
 
 
-def _send_load(url: str, key: str, load: Load, over: Event, told: Any) -> None:
-    os.nice(10)  # it stands for another machine
+def _send_load(url: str, key: str, load: Load, stop: Event, counts: Any) -> None:
+    os.nice(10)  # low priority, as the clients would run on another machine
     host, port = url.removeprefix("http://").split(":")
     requests = load.request()
     answers: dict[socket.socket, bytes] = {}
     statuses: Counter[str] = Counter()
 
-    def send(one: socket.socket) -> None:
+    def send(connection: socket.socket) -> None:
         method, path, body = next(requests)
-        answers[one] = b""
-        one.sendall(
+        answers[connection] = b""
+        connection.sendall(
             f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
             + body
@@ -180,21 +180,21 @@ def _send_load(url: str, key: str, load: Load, over: Event, told: Any) -> None:
 
     with selectors.DefaultSelector() as ready:
         for _ in range(load.clients):
-            one = socket.create_connection((host, int(port)))
-            ready.register(one, selectors.EVENT_READ)
-            send(one)
-        while not over.is_set():
+            connection = socket.create_connection((host, int(port)))
+            ready.register(connection, selectors.EVENT_READ)
+            send(connection)
+        while not stop.is_set():
             for selected, _ in ready.select(0.1):
-                one = selected.fileobj  # type: ignore[assignment]  # only sockets are registered
-                answers[one] += one.recv(1 << 16)
-                if _is_complete(answers[one]):
-                    statuses[answers[one].split(b" ", 2)[1].decode()] += 1
-                    send(one)
-        for one in answers:
-            one.close()
-    told.put(dict(statuses))
+                connection = selected.fileobj  # type: ignore[assignment]  # only sockets are registered
+                answers[connection] += connection.recv(1 << 16)
+                if _is_complete(answers[connection]):
+                    statuses[answers[connection].split(b" ", 2)[1].decode()] += 1
+                    send(connection)
+        for connection in answers:
+            connection.close()
+    counts.put(dict(statuses))
 
 
-def _is_complete(answer: bytes) -> bool:
-    head, found, body = answer.partition(b"\r\n\r\n")
-    return bool(found) and len(body) >= int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+def _is_complete(response: bytes) -> bool:
+    head, separator, body = response.partition(b"\r\n\r\n")
+    return bool(separator) and len(body) >= int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])

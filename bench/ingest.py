@@ -1,4 +1,4 @@
-"""Ingest over HTTP: one client with a large body, and many with one entity each, on both databases."""
+"""Benchmark of ingest over HTTP: one client with a large body, and many with single entities, on both databases."""
 
 import os
 import selectors
@@ -23,17 +23,17 @@ from tests.server import Server, running
 COUNT = 100_000
 WRITERS, SECONDS = 64, 5.0
 TARGETS = {"sqlite": 8.0, "postgresql": 5.0}
-"""How many times the peer's own statements/s in process we must reach over HTTP."""
-GIGABYTE, LONG = 10**9, 20_000
+"""Target: our statements/s over HTTP divided by the peer's in process."""
+GIGABYTE, TEXT_LENGTH = 10**9, 20_000
 MAX_GROWTH_MB = 200.0
 MAX_LATENCY_MS = 10.0
-"""Milliseconds within which half of all single entities must be durable, on either database."""
+"""Maximum median milliseconds until a single entity is durable, on either database."""
 CONCURRENCY_TARGET = 3.0
-"""How many times the requests/s of one writer sixty-four must reach."""
+"""Target: requests/s of 64 writers divided by those of one."""
 
 
 def run() -> dict[str, Any]:
-    """Statements/s and peak memory of a large body; p50 and requests/s of single entities; ratios to the peer."""
+    """Measure statements/s and memory of a large body, p50 and requests/s of single entities, ratios to the peer."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -84,9 +84,9 @@ def _measure(server: Server, path: Path) -> dict[str, Any]:
     _load(server, "warm", warm)
     before = process.memory_info().rss
     with watched(process) as peak:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         answer = _load(server, "large", path.read_bytes())
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     growth = _stream(server, process)
     one, latency = _single(server, 1)
     many, _ = _single(server, WRITERS)
@@ -103,12 +103,16 @@ def _measure(server: Server, path: Path) -> dict[str, Any]:
 
 
 def _stream(server: Server, process: psutil.Process) -> float:
-    """Megabytes that the server grows by while it takes in a gigabyte of long texts."""
+    """Return the server's memory growth, in megabytes, while it receives a gigabyte of long texts."""
 
     def body() -> Iterator[bytes]:
-        for block in range(GIGABYTE // (64 * LONG)):
+        for block in range(GIGABYTE // (64 * TEXT_LENGTH)):
             texts = (
-                {"id": f"doc-{block}-{n}", "schema": "Document", "properties": {"bodyText": [f"{n} " * (LONG // 3)]}}
+                {
+                    "id": f"doc-{block}-{n}",
+                    "schema": "Document",
+                    "properties": {"bodyText": [f"{n} " * (TEXT_LENGTH // 3)]},
+                }
                 for n in range(64)
             )
             yield b"".join(orjson.dumps(text) + b"\n" for text in texts)
@@ -127,13 +131,13 @@ def _load(server: Server, dataset: str, body: bytes | Iterator[bytes]) -> dict[s
         timeout=600,
     )
     answer.raise_for_status()
-    found: dict[str, Any] = answer.json()
-    return found
+    written: dict[str, Any] = answer.json()
+    return written
 
 
 @contextmanager
 def watched(process: psutil.Process) -> Iterator[list[int]]:
-    """The peak memory of a process while the context is open."""
+    """Measure the peak memory of a process while the context is open."""
     peak, done = [0], threading.Event()
 
     def watch() -> None:
@@ -148,7 +152,7 @@ def watched(process: psutil.Process) -> Iterator[list[int]]:
 
 
 def _single(server: Server, writers: int) -> tuple[float, float]:
-    """Requests/s of this many clients that post one entity at a time, and the median time of one."""
+    """Measure clients that post one entity at a time; return requests/s and the median duration of a request."""
     times: list[float] = []
     until = time.perf_counter() + SECONDS
     with selectors.DefaultSelector() as ready:
@@ -156,7 +160,7 @@ def _single(server: Server, writers: int) -> tuple[float, float]:
             poster = Poster(server, f"w{number}")
             ready.register(poster.socket, selectors.EVENT_READ, poster)
             poster.send()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         while ready.get_map():
             for key, _ in ready.select():
                 poster = key.data
@@ -168,11 +172,11 @@ def _single(server: Server, writers: int) -> tuple[float, float]:
                 else:
                     ready.unregister(poster.socket)
                     poster.socket.close()
-    return len(times) / (time.perf_counter() - begun), statistics.median(times)
+    return len(times) / (time.perf_counter() - start), statistics.median(times)
 
 
 class Poster:
-    """A client that posts one entity after the other, at so little cost that the server is what is measured."""
+    """A low-overhead client that posts one entity after the other."""
 
     def __init__(self, server: Server, name: str) -> None:
         host, port = server.url.removeprefix("http://").split(":")
@@ -195,7 +199,7 @@ class Poster:
         self.socket.sendall(f"{self._head}{len(body)}\r\n\r\n{body}".encode())
 
     def receive(self) -> bool:
-        """True once the whole answer is there."""
+        """Receive data; return whether the response is complete."""
         self._answer += self.socket.recv(65536)
         head, _, body = self._answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), self._answer

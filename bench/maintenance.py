@@ -1,5 +1,4 @@
-"""Maintenance over HTTP: what a compaction takes, what it leaves on the disk, and how a store reads that is kept in
-shape by itself."""
+"""Benchmark of maintenance over HTTP: duration and disk use of compactions, and reads with automatic maintenance."""
 
 import itertools
 import os
@@ -22,20 +21,20 @@ from tests.server import Server, running
 
 COUNT = int(os.environ.get("MAINTAIN_ENTITIES", "100000"))
 SEEN_AGAIN, DELETED = 10, 20
-"""One entity of so many."""
-TOUCHED, A_THIRD = 100, 1 / 3
-"""One entity of so many, and the share of the peer's settling that a compaction after it may take; without the peer, of
-a full one of ours, which is much less."""
-FLUSHES, OF_STATEMENTS = int(os.environ.get("MAINTAIN_FLUSHES", "200")), 50
+"""One entity in this many is seen again, or deleted."""
+CHANGED, MAX_PARTIAL_SHARE = 100, 1 / 3
+"""One entity in this many is changed, and the maximum duration of the following compaction: a share of the peer's
+settle time or, without the peer, of our own full compaction, which is much shorter."""
+FLUSHES, STATEMENTS_PER_FLUSH = int(os.environ.get("MAINTAIN_FLUSHES", "200")), 50
 MAX_SLOWDOWN = 1.5
-"""How many times as long reads may take as on a freshly compacted store."""
+"""Maximum ratio of read times to those of a freshly compacted dataset."""
 GETS = 500
 CONNECTIONS = 4
 MAINTENANCE_INTERVAL = 2.0
 
 
 def run() -> dict[str, Any]:
-    """Every figure on SQLite and a local disk, on one warm Spark session."""
+    """Measure on SQLite and a local disk, on one warm Spark session."""
     results: dict[str, Any] = {"entities": COUNT}
     with tempfile.TemporaryDirectory() as name:
         path = entities(COUNT, Path(name))
@@ -60,16 +59,16 @@ def run() -> dict[str, Any]:
     results["met"] = (
         results.get("full compaction / the peer's settle", 1.0) <= 1.0
         and results.get("MB / the peer's", 1.0) <= 1.0
-        and results[f"after 1 % of neighbours / {against}"] <= A_THIRD
-        and results[f"after 1 % scattered / {against}"] <= A_THIRD
-        and results["get kept in shape / compacted"] <= MAX_SLOWDOWN
-        and results["stream compacted / kept in shape"] <= MAX_SLOWDOWN
+        and results[f"after 1 % of neighbours / {against}"] <= MAX_PARTIAL_SHARE
+        and results[f"after 1 % scattered / {against}"] <= MAX_PARTIAL_SHARE
+        and results["get maintained / compacted"] <= MAX_SLOWDOWN
+        and results["stream compacted / maintained"] <= MAX_SLOWDOWN
     )
     return results
 
 
 class BenchDataset:
-    """A dataset that is maintained only when it is asked for, and what can be asked of it."""
+    """A dataset without automatic maintenance, and the requests that benchmarks send for it."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
@@ -78,8 +77,8 @@ class BenchDataset:
         self._client.timeout = httpx.Timeout(600)
         self._client.post("/v1/datasets", json={"name": name, "policy": {"maintain": False}}).raise_for_status()
 
-    def maintained(self) -> None:
-        """From now on the worker maintains it unasked."""
+    def enable_maintenance(self) -> None:
+        """Turn automatic maintenance on."""
         self._client.patch(self.path, json={"policy": {"maintain": True}}).raise_for_status()
 
     def add(self, lines: Sequence[bytes], commit: str = "auto") -> None:
@@ -92,22 +91,22 @@ class BenchDataset:
         assert commit == "auto" or answer.status_code == 200, answer.text
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Delete entities, one request each: there is no other way to end many of one origin."""
+        """Delete entities, one request each: there is no bulk delete by id."""
 
-        def some(own: Sequence[str]) -> None:
+        def delete_some(some_ids: Sequence[str]) -> None:
             with httpx.Client(base_url=self.server.url, headers=self._client.headers, timeout=60) as client:
-                for one in own:
-                    client.delete(f"{self.path}/entities/{one}").raise_for_status()
+                for entity_id in some_ids:
+                    client.delete(f"{self.path}/entities/{entity_id}").raise_for_status()
 
         with ThreadPoolExecutor(CONNECTIONS) as pool:
-            list(pool.map(some, [ids[number::CONNECTIONS] for number in range(CONNECTIONS)]))
+            list(pool.map(delete_some, [ids[number::CONNECTIONS] for number in range(CONNECTIONS)]))
 
     def operate(self, operation: str, **options: Any) -> tuple[float, dict[str, Any]]:
-        """The seconds that a job took once it was begun, and its result."""
+        """Run an operation; return the seconds from its start to its end, and its result."""
         return self._done(f"{self.path}/operations/{operation}", options)
 
     def map(self, content_hash: str, mapping: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        """The same of making entities of an archived file's rows."""
+        """Store and process a mapping; return the seconds from start to end, and its result."""
         path = f"{self.path}/mappings/{content_hash}"
         self._client.put(path, json=mapping).raise_for_status()
         return self._done(f"{path}/process", {})
@@ -117,44 +116,42 @@ class BenchDataset:
         answer.raise_for_status()
         job = answer.json()
         assert job["state"] == "done", job
-        took = datetime.fromisoformat(job["finished"]) - datetime.fromisoformat(job["started"])
-        return took.total_seconds(), job["result"]
+        seconds_taken = datetime.fromisoformat(job["finished"]) - datetime.fromisoformat(job["started"])
+        return seconds_taken.total_seconds(), job["result"]
 
-    def settle(self) -> None:
-        """Wait until the worker has looked twice and found nothing to do."""
+    def wait_until_idle(self) -> None:
+        """Wait until no job has been queued or running for three maintenance intervals."""
         quiet = 0.0
         while quiet < 3 * MAINTENANCE_INTERVAL:
             time.sleep(0.5)
             jobs = self._client.get("/v1/admin/worker").raise_for_status().json()["jobs"]
-            quiet = 0.0 if any(one["state"] in ("queued", "running") for one in jobs) else quiet + 0.5
+            quiet = 0.0 if any(job["state"] in ("queued", "running") for job in jobs) else quiet + 0.5
 
     def get_p50(self, ids: Sequence[str]) -> float:
-        """Milliseconds for one entity."""
-        wanted = itertools.islice(itertools.cycle(ids[:: max(1, len(ids) // GETS)]), GETS + 50)
-        return (
-            statistics.median(request_sequentially(self.server, (f"{self.path}/entities/{one}" for one in wanted))[50:])
-            * 1000
-        )
+        """Return the median milliseconds for reading one entity."""
+        requested = itertools.islice(itertools.cycle(ids[:: max(1, len(ids) // GETS)]), GETS + 50)
+        times = request_sequentially(self.server, (f"{self.path}/entities/{entity_id}" for entity_id in requested))
+        return statistics.median(times[50:]) * 1000
 
     def stream_rate(self) -> float:
-        """Entities/s, all of them, the best of three times."""
+        """Stream all entities; return entities/s, best of three runs."""
         best = 0.0
         for _ in range(3):
-            lines, begun = 0, time.perf_counter()
+            lines, start = 0, time.perf_counter()
             with self._client.stream("GET", f"{self.path}/entities/stream") as answer:
                 answer.raise_for_status()
                 for chunk in answer.iter_raw():
                     lines += chunk.count(b"\n")
-            best = max(best, lines / (time.perf_counter() - begun))
+            best = max(best, lines / (time.perf_counter() - start))
         return best
 
     def head(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._client.get(f"{self.path}/snapshots/latest").raise_for_status().json()
-        return found
+        snapshot: dict[str, Any] = self._client.get(f"{self.path}/snapshots/latest").raise_for_status().json()
+        return snapshot
 
 
 def _size(store: BenchDataset, lines: list[bytes]) -> dict[str, Any]:
-    """Megabytes of the same data as the peer's, compacted. It warms Spark up for what is timed."""
+    """Measure the size, in megabytes, of the peer's data after a compaction. This also warms Spark up."""
     store.add(lines)
     store.operate("flush")
     store.operate("compact", force=True)
@@ -169,59 +166,59 @@ def _full(store: BenchDataset, lines: list[bytes]) -> dict[str, Any]:
     store.add(lines[::SEEN_AGAIN])
     store.delete([_id(line) for line in lines[DELETED // 2 :: DELETED]])
     store.operate("flush")
-    seconds, made = store.operate("compact", force=True)
-    return {"full compaction s": seconds, "full compaction rows": made["rows"]}
+    seconds, result = store.operate("compact", force=True)
+    return {"full compaction s": seconds, "full compaction rows": result["rows"]}
 
 
 def _partial(store: BenchDataset, lines: list[bytes], full: float) -> dict[str, Any]:
-    """Compactions that nobody forces, on a compacted store of which one entity in a hundred says something new."""
+    """Measure compactions without `force`, on a compacted dataset after one entity in a hundred has changed."""
     ranked = sorted(lines, key=_id)
-    few, middle = len(lines) // TOUCHED, len(lines) // 2
+    count, middle = len(lines) // CHANGED, len(lines) // 2
     results: dict[str, Any] = {}
-    for name, chosen in (
-        ("of neighbours", ranked[middle : middle + few]),
-        ("scattered", ranked[TOUCHED // 2 :: TOUCHED]),
+    for name, changed in (
+        ("of neighbours", ranked[middle : middle + count]),
+        ("scattered", ranked[CHANGED // 2 :: CHANGED]),
     ):
-        store.add([_changed(line, name) for line in chosen])
+        store.add([_changed(line, name) for line in changed])
         store.operate("flush")
-        seconds, made = store.operate("compact")
+        seconds, result = store.operate("compact")
         results[f"after 1 % {name} s"] = seconds
-        results[f"after 1 % {name} rows"] = made["rows"]
+        results[f"after 1 % {name} rows"] = result["rows"]
         results[f"after 1 % {name} / full"] = seconds / full
         store.operate("compact", force=True)
     return results
 
 
 def _maintained(store: BenchDataset, lines: list[bytes]) -> dict[str, Any]:
-    """Reads after many small flushes with automatic maintenance, beside those after a forced compaction.
+    """Compare reads after many small flushes with automatic maintenance to reads after a forced compaction.
 
-    Each flush brings what is known, what is new, and the end of an entity that the one before brought.
+    Each flush has known entities, new ones, and the deletion of an entity that the previous flush added.
     """
     store.add(lines)
     store.operate("flush")
     store.operate("compact", force=True)
-    store.maintained()
-    few = OF_STATEMENTS // 10
-    begun = time.perf_counter()
+    store.enable_maintenance()
+    count = STATEMENTS_PER_FLUSH // 10
+    start = time.perf_counter()
     for number in range(FLUSHES):
-        known = lines[number :: max(1, len(lines) // few)][:few]
-        fresh = [_changed(line, f"x{number}", f"fresh-{number}-{place}") for place, line in enumerate(known)]
+        known = lines[number :: max(1, len(lines) // count)][:count]
+        fresh = [_changed(line, f"x{number}", f"fresh-{number}-{index}") for index, line in enumerate(known)]
         store.delete([f"fresh-{number - 1}-0"])
         store.add([*known, *fresh], commit="force")
-    took = time.perf_counter() - begun
-    store.settle()
+    seconds_taken = time.perf_counter() - start
+    store.wait_until_idle()
     head, ids = store.head(), [_id(line) for line in lines]
-    found: dict[str, Any] = {
-        f"{FLUSHES} flushes s": took,
-        "files kept in shape": len(head["statements"]["files"]) + len(head["translog"]["files"]),
-        "get kept in shape ms": store.get_p50(ids),
-        "entities/s kept in shape": store.stream_rate(),
+    results: dict[str, Any] = {
+        f"{FLUSHES} flushes s": seconds_taken,
+        "files maintained": len(head["statements"]["files"]) + len(head["translog"]["files"]),
+        "get maintained ms": store.get_p50(ids),
+        "entities/s maintained": store.stream_rate(),
     }
     store.operate("compact", force=True)
-    found |= {"get compacted ms": store.get_p50(ids), "entities/s compacted": store.stream_rate()}
-    found["get kept in shape / compacted"] = found["get kept in shape ms"] / found["get compacted ms"]
-    found["stream compacted / kept in shape"] = found["entities/s compacted"] / found["entities/s kept in shape"]
-    return found
+    results |= {"get compacted ms": store.get_p50(ids), "entities/s compacted": store.stream_rate()}
+    results["get maintained / compacted"] = results["get maintained ms"] / results["get compacted ms"]
+    results["stream compacted / maintained"] = results["entities/s compacted"] / results["entities/s maintained"]
+    return results
 
 
 def _id(line: bytes) -> str:
@@ -229,7 +226,7 @@ def _id(line: bytes) -> str:
 
 
 def _changed(line: bytes, note: str, name: str | None = None) -> bytes:
-    """The entity with one property more; with a name, another one that is otherwise alike."""
+    """Return the entity with one more value; with a name, a copy of it under that id."""
     entity = orjson.loads(line)
     entity["properties"].setdefault("summary", []).append(f"changed {note}")
     return orjson.dumps(entity if name is None else entity | {"id": name})

@@ -1,4 +1,4 @@
-"""Mappings: rows of a CSV file into entities that are seen, beside FtM's own tool on the same file."""
+"""Benchmark of mappings: turn the rows of a CSV file into entities, compared with FtM's own tool on the same file."""
 
 import csv
 import hashlib
@@ -17,7 +17,7 @@ from tests.server import running
 
 ROWS = int(os.environ.get("MAPPING_ROWS", "1000000"))
 WARM_UP_ROWS = 10_000
-"""Rows of the file before: enough for a task on each core, as only an executor that has mapped before is a warm one."""
+"""Rows of the warm-up file: enough for a task on each core, because only an executor that has mapped before is warm."""
 SPEED_TARGET = 5.0
 COUNTRIES = ["de", "gb", "fr", "us", "cy", "vg", "pa", "Germany", "France", "Greece"]
 KINDS = ["Holding", "Trade", "Shipping", "Media", "Relief"]
@@ -61,7 +61,7 @@ MAPPING = {
 
 
 def run() -> dict[str, Any]:
-    """On SQLite and a local disk, on one warm Spark session: until all is seen, and until a snapshot holds it."""
+    """Measure on SQLite and a local disk, on warm Spark: until all entities are visible, and until they are flushed."""
     results: dict[str, Any] = {"rows": ROWS}
     with tempfile.TemporaryDirectory() as name:
         path = _written(ROWS, Path(name) / "data.csv")
@@ -73,8 +73,8 @@ def run() -> dict[str, Any]:
             store = BenchDataset(server, "big")
             warm = _archived(home, "big", _written(WARM_UP_ROWS, Path(name) / "warm.csv"))
             for content_hash in (warm, _archived(home, "big", path)):
-                results["ours s"], told = store.map(content_hash, MAPPING)
-            results["statements"] = told["statements"]
+                results["ours s"], result = store.map(content_hash, MAPPING)
+            results["statements"] = result["statements"]
             results["flush s"], _ = store.operate("flush")
     results["ftm map-csv / ours"] = results["ftm map-csv s"] / results["ours s"]
     results["met"] = results["ftm map-csv / ours"] >= SPEED_TARGET
@@ -82,17 +82,17 @@ def run() -> dict[str, Any]:
 
 
 def _ftm(path: Path) -> float:
-    """The tool as it is used, its output thrown away."""
+    """Run `ftm map-csv` with its output discarded; return the seconds."""
     mapping = path.with_name("mapping.yml")
     mapping.write_text(str({"big": {"queries": [MAPPING]}}))
     tool = Path(sys.executable).parent / "ftm"
-    begun = time.perf_counter()
+    start = time.perf_counter()
     subprocess.run([tool, "map-csv", "-i", path, "-o", "/dev/null", mapping], check=True, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def _archived(home: Path, dataset: str, path: Path) -> str:
-    """The file where the archive keeps it."""
+    """Copy the file to its path in the archive; return its checksum."""
     data = path.read_bytes()
     checksum = hashlib.sha256(data).hexdigest()
     folder = home / "data/lake" / dataset / "archive" / checksum[0:2] / checksum[2:4] / checksum[4:6] / checksum

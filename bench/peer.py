@@ -1,4 +1,4 @@
-"""The closest peer's figures on the same file, where its environment can be made."""
+"""Figures of the closest comparable project (the *peer*) on the same file, if it can be installed."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 SCRIPT = Path(__file__).parents[2] / "shared" / "peer_bench.py"
 HOME = Path(".tools") / "peer"
 PINS = ["nomenklatura==4.16.0"]
-"""What the peer leaves open and does not run with in its newest version."""
+"""Dependencies that the peer does not pin, and whose newest versions it does not work with."""
 
 
 def figures(path: Path) -> dict[str, Any] | None:
-    """What the peer measures of itself, and `bytes`, the data files of its store; None where it is not to be had."""
+    """Run the peer's benchmark; return its figures and `bytes`, the size of its data files; None if unavailable."""
     if not SCRIPT.exists():
         return None
     python = HOME / "bin" / "python"
@@ -29,12 +29,12 @@ def figures(path: Path) -> dict[str, Any] | None:
         ran = subprocess.run(
             [python, SCRIPT, path], check=True, capture_output=True, text=True, env=os.environ | {"TMPDIR": folder}
         )
-        found: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
+        result: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
         logs = Path(folder).glob("*/*/**/_delta_log")
-        found["bytes"] = sum(_bytes(log.parent) for log in logs)
-    return found
+        result["bytes"] = sum(_bytes(log.parent) for log in logs)
+    return result
 
 
 def _bytes(table: Path) -> int:
-    """What its newest version names: former files are left behind by it as by others."""
+    """Return the size of the files of the table's newest version; files of older versions are not counted."""
     return sum(pa.table(DeltaTable(str(table)).get_add_actions())["size_bytes"].to_pylist())

@@ -1,4 +1,4 @@
-"""Reads over HTTP: one entity, all of them, all statements, and many readers beside a writer."""
+"""Benchmark of reads over HTTP: single entities, streams of entities and statements, and many readers with a writer."""
 
 import itertools
 import multiprocessing
@@ -23,20 +23,20 @@ COUNT = 100_000
 LOOKUPS = 1_000
 UNFLUSHED = 50_000
 LOOKUP_TARGET = 3.0
-"""How many times as long the peer takes for one entity, in process."""
+"""Target: the peer's time for one entity, in process, divided by ours."""
 MAX_P99_MS = 50.0
-"""Milliseconds within which 99 of 100 entities are there, while so many rows are unflushed."""
+"""Maximum p99, in milliseconds, of reading one entity while UNFLUSHED rows are in the journal."""
 STREAM_TARGET = 5.0
-"""How many times the peer's entities/s the stream must reach."""
+"""Target: entities/s of the stream divided by the peer's."""
 CSV_TARGET = 200_000.0
-"""Statements/s of the CSV stream."""
+"""Target: statements/s of the CSV stream."""
 READERS, SECONDS = 16, 8.0
 WRITER_TARGET = 0.75
-"""What a writer keeps of its speed beside the readers."""
+"""Target: speed of a writer with concurrent readers, as a share of its speed alone."""
 
 
 def run() -> dict[str, Any]:
-    """Every figure on SQLite and a local disk."""
+    """Measure on SQLite and a local disk."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         path = entities(COUNT, Path(name))
@@ -54,9 +54,9 @@ def run() -> dict[str, Any]:
             late = [f"late-{number}" for number in range(0, UNFLUSHED // 5, 50)]
             results |= _lookups(server, [*ids[:: COUNT // 800], *late], f"get with {UNFLUSHED} unflushed")
     if peer is not None:
-        took = results["get p50 ms"]
+        own = results["get p50 ms"]
         results["peer get ms"] = peer["seconds"]["get"] * 1000
-        results["peer get / ours"] = results["peer get ms"] / took
+        results["peer get / ours"] = results["peer get ms"] / own
         results["peer entities/s"] = peer["entities"] / peer["seconds"]["export_entities"]
         results["entities/s / the peer's"] = results["entities/s"] / results["peer entities/s"]
     results["met"] = (
@@ -64,14 +64,14 @@ def run() -> dict[str, Any]:
         and results[f"get with {UNFLUSHED} unflushed p99 ms"] < MAX_P99_MS
         and results.get("entities/s / the peer's", STREAM_TARGET) >= STREAM_TARGET
         and results["statements/s as CSV"] >= CSV_TARGET
-        and results["writer beside 16 readers / alone"] >= WRITER_TARGET
+        and results["writer with 16 readers / alone"] >= WRITER_TARGET
     )
     return results
 
 
 def _lookups(server: Server, ids: list[str], name: str) -> dict[str, Any]:
-    wanted = itertools.islice(itertools.cycle(ids[:: max(1, len(ids) // LOOKUPS)]), LOOKUPS + 50)
-    times = request_sequentially(server, (f"/v1/datasets/big/entities/{one}" for one in wanted))[50:]
+    requested = itertools.islice(itertools.cycle(ids[:: max(1, len(ids) // LOOKUPS)]), LOOKUPS + 50)
+    times = request_sequentially(server, (f"/v1/datasets/big/entities/{entity_id}" for entity_id in requested))[50:]
     ranked = sorted(times)
     return {
         f"{name} p50 ms": statistics.median(times) * 1000,
@@ -80,14 +80,14 @@ def _lookups(server: Server, ids: list[str], name: str) -> dict[str, Any]:
 
 
 def _streams(server: Server) -> dict[str, Any]:
-    found = {}
+    rates = {}
     for label, path, accept in (
         ("entities/s", "entities/stream", "application/x-ndjson"),
         ("statements/s as CSV", "statements/stream", "text/csv"),
     ):
         best = 0.0
         for _ in range(3):
-            lines, begun = 0, time.perf_counter()
+            lines, start = 0, time.perf_counter()
             with httpx.stream(
                 "GET",
                 f"{server.url}/v1/datasets/big/{path}",
@@ -97,42 +97,42 @@ def _streams(server: Server) -> dict[str, Any]:
                 answer.raise_for_status()
                 for chunk in answer.iter_raw():
                     lines += chunk.count(b"\n")
-            best = max(best, lines / (time.perf_counter() - begun))
-        found[label] = best
-    return found
+            best = max(best, lines / (time.perf_counter() - start))
+        rates[label] = best
+    return rates
 
 
 def _with_readers(server: Server, ids: list[str]) -> dict[str, Any]:
-    """Statements/s of a client that writes body after body: alone, beside readers, and alone again."""
-    server.client().post("/v1/datasets", json={"name": "beside"}).raise_for_status()
+    """Measure statements/s of a client that writes bodies in sequence: alone, with readers, and alone again."""
+    server.client().post("/v1/datasets", json={"name": "concurrent"}).raise_for_status()
     bodies = itertools.cycle(_people(f"b{number}", 2_000) for number in range(20))
     headers = {"Authorization": f"Bearer {server.admin_key}", "Content-Type": "application/x-ndjson"}
-    path = f"{server.url}/v1/datasets/beside/entities"
+    path = f"{server.url}/v1/datasets/concurrent/entities"
 
     def rate() -> float:
-        written, begun = 0, time.perf_counter()
+        written, start = 0, time.perf_counter()
         with httpx.Client(headers=headers, timeout=600) as client:
-            while time.perf_counter() - begun < SECONDS:
+            while time.perf_counter() - start < SECONDS:
                 answer = client.post(path, content=next(bodies))
                 answer.raise_for_status()
                 written += int(answer.json()["statements"])
-        return written / (time.perf_counter() - begun)
+        return written / (time.perf_counter() - start)
 
     rate()
     before = rate()
     with _reading(server, ids) as read:
-        beside = rate()
+        loaded = rate()
     after = rate()
     return {
         "writer alone statements/s": (before + after) / 2,
-        "writer beside 16 readers / alone": beside * 2 / (before + after),
+        "writer with 16 readers / alone": loaded * 2 / (before + after),
         "16 readers gets/s": read[0] / SECONDS,
     }
 
 
 @contextmanager
 def _reading(server: Server, ids: list[str]) -> Iterator[list[int]]:
-    """Readers in a process of their own, each asking again as soon as it has its answer."""
+    """Run readers in a child process while the context is open, each sending requests without a pause."""
     context = multiprocessing.get_context("spawn")
     done, counted = context.Event(), context.Value("q", 0)
     read = [0]
@@ -147,10 +147,10 @@ def _reading(server: Server, ids: list[str]) -> Iterator[list[int]]:
 
 
 def _read(url: str, key: str, ids: list[str], done: Event, counted: Any) -> None:
-    paths = (f"/v1/datasets/big/entities/{one}" for one in itertools.cycle(ids))
+    paths = (f"/v1/datasets/big/entities/{entity_id}" for entity_id in itertools.cycle(ids))
     with Requests(url, key, READERS, paths) as readers:
         while not done.is_set():
-            readers.turn()
+            readers.poll()
             counted.value = readers.answered
 
 
