@@ -2,7 +2,7 @@
 {{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Short enough that the longest suffix ("-dashboards") still makes a valid name. */}}
+{{/* Truncated so that the name with the longest suffix ("-dashboards") is still valid. */}}
 {{- define "tarn.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
@@ -25,13 +25,13 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* What selects every pod of the release. */}}
+{{/* Labels that select every pod of the release. */}}
 {{- define "tarn.releaseLabels" -}}
 app.kubernetes.io/name: {{ include "tarn.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* What selects the pods of one component. Never changes between versions: selectors are immutable.
+{{/* Labels that select the pods of one component. They never change between versions: selectors are immutable.
      Takes (list $ "component"), as do the helpers below it. */}}
 {{- define "tarn.selectorLabels" -}}
 {{- $root := first . -}}
@@ -47,7 +47,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Labels of the values, then ours over them, so that no value can pull a pod out of its selector. */}}
+{{/* Labels from the values, overridden by the chart's own, so that no value can remove a pod from its selector. */}}
 {{- define "tarn.podMetadata" -}}
 {{- $root := first . -}}
 labels: {{- merge (include "tarn.labels" . | fromYaml) $root.Values.podLabels | toYaml | nindent 2 }}
@@ -56,7 +56,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Service links would add TARN_… variables of Kubernetes' own, and Tarn refuses to start with any it does not know. */}}
+{{/* Service links would add TARN_… variables, and Tarn refuses to start with unknown ones. */}}
 {{- define "tarn.podBasics" -}}
 enableServiceLinks: false
 securityContext:
@@ -117,7 +117,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Not empty where Spark works in pods of its own. */}}
+{{/* Not empty if Spark's executors run in separate pods. */}}
 {{- define "tarn.sparkOnKubernetes" -}}
 {{- if hasPrefix "k8s://" .Values.spark.master }}yes{{ end }}
 {{- end }}
@@ -125,7 +125,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- define "tarn.driverPort" -}}7078{{- end }}
 {{- define "tarn.blocksPort" -}}7079{{- end }}
 
-{{/* What is the same for every worker; what differs (its name, its address) is in PYSPARK_SUBMIT_ARGS. */}}
+{{/* Spark configuration common to all workers; what differs (name, address) is in PYSPARK_SUBMIT_ARGS. */}}
 {{- define "tarn.sparkConfig" -}}
 {{- $executors := .Values.spark.executors -}}
 spark-defaults.conf: |
@@ -154,7 +154,7 @@ executor.yaml: |
   metadata: {{- include "tarn.podMetadata" (list . "executor") | nindent 4 }}
   spec:
     {{- include "tarn.podBasics" . | nindent 4 }}
-    # It speaks to its driver only. The identity at the object store does not need it.
+    # An executor does not use the Kubernetes API. Workload identity for the object store does not need this token.
     automountServiceAccountToken: false
     containers:
       - name: executor
@@ -172,7 +172,7 @@ executor.yaml: |
     {{- include "tarn.placement" $executors | nindent 4 }}
 {{- end }}
 
-{{/* The same settings for every process. Numbers go through toJson, as 1048576 would else become 1.048576e+06. */}}
+{{/* Environment of every process. Numbers go through toJson, because 1048576 would become 1.048576e+06. */}}
 {{- define "tarn.env" -}}
 - name: TARN_LAKE_URI
   value: {{ .Values.lake.uri | quote }}
@@ -219,7 +219,7 @@ executor.yaml: |
 {{- end }}
 {{- end }}
 
-{{/* Tasks that one worker's Spark does at once; nothing where the master decides. */}}
+{{/* Concurrent Spark tasks of one worker; empty if the master decides. */}}
 {{- define "tarn.sparkTasks" -}}
 {{- $master := .Values.spark.master }}
 {{- $cpu := .Values.worker.resources.limits.cpu | default "1" | toString }}
@@ -230,7 +230,7 @@ executor.yaml: |
 {{- end }}
 {{- end }}
 
-{{/* Connections to PostgreSQL that all pods may have at once while an upgrade rolls: docs/postgresql.md. */}}
+{{/* Maximum number of PostgreSQL connections of all pods during an upgrade: docs/postgresql.md. */}}
 {{- define "tarn.connections" -}}
 {{- $pool := .Values.settings.TARN_DATABASE_POOL | default 10 | int }}
 {{- $apis := add1 (.Values.api.autoscaling.enabled | ternary .Values.api.autoscaling.max .Values.api.replicas) }}
