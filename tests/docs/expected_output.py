@@ -1,19 +1,19 @@
-"""What a page says that is printed, held against what was. `…` stands for what nobody can know before."""
+"""Compare the output that a page shows with the actual output. `…` matches any text."""
 
 import difflib
 import re
 
 
-def differences(claimed: str, printed: str) -> list[str]:
-    """What differs, as lines of a diff; nothing if the claim holds.
+def differences(expected: str, actual: str) -> list[str]:
+    """Return the lines of a diff, or an empty list if the output is as expected.
 
-    `…` in a line stands for any text in it, and in a line of its own for any lines. Space at the ends of lines, and how
-    many spaces set two columns apart, do not count.
+    `…` within a line matches any text, and as a line of its own any lines. Spaces at the ends of lines, and the number
+    of spaces between columns, are ignored.
     """
-    expected, actual = _lines(claimed), _lines(printed)
-    if _pattern(expected).fullmatch("".join(f"{line}\n" for line in actual)):
+    expected_lines, actual_lines = _lines(expected), _lines(actual)
+    if _pattern(expected_lines).fullmatch("".join(f"{line}\n" for line in actual_lines)):
         return []
-    return list(difflib.unified_diff(expected, actual, "claimed", "printed", lineterm=""))
+    return list(difflib.unified_diff(expected_lines, actual_lines, "expected", "actual", lineterm=""))
 
 
 def _lines(text: str) -> list[str]:

@@ -1,9 +1,9 @@
-"""The pages of the documentation, and what stands on them: blocks, the marks above blocks, links, headings.
+"""The pages of the documentation, and their blocks, marks of blocks, links and headings.
 
-A mark is an HTML comment right above a block, which readers do not see:
+A mark is an HTML comment right above a block, invisible to readers:
 
-`<!-- not run: why; what checks it instead -->`  the block is not run, and a path in the mark leads to what checks it
-`<!-- file: name -->`                            the block is the content of a file of that name, in the reader's folder
+`<!-- not run: why; what checks it instead -->`  the block is not run; the mark names the file that checks it
+`<!-- file: name -->`                            the content of a file with that name in the reader's folder
 """
 
 import os
@@ -26,22 +26,22 @@ PORT = re.compile(r"\$\{(\w+):-\d{4,5}\}")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, the mark above it, and the block of output that follows it."""
+    """A fenced block, its marks, and the block with its expected output that follows it."""
 
     page: Path
     line: int
     language: str
     text: str
     marks: dict[str, str] = field(default_factory=dict)
-    claim: "Block | None" = None
+    expected_output: "Block | None" = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{os.path.relpath(self.page, ROOT)}:{self.line}"
 
 
 def pages() -> list[Path]:
-    """Every page that a reader may follow."""
+    """Return all pages, those outside `docs/` included."""
     return [
         ROOT / "README.md",
         *sorted(SITE.rglob("*.md")),
@@ -51,10 +51,10 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order. What is printed (`text`) belongs to the block before it."""
+    """Return the fenced blocks of a page, in order. A `text` block is the expected output of the one before it."""
     found: list[Block] = []
     for block in _fenced(page):
-        if block.language == "text" and found and found[-1].claim is None:
+        if block.language == "text" and found and found[-1].expected_output is None:
             before = found.pop()
             found.append(Block(page, before.line, before.language, before.text, before.marks, block))
         else:
@@ -63,17 +63,17 @@ def blocks(page: Path) -> list[Block]:
 
 
 def ports(page: Path) -> set[str]:
-    """Variables that a page takes its ports from, if they are set beforehand: `${NAME:-8000}`."""
+    """Return the names of variables with which ports of a page can be set: `${NAME:-8000}`."""
     return set(PORT.findall(page.read_text()))
 
 
 def links(page: Path) -> list[tuple[int, str]]:
-    """The targets of a page's links and pictures, each with its line."""
+    """Return the targets of a page's links and pictures, each with its line."""
     return [(number, target) for number, line in _prose(page) for target in LINK.findall(CODE.sub("", line))]
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name after the `#`, as code hosts make it of headings."""
+    """Return the anchors of a page's headings, as code hosts generate them."""
     found: set[str] = set()
     for _, line in _prose(page):
         if heading := HEADING.match(line):
@@ -104,7 +104,7 @@ def _fenced(page: Path) -> Iterator[Block]:
 
 
 def _prose(page: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a page that are in no block."""
+    """Yield the numbered lines of a page outside blocks."""
     fenced = False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if FENCE.match(line):

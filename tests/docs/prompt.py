@@ -1,7 +1,7 @@
-"""A Python prompt that is told by lines of JSON what to run, and keeps its names from one block to the next.
+"""A Python prompt: runs the blocks that lines of JSON on its standard input name, in one namespace.
 
-A line has `file` (the block), `place` (for tracebacks) and `environment`. What the block prints is put beside it, and
-the answer is `done` or `failed`.
+A line has `file` (the block), `location` (for tracebacks) and `environment`. The output of a block is written to
+`file`.out, and the response on standard output is `done` or `failed`.
 """
 
 import json
@@ -14,21 +14,21 @@ from typing import Any
 
 
 def main() -> None:
-    """Run what comes in until there is no more."""
+    """Run blocks until standard input ends."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for line in sys.stdin:
-        asked = json.loads(line)
-        os.environ.update(asked["environment"])
-        with Path(f"{asked['file']}.out").open("w") as output, redirect_stdout(output), redirect_stderr(output):
-            answer = _run(Path(asked["file"]).read_text(), asked["place"], names)
-        sys.stdout.write(f"{answer}\n")
+        request = json.loads(line)
+        os.environ.update(request["environment"])
+        with Path(f"{request['file']}.out").open("w") as output, redirect_stdout(output), redirect_stderr(output):
+            result = _run(Path(request["file"]).read_text(), request["location"], names)
+        sys.stdout.write(f"{result}\n")
         sys.stdout.flush()
 
 
-def _run(text: str, place: str, names: dict[str, Any]) -> str:
+def _run(text: str, location: str, names: dict[str, Any]) -> str:
     try:
-        exec(compile(text, place, "exec"), names)
-    except Exception:  # noqa: BLE001 - whatever it is, the page is told of it
+        exec(compile(text, location, "exec"), names)
+    except Exception:  # noqa: BLE001 - any exception fails the page
         traceback.print_exc()
         return "failed"
     return "done"

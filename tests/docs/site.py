@@ -1,6 +1,6 @@
-"""What of the documentation is made from something else: the table of routes, and the navigation of the site.
+"""The generated parts of the documentation: the table of routes, and the navigation of the site.
 
-python -m tests.docs.site    write both anew
+python -m tests.docs.site    regenerate both
 """
 
 import json
@@ -19,7 +19,7 @@ CONFIGURATION = ROOT / "mkdocs.yml"
 BEGIN, END = "<!-- routes -->\n", "<!-- end of routes -->\n"
 
 ABOUT = """\
-# For MkDocs, or whatever reads its configuration. `make docs` makes it of docs/index.md.
+# Configuration of MkDocs. Generated from docs/index.md by `make docs`.
 """
 SECTION = re.compile(r"^## (.*)$")
 ENTRY = re.compile(r"^- \[([^\]]*)\]\(([^)]*)\)")
@@ -27,20 +27,20 @@ DECISION = re.compile(r"^\| \[(\d+)\]\(([^)]*)\) \| (.*) \|$")
 
 
 def with_routes(page: str) -> str:
-    """The page on the API with the routes that there are."""
+    """Return the API page with a current table of routes."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}{''.join(_tables())}{END}{after}"
 
 
 def configuration() -> str:
-    """The site's configuration, with its navigation."""
+    """Return the configuration of the site, with its navigation."""
     document = {"site_name": "Tarn", "docs_dir": "docs", "use_directory_urls": False, "nav": list(_navigation())}
     return ABOUT + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=1000)
 
 
 def main() -> None:
-    """Write the files."""
+    """Write both files."""
     API.write_text(with_routes(API.read_text()))
     CONFIGURATION.write_text(configuration())
 
@@ -66,7 +66,7 @@ def _needs(access: Access) -> str:
 
 
 def _navigation() -> Iterator[dict[str, object]]:
-    """The sections of the index with their pages; below the decisions, each of them."""
+    """Yield the sections of the index with their pages; every decision is listed below the page of decisions."""
     yield {"Tarn": INDEX.name}
     section: list[dict[str, object]] = []
     for line in INDEX.read_text().splitlines():

@@ -13,12 +13,12 @@ from tests.docs.pages import ROOT, Block
 from tests.server import Server, clean_environment
 
 ADDRESS = "http://127.0.0.1:8000"
-"""Where pages say that the server listens."""
+"""Address of the server in the pages."""
 
 BLOCK_TIMEOUT = 600
-"""Seconds for one block."""
+"""Maximum seconds for one block."""
 
-# A command that fails, also inside a pipe, ends the shell; what a block exports or defines is there for the next.
+# A command that fails, also in a pipe, ends the shell. Variables and functions of a block are kept for the next one.
 SHELL = """
 set -e -u -o pipefail
 while IFS= read -r block; do
@@ -30,14 +30,14 @@ done
 
 
 class Failed(AssertionError):
-    """A block did not do what its page says."""
+    """A block failed, or its output is not the expected one."""
 
 
 class Terminal:
-    """What a reader pastes blocks into, one after the other."""
+    """Runs the blocks of a page one after the other, as if a reader pasted them."""
 
-    def __init__(self, folder: Path, server: Server, **given: str) -> None:
-        """What is given is set in it beforehand."""
+    def __init__(self, folder: Path, server: Server, **variables: str) -> None:
+        """Start shell and prompt with these environment variables."""
         self._pasted, self._folder = folder / "pasted", folder / "clone"
         self._pasted.mkdir()
         self._folder.mkdir()
@@ -50,10 +50,10 @@ class Terminal:
         self._environment = clean_environment(
             TARN_URL=server.url,
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            PYTHONPATH=os.pathsep.join(map(str, (ROOT, ROOT / "clients" / "python"))),
+            PYTHONPATH=os.pathsep.join(map(str, (ROOT / "app", ROOT, ROOT / "clients" / "python"))),
             HOME=str(folder),
             COLUMNS="120",
-            **given,
+            **variables,
         )
         self._shell = _LineProcess(["bash", "-c", SHELL], self._folder, self._environment)
         self._prompt = _LineProcess([sys.executable, "-m", "tests.docs.prompt"], self._folder, self._environment)
@@ -64,31 +64,31 @@ class Terminal:
         self._prompt.end()
 
     def paste(self, block: Block) -> str:
-        """Run a block, and return what it printed. Raises `Failed`, with what it printed, if a command of it fails."""
+        """Run a block and return its output. Raises `Failed`, with the output, if a command fails."""
         self._count += 1
         file = self._pasted / f"{self._count:03}"
         file.write_text(block.text.replace(ADDRESS, self._url))
         if block.language == "python":
-            asked = {"file": str(file), "place": block.place, "environment": self._environment}
-            answer = self._prompt.ask(json.dumps(asked))
+            request = {"file": str(file), "location": block.location, "environment": self._environment}
+            result = self._prompt.ask(json.dumps(request))
         else:
-            answer = self._shell.ask(str(file))
-        printed = Path(f"{file}.out").read_text().replace(self._url, ADDRESS)
-        if answer != "done":
-            raise Failed(f"{block.place}: this block failed:\n{block.text}\nIt printed:\n{printed}")
+            result = self._shell.ask(str(file))
+        output = Path(f"{file}.out").read_text().replace(self._url, ADDRESS)
+        if result != "done":
+            raise Failed(f"{block.location}: this block failed:\n{block.text}\nIt printed:\n{output}")
         if block.language != "python":
-            # What the shell exports, the prompt of the same reader has too.
+            # The Python prompt gets the environment variables that the shell exports.
             pairs = Path(f"{file}.env").read_text().split("\0")
             self._environment = dict(pair.split("=", 1) for pair in pairs if pair)
-        return printed
+        return output
 
     def write(self, block: Block) -> None:
-        """Put a block into the file that it is the content of."""
+        """Write a block to the file that its mark names."""
         (self._folder / block.marks["file"]).write_text(block.text)
 
 
 class _LineProcess:
-    """A process that is told a line, and answers with one; none, if it ended."""
+    """A process that answers each line on its standard input with a line; with an empty one if it has ended."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -107,11 +107,11 @@ class _LineProcess:
         assert process.stdout is not None
         process.stdin.write(f"{line}\n")
         process.stdin.flush()
-        late = Timer(BLOCK_TIMEOUT, process.kill)
-        late.start()
-        answer = process.stdout.readline()
-        late.cancel()
-        return answer.strip()
+        timeout = Timer(BLOCK_TIMEOUT, process.kill)
+        timeout.start()
+        response = process.stdout.readline()
+        timeout.cancel()
+        return response.strip()
 
     def end(self) -> None:
         process = self._process
@@ -120,11 +120,11 @@ class _LineProcess:
         process.stdin.close()
         process.wait(10)
         process.stdout.close()
-        with suppress(ProcessLookupError):  # a page that failed has not ended what it started
+        with suppress(ProcessLookupError):  # a page that failed may have left processes
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _cloned() -> list[str]:
-    """What is at the top of a clone."""
-    made = {"data", "build", "dist"}
-    return [path.name for path in ROOT.iterdir() if not path.name.startswith(".") and path.name not in made]
+    """Return the names at the top of a clone."""
+    generated = {"data", "build", "dist"}
+    return [path.name for path in ROOT.iterdir() if not path.name.startswith(".") and path.name not in generated]

@@ -1,4 +1,4 @@
-"""Where links lead, and that every page is led to."""
+"""Links have targets, and every page is linked."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from tests.docs.pages import INDEX, ROOT, SITE, anchors, links, pages
 EXTERNAL = ("https://", "http://", "mailto:")
 
 
-def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading():
+def test_every_link_has_a_file_and_every_anchor_a_heading():
     broken = [
         f"{page.relative_to(ROOT)}:{line}: {target}" for page, line, target in _local() if not _exists(page, target)
     ]
     assert broken == []
 
 
-def test_no_page_of_the_site_links_to_what_is_not_in_it():
+def test_pages_of_the_site_link_only_to_files_of_the_site():
     outside = [
         f"{page.relative_to(ROOT)}:{line}: {target}"
         for page, line, target in _local()
@@ -28,33 +28,33 @@ def test_no_page_of_the_site_links_to_what_is_not_in_it():
     assert outside == []
 
 
-def test_every_page_is_reached_from_the_index():
-    reached, waiting = {INDEX}, [INDEX]
-    while waiting:
-        page = waiting.pop()
+def test_every_page_can_be_reached_from_the_index():
+    reached, queue = {INDEX}, [INDEX]
+    while queue:
+        page = queue.pop()
         found = {_file(page, target) for _, target in links(page) if not target.startswith(EXTERNAL)}
         new = {each for each in found - reached if each.suffix == ".md" and each.exists()}
         reached |= new
-        waiting += new
+        queue += new
     orphans = sorted(str(page.relative_to(ROOT)) for page in set(SITE.rglob("*.md")) - reached)
     assert orphans == [], "add a line to docs/index.md for each, and run `make docs`"
 
 
-def test_every_picture_is_shown_somewhere_and_can_be_drawn():
-    shown = {_file(page, target) for page, _, target in _local()}
+def test_every_picture_is_used_and_is_valid_svg():
+    used = {_file(page, target) for page, _, target in _local()}
     pictures = set((SITE / "pictures").iterdir())
-    assert pictures - shown == set()
+    assert pictures - used == set()
     for picture in pictures:
         root = ElementTree.parse(picture).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert root.get("viewBox"), f"{picture.name} has no size of its own"
+        assert root.get("viewBox"), f"{picture.name} has no viewBox"
 
 
 @pytest.mark.parametrize(
     ("heading", "anchor"),
     [("# Limits and quotas", "limits-and-quotas"), ("## Tags, queue, locks", "tags-queue-locks"), ("## `at=`", "at")],
 )
-def test_anchor_is_made_as_code_hosts_make_it(heading: str, anchor: str, tmp_path: Path):
+def test_anchors_are_those_of_code_hosts(heading: str, anchor: str, tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text(f"{heading}\n\n{heading}\n")
     assert anchors(page) == {anchor, f"{anchor}-1"}

@@ -1,4 +1,4 @@
-"""What of the documentation is made from something else is what it would be if it were made now."""
+"""Generated parts of the documentation are up to date."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,18 +9,18 @@ from tests.docs.pages import SITE
 from tests.docs.site import API, CONFIGURATION, configuration, with_routes
 
 
-def test_table_of_routes_is_that_of_the_document():
+def test_table_of_routes_equals_the_openapi_document():
     assert API.read_text() == with_routes(API.read_text()), "run `make docs`"
 
 
-def test_navigation_is_that_of_the_index():
+def test_navigation_equals_the_index():
     assert CONFIGURATION.read_text() == configuration(), "run `make docs`"
 
 
-def test_navigation_has_every_page_once_and_no_other():
+def test_navigation_has_every_page_once():
     listed = list(_files(yaml.safe_load(CONFIGURATION.read_text())["nav"]))
-    there = {page.relative_to(SITE).as_posix() for page in SITE.rglob("*.md")}
-    assert sorted(listed) == sorted(there), "add a line to docs/index.md for each page, and run `make docs`"
+    existing = {page.relative_to(SITE).as_posix() for page in SITE.rglob("*.md")}
+    assert sorted(listed) == sorted(existing), "add a line to docs/index.md for each page, and run `make docs`"
 
 
 def test_every_page_begins_with_its_title():
