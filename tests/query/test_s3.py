@@ -126,7 +126,7 @@ def test_read_uses_current_credentials_and_never_shows_bad_ones(
     assert [answer.status_code for answer in (good, bad, good_again)] == [200, 503, 200]
     assert (good.json()["id"], good_again.json()["id"]) == ("jane", "john")
     assert bad.json()["type"] == "/problems/unavailable"
-    assert "refuses the identity" in bad.json()["detail"]
+    assert "denies access" in bad.json()["detail"]
     told = bad.text + "".join(capsys.readouterr())
     assert "an-expired-secret" not in told
     assert SECRET_KEY not in told
@@ -226,7 +226,7 @@ def test_stream_whose_store_fails_midway_is_broken_off(
     with api.services.reader.reading() as reading:
         _, chunks = statements.stream(reading, dataset, NOW, StatementFilter(), CSV)
         header = next(chunks)
-        with failing(server), pytest.raises(Unavailable, match="store does not answer"), duckdb_errors_converted():
+        with failing(server), pytest.raises(Unavailable, match="store does not respond"), duckdb_errors_converted():
             next(chunks)
 
     assert header.startswith(b'"canonical_id"')

@@ -294,7 +294,7 @@ def test_server_that_never_responds_is_unavailable_after_the_timeout(monkeypatch
 def test_refused_identity_is_unavailable_and_the_error_has_no_secret(strict_s3: S3Server):
     wrong = strict_s3.options | {"aws_secret_access_key": "not-the-secret"}
     store = Store(Connection.from_settings(strict_s3.settings(storage_options=wrong)))
-    with pytest.raises(Unavailable, match="refuses the identity") as caught:
+    with pytest.raises(Unavailable, match="denies access") as caught:
         store.get("doc")
     message = f"{caught.value!r} {caught.value.__cause__!r} {store.connection!r} {vars(store)!r}"
     assert "not-the-secret" not in message

@@ -50,10 +50,8 @@ def _unanswered(error: Exception) -> TarnError:
     if (isinstance(error, OSError) and error.errno in FULL) or FULL_TEXT.search(str(error)):
         return StorageFull("the store has no room left")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
-        return Unavailable(
-            "the object store refuses the identity of this server: its operator must check credentials and permissions"
-        )
-    return Unavailable("the object store does not answer as it should")
+        return Unavailable("the object store denies access: the operator must check credentials and permissions")
+    return Unavailable("the object store does not respond")
 
 
 def _redacted(error: Exception, connection: Connection) -> Exception:
