@@ -32,7 +32,7 @@ from tarn.model.tenant import ADMIN
 from tarn.storage.fault_injection import FaultyStore
 
 from tests.archive.dataset_archive import DatasetArchive, new_file, traces
-from tests.faults.scene import Killed, killed_at
+from tests.faults.scene import Killed, kill_at
 from tests.in_process_api import ONE_DATABASE
 
 LARGE = b"0123456789abcdef" * (SMALL // 8)
@@ -245,7 +245,7 @@ def test_put_killed_at_any_step_leaves_no_partial_file_and_is_completed_by_a_ret
     dataset_archive: DatasetArchive, step: str
 ):
     with pytest.raises(Killed):
-        dataset_archive.archive(killed_at(step)).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), pieces(LARGE))
+        dataset_archive.archive(kill_at(step)).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), pieces(LARGE))
 
     assert [dataset_archive.content(file) for file in dataset_archive.files()] == (
         [LARGE] if step == "recorded" else []
@@ -405,7 +405,7 @@ def test_file_recorded_by_a_killed_put_counts_as_existing(
 ):
     with pytest.raises(Killed):
         message = new_file("a.txt", conditions=conditions)
-        dataset_archive.archive(killed_at(step)).put(dataset_archive.dataset, ADMIN, message, [b"content"])
+        dataset_archive.archive(kill_at(step)).put(dataset_archive.dataset, ADMIN, message, [b"content"])
 
     for content in (b"content", b"other"):
         with pytest.raises(PreconditionFailed):
@@ -425,7 +425,7 @@ def test_file_recorded_by_a_killed_put_counts_as_existing(
 @ONE_DATABASE
 def test_put_killed_before_the_record_does_not_block_others(dataset_archive: DatasetArchive):
     with pytest.raises(Killed):
-        dataset_archive.archive(killed_at("written")).put(
+        dataset_archive.archive(kill_at("written")).put(
             dataset_archive.dataset, ADMIN, new_file("a.txt", conditions=NEW), [b"content"]
         )
 

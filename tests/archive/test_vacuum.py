@@ -24,7 +24,7 @@ from tarn.model.upload import NewUpload
 from tarn.storage.fault_injection import Gate
 
 from tests.archive.dataset_archive import ACT, DatasetArchive, new_file, traces
-from tests.faults.scene import Killed, held_at, killed_at
+from tests.faults.scene import Killed, pause_at, kill_at
 from tests.in_process_api import ONE_DATABASE
 
 LARGE = b"0123456789abcdef" * (SMALL // 8)
@@ -125,7 +125,7 @@ def test_put_whose_claim_expired_is_restarted_and_complete(dataset_archive: Data
 def test_put_waits_for_a_vacuum_that_is_deleting_its_content(dataset_archive: DatasetArchive):
     dataset_archive.delete(dataset_archive.put("a.txt"))
     gate = Gate()
-    vacuuming = threading.Thread(target=vacuum, args=[dataset_archive], kwargs={"reached": held_at("collecting", gate)})
+    vacuuming = threading.Thread(target=vacuum, args=[dataset_archive], kwargs={"reached": pause_at("collecting", gate)})
     vacuuming.start()
     gate.wait_arrived()
     putting = threading.Thread(target=dataset_archive.put, args=["b.txt"])
@@ -147,7 +147,7 @@ def test_killed_put_is_completed_or_leaves_nothing_after_a_vacuum(
     dataset_archive: DatasetArchive, step: str, kept: bool
 ):
     with pytest.raises(Killed):
-        dataset_archive.archive(killed_at(step)).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), [LARGE])
+        dataset_archive.archive(kill_at(step)).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), [LARGE])
     expire(dataset_archive)
 
     vacuum(dataset_archive, upload_expiry=-3600)
@@ -162,7 +162,7 @@ def test_killed_put_is_completed_or_leaves_nothing_after_a_vacuum(
 def test_vacuum_killed_during_deletion_is_completed_by_the_next(dataset_archive: DatasetArchive):
     dataset_archive.delete(dataset_archive.put("a.txt"))
     with pytest.raises(Killed):
-        vacuum(dataset_archive, reached=killed_at("collecting"))
+        vacuum(dataset_archive, reached=kill_at("collecting"))
 
     assert len(vacuum(dataset_archive)) == 1
     assert dataset_archive.stored() == []
@@ -226,7 +226,7 @@ def test_deleted_dataset_releases_its_quota_and_accepts_no_more_files(dataset_ar
     dataset_archive.put("a.txt")
     dataset_archive.put("b.txt", LARGE)
     with pytest.raises(Killed):
-        dataset_archive.archive(killed_at("announced")).put(dataset_archive.dataset, ADMIN, new_file("c.txt"), [b"c"])
+        dataset_archive.archive(kill_at("announced")).put(dataset_archive.dataset, ADMIN, new_file("c.txt"), [b"c"])
     uploader(dataset_archive).put_block(dataset_archive.dataset, ADMIN, begin(dataset_archive, 10), 0, [b"old"], ACT)
     with dataset_archive.database.write() as connection:
         connection.execute(text("UPDATE datasets SET state = 'deleting'"))

@@ -30,24 +30,24 @@ def check(scene: Scene) -> None:
     scene.expire_leases()
     scene.flush("the next one")
     check_now(scene)
-    assert [*waiting(scene)] == [], "the flush left something behind"
+    assert [*unflushed_commits(scene)] == [], "the flush left something behind"
     assert_no_lease(scene)
 
 
 def check_now(scene: Scene) -> None:
     """What holds at any moment, also amid a flush."""
-    assert shown(seen(scene)) == shown(scene.expected().live), "what is seen is not what was acknowledged"
+    assert shown(visible_rows(scene)) == shown(scene.expected().live), "what is seen is not what was acknowledged"
     history = history_of(scene)
     assert_linear(scene, history)
-    assert_once(scene, history)
+    assert_every_batch_once(scene, history)
     for snapshot in history:
-        assert_whole(scene, snapshot)
+        assert_tables_match_manifest(scene, snapshot)
 
 
 # What readers see
 
 
-def look(connection: Connection, dataset: Dataset) -> tuple[Head, list[list[Event]]]:
+def read_recorded_state(connection: Connection, dataset: Dataset) -> tuple[Head, list[list[Event]]]:
     """What a read takes from SQL: the recorded head, and the committed batches that no snapshot holds."""
     head = recorded_head(connection, dataset)
     rows = connection.execute(
@@ -62,7 +62,7 @@ def look(connection: Connection, dataset: Dataset) -> tuple[Head, list[list[Even
     return head, [events[commit] for commit in sorted(events)]
 
 
-def laid_over(store: Store, dataset: Dataset, head: Head, unflushed: list[list[Event]]) -> dict[Identity, Event]:
+def fold_unflushed(store: Store, dataset: Dataset, head: Head, unflushed: list[list[Event]]) -> dict[Identity, Event]:
     """What is live: in the head's files, with what the journal holds after it."""
     live = {} if head.id is None else stored(store, dataset, snapshots.read(store, dataset, head.seq))
     view = Expected(live)
@@ -71,13 +71,13 @@ def laid_over(store: Store, dataset: Dataset, head: Head, unflushed: list[list[E
     return view.live
 
 
-def seen(scene: Scene) -> dict[Identity, Event]:
+def visible_rows(scene: Scene) -> dict[Identity, Event]:
     with scene.database.read() as connection:
-        head, unflushed = look(connection, scene.dataset)
-    return laid_over(scene.store, scene.dataset, head, unflushed)
+        head, unflushed = read_recorded_state(connection, scene.dataset)
+    return fold_unflushed(scene.store, scene.dataset, head, unflushed)
 
 
-def waiting(scene: Scene) -> Iterator[int]:
+def unflushed_commits(scene: Scene) -> Iterator[int]:
     """Commit numbers that no snapshot holds."""
     with scene.database.read() as connection:
         yield from connection.execute(select(journal_batches.c.commit).where(*_unflushed(scene.dataset))).scalars()
@@ -111,7 +111,7 @@ def assert_linear(scene: Scene, history: list[Snapshot]) -> None:
         return
     last = history[-1]
     assert (head.seq, head.id, head.content, head.segment) == (last.seq, last.id, last.content, last.segment)
-    assert history[0].parent == given_up_last(scene)
+    assert history[0].parent == last_expired_snapshot(scene)
     for parent, child in pairwise(history):
         assert (child.seq, child.parent) == (parent.seq + 1, parent.id)
         assert child.created > parent.created
@@ -119,10 +119,10 @@ def assert_linear(scene: Scene, history: list[Snapshot]) -> None:
         assert child.content == child.seq or child.content == parent.content
         assert child.rows.live == parent.rows.live + child.rows.added - child.rows.ended
         for table in TABLES:
-            assert_follows(parent, child, table)
+            assert_files_follow_parent(parent, child, table)
 
 
-def given_up_last(scene: Scene) -> str | None:
+def last_expired_snapshot(scene: Scene) -> str | None:
     """The newest snapshot that is not kept any more, if there is one. Those before it are not kept either."""
     table = recorded_snapshots
     with scene.database.read() as connection:
@@ -134,7 +134,7 @@ def given_up_last(scene: Scene) -> str | None:
     return rows[gone.count(True) - 1].id if any(gone) else None
 
 
-def assert_follows(parent: Snapshot, child: Snapshot, table: TableName) -> None:
+def assert_files_follow_parent(parent: Snapshot, child: Snapshot, table: TableName) -> None:
     """The files are the parent's, without those removed and with those added."""
     before, after = _paths(parent, table), _paths(child, table)
     changed = child.table(table)
@@ -142,11 +142,11 @@ def assert_follows(parent: Snapshot, child: Snapshot, table: TableName) -> None:
     assert changed.version >= parent.table(table).version
 
 
-def assert_once(scene: Scene, history: list[Snapshot]) -> None:
+def assert_every_batch_once(scene: Scene, history: list[Snapshot]) -> None:
     """Every acknowledged batch is in one snapshot or in the journal, never in both; and so is every row of it."""
     flushed = [batch.commit for snapshot in history for batch in snapshot.batches]
-    left = [*waiting(scene)]
-    assert sorted(flushed + left) == since_the_tail(scene, history, flushed + left), (
+    left = [*unflushed_commits(scene)]
+    assert sorted(flushed + left) == expected_commits(scene, history, flushed + left), (
         "a batch is lost, or is there twice"
     )
     with scene.database.read() as connection:
@@ -162,18 +162,18 @@ def assert_once(scene: Scene, history: list[Snapshot]) -> None:
     assert counted.rows == rows, "the journal's head miscounts what waits"
     assert (counted.oldest is None) == (not left), "nobody would know that something waits, or that nothing does"
     if history:
-        assert_no_row_twice(scene.store, scene.dataset, history[-1])
+        assert_no_duplicate_rows(scene.store, scene.dataset, history[-1])
         live = stored(scene.store, scene.dataset, history[-1])
         assert history[-1].rows.live == len(live)
 
 
-def since_the_tail(scene: Scene, history: list[Snapshot], known: list[int]) -> list[int]:
+def expected_commits(scene: Scene, history: list[Snapshot], known: list[int]) -> list[int]:
     """The batches that must be known: all of them, or those since the oldest that a kept snapshot still lists."""
     whole = not history or history[0].parent is None
-    return sorted(commit for commit in scene.told if whole or commit >= min(known, default=commit + 1))
+    return sorted(commit for commit in scene.acknowledged if whole or commit >= min(known, default=commit + 1))
 
 
-def assert_no_row_twice(store: Store, dataset: Dataset, snapshot: Snapshot) -> None:
+def assert_no_duplicate_rows(store: Store, dataset: Dataset, snapshot: Snapshot) -> None:
     rows = rows_of(store, dataset, snapshot, "statements")
     marks = rows_of(store, dataset, snapshot, "translog")
     twice: Counter[tuple[Any, ...]] = Counter((row["id"], row["origin"], row["ord"]) for row in rows)
@@ -184,7 +184,7 @@ def assert_no_row_twice(store: Store, dataset: Dataset, snapshot: Snapshot) -> N
 # Tables and files
 
 
-def assert_whole(scene: Scene, snapshot: Snapshot) -> None:
+def assert_tables_match_manifest(scene: Scene, snapshot: Snapshot) -> None:
     """Both tables open at the pinned versions with exactly the manifest's files, and those are there."""
     for table in TABLES:
         folder = scene.dataset.layout.table(table)

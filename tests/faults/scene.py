@@ -57,7 +57,7 @@ STEPS = (*BEFORE_MANIFEST, *AFTER_MANIFEST)
 
 T = TypeVar("T")
 
-QUICK = {"commit_backoff_base": 0.0001, "commit_backoff_cap": 0.001}
+SHORT_BACKOFF = {"commit_backoff_base": 0.0001, "commit_backoff_cap": 0.001}
 """Nobody need wait for anybody here."""
 
 Event = dict[str, Any]
@@ -67,7 +67,7 @@ class Killed(BaseException):
     """The process dies here. No Exception: nothing may tidy up after it."""
 
 
-def killed_at(step: str) -> StepCallback:
+def kill_at(step: str) -> StepCallback:
     def reached(name: str) -> None:
         if name == step:
             raise Killed(name)
@@ -75,7 +75,7 @@ def killed_at(step: str) -> StepCallback:
     return reached
 
 
-def held_at(step: str, gate: Gate) -> StepCallback:
+def pause_at(step: str, gate: Gate) -> StepCallback:
     """Stand still at a step, the first time it is reached, until the gate is opened."""
     first = iter([gate.hold])
 
@@ -96,7 +96,7 @@ class Scene:
     kernels: Kernels
     dataset: Dataset
     draw: random.Random
-    told: dict[int, list[Event]] = field(default_factory=dict)
+    acknowledged: dict[int, list[Event]] = field(default_factory=dict)
     """What was acknowledged, by commit number."""
     reverts: bool = False
     """Whether somebody may revert: then history says what is left of it."""
@@ -106,7 +106,7 @@ class Scene:
         cls, settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int, name: str = "test"
     ) -> "Scene":
         config, _ = registry.create(database, store, NewDataset.model_validate({"name": name}), _act())
-        quick = settings.model_copy(update=QUICK)
+        quick = settings.model_copy(update=SHORT_BACKOFF)
         return cls(quick, database, store, kernels, Dataset(config.id, config.name), random.Random(seed))
 
     # Clients
@@ -118,26 +118,26 @@ class Scene:
 
     def write_in(self, connection: Connection, *events: Event) -> int:
         """Commit a batch in a transaction of the caller's."""
-        batch = list(events) or self.some()
+        batch = list(events) or self.random_events()
         sized = BatchWithEvents(Batch(self.dataset, ADMIN, _act()), as_events(batch))
         (outcome,) = batches.write_small(connection, self.settings, [sized])
         commit: int = outcome.answer["commit"]
-        self.told[commit] = batch
+        self.acknowledged[commit] = batch
         return commit
 
     def with_history(self, earlier: int) -> None:
         """Some snapshots, then something to flush. Each adds to both tables, whatever else it does."""
         for number in range(earlier):
-            self.write(self.fresh(f"earlier {number}"), *self.some())
+            self.write(self.new_statement(f"earlier {number}"), *self.random_events())
             self.flush("earlier")
-        self.write(*self.some())
-        self.write(self.fresh("new"))
+        self.write(*self.random_events())
+        self.write(self.new_statement("new"))
 
-    def some(self) -> list[Event]:
+    def random_events(self) -> list[Event]:
         """A few events, of few entities, so that they meet."""
         return [drawn(self.draw) for _ in range(self.draw.randrange(1, 5))]
 
-    def fresh(self, entity: str) -> Event:
+    def new_statement(self, entity: str) -> Event:
         """A statement of an entity that nobody has heard of."""
         fact = {"kind": 1, "entity_id": entity, "origin": "crawl", "prop": "name", "value": entity}
         return drawn(self.draw) | fact | {"id": statement_id(self.dataset.name, entity, "name", entity)}
@@ -145,8 +145,8 @@ class Scene:
     def expected(self) -> Expected:
         """What everybody must see."""
         expected, flushed = self._kept() if self.reverts else (Expected(), set[int]())
-        for commit in sorted(self.told.keys() - flushed):
-            expected.commit(self.told[commit])
+        for commit in sorted(self.acknowledged.keys() - flushed):
+            expected.commit(self.acknowledged[commit])
         return expected
 
     def _kept(self) -> tuple[Expected, set[int]]:
@@ -158,7 +158,7 @@ class Scene:
         for snapshot in snapshots.since(self.store, self.dataset, 0, head.seq):
             states[snapshot.seq] = Expected(dict(states[snapshot.seq - 1].live))
             for batch in sorted(snapshot.batches, key=lambda batch: batch.commit):
-                states[snapshot.seq].commit(self.told[batch.commit])
+                states[snapshot.seq].commit(self.acknowledged[batch.commit])
                 flushed.add(batch.commit)
             if snapshot.operation is SnapshotOperation.REVERT:
                 states[snapshot.seq] = Expected(dict(states[int(str(snapshot.message).removeprefix("to "))].live))
@@ -187,14 +187,14 @@ class Scene:
         reached: StepCallback = lambda _: None,
         database: Database | None = None,
         store: Store | None = None,
-    ) -> "Maintaining":
+    ) -> "MaintenanceJobs":
         """Somebody of its own name who keeps the dataset in shape."""
         database, store = database or self.database, store or self.store
         publisher = SnapshotPublisher(database, store, self.settings, owner, reached)
         rewriting = Rewriter(database, store, publisher, lambda: self.kernels, reached)
         flush = Flush(database, store, publisher, lambda: self.kernels, reached)
         vacuum = Vacuum(database, store, self.settings, publisher, reached)
-        return Maintaining(
+        return MaintenanceJobs(
             compact=lambda force=True: Compact(rewriting).run(self.dataset, CompactOptions(force=force), _ignored),
             optimize=lambda: Optimize(rewriting).run(self.dataset, OptimizeOptions(), _ignored),
             revert=lambda to: Revert(database, rewriting, flush).run(
@@ -223,7 +223,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Maintaining:
+class MaintenanceJobs:
     """What can be done to keep a dataset in shape, each to be called."""
 
     compact: Callable[..., CompactResult]
@@ -236,7 +236,7 @@ def _ignored(_: Progress | None) -> None:
     """Nobody asks how far it is."""
 
 
-def run_together(*acts: Callable[[], Any]) -> list[Any]:
+def run_concurrently(*acts: Callable[[], Any]) -> list[Any]:
     """Do things at once, each in a thread, from one moment on; what they return."""
     begin = threading.Barrier(len(acts))
 
@@ -248,7 +248,7 @@ def run_together(*acts: Callable[[], Any]) -> list[Any]:
         return list(pool.map(act, acts))
 
 
-def patiently(act: Callable[[], T]) -> Callable[[], T]:
+def retrying_while_locked(act: Callable[[], T]) -> Callable[[], T]:
     """To do something, and to begin again while somebody else holds the dataset, as a worker does with a job."""
 
     def patient() -> T:
@@ -260,7 +260,7 @@ def patiently(act: Callable[[], T]) -> Callable[[], T]:
 
 
 @contextmanager
-def beside(act: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+def in_background(act: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
     """Do something beside the block; after it, what is given here returns its result."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(act)
@@ -268,7 +268,7 @@ def beside(act: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
         future.exception(60)
 
 
-def outcome(error: TarnError | None) -> str | None:
+def error_slug(error: TarnError | None) -> str | None:
     return None if error is None else error.slug
 
 

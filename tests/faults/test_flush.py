@@ -4,18 +4,18 @@ import pytest
 from tarn.model.flush import FlushOutcome
 from tarn.storage.fault_injection import Gate
 
-from tests.faults.checks import assert_no_lease, check, check_now, history_of, waiting
+from tests.faults.checks import assert_no_lease, check, check_now, history_of, unflushed_commits
 from tests.faults.scene import (
     AFTER_MANIFEST,
     BEFORE_MANIFEST,
     STEPS,
     Killed,
     Scene,
-    beside,
-    held_at,
-    killed_at,
-    outcome,
-    run_together,
+    in_background,
+    pause_at,
+    kill_at,
+    error_slug,
+    run_concurrently,
 )
 from tests.in_process_api import ONE_DATABASE
 
@@ -34,7 +34,7 @@ EARLIER = pytest.mark.parametrize(
 def test_worker_killed_after_a_step_is_finished_by_another(scene: Scene, step: str, earlier: int):
     scene.with_history(earlier)
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at(step))()
+        scene.worker("dies", kill_at(step))()
     check_now(scene)
     left = len(history_of(scene))
     scene.expire_leases()
@@ -52,11 +52,11 @@ def test_worker_killed_after_a_step_is_finished_by_another(scene: Scene, step: s
 def test_worker_that_comes_back_under_its_name_need_not_wait_for_its_own_lease(scene: Scene, step: str):
     scene.with_history(1)
     with pytest.raises(Killed):
-        scene.worker("the same", killed_at(step))()
+        scene.worker("the same", kill_at(step))()
 
     scene.flush("the same")
 
-    assert [*waiting(scene)] == []
+    assert [*unflushed_commits(scene)] == []
     assert_no_lease(scene)
     check(scene)
 
@@ -66,13 +66,13 @@ def test_worker_that_comes_back_under_its_name_need_not_wait_for_its_own_lease(s
 def test_worker_killed_with_its_lease_keeps_others_off_until_it_expires(scene: Scene, step: str):
     scene.with_history(1)
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at(step))()
+        scene.worker("dies", kill_at(step))()
 
     early = scene.worker("early")()
     scene.expire_leases()
     scene.flush()
 
-    assert (early.snapshots, outcome(early.error)) == ([], "locked")
+    assert (early.snapshots, error_slug(early.error)) == ([], "locked")
     check(scene)
 
 
@@ -81,19 +81,19 @@ def test_killed_before_the_manifest_nothing_of_it_shows_and_after_it_is_recorded
     scene.with_history(1)
     before = history_of(scene)
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at("translog committed"))()
+        scene.worker("dies", kill_at("translog committed"))()
     scene.expire_leases()
     scene.publisher().recover(scene.dataset)
     unchanged = history_of(scene)
     with pytest.raises(Killed):
-        scene.worker("dies too", killed_at("manifest put"))()
+        scene.worker("dies too", kill_at("manifest put"))()
     scene.expire_leases()
 
     scene.publisher().recover(scene.dataset)
 
     assert unchanged == before
     assert [snapshot.seq for snapshot in history_of(scene)] == [1, 2]
-    assert [*waiting(scene)] == []
+    assert [*unflushed_commits(scene)] == []
     check(scene)
 
 
@@ -101,9 +101,9 @@ def test_table_ahead_of_its_head_is_put_back_before_anything_is_added(scene: Sce
     scene.with_history(1)
     (before,) = history_of(scene)
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at("statements committed"))()
+        scene.worker("dies", kill_at("statements committed"))()
     scene.expire_leases()
-    again = [*waiting(scene)]
+    again = [*unflushed_commits(scene)]
 
     (made,) = scene.flush()
 
@@ -123,7 +123,7 @@ def test_table_ahead_of_its_head_is_put_back_before_anything_is_added(scene: Sce
 def test_holder_paused_past_its_expiry_while_another_publishes_leaves_one_commit(scene: Scene, step: str, earlier: int):
     scene.with_history(earlier)
     gate = Gate()
-    with beside(scene.worker("paused", held_at(step, gate))) as paused:
+    with in_background(scene.worker("paused", pause_at(step, gate))) as paused:
         gate.wait_arrived()
         scene.expire_leases()
         by_other = scene.flush()
@@ -145,10 +145,10 @@ def test_holder_paused_past_its_expiry_while_another_publishes_leaves_one_commit
 def test_holder_resumed_while_the_next_one_is_halfway_leaves_one_commit(scene: Scene, step: str, later: str):
     scene.with_history(1)
     first, second = Gate(), Gate()
-    with beside(scene.worker("paused", held_at(step, first))) as paused:
+    with in_background(scene.worker("paused", pause_at(step, first))) as paused:
         first.wait_arrived()
         scene.expire_leases()
-        with beside(scene.worker("next", held_at(later, second))) as following:
+        with in_background(scene.worker("next", pause_at(later, second))) as following:
             second.wait_arrived()
             first.release()
             resumed: FlushOutcome = paused()
@@ -168,7 +168,7 @@ def test_holder_resumed_while_the_next_one_is_halfway_leaves_one_commit(scene: S
 def test_holder_paused_while_others_publish_twice_publishes_nothing_of_its_own(scene: Scene, step: str):
     scene.with_history(1)
     gate = Gate()
-    with beside(scene.worker("paused", held_at(step, gate))) as paused:
+    with in_background(scene.worker("paused", pause_at(step, gate))) as paused:
         gate.wait_arrived()
         for _ in range(2):
             scene.expire_leases()
@@ -177,7 +177,7 @@ def test_holder_paused_while_others_publish_twice_publishes_nothing_of_its_own(s
         gate.release()
         resumed: FlushOutcome = paused()
 
-    assert (resumed.snapshots, outcome(resumed.error)) == ([], None)
+    assert (resumed.snapshots, error_slug(resumed.error)) == ([], None)
     check(scene)
 
 
@@ -194,13 +194,13 @@ def test_workers_on_one_dataset_at_once_flush_everything_once(scene: Scene, work
     def work(owner: str) -> list[str]:
         """Flush until nothing is left; whoever finds the dataset taken looks again."""
         made = []
-        while len(scene.told) < 8 or [*waiting(scene)]:
+        while len(scene.acknowledged) < 8 or [*unflushed_commits(scene)]:
             done = scene.worker(owner)()
-            assert outcome(done.error) in (None, "locked")
+            assert error_slug(done.error) in (None, "locked")
             made += [snapshot.id for snapshot in done.snapshots]
         return made
 
-    _, *made = run_together(write, *(lambda name=f"w{number}": work(name) for number in range(workers)))
+    _, *made = run_concurrently(write, *(lambda name=f"w{number}": work(name) for number in range(workers)))
 
     assert sorted(each for one in made for each in one) == sorted(each.id for each in history_of(scene))
     check(scene)
@@ -211,9 +211,9 @@ def test_workers_that_all_think_they_hold_the_lease_publish_one_snapshot(scene: 
     scene.with_history(1)
     together = [scene.worker(f"w{number}", lambda _: scene.expire_leases()) for number in range(workers)]
 
-    done = run_together(*together)
+    done = run_concurrently(*together)
 
-    assert {outcome(each.error) for each in done} <= {None, "snapshot-conflict", "locked"}
+    assert {error_slug(each.error) for each in done} <= {None, "snapshot-conflict", "locked"}
     scene.expire_leases()
     made = [snapshot.id for each in done for snapshot in each.snapshots]
     made += [snapshot.id for snapshot in scene.flush()]

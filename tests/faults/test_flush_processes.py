@@ -19,9 +19,9 @@ from tarn.storage.connection import Connection
 from tarn.storage.fault_injection import Gate
 from tarn.storage.store import Store
 
-from tests.faults.checks import check, check_now, history_of, waiting
+from tests.faults.checks import check, check_now, history_of, unflushed_commits
 from tests.faults.processes import WORKER, WorkerProcess, started
-from tests.faults.scene import BEFORE_MANIFEST, STEPS, Scene, beside, held_at, outcome
+from tests.faults.scene import BEFORE_MANIFEST, STEPS, Scene, in_background, pause_at, error_slug
 from tests.pipeline.kernels import DirectKernels
 
 
@@ -79,12 +79,12 @@ def test_worker_process_killed_at_a_step_is_finished_by_the_next_process(scene: 
     scene.expire_leases()
     scene.write()
     with worker(scene) as following:
-        while [*waiting(scene)]:
+        while [*unflushed_commits(scene)]:
             following.wait_reached("purged")
         following.send(signal.SIGTERM)
         assert following.wait_dead() == 0
 
-    assert [batch.commit for snapshot in history_of(scene) for batch in snapshot.batches] == sorted(scene.told)
+    assert [batch.commit for snapshot in history_of(scene) for batch in snapshot.batches] == sorted(scene.acknowledged)
     check(scene)
 
 
@@ -155,7 +155,7 @@ def test_database_restarted_amid_a_flush_changes_nothing_or_is_an_error_that_the
     scene = Scene.make(settings, database, store, DirectKernels(settings, kernel_process), seed, name)
     scene.with_history(1)
     gate = Gate()
-    with beside(scene.worker("w", held_at(step, gate))) as flushing:
+    with in_background(scene.worker("w", pause_at(step, gate))) as flushing:
         gate.wait_arrived()
         postgres.stop()
         if back:
@@ -164,10 +164,10 @@ def test_database_restarted_amid_a_flush_changes_nothing_or_is_an_error_that_the
         done: FlushOutcome = flushing()
     postgres.start()
 
-    assert outcome(done.error) == (None if back else "unavailable")
+    assert error_slug(done.error) == (None if back else "unavailable")
     check_now(scene)
     scene.expire_leases()
     scene.flush()
-    assert [*waiting(scene)] == []
+    assert [*unflushed_commits(scene)] == []
     check(scene)
     database.close()

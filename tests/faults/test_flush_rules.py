@@ -23,15 +23,15 @@ from tarn.pipeline.tasks.task import TableFiles, Task
 from tarn.storage.fault_injection import TIMEOUT_SECONDS, FaultyStore, Gate
 from tarn.worker.loop import Worker
 
-from tests.faults.checks import check, check_now, history_of, waiting
+from tests.faults.checks import check, check_now, history_of, unflushed_commits
 from tests.faults.scene import (
     BEFORE_MANIFEST,
     Killed,
     Scene,
-    beside,
-    held_at,
-    killed_at,
-    outcome,
+    in_background,
+    pause_at,
+    kill_at,
+    error_slug,
 )
 from tests.in_process_api import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels
@@ -78,7 +78,7 @@ def counting(kernels: DirectKernels) -> Counting:
 def test_flush_with_rows_makes_one_snapshot_on_the_head_that_counts_them_and_one_without_makes_none(scene: Scene):
     scene.with_history(1)
     (before,) = history_of(scene)
-    consumed = sum(len(scene.told[commit]) for commit in waiting(scene))
+    consumed = sum(len(scene.acknowledged[commit]) for commit in unflushed_commits(scene))
 
     (made,) = scene.flush()
     none = scene.flush()
@@ -95,7 +95,7 @@ def test_segments_that_dead_workers_closed_are_flushed_in_their_order_each_into_
     for number in range(3):
         commits.append([scene.write()])
         with pytest.raises(Killed):
-            scene.worker(f"dies {number}", killed_at("closed"))()
+            scene.worker(f"dies {number}", kill_at("closed"))()
 
     made = scene.flush()
 
@@ -105,16 +105,16 @@ def test_segments_that_dead_workers_closed_are_flushed_in_their_order_each_into_
 
 def test_what_is_written_while_a_flush_runs_waits_for_the_next_one(scene: Scene):
     scene.with_history(0)
-    flushed = [*waiting(scene)]
+    flushed = [*unflushed_commits(scene)]
     gate = Gate()
-    with beside(scene.worker("w", held_at("closed", gate))) as flushing:
+    with in_background(scene.worker("w", pause_at("closed", gate))) as flushing:
         gate.wait_arrived()
         late = scene.write()
         gate.release()
         done: FlushOutcome = flushing()
 
     assert [batch.commit for snapshot in done.snapshots for batch in snapshot.batches] == flushed
-    assert [*waiting(scene)] == [late]
+    assert [*unflushed_commits(scene)] == [late]
     check(scene)
 
 
@@ -149,7 +149,7 @@ def test_commit_that_always_loses_is_tried_as_often_as_configured_and_once_more(
     done = scene.worker("w", store=faulty, commit_retries=retries)()
 
     puts = [call for call in faulty.calls if call.method == "put_new"]
-    assert (outcome(done.error), len(puts)) == ("snapshot-conflict", retries + 1)
+    assert (error_slug(done.error), len(puts)) == ("snapshot-conflict", retries + 1)
     check(scene)
 
 
@@ -202,7 +202,7 @@ def test_files_manifests_and_log_entries_are_never_changed_once_they_are_there(s
     scene.with_history(1)
     before = everything()
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at(step))()
+        scene.worker("dies", kill_at(step))()
     halfway = everything()
     check(scene)
     after = everything()
@@ -221,7 +221,7 @@ def test_build_holds_across_what_keeps_rows_and_is_not_made_again(
 ):
     scene.with_history(1)
     gate = Gate()
-    with beside(scene.worker("w", held_at("built", gate), kernels=counting)) as flushing:
+    with in_background(scene.worker("w", pause_at("built", gate), kernels=counting)) as flushing:
         gate.wait_arrived()
         between = scene.publisher().publish(by_hand(scene, change))
         gate.release()
@@ -240,7 +240,7 @@ def test_build_does_not_hold_across_what_takes_rows_or_files_and_is_made_again(
 ):
     scene.with_history(1)
     gate = Gate()
-    with beside(scene.worker("w", held_at("built", gate), kernels=counting)) as flushing:
+    with in_background(scene.worker("w", pause_at("built", gate), kernels=counting)) as flushing:
         gate.wait_arrived()
         between = scene.publisher().publish(by_hand(scene, change))
         gate.release()
@@ -288,7 +288,7 @@ def test_segment_of_which_not_every_row_was_read_is_not_marked_done(scene: Scene
     scene.with_history(1)
     done = scene.worker("w", kernels=Forgetful(kernels._settings, kernels._pool))()
 
-    assert (done.snapshots, outcome(done.error)) == ([], "internal")
+    assert (done.snapshots, error_slug(done.error)) == ([], "internal")
     check(scene)
 
 
@@ -299,7 +299,7 @@ def test_task_that_ran_twice_leaves_files_that_nothing_names_and_no_row_twice(sc
             assert first
             return super().run(slots)
 
-    scene.write(*(scene.fresh(name) for name in ("a", "b", "c")))
+    scene.write(*(scene.new_statement(name) for name in ("a", "b", "c")))
     done = scene.worker("w", kernels=Twice(kernels._settings, kernels._pool))()
 
     (made,) = done.snapshots
@@ -334,7 +334,7 @@ def test_worker_paused_while_its_dataset_is_deleted_and_made_again_loses_and_tou
 ):
     scene.with_history(earlier)
     gate = Gate()
-    with beside(scene.worker("paused", held_at(step, gate))) as paused:
+    with in_background(scene.worker("paused", pause_at(step, gate))) as paused:
         gate.wait_arrived()
         last = head_of(scene).seq
         delete(scene)
@@ -346,7 +346,7 @@ def test_worker_paused_while_its_dataset_is_deleted_and_made_again_loses_and_tou
         after = {entry.path: scene.store.get(entry.path) for entry in scene.store.list(again.dataset.layout.root)}
 
     assert resumed.snapshots == []
-    assert outcome(resumed.error) == "dataset-not-found"
+    assert error_slug(resumed.error) == "dataset-not-found"
     assert before.items() <= after.items()
     # A manifest under a number that the next dataset left free for it; and of the two tables, which it asked for its
     # lease once, the second may be ahead, which the next flush puts back.
@@ -363,7 +363,7 @@ def test_worker_paused_while_its_dataset_is_deleted_and_made_again_loses_and_tou
 def test_dataset_that_is_being_deleted_is_not_flushed_any_more(scene: Scene):
     scene.with_history(1)
     gate = Gate()
-    with beside(scene.worker("paused", held_at("translog committed", gate))) as paused:
+    with in_background(scene.worker("paused", pause_at("translog committed", gate))) as paused:
         gate.wait_arrived()
         identity = Identity(ADMIN, "key", (), 0, 1)
         act = AuditedAction(identity, "delete_dataset", scene.dataset.name, "r")
@@ -371,7 +371,7 @@ def test_dataset_that_is_being_deleted_is_not_flushed_any_more(scene: Scene):
         gate.release()
         resumed: FlushOutcome = paused()
 
-    assert (resumed.snapshots, outcome(resumed.error)) == ([], "dataset-not-found")
+    assert (resumed.snapshots, error_slug(resumed.error)) == ([], "dataset-not-found")
     assert seq_of(scene) == 1
 
 
@@ -399,12 +399,12 @@ def poison(scene: Scene, commit: int, position: int, **values: Any) -> None:
 def test_row_that_cannot_be_written_is_set_aside_with_its_reason_and_the_rest_goes_on(
     scene: Scene, values: dict[str, Any], reason: str
 ):
-    good, bad, better = (scene.fresh(name) for name in ("a", "b", "c"))
+    good, bad, better = (scene.new_statement(name) for name in ("a", "b", "c"))
     scene.with_history(1)
     commit = scene.write(good, bad, better)
     poison(scene, commit, 1, **values)
-    scene.told[commit] = [good, better]
-    consumed = sum(len(scene.told[each]) for each in waiting(scene)) + 1
+    scene.acknowledged[commit] = [good, better]
+    consumed = sum(len(scene.acknowledged[each]) for each in unflushed_commits(scene)) + 1
 
     (made,) = scene.flush()
 
@@ -423,10 +423,10 @@ def test_row_that_cannot_be_written_is_set_aside_with_its_reason_and_the_rest_go
 
 
 def test_row_set_aside_that_is_put_back_and_can_be_written_by_now_is_there(scene: Scene):
-    bad = scene.fresh("b")
-    commit = scene.write(scene.fresh("a"), bad)
+    bad = scene.new_statement("b")
+    commit = scene.write(scene.new_statement("a"), bad)
     poison(scene, commit, 1, schema="NotYetKnown")
-    scene.told[commit] = scene.told[commit][:1]
+    scene.acknowledged[commit] = scene.acknowledged[commit][:1]
     scene.flush()
     with scene.database.write() as connection:
         kept = connection.execute(select(journal_rejected.c.event)).scalar_one()
@@ -434,20 +434,20 @@ def test_row_set_aside_that_is_put_back_and_can_be_written_by_now_is_there(scene
         retried = rejected.retry(connection, scene.settings, scene.dataset, ADMIN, None)
 
     assert (retried.retried, retried.commit) == (1, commit + 1)
-    scene.told[commit + 1] = [bad]
+    scene.acknowledged[commit + 1] = [bad]
     check_now(scene)
     scene.flush()
     check(scene)
 
 
 def test_row_set_aside_that_still_cannot_be_written_is_set_aside_again(scene: Scene):
-    commit = scene.write(scene.fresh("a"), scene.fresh("b"))
+    commit = scene.write(scene.new_statement("a"), scene.new_statement("b"))
     poison(scene, commit, 1, value=None)
-    scene.told[commit] = scene.told[commit][:1]
+    scene.acknowledged[commit] = scene.acknowledged[commit][:1]
     scene.flush()
     with scene.database.write() as connection:
         rejected.retry(connection, scene.settings, scene.dataset, ADMIN, None)
-    scene.told[commit + 1] = []
+    scene.acknowledged[commit + 1] = []
 
     (made,) = scene.flush()
 
@@ -459,11 +459,11 @@ def test_row_set_aside_that_still_cannot_be_written_is_set_aside_again(scene: Sc
 
 @pytest.mark.parametrize("step", ["manifest put", "recorded"])
 def test_row_is_set_aside_once_whoever_records_the_snapshot(scene: Scene, step: str):
-    commit = scene.write(scene.fresh("a"), scene.fresh("b"))
+    commit = scene.write(scene.new_statement("a"), scene.new_statement("b"))
     poison(scene, commit, 1, value=None)
-    scene.told[commit] = scene.told[commit][:1]
+    scene.acknowledged[commit] = scene.acknowledged[commit][:1]
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at(step))()
+        scene.worker("dies", kill_at(step))()
     scene.expire_leases()
 
     scene.flush()
@@ -480,7 +480,7 @@ def test_row_is_set_aside_once_whoever_records_the_snapshot(scene: Scene, step: 
 def test_batch_that_commits_while_a_snapshot_is_being_recorded_is_known_to_wait(scene: Scene):
     scene.with_history(0)
     gate = Gate()
-    with beside(scene.worker("w", held_at("manifest put", gate))) as flushing:
+    with in_background(scene.worker("w", pause_at("manifest put", gate))) as flushing:
         gate.wait_arrived()
         with scene.database.write() as connection:
             late = scene.write_in(connection)
@@ -488,7 +488,7 @@ def test_batch_that_commits_while_a_snapshot_is_being_recorded_is_known_to_wait(
             wait_for_a_lock(scene)
         flushing()
 
-    assert [*waiting(scene)] == [late]
+    assert [*unflushed_commits(scene)] == [late]
     check(scene)
 
 

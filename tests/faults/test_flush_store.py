@@ -21,8 +21,8 @@ from tarn.storage.connection import Connection
 from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
-from tests.faults.checks import check, check_now, history_of, waiting
-from tests.faults.scene import Killed, Scene, beside, killed_at, outcome
+from tests.faults.checks import check, check_now, history_of, unflushed_commits
+from tests.faults.scene import Killed, Scene, in_background, kill_at, error_slug
 from tests.in_process_api import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels, run_tasks
 
@@ -77,7 +77,7 @@ def test_call_that_fails_or_whose_answer_is_lost_changes_nothing_that_the_next_t
     done = scene.worker("w", store=faulty)()
 
     check_now(scene)
-    assert outcome(done.error) == (None if (method, glob) in ONLY_SHOWN else "unavailable")
+    assert error_slug(done.error) == (None if (method, glob) in ONLY_SHOWN else "unavailable")
     scene.flush()
     assert len(history_of(scene)) == 2
     check(scene)
@@ -89,7 +89,7 @@ def test_call_that_stalls_until_another_has_published_leaves_one_commit(scene: S
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     gate = faulty.block(method, glob)
-    with beside(scene.worker("stalled", store=faulty)) as stalled:
+    with in_background(scene.worker("stalled", store=faulty)) as stalled:
         gate.wait_arrived()
         scene.expire_leases()
         by_other = scene.flush()
@@ -114,7 +114,7 @@ def test_manifest_put_whose_answer_was_lost_is_the_commit_and_is_recorded_by_the
     recorded = len(history_of(scene))
     again = scene.flush()
 
-    assert outcome(lost.error) == "unavailable"
+    assert error_slug(lost.error) == "unavailable"
     assert recorded == 1
     assert again == []
     assert put == history_of(scene)[1]
@@ -137,17 +137,17 @@ def test_manifest_put_that_finds_another_has_lost(scene: Scene):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     gate = faulty.block("put_new", "*/snapshots/*")
-    with beside(scene.worker("slow", store=faulty)) as slow:
+    with in_background(scene.worker("slow", store=faulty)) as slow:
         gate.wait_arrived()
         scene.expire_leases()
         with pytest.raises(Killed):
-            scene.worker("dies", killed_at("manifest put"))()
+            scene.worker("dies", kill_at("manifest put"))()
         theirs = snapshots.read_if_exists(scene.store, scene.dataset, 2)
         gate.release()
         lost: FlushOutcome = slow()
 
     # It lost to a commit that nobody had recorded, and had to wait for a dead holder's lease to find out.
-    assert (lost.snapshots, outcome(lost.error)) == ([], "locked")
+    assert (lost.snapshots, error_slug(lost.error)) == ([], "locked")
     scene.expire_leases()
     assert scene.flush() == []
     assert theirs == history_of(scene)[1]
@@ -218,10 +218,10 @@ def test_disk_that_is_full_for_data_files_is_an_error_and_the_next_flush_has_roo
 
     full = scene.worker("w", kernels=FullDisk(kernels._settings, kernels._pool))()
 
-    assert (full.snapshots, outcome(full.error)) == ([], "storage-full")
+    assert (full.snapshots, error_slug(full.error)) == ([], "storage-full")
     check_now(scene)
     assert len(history_of(scene)) == 1
-    assert len([*waiting(scene)]) == 2
+    assert len([*unflushed_commits(scene)]) == 2
     check(scene)
 
 
@@ -243,7 +243,7 @@ def test_disk_that_is_full_for_a_delta_log_is_an_error_and_the_next_flush_has_ro
         patched.setattr(DeltaTable, "create_write_transaction", full)
         done = scene.worker("w")()
 
-    assert (done.snapshots, outcome(done.error)) == ([], "storage-full")
+    assert (done.snapshots, error_slug(done.error)) == ([], "storage-full")
     check_now(scene)
     assert len(history_of(scene)) == 1
     check(scene)
@@ -257,7 +257,7 @@ def test_disk_that_is_full_for_the_manifest_is_an_error_and_the_next_flush_has_r
 
     full = scene.worker("w", store=faulty)()
 
-    assert (full.snapshots, outcome(full.error)) == ([], "storage-full")
+    assert (full.snapshots, error_slug(full.error)) == ([], "storage-full")
     check_now(scene)
     assert snapshots.read_if_exists(scene.store, scene.dataset, 2) is None
     check(scene)

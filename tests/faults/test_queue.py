@@ -23,7 +23,7 @@ from tarn.storage.fault_injection import Gate
 from tarn.worker.queue import ACTION, Consumer
 
 from tests.faults.processes import WorkerProcess, started
-from tests.faults.scene import beside, held_at, run_together
+from tests.faults.scene import in_background, pause_at, run_concurrently
 from tests.in_process_api import InProcessApi
 from tests.waiting import wait_until
 
@@ -114,7 +114,7 @@ def test_two_workers_on_one_queue_do_every_item_once_in_order(api: InProcessApi,
 @pytest.mark.parametrize("step", ["begun", "shown"])
 def test_worker_paused_past_its_lease_has_no_second_effect(api: InProcessApi, dataset: Dataset, step: str):
     asked, gate = ask(api), Gate()
-    with beside(consumer(api, held_at(step, gate)).work) as worked:
+    with in_background(consumer(api, pause_at(step, gate)).work) as worked:
         gate.wait_arrived()
         let_leases_lapse(api)
         assert consumer(api).work() >= ITEMS - 1
@@ -127,13 +127,13 @@ def test_worker_paused_past_its_lease_has_no_second_effect(api: InProcessApi, da
 def test_workers_that_do_the_same_item_at_once_have_one_effect(api: InProcessApi, dataset: Dataset):
     asked = ask(api, 1)
     gates = [Gate(), Gate()]
-    workers = [consumer(api, held_at("begun", gate)) for gate in gates]
-    with beside(workers[0].work) as first:
+    workers = [consumer(api, pause_at("begun", gate)) for gate in gates]
+    with in_background(workers[0].work) as first:
         gates[0].wait_arrived()
         let_leases_lapse(api)
-        with beside(workers[1].work) as second:
+        with in_background(workers[1].work) as second:
             gates[1].wait_arrived()
-            run_together(gates[0].release, gates[1].release)
+            run_concurrently(gates[0].release, gates[1].release)
             first()
             second()
 
@@ -145,7 +145,7 @@ def test_clock_that_jumps_amid_an_item_takes_the_queue_from_nobody_and_changes_n
     api: InProcessApi, dataset: Dataset, monkeypatch, hours: int
 ):
     asked, gate = ask(api, 3), Gate()
-    with beside(consumer(api, held_at("begun", gate)).work) as worked:
+    with in_background(consumer(api, pause_at("begun", gate)).work) as worked:
         gate.wait_arrived()
         monkeypatch.setattr(database_clock, "now", lambda: ids.now() + timedelta(hours=hours))
         shift = hours * 3600 * 10**9

@@ -13,7 +13,7 @@ from tarn.model.snapshot import SnapshotOperation
 from tarn.storage.fault_injection import Gate
 
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import Killed, Scene, beside, held_at, killed_at, patiently, run_together
+from tests.faults.scene import Killed, Scene, in_background, pause_at, kill_at, retrying_while_locked, run_concurrently
 from tests.faults.test_flush_processes import worker
 from tests.in_process_api import ONE_DATABASE
 
@@ -48,7 +48,7 @@ def test_rewriting_that_is_killed_after_a_step_leaves_everything_right(
 ):
     with_files(scene)
     with pytest.raises(Killed):
-        does(scene, kind, "dies", killed_at(step))()
+        does(scene, kind, "dies", kill_at(step))()
     check_now(scene)
     scene.expire_leases()
 
@@ -65,7 +65,7 @@ def test_rewriting_that_is_killed_after_a_step_leaves_everything_right(
 def test_flush_that_lands_while_a_rewriting_stands_still_is_not_lost(scene: Scene, kind: SnapshotOperation, step: str):
     with_files(scene)
     gate = Gate()
-    with beside(does(scene, kind, "slow", held_at(step, gate))) as slow:
+    with in_background(does(scene, kind, "slow", pause_at(step, gate))) as slow:
         gate.wait_arrived()
         scene.write()
         scene.expire_leases()
@@ -83,13 +83,13 @@ def test_build_of_a_rewriting_holds_on_the_head_that_a_flush_made_meanwhile(scen
     with_files(scene)
     built: list[str] = []
     gate = Gate()
-    hold = held_at("built", gate)
+    hold = pause_at("built", gate)
 
     def reached(step: str) -> None:
         built.append(step)
         hold(step)
 
-    with beside(does(scene, kind, "slow", reached)) as slow:
+    with in_background(does(scene, kind, "slow", reached)) as slow:
         gate.wait_arrived()
         scene.flush("quick")
         gate.release()
@@ -113,7 +113,7 @@ def test_rewriting_is_built_again_after_anything_but_a_flush(scene: Scene, other
         "optimize": maintaining.optimize,
         "vacuum": maintaining.vacuum,
     }
-    with beside(does(scene, SnapshotOperation.COMPACT, "slow", held_at(step, gate))) as slow:
+    with in_background(does(scene, SnapshotOperation.COMPACT, "slow", pause_at(step, gate))) as slow:
         gate.wait_arrived()
         scene.expire_leases()
         acts[other]()
@@ -128,7 +128,7 @@ def test_two_workers_that_rewrite_one_dataset_leave_it_right(scene: Scene, kind:
     with_files(scene)
 
     acts = *(does(scene, kind, owner) for owner in ("one", "two")), lambda: scene.flush("flushes")
-    run_together(*(patiently(act) for act in acts))
+    run_concurrently(*(retrying_while_locked(act) for act in acts))
 
     check(scene)
 
@@ -138,7 +138,7 @@ def test_two_workers_that_rewrite_one_dataset_leave_it_right(scene: Scene, kind:
 def test_flush_that_stands_still_while_the_dataset_is_compacted_is_not_lost(scene: Scene, step: str):
     with_files(scene)
     gate = Gate()
-    with beside(scene.worker("slow", held_at(step, gate))) as slow:
+    with in_background(scene.worker("slow", pause_at(step, gate))) as slow:
         gate.wait_arrived()
         scene.expire_leases()
         scene.maintenance("quick").compact()

@@ -22,7 +22,7 @@ from tarn.query.reader import Reader, RequestedState
 from tarn.storage.fault_injection import FaultyStore, Gate
 
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import Killed, Scene, beside, held_at, killed_at, outcome, patiently, run_together
+from tests.faults.scene import Killed, Scene, in_background, pause_at, kill_at, error_slug, retrying_while_locked, run_concurrently
 from tests.in_process_api import ONE_DATABASE
 from tests.integrity.vacuums import (
     NOW,
@@ -70,7 +70,7 @@ AFTER = (
 def test_vacuum_killed_at_a_step_leaves_everything_right_and_the_next_one_finishes(scene: Scene, step: str):
     with_garbage(scene, 8)
     with pytest.raises(Killed):
-        vacuum(scene, reached=killed_at(step))
+        vacuum(scene, reached=kill_at(step))
     check_now(scene)
     scene.expire_leases()
 
@@ -149,7 +149,7 @@ def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: 
             return set(reading.duck.execute("SELECT id, origin FROM live").fetchall())
 
     expected = set(stored(scene.store, scene.dataset, history_of(scene)[2]))
-    with closing(late), ActiveReadReporter(scene.database, late.active_reads, 0.002), beside(read) as reading:
+    with closing(late), ActiveReadReporter(scene.database, late.active_reads, 0.002), in_background(read) as reading:
         blocked.wait_arrived()  # it knows which one it reads, and nobody else does
         done = vacuum(scene)
         blocked.release()
@@ -190,7 +190,7 @@ def test_time_travel_beside_vacuums_shows_a_state_whole_or_says_that_it_is_gone(
             replace_files(scene)
         over.set()
 
-    (whole, gone), _ = run_together(travel, maintain)
+    (whole, gone), _ = run_concurrently(travel, maintain)
 
     assert whole > 0
     assert gone > 0
@@ -242,7 +242,7 @@ def test_vacuum_that_is_stopped_while_it_waits_for_readers_deletes_nothing(scene
 def test_flush_that_was_built_before_a_vacuum_is_built_again_after_it(scene: Scene, step: str):
     scene.with_history(3)
     gate = Gate()
-    with beside(scene.worker("flushes", held_at(step, gate))) as flushing:
+    with in_background(scene.worker("flushes", pause_at(step, gate))) as flushing:
         gate.wait_arrived()
         built = data_files(scene)
         scene.expire_leases()
@@ -252,7 +252,7 @@ def test_flush_that_was_built_before_a_vacuum_is_built_again_after_it(scene: Sce
         flushed: FlushOutcome = flushing()
 
     assert left < built
-    assert outcome(flushed.error) is None
+    assert error_slug(flushed.error) is None
     assert [one.operation for one in history_of(scene)] == [SnapshotOperation.VACUUM, SnapshotOperation.FLUSH]
     assert named(scene, *flushed.snapshots) & built == left
     check(scene)
@@ -262,7 +262,7 @@ def test_flush_that_was_built_before_a_vacuum_is_built_again_after_it(scene: Sce
 def test_flush_that_publishes_while_a_vacuum_decides_makes_it_try_again(scene: Scene):
     scene.with_history(3)
     gate = Gate()
-    with beside(lambda: vacuum(scene, reached=held_at("leased", gate))) as vacuuming:
+    with in_background(lambda: vacuum(scene, reached=pause_at("leased", gate))) as vacuuming:
         gate.wait_arrived()
         scene.expire_leases()
         (between,) = scene.flush()
@@ -280,7 +280,7 @@ def test_ref_that_is_set_while_a_vacuum_decides_keeps_its_snapshot(scene: Scene)
     third = history_of(scene)[2]
     expected = shown(stored(scene.store, scene.dataset, third))
     gate = Gate()
-    with beside(lambda: vacuum(scene, reached=held_at("decided", gate))) as vacuuming:
+    with in_background(lambda: vacuum(scene, reached=pause_at("decided", gate))) as vacuuming:
         gate.wait_arrived()
         with scene.database.write() as connection:
             refs.put(connection, scene.dataset, RefName("release"), "3", "admin")
@@ -297,9 +297,9 @@ def test_ref_that_is_set_while_a_vacuum_decides_keeps_its_snapshot(scene: Scene)
 def test_two_vacuums_at_once_delete_what_one_would(scene: Scene):
     with_garbage(scene, 4)
 
-    first, second = run_together(
-        patiently(lambda: vacuum(scene, VacuumOptions(retention_hours=0, override_floor=True))),
-        patiently(lambda: vacuum(scene, VacuumOptions(override_floor=True))),
+    first, second = run_concurrently(
+        retrying_while_locked(lambda: vacuum(scene, VacuumOptions(retention_hours=0, override_floor=True))),
+        retrying_while_locked(lambda: vacuum(scene, VacuumOptions(override_floor=True))),
     )
 
     assert {first.dry_run, second.dry_run} == {False}

@@ -38,7 +38,7 @@ from tarn.storage.connection import Connection as Storage
 from tarn.storage.layout import data_file
 from tarn.storage.store import Store
 
-from tests.faults.scene import QUICK, Scene
+from tests.faults.scene import SHORT_BACKOFF, Scene
 from tests.pipeline.history import shown, stored
 from tests.pipeline.test_fold import as_events
 
@@ -153,24 +153,24 @@ def rich(settings: Settings, database: Database, store: Store, kernels: Kernels,
     ensure_admin(database, settings)
     new = NewDataset.model_validate({"name": "test", "checksum": "sha256", "title": "First"})
     config, _ = registry.create(database, store, new, ACT)
-    quick = settings.model_copy(update=QUICK)
+    quick = settings.model_copy(update=SHORT_BACKOFF)
     dataset = Dataset(config.id, config.name)
     scene = Scene(quick, database, store, kernels, dataset, Random(seed))
     for number in range(4):
         for _ in range(4):
-            scene.write(*scene.some(), *scene.some())
-        scene.write(scene.fresh(f"number {number}"))
+            scene.write(*scene.random_events(), *scene.random_events())
+        scene.write(scene.new_statement(f"number {number}"))
         scene.flush()
     with database.write() as connection:
         _stage(connection, scene)
     scene.flush()
-    scene.write(scene.fresh("good"), scene.fresh("bad"))
+    scene.write(scene.new_statement("good"), scene.new_statement("bad"))
     with database.write() as connection:
         connection.execute(text("UPDATE journal SET schema = 'Nobody' WHERE entity_id = 'bad'"))
     scene.flush()
     lake = Lake(settings, database, store, dataset)
     pack(lake, scene.publisher())
-    scene.write(*scene.some(), scene.fresh("after packing"))
+    scene.write(*scene.random_events(), scene.new_statement("after packing"))
     scene.flush()
     give_up(lake, scene.publisher(), below=3)
     with database.write() as connection:
@@ -179,9 +179,9 @@ def rich(settings: Settings, database: Database, store: Store, kernels: Kernels,
     refs.mirror(store, dataset, RefName("july"), ref)
     registry.change(database, store, dataset, DatasetChange(title="Second"), None, ACT)
     for number in range(2):
-        scene.write(*scene.some(), scene.fresh(f"last {number}"))
+        scene.write(*scene.random_events(), scene.new_statement(f"last {number}"))
         scene.flush()
-    scene.write(*scene.some())
+    scene.write(*scene.random_events())
     return lake
 
 
@@ -221,5 +221,5 @@ def _stage(connection: Connection, scene: Scene) -> None:
     stage = stages.find(connection, scene.dataset, ADMIN, uid).id
     for _ in range(2):
         batch = Batch(scene.dataset, ADMIN, ACT, stage=stage)
-        batches.write_small(connection, scene.settings, [BatchWithEvents(batch, as_events(scene.some()))])
+        batches.write_small(connection, scene.settings, [BatchWithEvents(batch, as_events(scene.random_events()))])
     stages.commit(connection, scene.dataset, ADMIN, [uid], ACT)

@@ -72,7 +72,7 @@ def test_vacuum_of_any_history_keeps_the_content_of_kept_snapshots_and_deletes_e
 ):
     draw = random.Random(seed)
     for _ in range(draw.randrange(3, 9)):
-        scene.write(scene.fresh(f"e{draw.random()}"), *scene.some())
+        scene.write(scene.new_statement(f"e{draw.random()}"), *scene.random_events())
         scene.flush()
         if draw.random() < 0.5:
             replace_files(scene)
@@ -213,7 +213,7 @@ def test_snapshots_below_a_given_number_are_expired_at_once_whatever_the_policy(
 @ONE_DATABASE
 def test_delta_logs_are_trimmed_to_what_kept_snapshots_pin(scene: Scene):
     for number in range(24):
-        scene.write(scene.fresh(f"e{number}"))
+        scene.write(scene.new_statement(f"e{number}"))
         scene.flush()
     keep(scene, 3, 0)
 
@@ -239,7 +239,7 @@ def test_delta_logs_are_trimmed_to_what_kept_snapshots_pin(scene: Scene):
 @ONE_DATABASE
 def test_log_without_checkpoints_gets_one_before_it_is_trimmed(scene: Scene):
     for number in range(12):
-        scene.write(scene.fresh(f"e{number}"))
+        scene.write(scene.new_statement(f"e{number}"))
         scene.flush()
     log = f"{scene.dataset.layout.statements}/_delta_log"
     scene.store.delete([entry.path for entry in scene.store.list(log) if "checkpoint" in entry.path])
@@ -254,7 +254,7 @@ def test_log_without_checkpoints_gets_one_before_it_is_trimmed(scene: Scene):
 @ONE_DATABASE
 def test_log_with_a_truncated_checkpoint_is_not_trimmed(scene: Scene):
     for number in range(12):
-        scene.write(scene.fresh(f"e{number}"))
+        scene.write(scene.new_statement(f"e{number}"))
         scene.flush()
     log = f"{scene.dataset.layout.statements}/_delta_log"
     scene.store.put(f"{log}/{9:020d}.checkpoint.parquet", b"PAR1 torn")

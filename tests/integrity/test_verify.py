@@ -33,7 +33,7 @@ from tarn.storage.fault_injection import FaultyStore, Gate
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
 
-from tests.faults.scene import QUICK, STEPS, Killed, Scene, beside, held_at, killed_at
+from tests.faults.scene import SHORT_BACKOFF, STEPS, Killed, Scene, in_background, pause_at, kill_at
 from tests.integrity import corruptions as make
 from tests.integrity.corruptions import OWN, Corrupt, edit_manifest, sql
 from tests.integrity.lakes import Lake, copied, give_up, pack, rich
@@ -75,7 +75,7 @@ def test_dataset_without_rows_or_snapshots_has_no_findings(lake: Lake, kernel_pr
     scene = Scene.make(lake.settings, lake.database, lake.store, kernels, seed=1, name="empty")
     empty = replace(lake, dataset=scene.dataset)
     assert empty.verify().findings == []
-    scene.write(scene.fresh("bad"))
+    scene.write(scene.new_statement("bad"))
     empty.sql("UPDATE journal SET schema = 'Nobody' WHERE entity_id = 'bad'")
 
     (snapshot,) = scene.flush()
@@ -88,7 +88,7 @@ def test_dataset_without_rows_or_snapshots_has_no_findings(lake: Lake, kernel_pr
 
 
 def named(scene: Scene, entity: str, schema: str, origin: str) -> dict[str, Any]:
-    return scene.fresh(entity) | {"schema": schema, "origin": origin, "canonical_id": None}
+    return scene.new_statement(entity) | {"schema": schema, "origin": origin, "canonical_id": None}
 
 
 def test_invalid_entities_are_one_harmless_finding_that_no_repair_removes(
@@ -135,7 +135,7 @@ def test_entity_that_is_valid_again_is_no_finding(lake: Lake, kernel_process: Pr
 @pytest.fixture
 def scene(lake: Lake, kernel_process: ProcessPoolExecutor) -> Scene:
     """Return a scene that writes to the lake and flushes it."""
-    settings = lake.settings.model_copy(update=QUICK)
+    settings = lake.settings.model_copy(update=SHORT_BACKOFF)
     kernels = DirectKernels(lake.settings, kernel_process)
     return Scene(settings, lake.database, lake.store, kernels, lake.dataset, Random(1))
 
@@ -143,7 +143,7 @@ def scene(lake: Lake, kernel_process: ProcessPoolExecutor) -> Scene:
 @pytest.mark.parametrize("step", STEPS)
 def test_running_flush_is_no_finding(lake: Lake, scene: Scene, step: str):
     gate = Gate()
-    with beside(scene.worker("held", held_at(step, gate))) as flushed, ExitStack() as held:
+    with in_background(scene.worker("held", pause_at(step, gate))) as flushed, ExitStack() as held:
         held.callback(gate.release)
         gate.wait_arrived()
 
@@ -167,14 +167,14 @@ def test_killed_flush_leaves_harmless_findings_that_the_next_one_removes(
     lake: Lake, scene: Scene, step: str, kinds: set[Kind]
 ):
     with pytest.raises(Killed):
-        scene.worker("dying", killed_at(step))()
+        scene.worker("dying", kill_at(step))()
     scene.expire_leases()
 
     result = lake.verify()
 
     assert {finding.kind for finding in result.findings} == kinds
     assert result.found == result.harmless
-    scene.write(scene.fresh("the next"))
+    scene.write(scene.new_statement("the next"))
     scene.flush()
     assert lake.verify().findings == []
 
@@ -193,7 +193,7 @@ def test_killed_flush_leaves_harmless_findings_that_the_next_one_removes(
 def test_concurrent_vacuum_of_everything_is_no_finding(lake: Lake, scene: Scene, method: str, glob: str):
     slow = FaultyStore(lake.store)
     gate = slow.block(method, glob)
-    with beside(replace(lake, store=slow).verify) as verified, ExitStack() as held:
+    with in_background(replace(lake, store=slow).verify) as verified, ExitStack() as held:
         held.callback(gate.release)
         gate.wait_arrived()
         take_everything(lake, scene.publisher())
@@ -225,7 +225,7 @@ def test_compacted_and_packed_lake_has_no_findings(lake: Lake, scene: Scene):
     assert compact.run(lake.dataset, CompactOptions(force=True), lambda _: None).snapshot is not None
     assert lake.verify().findings == []
     for number in range(3):
-        scene.write(*scene.some(), *scene.some(), scene.fresh(f"more {number}"))
+        scene.write(*scene.random_events(), *scene.random_events(), scene.new_statement(f"more {number}"))
         scene.flush()
         compact.run(lake.dataset, CompactOptions(), lambda _: None)
 
@@ -235,7 +235,7 @@ def test_compacted_and_packed_lake_has_no_findings(lake: Lake, scene: Scene):
 def test_vacuumed_lake_has_no_findings(lake: Lake, scene: Scene):
     everything = VacuumOptions(retention_hours=0, override_floor=True)
     for number in range(12):
-        scene.write(*scene.some(), scene.fresh(f"more {number}"))
+        scene.write(*scene.random_events(), scene.new_statement(f"more {number}"))
         scene.flush()
     with lake.database.write() as connection:
         refs.put(connection, lake.dataset, RefName("july"), "20", ADMIN)

@@ -13,7 +13,7 @@ from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName
 from tarn.storage.store import Store
 
 from tests.faults.checks import history_of
-from tests.faults.scene import Killed, Scene, killed_at
+from tests.faults.scene import Killed, Scene, kill_at
 from tests.pipeline.history import Identity, stored
 
 NOW = VacuumOptions(retention_hours=0, override_floor=True)
@@ -59,13 +59,13 @@ def manifests(scene: Scene) -> list[int]:
 def with_garbage(scene: Scene, snapshots_made: int) -> None:
     """Make a history whose oldest files no newer snapshot names, long enough for checkpoints, and a build that died."""
     for number in range(snapshots_made):
-        scene.write(scene.fresh(f"earlier {number}"), *scene.some())
+        scene.write(scene.new_statement(f"earlier {number}"), *scene.random_events())
         scene.flush("earlier")
         if number % 4 == 3:
             replace_files(scene)
-    scene.write(scene.fresh("lost"))
+    scene.write(scene.new_statement("lost"))
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at("built"))()
+        scene.worker("dies", kill_at("built"))()
     scene.store.put(f"{scene.dataset.layout.versions.folder}/2020/01/20200101T000000.000000Z/config.yml", b"old")
     scene.store.put(f"{scene.dataset.layout.versions.folder}/2020/01/20200102T000000.000000Z/config.yml", b"newer")
 

@@ -25,7 +25,7 @@ from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
 
 from tests.archive.web import answer, page, scripted
-from tests.faults.scene import Killed, killed_at
+from tests.faults.scene import Killed, kill_at
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.s3 import BUCKET, S3Server
@@ -323,7 +323,7 @@ def test_killed_crawl_is_completed_by_the_next_with_one_effect(
         """Die at the second file, when some are stored and others are in progress."""
         reached[name] += 1
         if reached["recorded"] or name == step == "recorded":
-            killed_at(step)(name)
+            kill_at(step)(name)
 
     location = Crawler(api, None).ask(drop)
     with pytest.raises(Killed):

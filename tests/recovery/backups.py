@@ -24,7 +24,7 @@ from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
 
-from tests.faults.scene import QUICK, Scene
+from tests.faults.scene import SHORT_BACKOFF, Scene
 from tests.pipeline.kernels import DirectKernels
 
 Saved = list[list[bytes]]
@@ -77,11 +77,11 @@ class Elsewhere:
         """Return a scene of the same dataset here, with these expected commits."""
         return replace(
             scene,
-            settings=self.settings.model_copy(update=QUICK),
+            settings=self.settings.model_copy(update=SHORT_BACKOFF),
             database=self.database,
             store=self.store,
             kernels=DirectKernels(self.settings, self.pool),
-            told={commit: scene.told[commit] for commit in told},
+            told={commit: scene.acknowledged[commit] for commit in told},
         )
 
 

@@ -30,7 +30,7 @@ from tarn.storage.store import Store
 from typer.testing import CliRunner
 
 from tests.faults.checks import check
-from tests.faults.scene import Killed, Scene, killed_at
+from tests.faults.scene import Killed, Scene, kill_at
 from tests.in_process_api import ONE_DATABASE
 from tests.integrity.vacuums import head_of, replace_files, vacuum
 from tests.recovery.backups import Elsewhere, back_up, findings, restore, save_database
@@ -70,7 +70,7 @@ def test_backup_is_restored_unchanged_into_an_empty_target(scene: Scene, elsewhe
     found = restore(elsewhere, vault, made)
 
     assert (found.datasets, made.lacking) == ([], [])
-    here = elsewhere.scene(scene, scene.told)
+    here = elsewhere.scene(scene, scene.acknowledged)
     tables = [table for table in dump.dumped() if table.name not in ("leases", "access_revision", "tags")]
     same = {table.name for table in tables}
     assert [lines for lines in save_database(here) if orjson.loads(lines[0])["table"] in same] == [
@@ -89,7 +89,7 @@ def test_backup_of_sqlite_is_restored_to_postgresql_and_sequences_continue(
 
     restore(elsewhere_postgresql, vault, back_up(scene, vault))
 
-    check(elsewhere_postgresql.scene(scene, scene.told))
+    check(elsewhere_postgresql.scene(scene, scene.acknowledged))
 
 
 @ONE_DATABASE
@@ -98,10 +98,10 @@ def test_backup_during_writes_flushes_and_a_vacuum_has_the_state_of_one_moment(
 ):
     scene.with_history(2)
     replace_files(scene)
-    told = set(scene.told)
+    told = set(scene.acknowledged)
 
     def go_on() -> None:
-        scene.write(scene.fresh("while it is copied"))
+        scene.write(scene.new_statement("while it is copied"))
         scene.flush()
         vacuum(scene, keep_from=head_of(scene).seq)
         put_file(scene, "later.txt", b"put while it is copied")
@@ -124,7 +124,7 @@ def test_second_backup_copies_only_new_files_and_old_backups_can_be_deleted(
     scene.with_history(2)
     first = back_up(scene, vault)
     scene.flush()
-    told = set(scene.told)
+    told = set(scene.acknowledged)
     second = back_up(scene, vault)
 
     assert first.copied == first.objects
@@ -179,14 +179,14 @@ def test_killed_backup_does_not_count_and_the_next_one_continues(
 ):
     scene.with_history(1)
     with pytest.raises(Killed):
-        back_up(scene, vault, killed_at(step))
+        back_up(scene, vault, kill_at(step))
     assert vault.finished() == []
 
     made = back_up(scene, vault)
 
     assert (made.copied == made.objects) == (step == "dumped")
     restore(elsewhere, vault, made)
-    check(elsewhere.scene(scene, scene.told))
+    check(elsewhere.scene(scene, scene.acknowledged))
 
 
 @ONE_DATABASE
@@ -197,7 +197,7 @@ def test_killed_restore_is_resumed_and_blocks_every_start_until_then(
     scene.with_history(1)
     made = back_up(scene, vault)
     with pytest.raises(Killed):
-        restore(elsewhere, vault, made, killed_at(step))
+        restore(elsewhere, vault, made, kill_at(step))
     if step != "opened":
         with pytest.raises(StartRefused, match=r"and no lake\.json"):
             open_lake(elsewhere.store)
@@ -205,7 +205,7 @@ def test_killed_restore_is_resumed_and_blocks_every_start_until_then(
     restore(elsewhere, vault, made)
 
     assert open_lake(elsewhere.store).id == made.lake
-    check(elsewhere.scene(scene, scene.told))
+    check(elsewhere.scene(scene, scene.acknowledged))
 
 
 @ONE_DATABASE
@@ -293,7 +293,7 @@ def test_older_backup_is_loaded_at_its_own_revision_and_migrated(tmp_path: Path)
 def test_json_null_missing_values_and_bytes_are_restored_unchanged(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore
 ):
-    scene.write(scene.fresh("poison"))
+    scene.write(scene.new_statement("poison"))
     with scene.database.write() as connection:
         connection.execute(text("UPDATE journal SET value = CAST(x'ff00' AS BLOB) WHERE entity_id = 'poison'"))
         for name, progress in (("a", None), ("b", "null"), ("c", '{"done": 1}')):
@@ -349,7 +349,7 @@ def test_command_backs_up_to_s3_and_restores_from_there(
     assert code == 0, said
     assert orjson.loads(said[said.index("{") :])["datasets"] == []
     elsewhere.settings, elsewhere.database = there, Database(there.database_url)
-    check(elsewhere.scene(scene, scene.told))
+    check(elsewhere.scene(scene, scene.acknowledged))
     elsewhere.database.close()
 
 

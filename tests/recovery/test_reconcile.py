@@ -16,7 +16,7 @@ from tarn.query.active_reads import hold_snapshots
 from tarn.recovery.reconcile import require_no_heartbeats
 
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import Killed, Scene, killed_at
+from tests.faults.scene import Killed, Scene, kill_at
 from tests.in_process_api import ONE_DATABASE
 from tests.integrity.vacuums import head_of, replace_files, vacuum
 from tests.recovery.backups import Elsewhere, findings, only, save_database, save_lake
@@ -28,7 +28,7 @@ def flushes(scene: Scene, count: int, name: str) -> list[int]:
     """Make some snapshots, each with a statement of its own; return their commits."""
     made = []
     for number in range(count):
-        made.append(scene.write(scene.fresh(f"{name} {number}"), *scene.some()))
+        made.append(scene.write(scene.new_statement(f"{name} {number}"), *scene.random_events()))
         scene.flush()
     return made
 
@@ -45,7 +45,7 @@ def test_equal_moments_need_no_reconciliation(scene: Scene, elsewhere: Elsewhere
     assert elsewhere.reconcile(apply=False).datasets == []
     assert elsewhere.reconcile().datasets == []
 
-    check(elsewhere.scene(scene, scene.told))
+    check(elsewhere.scene(scene, scene.acknowledged))
 
 
 def test_lake_ahead_of_the_database_is_recorded_and_nothing_is_flushed_twice(
@@ -63,7 +63,7 @@ def test_lake_ahead_of_the_database_is_recorded_and_nothing_is_flushed_twice(
 
     assert (dry.found, dry.recorded, dry.lost) == ("lake ahead", [3, 4, 5], Losses())
     assert (done.found, done.recorded, done.lost, done.findings) == ("lake ahead", [3, 4, 5], Losses(), [])
-    here = elsewhere.scene(scene, scene.told.keys() - {waiting})
+    here = elsewhere.scene(scene, scene.acknowledged.keys() - {waiting})
     assert head_of(here).id == head_of(scene).id
     check(here)
     assert findings(here) == []
@@ -88,7 +88,7 @@ def test_database_ahead_of_the_lake_is_rolled_back_and_reports_exactly_what_is_l
         assert [one.id for one in told.lost.snapshots] == lost_ids
         assert lost(told) == set(gone)
     assert done.findings == []
-    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
     assert [one.operation for one in history_of(here)] == ["flush"] * 2 + ["revert"] * 4
     check(here)
     assert findings(here) == []
@@ -98,16 +98,16 @@ def test_database_ahead_of_the_lake_is_rolled_back_and_reports_exactly_what_is_l
 def test_batches_whose_rows_still_exist_are_flushed_again(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     flushes(scene, 1, "before")
     lake = save_lake(scene, tmp_path / "saved")
-    scene.write(scene.fresh("after"))
+    scene.write(scene.new_statement("after"))
     with pytest.raises(Killed):
-        scene.worker("dies", killed_at("released"))()
+        scene.worker("dies", kill_at("released"))()
     elsewhere.put(save_database(scene), lake)
 
     done = only(elsewhere.reconcile())
 
     assert [batch.commit for batch in done.again] == [2]
     assert (done.lost.commits, done.lost.batches) == ([], [])
-    check(elsewhere.scene(scene, scene.told))
+    check(elsewhere.scene(scene, scene.acknowledged))
 
 
 @ONE_DATABASE
@@ -119,7 +119,7 @@ def test_stale_writer_of_a_lost_snapshot_loses_and_blocks_nobody(scene: Scene, e
     strays = {path: scene.store.get(path) for path in (scene.dataset.layout.snapshot(seq) for seq in (3, 4))}
     elsewhere.put(save_database(scene), lake)
     elsewhere.reconcile()
-    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
 
     for path, manifest in strays.items():
         assert here.store.get(path) != manifest
@@ -140,13 +140,13 @@ def test_killed_reconciliation_is_resumed_and_reports_the_losses_again(
     elsewhere.put(save_database(scene), lake)
 
     with pytest.raises(Killed):
-        elsewhere.reconcile(reached=killed_at(step))
+        elsewhere.reconcile(reached=kill_at(step))
     again = elsewhere.reconcile()
 
     if step != "files fitted":
         assert lost(only(again)) == set(gone)
         assert len(only(again).lost.snapshots) == 2
-    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
     assert head_of(here).seq == 4
     check(here)
     assert findings(here) == []
@@ -168,7 +168,7 @@ def test_manifest_without_its_files_is_moved_away(scene: Scene, elsewhere: Elsew
     assert [one.seq for one in done.lost.snapshots] == [2]
     assert [batch.commit for batch in done.lost.batches] == gone
     assert done.aside == [scene.dataset.layout.snapshot(2)]
-    here = elsewhere.scene(scene, scene.told.keys() - set(gone))
+    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
     assert head_of(here).seq == 3
     check(here)
     assert findings(here) == []
@@ -185,7 +185,7 @@ def test_history_expired_by_a_lost_vacuum_is_kept_again(scene: Scene, elsewhere:
     done = only(elsewhere.reconcile())
 
     assert [one.seq for one in done.lost.snapshots] == [4]
-    here = elsewhere.scene(scene, scene.told)
+    here = elsewhere.scene(scene, scene.acknowledged)
     assert [one.seq for one in history_of(here)] == [1, 2, 3, 4, 5]
     check_now(here)
     assert findings(here) == []
@@ -208,7 +208,7 @@ def test_history_expired_in_the_lake_is_expired_and_refs_into_it_are_reported(
     done = only(elsewhere.reconcile())
 
     assert done.lost.refs == ["then"]
-    here = elsewhere.scene(scene, scene.told)
+    here = elsewhere.scene(scene, scene.acknowledged)
     assert history_of(here)[0].seq == 3
     check_now(here)
     assert findings(here) == []
@@ -228,7 +228,7 @@ def test_dataset_that_exists_only_in_the_lake_is_recorded_with_its_history(
     done = only(elsewhere.reconcile())
 
     assert (done.dataset, done.found, done.recorded, done.lost) == ("later", "only in the lake", [3, 4], Losses())
-    here = elsewhere.scene(later, later.told)
+    here = elsewhere.scene(later, later.acknowledged)
     check(here)
     assert findings(here) == []
 
@@ -239,13 +239,13 @@ def test_dataset_missing_in_the_lake_keeps_its_unflushed_journal(scene: Scene, e
     later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
     gone = flushes(later, 2, "later")
     segments.purge_done(scene.database)
-    later.write(later.fresh("waits"))
+    later.write(later.new_statement("waits"))
     elsewhere.put(save_database(scene), lake)
 
     done = only(elsewhere.reconcile())
 
     assert (done.head, done.lost.configuration, lost(done)) == (None, True, set(gone))
-    here = elsewhere.scene(later, later.told.keys() - set(gone))
+    here = elsewhere.scene(later, later.acknowledged.keys() - set(gone))
     check_now(here)
     (made,) = here.flush()
     assert made.seq == 4
@@ -273,7 +273,7 @@ def test_dataset_recreated_in_the_lake_replaces_the_former_one_of_its_name(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
     flushes(scene, 1, "before")
-    scene.write(scene.fresh("waits"))
+    scene.write(scene.new_statement("waits"))
     saved = save_database(scene)
     for entry in [*scene.store.list("test")]:
         scene.store.delete([entry.path])
@@ -287,7 +287,7 @@ def test_dataset_recreated_in_the_lake_replaces_the_former_one_of_its_name(
 
     assert (done.found, done.id, done.lost.everything) == ("only in the lake", again.dataset.id, True)
     assert [batch.commit for batch in done.lost.batches] == [2]
-    here = elsewhere.scene(again, again.told)
+    here = elsewhere.scene(again, again.acknowledged)
     check_now(here)
     assert findings(here) == []
 

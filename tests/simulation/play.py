@@ -21,8 +21,8 @@ from tarn.storage.connection import Connection
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Missing, Store
 
-from tests.faults.checks import check, laid_over, look
-from tests.faults.scene import QUICK, Scene
+from tests.faults.checks import check, fold_unflushed, read_recorded_state
+from tests.faults.scene import SHORT_BACKOFF, Scene
 from tests.pipeline.history import shown
 from tests.pipeline.kernels import DirectKernels
 from tests.simulation.scheduler import Actor, Scheduler, SteppedDatabase, SteppedStore
@@ -90,7 +90,7 @@ def _settings(folder: Path) -> Settings:
         database_url=f"sqlite:///{folder}/tarn.db", lake_uri=str(folder / "lake"), admin_key_file=folder / "admin.key"
     )
     # Time passes when the play says so, and not otherwise.
-    return loaded.model_copy(update={**QUICK, "lease_seconds": 3600.0, "commit_retries": 3})
+    return loaded.model_copy(update={**SHORT_BACKOFF, "lease_seconds": 3600.0, "commit_retries": 3})
 
 
 def _play(scene: Scene, seed: int, dangers: Mapping[str, float] | None) -> list[str]:
@@ -178,11 +178,11 @@ def _reader(scene: Scene, reads: int) -> Actor:
         for _ in range(reads):
             actor.step("looks")
             with scene.database.read() as connection:
-                head, unflushed = look(connection, scene.dataset)
+                head, unflushed = read_recorded_state(connection, scene.dataset)
             expected = shown(scene.expected().live)
             actor.step("reads the files")
             try:
-                found = shown(laid_over(scene.store, scene.dataset, head, unflushed))
+                found = shown(fold_unflushed(scene.store, scene.dataset, head, unflushed))
             except (ManifestInvalid, Missing):
                 # An API process says what it reads, and then it stays: tests/faults/test_vacuum.py.
                 assert not scene.reverts

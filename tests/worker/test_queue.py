@@ -19,7 +19,7 @@ from tarn.model.job import MOST_ATTEMPTS
 from tarn.storage.fault_injection import Gate
 from tarn.worker.queue import ITEMS_PER_DATASET, Consumer
 
-from tests.faults.scene import Killed, beside, held_at, killed_at
+from tests.faults.scene import Killed, in_background, pause_at, kill_at
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.waiting import wait_until
 from tests.worker.workers import make_worker, working
@@ -173,7 +173,7 @@ def test_item_that_kills_every_worker_is_dead_after_the_last_attempt(api: InProc
     item_id = enqueue(api, "UPSERT", person("Jane"))
     for _ in range(MOST_ATTEMPTS):
         with pytest.raises(Killed):
-            consumer(api, killed_at("begun")).work()
+            consumer(api, kill_at("begun")).work()
 
     assert consumer(api).work() == 0
     dead = item(api, item_id)
@@ -183,7 +183,7 @@ def test_item_that_kills_every_worker_is_dead_after_the_last_attempt(api: InProc
 
 def test_item_deleted_while_it_is_processed_has_no_effect(api: InProcessApi, dataset: Dataset):
     item_id, gate = enqueue(api, "UPSERT", person("Jane")), Gate()
-    with beside(consumer(api, held_at("begun", gate)).work) as result:
+    with in_background(consumer(api, pause_at("begun", gate)).work) as result:
         gate.wait_arrived()
         assert api.admin.delete(f"{BASE}/{item_id}").status_code == 204
         gate.release()
