@@ -1,4 +1,4 @@
-"""The command, run against a server process."""
+"""Fixtures of CLI tests: the command `tarn`, run against a server process."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ TARN = [sys.executable, "-m", "tarn.cli"]
 
 @dataclass(frozen=True)
 class Tarn:
-    """The command in this process, speaking to a server with a key. It must exit with the code that is expected."""
+    """The command, run in this process with a server's URL and a key. It must exit with the expected code."""
 
     url: str
     key: str
@@ -34,13 +34,13 @@ class Tarn:
 
 @pytest.fixture
 def tarn(server: Server) -> Tarn:
-    """The command as the administrator gives it."""
+    """Return the command with the administrator's key."""
     return Tarn(server.url, server.admin_key)
 
 
 @pytest.fixture
 def name() -> str:
-    """A name that nothing on the shared server has yet."""
+    """Return a name that is unused on the shared server."""
     return f"n{uuid4().hex[:12]}"
 
 

@@ -19,7 +19,7 @@ def test_whoami_shows_the_caller(tarn: Tarn):
     assert tarn.json("whoami")["grants"] == [{"dataset": "*", "level": "admin"}]
 
 
-def test_tenant_is_made_shown_changed_and_deleted(tarn: Tarn, name: str):
+def test_tenant_is_created_shown_changed_and_deleted(tarn: Tarn, name: str):
     created = tarn.json("tenants", "create", name, "--title", "First")
     shown = tarn.json("tenants", "show", name)
     disabled = tarn.json("tenants", "update", name, "--title", "Second", "--disable")
@@ -35,7 +35,7 @@ def test_tenant_is_made_shown_changed_and_deleted(tarn: Tarn, name: str):
     assert (gone.stdout, gone.stderr) == ("", f"tarn: there is no tenant '{name}' (tenant-not-found)\n")
 
 
-def test_tenants_are_listed_for_people_and_programs(tarn: Tarn, tenant: str):
+def test_tenants_are_listed_as_a_table_and_as_json(tarn: Tarn, tenant: str):
     lines = tarn("tenants", "list").stdout.splitlines()
     listed = tarn.json("tenants", "list")
 
@@ -44,11 +44,11 @@ def test_tenants_are_listed_for_people_and_programs(tarn: Tarn, tenant: str):
     assert tenant in [entry["name"] for entry in listed]
 
 
-def test_update_of_nothing_is_misuse(tarn: Tarn, tenant: str):
+def test_update_without_a_change_is_misuse(tarn: Tarn, tenant: str):
     assert "nothing to change" in tarn("tenants", "update", tenant, code=2).stderr
 
 
-def test_delete_in_a_pipe_is_refused_without_yes_and_nothing_is_deleted(tarn: Tarn, tenant: str):
+def test_delete_without_a_terminal_is_refused_without_yes_and_deletes_nothing(tarn: Tarn, tenant: str):
     refused = tarn("tenants", "delete", tenant, code=2, stdin="y\n")
 
     assert (refused.stdout, refused.stderr) == (
@@ -58,7 +58,7 @@ def test_delete_in_a_pipe_is_refused_without_yes_and_nothing_is_deleted(tarn: Ta
     assert tarn.json("tenants", "show", tenant)["name"] == tenant
 
 
-def test_limits_that_are_set_replace_all_own_ones(tarn: Tarn, tenant: str):
+def test_set_limits_replace_all_former_ones(tarn: Tarn, tenant: str):
     before = tarn.json("tenants", "limits", tenant)
 
     first = tarn.json("tenants", "limits", tenant, "--rate-limit", "50", "--rate-burst", "7", "--statements", "9")
@@ -72,15 +72,15 @@ def test_limits_that_are_set_replace_all_own_ones(tarn: Tarn, tenant: str):
     assert cleared == before
 
 
-def test_limits_tell_people_of_a_quota_that_is_none(tarn: Tarn, tenant: str):
+def test_missing_quota_is_shown_as_none(tarn: Tarn, tenant: str):
     assert ["quota_bytes", "none"] in [line.split() for line in tarn("tenants", "limits", tenant).stdout.splitlines()]
 
 
-def test_defaults_beside_a_limit_are_misuse(tarn: Tarn, tenant: str):
+def test_defaults_together_with_a_limit_is_misuse(tarn: Tarn, tenant: str):
     assert "--defaults" in tarn("tenants", "limits", tenant, "--defaults", "--bytes", "1", code=2).stderr
 
 
-def test_quiet_key_is_alone_on_standard_output_and_works(tarn: Tarn, server: Server, tenant: str):
+def test_quiet_prints_only_the_key(tarn: Tarn, server: Server, tenant: str):
     printed = tarn("keys", "create", tenant, "--quiet")
 
     assert printed.stderr == ""
@@ -88,7 +88,7 @@ def test_quiet_key_is_alone_on_standard_output_and_works(tarn: Tarn, server: Ser
     assert Tarn(server.url, printed.stdout.strip()).json("whoami")["tenant"] == tenant
 
 
-def test_key_is_shown_once_whole_listed_without_its_secret_and_revoked(tarn: Tarn, tenant: str):
+def test_key_is_shown_once_listed_without_its_secret_and_revoked(tarn: Tarn, tenant: str):
     created = dict(
         line.split(maxsplit=1) for line in tarn("keys", "create", tenant, "--label", "ci").stdout.splitlines()
     )
@@ -111,7 +111,7 @@ def test_key_is_shown_once_whole_listed_without_its_secret_and_revoked(tarn: Tar
         ("2130-01-31T12:00+01:00", "2130-01-31T11:00:00Z"),
     ],
 )
-def test_key_expires_at_a_moment_in_utc_unless_it_says_otherwise(tarn: Tarn, tenant: str, given: str, expires: str):
+def test_expiry_without_an_offset_is_in_utc(tarn: Tarn, tenant: str, given: str, expires: str):
     created = tarn.json("keys", "create", tenant, "--expires", given)
 
     assert datetime.fromisoformat(created["expires"]) == datetime.fromisoformat(expires)
@@ -120,7 +120,7 @@ def test_key_expires_at_a_moment_in_utc_unless_it_says_otherwise(tarn: Tarn, ten
 @pytest.mark.parametrize(
     ("given", "span"), [("12h", timedelta(hours=12)), ("30d", timedelta(days=30)), ("8w", timedelta(weeks=8))]
 )
-def test_key_expires_a_time_from_now(tarn: Tarn, tenant: str, given: str, span: timedelta):
+def test_expiry_may_be_a_duration_from_now(tarn: Tarn, tenant: str, given: str, span: timedelta):
     before = datetime.now(UTC)
     expires = datetime.fromisoformat(tarn.json("keys", "create", tenant, "--expires", given)["expires"])
     after = datetime.now(UTC)
@@ -129,31 +129,31 @@ def test_key_expires_a_time_from_now(tarn: Tarn, tenant: str, given: str, span: 
 
 
 @pytest.mark.parametrize("given", ["soon", "30", "30y", "-1d", "99999999999w", ""])
-def test_expiry_that_is_no_time_is_misuse_and_makes_no_key(tarn: Tarn, tenant: str, given: str):
+def test_invalid_expiry_is_misuse_and_creates_no_key(tarn: Tarn, tenant: str, given: str):
     tarn("keys", "create", tenant, "--expires", given, code=2)
 
     assert tarn.json("keys", "list", tenant) == []
 
 
-def test_quiet_and_json_together_are_misuse_and_make_no_key(tarn: Tarn, tenant: str):
+def test_quiet_together_with_json_is_misuse_and_creates_no_key(tarn: Tarn, tenant: str):
     tarn("keys", "create", tenant, "--quiet", "--json", code=2)
 
     assert tarn.json("keys", "list", tenant) == []
 
 
-def test_grant_is_added_listed_and_taken_back(tarn: Tarn, tenant: str):
+def test_grant_is_added_listed_and_removed(tarn: Tarn, tenant: str):
     added = tarn.json("grants", "add", tenant, "leaks_*", "write")
     listed = tarn.json("grants", "list", tenant)
     removed = tarn("grants", "remove", added["id"])
-    left = tarn.json("grants", "list", tenant)
+    remaining = tarn.json("grants", "list", tenant)
 
     assert (added["dataset"], added["level"]) == ("leaks_*", "write")
     assert listed == [added]
     assert removed.stdout == ""
-    assert left == []
+    assert remaining == []
 
 
-def test_levels_are_those_of_the_model():
+def test_grant_levels_are_those_of_the_model():
     assert get_args(LevelName) == tuple(Level)
 
 
@@ -161,15 +161,15 @@ def test_unknown_level_is_misuse(tarn: Tarn, tenant: str):
     assert "maintain" in tarn("grants", "add", tenant, "*", "everything", code=2).stderr
 
 
-def test_audit_shows_the_newest_of_one_tenant_up_to_a_limit(tarn: Tarn, server: Server, tenant: str):
+def test_audit_lists_newest_entries_first_with_filters_and_a_limit(tarn: Tarn, server: Server, tenant: str):
     caller = Tarn(server.url, tarn("keys", "create", tenant, "-q").stdout.strip())
     caller("tenants", "list", code=1)
     caller("audit", code=1)
 
     entries = tarn.json("audit", "--tenant", tenant)
     newest = tarn.json("audit", "--tenant", tenant, "--limit", "1")
-    wanted = ("--key-id", entries[0]["key"], "--denied", "--action", "list_tenants", "--since", entries[-1]["at"])
-    listed = tarn.json("audit", *wanted, "--request", entries[-1]["request"])
+    filters = ("--key-id", entries[0]["key"], "--denied", "--action", "list_tenants", "--since", entries[-1]["at"])
+    listed = tarn.json("audit", *filters, "--request", entries[-1]["request"])
     done = tarn.json("audit", "--tenant", tenant, "--done")
 
     assert [(entry["action"], entry["outcome"]) for entry in entries] == [
@@ -180,16 +180,16 @@ def test_audit_shows_the_newest_of_one_tenant_up_to_a_limit(tarn: Tarn, server: 
     assert (listed, done) == (entries[1:], [])
 
 
-def test_problem_lists_each_fault_with_its_field(tarn: Tarn):
+def test_problem_lists_each_error_with_its_field(tarn: Tarn):
     refused = tarn("tenants", "create", "Not A Name", "--title", "\x07", code=1)
 
-    first, *faults = refused.stderr.splitlines()
+    first, *errors = refused.stderr.splitlines()
     assert first.startswith("tarn: ")
     assert first.endswith("(schema-violation)")
-    assert [fault.split(":")[0] for fault in faults] == ["    name", "    title"]
+    assert [error.split(":")[0] for error in errors] == ["    name", "    title"]
 
 
-def test_problem_is_json_on_standard_error_when_json_is_asked_for(tarn: Tarn):
+def test_problem_is_json_on_standard_error_with_the_option_json(tarn: Tarn):
     refused = tarn("tenants", "show", "nobody", "--json", code=1)
 
     assert refused.stdout == ""

@@ -1,4 +1,4 @@
-"""The command as a process of its own: exit codes, pipes, prompts, and how little it loads."""
+"""The command as a process: exit codes, pipes, prompts, and the modules that it imports."""
 
 import json
 import os
@@ -33,14 +33,14 @@ def run(server: Server, *args: str, cwd: Path | None = None, **variables: str) -
     )
 
 
-def test_whoever_started_the_server_here_is_its_administrator(server: Server):
+def test_caller_in_the_servers_folder_is_the_administrator(server: Server):
     done = run(server, "whoami", "--json")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["tenant"] == "admin"
 
 
-def test_without_a_key_the_server_refuses_and_the_command_says_what_to_do(server: Server, tmp_path: Path):
+def test_missing_key_is_reported_with_what_to_do(server: Server, tmp_path: Path):
     refused = run(server, "whoami", cwd=tmp_path)
 
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -48,7 +48,7 @@ def test_without_a_key_the_server_refuses_and_the_command_says_what_to_do(server
     assert "no key was sent: set TARN_KEY" in refused.stderr
 
 
-def test_without_a_server_it_says_how_to_get_one(server: Server):
+def test_unreachable_server_is_reported_with_what_to_do(server: Server):
     failed = run(server, "datasets", "list", "--url", NOWHERE)
 
     assert (failed.returncode, failed.stdout) == (3, "")
@@ -58,7 +58,7 @@ def test_without_a_server_it_says_how_to_get_one(server: Server):
     )
 
 
-def test_interrupt_ends_a_load_with_130_and_nothing_is_taken(server: Server, tarn: Tarn, dataset: str):
+def test_interrupted_load_exits_with_130_and_stores_nothing(server: Server, tarn: Tarn, dataset: str):
     line = b'{"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}\n'
     with subprocess.Popen(
         [*TARN, "load", "--dataset", dataset],
@@ -69,7 +69,7 @@ def test_interrupt_ends_a_load_with_130_and_nothing_is_taken(server: Server, tar
         stderr=subprocess.PIPE,
     ) as process:
         assert process.stdin is not None
-        # More than a pipe and the first piece hold: when it is written, the command has begun to send.
+        # More than fits into a pipe and the first piece: when it is written, the command has begun to send.
         process.stdin.write(line * 10_000)
         process.stdin.flush()
         process.send_signal(signal.SIGINT)
@@ -80,7 +80,7 @@ def test_interrupt_ends_a_load_with_130_and_nothing_is_taken(server: Server, tar
     assert tarn("entities", "query", dataset).stdout == ""
 
 
-def test_exit_codes_are_those_in_the_docs_and_in_the_help(server: Server):
+def test_exit_codes_equal_those_in_the_docs_and_in_the_help(server: Server):
     documented = set(re.findall(r"^\| (\d+) \|", (DOCS / "clients.md").read_text(), re.MULTILINE))
     errors = (Problem({}), JobCancelled(), Misuse(), InvalidRequest(), Unreachable(""), IncompleteResponse())
     known = {str(exit_code(error)) for error in errors}
@@ -90,14 +90,14 @@ def test_exit_codes_are_those_in_the_docs_and_in_the_help(server: Server):
 
 
 @pytest.mark.parametrize("args", [("whoami", "--nonsense"), ("nonsense",), ("tenants", "show"), ("whoami", "--url=x")])
-def test_wrong_usage_exits_with_2_and_leaves_standard_output_alone(server: Server, args: tuple[str, ...]):
+def test_wrong_usage_exits_with_2_and_prints_to_standard_error_only(server: Server, args: tuple[str, ...]):
     failed = run(server, *args)
 
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr
 
 
-def test_wrong_settings_of_a_process_exit_with_2_in_one_sentence(server: Server):
+def test_invalid_setting_exits_with_2_and_one_sentence(server: Server):
     failed = run(server, "migrate", TARN_PORT="many")
 
     assert (failed.returncode, failed.stdout) == (2, "")
@@ -109,14 +109,14 @@ def test_version_is_that_of_the_package(server: Server):
     assert run(server, "--version").stdout == "tarn 0.1.0\n"
 
 
-def test_worker_still_takes_the_hidden_option_of_serve(server: Server, tmp_path: Path):
+def test_worker_accepts_the_hidden_option_that_serve_passes(server: Server, tmp_path: Path):
     accepted = run(server, "worker", "--until-stdin-closes", cwd=tmp_path, TARN_PORT="many")
 
     assert accepted.stderr.startswith("tarn: TARN_PORT: ")
     assert "until-stdin" not in run(server, "worker", "--help").stdout
 
 
-def test_shell_goes_from_tenant_to_dataset_with_the_key_in_a_variable(server: Server, name: str):
+def test_shell_script_creates_tenant_key_and_dataset(server: Server, name: str):
     script = """
         set -eu
         tarn() { "$PYTHON" -m tarn.cli "$@"; }
@@ -139,9 +139,9 @@ def test_shell_goes_from_tenant_to_dataset_with_the_key_in_a_variable(server: Se
     assert done.stdout.split()[:3] == [f"{name}_leaks", "Some", "leaks"]
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 1), ("yes", 0, 1), ("n", 2, 0), ("", 2, 0)])
-def test_person_at_a_terminal_is_asked_before_a_delete(
-    server: Server, tarn: Tarn, tenant: str, answer: str, code: int, left: int
+@pytest.mark.parametrize(("answer", "code", "exit_of_show"), [("y", 0, 1), ("yes", 0, 1), ("n", 2, 0), ("", 2, 0)])
+def test_delete_on_a_terminal_asks_for_confirmation(
+    server: Server, tarn: Tarn, tenant: str, answer: str, code: int, exit_of_show: int
 ):
     terminal, stdin = pty.openpty()
     with subprocess.Popen(
@@ -160,7 +160,7 @@ def test_person_at_a_terminal_is_asked_before_a_delete(
 
     assert (process.returncode, out) == (code, "")
     assert f"Delete the tenant {tenant} with its keys and grants? [y/N] " in err
-    tarn("tenants", "show", tenant, code=left)
+    tarn("tenants", "show", tenant, code=exit_of_show)
 
 
 def test_reader_that_stops_early_ends_the_command_without_a_traceback(server: Server):
@@ -177,13 +177,13 @@ def test_reader_that_stops_early_ends_the_command_without_a_traceback(server: Se
 
 
 @pytest.mark.parametrize(
-    ("args", "too_heavy"),
+    ("args", "forbidden"),
     [
         (["--help"], {"httpx", "yaml", "pydantic", "sqlalchemy", "followthemoney", "fastapi", "pyspark"}),
         (["whoami"], {"yaml", "pydantic", "sqlalchemy", "followthemoney", "fastapi", "pyspark"}),
     ],
 )
-def test_client_loads_nothing_of_the_server(server: Server, args: list[str], too_heavy: set[str]):
+def test_client_commands_import_no_server_module(server: Server, args: list[str], forbidden: set[str]):
     code = (
         "import sys; from tarn.cli import main; sys.argv[1:] = " + repr(args) + "\n"
         "try: main()\n"
@@ -201,5 +201,5 @@ def test_client_loads_nothing_of_the_server(server: Server, args: list[str], too
     loaded = set(done.stderr.split())
     assert done.returncode == 0
     assert {"tarn.cli.application", "typer"} <= loaded
-    assert loaded & too_heavy == set()
+    assert loaded & forbidden == set()
     assert {module for module in loaded if module.startswith("tarn.") and not module.startswith("tarn.cli")} == set()

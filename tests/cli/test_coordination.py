@@ -9,14 +9,14 @@ from tests.cli.conftest import Tarn
 
 @pytest.fixture
 def other(tarn: Tarn, dataset: str) -> tuple[Tarn, str]:
-    """Another tenant that may read the dataset, and its name."""
+    """Create another tenant that may read the dataset; return its command and its name."""
     name = f"{dataset}-other"
     tarn("tenants", "create", name)
     tarn("grants", "add", name, dataset, "read")
     return Tarn(tarn.url, tarn("keys", "create", name, "--quiet").stdout.strip()), name
 
 
-def test_tags_are_set_shown_compared_and_deleted(tarn: Tarn, dataset: str):
+def test_tag_is_set_shown_compared_and_deleted(tarn: Tarn, dataset: str):
     tarn("tags", "set", dataset, "a/old", "--at", "2020-01-01T00:00:00Z")
     tag = tarn.json("tags", "set", dataset, "a/new", "--value", '{"pages": 1}')
 
@@ -30,26 +30,26 @@ def test_tags_are_set_shown_compared_and_deleted(tarn: Tarn, dataset: str):
     assert "can only be written by the lake" in tarn("tags", "set", dataset, "lakehouse/x", code=1).output
 
 
-def test_items_are_added_taken_acknowledged_and_deleted(tarn: Tarn, dataset: str, other: tuple[Tarn, str]):
-    taker, name = other
+def test_queue_item_is_added_popped_acknowledged_and_deleted(tarn: Tarn, dataset: str, other: tuple[Tarn, str]):
+    consumer, name = other
     item = tarn(
         "queue", "add", dataset, "upsert", "entity", "-", "--to", name, "--quiet", stdin='{"id": 1}'
     ).stdout.strip()
 
-    assert [each["id"] for each in taker.json("queue", "list", dataset)] == [item]
-    taken = taker.json("queue", "pop", dataset, "--lease", "600")
-    assert (taken["id"], taken["payload"]) == (item, {"id": 1})
-    assert "there is no item to take" in taker("queue", "pop", dataset, code=1).output
-    failed = taker.json("queue", "ack", dataset, item, taken["token"], "--error", "out of ink")
+    assert [each["id"] for each in consumer.json("queue", "list", dataset)] == [item]
+    popped = consumer.json("queue", "pop", dataset, "--lease", "600")
+    assert (popped["id"], popped["payload"]) == (item, {"id": 1})
+    assert "there is no item to take" in consumer("queue", "pop", dataset, code=1).output
+    failed = consumer.json("queue", "ack", dataset, item, popped["token"], "--error", "out of ink")
     assert failed["problem"]["detail"] == "out of ink"
     assert "only a dead item" in tarn("queue", "retry", dataset, item, code=1).output
     assert tarn.json("queue", "show", dataset, item)["attempts"] == 1
     tarn("queue", "delete", dataset, item)
-    assert taker.json("queue", "list", dataset) == []
+    assert consumer.json("queue", "list", dataset) == []
     assert "not JSON" in tarn("queue", "add", dataset, "delete", "entity", "x", code=2).output
 
 
-def test_items_of_another_are_followed_if_they_are_shared(tarn: Tarn, dataset: str, other: tuple[Tarn, str]):
+def test_shared_items_of_another_tenant_are_listed(tarn: Tarn, dataset: str, other: tuple[Tarn, str]):
     reader, _ = other
     shared = [
         tarn(
@@ -58,11 +58,11 @@ def test_items_of_another_are_followed_if_they_are_shared(tarn: Tarn, dataset: s
         for name in ("a", "b")
     ]
 
-    followed = reader.json("queue", "list", dataset, "--from", "admin", "--after", shared[0])
-    assert [each["id"] for each in followed] == shared[1:]
+    listed = reader.json("queue", "list", dataset, "--from", "admin", "--after", shared[0])
+    assert [each["id"] for each in listed] == shared[1:]
 
 
-def test_locks_are_taken_refreshed_released_and_forced(tarn: Tarn, dataset: str, other: tuple[Tarn, str]):
+def test_lock_is_taken_refreshed_released_and_forced(tarn: Tarn, dataset: str, other: tuple[Tarn, str]):
     holder, name = other
     token = holder("locks", "take", dataset, "nightly", "--holder", "one", "--quiet").stdout.strip()
 

@@ -8,7 +8,7 @@ from tests.cli.conftest import Tarn
 from tests.server import Server
 
 
-def test_dataset_is_made_from_a_file_assignments_and_options(tarn: Tarn, name: str, tmp_path: Path):
+def test_dataset_is_created_from_a_file_assignments_and_options(tarn: Tarn, name: str, tmp_path: Path):
     config = tmp_path / "config.yml"
     config.write_text("title: From the file\ncategory: money\npublisher: {name: Parliament, country: no}\n")
 
@@ -31,7 +31,7 @@ def test_dataset_is_listed(tarn: Tarn, dataset: str):
     assert [dataset, "Donations"] in [line[:2] for line in lines]
 
 
-def test_document_the_server_gave_out_makes_another_dataset(tarn: Tarn, dataset: str):
+def test_shown_document_can_be_used_to_create_another_dataset(tarn: Tarn, dataset: str):
     document = tarn("datasets", "show", dataset, "--json").stdout
 
     copied = tarn.json("datasets", "create", f"{dataset}_copy", "--file", "-", stdin=document)
@@ -39,7 +39,7 @@ def test_document_the_server_gave_out_makes_another_dataset(tarn: Tarn, dataset:
     assert (copied["name"], copied["title"]) == (f"{dataset}_copy", "Donations")
 
 
-def test_nested_field_is_changed_without_losing_what_is_beside_it(tarn: Tarn, dataset: str):
+def test_change_of_a_nested_field_keeps_its_siblings(tarn: Tarn, dataset: str):
     tarn("datasets", "update", dataset, "--set", "policy.retention.count=5", "--set", "policy.maintain=false")
 
     changed = tarn.json("datasets", "update", dataset, "--set", "policy.retention.days=30")
@@ -49,19 +49,19 @@ def test_nested_field_is_changed_without_losing_what_is_beside_it(tarn: Tarn, da
     assert changed["title"] == "Donations"
 
 
-def test_null_goes_back_to_the_default(tarn: Tarn, dataset: str):
+def test_null_restores_the_default(tarn: Tarn, dataset: str):
     assert tarn.json("datasets", "update", dataset, "--set", "title=")["title"] is None
 
 
-def test_update_of_nothing_is_misuse(tarn: Tarn, dataset: str):
+def test_update_without_a_change_is_misuse(tarn: Tarn, dataset: str):
     assert "nothing to change" in tarn("datasets", "update", dataset, code=2).stderr
 
 
-def test_file_that_is_not_there_is_misuse(tarn: Tarn, dataset: str):
+def test_missing_file_is_misuse(tarn: Tarn, dataset: str):
     tarn("datasets", "update", dataset, "--file", "no-such-file.yml", code=2)
 
 
-def test_update_on_a_stale_tag_fails_with_and_without_the_tags_quotes(tarn: Tarn, dataset: str):
+def test_update_with_a_stale_entity_tag_fails_and_quotes_are_optional(tarn: Tarn, dataset: str):
     tag = tarn("datasets", "show", dataset, "--etag").stdout.strip()
 
     changed = tarn.json("datasets", "update", dataset, "--title", "B", "--if-match", tag.strip('"'))
@@ -74,7 +74,7 @@ def test_update_on_a_stale_tag_fails_with_and_without_the_tags_quotes(tarn: Tarn
     assert tarn.json("datasets", "show", dataset) == changed
 
 
-def test_people_see_the_tag_beside_the_configuration(tarn: Tarn, dataset: str):
+def test_entity_tag_is_the_last_line_of_the_shown_configuration(tarn: Tarn, dataset: str):
     tag = tarn("datasets", "show", dataset, "--etag").stdout.strip()
     lines = [line.split(maxsplit=1) for line in tarn("datasets", "show", dataset).stdout.splitlines()]
 
@@ -82,20 +82,20 @@ def test_people_see_the_tag_beside_the_configuration(tarn: Tarn, dataset: str):
     assert lines[-1] == ["etag", tag]
 
 
-def test_former_version_is_listed_printed_as_it_was_and_brought_back(tarn: Tarn, dataset: str):
+def test_former_version_is_listed_printed_unchanged_and_restored(tarn: Tarn, dataset: str):
     tarn("datasets", "update", dataset, "--title", "B")
     [former] = [entry for entry in tarn.json("datasets", "versions", dataset) if entry["name"] == "config.yml"]
 
     document = tarn("datasets", "version", dataset, former["timestamp"], "config.yml").stdout
-    back = tarn.json("datasets", "update", dataset, "--file", "-", stdin=document)
+    restored = tarn.json("datasets", "update", dataset, "--file", "-", stdin=document)
 
     assert former["timestamp"] in tarn("datasets", "versions", dataset).stdout
     assert len(document.encode()) == former["size"]
     assert yaml.safe_load(document)["title"] == "Donations"
-    assert back["title"] == "Donations"
+    assert restored["title"] == "Donations"
 
 
-def test_deleted_dataset_is_gone_and_its_name_free_when_the_command_returns(tarn: Tarn, dataset: str):
+def test_name_of_a_deleted_dataset_is_free_when_the_command_returns(tarn: Tarn, dataset: str):
     job = tarn.json("datasets", "delete", dataset, "--yes")
     again = tarn.json("datasets", "create", dataset)
 
@@ -103,23 +103,23 @@ def test_deleted_dataset_is_gone_and_its_name_free_when_the_command_returns(tarn
     assert again["title"] is None
 
 
-def test_delete_without_waiting_answers_a_job_that_can_be_waited_for(tarn: Tarn, dataset: str):
-    begun = tarn.json("datasets", "delete", dataset, "--yes", "--no-wait")
-    done = tarn.json("jobs", "show", begun["id"], "--wait", "60")
+def test_delete_without_waiting_returns_a_job_that_can_be_waited_for(tarn: Tarn, dataset: str):
+    started = tarn.json("datasets", "delete", dataset, "--yes", "--no-wait")
+    done = tarn.json("jobs", "show", started["id"], "--wait", "60")
     listed = tarn("jobs", "list", "--limit", "1000").stdout
 
-    assert begun["id"] == done["id"]
+    assert started["id"] == done["id"]
     assert done["state"] == "done"
-    assert begun["id"] in listed
+    assert started["id"] in listed
     assert len(tarn.json("jobs", "list", "--limit", "1")) == 1
 
 
-def test_delete_in_a_pipe_is_refused_without_yes(tarn: Tarn, dataset: str):
+def test_delete_without_a_terminal_is_refused_without_yes(tarn: Tarn, dataset: str):
     assert "--yes" in tarn("datasets", "delete", dataset, code=2).stderr
     assert tarn.json("datasets", "show", dataset)["name"] == dataset
 
 
-def test_tenant_with_a_grant_makes_datasets_that_its_pattern_matches_and_no_others(
+def test_tenant_may_create_only_datasets_that_its_grant_matches(
     tarn: Tarn, server: Server, tenant: str
 ):
     tarn("grants", "add", tenant, f"{tenant}_*", "admin")
@@ -132,7 +132,7 @@ def test_tenant_with_a_grant_makes_datasets_that_its_pattern_matches_and_no_othe
     assert [entry["name"] for entry in caller.json("datasets", "list")] == [f"{tenant}_own"]
 
 
-def test_catalog_is_shown_by_default_with_its_options(tarn: Tarn, dataset: str):
+def test_catalog_without_a_subcommand_shows_the_catalog(tarn: Tarn, dataset: str):
     shown = tarn("catalog")
 
     assert [dataset, "Donations"] in [line.split() for line in shown.stdout.splitlines()]

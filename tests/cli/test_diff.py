@@ -1,4 +1,4 @@
-"""What changed between snapshots, and names for them, from the command line."""
+"""Diffs between snapshots, and refs, from the command line."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from tests.server import Server
 
 @pytest.fixture
 def flush(server: Server, dataset: str, kernel_process) -> Iterator[Callable[[], None]]:
-    """Flush the dataset in the server's database and lake, without waiting for its Spark."""
+    """Return a function that flushes the dataset in the server's database and lake, without its Spark."""
     data = server.folder / "data"
     settings = load_settings(database_url=f"sqlite:///{data}/tarn.db", lake_uri=str(data / "lake"))
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
@@ -31,8 +31,8 @@ def flush(server: Server, dataset: str, kernel_process) -> Iterator[Callable[[],
     )
 
     def run() -> None:
-        found = dataset_of(database, dataset)
-        done = flushing.run([found], lambda: None)[found.id]
+        stored_dataset = dataset_of(database, dataset)
+        done = flushing.run([stored_dataset], lambda: None)[stored_dataset.id]
         assert done.error is None
 
     yield run
@@ -45,7 +45,7 @@ def person(name: str, full_name: str) -> str:
 
 @pytest.fixture
 def changed(tarn: Tarn, dataset: str, flush: Callable[[], None]) -> str:
-    """A dataset with two snapshots: ann stays, bob is told more of, cem goes and dan comes."""
+    """Create a dataset with two snapshots: ann is unchanged, bob modified, cem deleted and dan added."""
     tarn("entities", "load", dataset, "-", stdin=person("ann", "Ann") + person("bob", "Bob") + person("cem", "Cem"))
     flush()
     tarn("entities", "load", dataset, "-", stdin=person("bob", "Robert") + person("dan", "Dan"))
@@ -54,7 +54,7 @@ def changed(tarn: Tarn, dataset: str, flush: Callable[[], None]) -> str:
     return dataset
 
 
-def test_entity_that_does_not_assemble_is_printed_without_content_and_counted(
+def test_invalid_entity_is_printed_without_content_and_counted(
     tarn: Tarn, changed: str, flush: Callable[[], None]
 ):
     vessel = json.dumps({"id": "ann", "schema": "Vessel", "properties": {}}) + "\n"
@@ -76,16 +76,16 @@ def changes(printed: str) -> list[tuple[str, str, list[str]]]:
     return sorted((line["op"], line["id"], sorted(line["entity"]["properties"]["name"])) for line in lines)
 
 
-def test_diff_prints_a_line_for_each_entity_that_differs(tarn: Tarn, changed: str):
-    forth = changes(tarn("diff", changed, "1", "2").stdout)
-    back = changes(tarn("diff", changed, "latest", "1").stdout)
+def test_diff_prints_a_line_for_each_changed_entity(tarn: Tarn, changed: str):
+    forward = changes(tarn("diff", changed, "1", "2").stdout)
+    reverse = changes(tarn("diff", changed, "latest", "1").stdout)
 
-    assert forth == [("ADD", "dan", ["Dan"]), ("DEL", "cem", ["Cem"]), ("MOD", "bob", ["Bob", "Robert"])]
-    assert back == [("ADD", "cem", ["Cem"]), ("DEL", "dan", ["Dan"]), ("MOD", "bob", ["Bob"])]
+    assert forward == [("ADD", "dan", ["Dan"]), ("DEL", "cem", ["Cem"]), ("MOD", "bob", ["Bob", "Robert"])]
+    assert reverse == [("ADD", "cem", ["Cem"]), ("DEL", "dan", ["Dan"]), ("MOD", "bob", ["Bob"])]
     assert tarn("diff", changed, "2", "2").stdout == ""
 
 
-def test_diff_with_a_snapshot_that_is_not_there_is_the_servers_problem(tarn: Tarn, changed: str):
+def test_diff_with_a_missing_snapshot_is_a_problem(tarn: Tarn, changed: str):
     assert "(snapshot-not-found)" in tarn("diff", changed, "1", "9", code=1).stderr
     assert "is not a name" in tarn("diff", changed, "..", "2", code=2).stderr
 

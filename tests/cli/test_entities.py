@@ -1,4 +1,4 @@
-"""Entities from the command line: loaded, read, deleted, through pipes and files, and what breaks off."""
+"""Entities from the command line: load, get, query and delete, with files and pipes, and broken connections."""
 
 import gzip
 import json
@@ -33,17 +33,17 @@ COMPANY = ndjson(
 
 @pytest.fixture
 def people(tarn: Tarn, dataset: str) -> str:
-    """A dataset of three people that `crawl` knows of, and a company and its owner by `register`."""
+    """Create a dataset with three people of the origin `crawl`, and a company and its owner of `register`."""
     tarn("entities", "load", dataset, "-", "--origin", "crawl", stdin=PEOPLE)
     tarn("entities", "load", dataset, "-", "--origin", "register", stdin=COMPANY)
     return dataset
 
 
-def found(tarn: Tarn, *args: str, stdin: str | None = None) -> list[str]:
+def query_ids(tarn: Tarn, *args: str, stdin: str | None = None) -> list[str]:
     return [json.loads(line)["id"] for line in tarn("entities", "query", *args, stdin=stdin).stdout.splitlines()]
 
 
-def test_get_shows_people_the_fields_and_programs_the_entity(tarn: Tarn, people: str):
+def test_get_prints_fields_as_a_table_and_the_entity_as_json(tarn: Tarn, people: str):
     lines = dict(line.split(maxsplit=1) for line in tarn("entities", "get", people, "bob").stdout.splitlines())
     entity = tarn.json("entities", "get", people, "bob")
 
@@ -51,7 +51,7 @@ def test_get_shows_people_the_fields_and_programs_the_entity(tarn: Tarn, people:
     assert (entity["id"], entity["properties"]) == ("bob", {"name": ["Bob"], "nationality": ["fr"]})
 
 
-def test_get_of_an_entity_that_is_not_there_is_the_servers_problem(tarn: Tarn, people: str):
+def test_get_of_a_missing_entity_is_a_problem(tarn: Tarn, people: str):
     assert "(entity-not-found)" in tarn("entities", "get", people, "nobody", code=1).stderr
     assert "(entity-not-found)" in tarn("entities", "get", people, "ann", "--origin", "register", code=1).stderr
     assert "(entity-not-found)" in tarn("entities", "get", people, "ann", "--fresh", "snapshot", code=1).stderr
@@ -73,13 +73,13 @@ def test_get_of_an_entity_that_is_not_there_is_the_servers_problem(tarn: Tarn, p
         (["--fresh", "snapshot"], []),
     ],
 )
-def test_query_prints_a_line_for_each_entity_that_matches(
+def test_query_prints_a_line_for_each_matching_entity(
     tarn: Tarn, people: str, args: list[str], expected: list[str]
 ):
-    assert found(tarn, people, *args) == expected
+    assert query_ids(tarn, people, *args) == expected
 
 
-def test_query_that_walks_pages_prints_what_the_stream_does(tarn: Tarn, dataset: str, monkeypatch: pytest.MonkeyPatch):
+def test_paged_query_prints_the_same_as_a_streamed_one(tarn: Tarn, dataset: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tarn_client.connection.LARGEST_PAGE", 2)
     tarn("entities", "load", dataset, "-", stdin=ndjson(*(person(f"jürgen {number}") for number in range(7))))
 
@@ -92,33 +92,33 @@ def test_query_that_walks_pages_prints_what_the_stream_does(tarn: Tarn, dataset:
     )
 
 
-def test_condition_may_be_in_a_file_or_come_through_a_pipe(tarn: Tarn, people: str, tmp_path: Path):
+def test_condition_is_read_from_a_file_or_standard_input(tarn: Tarn, people: str, tmp_path: Path):
     condition = json.dumps({"or": [{"field": "id", "op": "eq", "value": name} for name in ("ann", "cem")]})
     (tmp_path / "where.json").write_text(condition)
 
-    assert found(tarn, people, "--where", f"@{tmp_path}/where.json") == ["ann", "cem"]
-    assert found(tarn, people, "--where", "-", stdin=condition) == ["ann", "cem"]
+    assert query_ids(tarn, people, "--where", f"@{tmp_path}/where.json") == ["ann", "cem"]
+    assert query_ids(tarn, people, "--where", "-", stdin=condition) == ["ann", "cem"]
 
 
-def test_condition_that_cannot_be_read_is_misuse_and_one_that_is_wrong_the_servers_problem(tarn: Tarn, people: str):
+def test_unreadable_condition_is_misuse_and_an_invalid_one_is_a_problem(tarn: Tarn, people: str):
     assert "--where is not valid JSON" in tarn("entities", "query", people, "--where", "{", code=2).stderr
     assert "nowhere cannot be read" in tarn("entities", "query", people, "--where", "@nowhere", code=2).stderr
     unknown = '{"field": "prop:nonsense", "op": "eq", "value": "x"}'
     assert "(schema-violation)" in tarn("entities", "query", people, "--where", unknown, code=1).stderr
 
 
-def test_file_that_is_written_has_its_name_only_when_it_is_whole(tarn: Tarn, people: str, tmp_path: Path):
-    whole, failed = tmp_path / "whole.ndjson", tmp_path / "failed.ndjson"
+def test_output_file_has_its_name_only_when_it_is_complete(tarn: Tarn, people: str, tmp_path: Path):
+    complete, failed = tmp_path / "complete.ndjson", tmp_path / "failed.ndjson"
 
-    printed = tarn("entities", "query", people, "-o", str(whole))
+    printed = tarn("entities", "query", people, "-o", str(complete))
     tarn("entities", "query", "nonsense", "-o", str(failed), code=1)
 
-    assert (printed.stdout, whole.read_text()) == ("", tarn("entities", "query", people).stdout)
-    assert list(tmp_path.iterdir()) == [whole]
+    assert (printed.stdout, complete.read_text()) == ("", tarn("entities", "query", people).stdout)
+    assert list(tmp_path.iterdir()) == [complete]
     assert "cannot be written" in tarn("entities", "query", people, "-o", str(tmp_path), code=2).stderr
 
 
-def test_entity_that_cannot_be_put_together_is_told_of_and_left_out(tarn: Tarn, people: str):
+def test_invalid_entity_is_reported_and_left_out_of_a_query(tarn: Tarn, people: str):
     strange = ndjson({"id": "ann", "schema": "Ownership", "properties": {}})
     tarn("entities", "load", people, "-", "--origin", "strange", stdin=strange)
 
@@ -133,7 +133,7 @@ def test_entity_that_cannot_be_put_together_is_told_of_and_left_out(tarn: Tarn, 
         )
 
 
-def test_many_entities_that_do_not_assemble_are_named_up_to_a_limit_and_counted(tarn: Tarn, dataset: str):
+def test_invalid_entities_of_a_query_are_named_up_to_a_limit_and_counted(tarn: Tarn, dataset: str):
     names = [f"e{number:02}" for number in range(25)]
     for schema in ("Person", "Vessel"):
         some = ndjson(*({"id": name, "schema": schema, "properties": {}} for name in names))
@@ -149,7 +149,7 @@ def test_many_entities_that_do_not_assemble_are_named_up_to_a_limit_and_counted(
     assert tarn("entities", "query", dataset, "--limit", "1").stderr == ""
 
 
-def test_entities_that_do_not_assemble_are_listed_a_line_each(tarn: Tarn, people: str):
+def test_invalid_entities_are_listed_one_per_line(tarn: Tarn, people: str):
     strange = ndjson(*({"id": name, "schema": "Vessel", "properties": {}} for name in ("ann", "bob")))
     assert tarn("entities", "invalid", people).stdout == ""
     tarn("entities", "load", people, "-", "--origin", "strange", stdin=strange)
@@ -169,7 +169,7 @@ def test_entities_that_do_not_assemble_are_listed_a_line_each(tarn: Tarn, people
 
 
 @pytest.mark.parametrize("name", ["stream", "invalid"])
-def test_entity_named_like_a_route_is_shown_as_any_other(tarn: Tarn, people: str, name: str):
+def test_entity_named_like_a_route_is_shown_like_any_other(tarn: Tarn, people: str, name: str):
     assert "(entity-not-found)" in tarn("entities", "get", people, name, code=1).stderr
     tarn("entities", "load", people, "-", "--origin", "crawl", stdin=ndjson(person(name)))
     shown = tarn.json("entities", "get", people, name)
@@ -204,7 +204,7 @@ ARRAY = json.dumps([json.loads(line) for line in PEOPLE.splitlines()], indent=2)
         ("people.zst", zstandard.compress(ARRAY.encode())),
     ],
 )
-def test_file_is_loaded_whatever_form_and_compression_it_has(
+def test_file_of_any_format_and_compression_is_loaded(
     tarn: Tarn, dataset: str, tmp_path: Path, file_name: str, content: bytes
 ):
     file = tmp_path / file_name
@@ -213,28 +213,28 @@ def test_file_is_loaded_whatever_form_and_compression_it_has(
     written = tarn.json("entities", "load", dataset, str(file), "--origin", "crawl")
 
     assert (written["entities"], written["statements"], written["rejected"]) == (3, 7, 0)
-    assert found(tarn, dataset, "--origin", "crawl") == ["ann", "bob", "cem"]
+    assert query_ids(tarn, dataset, "--origin", "crawl") == ["ann", "bob", "cem"]
 
 
 def test_bad_record_is_refused_with_its_line_and_nothing_is_loaded(tarn: Tarn, dataset: str):
     refused = tarn("entities", "load", dataset, "-", stdin=PEOPLE + '{"id": 1}\n', code=1)
 
     assert (refused.stdout, "line 4" in refused.stderr, "(schema-violation)" in refused.stderr) == ("", True, True)
-    assert found(tarn, dataset) == []
+    assert query_ids(tarn, dataset) == []
 
 
-def test_bad_records_are_left_out_if_that_is_asked_for_and_each_is_told_of(tarn: Tarn, dataset: str):
+def test_bad_records_are_skipped_on_request_and_reported_with_their_lines(tarn: Tarn, dataset: str):
     args = ("entities", "load", dataset, "-", "--on-error", "skip")
     data = PEOPLE + '{"id": 1}\nnonsense\n'
     loaded = tarn(*args, stdin=data)
 
     assert dict(line.split() for line in loaded.stdout.splitlines())["rejected"] == "2"
     assert [line.partition(": ")[2].partition(":")[0] for line in loaded.stderr.splitlines()] == ["line 4", "line 5"]
-    assert [fault["line"] for fault in tarn.json(*args, stdin=data)["errors"]] == [4, 5]
-    assert found(tarn, dataset) == ["ann", "bob", "cem"]
+    assert [error["line"] for error in tarn.json(*args, stdin=data)["errors"]] == [4, 5]
+    assert query_ids(tarn, dataset) == ["ann", "bob", "cem"]
 
 
-def test_what_cannot_be_read_is_misuse(tarn: Tarn, dataset: str, tmp_path: Path):
+def test_unreadable_file_is_misuse(tarn: Tarn, dataset: str, tmp_path: Path):
     (tmp_path / "broken.gz").write_bytes(b"\x1f\x8bnonsense")
 
     assert "is not valid gzip" in tarn("entities", "load", dataset, str(tmp_path / "broken.gz"), code=2).stderr
@@ -242,23 +242,23 @@ def test_what_cannot_be_read_is_misuse(tarn: Tarn, dataset: str, tmp_path: Path)
     assert "cannot be read" in tarn("entities", "load", dataset, str(tmp_path / "missing"), code=2).stderr
 
 
-def test_body_that_is_refused_while_it_is_sent_gets_its_answer(tarn: Tarn, dataset: str, tmp_path: Path):
+def test_refusal_is_reported_although_the_body_is_not_sent_completely(tarn: Tarn, dataset: str, tmp_path: Path):
     file = tmp_path / "many.ndjson"
     file.write_text('{"id": 1}\n' + PEOPLE * 100_000)
 
     assert "line 1" in tarn("entities", "load", dataset, str(file), code=1).stderr
 
 
-def test_delete_takes_ids_as_arguments_and_from_a_pipe_and_counts_what_was_there(tarn: Tarn, people: str):
+def test_delete_reads_ids_from_arguments_or_standard_input_and_counts_deleted_entities(tarn: Tarn, people: str):
     by_name = tarn.json("entities", "delete", people, "ann", "nobody")
     by_pipe = tarn.json("entities", "delete", people, "-", stdin="bob\n\ncem\n")
 
     assert by_name == {"entities": 1, "tombstones": 2}
     assert by_pipe == {"entities": 2, "tombstones": 5}
-    assert found(tarn, people) == ["acme", "owns"]
+    assert query_ids(tarn, people) == ["acme", "owns"]
 
 
-def test_delete_of_one_origin_leaves_what_others_say(tarn: Tarn, people: str):
+def test_delete_of_one_origin_keeps_the_statements_of_others(tarn: Tarn, people: str):
     tarn("entities", "load", people, "-", "--origin", "other", stdin=ndjson(person("ann", nationality=["de"])))
 
     tarn("entities", "delete", people, "ann", "--origin", "crawl")
@@ -266,11 +266,11 @@ def test_delete_of_one_origin_leaves_what_others_say(tarn: Tarn, people: str):
     assert tarn.json("entities", "get", people, "ann")["origin"] == ["other"]
 
 
-def test_delete_that_fails_halfway_says_how_far_it_came(tarn: Tarn, people: str):
+def test_delete_that_fails_midway_reports_the_number_of_deleted_entities(tarn: Tarn, people: str):
     failed = tarn("entities", "delete", people, "ann", "..", "bob", code=2)
 
     assert failed.stderr.splitlines()[0] == "1 entities were deleted; the others were not:"
-    assert "bob" in found(tarn, people)
+    assert "bob" in query_ids(tarn, people)
 
 
 def test_adjacent_entities_are_listed_by_property(tarn: Tarn, people: str):
@@ -281,7 +281,7 @@ def test_adjacent_entities_are_listed_by_property(tarn: Tarn, people: str):
 
 
 def start(server: Server, *args: str, **options: Any) -> subprocess.Popen[bytes]:
-    """The command as a process of its own, its ends in our hands."""
+    """Start the command as a process with pipes."""
     return subprocess.Popen(
         [*TARN, *args],
         cwd=server.folder,
@@ -293,7 +293,7 @@ def start(server: Server, *args: str, **options: Any) -> subprocess.Popen[bytes]
     )
 
 
-def test_pipe_from_one_dataset_into_another_carries_everything(server: Server, tarn: Tarn, people: str, name: str):
+def test_query_piped_into_a_load_copies_all_entities(server: Server, tarn: Tarn, people: str, name: str):
     tarn("datasets", "create", f"{name}_copy")
     tarn("entities", "load", people, "-", stdin=ndjson(*(person(f"p{number}") for number in range(3000))))
     script = '"$PYTHON" -m tarn.cli entities query "$FROM" | "$PYTHON" -m tarn.cli entities load "$TO" - --json'
@@ -303,7 +303,7 @@ def test_pipe_from_one_dataset_into_another_carries_everything(server: Server, t
     )
 
     assert (json.loads(done.stdout)["entities"], done.stderr) == (3005, b"")
-    assert len(found(tarn, f"{name}_copy")) == 3005
+    assert len(query_ids(tarn, f"{name}_copy")) == 3005
 
 
 def test_reader_that_stops_early_ends_a_query_without_a_traceback(server: Server, tarn: Tarn, dataset: str):
@@ -314,15 +314,15 @@ def test_reader_that_stops_early_ends_a_query_without_a_traceback(server: Server
         assert process.stderr is not None
         first = process.stdout.readline()
         process.stdout.close()
-        said = process.stderr.read()
+        errors = process.stderr.read()
 
     assert json.loads(first)["id"] == "p0"
-    assert (process.returncode, said) == (1, b"")
+    assert (process.returncode, errors) == (1, b"")
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Server]:
-    """A server that the test may kill, with a dataset of some twenty megabytes."""
+def own_server(tmp_path: Path) -> Iterator[Server]:
+    """Start a server that the test may kill, with a dataset of some twenty megabytes."""
     with running(tmp_path) as server:
         tarn = Tarn(server.url, server.admin_key)
         tarn("datasets", "create", "large")
@@ -331,29 +331,29 @@ def mortal(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def test_server_that_goes_away_halfway_is_never_taken_for_the_end(mortal: Server):
-    """Whoever reads and whoever writes is told, and exits with 3."""
+def test_server_that_dies_midway_is_never_mistaken_for_the_end_of_a_stream(own_server: Server):
+    """Kill the server during a query and a load: both report it and exit with 3."""
     with (
-        start(mortal, "entities", "query", "large") as reading,
-        start(mortal, "entities", "load", "large", "-") as loading,
+        start(own_server, "entities", "query", "large") as reading,
+        start(own_server, "entities", "load", "large", "-") as loading,
     ):
         assert reading.stdout is not None
         assert reading.stderr is not None
         assert loading.stdin is not None
         first = reading.stdout.readline()
-        # More than the pipe and what is read for a look hold: when it is taken, the rest is on its way to the server.
+        # More than fits into the pipe and the part read for format detection: when it is written, sending has begun.
         loading.stdin.write(PEOPLE.encode() * 10_000)
         loading.stdin.flush()
-        os.kill(mortal.process.pid, 9)
-        mortal.process.wait()
-        _, told = loading.communicate(timeout=60)
-        # Not by `communicate`, which passes over what `readline` has read ahead.
-        rest, said = reading.stdout.read(), reading.stderr.read()
+        os.kill(own_server.process.pid, 9)
+        own_server.process.wait()
+        _, load_errors = loading.communicate(timeout=60)
+        # Not with `communicate`, which skips what `readline` has buffered.
+        rest, query_errors = reading.stdout.read(), reading.stderr.read()
         reading.wait(60)
 
     assert (reading.returncode, loading.returncode) == (3, 3)
-    assert b"the stream ended early" in said
-    assert b"no complete response from" in told
-    whole_lines = (first + rest).splitlines()
-    assert 0 < len(whole_lines) < 200
-    assert all(json.loads(line)["schema"] == "Person" for line in whole_lines)
+    assert b"the stream ended early" in query_errors
+    assert b"no complete response from" in load_errors
+    complete_lines = (first + rest).splitlines()
+    assert 0 < len(complete_lines) < 200
+    assert all(json.loads(line)["schema"] == "Person" for line in complete_lines)

@@ -1,4 +1,4 @@
-"""Exports from the command line: what they leave out is told."""
+"""Exports from the command line: omitted entities are reported."""
 
 import json
 from concurrent.futures import ProcessPoolExecutor
@@ -17,37 +17,37 @@ def load(tarn: Tarn, dataset: str, schema: str, *names: str) -> None:
 
 
 @pytest.fixture
-def disagreeing(tarn: Tarn, dataset: str, server: Server, kernel_process: ProcessPoolExecutor) -> str:
-    """A dataset of which three entities do not assemble, exported."""
+def mixed_dataset(tarn: Tarn, dataset: str, server: Server, kernel_process: ProcessPoolExecutor) -> str:
+    """Create and export a dataset with one valid and three invalid entities."""
     load(tarn, dataset, "Person", "ann", "bob", "cem", "dan")
     load(tarn, dataset, "Vessel", "bob", "cem", "dan")
     make_exports(server, dataset, kernel_process)
     return dataset
 
 
-def test_export_ends_with_the_number_of_entities_that_the_file_leaves_out(tarn: Tarn, disagreeing: str, tmp_path: Path):
+def test_downloaded_export_reports_the_number_of_omitted_entities(tarn: Tarn, mixed_dataset: str, tmp_path: Path):
     left_out = (
         "tarn: 3 entities are left out of entities.ftm.json because their statements do not assemble: "
-        f"`tarn entities invalid {disagreeing}` lists them"
+        f"`tarn entities invalid {mixed_dataset}` lists them"
     )
 
-    printed = tarn("export", disagreeing, "entities", "-o", "-")
-    written = tarn("export", disagreeing, "entities", "-o", str(tmp_path / "entities.json"))
-    statements = tarn("export", disagreeing, "statements", "-o", str(tmp_path / "statements.csv"))
+    printed = tarn("export", mixed_dataset, "entities", "-o", "-")
+    written = tarn("export", mixed_dataset, "entities", "-o", str(tmp_path / "entities.json"))
+    statements = tarn("export", mixed_dataset, "statements", "-o", str(tmp_path / "statements.csv"))
 
     assert [json.loads(line)["id"] for line in printed.stdout.splitlines()] == ["ann"]
     assert [printed.stderr.splitlines()[-1], written.stderr.splitlines()[-1]] == [left_out, left_out]
     assert "left out" not in statements.stderr
 
 
-def test_job_that_exports_tells_how_many_entities_its_files_leave_out(tarn: Tarn, disagreeing: str):
-    made, one = tarn("make", disagreeing), tarn("export", disagreeing, "graph")
-    document = tarn.json("export", disagreeing, "entities")
+def test_finished_export_job_reports_the_number_of_omitted_entities(tarn: Tarn, mixed_dataset: str):
+    all_kinds, one_kind = tarn("make", mixed_dataset), tarn("export", mixed_dataset, "graph")
+    document = tarn.json("export", mixed_dataset, "entities")
 
-    told = "tarn: 3 entities are left out because their statements do not assemble: "
-    assert [made.stderr.splitlines()[-1][: len(told)], one.stderr.splitlines()[-1][: len(told)]] == [told, told]
+    message = "tarn: 3 entities are left out because their statements do not assemble: "
+    assert [all_kinds.stderr.splitlines()[-1][: len(message)], one_kind.stderr.splitlines()[-1][: len(message)]] == [message, message]
     assert document["result"]["invalid"] == 3
-    assert {line.split()[0]: line.split()[4] for line in tarn("exports", disagreeing).stdout.splitlines()[1:]} == {
+    assert {line.split()[0]: line.split()[4] for line in tarn("exports", mixed_dataset).stdout.splitlines()[1:]} == {
         "statements.csv": "-",
         "entities.ftm.json": "3",
         "statistics.json": "3",
@@ -58,7 +58,7 @@ def test_job_that_exports_tells_how_many_entities_its_files_leave_out(tarn: Tarn
     }
 
 
-def test_export_that_leaves_nothing_out_says_nothing_of_it(
+def test_complete_export_reports_no_omitted_entities(
     tarn: Tarn, dataset: str, server: Server, kernel_process: ProcessPoolExecutor
 ):
     load(tarn, dataset, "Person", "ann")

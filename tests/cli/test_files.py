@@ -11,7 +11,7 @@ from tests.cli.conftest import Tarn
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with files in it, some below others."""
+    """Create a folder with files and a subfolder."""
     (tmp_path / "scans" / "deep").mkdir(parents=True)
     (tmp_path / "scans" / "b.txt").write_text("second")
     (tmp_path / "scans" / "a.txt").write_text("first")
@@ -23,7 +23,7 @@ def listed(tarn: Tarn, *args: str) -> list[str]:
     return [file["path"] for file in tarn.json("files", "ls", *args)]
 
 
-def test_folder_is_put_with_all_below_it(tarn: Tarn, dataset: str, folder: Path):
+def test_folder_is_put_with_its_subfolders(tarn: Tarn, dataset: str, folder: Path):
     done = tarn("files", "put", dataset, str(folder), "--prefix", "2024/", "--origin", "scan", "--entity")
 
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
@@ -50,7 +50,7 @@ def test_file_is_fetched_by_path_and_by_checksum(tarn: Tarn, dataset: str, folde
     assert (tmp_path / "out.pdf").read_bytes() == b"%PDF-1.4 \x00\xff"
 
 
-def test_path_that_was_put_twice_is_fetched_as_it_was_put_last(tarn: Tarn, dataset: str):
+def test_path_that_was_put_twice_has_the_last_content(tarn: Tarn, dataset: str):
     tarn("files", "put", dataset, "-", "--path", "a/b.txt", stdin="one")
     tarn("files", "put", dataset, "-", "--path", "a/b.txt", stdin="two")
 
@@ -58,7 +58,7 @@ def test_path_that_was_put_twice_is_fetched_as_it_was_put_last(tarn: Tarn, datas
     assert len(listed(tarn, dataset)) == 2
 
 
-def test_wrong_checksum_and_bad_path_are_the_servers_problem(tarn: Tarn, dataset: str):
+def test_wrong_checksum_and_invalid_path_are_problems(tarn: Tarn, dataset: str):
     wrong = tarn("files", "put", dataset, "-", "--path", "a", "--checksum", "0" * 64, code=1, stdin="one")
     bad = tarn("files", "put", dataset, "-", "--path", "../a", code=1, stdin="one")
 
@@ -77,7 +77,7 @@ def test_empty_file_is_put_and_fetched(tarn: Tarn, dataset: str, tmp_path: Path)
     assert (tmp_path / "fetched.csv").read_bytes() == b""
 
 
-def test_what_is_put_before_a_failure_is_told(tarn: Tarn, dataset: str, folder: Path):
+def test_number_of_files_uploaded_before_a_failure_is_reported(tarn: Tarn, dataset: str, folder: Path):
     (folder / "a\\0.txt").touch()
 
     failed = tarn("files", "put", dataset, str(folder), code=1)
@@ -87,13 +87,13 @@ def test_what_is_put_before_a_failure_is_told(tarn: Tarn, dataset: str, folder: 
     assert listed(tarn, dataset) == ["a.txt"]
 
 
-def test_what_is_said_of_a_file_is_kept_with_it(tarn: Tarn, dataset: str, folder: Path):
+def test_metadata_of_a_file_is_stored(tarn: Tarn, dataset: str, folder: Path):
     done = tarn.json("files", "put", dataset, str(folder / "a.txt"), "--meta", '{"Straße": [1, null]}')
 
     assert [file["meta"] for file in done] == [{"Straße": [1, None]}]
 
 
-def test_put_that_is_to_be_the_first_or_to_follow_what_is_known_fails_otherwise(tarn: Tarn, dataset: str):
+def test_put_fails_if_its_precondition_does_not_hold(tarn: Tarn, dataset: str):
     def put(content: str, *args: str, code: int = 0) -> Result:
         return tarn("files", "put", dataset, "-", "--path", "a", *args, stdin=content, code=code)
 
@@ -105,15 +105,15 @@ def test_put_that_is_to_be_the_first_or_to_follow_what_is_known_fails_otherwise(
     assert len(listed(tarn, dataset)) == 2
 
 
-def test_what_a_fetch_says_and_demands_reaches_the_server(tarn: Tarn, dataset: str):
+def test_preconditions_and_metadata_of_a_fetch_are_sent_to_the_server(tarn: Tarn, dataset: str):
     tarn("files", "put", dataset, "-", "--path", "a", stdin="one")
 
-    taken = tarn("files", "fetch", dataset, "gopher://example.org/", "--path", "a", "--if-none-match", "*", code=1)
-    other = tarn("files", "fetch", dataset, "gopher://example.org/", "--path", "a", "--if-match", "x", code=1)
+    existing = tarn("files", "fetch", dataset, "gopher://example.org/", "--path", "a", "--if-none-match", "*", code=1)
+    different = tarn("files", "fetch", dataset, "gopher://example.org/", "--path", "a", "--if-match", "x", code=1)
     large = tarn("files", "fetch", dataset, "gopher://example.org/", "--meta", '{"a":' * 65 + "1" + "}" * 65, code=1)
 
-    assert "(precondition-failed)" in taken.stderr
-    assert "(precondition-failed)" in other.stderr
+    assert "(precondition-failed)" in existing.stderr
+    assert "(precondition-failed)" in different.stderr
     assert "meta" in large.stderr
 
 
@@ -131,7 +131,7 @@ def test_what_a_fetch_says_and_demands_reaches_the_server(tarn: Tarn, dataset: s
         ("rm", "-r", "nothing"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_happens(tarn: Tarn, dataset: str, args: tuple[str, ...]):
+def test_misuse_is_refused_before_anything_is_changed(tarn: Tarn, dataset: str, args: tuple[str, ...]):
     command, *rest = args
 
     assert tarn("files", command, dataset, *rest, code=2).stderr.startswith("tarn: ")
@@ -149,12 +149,12 @@ def test_files_are_removed_by_path_and_by_folder(tarn: Tarn, dataset: str, folde
     assert listed(tarn, dataset) == ["deep/報告.pdf"]
 
 
-def test_address_that_is_not_fetched_is_the_servers_problem(tarn: Tarn, dataset: str):
+def test_unsupported_scheme_of_an_address_is_a_problem(tarn: Tarn, dataset: str):
     assert "only http, https" in tarn("files", "fetch", dataset, "gopher://example.org/", code=1).stderr
     assert "only http, https" in tarn("crawl", dataset, "gopher://example.org/", code=1).stderr
 
 
-def test_crawl_of_a_forbidden_place_fails_with_the_reason(tarn: Tarn, dataset: str):
+def test_crawl_of_a_forbidden_address_fails_with_the_reason(tarn: Tarn, dataset: str):
     done = tarn("crawl", dataset, "http://127.0.0.1:9/", "--glob", "*.pdf", "--quiet", code=1)
 
     assert "not at a public address" in done.stderr

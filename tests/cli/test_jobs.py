@@ -1,4 +1,4 @@
-"""Flushing and jobs from the command line, on a server whose worker is the test's."""
+"""Flushes and jobs from the command line, on a server whose worker runs in the test."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ def database(settings: Settings) -> Iterator[Database]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, database: Database) -> Iterator[Server]:
-    """The API alone: nothing is done unless a test works."""
+    """Start the API alone: jobs are run only by workers that a test starts."""
     with running(folder, "api") as server:
         yield server
 
@@ -54,26 +54,26 @@ def flusher(database: Database) -> SqlFlusher:
 
 
 @pytest.fixture
-def at_work(settings: Settings, database: Database, flusher: SqlFlusher) -> AbstractContextManager[None]:
-    """A worker, while the block runs."""
+def running_worker(settings: Settings, database: Database, flusher: SqlFlusher) -> AbstractContextManager[None]:
+    """Return a context manager that runs a worker during its block."""
     return working(Worker(settings, database, Store(Connection.from_settings(settings)), flusher))
 
 
 def run(tarn: Tarn, *args: str) -> subprocess.CompletedProcess[str]:
-    """The command as a process of its own: the worker in this one writes its log to standard output."""
+    """Run the command in another process: the worker in this one logs to standard output."""
     environment = clean_environment(TARN_URL=tarn.url, TARN_KEY=tarn.key)
     return subprocess.run([*TARN, *args], env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_flush_of_a_dataset_is_waited_for_and_shown(tarn: Tarn, dataset: str, at_work):
-    with at_work:
+def test_flush_waits_for_its_job_and_prints_it(tarn: Tarn, dataset: str, running_worker):
+    with running_worker:
         job = json.loads(run(tarn, "flush", dataset, "--json").stdout)
 
     assert (job["operation"], job["dataset"], job["state"]) == ("flush", dataset, "done")
 
 
-def test_person_is_told_what_came_of_a_flush_and_not_how_it_was_asked_for(tarn: Tarn, dataset: str, at_work):
-    with at_work:
+def test_flush_prints_its_result_without_the_request(tarn: Tarn, dataset: str, running_worker):
+    with running_worker:
         shown = run(tarn, "flush", dataset)
 
     fields = [line.split()[0] for line in shown.stdout.splitlines()]
@@ -82,17 +82,17 @@ def test_person_is_told_what_came_of_a_flush_and_not_how_it_was_asked_for(tarn: 
     assert "waiting for the job" in shown.stderr
 
 
-def test_flush_without_a_dataset_is_of_all_of_them(tarn: Tarn, dataset: str, at_work):
+def test_flush_without_a_dataset_flushes_all(tarn: Tarn, dataset: str, running_worker):
     tarn("datasets", "create", f"{dataset}_too")
 
-    with at_work:
+    with running_worker:
         job = json.loads(run(tarn, "flush", "--json").stdout)
 
     assert (job["dataset"], job["state"]) == (None, "done")
     assert len(job["arguments"]["dataset_ids"]) >= 2
 
 
-def test_flush_that_is_not_waited_for_is_a_job_in_the_list(tarn: Tarn, dataset: str):
+def test_flush_without_waiting_is_a_queued_job(tarn: Tarn, dataset: str):
     job = tarn.json("flush", dataset, "--no-wait")
 
     listed = {line.split()[0]: line.split()[1:4] for line in tarn("jobs", "list").stdout.splitlines()}
@@ -101,21 +101,21 @@ def test_flush_that_is_not_waited_for_is_a_job_in_the_list(tarn: Tarn, dataset: 
     assert listed[job["id"]] == ["flush", dataset, "queued"]
 
 
-def test_flush_of_what_is_not_there_fails(tarn: Tarn, name: str):
+def test_flush_of_a_missing_dataset_is_a_problem(tarn: Tarn, name: str):
     assert "(dataset-not-found)" in tarn("flush", name, code=1).stderr
 
 
-def test_flush_that_fails_says_why(tarn: Tarn, dataset: str, flusher: SqlFlusher, at_work):
+def test_failed_flush_exits_with_the_problem_of_its_job(tarn: Tarn, dataset: str, flusher: SqlFlusher, running_worker):
     flusher.failing = {tarn.json("datasets", "show", dataset)["id"]: RuntimeError("broken")}
 
-    with at_work:
+    with running_worker:
         failed = run(tarn, "flush", dataset)
 
     assert (failed.returncode, failed.stdout) == (1, "")
     assert "the job failed; see the worker's log for the cause (internal)" in failed.stderr
 
 
-def test_flush_that_somebody_cancels_while_it_is_waited_for_fails(tarn: Tarn, server: Server, dataset: str):
+def test_flush_that_is_cancelled_during_the_wait_fails(tarn: Tarn, server: Server, dataset: str):
     with subprocess.Popen(
         [*TARN, "flush", dataset],
         env=clean_environment(TARN_URL=tarn.url, TARN_KEY=tarn.key),
@@ -123,8 +123,8 @@ def test_flush_that_somebody_cancels_while_it_is_waited_for_fails(tarn: Tarn, se
         stderr=subprocess.PIPE,
         text=True,
     ) as waiting:
-        wait_until(lambda: bool(of_dataset(tarn, dataset)))
-        [job] = of_dataset(tarn, dataset)
+        wait_until(lambda: bool(jobs_of(tarn, dataset)))
+        [job] = jobs_of(tarn, dataset)
         tarn("jobs", "cancel", job["id"])
         stdout, stderr = waiting.communicate(timeout=60)
 
@@ -132,11 +132,11 @@ def test_flush_that_somebody_cancels_while_it_is_waited_for_fails(tarn: Tarn, se
     assert f"the job {job['id']} was cancelled" in stderr
 
 
-def of_dataset(tarn: Tarn, dataset: str) -> list[dict]:
+def jobs_of(tarn: Tarn, dataset: str) -> list[dict]:
     return [job for job in json.loads(tarn("jobs", "list", "--json").stdout) if job["dataset"] == dataset]
 
 
-def test_job_is_cancelled_and_tried_again(tarn: Tarn, dataset: str):
+def test_job_is_cancelled_and_retried(tarn: Tarn, dataset: str):
     job = tarn.json("flush", dataset, "--no-wait")
 
     cancelled = tarn.json("jobs", "cancel", job["id"])

@@ -1,4 +1,4 @@
-"""`tarn load`: a file as FtM's tools write them, or what they pipe."""
+"""`tarn load`: loads files and pipes of FtM's tools, with their format detected."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ CSV = "canonical_id,entity_id,prop,schema,value\njim,jim,name,Person,Jim\n"
         ("txt", CSV, "jim"),
     ],
 )
-def test_load_finds_out_what_a_file_holds_and_for_which_dataset_it_is(
+def test_load_detects_the_format_of_a_file_and_takes_the_dataset_from_its_name(
     tarn: Tarn, name: str, tmp_path: Path, suffix: str, content: str, entity: str
 ):
     file = tmp_path / f"{name}.{suffix}"
@@ -37,7 +37,7 @@ def test_load_finds_out_what_a_file_holds_and_for_which_dataset_it_is(
     assert tarn.json("entities", "get", name, entity)["origin"] == ["crawl"]
 
 
-def test_load_takes_a_pipe_and_compressed_files_into_the_dataset_that_is_named(
+def test_load_reads_pipes_and_compressed_files_into_the_named_dataset(
     tarn: Tarn, dataset: str, tmp_path: Path
 ):
     file = tmp_path / "entities.ftm.json.gz"
@@ -50,7 +50,7 @@ def test_load_takes_a_pipe_and_compressed_files_into_the_dataset_that_is_named(
     assert len(tarn("entities", "query", dataset).stdout.splitlines()) == 2
 
 
-def test_load_without_a_place_or_of_nothing_known_changes_nothing(tarn: Tarn, name: str, tmp_path: Path):
+def test_load_without_a_dataset_or_of_an_unknown_format_changes_nothing(tarn: Tarn, name: str, tmp_path: Path):
     (tmp_path / name).write_bytes(b"what is this")
     (tmp_path / f"{name}.json").write_text(json.dumps(JANE))
 
@@ -64,7 +64,7 @@ def test_load_without_a_place_or_of_nothing_known_changes_nothing(tarn: Tarn, na
     tarn("datasets", "show", name, code=1)
 
 
-def test_load_shows_rows_rate_and_time_left_on_a_terminal(server: Server, dataset: str, tmp_path: Path):
+def test_load_shows_the_number_of_rows_on_a_terminal(server: Server, dataset: str, tmp_path: Path):
     people = [JANE | {"id": f"p{number}"} for number in range(2000)]
     file = tmp_path / f"{dataset}.ftm.json"
     file.write_text("".join(f"{json.dumps(person)}\n" for person in people))
@@ -79,14 +79,14 @@ def test_load_shows_rows_rate_and_time_left_on_a_terminal(server: Server, datase
 UNCLEAN = JANE | {"properties": {"name": ["Jane Doe"], "country": ["Atlantis"]}, "collection_id": 7}
 
 
-def test_load_takes_values_as_they_are_and_says_which_fields_it_ignored(tarn: Tarn, dataset: str):
+def test_load_stores_uncleaned_values_and_reports_ignored_fields(tarn: Tarn, dataset: str):
     loaded = tarn("load", "--dataset", dataset, stdin=json.dumps(UNCLEAN))
 
     assert tarn.json("entities", "get", dataset, "jane")["properties"]["country"] == ["Atlantis"]
     assert "fields ignored: collection_id 1" in loaded.stderr
 
 
-def test_load_says_which_values_it_left_out(tarn: Tarn, dataset: str):
+def test_load_reports_omitted_values(tarn: Tarn, dataset: str):
     cleaned = tarn("load", "--dataset", dataset, "--values", "clean", stdin=json.dumps(UNCLEAN))
     refused = tarn("load", "--dataset", dataset, "--values", "clean", "--strict", stdin=json.dumps(UNCLEAN), code=1)
 
@@ -97,7 +97,7 @@ def test_load_says_which_values_it_left_out(tarn: Tarn, dataset: str):
     assert "Atlantis" in refused.stderr
 
 
-def test_load_takes_what_diff_gives(tarn: Tarn, dataset: str):
+def test_load_applies_the_changes_of_a_diff(tarn: Tarn, dataset: str):
     tarn("load", "--dataset", dataset, stdin=json.dumps(JANE) + "\n" + json.dumps(JANE | {"id": "joe"}))
     changes = [
         {"op": "DEL", "id": "joe", "entity": JANE | {"id": "joe"}},
@@ -107,5 +107,5 @@ def test_load_takes_what_diff_gives(tarn: Tarn, dataset: str):
     loaded = tarn.json("load", "--dataset", dataset, stdin="\n".join(json.dumps(change) for change in changes))
 
     assert (loaded["entities"], loaded["deleted"]) == (1, 1)
-    found = [json.loads(line)["id"] for line in tarn("entities", "query", dataset).stdout.splitlines()]
-    assert found == ["jane", "jim"]
+    ids = [json.loads(line)["id"] for line in tarn("entities", "query", dataset).stdout.splitlines()]
+    assert ids == ["jane", "jim"]

@@ -1,4 +1,4 @@
-"""Metadata from the command line."""
+"""Metadata from the command line: files, assignments and options."""
 
 import io
 from typing import Any
@@ -13,7 +13,7 @@ from tarn.cli.input.yaml_reader import parse
 def document(text: str) -> typer.FileText:
     file = io.StringIO(text)
     file.name = "config.yml"
-    return file  # type: ignore[return-value]  # all that is read of one
+    return file  # type: ignore[return-value]  # has the attributes that are used
 
 
 @pytest.mark.parametrize(
@@ -37,25 +37,25 @@ def document(text: str) -> typer.FileText:
         ('"12"', "12"),
     ],
 )
-def test_value_is_read_in_the_types_of_json(text: str, value: Any):
+def test_value_has_a_type_of_json(text: str, value: Any):
     parsed = parse(text)
 
     assert (parsed, type(parsed)) == (value, type(value))
 
 
-def test_later_sources_win():
+def test_later_sources_take_precedence():
     metadata = read_metadata(document("title: file\nsummary: file\nurl: file"), ["title=set", "summary=set"], title="t")
 
     assert metadata.body() == {"title": "t", "summary": "set", "url": "file"}
 
 
-def test_what_the_server_alone_sets_is_passed_over_in_a_file():
+def test_fields_that_only_the_server_sets_are_ignored_in_a_file():
     metadata = read_metadata(document('{"name": "a", "id": "1", "created": "now", "title": "A"}'), None)
 
     assert metadata.body() == {"title": "A"}
 
 
-def test_dotted_field_keeps_the_rest_of_what_it_is_in_and_sends_nothing_else():
+def test_dotted_field_keeps_its_siblings_and_sends_no_other_field():
     current = {"title": "A", "policy": {"maintain": True, "retention": {"count": 5, "days": 9}}, "publisher": None}
     metadata = read_metadata(None, ["policy.retention.days=30", "publisher.name=Us"])
 
@@ -67,7 +67,7 @@ def test_dotted_field_keeps_the_rest_of_what_it_is_in_and_sends_nothing_else():
     assert current["policy"] == {"maintain": True, "retention": {"count": 5, "days": 9}}
 
 
-def test_field_of_a_file_is_whole_also_when_a_dotted_one_goes_into_it():
+def test_field_of_a_file_replaces_the_current_one_although_a_dotted_field_extends_it():
     metadata = read_metadata(document("policy: {maintain: false}"), ["policy.exports=off"])
 
     assert metadata.extends == set()
@@ -75,12 +75,12 @@ def test_field_of_a_file_is_whole_also_when_a_dotted_one_goes_into_it():
 
 
 @pytest.mark.parametrize("text", ["title", "=value", "a..b=1", ".a=1", "tags=[a", "title={"])
-def test_assignment_that_cannot_be_understood_is_misuse(text: str):
+def test_malformed_assignment_is_misuse(text: str):
     with pytest.raises(Misuse, match="--set"):
         read_metadata(None, [text])
 
 
-def test_assignment_into_what_has_no_fields_is_misuse():
+def test_assignment_to_a_field_of_a_scalar_is_misuse():
     with pytest.raises(Misuse, match="title has no fields of its own"):
         read_metadata(None, ["title=a", "title.b=c"]).body()
 

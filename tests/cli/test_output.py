@@ -1,4 +1,4 @@
-"""Results for people, in a pipe and on a terminal."""
+"""Printed results, in a pipe and on a terminal."""
 
 import re
 
@@ -11,7 +11,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Standard output as rich takes it for a narrow terminal."""
+    """Let rich treat standard output as a narrow terminal."""
     for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "40"}.items():
@@ -24,7 +24,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_table_in_a_pipe_is_aligned_and_neither_cut_nor_wrapped_nor_coloured(pipe, capsys):
+def test_table_in_a_pipe_is_aligned_and_neither_truncated_nor_wrapped_nor_coloured(pipe, capsys):
     CommandOutput(False).table([{"id": LONG, "title": "a  [b]title[/b]"}, {"id": "y", "title": LONG}], "id", "title")
 
     assert capsys.readouterr().out.splitlines() == [
@@ -34,7 +34,7 @@ def test_table_in_a_pipe_is_aligned_and_neither_cut_nor_wrapped_nor_coloured(pip
     ]
 
 
-def test_table_on_a_narrow_terminal_wraps_prose_and_leaves_ids_whole(terminal, capsys):
+def test_table_on_a_narrow_terminal_wraps_text_but_not_ids(terminal, capsys):
     CommandOutput(False).table([{"id": "0123456789" * 4, "title": "some words of a title"}], "id", "title")
 
     printed = capsys.readouterr().out
@@ -44,7 +44,7 @@ def test_table_on_a_narrow_terminal_wraps_prose_and_leaves_ids_whole(terminal, c
     assert len(lines) > 2
 
 
-def test_record_shows_nested_fields_under_dotted_names_its_name_first_and_nothing_empty(pipe, capsys):
+def test_record_has_its_name_first_dotted_names_for_nested_fields_and_no_empty_fields(pipe, capsys):
     document = {"id": "1", "policy": {"retention": {"days": 7.0}}, "tags": ["a", "b"], "name": "n", "on": True}
 
     CommandOutput(False).record({**document, "summary": None, "children": [], "title": ""}, etag='"e"')
@@ -59,7 +59,7 @@ def test_record_shows_nested_fields_under_dotted_names_its_name_first_and_nothin
     ]
 
 
-def test_record_shows_documents_of_a_list_a_line_each(pipe, capsys):
+def test_record_has_a_line_for_each_document_of_a_list(pipe, capsys):
     CommandOutput(False).record(
         {"made": [{"name": "a.csv", "size": 1, "reason": None}, {"name": "b.csv", "of": {"seq": 2}}]}
     )
@@ -70,13 +70,13 @@ def test_record_shows_documents_of_a_list_a_line_each(pipe, capsys):
     ]
 
 
-def test_moment_is_shown_to_the_second(pipe, capsys):
+def test_timestamp_is_shown_to_the_second(pipe, capsys):
     CommandOutput(False).table([{"at": "2030-01-31T12:00:00.123456Z"}], "at")
 
     assert capsys.readouterr().out == "at\n2030-01-31T12:00:00Z\n"
 
 
-def test_what_could_steer_a_terminal_is_not_printed(pipe, capsys):
+def test_control_characters_are_replaced(pipe, capsys):
     CommandOutput(False).table([{"title": "a\x1b[2Jb\x07c\nd"}], "title")
     CommandOutput(False).note("e\x1b]0;f")
 
@@ -85,7 +85,7 @@ def test_what_could_steer_a_terminal_is_not_printed(pipe, capsys):
     assert err == "e\ufffd]0;f\n"
 
 
-def test_json_is_what_the_api_said_and_notes_are_left_out(capsys):
+def test_json_is_the_document_of_the_api_without_notes(capsys):
     CommandOutput(True).record({"name": "ü", "empty": None}, etag="not of the API")
     CommandOutput(True).note("for people")
 

@@ -1,4 +1,4 @@
-"""Progress: on a terminal, and nowhere else."""
+"""Progress reports, which are shown on a terminal only."""
 
 import fcntl
 import json
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> str:
 
 
 def on_terminal(server: Server, *args: str, stdout: bool = False) -> tuple[int, str, str]:
-    """Run the command with its standard error, or both outputs, on a terminal: exit code, output, and what is seen."""
+    """Run the command with standard error, or both outputs, on a terminal; return exit code, output and screen."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
     # Not a pipe, which would have to be read while the terminal is.
@@ -43,22 +43,22 @@ def on_terminal(server: Server, *args: str, stdout: bool = False) -> tuple[int, 
             stderr=end,
         ) as process:
             os.close(end)
-            seen = _everything(terminal)
+            screen = _read_all(terminal)
         os.close(terminal)
         printed.seek(0)
-        return process.returncode, printed.read(), seen
+        return process.returncode, printed.read(), screen
 
 
-def _everything(terminal: int) -> str:
-    seen = b""
+def _read_all(terminal: int) -> str:
+    screen = b""
     while True:
         try:
             piece = os.read(terminal, 65536)
-        except OSError:  # what Linux says when the other end is closed
+        except OSError:  # raised on Linux when the other end is closed
             piece = b""
         if not piece:
-            return seen.decode()
-        seen += piece
+            return screen.decode()
+        screen += piece
 
 
 def in_pipe(server: Server, *args: str) -> subprocess.CompletedProcess[str]:
@@ -73,12 +73,12 @@ def in_pipe(server: Server, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_load_shows_rows_rate_and_time_left_on_a_terminal_and_the_result_as_ever(
+def test_load_on_a_terminal_shows_rows_rate_and_remaining_time(
     server: Server, dataset: str, file: str
 ):
-    code, printed, seen = on_terminal(server, "entities", "load", dataset, file)
+    code, printed, screen = on_terminal(server, "entities", "load", dataset, file)
 
-    last = seen.replace("\x1b[2K", "\r").rstrip("\r\n\x1b[?25h").split("\r")[-1]
+    last = screen.replace("\x1b[2K", "\r").rstrip("\r\n\x1b[?25h").split("\r")[-1]
     assert code == 0
     assert "2000" in printed
     assert "sending" in last
@@ -87,55 +87,55 @@ def test_load_shows_rows_rate_and_time_left_on_a_terminal_and_the_result_as_ever
     assert "00:0" in last
 
 
-def test_query_shows_progress_while_its_lines_go_elsewhere(
+def test_query_shows_progress_if_its_lines_are_not_on_the_terminal(
     server: Server, tarn: Tarn, dataset: str, file: str, tmp_path: Path
 ):
     tarn("entities", "load", dataset, file)
 
-    _, lines, beside_lines = on_terminal(server, "entities", "query", dataset)
-    _, nothing, beside_file = on_terminal(server, "statements", "query", dataset, "-o", str(tmp_path / "s.csv"))
+    _, lines, screen_of_query = on_terminal(server, "entities", "query", dataset)
+    _, nothing, screen_of_file = on_terminal(server, "statements", "query", dataset, "-o", str(tmp_path / "s.csv"))
 
     assert (lines.count("\n"), nothing) == (2000, "")
-    assert "2,000 rows, " in beside_lines
-    assert "4,001 rows, " in beside_file
+    assert "2,000 rows, " in screen_of_query
+    assert "4,001 rows, " in screen_of_file
 
 
-def test_query_on_a_terminal_shows_its_lines_and_no_progress_between_them(
+def test_query_whose_lines_are_on_the_terminal_shows_no_progress(
     server: Server, tarn: Tarn, dataset: str, file: str
 ):
     tarn("entities", "load", dataset, file)
 
-    _, _, seen = on_terminal(server, "entities", "query", dataset, "--limit", "2", stdout=True)
+    _, _, screen = on_terminal(server, "entities", "query", dataset, "--limit", "2", stdout=True)
 
-    assert [json.loads(line)["id"] for line in seen.splitlines()] == ["p0", "p1"]
+    assert [json.loads(line)["id"] for line in screen.splitlines()] == ["p0", "p1"]
 
 
-def test_what_could_steer_a_terminal_is_escaped_on_one_and_whole_in_a_pipe(server: Server, tarn: Tarn, dataset: str):
+def test_control_characters_are_escaped_on_a_terminal_and_unchanged_in_a_pipe(server: Server, tarn: Tarn, dataset: str):
     odd = {"id": "odd", "schema": "Person", "properties": {"notes": ["a\u009b2Jb\u202ec ü"]}}
     tarn("entities", "load", dataset, "-", stdin=json.dumps(odd))
 
-    _, _, seen = on_terminal(server, "entities", "query", dataset, stdout=True)
+    _, _, screen = on_terminal(server, "entities", "query", dataset, stdout=True)
     piped = in_pipe(server, "entities", "query", dataset).stdout
 
-    assert ("\u009b" in seen, "\u202e" in seen, "ü" in seen) == (False, False, True)
-    assert json.loads(seen) == json.loads(piped)
+    assert ("\u009b" in screen, "\u202e" in screen, "ü" in screen) == (False, False, True)
+    assert json.loads(screen) == json.loads(piped)
 
 
-def test_form_that_is_not_text_is_kept_from_a_terminal(server: Server, dataset: str):
-    code, _, seen = on_terminal(server, "statements", "query", dataset, "--format", "parquet", stdout=True)
+def test_binary_format_is_refused_on_a_terminal(server: Server, dataset: str):
+    code, _, screen = on_terminal(server, "statements", "query", dataset, "--format", "parquet", stdout=True)
 
-    assert (code, seen) == (2, "tarn: this format is binary: write it to a file with -o, or to a pipe\r\n")
+    assert (code, screen) == (2, "tarn: this format is binary: write it to a file with -o, or to a pipe\r\n")
 
 
-@pytest.mark.parametrize("silence", ["--quiet", "--json"])
-def test_who_asks_for_silence_gets_it_on_a_terminal_too(server: Server, dataset: str, file: str, silence: str):
-    _, _, while_loading = on_terminal(server, "entities", "load", dataset, file, silence)
-    _, _, while_reading = on_terminal(server, "entities", "query", dataset, silence)
+@pytest.mark.parametrize("option", ["--quiet", "--json"])
+def test_quiet_and_json_show_no_progress_on_a_terminal(server: Server, dataset: str, file: str, option: str):
+    _, _, while_loading = on_terminal(server, "entities", "load", dataset, file, option)
+    _, _, while_reading = on_terminal(server, "entities", "query", dataset, option)
 
     assert (while_loading, while_reading) == ("", "")
 
 
-def test_pipe_sees_nothing_of_it(server: Server, dataset: str, file: str):
+def test_progress_is_not_written_to_a_pipe(server: Server, dataset: str, file: str):
     loaded = in_pipe(server, "entities", "load", dataset, file)
     read = in_pipe(server, "entities", "query", dataset)
 
@@ -143,11 +143,11 @@ def test_pipe_sees_nothing_of_it(server: Server, dataset: str, file: str):
     assert read.stdout.count("\n") == 2000
 
 
-def test_bar_of_what_fails_goes_away_before_the_sentence(server: Server):
-    code, _, seen = on_terminal(server, "entities", "query", "nonsense")
+def test_progress_bar_of_a_failed_command_is_erased_before_the_error(server: Server):
+    code, _, screen = on_terminal(server, "entities", "query", "nonsense")
 
     assert code == 1
-    assert seen.splitlines()[-1] == "\x1b[1A\x1b[2Ktarn: there is no dataset 'nonsense' (dataset-not-found)"
+    assert screen.splitlines()[-1] == "\x1b[1A\x1b[2Ktarn: there is no dataset 'nonsense' (dataset-not-found)"
 
 
 @pytest.mark.parametrize(
@@ -159,5 +159,5 @@ def test_bar_of_what_fails_goes_away_before_the_sentence(server: Server):
         (5_000_000_000_000, 0, 1000.0, "5,000.0 GB, 5.0 GB/s"),
     ],
 )
-def test_progress_is_told_in_rows_and_bytes(size: int, rows: int, seconds: float, text: str):
+def test_progress_has_rows_bytes_and_rates(size: int, rows: int, seconds: float, text: str):
     assert describe(size, rows, seconds) == text

@@ -1,4 +1,4 @@
-"""What is loaded, told by its name or by how it begins."""
+"""Format detection of input files, by name or first bytes."""
 
 import gzip
 from pathlib import Path
@@ -9,7 +9,7 @@ from tarn.cli.input.files import entity_type, open_input, statement_type
 
 
 @pytest.mark.parametrize(
-    ("begin", "kind"),
+    ("content", "kind"),
     [
         (b"", "application/x-ndjson"),
         (b'{"id": "a"}', "application/x-ndjson"),
@@ -21,8 +21,8 @@ from tarn.cli.input.files import entity_type, open_input, statement_type
         (b" \n[\n", "application/json"),
     ],
 )
-def test_lines_are_told_from_documents_by_how_they_begin(tmp_path: Path, begin: bytes, kind: str):
-    (tmp_path / "data").write_bytes(begin)
+def test_lines_and_documents_of_json_are_distinguished_by_their_beginning(tmp_path: Path, content: bytes, kind: str):
+    (tmp_path / "data").write_bytes(content)
 
     with open_input(str(tmp_path / "data")) as source:
         assert entity_type(source) == kind
@@ -45,7 +45,7 @@ def test_lines_are_told_from_documents_by_how_they_begin(tmp_path: Path, begin: 
         ("a.gz", gzip.compress(b'"canonical_id","entity_id"\n', mtime=0), "text/csv"),
     ],
 )
-def test_form_of_statements_is_told_by_the_name_or_the_first_bytes(
+def test_format_of_statements_is_detected_by_the_name_or_the_first_bytes(
     tmp_path: Path, name: str, content: bytes, kind: str
 ):
     (tmp_path / name).write_bytes(content)
@@ -54,14 +54,14 @@ def test_form_of_statements_is_told_by_the_name_or_the_first_bytes(
         assert statement_type(source) == kind
 
 
-def test_form_that_nothing_tells_must_be_given(tmp_path: Path):
+def test_undetectable_format_is_misuse(tmp_path: Path):
     (tmp_path / "data").write_text("x,Thing:name,y\n")
 
     with open_input(str(tmp_path / "data")) as source, pytest.raises(Misuse, match="give --format"):
         statement_type(source)
 
 
-def test_what_is_looked_at_is_also_sent(tmp_path: Path):
+def test_bytes_read_for_detection_are_also_sent(tmp_path: Path):
     content = bytes(range(256)) * 4000
     (tmp_path / "data").write_bytes(content)
 

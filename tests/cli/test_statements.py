@@ -1,4 +1,4 @@
-"""Statements from the command line, in every form, there and back."""
+"""Statements from the command line: query, get, load and delete, in every format."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ ENTITIES = (
 
 
 @pytest.fixture
-def filled(tarn: Tarn, dataset: str) -> str:
+def people(tarn: Tarn, dataset: str) -> str:
     tarn("entities", "load", dataset, "-", "--origin", "crawl", stdin=ENTITIES)
     return dataset
 
@@ -44,23 +44,23 @@ ALL = [("acme", "name", "Acme"), ("ann", "country", "de"), ("ann", "name", "Ann"
         (["--fresh", "snapshot"], []),
     ],
 )
-def test_query_prints_the_statements_that_match(tarn: Tarn, filled: str, args: list[str], expected: list[object]):
-    assert rows(tarn("statements", "query", filled, *args).stdout) == expected
+def test_query_prints_matching_statements(tarn: Tarn, people: str, args: list[str], expected: list[object]):
+    assert rows(tarn("statements", "query", people, *args).stdout) == expected
 
 
-def test_get_prints_the_statements_of_entities(tarn: Tarn, filled: str):
-    assert rows(tarn("statements", "get", filled, "ann").stdout) == ALL[1:]
-    assert rows(tarn("statements", "get", filled, "ann", "acme", "--prop", "name").stdout) == [ALL[0], *ALL[2:]]
+def test_get_prints_the_statements_of_entities(tarn: Tarn, people: str):
+    assert rows(tarn("statements", "get", people, "ann").stdout) == ALL[1:]
+    assert rows(tarn("statements", "get", people, "ann", "acme", "--prop", "name").stdout) == [ALL[0], *ALL[2:]]
 
 
-def test_every_form_holds_the_same_statements(tarn: Tarn, filled: str, tmp_path: Path):
-    lines = [json.loads(line) for line in tarn("statements", "query", filled).stdout.splitlines()]
+def test_every_format_has_the_same_statements(tarn: Tarn, people: str, tmp_path: Path):
+    lines = [json.loads(line) for line in tarn("statements", "query", people).stdout.splitlines()]
     ids = [row["id"] for row in lines]
-    files = {form: tmp_path / f"statements.{form}" for form in ("csv", "parquet", "arrow", "ndjson")}
+    files = {format_name: tmp_path / f"statements.{format_name}" for format_name in ("csv", "parquet", "arrow", "ndjson")}
     for file in files.values():
-        tarn("statements", "query", filled, "-o", str(file))
+        tarn("statements", "query", people, "-o", str(file))
 
-    as_csv = tarn("statements", "query", filled, "--format", "csv").stdout
+    as_csv = tarn("statements", "query", people, "--format", "csv").stdout
 
     assert [row["id"] for row in csv.DictReader(io.StringIO(as_csv))] == ids
     assert files["csv"].read_bytes().decode() == as_csv
@@ -69,13 +69,13 @@ def test_every_form_holds_the_same_statements(tarn: Tarn, filled: str, tmp_path:
     assert [json.loads(line) for line in files["ndjson"].read_text().splitlines()] == lines
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet", "arrow", "ndjson"])
-def test_what_was_written_can_be_loaded_into_another_dataset(
-    tarn: Tarn, filled: str, name: str, tmp_path: Path, form: str
+@pytest.mark.parametrize("format_name", ["csv", "parquet", "arrow", "ndjson"])
+def test_written_file_can_be_loaded_into_another_dataset(
+    tarn: Tarn, people: str, name: str, tmp_path: Path, format_name: str
 ):
-    file = str(tmp_path / f"statements.{form}")
+    file = str(tmp_path / f"statements.{format_name}")
     tarn("datasets", "create", f"{name}_copy")
-    tarn("statements", "query", filled, "-o", file)
+    tarn("statements", "query", people, "-o", file)
 
     written = tarn.json("statements", "load", f"{name}_copy", file, "--origin", "copied")
 
@@ -83,17 +83,17 @@ def test_what_was_written_can_be_loaded_into_another_dataset(
     assert rows(tarn("statements", "query", f"{name}_copy", "--origin", "copied").stdout) == ALL
 
 
-def test_strict_load_refuses_the_statements_of_another_dataset(tarn: Tarn, filled: str, name: str):
+def test_strict_load_refuses_the_statements_of_another_dataset(tarn: Tarn, people: str, name: str):
     tarn("datasets", "create", f"{name}_copy")
-    lines = tarn("statements", "query", filled).stdout
+    lines = tarn("statements", "query", people).stdout
 
     refused = tarn("statements", "load", f"{name}_copy", "-", "--strict", stdin=lines, code=1)
 
     assert "(schema-violation)" in refused.stderr
-    assert tarn.json("statements", "load", filled, "-", "--strict", stdin=lines)["statements"] == 6
+    assert tarn.json("statements", "load", people, "-", "--strict", stdin=lines)["statements"] == 6
 
 
-def test_pack_is_loaded_when_it_is_called_one(tarn: Tarn, dataset: str):
+def test_pack_from_standard_input_needs_the_option_format(tarn: Tarn, dataset: str):
     pack = "entity_id,prop,value\nann,Person:name,Ann\n"
 
     tarn("statements", "load", dataset, "-", stdin=pack, code=2)
@@ -102,15 +102,15 @@ def test_pack_is_loaded_when_it_is_called_one(tarn: Tarn, dataset: str):
     assert rows(tarn("statements", "get", dataset, "ann").stdout) == [("ann", "name", "Ann")]
 
 
-def test_statement_is_deleted_by_its_id(tarn: Tarn, filled: str):
-    doomed = json.loads(tarn("statements", "get", filled, "ann", "--prop", "country").stdout)["id"]
+def test_statement_is_deleted_by_its_id(tarn: Tarn, people: str):
+    statement_id = json.loads(tarn("statements", "get", people, "ann", "--prop", "country").stdout)["id"]
 
-    assert tarn.json("statements", "delete", filled, doomed, "--origin", "other")["tombstones"] == 0
-    assert tarn.json("statements", "delete", filled, doomed)["tombstones"] == 1
-    assert rows(tarn("statements", "get", filled, "ann", "--prop", "country").stdout) == []
+    assert tarn.json("statements", "delete", people, statement_id, "--origin", "other")["tombstones"] == 0
+    assert tarn.json("statements", "delete", people, statement_id)["tombstones"] == 1
+    assert rows(tarn("statements", "get", people, "ann", "--prop", "country").stdout) == []
 
 
-def test_unknown_property_is_the_servers_problem(tarn: Tarn, filled: str):
-    refused = tarn("statements", "query", filled, "--prop", "nonsense", code=1)
+def test_unknown_property_is_a_problem(tarn: Tarn, people: str):
+    refused = tarn("statements", "query", people, "--prop", "nonsense", code=1)
 
     assert (refused.stdout, "(schema-violation)" in refused.stderr) == ("", True)

@@ -1,4 +1,4 @@
-"""`tarn top`: the lake at work."""
+"""`tarn top`: the activity of the lake."""
 
 import os
 import pty
@@ -13,7 +13,7 @@ from tests.cli.conftest import TARN, Tarn
 from tests.server import Server, clean_environment
 
 
-def test_top_in_a_pipe_shows_once_what_waits_and_for_whom(tarn: Tarn, dataset: str, tenant: str):
+def test_top_in_a_pipe_prints_journals_and_tenants_once(tarn: Tarn, dataset: str, tenant: str):
     tarn("entities", "load", dataset, "-", stdin='{"id": "jane", "schema": "Person", "properties": {"name": ["Jane"]}}')
 
     shown = tarn("top").stdout
@@ -27,13 +27,13 @@ def test_top_in_a_pipe_shows_once_what_waits_and_for_whom(tarn: Tarn, dataset: s
     assert tarn("top", "--once").stdout.splitlines()[0].endswith("workers")
 
 
-def test_top_is_for_the_administrator(server: Server, tarn: Tarn, tenant: str):
+def test_top_requires_the_administrator(server: Server, tarn: Tarn, tenant: str):
     key = tarn("keys", "create", tenant, "--quiet").stdout.strip()
 
     assert "(forbidden)" in Tarn(server.url, key)("top", code=1).stderr
 
 
-def test_top_on_a_terminal_goes_on_until_it_is_interrupted_and_leaves_the_screen_as_it_was(server: Server):
+def test_top_on_a_terminal_is_updated_until_interrupted_and_restores_the_screen(server: Server):
     terminal, end = pty.openpty()
     with subprocess.Popen(
         [*TARN, "top", "--every", "0.1"],
@@ -44,24 +44,24 @@ def test_top_on_a_terminal_goes_on_until_it_is_interrupted_and_leaves_the_screen
         stderr=end,
     ) as process:
         os.close(end)
-        seen = b""
-        while seen.count(b" rows wait in ") < 3:
-            seen += os.read(terminal, 65536)
+        screen = b""
+        while screen.count(b" rows wait in ") < 3:
+            screen += os.read(terminal, 65536)
         process.send_signal(signal.SIGINT)
-        while b"\x1b[?1049l" not in seen:
-            seen += os.read(terminal, 65536)
+        while b"\x1b[?1049l" not in screen:
+            screen += os.read(terminal, 65536)
         code = process.wait(30)
     os.close(terminal)
 
     assert code == 0
-    assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1
+    assert screen.count(b"\x1b[?1049h") == screen.count(b"\x1b[?1049l") == 1
 
 
 NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("moment", "words"),
+    ("moment", "text"),
     [
         (None, "-"),
         ("2030-01-01T12:00:05Z", "0 s"),
@@ -70,11 +70,11 @@ NOW = datetime(2030, 1, 1, 12, 0, 0, tzinfo=UTC)
         ("2029-12-31T12:00:00Z", "24 h"),
     ],
 )
-def test_how_long_ago_is_told_in_short_words(moment: str | None, words: str):
-    assert since(moment, NOW) == words
+def test_age_is_shown_in_one_unit(moment: str | None, text: str):
+    assert since(moment, NOW) == text
 
 
-def test_summary_and_progress_count_what_there_is():
+def test_summary_and_progress_are_formatted():
     work = {
         "journal": [
             {"dataset": "a", "rows": 1000, "oldest": "2030-01-01T11:59:50Z"},

@@ -1,4 +1,4 @@
-"""Files of statements, cut into parts."""
+"""Splitting of statement files into parts, each of complete records."""
 
 import csv
 import gzip
@@ -39,21 +39,21 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pack"),
+    ("name", "compress"),
     [("a.csv", bytes), ("a.csv.gz", gzip.compress), ("a.csv.zst", zstandard.ZstdCompressor().compress)],
 )
-def test_parts_are_whole_records_under_the_header(tmp_path: Path, name: str, pack):
-    (tmp_path / name).write_bytes(pack(as_csv(ROWS)))
+def test_every_part_has_the_header_and_complete_records(tmp_path: Path, name: str, compress):
+    (tmp_path / name).write_bytes(compress(as_csv(ROWS)))
 
-    found = bodies(tmp_path / name, CSV)
+    part_bodies = bodies(tmp_path / name, CSV)
 
-    assert len(found) > 5
-    assert max(map(len, found)) < 1200
-    assert all(read(body)[0] == HEADER for body in found)
-    assert [row for body in found for row in read(body)[1:]] == ROWS
+    assert len(part_bodies) > 5
+    assert max(map(len, part_bodies)) < 1200
+    assert all(read(body)[0] == HEADER for body in part_bodies)
+    assert [row for body in part_bodies for row in read(body)[1:]] == ROWS
 
 
-def test_record_that_is_longer_than_a_part_is_a_part(tmp_path: Path):
+def test_record_longer_than_a_part_is_not_split(tmp_path: Path):
     rows = [ROWS[0], ["jane", "notes", "Person", 'long "\n' * 1000], ROWS[1]]
     (tmp_path / "a.csv").write_bytes(as_csv(rows))
 
@@ -67,7 +67,7 @@ def test_gzip_of_several_members_is_read_to_its_end(tmp_path: Path):
     assert [row for body in bodies(tmp_path / "a.csv.gz", CSV) for row in read(body)[1:]] == ROWS
 
 
-def test_older_packs_have_no_header(tmp_path: Path):
+def test_pack_of_an_older_version_is_split_without_a_header(tmp_path: Path):
     (tmp_path / "a.pack").write_bytes(as_csv(ROWS, header=None))
 
     assert [row for body in bodies(tmp_path / "a.pack", PACK) for row in read(body)] == ROWS
@@ -75,16 +75,16 @@ def test_older_packs_have_no_header(tmp_path: Path):
         bodies(tmp_path / "a.pack", CSV)
 
 
-def test_ndjson_is_cut_at_lines(tmp_path: Path):
+def test_ndjson_is_split_at_line_ends(tmp_path: Path):
     text = b"".join(b'{"value": "a \\" quote %d"}\n' % number for number in range(200))
     (tmp_path / "a.ndjson").write_bytes(text)
 
-    found = bodies(tmp_path / "a.ndjson", NDJSON)
+    part_bodies = bodies(tmp_path / "a.ndjson", NDJSON)
 
-    assert (b"".join(found), len(found) > 3) == (text, True)
+    assert (b"".join(part_bodies), len(part_bodies) > 3) == (text, True)
 
 
-def test_what_is_cut_off_or_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_truncated_file_and_unclosed_quote_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(as_csv(ROWS))[:-20])
     with pytest.raises(Misuse, match="is truncated"):
         bodies(tmp_path / "a.csv.gz", CSV)
