@@ -1,4 +1,4 @@
-"""What must hold after every fault: nothing acknowledged lost, nothing twice, one line of history, no operator."""
+"""Invariants after every fault: no acknowledged write is lost or duplicated, history is linear, recovery needs no help."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -24,19 +24,19 @@ from tests.pipeline.history import Expected, Identity, rows_of, shown, stored
 
 
 def check(scene: Scene) -> None:
-    """Everything, as it is; and again after one more write and one more flush, which nobody had to prepare."""
+    """Check the invariants now, and again after one more write and one more flush, without manual recovery."""
     check_now(scene)
     scene.write()
     scene.expire_leases()
-    scene.flush("the next one")
+    scene.flush("the next worker")
     check_now(scene)
-    assert [*unflushed_commits(scene)] == [], "the flush left something behind"
+    assert [*unflushed_commits(scene)] == [], "the flush left committed batches in the journal"
     assert_no_lease(scene)
 
 
 def check_now(scene: Scene) -> None:
-    """What holds at any moment, also amid a flush."""
-    assert shown(visible_rows(scene)) == shown(scene.expected().live), "what is seen is not what was acknowledged"
+    """Check what holds at any time, also during a flush."""
+    assert shown(visible_rows(scene)) == shown(scene.expected().live), "the visible rows differ from the acknowledged writes"
     history = history_of(scene)
     assert_linear(scene, history)
     assert_every_batch_once(scene, history)
@@ -44,11 +44,11 @@ def check_now(scene: Scene) -> None:
         assert_tables_match_manifest(scene, snapshot)
 
 
-# What readers see
+# Visible rows
 
 
 def read_recorded_state(connection: Connection, dataset: Dataset) -> tuple[Head, list[list[Event]]]:
-    """What a read takes from SQL: the recorded head, and the committed batches that no snapshot holds."""
+    """Return what a read takes from SQL: the recorded head, and the committed batches that no snapshot holds."""
     head = recorded_head(connection, dataset)
     rows = connection.execute(
         select(journal, journal_batches.c.commit)
@@ -63,7 +63,7 @@ def read_recorded_state(connection: Connection, dataset: Dataset) -> tuple[Head,
 
 
 def fold_unflushed(store: Store, dataset: Dataset, head: Head, unflushed: list[list[Event]]) -> dict[Identity, Event]:
-    """What is live: in the head's files, with what the journal holds after it."""
+    """Return the live rows: those of the head's files, with the unflushed batches folded over them."""
     live = {} if head.id is None else stored(store, dataset, snapshots.read(store, dataset, head.seq))
     view = Expected(live)
     for batch in unflushed:
@@ -72,13 +72,14 @@ def fold_unflushed(store: Store, dataset: Dataset, head: Head, unflushed: list[l
 
 
 def visible_rows(scene: Scene) -> dict[Identity, Event]:
+    """Return the rows that a read sees now."""
     with scene.database.read() as connection:
         head, unflushed = read_recorded_state(connection, scene.dataset)
     return fold_unflushed(scene.store, scene.dataset, head, unflushed)
 
 
 def unflushed_commits(scene: Scene) -> Iterator[int]:
-    """Commit numbers that no snapshot holds."""
+    """Yield the commit numbers that no snapshot holds."""
     with scene.database.read() as connection:
         yield from connection.execute(select(journal_batches.c.commit).where(*_unflushed(scene.dataset))).scalars()
 
@@ -87,7 +88,7 @@ def unflushed_commits(scene: Scene) -> Iterator[int]:
 
 
 def history_of(scene: Scene) -> list[Snapshot]:
-    """The recorded snapshots that are kept, oldest first. Raises if a manifest is missing or is another one's."""
+    """Return the recorded snapshots that are kept, oldest first. Raises if a manifest is missing or has another id."""
     return read_history(scene.database, scene.store, scene.dataset)
 
 
@@ -103,7 +104,7 @@ def read_history(database: Database, store: Store, dataset: Dataset) -> list[Sna
 
 
 def assert_linear(scene: Scene, history: list[Snapshot]) -> None:
-    """One head; every other snapshot has one child, the next number, made later."""
+    """Assert that every snapshot but the head has one child, with the next number and a later creation time."""
     with scene.database.read() as connection:
         head = recorded_head(connection, scene.dataset)
     if not history:
@@ -123,19 +124,19 @@ def assert_linear(scene: Scene, history: list[Snapshot]) -> None:
 
 
 def last_expired_snapshot(scene: Scene) -> str | None:
-    """The newest snapshot that is not kept any more, if there is one. Those before it are not kept either."""
+    """Return the id of the newest expired snapshot, if any. All snapshots before it must be expired too."""
     table = recorded_snapshots
     with scene.database.read() as connection:
         rows = connection.execute(
             select(table.c.id, table.c.expired).where(table.c.dataset_id == scene.dataset.id).order_by(table.c.seq)
         ).all()
-    gone = [row.expired is not None for row in rows]
-    assert gone == sorted(gone, reverse=True), "history has a hole"
-    return rows[gone.count(True) - 1].id if any(gone) else None
+    expired = [row.expired is not None for row in rows]
+    assert expired == sorted(expired, reverse=True), "an expired snapshot follows one that is kept"
+    return rows[expired.count(True) - 1].id if any(expired) else None
 
 
 def assert_files_follow_parent(parent: Snapshot, child: Snapshot, table: TableName) -> None:
-    """The files are the parent's, without those removed and with those added."""
+    """Assert that the files are those of the parent, without the removed and with the added ones."""
     before, after = _paths(parent, table), _paths(child, table)
     changed = child.table(table)
     assert after == (before - set(changed.removed)) | set(changed.added)
@@ -143,24 +144,24 @@ def assert_files_follow_parent(parent: Snapshot, child: Snapshot, table: TableNa
 
 
 def assert_every_batch_once(scene: Scene, history: list[Snapshot]) -> None:
-    """Every acknowledged batch is in one snapshot or in the journal, never in both; and so is every row of it."""
+    """Assert that every acknowledged batch, and every row of it, is either in one snapshot or in the journal."""
     flushed = [batch.commit for snapshot in history for batch in snapshot.batches]
-    left = [*unflushed_commits(scene)]
-    assert sorted(flushed + left) == expected_commits(scene, history, flushed + left), (
-        "a batch is lost, or is there twice"
+    unflushed = [*unflushed_commits(scene)]
+    assert sorted(flushed + unflushed) == expected_commits(scene, history, flushed + unflushed), (
+        "a batch is lost or duplicated"
     )
     with scene.database.read() as connection:
         head = recorded_head(connection, scene.dataset)
         late = select(func.count()).where(*_unflushed(scene.dataset), journal_batches.c.segment <= head.segment)
-        assert connection.execute(late).scalar() == 0, "a committed batch is in a segment that is done"
+        assert connection.execute(late).scalar() == 0, "a committed batch is left in a flushed segment"
         counted = connection.execute(
             select(journal_head.c.rows, journal_head.c.oldest).where(journal_head.c.dataset_id == scene.dataset.id)
         ).one()
         rows = connection.execute(
             select(func.coalesce(func.sum(journal_batches.c.rows), 0)).where(*_unflushed(scene.dataset))
         ).scalar_one()
-    assert counted.rows == rows, "the journal's head miscounts what waits"
-    assert (counted.oldest is None) == (not left), "nobody would know that something waits, or that nothing does"
+    assert counted.rows == rows, "the journal's head miscounts the unflushed rows"
+    assert (counted.oldest is None) == (not unflushed), "the journal's head does not tell whether rows are unflushed"
     if history:
         assert_no_duplicate_rows(scene.store, scene.dataset, history[-1])
         live = stored(scene.store, scene.dataset, history[-1])
@@ -168,35 +169,35 @@ def assert_every_batch_once(scene: Scene, history: list[Snapshot]) -> None:
 
 
 def expected_commits(scene: Scene, history: list[Snapshot], known: list[int]) -> list[int]:
-    """The batches that must be known: all of them, or those since the oldest that a kept snapshot still lists."""
-    whole = not history or history[0].parent is None
-    return sorted(commit for commit in scene.acknowledged if whole or commit >= min(known, default=commit + 1))
+    """Return the batches that must be known: all, or those since the oldest that a kept snapshot lists."""
+    is_complete = not history or history[0].parent is None
+    return sorted(commit for commit in scene.acknowledged if is_complete or commit >= min(known, default=commit + 1))
 
 
 def assert_no_duplicate_rows(store: Store, dataset: Dataset, snapshot: Snapshot) -> None:
     rows = rows_of(store, dataset, snapshot, "statements")
-    marks = rows_of(store, dataset, snapshot, "translog")
-    twice: Counter[tuple[Any, ...]] = Counter((row["id"], row["origin"], row["ord"]) for row in rows)
-    twice.update((mark["id"], mark["origin"], mark["ord"], mark["kind"], mark["canonical_id"]) for mark in marks)
-    assert [row for row, count in twice.items() if count > 1] == [], "an event was written twice"
+    events = rows_of(store, dataset, snapshot, "translog")
+    counts: Counter[tuple[Any, ...]] = Counter((row["id"], row["origin"], row["ord"]) for row in rows)
+    counts.update((event["id"], event["origin"], event["ord"], event["kind"], event["canonical_id"]) for event in events)
+    assert [row for row, count in counts.items() if count > 1] == [], "an event was written twice"
 
 
 # Tables and files
 
 
 def assert_tables_match_manifest(scene: Scene, snapshot: Snapshot) -> None:
-    """Both tables open at the pinned versions with exactly the manifest's files, and those are there."""
+    """Assert that both tables open at their pinned versions with exactly the manifest's files, and that these exist."""
     for table in TABLES:
         folder = scene.dataset.layout.table(table)
         address = scene.store.connection.table_uri(folder)
         options = scene.store.connection.delta_options()
         opened = DeltaTable(address, version=snapshot.table(table).version, storage_options=options)
         listed = {uri.removeprefix(f"{address}/") for uri in opened.file_uris()}
-        assert listed == _paths(snapshot, table), f"{table} of {snapshot.seq} is not what its manifest says"
+        assert listed == _paths(snapshot, table), f"{table} of {snapshot.seq} differs from its manifest"
         for file in snapshot.table(table).files:
-            found = scene.store.head(f"{folder}/{file.path}")
-            assert found is not None, f"{file.path} is not there"
-            assert found.size == file.size
+            entry = scene.store.head(f"{folder}/{file.path}")
+            assert entry is not None, f"{file.path} is missing"
+            assert entry.size == file.size
 
 
 def assert_no_lease(scene: Scene) -> None:
@@ -204,7 +205,7 @@ def assert_no_lease(scene: Scene) -> None:
         held = connection.execute(
             select(leases.c.owner).where(leases.c.dataset_id == scene.dataset.id, leases.c.expires > now())
         )
-        assert held.scalars().all() == [], "a lease was not given back"
+        assert held.scalars().all() == [], "a lease was not released"
 
 
 def _unflushed(dataset: Dataset) -> tuple[Any, ...]:

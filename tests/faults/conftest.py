@@ -1,4 +1,4 @@
-"""What fault cases stand on. `FAULT_SEEDS=20` plays each of them on as many histories."""
+"""Fixtures of the fault tests. `FAULT_SEEDS=20` runs each test on twenty random histories."""
 
 import os
 
@@ -11,7 +11,7 @@ from tarn.storage.store import Store
 from tests.faults.scene import Scene
 from tests.pipeline.kernels import DirectKernels
 
-# No name of a setting: an unknown one of those refuses every start.
+# Without the prefix of Tarn's settings: no process starts with an unknown setting.
 SEEDS = int(os.environ.get("FAULT_SEEDS", "1"))
 
 

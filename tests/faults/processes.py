@@ -1,4 +1,4 @@
-"""Workers in processes of their own, whose steps can be waited for."""
+"""Workers in child processes that report each step they reach."""
 
 import signal
 import sqlite3
@@ -16,36 +16,38 @@ ROOT = Path(__file__).parents[2]
 
 
 class WorkerProcess:
-    """A worker whose steps can be waited for."""
+    """A worker in a child process, which prints each step it reaches."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self._log = log
 
     def wait_reached(self, step: str) -> None:
-        """Return once the worker has said that it is there. Raises if it ended before."""
+        """Wait until the worker has printed this step. Fails if it ends before."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.strip() == step:
                 return
-        raise AssertionError(f"it never reached {step!r}: {self._log.read_text()[-2000:]}")
+        raise AssertionError(f"the worker never reached {step!r}: {self._log.read_text()[-2000:]}")
 
-    def wait_dead(self) -> int:
+    def wait_exited(self) -> int:
+        """Wait until the process has exited; return its exit code."""
         return self._process.wait(60)
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)
 
     def stop(self, database: Path) -> None:
-        """Stop it at the step where it waits, all its threads, and none of them with SQLite's only pen in its hand."""
+        """Suspend all threads of the process at its step, while none of them holds SQLite's write lock."""
         for _ in range(100):
             self.send(signal.SIGSTOP)
             if is_writable(database):
                 return
             self.send(signal.SIGCONT)
-        raise AssertionError("it always holds the database")
+        raise AssertionError("the worker never releases the write lock of the database")
 
     def resume(self) -> None:
+        """Let a suspended process continue beyond its step."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self.send(signal.SIGCONT)
@@ -60,6 +62,7 @@ class WorkerProcess:
 
 
 def is_writable(database: Path) -> bool:
+    """Whether no other connection holds the write lock."""
     with closing(sqlite3.connect(database, timeout=0.2, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -69,8 +72,8 @@ def is_writable(database: Path) -> bool:
 
 
 @contextmanager
-def started(module: str, folder: Path, *fault: str, **settings: str) -> Iterator[WorkerProcess]:
-    """A process of a module in a folder, told what befalls it at which step; it is gone when the block ends."""
+def start_worker(module: str, folder: Path, *fault: str, **settings: str) -> Iterator[WorkerProcess]:
+    """Run a module in a child process, with a fault to inject at a step; kill the process when the block ends."""
     log = folder / "worker.log"
     with log.open("ab") as errors:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""A worker of queues as its own process, that says every step it reaches and, at one of them, kills itself or waits.
+"""A queue worker in its own process, which prints every step it reaches and kills itself or waits at one of them.
 
     python -m tests.faults.queue_process ["written" KILL|WAIT]
 
@@ -15,14 +15,14 @@ from tarn.settings import load_settings
 from tarn.worker.loop import Worker
 from tarn.worker.queue import Consumer
 
-from tests.faults.steps import saying
+from tests.faults.steps import step_reporter
 
 
 def main(step: str | None = None, fault: str = "KILL") -> None:
     settings = load_settings()
     logs.configure(settings)
     with _opened(settings) as (database, store):
-        reached = saying(step, fault)
+        reached = step_reporter(step, fault)
         worker = Worker(settings, database, store, consumer=Consumer(settings, database, store, new_id(), reached))
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())
         reached("started")

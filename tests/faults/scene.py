@@ -1,4 +1,4 @@
-"""A dataset with workers and clients in this process: what fault cases are played on."""
+"""A dataset with workers and clients in this process, for fault tests."""
 
 import random
 import threading
@@ -58,16 +58,18 @@ STEPS = (*BEFORE_MANIFEST, *AFTER_MANIFEST)
 T = TypeVar("T")
 
 SHORT_BACKOFF = {"commit_backoff_base": 0.0001, "commit_backoff_cap": 0.001}
-"""Nobody need wait for anybody here."""
+"""Settings that keep retries fast."""
 
 Event = dict[str, Any]
 
 
 class Killed(BaseException):
-    """The process dies here. No Exception: nothing may tidy up after it."""
+    """A simulated kill of the process. Not an Exception, so that no handler of the tested code cleans up after it."""
 
 
 def kill_at(step: str) -> StepCallback:
+    """Return a callback that raises Killed at a step."""
+
     def reached(name: str) -> None:
         if name == step:
             raise Killed(name)
@@ -76,7 +78,7 @@ def kill_at(step: str) -> StepCallback:
 
 
 def pause_at(step: str, gate: Gate) -> StepCallback:
-    """Stand still at a step, the first time it is reached, until the gate is opened."""
+    """Return a callback that waits at a step, the first time it is reached, until the gate is released."""
     first = iter([gate.hold])
 
     def reached(name: str) -> None:
@@ -88,7 +90,7 @@ def pause_at(step: str, gate: Gate) -> StepCallback:
 
 @dataclass
 class Scene:
-    """One dataset, those who write to it, and what they were told is durable."""
+    """One dataset, its workers and clients, and the writes that were acknowledged."""
 
     settings: Settings
     database: Database
@@ -97,9 +99,9 @@ class Scene:
     dataset: Dataset
     draw: random.Random
     acknowledged: dict[int, list[Event]] = field(default_factory=dict)
-    """What was acknowledged, by commit number."""
+    """The acknowledged events, by commit number."""
     reverts: bool = False
-    """Whether somebody may revert: then history says what is left of it."""
+    """Whether the test may revert the dataset, so that the expected rows depend on the history."""
 
     @classmethod
     def make(
@@ -112,21 +114,21 @@ class Scene:
     # Clients
 
     def write(self, *events: Event) -> int:
-        """Commit a batch: these events, or a few that are drawn."""
+        """Commit a batch of these events, or of a few random ones; return its commit number."""
         with self.database.write() as connection:
             return self.write_in(connection, *events)
 
     def write_in(self, connection: Connection, *events: Event) -> int:
-        """Commit a batch in a transaction of the caller's."""
+        """Commit a batch in the caller's transaction."""
         batch = list(events) or self.random_events()
         sized = BatchWithEvents(Batch(self.dataset, ADMIN, _act()), as_events(batch))
-        (outcome,) = batches.write_small(connection, self.settings, [sized])
-        commit: int = outcome.answer["commit"]
+        (result,) = batches.write_small(connection, self.settings, [sized])
+        commit: int = result.answer["commit"]
         self.acknowledged[commit] = batch
         return commit
 
     def with_history(self, earlier: int) -> None:
-        """Some snapshots, then something to flush. Each adds to both tables, whatever else it does."""
+        """Make some snapshots, each of which adds to both tables, and then write something to flush."""
         for number in range(earlier):
             self.write(self.new_statement(f"earlier {number}"), *self.random_events())
             self.flush("earlier")
@@ -134,23 +136,23 @@ class Scene:
         self.write(self.new_statement("new"))
 
     def random_events(self) -> list[Event]:
-        """A few events, of few entities, so that they meet."""
+        """Return a few random events of a small set of entities, so that they affect each other."""
         return [drawn(self.draw) for _ in range(self.draw.randrange(1, 5))]
 
     def new_statement(self, entity: str) -> Event:
-        """A statement of an entity that nobody has heard of."""
+        """Return an event that adds a statement of a new entity."""
         fact = {"kind": 1, "entity_id": entity, "origin": "crawl", "prop": "name", "value": entity}
         return drawn(self.draw) | fact | {"id": statement_id(self.dataset.name, entity, "name", entity)}
 
     def expected(self) -> Expected:
-        """What everybody must see."""
-        expected, flushed = self._kept() if self.reverts else (Expected(), set[int]())
+        """Return the rows that every reader must see."""
+        expected, flushed = self._recorded() if self.reverts else (Expected(), set[int]())
         for commit in sorted(self.acknowledged.keys() - flushed):
             expected.commit(self.acknowledged[commit])
         return expected
 
-    def _kept(self) -> tuple[Expected, set[int]]:
-        """What history leaves of all that is in it, by what each snapshot says that it is; and what is in it."""
+    def _recorded(self) -> tuple[Expected, set[int]]:
+        """Return the rows expected from the snapshots, with reverts applied, and the commits that they contain."""
         with self.database.read() as connection:
             head = recorded_head(connection, self.dataset)
         states: dict[int, Expected] = {0: Expected()}
@@ -174,7 +176,7 @@ class Scene:
         kernels: Kernels | None = None,
         **changes: Any,
     ) -> Callable[[], FlushOutcome]:
-        """A worker of its own name: call it to flush the dataset."""
+        """Return a function that flushes the dataset as a worker with this id."""
         settings = self.settings.model_copy(update=changes)
         publisher = SnapshotPublisher(self.database, store or self.store, settings, owner, reached)
         running = kernels or self.kernels
@@ -188,35 +190,35 @@ class Scene:
         database: Database | None = None,
         store: Store | None = None,
     ) -> "MaintenanceJobs":
-        """Somebody of its own name who keeps the dataset in shape."""
+        """Return the maintenance jobs of the dataset, run as a worker with this id."""
         database, store = database or self.database, store or self.store
         publisher = SnapshotPublisher(database, store, self.settings, owner, reached)
-        rewriting = Rewriter(database, store, publisher, lambda: self.kernels, reached)
+        rewriter = Rewriter(database, store, publisher, lambda: self.kernels, reached)
         flush = Flush(database, store, publisher, lambda: self.kernels, reached)
         vacuum = Vacuum(database, store, self.settings, publisher, reached)
         return MaintenanceJobs(
-            compact=lambda force=True: Compact(rewriting).run(self.dataset, CompactOptions(force=force), _ignored),
-            optimize=lambda: Optimize(rewriting).run(self.dataset, OptimizeOptions(), _ignored),
-            revert=lambda to: Revert(database, rewriting, flush).run(
-                self.dataset, RevertOptions(to=str(to), message=f"to {to}"), _ignored
+            compact=lambda force=True: Compact(rewriter).run(self.dataset, CompactOptions(force=force), _ignore_progress),
+            optimize=lambda: Optimize(rewriter).run(self.dataset, OptimizeOptions(), _ignore_progress),
+            revert=lambda to: Revert(database, rewriter, flush).run(
+                self.dataset, RevertOptions(to=str(to), message=f"to {to}"), _ignore_progress
             ),
-            vacuum=lambda: vacuum.run(self.dataset, VacuumOptions(retention_hours=0, override_floor=True), _ignored),
+            vacuum=lambda: vacuum.run(self.dataset, VacuumOptions(retention_hours=0, override_floor=True), _ignore_progress),
         )
 
     def publisher(
-        self, owner: str = "by hand", reached: StepCallback = lambda _: None, **changes: Any
+        self, owner: str = "manual", reached: StepCallback = lambda _: None, **changes: Any
     ) -> SnapshotPublisher:
         return SnapshotPublisher(self.database, self.store, self.settings.model_copy(update=changes), owner, reached)
 
     def flush(self, owner: str = "another") -> list[Snapshot]:
-        """Flush without a fault."""
+        """Flush without a fault; return the snapshots."""
         done = self.worker(owner)()
         if done.error is not None:
             raise done.error
         return done.snapshots
 
     def expire_leases(self) -> None:
-        """Let the time pass that a lease lasts."""
+        """Expire all leases now."""
         with self.database.write() as connection:
             past = now() - timedelta(seconds=1)
             connection.execute(update(leases).where(leases.c.expires > past).values(expires=past))
@@ -224,7 +226,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class MaintenanceJobs:
-    """What can be done to keep a dataset in shape, each to be called."""
+    """The maintenance jobs of a dataset, as functions."""
 
     compact: Callable[..., CompactResult]
     optimize: Callable[[], OptimizeResult]
@@ -232,43 +234,44 @@ class MaintenanceJobs:
     vacuum: Callable[[], VacuumResult]
 
 
-def _ignored(_: Progress | None) -> None:
-    """Nobody asks how far it is."""
+def _ignore_progress(_: Progress | None) -> None:
+    """Ignore progress reports."""
 
 
-def run_concurrently(*acts: Callable[[], Any]) -> list[Any]:
-    """Do things at once, each in a thread, from one moment on; what they return."""
-    begin = threading.Barrier(len(acts))
+def run_concurrently(*functions: Callable[[], Any]) -> list[Any]:
+    """Call each function in a thread, all from the same moment; return their results."""
+    begin = threading.Barrier(len(functions))
 
-    def act(one: Callable[[], Any]) -> Any:
+    def run(function: Callable[[], Any]) -> Any:
         begin.wait(30)
-        return one()
+        return function()
 
-    with ThreadPoolExecutor(len(acts)) as pool:
-        return list(pool.map(act, acts))
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(run, functions))
 
 
-def retrying_while_locked(act: Callable[[], T]) -> Callable[[], T]:
-    """To do something, and to begin again while somebody else holds the dataset, as a worker does with a job."""
+def retrying_while_locked(function: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that retries while another worker holds the dataset's lease, as a worker does with a job."""
 
-    def patient() -> T:
+    def retrying() -> T:
         while True:
             with suppress(Locked):
-                return act()
+                return function()
 
-    return patient
+    return retrying
 
 
 @contextmanager
-def in_background(act: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
-    """Do something beside the block; after it, what is given here returns its result."""
+def in_background(function: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """Call a function in a thread during the block; yield a function that waits for its result."""
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(act)
+        future = pool.submit(function)
         yield lambda: future.result(60)
         future.exception(60)
 
 
 def error_slug(error: TarnError | None) -> str | None:
+    """Return the slug of an error, or None without one."""
     return None if error is None else error.slug
 
 

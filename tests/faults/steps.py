@@ -1,4 +1,4 @@
-"""Steps that a process says it has reached, and what befalls it at one of them."""
+"""Report the steps that a process reaches, and inject a fault at one of them."""
 
 import os
 import signal
@@ -6,16 +6,16 @@ import sys
 from collections.abc import Callable
 
 
-def saying(step: str | None, fault: str) -> Callable[[str], None]:
-    """Say each step; at this one, the first time, die or wait."""
-    left = [step]
+def step_reporter(step: str | None, fault: str) -> Callable[[str], None]:
+    """Return a callback that prints each step and, when `step` is first reached, kills the process or waits."""
+    pending = [step]
 
     def reached(name: str) -> None:
         sys.stdout.write(f"{name}\n")
         sys.stdout.flush()
-        if name == left[0]:
-            left.clear()
-            left.append(None)
+        if name == pending[0]:
+            pending.clear()
+            pending.append(None)
             if fault == "KILL":
                 os.kill(os.getpid(), signal.SIGKILL)
             sys.stdin.read()

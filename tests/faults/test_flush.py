@@ -1,4 +1,4 @@
-"""Flush, with workers that die, stand still or meet: one commit, whoever makes it."""
+"""Flushes with workers that are killed, paused or run concurrently: always exactly one commit."""
 
 import pytest
 from tarn.model.flush import FlushOutcome
@@ -22,39 +22,39 @@ from tests.in_process_api import ONE_DATABASE
 EARLIER = pytest.mark.parametrize(
     ("database_url", "earlier"), [("sqlite", 0), ("sqlite", 1), ("postgresql", 1)], indirect=["database_url"]
 )
-"""With no snapshot before, or one."""
+"""Cases with no earlier snapshot and with one."""
 
 
-# A worker dies
+# Killed workers
 
 
 @pytest.mark.contract("H1", "H2", "H7", "W1")
 @EARLIER
 @pytest.mark.parametrize("step", STEPS)
-def test_worker_killed_after_a_step_is_finished_by_another(scene: Scene, step: str, earlier: int):
+def test_flush_of_a_worker_killed_after_a_step_is_finished_by_another(scene: Scene, step: str, earlier: int):
     scene.with_history(earlier)
     with pytest.raises(Killed):
         scene.worker("dies", kill_at(step))()
     check_now(scene)
-    left = len(history_of(scene))
+    recorded = len(history_of(scene))
     scene.expire_leases()
 
     made = scene.flush()
 
     assert len(history_of(scene)) == earlier + 1
-    assert left == earlier + (step in AFTER_MANIFEST[1:])
+    assert recorded == earlier + (step in AFTER_MANIFEST[1:])
     assert len(made) == (step in BEFORE_MANIFEST)
     check(scene)
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["leased", "translog committed", "manifest put"])
-def test_worker_that_comes_back_under_its_name_need_not_wait_for_its_own_lease(scene: Scene, step: str):
+def test_worker_restarted_with_the_same_id_does_not_wait_for_its_own_lease(scene: Scene, step: str):
     scene.with_history(1)
     with pytest.raises(Killed):
-        scene.worker("the same", kill_at(step))()
+        scene.worker("same", kill_at(step))()
 
-    scene.flush("the same")
+    scene.flush("same")
 
     assert [*unflushed_commits(scene)] == []
     assert_no_lease(scene)
@@ -63,7 +63,7 @@ def test_worker_that_comes_back_under_its_name_need_not_wait_for_its_own_lease(s
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["leased", "translog committed"])
-def test_worker_killed_with_its_lease_keeps_others_off_until_it_expires(scene: Scene, step: str):
+def test_lease_of_a_killed_worker_blocks_others_until_it_expires(scene: Scene, step: str):
     scene.with_history(1)
     with pytest.raises(Killed):
         scene.worker("dies", kill_at(step))()
@@ -77,7 +77,7 @@ def test_worker_killed_with_its_lease_keeps_others_off_until_it_expires(scene: S
 
 
 @pytest.mark.contract("H2")
-def test_killed_before_the_manifest_nothing_of_it_shows_and_after_it_is_recorded_by_whoever_recovers(scene: Scene):
+def test_flush_killed_before_the_manifest_is_invisible_and_after_it_is_recorded_by_recovery(scene: Scene):
     scene.with_history(1)
     before = history_of(scene)
     with pytest.raises(Killed):
@@ -97,30 +97,30 @@ def test_killed_before_the_manifest_nothing_of_it_shows_and_after_it_is_recorded
     check(scene)
 
 
-def test_table_ahead_of_its_head_is_put_back_before_anything_is_added(scene: Scene):
+def test_table_ahead_of_the_head_is_restored_before_a_commit(scene: Scene):
     scene.with_history(1)
     (before,) = history_of(scene)
     with pytest.raises(Killed):
         scene.worker("dies", kill_at("statements committed"))()
     scene.expire_leases()
-    again = [*unflushed_commits(scene)]
+    unflushed = [*unflushed_commits(scene)]
 
     (made,) = scene.flush()
 
-    # One version is the dead one's, one puts it back, one is ours. The translog had not moved.
-    assert [batch.commit for batch in made.batches] == again
+    # Three versions: the commit of the killed worker, the restore, and ours. The translog had no commit to undo.
+    assert [batch.commit for batch in made.batches] == unflushed
     assert made.statements.version == before.statements.version + 3
     assert made.translog.version == before.translog.version + 1
     check(scene)
 
 
-# A worker stands still
+# Paused workers
 
 
 @pytest.mark.contract("H1", "H7")
 @EARLIER
 @pytest.mark.parametrize("step", STEPS)
-def test_holder_paused_past_its_expiry_while_another_publishes_leaves_one_commit(scene: Scene, step: str, earlier: int):
+def test_worker_paused_beyond_its_lease_while_another_publishes_leaves_one_commit(scene: Scene, step: str, earlier: int):
     scene.with_history(earlier)
     gate = Gate()
     with in_background(scene.worker("paused", pause_at(step, gate))) as paused:
@@ -142,7 +142,7 @@ def test_holder_paused_past_its_expiry_while_another_publishes_leaves_one_commit
 @ONE_DATABASE
 @pytest.mark.parametrize("later", BEFORE_MANIFEST[2:])
 @pytest.mark.parametrize("step", BEFORE_MANIFEST[2:])
-def test_holder_resumed_while_the_next_one_is_halfway_leaves_one_commit(scene: Scene, step: str, later: str):
+def test_worker_resumed_while_the_next_is_publishing_leaves_one_commit(scene: Scene, step: str, later: str):
     scene.with_history(1)
     first, second = Gate(), Gate()
     with in_background(scene.worker("paused", pause_at(step, first))) as paused:
@@ -165,7 +165,7 @@ def test_holder_resumed_while_the_next_one_is_halfway_leaves_one_commit(scene: S
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", BEFORE_MANIFEST[2:])
-def test_holder_paused_while_others_publish_twice_publishes_nothing_of_its_own(scene: Scene, step: str):
+def test_worker_paused_while_others_publish_twice_publishes_nothing(scene: Scene, step: str):
     scene.with_history(1)
     gate = Gate()
     with in_background(scene.worker("paused", pause_at(step, gate))) as paused:
@@ -181,18 +181,18 @@ def test_holder_paused_while_others_publish_twice_publishes_nothing_of_its_own(s
     check(scene)
 
 
-# Several workers at once
+# Concurrent workers
 
 
 @pytest.mark.contract("H1", "H7")
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_on_one_dataset_at_once_flush_everything_once(scene: Scene, workers: int):
+def test_concurrent_workers_flush_every_batch_once(scene: Scene, workers: int):
     def write() -> None:
         for _ in range(8):
             scene.write()
 
     def work(owner: str) -> list[str]:
-        """Flush until nothing is left; whoever finds the dataset taken looks again."""
+        """Flush until the journal is empty, and retry while another worker holds the lease."""
         made = []
         while len(scene.acknowledged) < 8 or [*unflushed_commits(scene)]:
             done = scene.worker(owner)()
@@ -202,16 +202,16 @@ def test_workers_on_one_dataset_at_once_flush_everything_once(scene: Scene, work
 
     _, *made = run_concurrently(write, *(lambda name=f"w{number}": work(name) for number in range(workers)))
 
-    assert sorted(each for one in made for each in one) == sorted(each.id for each in history_of(scene))
+    assert sorted(snapshot for ids in made for snapshot in ids) == sorted(snapshot.id for snapshot in history_of(scene))
     check(scene)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_that_all_think_they_hold_the_lease_publish_one_snapshot(scene: Scene, workers: int):
+def test_workers_that_all_assume_to_hold_the_lease_publish_one_snapshot(scene: Scene, workers: int):
     scene.with_history(1)
-    together = [scene.worker(f"w{number}", lambda _: scene.expire_leases()) for number in range(workers)]
+    flushes = [scene.worker(f"w{number}", lambda _: scene.expire_leases()) for number in range(workers)]
 
-    done = run_concurrently(*together)
+    done = run_concurrently(*flushes)
 
     assert {error_slug(each.error) for each in done} <= {None, "snapshot-conflict", "locked"}
     scene.expire_leases()

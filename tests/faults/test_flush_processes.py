@@ -1,4 +1,4 @@
-"""Flush on Spark by real processes that are killed or stopped at a step, and a database that goes away."""
+"""Flushes on Spark in worker processes that are killed or suspended at a step, and with a database that is stopped."""
 
 import os
 import signal
@@ -20,17 +20,17 @@ from tarn.storage.fault_injection import Gate
 from tarn.storage.store import Store
 
 from tests.faults.checks import check, check_now, history_of, unflushed_commits
-from tests.faults.processes import WORKER, WorkerProcess, started
+from tests.faults.processes import WORKER, WorkerProcess, start_worker
 from tests.faults.scene import BEFORE_MANIFEST, STEPS, Scene, in_background, pause_at, error_slug
 from tests.pipeline.kernels import DirectKernels
 
 
 @contextmanager
 def worker(scene: Scene, *fault: str) -> Iterator[WorkerProcess]:
-    """A worker on the scene's dataset, which flushes whatever it finds."""
+    """Run a worker process on the scene's lake, which flushes as soon as the journal has a row."""
     settings = scene.settings
     folder = Path(settings.admin_key_file).parent
-    with started(
+    with start_worker(
         WORKER,
         folder,
         *fault,
@@ -44,7 +44,7 @@ def worker(scene: Scene, *fault: str) -> Iterator[WorkerProcess]:
 
 
 def step_of(first: str, seed: int) -> str:
-    """The step of a case: with more seeds, all of them in turn."""
+    """Return the step of a case. With several seeds every step is used."""
     return STEPS[(STEPS.index(first) + seed) % len(STEPS)]
 
 
@@ -56,7 +56,7 @@ def test_worker_process_killed_at_a_step_is_finished_by_another_worker(scene: Sc
     scene.with_history(1)
     with worker(scene, step, "KILL") as killed:
         killed.wait_reached(step)
-        assert killed.wait_dead() == -signal.SIGKILL
+        assert killed.wait_exited() == -signal.SIGKILL
     check_now(scene)
     scene.expire_leases()
 
@@ -74,7 +74,7 @@ def test_worker_process_killed_at_a_step_is_finished_by_the_next_process(scene: 
     scene.with_history(1)
     with worker(scene, step, "KILL") as killed:
         killed.wait_reached(step)
-        assert killed.wait_dead() == -signal.SIGKILL
+        assert killed.wait_exited() == -signal.SIGKILL
     check_now(scene)
     scene.expire_leases()
     scene.write()
@@ -82,7 +82,7 @@ def test_worker_process_killed_at_a_step_is_finished_by_the_next_process(scene: 
         while [*unflushed_commits(scene)]:
             following.wait_reached("purged")
         following.send(signal.SIGTERM)
-        assert following.wait_dead() == 0
+        assert following.wait_exited() == 0
 
     assert [batch.commit for snapshot in history_of(scene) for batch in snapshot.batches] == sorted(scene.acknowledged)
     check(scene)
@@ -91,7 +91,7 @@ def test_worker_process_killed_at_a_step_is_finished_by_the_next_process(scene: 
 @pytest.mark.contract("H7")
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_worker_process_stopped_past_its_expiry_and_resumed_leaves_one_commit(scene: Scene, seed: int):
+def test_worker_process_suspended_beyond_its_lease_and_resumed_leaves_one_commit(scene: Scene, seed: int):
     step = step_of("translog committed", seed)
     scene.with_history(1)
     with worker(scene, step, "WAIT") as stopped:
@@ -102,18 +102,18 @@ def test_worker_process_stopped_past_its_expiry_and_resumed_leaves_one_commit(sc
         check_now(scene)
         stopped.send(signal.SIGTERM)
         stopped.resume()
-        assert stopped.wait_dead() == 0
+        assert stopped.wait_exited() == 0
 
     assert len(history_of(scene)) == 2
     assert len(by_other) == (step in BEFORE_MANIFEST)
     check(scene)
 
 
-# The database goes away
+# Database outages
 
 
 class Postgres:
-    """A PostgreSQL server of one test, to be stopped and started."""
+    """A PostgreSQL server of this module, which tests stop and start."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -141,9 +141,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
 
 
 @pytest.mark.parametrize("step", ["built", "leveled", "translog committed", "manifest put"])
-@pytest.mark.parametrize("back", [True, False], ids=["back", "away"])
-def test_database_restarted_amid_a_flush_changes_nothing_or_is_an_error_that_the_next_flush_makes_good(
-    tmp_path: Path, postgres: Postgres, kernel_process, seed: int, step: str, back: bool
+@pytest.mark.parametrize("restarted", [True, False], ids=["restarted", "stopped"])
+def test_database_stopped_during_a_flush_is_unavailable_unless_restarted_and_the_next_flush_completes(
+    tmp_path: Path, postgres: Postgres, kernel_process, seed: int, step: str, restarted: bool
 ):
     settings = Settings(
         database_url=postgres.url, lake_uri=str(tmp_path / "lake"), admin_key_file=tmp_path / "admin.key"
@@ -151,20 +151,20 @@ def test_database_restarted_amid_a_flush_changes_nothing_or_is_an_error_that_the
     database = Database(postgres.url)
     ensure_admin(database, settings)
     store = Store(Connection.from_settings(settings))
-    name = f"test_{step.replace(' ', '_')}_{back}_{seed}".lower()
+    name = f"test_{step.replace(' ', '_')}_{restarted}_{seed}".lower()
     scene = Scene.make(settings, database, store, DirectKernels(settings, kernel_process), seed, name)
     scene.with_history(1)
     gate = Gate()
     with in_background(scene.worker("w", pause_at(step, gate))) as flushing:
         gate.wait_arrived()
         postgres.stop()
-        if back:
+        if restarted:
             postgres.start()
         gate.release()
         done: FlushOutcome = flushing()
     postgres.start()
 
-    assert error_slug(done.error) == (None if back else "unavailable")
+    assert error_slug(done.error) == (None if restarted else "unavailable")
     check_now(scene)
     scene.expire_leases()
     scene.flush()

@@ -1,4 +1,4 @@
-"""The rules under the steps of the protocol, each as a case: what holds, what is done again, what is set aside."""
+"""Rules of the commit protocol: when a build stays valid, what is retried, and which rows are set aside."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,25 +44,25 @@ def head_of(scene: Scene) -> Head:
 
 
 def seq_of(scene: Scene) -> int:
-    """The number of the recorded head, of a dataset that is gone too."""
+    """Return the number of the recorded head, also of a deleted dataset."""
     with scene.database.read() as connection:
         rows = select(snapshot_heads.c.seq).where(snapshot_heads.c.dataset_id == scene.dataset.id)
         return connection.execute(rows).scalar_one()
 
 
-def by_hand(scene: Scene, change: SnapshotOperation) -> Build:
-    """A change of no file, as optimize, revert and vacuum may be."""
+def empty_build(scene: Scene, change: SnapshotOperation) -> Build:
+    """Return a build that changes no file, as those of optimize, revert and vacuum may be."""
     head = head_of(scene)
     return Build(scene.dataset, change, new_id(), head, head.segment, added={})
 
 
 class Counting(DirectKernels):
-    """Kernels that count how often something is built."""
+    """Kernels that count their runs."""
 
-    rounds = 0
+    runs = 0
 
     def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
-        self.rounds += 1
+        self.runs += 1
         return super().run(slots)
 
 
@@ -75,7 +75,7 @@ def counting(kernels: DirectKernels) -> Counting:
 
 
 @pytest.mark.contract("W1", "W2")
-def test_flush_with_rows_makes_one_snapshot_on_the_head_that_counts_them_and_one_without_makes_none(scene: Scene):
+def test_flush_with_rows_makes_one_snapshot_that_counts_them_and_a_flush_without_rows_makes_none(scene: Scene):
     scene.with_history(1)
     (before,) = history_of(scene)
     consumed = sum(len(scene.acknowledged[commit]) for commit in unflushed_commits(scene))
@@ -90,7 +90,7 @@ def test_flush_with_rows_makes_one_snapshot_on_the_head_that_counts_them_and_one
     assert history_of(scene) == [before, made]
 
 
-def test_segments_that_dead_workers_closed_are_flushed_in_their_order_each_into_its_own_snapshot(scene: Scene):
+def test_segments_closed_by_killed_workers_are_flushed_in_order_into_one_snapshot_each(scene: Scene):
     commits = []
     for number in range(3):
         commits.append([scene.write()])
@@ -103,7 +103,7 @@ def test_segments_that_dead_workers_closed_are_flushed_in_their_order_each_into_
     check(scene)
 
 
-def test_what_is_written_while_a_flush_runs_waits_for_the_next_one(scene: Scene):
+def test_batch_written_during_a_flush_is_left_to_the_next_flush(scene: Scene):
     scene.with_history(0)
     flushed = [*unflushed_commits(scene)]
     gate = Gate()
@@ -119,7 +119,7 @@ def test_what_is_written_while_a_flush_runs_waits_for_the_next_one(scene: Scene)
 
 
 @ONE_DATABASE
-def test_log_entries_are_on_the_disk_before_the_manifest_and_the_manifest_before_it_is_recorded(scene: Scene):
+def test_log_entries_are_synced_before_the_manifest_is_written_and_the_manifest_before_it_is_recorded(scene: Scene):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     order: list[str] = []
@@ -141,7 +141,7 @@ def test_log_entries_are_on_the_disk_before_the_manifest_and_the_manifest_before
 @pytest.mark.contract("H5")
 @pytest.mark.parametrize("retries", [0, 3])
 @ONE_DATABASE
-def test_commit_that_always_loses_is_tried_as_often_as_configured_and_once_more(scene: Scene, retries: int):
+def test_commit_that_always_loses_the_race_is_retried_as_often_as_configured(scene: Scene, retries: int):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     faulty.fail("put_new", "*/snapshots/*", PathExists("exists"), every=True)
@@ -154,15 +154,15 @@ def test_commit_that_always_loses_is_tried_as_often_as_configured_and_once_more(
 
 
 @pytest.mark.contract("H4")
-def test_commit_that_lost_is_tried_again_with_its_id_and_the_files_it_has(scene: Scene, counting: Counting):
+def test_commit_that_lost_the_race_is_retried_with_the_same_id_and_files(scene: Scene, counting: Counting):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     faulty.fail("put_new", "*/snapshots/*", PathExists("exists"))
-    tried: list[str] = []
+    ids: list[str] = []
     put_new = faulty.put_new
 
     def remember(path: str, data: bytes) -> None:
-        tried.append(Snapshot.from_json(path, data).id)
+        ids.append(Snapshot.from_json(path, data).id)
         put_new(path, data)
 
     faulty.put_new = remember  # type: ignore[method-assign]
@@ -170,13 +170,13 @@ def test_commit_that_lost_is_tried_again_with_its_id_and_the_files_it_has(scene:
     done = scene.worker("w", store=faulty, kernels=counting)()
 
     (made,) = done.snapshots
-    assert tried == [made.id, made.id]
-    assert counting.rounds == 1
+    assert ids == [made.id, made.id]
+    assert counting.runs == 1
     check(scene)
 
 
 @ONE_DATABASE
-def test_commit_on_a_version_that_is_taken_is_refused_and_not_rebased(scene: Scene):
+def test_commit_on_an_existing_table_version_is_refused_and_not_rebased(scene: Scene):
     scene.with_history(1)
     (before,) = history_of(scene)
     (after,) = scene.flush()
@@ -193,19 +193,19 @@ def test_commit_on_a_version_that_is_taken_is_refused_and_not_rebased(scene: Sce
 @pytest.mark.contract("H6", "M10", "W4")
 @pytest.mark.parametrize("step", ["statements committed", "translog committed", "manifest put"])
 @ONE_DATABASE
-def test_files_manifests_and_log_entries_are_never_changed_once_they_are_there(scene: Scene, step: str):
-    def everything() -> dict[str, bytes]:
-        shown = ("/snapshots/HEAD", "/.LOCK", "/tags/")
+def test_files_manifests_and_log_entries_are_never_changed_after_they_are_written(scene: Scene, step: str):
+    def immutable_files() -> dict[str, bytes]:
+        mutable = ("/snapshots/HEAD", "/.LOCK", "/tags/")
         entries = scene.store.list(scene.dataset.layout.root)
-        return {each.path: scene.store.get(each.path) for each in entries if not any(x in each.path for x in shown)}
+        return {each.path: scene.store.get(each.path) for each in entries if not any(x in each.path for x in mutable)}
 
     scene.with_history(1)
-    before = everything()
+    before = immutable_files()
     with pytest.raises(Killed):
         scene.worker("dies", kill_at(step))()
-    halfway = everything()
+    halfway = immutable_files()
     check(scene)
-    after = everything()
+    after = immutable_files()
 
     assert before.items() <= halfway.items() <= after.items()
     assert len([path for path in after if "/snapshots/" in path]) == 3
@@ -216,46 +216,46 @@ def test_files_manifests_and_log_entries_are_never_changed_once_they_are_there(s
 
 @pytest.mark.parametrize("change", [SnapshotOperation.OPTIMIZE, SnapshotOperation.COMPACT])
 @pytest.mark.contract("H4")
-def test_build_holds_across_what_keeps_rows_and_is_not_made_again(
+def test_build_stays_valid_across_a_change_that_keeps_all_rows(
     scene: Scene, counting: Counting, change: SnapshotOperation
 ):
     scene.with_history(1)
     gate = Gate()
     with in_background(scene.worker("w", pause_at("built", gate), kernels=counting)) as flushing:
         gate.wait_arrived()
-        between = scene.publisher().publish(by_hand(scene, change))
+        between = scene.publisher().publish(empty_build(scene, change))
         gate.release()
         done: FlushOutcome = flushing()
 
     (made,) = done.snapshots
-    assert counting.rounds == 1
+    assert counting.runs == 1
     assert (made.parent, made.content) == (between.id, made.seq)
     assert between.content == between.seq - 1
     check(scene)
 
 
 @pytest.mark.parametrize("change", [SnapshotOperation.REVERT, SnapshotOperation.VACUUM, SnapshotOperation.PURGE])
-def test_build_does_not_hold_across_what_takes_rows_or_files_and_is_made_again(
+def test_build_is_repeated_after_a_change_that_removes_rows_or_files(
     scene: Scene, counting: Counting, change: SnapshotOperation
 ):
     scene.with_history(1)
     gate = Gate()
     with in_background(scene.worker("w", pause_at("built", gate), kernels=counting)) as flushing:
         gate.wait_arrived()
-        between = scene.publisher().publish(by_hand(scene, change))
+        between = scene.publisher().publish(empty_build(scene, change))
         gate.release()
         done: FlushOutcome = flushing()
 
     (made,) = done.snapshots
-    assert counting.rounds == 2
+    assert counting.runs == 2
     assert made.parent == between.id
     check(scene)
 
 
 @pytest.mark.parametrize("change", [SnapshotOperation.REVERT, SnapshotOperation.VACUUM, SnapshotOperation.PURGE])
-def test_build_on_a_head_that_another_flush_moved_is_told_so(scene: Scene, change: SnapshotOperation):
+def test_build_on_a_head_that_another_flush_replaced_is_refused(scene: Scene, change: SnapshotOperation):
     scene.with_history(1)
-    stale = by_hand(scene, change)
+    stale = empty_build(scene, change)
     scene.flush()
 
     with pytest.raises(HeadMoved):
@@ -264,35 +264,35 @@ def test_build_on_a_head_that_another_flush_moved_is_told_so(scene: Scene, chang
     check(scene)
 
 
-def test_segment_that_another_flushes_before_it_is_read_is_left_to_it(scene: Scene, kernels: DirectKernels):
-    class Late(DirectKernels):
+def test_segment_flushed_by_another_worker_before_it_is_read_is_skipped(scene: Scene, kernels: DirectKernels):
+    class Overtaken(DirectKernels):
         def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
             scene.flush()
             return super().run(slots)
 
     scene.with_history(1)
-    done = scene.worker("w", kernels=Late(kernels._settings, kernels._pool))()
+    done = scene.worker("w", kernels=Overtaken(kernels._settings, kernels._pool))()
 
     assert (done.snapshots, done.error) == ([], None)
     assert len(history_of(scene)) == 2
     check(scene)
 
 
-def test_segment_of_which_not_every_row_was_read_is_not_marked_done(scene: Scene, kernels: DirectKernels):
-    class Forgetful(DirectKernels):
+def test_segment_with_a_row_that_was_not_read_is_not_marked_done(scene: Scene, kernels: DirectKernels):
+    class Incomplete(DirectKernels):
         def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
             for number, output in super().run(slots):
                 assert isinstance(output, TableFiles)
                 yield number, output._replace(tally=output.tally._replace(added=output.tally.added - 1))
 
     scene.with_history(1)
-    done = scene.worker("w", kernels=Forgetful(kernels._settings, kernels._pool))()
+    done = scene.worker("w", kernels=Incomplete(kernels._settings, kernels._pool))()
 
     assert (done.snapshots, error_slug(done.error)) == ([], "internal")
     check(scene)
 
 
-def test_task_that_ran_twice_leaves_files_that_nothing_names_and_no_row_twice(scene: Scene, kernels: DirectKernels):
+def test_task_that_runs_twice_leaves_unreferenced_files_and_no_duplicate_row(scene: Scene, kernels: DirectKernels):
     class Twice(DirectKernels):
         def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
             first = [*super().run(slots)]
@@ -304,13 +304,13 @@ def test_task_that_ran_twice_leaves_files_that_nothing_names_and_no_row_twice(sc
 
     (made,) = done.snapshots
     folder = scene.dataset.layout.statements
-    there = [entry.path for entry in scene.store.list(folder) if entry.path.endswith(".parquet")]
-    assert len(there) == 2 * len(made.statements.files)
+    stored = [entry.path for entry in scene.store.list(folder) if entry.path.endswith(".parquet")]
+    assert len(stored) == 2 * len(made.statements.files)
     assert made.rows.live == 3
     check(scene)
 
 
-# A dataset made again
+# Recreated datasets
 
 
 def delete(scene: Scene) -> None:
@@ -329,7 +329,7 @@ def delete(scene: Scene) -> None:
 @pytest.mark.parametrize("earlier", [0, 1], ids=["first", "later"])
 @pytest.mark.parametrize("step", [*BEFORE_MANIFEST, "manifest put"])
 @ONE_DATABASE
-def test_worker_paused_while_its_dataset_is_deleted_and_made_again_loses_and_touches_nothing(
+def test_worker_paused_while_its_dataset_is_deleted_and_recreated_fails_and_changes_nothing(
     scene: Scene, kernels: DirectKernels, step: str, earlier: int
 ):
     scene.with_history(earlier)
@@ -338,29 +338,29 @@ def test_worker_paused_while_its_dataset_is_deleted_and_made_again_loses_and_tou
         gate.wait_arrived()
         last = head_of(scene).seq
         delete(scene)
-        again = Scene.make(scene.settings, scene.database, scene.store, kernels, seed=7)
-        again.with_history(1)
-        before = {entry.path: scene.store.get(entry.path) for entry in scene.store.list(again.dataset.layout.root)}
+        recreated = Scene.make(scene.settings, scene.database, scene.store, kernels, seed=7)
+        recreated.with_history(1)
+        before = {entry.path: scene.store.get(entry.path) for entry in scene.store.list(recreated.dataset.layout.root)}
         gate.release()
         resumed: FlushOutcome = paused()
-        after = {entry.path: scene.store.get(entry.path) for entry in scene.store.list(again.dataset.layout.root)}
+        after = {entry.path: scene.store.get(entry.path) for entry in scene.store.list(recreated.dataset.layout.root)}
 
     assert resumed.snapshots == []
     assert error_slug(resumed.error) == "dataset-not-found"
     assert before.items() <= after.items()
-    # A manifest under a number that the next dataset left free for it; and of the two tables, which it asked for its
-    # lease once, the second may be ahead, which the next flush puts back.
-    layout = again.dataset.layout
-    ahead = layout.delta_log(layout.translog, history_of(again)[0].translog.version + 1)
+    # Only two strays are possible: a manifest with a number that the new dataset does not use, and one commit of the
+    # translog, as the lease was checked only once for both tables. The next flush restores the table.
+    layout = recreated.dataset.layout
+    ahead = layout.delta_log(layout.translog, history_of(recreated)[0].translog.version + 1)
     strays = {layout.snapshot(last + 1), *([ahead] if step == "statements committed" else [])}
     assert after.keys() - before.keys() <= strays
     assert seq_of(scene) == last
-    assert history_of(again)[0].seq == last + 2
-    check(again)
+    assert history_of(recreated)[0].seq == last + 2
+    check(recreated)
 
 
 @ONE_DATABASE
-def test_dataset_that_is_being_deleted_is_not_flushed_any_more(scene: Scene):
+def test_dataset_that_is_being_deleted_is_not_flushed(scene: Scene):
     scene.with_history(1)
     gate = Gate()
     with in_background(scene.worker("paused", pause_at("translog committed", gate))) as paused:
@@ -375,9 +375,9 @@ def test_dataset_that_is_being_deleted_is_not_flushed_any_more(scene: Scene):
     assert seq_of(scene) == 1
 
 
-# Rows that cannot be written
+# Rows that cannot be stored
 
-POISON: list[tuple[dict[str, Any], str]] = [
+INVALID_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"schema": "NoSuchSchema"}, "schema"),
     ({"value": None}, "value"),
     ({"kind": 9}, "kind"),
@@ -385,7 +385,8 @@ POISON: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def poison(scene: Scene, commit: int, position: int, **values: Any) -> None:
+def corrupt_event(scene: Scene, commit: int, position: int, **values: Any) -> None:
+    """Overwrite columns of one event in the journal."""
     with scene.database.write() as connection:
         batch = connection.execute(select(journal_batches.c.id).where(journal_batches.c.commit == commit)).scalar_one()
         changed = connection.execute(
@@ -395,15 +396,15 @@ def poison(scene: Scene, commit: int, position: int, **values: Any) -> None:
 
 
 @pytest.mark.contract("W2")
-@pytest.mark.parametrize(("values", "reason"), POISON, ids=[reason for _, reason in POISON])
-def test_row_that_cannot_be_written_is_set_aside_with_its_reason_and_the_rest_goes_on(
+@pytest.mark.parametrize(("values", "reason"), INVALID_VALUES, ids=[reason for _, reason in INVALID_VALUES])
+def test_row_that_cannot_be_stored_is_set_aside_with_its_reason_and_the_others_are_flushed(
     scene: Scene, values: dict[str, Any], reason: str
 ):
-    good, bad, better = (scene.new_statement(name) for name in ("a", "b", "c"))
+    first, invalid, last = (scene.new_statement(name) for name in ("a", "b", "c"))
     scene.with_history(1)
-    commit = scene.write(good, bad, better)
-    poison(scene, commit, 1, **values)
-    scene.acknowledged[commit] = [good, better]
+    commit = scene.write(first, invalid, last)
+    corrupt_event(scene, commit, 1, **values)
+    scene.acknowledged[commit] = [first, last]
     consumed = sum(len(scene.acknowledged[each]) for each in unflushed_commits(scene)) + 1
 
     (made,) = scene.flush()
@@ -422,27 +423,27 @@ def test_row_that_cannot_be_written_is_set_aside_with_its_reason_and_the_rest_go
     check(scene)
 
 
-def test_row_set_aside_that_is_put_back_and_can_be_written_by_now_is_there(scene: Scene):
-    bad = scene.new_statement("b")
-    commit = scene.write(scene.new_statement("a"), bad)
-    poison(scene, commit, 1, schema="NotYetKnown")
+def test_row_set_aside_is_stored_when_its_retry_is_valid(scene: Scene):
+    invalid = scene.new_statement("b")
+    commit = scene.write(scene.new_statement("a"), invalid)
+    corrupt_event(scene, commit, 1, schema="NotYetKnown")
     scene.acknowledged[commit] = scene.acknowledged[commit][:1]
     scene.flush()
     with scene.database.write() as connection:
         kept = connection.execute(select(journal_rejected.c.event)).scalar_one()
-        connection.execute(update(journal_rejected).values(event=kept | {"schema": bad["schema"]}))
+        connection.execute(update(journal_rejected).values(event=kept | {"schema": invalid["schema"]}))
         retried = rejected.retry(connection, scene.settings, scene.dataset, ADMIN, None)
 
     assert (retried.retried, retried.commit) == (1, commit + 1)
-    scene.acknowledged[commit + 1] = [bad]
+    scene.acknowledged[commit + 1] = [invalid]
     check_now(scene)
     scene.flush()
     check(scene)
 
 
-def test_row_set_aside_that_still_cannot_be_written_is_set_aside_again(scene: Scene):
+def test_row_set_aside_is_set_aside_again_when_its_retry_is_invalid(scene: Scene):
     commit = scene.write(scene.new_statement("a"), scene.new_statement("b"))
-    poison(scene, commit, 1, value=None)
+    corrupt_event(scene, commit, 1, value=None)
     scene.acknowledged[commit] = scene.acknowledged[commit][:1]
     scene.flush()
     with scene.database.write() as connection:
@@ -458,9 +459,9 @@ def test_row_set_aside_that_still_cannot_be_written_is_set_aside_again(scene: Sc
 
 
 @pytest.mark.parametrize("step", ["manifest put", "recorded"])
-def test_row_is_set_aside_once_whoever_records_the_snapshot(scene: Scene, step: str):
+def test_row_is_set_aside_once_when_another_worker_records_the_snapshot(scene: Scene, step: str):
     commit = scene.write(scene.new_statement("a"), scene.new_statement("b"))
-    poison(scene, commit, 1, value=None)
+    corrupt_event(scene, commit, 1, value=None)
     scene.acknowledged[commit] = scene.acknowledged[commit][:1]
     with pytest.raises(Killed):
         scene.worker("dies", kill_at(step))()
@@ -473,11 +474,11 @@ def test_row_is_set_aside_once_whoever_records_the_snapshot(scene: Scene, step: 
     check(scene)
 
 
-# What the journal's head says
+# The journal's head
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_batch_that_commits_while_a_snapshot_is_being_recorded_is_known_to_wait(scene: Scene):
+def test_batch_committed_while_a_snapshot_is_recorded_counts_as_unflushed(scene: Scene):
     scene.with_history(0)
     gate = Gate()
     with in_background(scene.worker("w", pause_at("manifest put", gate))) as flushing:
@@ -485,7 +486,7 @@ def test_batch_that_commits_while_a_snapshot_is_being_recorded_is_known_to_wait(
         with scene.database.write() as connection:
             late = scene.write_in(connection)
             gate.release()
-            wait_for_a_lock(scene)
+            wait_for_blocked_transaction(scene)
         flushing()
 
     assert [*unflushed_commits(scene)] == [late]
@@ -493,13 +494,13 @@ def test_batch_that_commits_while_a_snapshot_is_being_recorded_is_known_to_wait(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_write_that_waited_while_a_snapshot_was_recorded_is_newer_than_what_that_says_is_flushed(scene: Scene):
+def test_write_blocked_while_a_snapshot_is_recorded_is_newer_than_the_time_of_the_last_flush(scene: Scene):
     scene.with_history(0)
     scene.flush()
     with ThreadPoolExecutor(1) as pool, scene.database.write() as connection:
         connection.execute(select(journal_head).with_for_update())
         pool.submit(scene.write)
-        wait_for_a_lock(scene)
+        wait_for_blocked_transaction(scene)
         segments.mark_done(connection, scene.dataset, 0, [], moved=False)
 
     with scene.database.read() as connection:
@@ -507,11 +508,11 @@ def test_write_that_waited_while_a_snapshot_was_recorded_is_newer_than_what_that
     assert at[heads.LAST_UPDATED] > at[segments.LAST_FLUSHED]
 
 
-def wait_for_a_lock(scene: Scene) -> None:
-    """Return once a transaction waits for another."""
+def wait_for_blocked_transaction(scene: Scene) -> None:
+    """Wait until a transaction waits for a lock."""
 
-    def waits() -> int:
+    def blocked() -> int:
         with scene.database.read() as connection:
             return connection.execute(text("SELECT count(*) FROM pg_locks WHERE NOT granted")).scalar_one()
 
-    wait_until(waits, TIMEOUT_SECONDS)
+    wait_until(blocked, TIMEOUT_SECONDS)

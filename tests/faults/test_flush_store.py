@@ -1,4 +1,4 @@
-"""Flush on a store that fails, stalls, loses answers or is full."""
+"""Flushes on a store whose requests fail, stall or lose their responses, and on a full disk."""
 
 import resource
 import threading
@@ -40,17 +40,17 @@ CALLS = [
     ("put_hint", "*/snapshots/HEAD"),
     ("put_hint", "*/tags/*"),
 ]
-ONLY_SHOWN = {
+INFORMATIONAL = {
     ("put_hint", "*/.LOCK"),
     ("delete", "*/.LOCK"),
     ("put_hint", "*/snapshots/HEAD"),
     ("put_hint", "*/tags/*"),
 }
-"""What people see and nobody relies on."""
+"""Calls that write informational files, which no process reads."""
 
 
 @ONE_DATABASE
-def test_flush_makes_the_calls_that_the_cases_below_disturb_and_no_others(scene: Scene):
+def test_flush_makes_exactly_the_calls_that_the_fault_cases_cover(scene: Scene):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
 
@@ -67,17 +67,17 @@ def test_flush_makes_the_calls_that_the_cases_below_disturb_and_no_others(scene:
 @ONE_DATABASE
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("method", "glob"), CALLS)
-def test_call_that_fails_or_whose_answer_is_lost_changes_nothing_that_the_next_try_does_not_finish(
+def test_flush_after_a_failed_call_or_a_lost_response_completes_with_one_commit(
     scene: Scene, method: str, glob: str, after: bool
 ):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
-    faulty.fail(method, glob, Unavailable("the store does not answer"), after=after)
+    faulty.fail(method, glob, Unavailable("the store does not respond"), after=after)
 
     done = scene.worker("w", store=faulty)()
 
     check_now(scene)
-    assert error_slug(done.error) == (None if (method, glob) in ONLY_SHOWN else "unavailable")
+    assert error_slug(done.error) == (None if (method, glob) in INFORMATIONAL else "unavailable")
     scene.flush()
     assert len(history_of(scene)) == 2
     check(scene)
@@ -85,7 +85,7 @@ def test_call_that_fails_or_whose_answer_is_lost_changes_nothing_that_the_next_t
 
 @pytest.mark.parametrize(("method", "glob"), CALLS)
 @ONE_DATABASE
-def test_call_that_stalls_until_another_has_published_leaves_one_commit(scene: Scene, method: str, glob: str):
+def test_call_that_stalls_until_another_worker_has_published_leaves_one_commit(scene: Scene, method: str, glob: str):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     gate = faulty.block(method, glob)
@@ -104,10 +104,10 @@ def test_call_that_stalls_until_another_has_published_leaves_one_commit(scene: S
 
 
 @pytest.mark.contract("H2")
-def test_manifest_put_whose_answer_was_lost_is_the_commit_and_is_recorded_by_the_next(scene: Scene):
+def test_manifest_whose_response_was_lost_is_the_commit_and_is_recorded_by_the_next_flush(scene: Scene):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
-    faulty.fail("put_new", "*/snapshots/*", Unavailable("no answer"), after=True)
+    faulty.fail("put_new", "*/snapshots/*", Unavailable("no response"), after=True)
 
     lost = scene.worker("w", store=faulty)()
     put = snapshots.read_if_exists(scene.store, scene.dataset, 2)
@@ -121,7 +121,7 @@ def test_manifest_put_whose_answer_was_lost_is_the_commit_and_is_recorded_by_the
     check(scene)
 
 
-def test_manifest_put_that_was_repeated_and_finds_itself_has_won(scene: Scene):
+def test_manifest_put_that_is_repeated_and_finds_its_own_manifest_succeeds(scene: Scene):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     faulty.fail("put_new", "*/snapshots/*", PathExists("exists"), after=True)
@@ -133,7 +133,7 @@ def test_manifest_put_that_was_repeated_and_finds_itself_has_won(scene: Scene):
     check(scene)
 
 
-def test_manifest_put_that_finds_another_has_lost(scene: Scene):
+def test_manifest_put_that_finds_the_manifest_of_another_worker_fails(scene: Scene):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
     gate = faulty.block("put_new", "*/snapshots/*")
@@ -142,15 +142,15 @@ def test_manifest_put_that_finds_another_has_lost(scene: Scene):
         scene.expire_leases()
         with pytest.raises(Killed):
             scene.worker("dies", kill_at("manifest put"))()
-        theirs = snapshots.read_if_exists(scene.store, scene.dataset, 2)
+        other = snapshots.read_if_exists(scene.store, scene.dataset, 2)
         gate.release()
         lost: FlushOutcome = slow()
 
-    # It lost to a commit that nobody had recorded, and had to wait for a dead holder's lease to find out.
+    # It lost to a commit that is not recorded yet, and to record it, it needs the lease of the killed worker.
     assert (lost.snapshots, error_slug(lost.error)) == ([], "locked")
     scene.expire_leases()
     assert scene.flush() == []
-    assert theirs == history_of(scene)[1]
+    assert other == history_of(scene)[1]
     check(scene)
 
 
@@ -167,11 +167,11 @@ def test_slow_store_changes_nothing(scene: Scene):
     check(scene)
 
 
-# No room
+# Full disks
 
 
 class FullDisk(DirectKernels):
-    """Kernels whose data files the disk has no room for."""
+    """Kernels whose disk is full when they write data files."""
 
     def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         tasks = [task for slot in slots for task in slot]
@@ -181,24 +181,24 @@ class FullDisk(DirectKernels):
 
 
 class FullStore(Store):
-    """The system refuses to write more than a few bytes of a file."""
+    """A store in which the operating system refuses to write more than a few bytes of a file."""
 
     def put_new(self, path: str, data: bytes) -> None:
-        with no_room():
+        with limited_file_size():
             super().put_new(path, data)
 
     def put_stream(self, path: str, chunks: Iterable[bytes], durable: bool = True) -> int:
-        with no_room():
+        with limited_file_size():
             return super().put_stream(path, chunks, durable)
 
 
-ALONE = threading.Lock()
+LIMIT_LOCK = threading.Lock()
 
 
 @contextmanager
-def no_room() -> Iterator[None]:
-    # The limit is the process's, and files are put by several threads at once: each would restore another's.
-    with ALONE:
+def limited_file_size() -> Iterator[None]:
+    # The limit belongs to the process, and several threads write files: each would restore the limit of another.
+    with LIMIT_LOCK:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
         try:
@@ -213,7 +213,7 @@ def run_on_full_disk(made: Kernel, tasks: list[Task[Any]]) -> list[tuple[int, An
         return run_tasks(made, tasks)
 
 
-def test_disk_that_is_full_for_data_files_is_an_error_and_the_next_flush_has_room(scene: Scene, kernels: DirectKernels):
+def test_disk_full_while_data_files_are_written_is_an_error_and_the_next_flush_completes(scene: Scene, kernels: DirectKernels):
     scene.with_history(1)
 
     full = scene.worker("w", kernels=FullDisk(kernels._settings, kernels._pool))()
@@ -227,7 +227,7 @@ def test_disk_that_is_full_for_data_files_is_an_error_and_the_next_flush_has_roo
 
 @pytest.mark.parametrize("table", ["statements", "translog"])
 @ONE_DATABASE
-def test_disk_that_is_full_for_a_delta_log_is_an_error_and_the_next_flush_has_room(
+def test_disk_full_while_a_delta_log_is_written_is_an_error_and_the_next_flush_completes(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, table: str
 ):
     scene.with_history(1)
@@ -235,7 +235,7 @@ def test_disk_that_is_full_for_a_delta_log_is_an_error_and_the_next_flush_has_ro
 
     def full(self: DeltaTable, *arguments, **options) -> None:
         if table in self.table_uri:
-            # As deltalake 1.6 says it on a disk without room.
+            # The error of deltalake 1.6 on a full disk.
             raise OSError("Generic LocalFileSystem error\n Unable to copy data to file\n No space left on device")
         commit(self, *arguments, **options)
 
@@ -250,10 +250,10 @@ def test_disk_that_is_full_for_a_delta_log_is_an_error_and_the_next_flush_has_ro
 
 
 @ONE_DATABASE
-def test_disk_that_is_full_for_the_manifest_is_an_error_and_the_next_flush_has_room(scene: Scene):
+def test_disk_full_while_the_manifest_is_written_is_an_error_and_the_next_flush_completes(scene: Scene):
     scene.with_history(1)
     faulty = FaultyStore(scene.store)
-    faulty.fail("put_new", "*/snapshots/*", StorageFull("the store has no room left"))
+    faulty.fail("put_new", "*/snapshots/*", StorageFull("the store is full"))
 
     full = scene.worker("w", store=faulty)()
 
@@ -263,15 +263,15 @@ def test_disk_that_is_full_for_the_manifest_is_an_error_and_the_next_flush_has_r
     check(scene)
 
 
-# Halves
+# Partial files
 
 
 @pytest.mark.parametrize("table", ["statements", "translog"])
 @ONE_DATABASE
-def test_log_entry_and_data_file_that_a_dead_writer_left_by_half_are_passed_over(scene: Scene, table: str):
+def test_partial_log_entry_and_data_file_of_a_killed_writer_are_ignored(scene: Scene, table: str):
     scene.with_history(1)
     folder = f"{scene.store.connection.folder}/{scene.dataset.layout.root}/entities/{table}"
-    # deltalake's store writes beside the place and moves what is whole.
+    # deltalake's store writes a temporary file next to the target and renames it when it is complete.
     with open(f"{folder}/_delta_log/{2:020d}.json#1", "wb") as entry:
         entry.write(b'{"add":{"pa')
     with open(f"{folder}/half.parquet", "wb") as data:

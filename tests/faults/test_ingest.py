@@ -1,4 +1,4 @@
-"""Ingest, with the server killed and clients that go away: nothing acknowledged is lost, nothing is kept by half."""
+"""Ingest when the server is killed or clients disconnect: no acknowledged write is lost, none is stored in part."""
 
 import http.client
 import itertools
@@ -33,7 +33,7 @@ def entity(name: str, size: int = 3) -> dict[str, object]:
 
 
 def stored(database: Database) -> Counter[str]:
-    """How many statements of each entity are visible."""
+    """Return the number of visible statements of each entity."""
     with database.read() as connection:
         return Counter(
             connection.execute(
@@ -45,7 +45,7 @@ def stored(database: Database) -> Counter[str]:
 
 
 @pytest.mark.parametrize("after", [50, 300])
-def test_killed_amid_a_thousand_requests_keeps_what_it_acknowledged_and_no_half(
+def test_server_killed_during_a_thousand_requests_keeps_acknowledged_writes_and_no_partial_ones(
     tmp_path: Path, environment, database: Database, settings: Settings, after: int
 ):
     acknowledged: list[str] = []
@@ -92,13 +92,13 @@ def test_killed_amid_a_thousand_requests_keeps_what_it_acknowledged_and_no_half(
     for request in requests:
         large = int(request[1:]) % 20 == 0
         names = [f"{request}-{part}" for part in range(2500 if large else 2)]
-        assert {found[name] for name in names} == {9 if large else 4}, f"{request} is there by half"
+        assert {found[name] for name in names} == {9 if large else 4}, f"{request} is stored in part"
     with database.read() as connection:
         assert {state for (state,) in connection.execute(select(journal_batches.c.state))} == {"committed"}
         assert sum(found.values()) == len(connection.execute(select(journal.c.batch)).all())
 
 
-def test_client_that_goes_away_halfway_leaves_nothing(tmp_path: Path, environment, database: Database):
+def test_client_that_disconnects_while_sending_leaves_nothing(tmp_path: Path, environment, database: Database):
     line = orjson.dumps(entity("x", 5)) + b"\n"
     with running(tmp_path, **environment) as server:
         server.client().post("/v1/datasets", json={"name": "test"}).raise_for_status()
@@ -112,9 +112,9 @@ def test_client_that_goes_away_halfway_leaves_nothing(tmp_path: Path, environmen
             wait_until(lambda: _batches(database) == ["open"])
         wait_until(lambda: _batches(database) == [])
         with database.read() as connection:
-            left = connection.execute(select(journal.c.batch)).all()
+            rows = connection.execute(select(journal.c.batch)).all()
 
-    assert left == []
+    assert rows == []
 
 
 def _batches(database: Database) -> list[str]:

@@ -1,5 +1,6 @@
-"""A mapping on Spark, whose worker is killed within a task, and before and after its commit: others go on, and nobody
-sees the difference."""
+"""A mapping on Spark whose workers are killed within a task, before and after its commit: other workers complete it,
+and readers see either the earlier or the complete result.
+"""
 
 import fcntl
 import hashlib
@@ -15,7 +16,7 @@ import pytest
 from tarn.db import migrate
 from tarn.db.engine import Database
 
-from tests.faults.processes import WORKER, WorkerProcess, started
+from tests.faults.processes import WORKER, WorkerProcess, start_worker
 from tests.server import running
 
 MAPPING = {
@@ -31,24 +32,26 @@ MAPPING = {
         }
     }
 }
-A_ROW = 13
-"""Statements of a row: a task writes several chunks, between which it can be stopped."""
+STATEMENTS_PER_ROW = 13
+"""Enough that a task writes several chunks, between which it can be stopped."""
 COUNT = 20_000
 NAMES = {f"p{number}": f"Person {number}" for number in range(COUNT)}
-WRITTEN_IN_PART = (
+HAS_OPEN_BATCH = (
     "SELECT 1 FROM journal_packs p JOIN journal_batches b ON b.id = p.batch WHERE b.state = 'open' AND NOT b.is_stage"
 )
-"""A part that is not closed, and holds something."""
-HELD = "SELECT b.state, sum(p.rows) FROM journal_packs p LEFT JOIN journal_batches b ON b.id = p.batch GROUP BY 1"
-"""What is in packs, by what became of their batches."""
-PATIENCE = 120
+"""Selects a row if a batch of a task is open and has events."""
+ROWS_BY_STATE = (
+    "SELECT b.state, sum(p.rows) FROM journal_packs p LEFT JOIN journal_batches b ON b.id = p.batch GROUP BY 1"
+)
+"""Counts the events in packs by the state of their batches."""
+TIMEOUT = 120
 """Seconds after which the test fails instead of hanging."""
 
 
 @contextmanager
 def worker(folder: Path, *fault: str) -> Iterator[WorkerProcess]:
-    """A worker beside the API in this folder, which flushes nothing by itself."""
-    with started(
+    """Run a worker process on the lake of the API in this folder, which starts no flush on its own."""
+    with start_worker(
         WORKER,
         folder,
         *fault,
@@ -57,35 +60,36 @@ def worker(folder: Path, *fault: str) -> Iterator[WorkerProcess]:
         TARN_FLUSH_AGE="86400",
         TARN_UPKEEP_EVERY="86400",
         TARN_WORKER_SILENT_AFTER="3",
-    ) as found:
-        yield found
+    ) as process:
+        yield process
 
 
-def names(client: Any) -> dict[str, str]:
-    """Every entity that is seen, and its name; of one that is seen twice, or has two, this would fail."""
-    found: dict[str, str] = {}
-    for line in client.get("/v1/datasets/test/entities/stream", timeout=PATIENCE).iter_lines():
+def visible_names(client: Any) -> dict[str, str]:
+    """Return the name of every visible entity. Fails if an entity is returned twice or has two names."""
+    names: dict[str, str] = {}
+    for line in client.get("/v1/datasets/test/entities/stream", timeout=TIMEOUT).iter_lines():
         entity = orjson.loads(line)
         (name,) = entity["properties"]["name"]
-        assert entity["id"] not in found
-        found[entity["id"]] = name
-    return found
+        assert entity["id"] not in names
+        names[entity["id"]] = name
+    return names
 
 
 @contextmanager
 def stopped_within_a_task(database: Path) -> Iterator[None]:
-    """Let tasks write until one has written some of its part, and none any more from then on."""
-    with open(f"{database}-turn", "wb") as turn, closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as look:
+    """Let tasks write until one has written a part of its batch, then block all writes during the block."""
+    read_only = f"file:{database}?mode=ro"
+    with open(f"{database}-turn", "wb") as lock, closing(sqlite3.connect(read_only, uri=True)) as reader:
         while True:
-            fcntl.flock(turn, fcntl.LOCK_EX)
-            if look.execute(WRITTEN_IN_PART).fetchone():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if reader.execute(HAS_OPEN_BATCH).fetchone():
                 break
-            fcntl.flock(turn, fcntl.LOCK_UN)
+            fcntl.flock(lock, fcntl.LOCK_UN)
         yield
 
 
 @pytest.mark.xdist_group("spark")
-def test_workers_killed_within_a_task_and_around_the_commit_of_a_mapping_lose_double_and_half_show_nothing(
+def test_mapping_with_workers_killed_in_a_task_and_around_the_commit_is_complete_and_without_duplicates(
     tmp_path: Path,
 ):
     data = b"id,name,land\n" + b"".join(b"%s,%s,de\n" % (key.encode(), name.encode()) for key, name in NAMES.items())
@@ -98,7 +102,7 @@ def test_workers_killed_within_a_task_and_around_the_commit_of_a_mapping_lose_do
         client.post("/v1/datasets", json={"name": "test"}).raise_for_status()
         client.put("/v1/datasets/test/files?path=data.csv", content=data).raise_for_status()
         client.put(mapping, json=MAPPING).raise_for_status()
-        # What an earlier run said, which the next replaces.
+        # The result of an earlier run, which the next run replaces.
         earlier = {"id": "former", "schema": "Person", "properties": {"name": ["Former"]}}
         origin = f"mapping:{content_hash}"
         client.post(f"/v1/datasets/test/entities?origin={origin}", json=[earlier]).raise_for_status()
@@ -106,29 +110,29 @@ def test_workers_killed_within_a_task_and_around_the_commit_of_a_mapping_lose_do
 
         with worker(tmp_path) as killed, stopped_within_a_task(tmp_path / "data/tarn.db"):
             killed.send(signal.SIGKILL)
-            killed.wait_dead()
-        within = names(client)
+            killed.wait_exited()
+        within = visible_names(client)
         with worker(tmp_path, "mapped", "KILL") as first:
             first.wait_reached("mapped")
-            first.wait_dead()
-        halfway = names(client)
+            first.wait_exited()
+        halfway = visible_names(client)
         with worker(tmp_path, "committed", "KILL") as second:
             second.wait_reached("committed")
-            second.wait_dead()
-        committed = names(client)
+            second.wait_exited()
+        committed = visible_names(client)
         unfinished = client.get(job).json()
         with worker(tmp_path):
-            done = client.get(f"{job}?wait=60", timeout=PATIENCE).json()
+            done = client.get(f"{job}?wait=60", timeout=TIMEOUT).json()
             while done["finished"] is None:
-                done = client.get(f"{job}?wait=60", timeout=PATIENCE).json()
+                done = client.get(f"{job}?wait=60", timeout=TIMEOUT).json()
 
         assert within == halfway == {"former": "Former"}
         assert committed == NAMES
         assert unfinished["state"] == "running"
         assert done["state"] == "done", done
         assert (done["result"]["rows"], done["result"]["entities"], done["result"]["rejected"]) == (COUNT, COUNT, 0)
-        assert names(client) == NAMES
-        # What each row says, once; the two of the former one, and what ended them.
-        assert client.get("/v1/datasets/test/journal").json()["rows"] == A_ROW * COUNT + 3
+        assert visible_names(client) == NAMES
+        # The statements of each row once, the two of the former entity, and the event that erased them.
+        assert client.get("/v1/datasets/test/journal").json()["rows"] == STATEMENTS_PER_ROW * COUNT + 3
         with closing(sqlite3.connect(tmp_path / "data/tarn.db")) as database:
-            assert database.execute(HELD).fetchall() == [("committed", A_ROW * COUNT)]
+            assert database.execute(ROWS_BY_STATE).fetchall() == [("committed", STATEMENTS_PER_ROW * COUNT)]

@@ -1,6 +1,6 @@
-"""The database gone for a while: requests of every kind are told to come back, and everything goes on by itself.
+"""A database outage: requests of every kind are answered with 503, and the server recovers without intervention.
 
-`OUTAGE_SECONDS=30` makes it gone for as long.
+`OUTAGE_SECONDS=30` sets the length of the outage.
 """
 
 import itertools
@@ -44,19 +44,19 @@ from tests.in_process_api import InProcessApi
 from tests.server import Server, running
 
 OUTAGE = float(os.environ.get("OUTAGE_SECONDS", "3"))
-RECOVERED_WITHIN = 5.0
-"""Seconds after which everything must work again, once the database does."""
+MAX_RECOVERY_SECONDS = 5.0
+"""Limit of the time from the end of the outage until all requests succeed."""
 
 PAUSE = 0.2
-"""Seconds between two requests of one client, which would only be in the way of the others."""
+"""Seconds between two requests of one client, so that clients do not overload the server."""
 
-D = "/v1/datasets/test"
+DATASET = "/v1/datasets/test"
 LARGE = "/v1/datasets/large"
-"""Where bodies go that take the bulk path: there is too much in it to be read as often."""
+"""The dataset of requests that take the bulk path: it becomes too large to be read as often as the other one."""
 
 
 class Postgres:
-    """A PostgreSQL of this test's own, to be killed and started again."""
+    """A PostgreSQL server of one test, which can be killed and started again."""
 
     def __init__(self) -> None:
         os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="tarn-run-"))
@@ -66,13 +66,13 @@ class Postgres:
         self.url = load_settings(database_url=self._server.get_uri()).database_url
 
     def kill(self) -> None:
-        """End it as a crash would, with all its connections."""
+        """Stop the server immediately, with all its connections, as in a crash."""
         process = psutil.Process(self._server.get_pid())
         process.send_signal(signal.SIGQUIT)
         process.wait(20)
 
     def start(self) -> None:
-        """Start it again; it answers when this returns."""
+        """Start the server and wait until it accepts connections."""
         self._server.ensure_postgres_running()
         plain = make_url(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
         psycopg.connect(plain).close()
@@ -89,43 +89,43 @@ def postgres() -> Iterator[Postgres]:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a client was told, and when."""
+class Response:
+    """The response to one request, and when it was sent and received."""
 
     kind: str
     status: int
     problem: str | None
     retry_after: str | None
-    begun: float
-    ended: float
+    sent: float
+    received: float
 
 
 @dataclass
-class Crowd:
-    """Clients that each send requests of one kind, over and over; and what they were told."""
+class Load:
+    """Clients that each send requests of one kind continuously, and the responses."""
 
     server: Server
-    answers: list[Answer] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
     acknowledged: list[str] = field(default_factory=list)
-    """Paths of what was written, as far as the server said so."""
+    """Paths of the acknowledged writes."""
     failures: list[BaseException] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
+    _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
-    def __enter__(self) -> "Crowd":
+    def __enter__(self) -> "Load":
         for kind in KINDS:
             client = self.server.client()
-            self._threads.append(threading.Thread(target=self._ask, args=(kind, client)))
+            self._threads.append(threading.Thread(target=self._run, args=(kind, client)))
             self._threads[-1].start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop.set()
         for thread in self._threads:
             thread.join()
 
-    def until_all(self, status: Callable[[int], bool], since: float) -> float:
-        """Wait until each kind had such an answer to a request that was sent after a moment; how long that took."""
+    def wait_for_all(self, status: Callable[[int], bool], since: float) -> float:
+        """Wait until a request of each kind, sent after this time, had such a status; return the seconds that took."""
         while not self.failures and self._kinds(status, since) != KINDS.keys():
             assert time.monotonic() < since + 60, KINDS.keys() - self._kinds(status, since)
             time.sleep(PAUSE)
@@ -133,25 +133,25 @@ class Crowd:
         return time.monotonic() - since
 
     def _kinds(self, status: Callable[[int], bool], since: float) -> set[str]:
-        return {answer.kind for answer in list(self.answers) if answer.begun >= since and status(answer.status)}
+        return {each.kind for each in list(self.responses) if each.sent >= since and status(each.status)}
 
-    def _ask(self, kind: str, client: httpx.Client) -> None:
+    def _run(self, kind: str, client: httpx.Client) -> None:
         for number in itertools.count():
-            if self._over.wait(PAUSE):
+            if self._stop.wait(PAUSE):
                 return
             try:
-                self._ask_once(kind, client, f"{kind}-{number}")
-            except BaseException as error:  # noqa: BLE001 - the test fails by it, and not the thread alone
+                self._send(kind, client, f"{kind}-{number}")
+            except BaseException as error:  # noqa: BLE001 - the test fails with it, and not only this thread
                 self.failures.append(error)
                 return
 
-    def _ask_once(self, kind: str, client: httpx.Client, name: str) -> None:
-        begun = time.monotonic()
-        answer, written = KINDS[kind](client, name)
-        document = answer.json() if answer.headers["Content-Type"] == "application/problem+json" else {}
-        told = document.get("type"), answer.headers.get("Retry-After")
-        self.answers.append(Answer(kind, answer.status_code, *told, begun, time.monotonic()))
-        if answer.is_success and written is not None:
+    def _send(self, kind: str, client: httpx.Client, name: str) -> None:
+        sent = time.monotonic()
+        response, written = KINDS[kind](client, name)
+        document = response.json() if response.headers["Content-Type"] == "application/problem+json" else {}
+        problem = document.get("type"), response.headers.get("Retry-After")
+        self.responses.append(Response(kind, response.status_code, *problem, sent, time.monotonic()))
+        if response.is_success and written is not None:
             self.acknowledged.append(written)
 
 
@@ -159,61 +159,62 @@ def entity(name: str, size: int = 1) -> dict[str, Any]:
     return {"id": name, "schema": "Person", "properties": {"name": [f"{name} {number}" for number in range(size)]}}
 
 
-Asked = tuple[httpx.Response, str | None]
+Result = tuple[httpx.Response, str | None]
+"""A response, and the path of what the request wrote."""
 
 
-def _post(client: httpx.Client, name: str) -> Asked:
-    return client.post(f"{D}/entities", json=entity(name)), f"{D}/entities/{name}"
+def _post(client: httpx.Client, name: str) -> Result:
+    return client.post(f"{DATASET}/entities", json=entity(name)), f"{DATASET}/entities/{name}"
 
 
-def _post_large(client: httpx.Client, name: str) -> Asked:
+def _post_large(client: httpx.Client, name: str) -> Result:
     return client.post(f"{LARGE}/entities", json=entity(name, 3000)), f"{LARGE}/entities/{name}"
 
 
-def _put(client: httpx.Client, name: str) -> Asked:
-    return client.put(f"{D}/entities/{name}", json=entity(name)), f"{D}/entities/{name}"
+def _put(client: httpx.Client, name: str) -> Result:
+    return client.put(f"{DATASET}/entities/{name}", json=entity(name)), f"{DATASET}/entities/{name}"
 
 
-def _put_once(client: httpx.Client, name: str) -> Asked:
+def _put_once(client: httpx.Client, name: str) -> Result:
     return (
-        client.put(f"{D}/entities/{name}", json=entity(name), headers={"Idempotency-Key": name}),
-        f"{D}/entities/{name}",
+        client.put(f"{DATASET}/entities/{name}", json=entity(name), headers={"Idempotency-Key": name}),
+        f"{DATASET}/entities/{name}",
     )
 
 
-def _delete(client: httpx.Client, name: str) -> Asked:
-    return client.delete(f"{D}/entities/{name}"), None
+def _delete(client: httpx.Client, name: str) -> Result:
+    return client.delete(f"{DATASET}/entities/{name}"), None
 
 
-def _stage(client: httpx.Client, name: str) -> Asked:
-    made = client.post(f"{D}/stages", json={})
-    if not made.is_success:
-        return made, None
-    stage = f"{D}/stages/{made.json()['id']}"
+def _stage(client: httpx.Client, name: str) -> Result:
+    created = client.post(f"{DATASET}/stages", json={})
+    if not created.is_success:
+        return created, None
+    stage = f"{DATASET}/stages/{created.json()['id']}"
     filled = client.post(f"{stage}/entities", json=entity(name))
     if not filled.is_success:
         return filled, None
-    return client.post(f"{stage}/commit"), f"{D}/entities/{name}"
+    return client.post(f"{stage}/commit"), f"{DATASET}/entities/{name}"
 
 
-def _file(client: httpx.Client, name: str) -> Asked:
-    answer = client.put(f"{D}/files", params={"path": name}, content=name.encode())
-    return answer, answer.headers.get("Location")
+def _file(client: httpx.Client, name: str) -> Result:
+    response = client.put(f"{DATASET}/files", params={"path": name}, content=name.encode())
+    return response, response.headers.get("Location")
 
 
-def _config(client: httpx.Client, name: str) -> Asked:
-    return client.patch(D, json={"title": name}, headers={"Idempotency-Key": name}), None
+def _config(client: httpx.Client, name: str) -> Result:
+    return client.patch(DATASET, json={"title": name}, headers={"Idempotency-Key": name}), None
 
 
-def _job(client: httpx.Client, _: str) -> Asked:
-    return client.post(f"{D}/operations/flush"), None
+def _job(client: httpx.Client, _: str) -> Result:
+    return client.post(f"{DATASET}/operations/flush"), None
 
 
-def _get(path: str) -> Callable[[httpx.Client, str], Asked]:
+def _get(path: str) -> Callable[[httpx.Client, str], Result]:
     return lambda client, _: (client.get(path), None)
 
 
-KINDS: dict[str, Callable[[httpx.Client, str], Asked]] = {
+KINDS: dict[str, Callable[[httpx.Client, str], Result]] = {
     "post": _post,
     "post-large": _post_large,
     "put": _put,
@@ -223,24 +224,24 @@ KINDS: dict[str, Callable[[httpx.Client, str], Asked]] = {
     "file": _file,
     "config": _config,
     "job": _job,
-    "entity": _get(f"{D}/entities/first"),
-    "entities": _get(f"{D}/entities?limit=10"),
-    "stream": _get(f"{D}/statements/stream"),
-    "query": lambda client, _: (client.post(f"{D}/entities/query", json={"limit": 10}), None),
+    "entity": _get(f"{DATASET}/entities/first"),
+    "entities": _get(f"{DATASET}/entities?limit=10"),
+    "stream": _get(f"{DATASET}/statements/stream"),
+    "query": lambda client, _: (client.post(f"{DATASET}/entities/query", json={"limit": 10}), None),
     "catalog": _get("/v1/catalog"),
     "jobs": _get("/v1/jobs"),
     "audit": _get("/v1/admin/audit"),
     "whoami": _get("/v1/whoami"),
     "ready": _get("/readyz"),
 }
-"""A request of each kind: the answer, and where what it wrote is to be found."""
+"""A function that sends a request, for each kind."""
 
 
-def good(status: int) -> bool:
+def is_success(status: int) -> bool:
     return status < 300
 
 
-def away(status: int) -> bool:
+def is_unavailable(status: int) -> bool:
     return status == 503
 
 
@@ -250,37 +251,37 @@ def served(tmp_path: Path, postgres: Postgres) -> Iterator[Server]:
         client = server.client()
         for name in ("test", "large"):
             client.post("/v1/datasets", json={"name": name}).raise_for_status()
-        client.post(f"{D}/entities", json=entity("first")).raise_for_status()
+        client.post(f"{DATASET}/entities", json=entity("first")).raise_for_status()
         yield server
 
 
-def test_database_that_is_gone_for_a_while_is_answered_by_503_and_nothing_acknowledged_is_lost(
+def test_requests_during_a_database_outage_get_503_and_no_acknowledged_write_is_lost(
     served: Server, postgres: Postgres
 ):
-    with Crowd(served) as crowd:
-        crowd.until_all(good, time.monotonic())
-        usual = crowd.until_all(good, time.monotonic())
+    with Load(served) as load:
+        load.wait_for_all(is_success, time.monotonic())
+        usual = load.wait_for_all(is_success, time.monotonic())
         postgres.kill()
-        gone = time.monotonic()
-        crowd.until_all(away, gone)
-        threading.Event().wait(max(0.0, gone + OUTAGE - time.monotonic()))
+        stopped = time.monotonic()
+        load.wait_for_all(is_unavailable, stopped)
+        threading.Event().wait(max(0.0, stopped + OUTAGE - time.monotonic()))
         postgres.start()
-        back = time.monotonic()
-        took = crowd.until_all(good, back)
+        started = time.monotonic()
+        took = load.wait_for_all(is_success, started)
 
-    assert {answer.status for answer in crowd.answers} <= {200, 201, 202, 204, 503}
-    refused = [answer for answer in crowd.answers if answer.status == 503 and answer.kind != "ready"]
-    assert {(answer.problem, answer.retry_after is not None) for answer in refused} == {("/problems/unavailable", True)}
-    # Each kind needs a while for one request, on a machine that has more to do.
-    assert took < RECOVERED_WITHIN + 3 * usual
+    assert {response.status for response in load.responses} <= {200, 201, 202, 204, 503}
+    refused = [response for response in load.responses if response.status == 503 and response.kind != "ready"]
+    assert {(response.problem, response.retry_after is not None) for response in refused} == {("/problems/unavailable", True)}
+    # On a busy machine, each kind needs some time for one request.
+    assert took < MAX_RECOVERY_SECONDS + 3 * usual
     client = served.client()
-    missing = [path for path in crowd.acknowledged if client.get(path).status_code != 200]
-    assert (len(crowd.acknowledged) > 0, missing) == (True, [])
-    _until_worker_works(client)
+    missing = [path for path in load.acknowledged if client.get(path).status_code != 200]
+    assert (len(load.acknowledged) > 0, missing) == (True, [])
+    _check_worker_recovered(client)
 
 
-def _until_worker_works(client: httpx.Client) -> None:
-    """The worker, which nobody started again, does what is asked of it."""
+def _check_worker_recovered(client: httpx.Client) -> None:
+    """Assert that the worker, which was not restarted, executes a job."""
     client.post("/v1/datasets", json={"name": "other"}).raise_for_status()
     job = client.delete("/v1/datasets/other", params={"confirm": "other", "wait": 25}).json()
     assert (job["operation"], job["state"]) == ("delete", "done")
@@ -289,7 +290,7 @@ def _until_worker_works(client: httpx.Client) -> None:
 
 @pytest.fixture
 def locked(tmp_path: Path, sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Database]:
-    """A SQLite that somebody else keeps locked for longer than anybody waits."""
+    """Return a SQLite database that another connection keeps locked for longer than the busy timeout."""
     monkeypatch.setattr(engine, "BUSY_SECONDS", 0.2)
     path = tmp_path / "tarn.db"
     copyfile(sqlite, path)
@@ -300,7 +301,7 @@ def locked(tmp_path: Path, sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     database.close()
 
 
-def test_writers_of_a_database_that_is_locked_for_long_are_all_told_at_once(locked: Database):
+def test_queued_writes_to_a_locked_database_fail_together(locked: Database):
     begun: list[object] = []
     event.listen(locked.engine, "begin", begun.append, insert=True)
     identity = Identity(TenantName("alice"), "k", (), 0, 0)
@@ -309,16 +310,16 @@ def test_writers_of_a_database_that_is_locked_for_long_are_all_told_at_once(lock
     written.erase("jane", None)
     writer = Writer(locked, load_settings())
 
-    waiting = [writer.submit(batch, written) for _ in range(20)]
-    told = [future.exception(30) for future in waiting]
+    futures = [writer.submit(batch, written) for _ in range(20)]
+    errors = [future.exception(30) for future in futures]
     writer.close()
 
-    assert {type(error) for error in told} == {Unavailable}
-    # The first one by itself, and then those that had gathered; not each of them for as long as that.
+    assert {type(error) for error in errors} == {Unavailable}
+    # One transaction for the first write and one for those queued meanwhile, instead of one timeout for each.
     assert len(begun) <= 3
 
 
-def test_request_to_a_database_that_is_locked_for_long_is_503_and_reads_go_on(
+def test_write_to_a_locked_database_gets_503_and_reads_continue(
     tmp_path: Path, sqlite: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(engine, "BUSY_SECONDS", 0.2)
@@ -332,24 +333,24 @@ def test_request_to_a_database_that_is_locked_for_long_is_503_and_reads_go_on(
     key = ensure_admin(database, settings)
     with InProcessApi(build_services(settings, database, store), str(key)) as api:
         api.dataset("test")
-        api.admin.post(f"{D}/entities", entity("first"))
+        api.admin.post(f"{DATASET}/entities", entity("first"))
         with closing(connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             refused = [
-                api.admin.post(f"{D}/entities", entity("second")),
-                api.admin.put(f"{D}/entities/second", entity("second")),
-                api.admin.patch(D, {"title": "x"}),
-                api.admin.put(f"{D}/files?path=a", content=b"a"),
-                api.admin.post(f"{D}/operations/flush"),
+                api.admin.post(f"{DATASET}/entities", entity("second")),
+                api.admin.put(f"{DATASET}/entities/second", entity("second")),
+                api.admin.patch(DATASET, {"title": "x"}),
+                api.admin.put(f"{DATASET}/files?path=a", content=b"a"),
+                api.admin.post(f"{DATASET}/operations/flush"),
                 api.admin.post("/v1/admin/tenants", {"name": "alice"}),
             ]
-            read = api.admin.get(f"{D}/entities/first")
+            read = api.admin.get(f"{DATASET}/entities/first")
             denied = api.anonymous.get("/v1/whoami")
-        again = api.admin.post(f"{D}/entities", entity("second"))
+        again = api.admin.post(f"{DATASET}/entities", entity("second"))
     database.close()
 
-    assert [(answer.status_code, answer.json()["type"]) for answer in refused] == [
+    assert [(response.status_code, response.json()["type"]) for response in refused] == [
         (503, "/problems/unavailable")
     ] * len(refused)
-    assert all("Retry-After" in answer.headers for answer in refused)
+    assert all("Retry-After" in response.headers for response in refused)
     assert (read.status_code, denied.status_code, again.status_code) == (200, 401, 200)

@@ -1,4 +1,4 @@
-"""The queue, with workers that are killed or paused amid an item, two of them on one queue, and clocks that jump."""
+"""The queue with workers that are killed or paused during an item, with concurrent workers, and with clock changes."""
 
 import signal
 import time
@@ -22,7 +22,7 @@ from tarn.settings import Settings
 from tarn.storage.fault_injection import Gate
 from tarn.worker.queue import ACTION, Consumer
 
-from tests.faults.processes import WorkerProcess, started
+from tests.faults.processes import WorkerProcess, start_worker
 from tests.faults.scene import in_background, pause_at, run_concurrently
 from tests.in_process_api import InProcessApi
 from tests.waiting import wait_until
@@ -37,35 +37,35 @@ def consumer(api: InProcessApi, reached: Callable[[str], None] = lambda _: None,
     return Consumer(settings, services.database, services.store, new_id(), reached)
 
 
-def ask(api: InProcessApi, count: int = ITEMS, begin: int = 0) -> list[str]:
-    """Items that each replace what the one before said of the same entity; their ids."""
-    found = []
+def add_items(api: InProcessApi, count: int = ITEMS, begin: int = 0) -> list[str]:
+    """Add items that each replace the same entity; return their ids."""
+    ids = []
     for number in range(begin, begin + count):
         entity = {"id": "jane", "schema": "Person", "properties": {"name": [f"Name {number}"]}}
-        answer = api.admin.post(BASE, {"action": "UPSERT", "resource": "entity", "payload": entity})
-        assert answer.status_code == 201, answer.text
-        found.append(answer.json()["id"])
-    return found
+        response = api.admin.post(BASE, {"action": "UPSERT", "resource": "entity", "payload": entity})
+        assert response.status_code == 201, response.text
+        ids.append(response.json()["id"])
+    return ids
 
 
-def check_done_once_in_order(api: InProcessApi, asked: list[str]) -> None:
-    """Every item has had its effect exactly once, in the order of their ids, and says so."""
+def check_done_once_in_order(api: InProcessApi, items: list[str]) -> None:
+    """Assert that every item is done and took effect exactly once, in the order of their ids."""
     with api.services.database.read() as connection:
         states = connection.execute(select(queue_table.c.id, queue_table.c.state).order_by(queue_table.c.id)).all()
-        worked = select(audit.c.target).where(audit.c.action == ACTION).order_by(audit.c.id)
-        targets = list(connection.execute(worked).scalars())
+        processed = select(audit.c.target).where(audit.c.action == ACTION).order_by(audit.c.id)
+        targets = list(connection.execute(processed).scalars())
         commits = connection.execute(select(journal_batches.c.commit, journal_batches.c.state)).all()
-    assert [(row.id, row.state) for row in states] == [(each, "done") for each in asked]
-    assert sorted(targets) == [f"{BASE}/{each}" for each in asked], "each is in the journal once"
-    assert sorted(row.commit for row in commits) == list(range(1, len(asked) + 1))
+    assert [(row.id, row.state) for row in states] == [(each, "done") for each in items]
+    assert sorted(targets) == [f"{BASE}/{each}" for each in items], "an item is not in the audit log exactly once"
+    assert sorted(row.commit for row in commits) == list(range(1, len(items) + 1))
     jane = api.admin.get("/v1/datasets/test/entities/jane").json()
-    assert jane["properties"]["name"] == [f"Name {len(asked) - 1}"], "the last that was asked for is what holds"
+    assert jane["properties"]["name"] == [f"Name {len(items) - 1}"], "the last item does not hold"
 
 
 @contextmanager
 def process(settings: Settings, *fault: str) -> Iterator[WorkerProcess]:
-    """A worker of queues on the test's lake."""
-    with started(
+    """Run a queue worker on the test's lake in a child process."""
+    with start_worker(
         "tests.faults.queue_process",
         Path(settings.admin_key_file).parent,
         *fault,
@@ -77,7 +77,7 @@ def process(settings: Settings, *fault: str) -> Iterator[WorkerProcess]:
         yield running
 
 
-def let_leases_lapse(api: InProcessApi) -> None:
+def expire_leases(api: InProcessApi) -> None:
     with api.services.database.write() as connection:
         connection.execute(update(queue_leases).values(expires=ids.now() - timedelta(seconds=1)))
 
@@ -87,77 +87,77 @@ def wait_until_done(api: InProcessApi) -> None:
 
 
 @pytest.mark.parametrize("step", ["begun", "written", "done"])
-def test_worker_killed_amid_an_item_leaves_it_to_the_next_which_does_it_once(
+def test_item_of_a_killed_worker_is_processed_by_the_next_worker_exactly_once(
     api: InProcessApi, dataset: Dataset, settings: Settings, step: str
 ):
-    asked = ask(api)
+    items = add_items(api)
     with process(settings, step, "KILL") as killed:
         killed.wait_reached(step)
-        assert killed.wait_dead() == -signal.SIGKILL
-    let_leases_lapse(api)
+        assert killed.wait_exited() == -signal.SIGKILL
+    expire_leases(api)
 
     while consumer(api).work():
         pass
-    check_done_once_in_order(api, asked)
+    check_done_once_in_order(api, items)
 
 
-def test_two_workers_on_one_queue_do_every_item_once_in_order(api: InProcessApi, dataset: Dataset, settings: Settings):
+def test_concurrent_workers_process_every_item_once_in_order(api: InProcessApi, dataset: Dataset, settings: Settings):
     with process(settings) as one, process(settings) as two:
         one.wait_reached("started")
         two.wait_reached("started")
-        asked = ask(api, 3 * ITEMS)
+        items = add_items(api, 3 * ITEMS)
         wait_until_done(api)
 
-    check_done_once_in_order(api, asked)
+    check_done_once_in_order(api, items)
 
 
 @pytest.mark.parametrize("step", ["begun", "shown"])
-def test_worker_paused_past_its_lease_has_no_second_effect(api: InProcessApi, dataset: Dataset, step: str):
-    asked, gate = ask(api), Gate()
-    with in_background(consumer(api, pause_at(step, gate)).work) as worked:
+def test_item_of_a_worker_paused_beyond_its_lease_takes_effect_once(api: InProcessApi, dataset: Dataset, step: str):
+    items, gate = add_items(api), Gate()
+    with in_background(consumer(api, pause_at(step, gate)).work) as result:
         gate.wait_arrived()
-        let_leases_lapse(api)
+        expire_leases(api)
         assert consumer(api).work() >= ITEMS - 1
         gate.release()
-        worked()
+        result()
 
-    check_done_once_in_order(api, asked)
+    check_done_once_in_order(api, items)
 
 
-def test_workers_that_do_the_same_item_at_once_have_one_effect(api: InProcessApi, dataset: Dataset):
-    asked = ask(api, 1)
+def test_item_that_two_workers_process_at_once_takes_effect_once(api: InProcessApi, dataset: Dataset):
+    items = add_items(api, 1)
     gates = [Gate(), Gate()]
     workers = [consumer(api, pause_at("begun", gate)) for gate in gates]
     with in_background(workers[0].work) as first:
         gates[0].wait_arrived()
-        let_leases_lapse(api)
+        expire_leases(api)
         with in_background(workers[1].work) as second:
             gates[1].wait_arrived()
             run_concurrently(gates[0].release, gates[1].release)
             first()
             second()
 
-    check_done_once_in_order(api, asked)
+    check_done_once_in_order(api, items)
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-def test_clock_that_jumps_amid_an_item_takes_the_queue_from_nobody_and_changes_no_order(
+def test_clock_change_during_an_item_ends_no_lease_and_keeps_the_order(
     api: InProcessApi, dataset: Dataset, monkeypatch, hours: int
 ):
-    asked, gate = ask(api, 3), Gate()
-    with in_background(consumer(api, pause_at("begun", gate)).work) as worked:
+    items, gate = add_items(api, 3), Gate()
+    with in_background(consumer(api, pause_at("begun", gate)).work) as result:
         gate.wait_arrived()
         monkeypatch.setattr(database_clock, "now", lambda: ids.now() + timedelta(hours=hours))
         shift = hours * 3600 * 10**9
         monkeypatch.setattr(queue, "new_id", lambda: str(uuid_utils.uuid7(nanoseconds=time.time_ns() + shift)))
-        asked += ask(api, 3, begin=3)
-        assert consumer(api).work() == 0, "the queue is still the first one's"
+        items += add_items(api, 3, begin=3)
+        assert consumer(api).work() == 0, "another worker took the queue although its lease has not expired"
         gate.release()
-        worked()
+        result()
     monkeypatch.setattr(queue, "new_id", ids.new_id)
     monkeypatch.setattr(database_clock, "now", ids.now)
-    asked += ask(api, 3, begin=6)
+    items += add_items(api, 3, begin=6)
     consumer(api).work()
 
-    assert sorted(asked) == asked
-    check_done_once_in_order(api, asked)
+    assert sorted(items) == items
+    check_done_once_in_order(api, items)

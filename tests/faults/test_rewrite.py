@@ -1,4 +1,4 @@
-"""Compact and optimize, by workers that die, stand still or meet others: nothing is lost, and nothing is seen of it."""
+"""Compactions and optimizations with workers that are killed, paused or concurrent: the visible rows stay the same."""
 
 import signal
 from collections.abc import Callable
@@ -30,42 +30,43 @@ STEPS = (
 KINDS = pytest.mark.parametrize("kind", [SnapshotOperation.COMPACT, SnapshotOperation.OPTIMIZE])
 
 
-def does(scene: Scene, kind: SnapshotOperation, owner: str, reached: Any = lambda _: None) -> Callable[[], Any]:
-    maintaining = scene.maintenance(owner, reached)
-    return maintaining.compact if kind is SnapshotOperation.COMPACT else maintaining.optimize
+def rewrite_job(scene: Scene, kind: SnapshotOperation, owner: str, reached: Any = lambda _: None) -> Callable[[], Any]:
+    """Return the function that runs a compaction or an optimization as a worker with this id."""
+    maintenance = scene.maintenance(owner, reached)
+    return maintenance.compact if kind is SnapshotOperation.COMPACT else maintenance.optimize
 
 
-def with_files(scene: Scene) -> None:
-    """A few snapshots, so that there is something to be rewritten; and something that waits."""
+def write_files(scene: Scene) -> None:
+    """Make a few snapshots with files to rewrite, and leave something unflushed."""
     scene.with_history(3)
 
 
 @pytest.mark.contract("H6", "H7", "M13")
 @KINDS
 @pytest.mark.parametrize("step", STEPS)
-def test_rewriting_that_is_killed_after_a_step_leaves_everything_right(
+def test_rewrite_killed_after_a_step_is_completed_by_the_next(
     scene: Scene, kind: SnapshotOperation, step: str
 ):
-    with_files(scene)
+    write_files(scene)
     with pytest.raises(Killed):
-        does(scene, kind, "dies", kill_at(step))()
+        rewrite_job(scene, kind, "dies", kill_at(step))()
     check_now(scene)
     scene.expire_leases()
 
-    does(scene, kind, "another")()
+    rewrite_job(scene, kind, "another")()
 
-    made = [snapshot.operation for snapshot in history_of(scene)]
-    assert made.count(kind) == (2 if kind is SnapshotOperation.COMPACT and step in STEPS[-3:] else 1)
+    operations = [snapshot.operation for snapshot in history_of(scene)]
+    assert operations.count(kind) == (2 if kind is SnapshotOperation.COMPACT and step in STEPS[-3:] else 1)
     assert len({snapshot.content for snapshot in history_of(scene)[2:]}) == 1
     check(scene)
 
 
 @KINDS
 @pytest.mark.parametrize("step", STEPS[:-1])
-def test_flush_that_lands_while_a_rewriting_stands_still_is_not_lost(scene: Scene, kind: SnapshotOperation, step: str):
-    with_files(scene)
+def test_flush_during_a_paused_rewrite_is_not_lost(scene: Scene, kind: SnapshotOperation, step: str):
+    write_files(scene)
     gate = Gate()
-    with in_background(does(scene, kind, "slow", pause_at(step, gate))) as slow:
+    with in_background(rewrite_job(scene, kind, "slow", pause_at(step, gate))) as slow:
         gate.wait_arrived()
         scene.write()
         scene.expire_leases()
@@ -79,23 +80,23 @@ def test_flush_that_lands_while_a_rewriting_stands_still_is_not_lost(scene: Scen
 
 
 @KINDS
-def test_build_of_a_rewriting_holds_on_the_head_that_a_flush_made_meanwhile(scene: Scene, kind: SnapshotOperation):
-    with_files(scene)
-    built: list[str] = []
+def test_build_of_a_rewrite_stays_valid_on_the_head_of_a_concurrent_flush(scene: Scene, kind: SnapshotOperation):
+    write_files(scene)
+    steps: list[str] = []
     gate = Gate()
-    hold = pause_at("built", gate)
+    pause = pause_at("built", gate)
 
     def reached(step: str) -> None:
-        built.append(step)
-        hold(step)
+        steps.append(step)
+        pause(step)
 
-    with in_background(does(scene, kind, "slow", reached)) as slow:
+    with in_background(rewrite_job(scene, kind, "slow", reached)) as slow:
         gate.wait_arrived()
         scene.flush("quick")
         gate.release()
         slow()
 
-    assert built.count("built") == 1
+    assert steps.count("built") == 1
     assert [snapshot.operation for snapshot in history_of(scene)][-2:] == [SnapshotOperation.FLUSH, kind]
     check(scene)
 
@@ -103,20 +104,20 @@ def test_build_of_a_rewriting_holds_on_the_head_that_a_flush_made_meanwhile(scen
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["built", "leased", "translog committed"])
 @pytest.mark.parametrize("other", ["compact", "optimize", "vacuum"])
-def test_rewriting_is_built_again_after_anything_but_a_flush(scene: Scene, other: str, step: str):
-    with_files(scene)
+def test_rewrite_is_built_again_after_any_concurrent_change_but_a_flush(scene: Scene, other: str, step: str):
+    write_files(scene)
     scene.flush()
     gate = Gate()
-    maintaining = scene.maintenance("quick")
-    acts: dict[str, Callable[[], Any]] = {
-        "compact": maintaining.compact,
-        "optimize": maintaining.optimize,
-        "vacuum": maintaining.vacuum,
+    maintenance = scene.maintenance("quick")
+    operations: dict[str, Callable[[], Any]] = {
+        "compact": maintenance.compact,
+        "optimize": maintenance.optimize,
+        "vacuum": maintenance.vacuum,
     }
-    with in_background(does(scene, SnapshotOperation.COMPACT, "slow", pause_at(step, gate))) as slow:
+    with in_background(rewrite_job(scene, SnapshotOperation.COMPACT, "slow", pause_at(step, gate))) as slow:
         gate.wait_arrived()
         scene.expire_leases()
-        acts[other]()
+        operations[other]()
         gate.release()
         slow()
 
@@ -124,19 +125,19 @@ def test_rewriting_is_built_again_after_anything_but_a_flush(scene: Scene, other
 
 
 @KINDS
-def test_two_workers_that_rewrite_one_dataset_leave_it_right(scene: Scene, kind: SnapshotOperation):
-    with_files(scene)
+def test_concurrent_rewrites_and_a_flush_of_one_dataset_keep_all_rows(scene: Scene, kind: SnapshotOperation):
+    write_files(scene)
 
-    acts = *(does(scene, kind, owner) for owner in ("one", "two")), lambda: scene.flush("flushes")
-    run_concurrently(*(retrying_while_locked(act) for act in acts))
+    functions = *(rewrite_job(scene, kind, owner) for owner in ("one", "two")), lambda: scene.flush("flushes")
+    run_concurrently(*(retrying_while_locked(function) for function in functions))
 
     check(scene)
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("step", ["statements committed", "translog committed", "manifest put"])
-def test_flush_that_stands_still_while_the_dataset_is_compacted_is_not_lost(scene: Scene, step: str):
-    with_files(scene)
+def test_flush_paused_during_a_compaction_is_not_lost(scene: Scene, step: str):
+    write_files(scene)
     gate = Gate()
     with in_background(scene.worker("slow", pause_at(step, gate))) as slow:
         gate.wait_arrived()
@@ -150,7 +151,7 @@ def test_flush_that_stands_still_while_the_dataset_is_compacted_is_not_lost(scen
 
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_worker_process_killed_while_it_compacts_is_followed_by_another(scene: Scene, seed: int):
+def test_compaction_of_a_killed_worker_process_is_completed_by_another(scene: Scene, seed: int):
     step = STEPS[(3 + seed) % len(STEPS)]
     scene.with_history(2)
     scene.flush()
@@ -158,7 +159,7 @@ def test_worker_process_killed_while_it_compacts_is_followed_by_another(scene: S
         job = jobs.enqueue(connection, Operation.COMPACT, scene.dataset.id, "admin", "r", {"force": True})
     with worker(scene, step, "KILL") as killed:
         killed.wait_reached(step)
-        assert killed.wait_dead() == -signal.SIGKILL
+        assert killed.wait_exited() == -signal.SIGKILL
     check_now(scene)
     scene.expire_leases()
     with scene.database.write() as connection:
@@ -166,7 +167,7 @@ def test_worker_process_killed_while_it_compacts_is_followed_by_another(scene: S
     with worker(scene) as following:
         following.wait_reached("released")
         following.send(signal.SIGTERM)
-        assert following.wait_dead() == 0
+        assert following.wait_exited() == 0
 
     with scene.database.read() as connection:
         assert jobs.get(connection, job.id).state is JobState.DONE

@@ -1,4 +1,4 @@
-"""Vacuum, with processes that die, stand still or meet: whoever needs a file finds it, and what nobody needs goes."""
+"""Vacuums with processes that are killed, paused or concurrent: needed files are kept, and all others are deleted."""
 
 import threading
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ AFTER = (
     "recorded",
     "released",
     "published",
-    "told",
+    "readers reported",
     "deleting data",
     "data deleted",
     "deleting manifests",
@@ -58,16 +58,16 @@ AFTER = (
 )
 
 
-# It dies
+# Killed vacuums
 
 
 @pytest.mark.contract("H9")
 @pytest.mark.parametrize(
     ("database_url", "step"),
-    [*(("sqlite", step) for step in (*BEFORE, *AFTER)), *(("postgresql", step) for step in ("recorded", "told"))],
+    [*(("sqlite", step) for step in (*BEFORE, *AFTER)), *(("postgresql", step) for step in ("recorded", "readers reported"))],
     indirect=["database_url"],
 )
-def test_vacuum_killed_at_a_step_leaves_everything_right_and_the_next_one_finishes(scene: Scene, step: str):
+def test_vacuum_killed_at_a_step_keeps_needed_files_and_the_next_one_completes(scene: Scene, step: str):
     with_garbage(scene, 8)
     with pytest.raises(Killed):
         vacuum(scene, reached=kill_at(step))
@@ -85,7 +85,7 @@ def test_vacuum_killed_at_a_step_leaves_everything_right_and_the_next_one_finish
 
 
 @ONE_DATABASE
-def test_vacuum_killed_amid_a_request_that_deletes_is_finished_by_the_next_one(scene: Scene):
+def test_vacuum_killed_during_a_delete_request_is_completed_by_the_next(scene: Scene):
     with_garbage(scene, 8)
     layout = scene.dataset.layout
     for glob in (f"{layout.statements}/origin*", f"{layout.snapshots}/*", f"{layout.translog}/_delta_log/*"):
@@ -103,7 +103,7 @@ def test_vacuum_killed_amid_a_request_that_deletes_is_finished_by_the_next_one(s
     check(scene)
 
 
-# Somebody reads
+# Concurrent reads
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def reader(scene: Scene) -> Iterator[Reader]:
         yield reader
 
 
-def test_slow_reader_of_a_snapshot_that_is_given_up_reads_it_to_its_end(scene: Scene, reader: Reader):
+def test_slow_reader_of_an_expired_snapshot_reads_it_completely(scene: Scene, reader: Reader):
     with_garbage(scene, 4)
     since = history_of(scene)[1:]
     live = stored(scene.store, scene.dataset, since[0])
@@ -134,7 +134,7 @@ def test_slow_reader_of_a_snapshot_that_is_given_up_reads_it_to_its_end(scene: S
     check(scene)
 
 
-def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: Scene, reader: Reader):
+def test_snapshot_that_a_read_resolves_while_a_vacuum_decides_is_kept(scene: Scene, reader: Reader):
     with_garbage(scene, 4)
     resolving, deleting = Gate(), Gate()
     slow = FaultyStore(scene.store)
@@ -150,14 +150,14 @@ def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: 
 
     expected = set(stored(scene.store, scene.dataset, history_of(scene)[2]))
     with closing(late), ActiveReadReporter(scene.database, late.active_reads, 0.002), in_background(read) as reading:
-        blocked.wait_arrived()  # it knows which one it reads, and nobody else does
+        blocked.wait_arrived()  # the snapshot is chosen, but not reported in a heartbeat yet
         done = vacuum(scene)
         blocked.release()
         deleting.wait_arrived()
         deleting.release()
-        seen = reading()
+        rows = reading()
 
-    assert seen == expected
+    assert rows == expected
     assert done.left > 0
     vacuum(scene)
     assert_clean(scene)
@@ -165,50 +165,50 @@ def test_read_that_resolves_its_snapshot_while_a_vacuum_decides_keeps_it(scene: 
 
 
 @ONE_DATABASE
-def test_time_travel_beside_vacuums_shows_a_state_whole_or_says_that_it_is_gone(scene: Scene, reader: Reader):
+def test_read_of_old_snapshots_during_vacuums_is_complete_or_fails_with_snapshot_gone(scene: Scene, reader: Reader):
     with_garbage(scene, 4)
     known = {one.seq: set(stored(scene.store, scene.dataset, one)) for one in history_of(scene)}
     reader.warm_up()
-    over = threading.Event()
+    stop = threading.Event()
 
-    def travel() -> tuple[int, int]:
-        whole = gone = 0
-        while not over.is_set() or not gone:
+    def read_snapshots() -> tuple[int, int]:
+        complete = gone = 0
+        while not stop.is_set() or not gone:
             for seq, expected in known.items():
                 try:
                     with reader.reading() as reading:
                         reading.everything(scene.dataset, RequestedState(at=str(seq)))
                         assert set(reading.duck.execute("SELECT id, origin FROM live").fetchall()) == expected
-                    whole += 1
+                    complete += 1
                 except SnapshotGone:
                     gone += 1
-        return whole, gone
+        return complete, gone
 
     def maintain() -> None:
         for hours in (24, 0, 0):
             vacuum(scene, VacuumOptions(retention_hours=hours, override_floor=True))
             replace_files(scene)
-        over.set()
+        stop.set()
 
-    (whole, gone), _ = run_concurrently(travel, maintain)
+    (complete, gone), _ = run_concurrently(read_snapshots, maintain)
 
-    assert whole > 0
+    assert complete > 0
     assert gone > 0
     check(scene)
 
 
 @ONE_DATABASE
-def test_process_that_died_holds_up_one_vacuum_and_is_forgotten(scene: Scene):
+def test_dead_reader_delays_one_vacuum_until_its_heartbeat_expires(scene: Scene):
     with_garbage(scene, 4)
     with scene.database.write() as connection:
         reader_heartbeats.beat(connection, "dead", reader_heartbeats.ReaderHeartbeat(7, {scene.dataset.id: 1}))
-    held_up: list[object] = []
+    reports: list[object] = []
     settings = scene.settings.model_copy(update={"reader_heartbeat": 0.004, "reader_silent_after": 0.05})
 
-    result = Vacuum(scene.database, scene.store, settings, scene.publisher()).run(scene.dataset, NOW, held_up.append)
+    result = Vacuum(scene.database, scene.store, settings, scene.publisher()).run(scene.dataset, NOW, reports.append)
 
     assert result.left == 0
-    assert len(held_up) > 2
+    assert len(reports) > 2
     with scene.database.read() as connection:
         assert reader_heartbeats.latest(connection) == {}
     assert_clean(scene)
@@ -216,30 +216,30 @@ def test_process_that_died_holds_up_one_vacuum_and_is_forgotten(scene: Scene):
 
 
 @ONE_DATABASE
-def test_vacuum_that_is_stopped_while_it_waits_for_readers_deletes_nothing(scene: Scene):
+def test_vacuum_stopped_while_it_waits_for_readers_deletes_nothing(scene: Scene):
     with_garbage(scene, 4)
     before = data_files(scene)
     with scene.database.write() as connection:
         reader_heartbeats.beat(connection, "slow", reader_heartbeats.ReaderHeartbeat(7, {}))
-    waiting_for = Vacuum(scene.database, scene.store, scene.settings, scene.publisher())
+    waiting = Vacuum(scene.database, scene.store, scene.settings, scene.publisher())
 
     def stop(_: object) -> None:
         if len(history_of(scene)) == 1:
             raise Killed
 
     with pytest.raises(Killed):
-        waiting_for.run(scene.dataset, NOW, stop)
+        waiting.run(scene.dataset, NOW, stop)
 
     assert data_files(scene) == before
     check_now(scene)
 
 
-# Somebody writes
+# Concurrent writes
 
 
 @pytest.mark.contract("H6")
 @pytest.mark.parametrize("step", ["built", "leased"])
-def test_flush_that_was_built_before_a_vacuum_is_built_again_after_it(scene: Scene, step: str):
+def test_flush_built_before_a_vacuum_is_built_again_after_it(scene: Scene, step: str):
     scene.with_history(3)
     gate = Gate()
     with in_background(scene.worker("flushes", pause_at(step, gate))) as flushing:
@@ -247,19 +247,19 @@ def test_flush_that_was_built_before_a_vacuum_is_built_again_after_it(scene: Sce
         built = data_files(scene)
         scene.expire_leases()
         vacuum(scene)
-        left = data_files(scene)
+        kept = data_files(scene)
         gate.release()
         flushed: FlushOutcome = flushing()
 
-    assert left < built
+    assert kept < built
     assert error_slug(flushed.error) is None
     assert [one.operation for one in history_of(scene)] == [SnapshotOperation.VACUUM, SnapshotOperation.FLUSH]
-    assert named(scene, *flushed.snapshots) & built == left
+    assert named(scene, *flushed.snapshots) & built == kept
     check(scene)
 
 
 @ONE_DATABASE
-def test_flush_that_publishes_while_a_vacuum_decides_makes_it_try_again(scene: Scene):
+def test_vacuum_retries_after_a_concurrent_flush(scene: Scene):
     scene.with_history(3)
     gate = Gate()
     with in_background(lambda: vacuum(scene, reached=pause_at("leased", gate))) as vacuuming:
@@ -275,7 +275,7 @@ def test_flush_that_publishes_while_a_vacuum_decides_makes_it_try_again(scene: S
 
 
 @ONE_DATABASE
-def test_ref_that_is_set_while_a_vacuum_decides_keeps_its_snapshot(scene: Scene):
+def test_snapshot_of_a_ref_set_while_a_vacuum_decides_is_kept(scene: Scene):
     with_garbage(scene, 4)
     third = history_of(scene)[2]
     expected = shown(stored(scene.store, scene.dataset, third))
@@ -294,7 +294,7 @@ def test_ref_that_is_set_while_a_vacuum_decides_keeps_its_snapshot(scene: Scene)
     check(scene)
 
 
-def test_two_vacuums_at_once_delete_what_one_would(scene: Scene):
+def test_concurrent_vacuums_delete_what_one_would(scene: Scene):
     with_garbage(scene, 4)
 
     first, second = run_concurrently(
@@ -309,8 +309,8 @@ def test_two_vacuums_at_once_delete_what_one_would(scene: Scene):
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("step", ["listed", "decided", "published", "told", "data deleted", "manifests deleted"])
-def test_vacuum_of_a_dataset_that_is_deleted_meanwhile_ends_there(scene: Scene, step: str):
+@pytest.mark.parametrize("step", ["listed", "decided", "published", "readers reported", "data deleted", "manifests deleted"])
+def test_vacuum_of_a_dataset_deleted_meanwhile_deletes_nothing_more(scene: Scene, step: str):
     with_garbage(scene, 8)
     kept: list[list[str]] = []
 
@@ -329,7 +329,7 @@ def test_vacuum_of_a_dataset_that_is_deleted_meanwhile_ends_there(scene: Scene, 
 
 
 @ONE_DATABASE
-def test_stray_manifest_below_the_tail_goes_and_one_above_the_head_stays(scene: Scene):
+def test_stray_manifest_below_the_oldest_snapshot_is_deleted_and_one_above_the_head_is_kept(scene: Scene):
     scene.with_history(3)
     stray = head_of(scene).model_copy(update={"seq": 9, "id": new_id(), "dataset_id": new_id()})
     scene.store.put_new(scene.dataset.layout.snapshot(9), stray.to_json())

@@ -1,9 +1,9 @@
-"""A worker as its own process, that says every step it reaches and, at one of them, kills itself or waits.
+"""A worker in its own process, which prints every step it reaches and kills itself or waits at one of them.
 
     python -m tests.faults.worker_process ["statements committed" KILL|WAIT]
 
-Settings come from the environment, as for `tarn worker`. Each step is a line on stdout; one that waits goes on when its
-stdin ends.
+Settings come from the environment, as for `tarn worker`. Each step is a line on stdout. A process that
+waits continues when its stdin ends.
 """
 
 import signal
@@ -16,14 +16,14 @@ from tarn.settings import load_settings
 from tarn.worker.flusher import SparkFlusher
 from tarn.worker.loop import Worker
 
-from tests.faults.steps import saying
+from tests.faults.steps import step_reporter
 
 
 def main(step: str | None = None, fault: str = "KILL") -> None:
     settings = load_settings()
     logs.configure(settings)
     with _opened(settings) as (database, store):
-        reached = saying(step, fault)
+        reached = step_reporter(step, fault)
         flusher = SparkFlusher(settings, database, store, new_id(), reached)
         worker = Worker(settings, database, store, flusher, flusher.maintenance())
         signal.signal(signal.SIGTERM, lambda *_: worker.stop())

@@ -1,15 +1,15 @@
-"""A stage for plays, and which of them are given: `SIM_SEEDS=500` of them, or `SIM_SEED=17` alone."""
+"""Fixtures of the simulation. `SIM_SEEDS=500` runs as many seeds, `SIM_SEED=17` only that one."""
 
 import os
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.simulation.play import Stage
+from tests.simulation.simulation import Simulation
 
-# No names of settings: an unknown one of those refuses every start.
-ONE = os.environ.get("SIM_SEED")
-SEEDS = range(int(os.environ.get("SIM_SEEDS", "200"))) if ONE is None else [int(ONE)]
+# Without the prefix of Tarn's settings: no process starts with an unknown setting.
+ONLY_SEED = os.environ.get("SIM_SEED")
+SEEDS = range(int(os.environ.get("SIM_SEEDS", "200"))) if ONLY_SEED is None else [int(ONLY_SEED)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -18,5 +18,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def stage(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolExecutor) -> Stage:
-    return Stage.build(tmp_path_factory.mktemp("stage"), kernel_process)
+def simulation(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolExecutor) -> Simulation:
+    return Simulation.build(tmp_path_factory.mktemp("simulation"), kernel_process)

@@ -1,4 +1,4 @@
-"""One actor at a time, in an order that a seed decides: the same seed, the same order, step by step."""
+"""A deterministic scheduler: it runs one actor at a time, in an order that depends only on the seed."""
 
 import random
 import threading
@@ -13,10 +13,10 @@ from tarn.storage.store import Store
 
 from tests.faults.scene import Killed
 
-MOST_STEPS = 4000
-"""Far more than any of these plays needs: who gets there goes in circles."""
+MAX_STEPS = 4000
+"""Far more than any simulation needs: one that takes more does not end."""
 
-DANGERS = {
+FAULT_RATES = {
     "closed": 0.02,
     "built": 0.02,
     "leased": 0.04,
@@ -28,143 +28,143 @@ DANGERS = {
     "released": 0.02,
     "purged": 0.01,
 }
-"""How likely a fault is at a step, by what was reached before it."""
+"""The probability of a fault, by the last step of the protocol that was reached."""
 
 
 @dataclass
 class Actor:
-    """A thread that runs only when it is its turn, from one step to the next."""
+    """A thread that runs from one step to the next when the scheduler lets it."""
 
     name: str
     act: Callable[["Actor"], None]
     weight: float = 1
-    stays: float = 0
-    """How likely it is to run on. Most faults need a long run of one worker against a pause of another."""
-    at: str = "begins"
-    since: str = ""
+    stickiness: float = 0
+    """The probability that it is scheduled again. Most defects need a long run of one worker and a pause of another."""
+    current_step: str = "begin"
+    protocol_step: str = ""
     """The last step of the protocol that it reached."""
     rest: int = 0
-    over: bool = False
-    doomed: bool = False
+    ended: bool = False
+    killed: bool = False
     asleep_until: int = 0
     error: BaseException | None = None
-    _turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _resume: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     _stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
 
-    def step(self, at: str, rest: int = 0) -> None:
-        """Stand still until it is this actor's turn, and for some turns of others. Raises Killed if it dies here."""
-        if self.doomed:
-            raise Killed(at)
-        self.at, self.rest = at, rest
+    def step(self, name: str, rest: int = 0) -> None:
+        """Wait until the scheduler resumes this actor, after `rest` other steps. Raises Killed if it is killed here."""
+        if self.killed:
+            raise Killed(name)
+        self.current_step, self.rest = name, rest
         self._stopped.release()
-        self._turn.acquire()
-        if self.doomed:
-            raise Killed(at)
+        self._resume.acquire()
+        if self.killed:
+            raise Killed(name)
 
     def reached(self, step: str) -> None:
-        """Told by the protocol."""
-        self.since = step
+        """Record a step of the protocol, and wait."""
+        self.protocol_step = step
         self.step(f"reached: {step}")
 
-    def go_on(self) -> None:
-        """Let it run up to its next step, or its end."""
-        self._turn.release()
+    def resume(self) -> None:
+        """Let the actor run to its next step or its end."""
+        self._resume.release()
         if not self._stopped.acquire(timeout=TIMEOUT_SECONDS):
-            raise TimeoutError(f"{self.name} does not come to a step after {self.at!r}")
+            raise TimeoutError(f"{self.name} reached no step after {self.current_step!r}")
 
-    def die(self) -> None:
-        self.doomed = True
-        self._turn.release()
+    def kill(self) -> None:
+        self.killed = True
+        self._resume.release()
         self._thread.join(TIMEOUT_SECONDS)
 
     def _run(self) -> None:
-        self._turn.acquire()
+        self._resume.acquire()
         try:
-            if not self.doomed:
+            if not self.killed:
                 self.act(self)
         except Killed:
             pass
-        except BaseException as error:  # noqa: BLE001 - whoever watches the play raises it
+        except BaseException as error:  # noqa: BLE001 - the scheduler raises it
             self.error = error
-        self.over = True
+        self.ended = True
         self._stopped.release()
 
 
 class Scheduler:
-    """Plays actors against each other. `trace` says what happened, in order.
+    """Runs actors one step at a time and injects faults. `trace` lists the steps and faults in order.
 
-    Faults come where they hurt: seldom outside a commit, often within it, most around the manifest; or else all of
-    them after two steps.
+    Faults are rare outside a commit, frequent within it and most frequent around the manifest. In some runs they occur
+    after two random steps only.
     """
 
     def __init__(
-        self, draw: random.Random, time_passes: Callable[[], None], dangers: Mapping[str, float] | None = None
+        self, draw: random.Random, expire_leases: Callable[[], None], fault_rates: Mapping[str, float] | None = None
     ) -> None:
         self.trace: list[str] = []
         self._draw = draw
-        self._time_passes = time_passes
+        self._expire_leases = expire_leases
         self._faults_left = draw.randrange(1, 5)
-        two = dict.fromkeys(draw.sample(sorted(DANGERS), 2), 0.5)
-        self._dangers = dangers or draw.choice((DANGERS, two))
+        two = dict.fromkeys(draw.sample(sorted(FAULT_RATES), 2), 0.5)
+        self._fault_rates = fault_rates or draw.choice((FAULT_RATES, two))
 
-    def play(self, actors: list[Actor], reborn: Callable[[Actor], Actor]) -> None:
-        """Until all have ended. `reborn` gives whoever takes a dead one's place."""
-        cast = list(actors)
-        for actor in cast:
+    def run(self, actors: list[Actor], restart: Callable[[Actor], Actor]) -> None:
+        """Run until all actors have ended. `restart` returns the actor that replaces a killed one."""
+        started = list(actors)
+        for actor in started:
             actor.start()
         try:
-            last = cast[0]
-            for number in range(1, MOST_STEPS):
-                living = [actor for actor in cast if not actor.over]
-                if not living:
+            last = started[0]
+            for number in range(1, MAX_STEPS):
+                running = [actor for actor in started if not actor.ended]
+                if not running:
                     return
-                awake = [actor for actor in living if actor.asleep_until <= number] or living
-                if last not in awake or self._draw.random() > last.stays:
+                awake = [actor for actor in running if actor.asleep_until <= number] or running
+                if last not in awake or self._draw.random() > last.stickiness:
                     last = self._draw.choices(awake, [actor.weight for actor in awake])[0]
-                if not self._falls(last, number, cast, reborn):
-                    self._go_on(last, number)
-            raise AssertionError("the play does not end")
+                if not self._inject_fault(last, number, started, restart):
+                    self._resume(last, number)
+            raise AssertionError("the simulation does not end")
         finally:
-            for actor in cast:
-                if not actor.over:
-                    actor.die()
+            for actor in started:
+                if not actor.ended:
+                    actor.kill()
 
-    def _go_on(self, actor: Actor, number: int) -> None:
-        self.trace.append(f"{actor.name}: {actor.at}")
-        actor.go_on()
+    def _resume(self, actor: Actor, number: int) -> None:
+        self.trace.append(f"{actor.name}: {actor.current_step}")
+        actor.resume()
         actor.asleep_until = number + actor.rest
         if actor.error is not None:
             raise actor.error
 
-    def _falls(self, actor: Actor, number: int, cast: list[Actor], reborn: Callable[[Actor], Actor]) -> bool:
-        """Whether the actor is killed or paused here instead of going on."""
-        if not self._faults_left or self._draw.random() >= self._dangers.get(actor.since, 0):
+    def _inject_fault(self, actor: Actor, number: int, started: list[Actor], restart: Callable[[Actor], Actor]) -> bool:
+        """Kill or pause the actor, or do nothing, at random; return whether there was a fault."""
+        if not self._faults_left or self._draw.random() >= self._fault_rates.get(actor.protocol_step, 0):
             return False
         self._faults_left -= 1
         if self._draw.random() < 0.5:
-            # The worst moment for whoever stood still to go on.
-            for sleeper in cast:
+            # Paused actors continue now, which is when they can do the most harm.
+            for sleeper in started:
                 sleeper.asleep_until = number
         if self._draw.random() < 0.5:
-            self.trace.append(f"{actor.name} dies before: {actor.at}")
-            actor.die()
-            cast.append(reborn(actor))
-            cast[-1].start()
+            self.trace.append(f"{actor.name} is killed before: {actor.current_step}")
+            actor.kill()
+            started.append(restart(actor))
+            started[-1].start()
         else:
-            self.trace.append(f"{actor.name} stands still before: {actor.at}")
+            self.trace.append(f"{actor.name} is paused before: {actor.current_step}")
             actor.asleep_until = number + self._draw.randrange(20, 150)
         if self._draw.random() < 0.8:
             self.trace.append("the leases expire")
-            self._time_passes()
+            self._expire_leases()
         return True
 
 
 class SteppedStore(FaultyStore):
-    """A store each of whose calls is a step of its actor."""
+    """A store in which each call is a step of its actor."""
 
     def __init__(self, inner: Store, actor: Actor) -> None:
         super().__init__(inner)
@@ -177,7 +177,7 @@ class SteppedStore(FaultyStore):
 
 
 class SteppedDatabase(Database):
-    """A database each of whose transactions is a step of its actor. Nobody stands still within one."""
+    """A database in which each transaction is a step of its actor. No actor is paused within a transaction."""
 
     def __init__(self, inner: Database, actor: Actor) -> None:
         self.url, self.is_sqlite, self.engine = inner.url, inner.is_sqlite, inner.engine

@@ -1,4 +1,4 @@
-"""The simulation finds what it is there to find: a protocol with one rule less fails it, whichever rule it is."""
+"""Mutations: the simulation fails for a commit protocol without any one of its rules."""
 
 from contextlib import suppress
 
@@ -18,50 +18,50 @@ from tarn.lake.delta_tables import NONE
 from tarn.lake.leases import Lease
 from tarn.model.snapshot import Head, Snapshot, TableName
 
-from tests.simulation.play import Failed, Stage
+from tests.simulation.simulation import Simulation, SimulationFailed
 
-MOST_SEEDS = 200
+MAX_SEEDS = 200
 
 
-def assert_noticed(stage: Stage, *steps: str, danger: float = 0.5) -> None:
-    """Some play ends badly, with faults after these steps only, and that likely."""
-    for seed in range(MOST_SEEDS):
+def assert_detected(simulation: Simulation, *steps: str, fault_rate: float = 0.5) -> None:
+    """Assert that some seed fails, with faults after these steps only, at this rate."""
+    for seed in range(MAX_SEEDS):
         try:
-            stage.play(seed, dict.fromkeys(steps, danger))
-        except Failed:
+            simulation.run(seed, dict.fromkeys(steps, fault_rate))
+        except SimulationFailed:
             return
-    raise AssertionError(f"nothing was noticed in {MOST_SEEDS} plays")
+    raise AssertionError(f"no failure in {MAX_SEEDS} simulations")
 
 
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """For taking a rule away."""
+def mutation(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Return the patch with which a test removes a rule of the protocol."""
     return monkeypatch
 
 
-def test_simulation_notices_a_manifest_after_the_recorded_head_that_nobody_finishes(stage: Stage, broken):
+def test_simulation_detects_that_an_unrecorded_manifest_is_not_recovered(simulation: Simulation, mutation):
     def base(self: SnapshotPublisher, dataset: Dataset) -> tuple[Head, Snapshot | None]:
         with self._database.read() as connection:
             head = recorded_head(connection, dataset)
         return head, None if head.id is None else snapshots.read(self._store, dataset, head.seq)
 
-    broken.setattr(SnapshotPublisher, "_base", base)
+    mutation.setattr(SnapshotPublisher, "_base", base)
 
-    assert_noticed(stage, "manifest put")
+    assert_detected(simulation, "manifest put")
 
 
-def test_simulation_notices_a_table_ahead_that_is_not_put_back(stage: Stage, broken):
+def test_simulation_detects_that_a_table_ahead_of_the_head_is_not_restored(simulation: Simulation, mutation):
     def level(self: SnapshotPublisher, lease: Lease, table: TableName, parent: Snapshot | None) -> int:
         if not self._tables.is_ahead(lease.dataset, table, NONE):
             return NONE
         return int(DeltaTable(self._tables._uri(lease.dataset, table)).version())
 
-    broken.setattr(SnapshotPublisher, "_pinned_or_restored", level)
+    mutation.setattr(SnapshotPublisher, "_pinned_or_restored", level)
 
-    assert_noticed(stage, "statements committed", "translog committed")
+    assert_detected(simulation, "statements committed", "translog committed")
 
 
-def test_simulation_notices_a_head_that_is_swapped_without_a_look_at_the_parent(stage: Stage, broken):
+def test_simulation_detects_that_the_head_is_replaced_without_comparing_the_parent(simulation: Simulation, mutation):
     def swap(connection: Connection, snapshot: Snapshot) -> bool:
         own = snapshot_heads.c.dataset_id == snapshot.dataset_id
         named = {"seq": snapshot.seq, "content": snapshot.content, "segment": snapshot.segment}
@@ -70,28 +70,28 @@ def test_simulation_notices_a_head_that_is_swapped_without_a_look_at_the_parent(
         connection.execute(upsert(connection, recorded).values(**row).on_conflict_do_nothing())
         return True
 
-    broken.setattr(snapshots, "advance_head", swap)
+    mutation.setattr(snapshots, "advance_head", swap)
 
-    assert_noticed(stage, "manifest put", danger=0.9)
+    assert_detected(simulation, "manifest put", fault_rate=0.9)
 
 
-def test_simulation_notices_a_manifest_that_exists_and_is_taken_for_ones_own(stage: Stage, broken):
+def test_simulation_detects_that_an_existing_manifest_is_taken_for_the_own_one(simulation: Simulation, mutation):
     def put(self: SnapshotPublisher, dataset: Dataset, snapshot: Snapshot) -> None:
         with suppress(PathExists):
             self._store.put_new(dataset.layout.snapshot(snapshot.seq), snapshot.to_json())
 
-    broken.setattr(SnapshotPublisher, "_put", put)
+    mutation.setattr(SnapshotPublisher, "_put", put)
 
-    assert_noticed(stage, "translog committed", "manifest put", danger=0.3)
-
-
-def test_simulation_notices_a_build_that_is_published_on_any_head(stage: Stage, broken):
-    broken.setattr(SnapshotPublisher, "_require_applies", lambda *_: None)
-
-    assert_noticed(stage, "built", "leased")
+    assert_detected(simulation, "translog committed", "manifest put", fault_rate=0.3)
 
 
-def test_simulation_notices_batches_that_are_done_in_a_transaction_after_the_head_moved(stage: Stage, broken):
+def test_simulation_detects_that_a_build_is_published_on_any_head(simulation: Simulation, mutation):
+    mutation.setattr(SnapshotPublisher, "_require_applies", lambda *_: None)
+
+    assert_detected(simulation, "built", "leased")
+
+
+def test_simulation_detects_that_batches_are_marked_done_in_a_later_transaction_than_the_head(simulation: Simulation, mutation):
     def record(self: SnapshotPublisher, dataset: Dataset, snapshot: Snapshot) -> bool:
         with self._database.write() as connection:
             if not snapshots.advance_head(connection, snapshot):
@@ -101,6 +101,6 @@ def test_simulation_notices_batches_that_are_done_in_a_transaction_after_the_hea
             segments.mark_done(connection, dataset, snapshot.segment, uids, moved=True)
         return True
 
-    broken.setattr(SnapshotPublisher, "_record", record)
+    mutation.setattr(SnapshotPublisher, "_record", record)
 
-    assert_noticed(stage, "manifest put")
+    assert_detected(simulation, "manifest put")

@@ -1,4 +1,4 @@
-"""A play: two workers, one who keeps the dataset in shape, a client and a reader, through the real protocol."""
+"""A simulation of the real commit protocol with two workers, a maintainer, a client and a reader."""
 
 import random
 import shutil
@@ -28,33 +28,32 @@ from tests.pipeline.kernels import DirectKernels
 from tests.simulation.scheduler import Actor, Scheduler, SteppedDatabase, SteppedStore
 
 EXPECTED_PROBLEMS = (None, "locked", "snapshot-conflict")
-"""What a worker may hear: another one is at it, or was faster every time."""
-
+"""Problems that a worker may get: another worker holds the lease, or won the race every time."""
 
 ROUNDS = 4
-"""How often a worker looks for something to flush."""
+"""How often each worker flushes."""
 
 
-class Failed(AssertionError):
-    """A seed whose play ended badly: replays exactly with `SIM_SEED`."""
+class SimulationFailed(AssertionError):
+    """A seed whose simulation broke an invariant. `SIM_SEED` repeats it step by step."""
 
-    def __init__(self, seed: int, trace: list[str], why: BaseException) -> None:
+    def __init__(self, seed: int, trace: list[str], cause: BaseException) -> None:
         steps = "\n".join(f"  {number:4} {step}" for number, step in enumerate(trace))
         super().__init__(
-            f"seed {seed}: {type(why).__name__}: {why}\n{steps}\nAgain: SIM_SEED={seed} pytest tests/simulation"
+            f"seed {seed}: {type(cause).__name__}: {cause}\n{steps}\nRepeat: SIM_SEED={seed} pytest tests/simulation"
         )
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Where plays are given: a database and a lake with one empty dataset, copied for each."""
+class Simulation:
+    """A database and a lake with one empty dataset, which are copied for each seed."""
 
     folder: Path
     dataset: Dataset
     pool: ProcessPoolExecutor
 
     @classmethod
-    def build(cls, folder: Path, pool: ProcessPoolExecutor) -> "Stage":
+    def build(cls, folder: Path, pool: ProcessPoolExecutor) -> "Simulation":
         empty = folder / "empty"
         settings = _settings(empty)
         database = Database(settings.database_url)
@@ -66,12 +65,12 @@ class Stage:
         database.close()
         return cls(folder, scene.dataset, pool)
 
-    def play(self, seed: int, dangers: Mapping[str, float] | None = None) -> list[str]:
-        """Play a seed, and check how it ended. Returns the trace. Raises Failed.
+    def run(self, seed: int, fault_rates: Mapping[str, float] | None = None) -> list[str]:
+        """Run a seed, check the invariants at its end, and return the trace. Raises SimulationFailed.
 
-        `dangers` says how likely a fault is after a step of the protocol, where it is not to be drawn.
+        `fault_rates` replaces the random probabilities of a fault after each step of the protocol.
         """
-        place = self.folder / "play"
+        place = self.folder / "run"
         shutil.copytree(self.folder / "empty", place)
         settings = _settings(place)
         database = Database(settings.database_url)
@@ -79,7 +78,7 @@ class Stage:
             store = Store(Connection.from_settings(settings))
             kernels = DirectKernels(settings, self.pool)
             scene = Scene(settings, database, store, kernels, self.dataset, random.Random(seed))
-            return _play(scene, seed, dangers)
+            return _run(scene, seed, fault_rates)
         finally:
             database.close()
             shutil.rmtree(place)
@@ -89,18 +88,18 @@ def _settings(folder: Path) -> Settings:
     loaded = load_settings(
         database_url=f"sqlite:///{folder}/tarn.db", lake_uri=str(folder / "lake"), admin_key_file=folder / "admin.key"
     )
-    # Time passes when the play says so, and not otherwise.
+    # Leases expire only when the scheduler expires them.
     return loaded.model_copy(update={**SHORT_BACKOFF, "lease_seconds": 3600.0, "commit_retries": 3})
 
 
-def _play(scene: Scene, seed: int, dangers: Mapping[str, float] | None) -> list[str]:
+def _run(scene: Scene, seed: int, fault_rates: Mapping[str, float] | None) -> list[str]:
     draw = scene.draw
     for _ in range(draw.randrange(2)):
         scene.write()
         scene.flush("earlier")
     scene.write()
-    scheduler = Scheduler(draw, scene.expire_leases, dangers)
-    # What is reverted to must be there; so it is one or the other.
+    scheduler = Scheduler(draw, scene.expire_leases, fault_rates)
+    # A revert needs a snapshot that a vacuum could expire, so a simulation has either reverts or vacuums.
     scene.reverts = draw.random() < 0.5
     actors = [
         _worker(scene, 1),
@@ -109,20 +108,20 @@ def _play(scene: Scene, seed: int, dangers: Mapping[str, float] | None) -> list[
         _client(scene, batches=draw.randrange(1, 5)),
         _reader(scene, reads=4),
     ]
-    born = iter(range(3, 100))
+    numbers = iter(range(3, 100))
 
-    def reborn(dead: Actor) -> Actor:
-        """Whoever dies is started again, under a new name, as a process would be."""
-        number = next(born)
+    def restart(dead: Actor) -> Actor:
+        """Return an actor that replaces a killed one, with a new name, as a restarted process has."""
+        number = next(numbers)
         return _worker(scene, number) if dead.name.startswith("worker") else _maintainer(scene, number)
 
     try:
-        scheduler.play(actors, reborn)
-        scheduler.trace.append("all have ended; the leases expire; what must hold is checked")
+        scheduler.run(actors, restart)
+        scheduler.trace.append("all actors have ended: expire the leases and check the invariants")
         scene.expire_leases()
         check(scene)
     except Exception as error:
-        raise Failed(seed, scheduler.trace, error) from error
+        raise SimulationFailed(seed, scheduler.trace, error) from error
     return scheduler.trace
 
 
@@ -133,41 +132,45 @@ def _worker(scene: Scene, number: int) -> Actor:
         flush = Flush(database, store, publisher, lambda: scene.kernels, actor.reached)
         rest = 0
         for _ in range(ROUNDS):
-            actor.step("flushes", rest)
+            actor.step("flush", rest)
             done = flush.run([scene.dataset], lambda: None)[scene.dataset.id]
             problem = None if done.error is None else done.error.slug
             assert problem in EXPECTED_PROBLEMS, f"{actor.name}: {done.error!r}"
             rest = 10 if problem is None else 40
 
-    return Actor(f"worker {number}", work, weight=5, stays=0.9)
+    return Actor(f"worker {number}", work, weight=5, stickiness=0.9)
 
 
 def _maintainer(scene: Scene, number: int = 1) -> Actor:
     def maintain(actor: Actor) -> None:
         database, store = SteppedDatabase(scene.database, actor), SteppedStore(scene.store, actor)
-        does = scene.maintenance(actor.name, actor.reached, database, store)
+        maintenance = scene.maintenance(actor.name, actor.reached, database, store)
         for _ in range(3):
-            actor.step("looks after the dataset", rest=20)
+            actor.step("maintain the dataset", rest=20)
             with scene.database.read() as connection:
                 head = recorded_head(connection, scene.dataset)
-            acts: list[Callable[[], object]] = [does.compact, does.compact, does.optimize]
+            operations: list[Callable[[], object]] = [
+                maintenance.compact,
+                maintenance.compact,
+                maintenance.optimize,
+            ]
             if scene.reverts and head.seq:
-                acts.append(partial(does.revert, scene.draw.randrange(1, head.seq + 1)))
+                operations.append(partial(maintenance.revert, scene.draw.randrange(1, head.seq + 1)))
             elif not scene.reverts:
-                acts.append(does.vacuum)
+                operations.append(maintenance.vacuum)
             try:
-                scene.draw.choice(acts)()
+                scene.draw.choice(operations)()
             except TarnError as error:
                 if error.slug not in EXPECTED_PROBLEMS:
                     raise
 
-    return Actor(f"maintainer {number}", maintain, weight=4, stays=0.9)
+    return Actor(f"maintainer {number}", maintain, weight=4, stickiness=0.9)
 
 
 def _client(scene: Scene, batches: int) -> Actor:
     def write(actor: Actor) -> None:
         for _ in range(batches):
-            actor.step("writes")
+            actor.step("write")
             scene.write()
 
     return Actor("client", write)
@@ -176,17 +179,17 @@ def _client(scene: Scene, batches: int) -> Actor:
 def _reader(scene: Scene, reads: int) -> Actor:
     def read(actor: Actor) -> None:
         for _ in range(reads):
-            actor.step("looks")
+            actor.step("read the recorded state")
             with scene.database.read() as connection:
                 head, unflushed = read_recorded_state(connection, scene.dataset)
             expected = shown(scene.expected().live)
-            actor.step("reads the files")
+            actor.step("read the files")
             try:
                 found = shown(fold_unflushed(scene.store, scene.dataset, head, unflushed))
             except (ManifestInvalid, Missing):
-                # An API process says what it reads, and then it stays: tests/faults/test_vacuum.py.
+                # This reader sends no heartbeat, so a vacuum may delete its files.
                 assert not scene.reverts
                 continue
-            assert found == expected, "a reader saw something else than what had been acknowledged"
+            assert found == expected, "a read differs from the acknowledged writes"
 
     return Actor("reader", read)
