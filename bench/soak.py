@@ -191,7 +191,7 @@ def soak(
         for thread in threads:
             thread.join()
         _done(client, "flush")
-        found = {entity["id"]: _sets(entity["properties"]) for entity in _entities(client)}
+        actual = {entity["id"]: _sets(entity["properties"]) for entity in _entities(client)}
         verified = _done(client, "verify")
         jobs = [*_jobs(client)]
     expected = {name: known for writer in writers for name, known in writer.expected()}
@@ -202,9 +202,9 @@ def soak(
         automatic=Counter(job["operation"] for job in jobs if job["tenant"] == "lakehouse" and job["state"] == "done"),
         failed=[job for job in jobs if job["state"] == "failed"],
         verified=verified,
-        entities=len(found),
+        entities=len(actual),
         errors=[line for line in server.log.read_text().splitlines() if _is_error(line)],
-        differing=sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)),
+        differing=sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)),
     )
 
 

@@ -55,7 +55,7 @@ def _export_events(bench: Bench, folder: Path) -> Path:
 
 def export(database_url: str, dataset_id: str, target: Path) -> None:
     everything = JournalSlice(dataset_id, 0, 1 << 40, ALL_SHARDS)
-    with Journal.at(database_url).opened() as opened, opened.events(everything) as reader:
+    with Journal.at(database_url).open_reader() as opened, opened.events(everything) as reader:
         pq.write_table(reader.read_all(), target)
 
 

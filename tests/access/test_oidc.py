@@ -26,7 +26,7 @@ class FakeIssuer:
 
     def __init__(self) -> None:
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         self.reached = threading.Event()
         self.going = threading.Event()
         """While it is not set, the issuer takes its time."""
@@ -36,7 +36,7 @@ class FakeIssuer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                outer.asked.append(self.path)
+                outer.requested.append(self.path)
                 outer.reached.set()
                 outer.going.wait(30)
                 jwk = json.loads(RSAAlgorithm.to_jwk(outer.key.public_key())) | {"kid": "k1", "use": "sig"}
@@ -192,7 +192,7 @@ def test_unknown_key_ids_do_not_cause_a_request_each(issuer: FakeIssuer, authent
         with pytest.raises(Unauthenticated):
             _identity(authenticator, issuer.token(kid=f"k-{number}"))
 
-    assert len(issuer.asked) == 2
+    assert len(issuer.requested) == 2
 
 
 def test_unreachable_issuer_is_unavailable_and_not_a_refusal(issuer: FakeIssuer, authenticator: Authenticator):
@@ -224,7 +224,7 @@ def test_slow_issuer_is_requested_by_one_caller_and_no_other_waits(issuer: FakeI
     thread.join()
 
     assert outcomes == ["alice"]
-    assert len(issuer.asked) == 2
+    assert len(issuer.requested) == 2
 
 
 def test_failed_request_to_the_issuer_is_not_repeated_at_once(issuer: FakeIssuer, authenticator: Authenticator):
@@ -234,7 +234,7 @@ def test_failed_request_to_the_issuer_is_not_repeated_at_once(issuer: FakeIssuer
         with pytest.raises(Unavailable):
             _identity(authenticator, issuer.token())
 
-    assert len(issuer.asked) == 1
+    assert len(issuer.requested) == 1
 
 
 def test_cached_keys_are_used_while_the_issuer_is_unavailable(
@@ -250,7 +250,7 @@ def test_cached_keys_are_used_while_the_issuer_is_unavailable(
         _identity(authenticator, issuer.token(kid="rotated"))
 
     assert tenants == {"alice"}
-    assert len(issuer.asked) > 3
+    assert len(issuer.requested) > 3
 
 
 def _identity(authenticator: Authenticator, token: str) -> Identity:

@@ -86,12 +86,12 @@ def test_grant_in_one_process_is_effective_with_the_next_request_in_another(
     before = [alice.get("/v1/datasets/donations").status_code for _ in range(2)]
 
     other_process.dataset("donations")
-    made = alice.get("/v1/datasets/donations").status_code
+    created = alice.get("/v1/datasets/donations").status_code
     forbidden = alice.patch("/v1/datasets/donations", {"title": "x"}).status_code
     other_process.admin.post("/v1/admin/tenants/alice/grants", {"dataset": "don*", "level": "admin"}).raise_for_status()
     granted = alice.patch("/v1/datasets/donations", {"title": "x"}).status_code
 
-    assert (before, made, forbidden, granted) == ([404, 404], 200, 403, 200)
+    assert (before, created, forbidden, granted) == ([404, 404], 200, 403, 200)
 
 
 def test_limit_set_in_one_process_applies_in_another(api: InProcessApi, other_process: InProcessApi):
@@ -110,9 +110,9 @@ def test_recreated_dataset_is_another_one(api: InProcessApi):
         connection.exec_driver_sql("UPDATE datasets SET state = 'deleted'")
         revision.bump(connection)
 
-    made = api.dataset("donations")
+    created = api.dataset("donations")
 
-    assert api.admin.get("/v1/datasets/donations").json()["id"] == made["id"]
+    assert api.admin.get("/v1/datasets/donations").json()["id"] == created["id"]
 
 
 def test_transaction_that_is_rolled_back_invalidates_nothing(database: Database):
@@ -130,11 +130,11 @@ def test_values_are_read_once_per_revision_and_the_oldest_are_evicted():
     remembered: RevisionCache[str] = RevisionCache(max_size=2)
     reads: list[str] = []
 
-    def ask(present: str, question: str) -> None:
+    def read(present: str, question: str) -> None:
         remembered.get(present, question, lambda: reads.append(f"{present}{question}") or "answer")  # type: ignore[func-returns-value]  # None, and then the answer
 
     for present, question in [("1", "a"), ("1", "a"), ("1", "b"), ("1", "a"), ("2", "a"), ("1", "a"), ("1", "b")]:
-        ask(present, question)
+        read(present, question)
 
     assert reads == ["1a", "1b", "2a", "1b"]
 

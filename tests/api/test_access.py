@@ -32,11 +32,11 @@ def test_creating_over_a_dataset_of_another_tenant_is_forbidden_and_does_not_rev
     api.dataset("donations")
     bob = api.tenant("bob", others="admin")
 
-    taken = bob.post("/v1/datasets", {"name": "donations"}, headers={"X-Request-ID": "same"})
-    free = bob.post("/v1/datasets", {"name": "nonsense"}, headers={"X-Request-ID": "same"})
+    existing = bob.post("/v1/datasets", {"name": "donations"}, headers={"X-Request-ID": "same"})
+    missing = bob.post("/v1/datasets", {"name": "nonsense"}, headers={"X-Request-ID": "same"})
 
-    assert taken.status_code == free.status_code == 403
-    assert taken.text.replace("donations", "nonsense") == free.text
+    assert existing.status_code == missing.status_code == 403
+    assert existing.text.replace("donations", "nonsense") == missing.text
 
 
 @pytest.mark.parametrize(

@@ -429,10 +429,10 @@ def test_log_is_filtered_by_the_fields_of_an_entry(api: InProcessApi, dataset: D
 
 def test_worker_trims_the_log_to_its_retention(api: InProcessApi):
     api.dataset("test")
-    kept = len(logged(api))
+    before = len(logged(api))
 
     make_worker(api)._sweep()
-    assert len(logged(api)) == kept
+    assert len(logged(api)) == before
     make_worker(api, audit_days=1e-9)._sweep()
 
     assert logged(api) == []

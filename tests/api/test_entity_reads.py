@@ -96,19 +96,19 @@ def test_entity_is_found_by_canonical_id_entity_id_and_referent(api: InProcessAp
     merge(api, "Q1", "a", "b")
     snapshots = flush() if flushed else []
 
-    plain = api.admin.get(f"{ENTITIES}/jane")
+    by_canonical_id = api.admin.get(f"{ENTITIES}/jane")
     merged = [api.admin.get(f"{ENTITIES}/{name}") for name in ("Q1", "a", "b")]
 
-    assert plain.json()["properties"] == {"country": ["de"], "name": ["Jane Doe"]}
-    assert (plain.json()["caption"], plain.json()["schema"], plain.json()["datasets"]) == (
+    assert by_canonical_id.json()["properties"] == {"country": ["de"], "name": ["Jane Doe"]}
+    assert (by_canonical_id.json()["caption"], by_canonical_id.json()["schema"], by_canonical_id.json()["datasets"]) == (
         "Jane Doe",
         "Person",
         ["test"],
     )
-    assert plain.headers["Content-Type"] == "application/json"
+    assert by_canonical_id.headers["Content-Type"] == "application/json"
     assert [response.json() for response in merged] == [merged[0].json()] * 3
     assert (merged[0].json()["id"], merged[0].json()["referents"]) == ("Q1", ["a", "b"])
-    assert plain.headers.get("Tarn-Snapshot") == (snapshots[0].id if flushed else None)
+    assert by_canonical_id.headers.get("Tarn-Snapshot") == (snapshots[0].id if flushed else None)
 
 
 def test_entity_filtered_by_origin_has_only_that_origins_statements(api: InProcessApi, flush: Flushing):
@@ -450,7 +450,7 @@ def all_ids(caller: Caller, **parameters: Any) -> list[str]:
 
 def test_paging_returns_each_unchanged_entity_exactly_once_during_writes(api: InProcessApi, flush: Flushing):
     rng = random.Random(6)
-    kept = [f"stay-{number:03d}" for number in range(100)]
+    unchanged = [f"stay-{number:03d}" for number in range(100)]
     deleted = [f"leave-{number:03d}" for number in range(20)]
 
     def random_entity(name: str) -> dict[str, Any]:
@@ -458,7 +458,7 @@ def test_paging_returns_each_unchanged_entity_exactly_once_during_writes(api: In
         payment = entity(name, "Payment", amount=[str(rng.randrange(30)), "many"], date=dates)
         return rng.choice([payment, entity(name, name="No date"), entity(name, birthDate=dates)])
 
-    first = [random_entity(name) for name in [*kept, *deleted]]
+    first = [random_entity(name) for name in [*unchanged, *deleted]]
     rng.shuffle(first)
     add(api, *first[:60])
     flush()
@@ -483,7 +483,7 @@ def test_paging_returns_each_unchanged_entity_exactly_once_during_writes(api: In
             flush()
 
     for ids in seen:
-        assert sorted(name for name in ids if name.startswith("stay")) == kept
+        assert sorted(name for name in ids if name.startswith("stay")) == unchanged
         assert len(ids) == len(set(ids))
 
 

@@ -124,9 +124,9 @@ def test_former_version_can_be_downloaded_and_an_unknown_one_is_not_found(
 ):
     write(api, person("cem"))
     exports_of(api, kernels).make(dataset, MakeOptions(), ignore)
-    kept = [one for one in api.admin.get(f"{PATH}/versions").json()["results"] if one["name"] == "entities.ftm.json"]
+    versions = [one for one in api.admin.get(f"{PATH}/versions").json()["results"] if one["name"] == "entities.ftm.json"]
 
-    (former,) = (api.admin.get(f"{PATH}/versions/{one['timestamp']}/{one['name']}") for one in kept)
+    (former,) = (api.admin.get(f"{PATH}/versions/{one['timestamp']}/{one['name']}") for one in versions)
     never = api.admin.get(f"{PATH}/versions/20200101T000000.000000Z/entities.ftm.json")
 
     assert (former.status_code, former.content) == (200, content)
@@ -219,12 +219,12 @@ def test_dataset_with_children_and_own_entities_is_marked_to_be_loaded(
 
 def test_delta_index_has_an_entity_tag_and_answers_head(api: InProcessApi, content: bytes):
     path = f"{PATH}/exports/delta.json"
-    whole = api.admin.get(path)
+    index = api.admin.get(path)
     head = api.admin.head(path)
 
-    assert api.admin.get(path, headers={"If-None-Match": whole.headers["ETag"]}).status_code == 304
+    assert api.admin.get(path, headers={"If-None-Match": index.headers["ETag"]}).status_code == 304
     assert (head.status_code, head.content) == (200, b"")
-    assert (head.headers["ETag"], head.headers["Content-Length"]) == (whole.headers["ETag"], str(len(whole.content)))
+    assert (head.headers["ETag"], head.headers["Content-Length"]) == (index.headers["ETag"], str(len(index.content)))
     for until in ("", "today", "20250101000000", f"20250101000000-{'a' * 50}", "2025010100000\u0660-abc"):
         assert api.admin.get(path, params={"until": until}).status_code == 422, until
     assert api.admin.get(path, params={"until": "20000101000000-abc"}).json()["versions"] == {}

@@ -143,8 +143,8 @@ def test_request_without_waiting_is_refused_when_no_slot_is_free():
         TENANT.set("b")
         assert slots.semaphore.acquire_now() == "b"
         TENANT.set("a")
-        taken = [slots.semaphore.acquire_now() for _ in range(4)]
-        assert taken == ["a", "a", None, None]
+        granted = [slots.semaphore.acquire_now() for _ in range(4)]
+        assert granted == ["a", "a", None, None]
         TENANT.set("c")
         assert slots.semaphore.acquire_now() == "c"
 

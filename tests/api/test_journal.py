@@ -25,8 +25,8 @@ def dataset(api: InProcessApi):
 
 def event(row: dict) -> dict:
     """Return a journal row as an event to be rejected."""
-    plain = {name: row[name] for name in SCHEMA.names if name not in ("batch", "position")}
-    return plain | {"id": None if row["id"] is None else row["id"].hex()}
+    values = {name: row[name] for name in SCHEMA.names if name not in ("batch", "position")}
+    return values | {"id": None if row["id"] is None else row["id"].hex()}
 
 
 def reject_events(api: InProcessApi, count: int | None = None) -> list[dict]:

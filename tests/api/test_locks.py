@@ -60,12 +60,12 @@ def test_expired_lock_goes_to_another_and_its_former_holder_is_refused(api: InPr
 
 
 def test_refreshed_lock_is_still_held(api: InProcessApi, dataset: Dataset):
-    held = take(api.admin).json()
+    lock = take(api.admin).json()
     advance_time(api, 50)
-    again = take(api.admin, token=held["token"], ttl=100).json()
+    again = take(api.admin, token=lock["token"], ttl=100).json()
     advance_time(api, 50)
 
-    assert again["expires"] > held["expires"]
+    assert again["expires"] > lock["expires"]
     assert again["fence"] == 1
     assert take(api.admin).status_code == 409
 
@@ -74,12 +74,12 @@ def test_refreshed_lock_is_still_held(api: InProcessApi, dataset: Dataset):
 def test_lock_is_neither_lost_nor_extended_by_a_clock_that_jumps(
     api: InProcessApi, dataset: Dataset, monkeypatch, hours: int
 ):
-    held = take(api.admin, ttl=600).json()
+    lock = take(api.admin, ttl=600).json()
     real = ids.now
     monkeypatch.setattr(database_clock, "now", lambda: real() + timedelta(hours=hours))
 
     assert take(api.admin).status_code == 409
-    assert take(api.admin, token=held["token"], ttl=600).status_code == 200
+    assert take(api.admin, token=lock["token"], ttl=600).status_code == 200
     advance_time(api, 601)
     assert take(api.admin).json()["fence"] == 2
 
@@ -106,18 +106,18 @@ def test_locks_of_different_tenants_are_independent(api: InProcessApi, dataset: 
 @ONE_DATABASE
 def test_lock_is_mirrored_without_its_token(api: InProcessApi, dataset: Dataset):
     path = dataset.layout.named_lock("admin", LockName("nightly"))
-    held = take(api.admin, holder="me").json()
+    lock = take(api.admin, holder="me").json()
 
     shown = orjson.loads(api.services.store.get(path))
     assert (shown["holder"], shown["fence"]) == ("me", 1)
     assert "token" not in shown
-    api.admin.delete(f"{BASE}/nightly?token={held['token']}")
+    api.admin.delete(f"{BASE}/nightly?token={lock['token']}")
     assert api.services.store.head(path) is None
 
 
 def test_lock_removed_by_the_administrator_is_in_the_audit_log(api: InProcessApi, dataset: Dataset):
     other = api.tenant("other", test="read")
-    held = take(other).json()
+    lock = take(other).json()
     (seen,) = api.admin.get("/v1/admin/locks").json()["results"]
 
     assert (seen["dataset"], seen["tenant"], seen["name"]) == ("test", "other", "nightly")
@@ -126,7 +126,7 @@ def test_lock_removed_by_the_administrator_is_in_the_audit_log(api: InProcessApi
     assert api.admin.delete(f"/v1/admin/locks/{seen['id']}").json()["fence"] == 1
     assert api.admin.delete(f"/v1/admin/locks/{seen['id']}").json()["type"] == "/problems/lock-not-found"
     assert api.admin.get("/v1/admin/locks").json()["results"] == []
-    assert take(other, token=held["token"]).json()["type"] == "/problems/lock-lost"
+    assert take(other, token=lock["token"]).json()["type"] == "/problems/lock-lost"
     assert take(other).json()["fence"] == 2
     entries = api.admin.get("/v1/admin/audit").json()["results"]
     forced = next(entry for entry in entries if entry["action"] == "force_release_lock" and entry["outcome"] == "done")

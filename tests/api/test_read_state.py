@@ -153,7 +153,7 @@ def test_fresh_read_is_served_from_the_snapshot_of_its_flush(api: InProcessApi, 
     assert [entry["id"] for entry in log] == [first.headers["Tarn-Snapshot"]] == [again.headers["Tarn-Snapshot"]]
 
 
-def test_fresh_read_whose_flush_does_not_finish_is_told_to_retry(api: InProcessApi):
+def test_fresh_read_whose_flush_does_not_finish_is_refused_with_retry_after(api: InProcessApi):
     add(api, entity("jane", name="Jane"))
     with api.with_settings(commit_wait=0.0) as without_wait:
         response = without_wait.admin.get(f"{ENTITIES}?fresh=flush")
@@ -174,8 +174,8 @@ def cursor_of(response: Response) -> str:
 
 def forged(cursor: str, position: Any) -> str:
     """Return a cursor with the list of this one and another position, as an attacker could build it."""
-    made_for, _ = orjson.loads(base64.urlsafe_b64decode(cursor + "=="))
-    return base64.urlsafe_b64encode(orjson.dumps([made_for, position])).decode().rstrip("=")
+    list_name, _ = orjson.loads(base64.urlsafe_b64decode(cursor + "=="))
+    return base64.urlsafe_b64encode(orjson.dumps([list_name, position])).decode().rstrip("=")
 
 
 @pytest.fixture
@@ -226,10 +226,10 @@ BROKEN = [
 
 
 def test_truncated_or_forged_cursor_is_refused(api: InProcessApi, cursor: str):
-    made = [forged(cursor, position) for position in BROKEN]
+    forged_cursors = [forged(cursor, position) for position in BROKEN]
     cut = [cursor[:length] for length in range(1, len(cursor))] + [cursor + "A", "é", "%00", "a" * 10_000]
 
-    refused = [refusal(api.admin.get(ENTITIES, params={"cursor": each})) for each in made + cut]
+    refused = [refusal(api.admin.get(ENTITIES, params={"cursor": each})) for each in forged_cursors + cut]
     assert refused == [FOREIGN] * len(refused)
 
 

@@ -193,10 +193,10 @@ def test_snapshot_published_during_paging_neither_hides_nor_repeats_one(
 def test_forged_cursor_is_refused(api: InProcessApi, database: Database, store: Store, dataset: Dataset):
     history(database, store, dataset, 2)
     cursor = api.admin.get(f"{LOG}?limit=1").json()["next"]
-    made_for, _ = orjson.loads(_decoded(cursor))
+    list_name, _ = orjson.loads(_decoded(cursor))
 
     for position in ("x", "-1", "9" * 30, ""):
-        forged = _encoded([made_for, position])
+        forged = _encoded([list_name, position])
         response = api.admin.get(f"{LOG}?cursor={forged}")
         assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "query.cursor")
 

@@ -77,7 +77,7 @@ def test_list_and_stream_return_what_passes_every_given_filter(api: InProcessApi
 
 @pytest.mark.parametrize("limit", [1, 4, 11, 1000])
 def test_pages_contain_every_statement_once_in_order(api: InProcessApi, limit: int):
-    whole = rows_of(api.admin.get(STATEMENTS))
+    rows = rows_of(api.admin.get(STATEMENTS))
     paged: list[dict[str, Any]] = []
     cursor: dict[str, str] = {}
     while True:
@@ -87,7 +87,7 @@ def test_pages_contain_every_statement_once_in_order(api: InProcessApi, limit: i
             break
         cursor = {"cursor": page["next"]}
 
-    assert paged == whole
+    assert paged == rows
     keys = [(row["canonical_id"], row["id"], row["origin"]) for row in paged]
     assert keys == sorted(set(keys))
 

@@ -14,9 +14,9 @@ from tests.archive.web import Canary, Scripted, answer, page, redirect
 
 def listed(fetcher: Fetcher, uri: str, **choice) -> tuple[list[str], dict[str, str]]:
     """Return the paths found, in order, and the failures."""
-    found = [*fetcher.sources(uri, **choice)]
-    failed = {each.path: each.error.detail for each in found if isinstance(each, ListingFailure)}
-    return [each.path for each in found if isinstance(each, ListedFile)], failed
+    results = [*fetcher.sources(uri, **choice)]
+    failed = {each.path: each.error.detail for each in results if isinstance(each, ListingFailure)}
+    return [each.path for each in results if isinstance(each, ListedFile)], failed
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def test_listing_returns_the_files_of_all_pages_with_their_uris(fetcher: Fetcher
         "/data/b/f/h": answer(b"deep"),
     }
 
-    found = [*fetcher.sources(top)]
+    results = [*fetcher.sources(top)]
 
-    assert [each.path for each in found] == ["a.txt", "b/e.txt", "b/f/h", "b/g.txt", "für mich.pdf", "c d.txt"]
-    assert found[2] == ListedFile(f"{top}b/f/h", "b/f/h", None)
+    assert [each.path for each in results] == ["a.txt", "b/e.txt", "b/f/h", "b/g.txt", "für mich.pdf", "c d.txt"]
+    assert results[2] == ListedFile(f"{top}b/f/h", "b/f/h", None)
     with fetcher.open(f"{top}b/f/h") as source:
         assert b"".join(source) == b"deep"
     assert len(server.requests) == 4, "each page is read once"
@@ -57,9 +57,9 @@ def test_listing_stays_on_its_host_and_below_its_path(fetcher: Fetcher, server: 
 def test_link_that_is_not_a_path_is_a_failure(fetcher: Fetcher, server: Scripted, top: str, link: str):
     server.scripts["/data/"] = page(f"{top}{link}", "good")
 
-    found, failed = listed(fetcher, top)
+    paths, failed = listed(fetcher, top)
 
-    assert found == ["good"]
+    assert paths == ["good"]
     assert [*failed] == [f"/data/{link}"]
 
 
@@ -75,9 +75,9 @@ def test_failed_page_is_counted_and_the_listing_continues(fetcher: Fetcher, serv
         "/data/large/": answer(bytes(web_index.LARGEST_PAGE + 1), Content_Type="text/html"),
     }
 
-    found, failed = listed(fetcher, top)
+    paths, failed = listed(fetcher, top)
 
-    assert found == ["here/x", "good"]
+    assert paths == ["here/x", "good"]
     assert failed.keys() == {"gone/", "text/", "away/", "up/", "large/"}
     assert "not at a public address" in failed["away/"]
     assert "redirects to another site or folder" in failed["up/"]
@@ -110,8 +110,8 @@ def test_listing_of_endless_generated_pages_ends(
     assert listed(fetcher, top)[1].popitem()[1].endswith("more than 5 pages")
 
     monkeypatch.undo()
-    found, failed = listed(fetcher, top)
-    assert len(found) == web_index.DEPTH
+    paths, failed = listed(fetcher, top)
+    assert len(paths) == web_index.DEPTH
     assert len(failed) == 1
     assert failed.popitem()[1].endswith(f"more than {web_index.DEPTH} pages deep")
 
@@ -145,7 +145,7 @@ def test_links_are_resolved_like_in_a_browser(html: str, links: list[str]):
 
 @pytest.mark.parametrize("piece", ["<a ", '<a b="', "<!--", "<![", "<a href='", "</a", "<a b=x ", "&#"])
 def test_page_crafted_to_slow_the_parser_is_cut(piece: str, monkeypatch: pytest.MonkeyPatch):
-    """Count what is fed to the parser instead of measuring time: whole pages of these take minutes."""
+    """Count the bytes given to the parser instead of measuring time: complete pages of these take minutes."""
     fed = count()
     monkeypatch.setattr(web_index._Links, "feed", lambda *_: next(fed))
 

@@ -164,21 +164,21 @@ def test_link_created_after_the_check_is_not_followed(
 ):
     """Swap the file between check and open, the moment that an attacker would have to hit."""
     path = write(root / "folder" / "key", b"mine")
-    look, place = os.stat, path if swap == "file" else path.parent
+    original_stat, swapped = os.stat, path if swap == "file" else path.parent
     secret = root.parent / ("secrets/key" if swap == "file" else "secrets")
 
     def check_and_swap(name, *, dir_fd=None, follow_symlinks=True):
-        found = look(name, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
-        if name == place.name and not place.is_symlink():
-            place.rename(root / "aside")
-            place.symlink_to(secret)
-        return found
+        result = original_stat(name, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+        if name == swapped.name and not swapped.is_symlink():
+            swapped.rename(root / "renamed")
+            swapped.symlink_to(secret)
+        return result
 
     monkeypatch.setattr(os, "stat", check_and_swap)
 
     with pytest.raises(TarnError):
         fetcher.open(str(path))
-    assert place.is_symlink()
+    assert swapped.is_symlink()
 
 
 # Pipes, sockets and devices
@@ -255,9 +255,9 @@ def test_file_overwritten_during_the_read_is_a_failure_even_with_restored_timest
 
 def listed(fetcher: Fetcher, uri: str | Path, **choice) -> tuple[list[str], dict[str, str]]:
     """Return the paths found, in order, and the failures."""
-    found = [*fetcher.sources(str(uri), **choice)]
-    failed = {each.path: each.error.detail for each in found if isinstance(each, ListingFailure)}
-    return [each.path for each in found if isinstance(each, ListedFile)], failed
+    results = [*fetcher.sources(str(uri), **choice)]
+    failed = {each.path: each.error.detail for each in results if isinstance(each, ListingFailure)}
+    return [each.path for each in results if isinstance(each, ListedFile)], failed
 
 
 def test_listing_returns_files_in_order_with_their_uris(fetcher: Fetcher, root: Path):
@@ -265,10 +265,10 @@ def test_listing_returns_files_in_order_with_their_uris(fetcher: Fetcher, root: 
         write(root / name, name.encode())
     (root / "empty").mkdir()
 
-    found = [*fetcher.sources(str(root))]
+    results = [*fetcher.sources(str(root))]
 
-    assert [each.path for each in found] == sorted(["b/2", "a", "b/1", "b-c", "für ?%.txt", "c/d/e", "a.txt"])
-    for each in found:
+    assert [each.path for each in results] == sorted(["b/2", "a", "b/1", "b-c", "für ?%.txt", "c/d/e", "a.txt"])
+    for each in results:
         assert isinstance(each, ListedFile)
         assert each.size == len(each.path.encode())
         assert fetch(fetcher, each.uri) == each.path.encode()
@@ -278,8 +278,8 @@ def test_listing_of_a_folder_within_the_root_is_relative_to_it(fetcher: Fetcher,
     write(root / "a" / "b" / "c")
 
     for uri in (f"{root}/a", f"{root}/a/", f"file://{root}/a"):
-        (found,) = fetcher.sources(uri)
-        assert found == ListedFile(f"file://{root}/a/b/c", "b/c", 4)
+        (listed_file,) = fetcher.sources(uri)
+        assert listed_file == ListedFile(f"file://{root}/a/b/c", "b/c", 4)
 
 
 @pytest.mark.parametrize(
@@ -312,9 +312,9 @@ def test_listing_counts_files_that_cannot_be_fetched_and_continues(fetcher: Fetc
     os.mkfifo(root / "pipe")
     write(Path(os.fsdecode(os.fsencode(root) + b"/\xff")))
 
-    found, failed = listed(fetcher, root)
+    paths, failed = listed(fetcher, root)
 
-    assert found == ["in", "inner/a", "z"]
+    assert paths == ["in", "inner/a", "z"]
     assert failed.keys() == {"out", "outer", "again", "dangling", "loop", "pipe", "\ufffd"}
     assert OUT in failed["out"]
     assert OUT in failed["outer"]
@@ -336,9 +336,9 @@ def test_depth_of_a_listing_is_limited(fetcher: Fetcher, root: Path, monkeypatch
     write(root / "a" / "b" / "c" / "d")
     write(root / "a" / "b" / "e")
 
-    found, failed = listed(fetcher, root)
+    paths, failed = listed(fetcher, root)
 
-    assert found == ["a/b/e"]
+    assert paths == ["a/b/e"]
     assert [*failed] == ["a/b/c"]
 
 
@@ -355,9 +355,9 @@ def test_listing_that_is_abandoned_closes_its_files(fetcher: Fetcher, root: Path
     write(root / "a" / "b" / "c")
     before = len(os.listdir("/proc/self/fd"))
 
-    found = fetcher.sources(str(root))
-    next(found)
-    del found
+    listing = fetcher.sources(str(root))
+    next(listing)
+    del listing
 
     assert len(os.listdir("/proc/self/fd")) == before
 

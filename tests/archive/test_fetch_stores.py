@@ -42,10 +42,10 @@ def test_object_is_fetched_with_its_metadata(fetcher: Fetcher):
 
 
 def test_listing_returns_objects_in_order_with_their_uris(fetcher: Fetcher, drop: dict[str, bytes]):
-    found = [*fetcher.sources(DROP)]
+    results = [*fetcher.sources(DROP)]
 
-    assert [each.path for each in found] == sorted(drop)
-    for each in found:
+    assert [each.path for each in results] == sorted(drop)
+    for each in results:
         assert isinstance(each, ListedFile)
         assert each.size == len(drop[each.path])
         assert fetch(fetcher, each.uri) == drop[each.path]

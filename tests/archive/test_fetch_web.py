@@ -406,7 +406,7 @@ def test_truncated_file_is_a_failure(fetcher: Fetcher, server: Scripted, pieces:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         b"",
         b"SSH-2.0-OpenSSH\r\n",
@@ -419,8 +419,8 @@ def test_truncated_file_is_a_failure(fetcher: Fetcher, server: Scripted, pieces:
         b"\x00" * 200_000,
     ],
 )
-def test_response_that_is_not_http_is_a_failure(fetcher: Fetcher, server: Scripted, said: bytes):
-    server.scripts["/x"] = lambda: [said]
+def test_response_that_is_not_http_is_a_failure(fetcher: Fetcher, server: Scripted, response: bytes):
+    server.scripts["/x"] = lambda: [response]
 
     with pytest.raises(SourceFailed, match="broke off"):
         fetcher.open(address(server, "/x"))
@@ -467,11 +467,11 @@ def test_compressed_file_is_unchanged(fetcher: Fetcher, server: Scripted):
 
 
 def test_server_that_sends_nothing_times_out(fetcher_of: FetcherOf, server: Scripted):
-    def silent() -> Iterable[bytes]:
+    def block() -> Iterable[bytes]:
         server.over.wait()
         return []
 
-    server.scripts["/x"] = silent
+    server.scripts["/x"] = block
     with pytest.raises(SourceFailed, match="takes too long"):
         fetcher_of(fetch_patience=0.05).open(address(server, "/x"))
     server.over.set()
@@ -500,12 +500,12 @@ def test_server_that_sends_slowly_without_end_times_out(fetcher_of: FetcherOf, s
 
 
 def test_name_server_that_never_responds_times_out_and_occupies_a_bounded_number_of_threads(fetcher_of: FetcherOf):
-    over = threading.Event()
-    asked: list[str] = []
+    released = threading.Event()
+    resolved: list[str] = []
 
     def hanging(host: str, port: int) -> list[str]:
-        asked.append(host)
-        over.wait()
+        resolved.append(host)
+        released.wait()
         return ["127.0.0.1"]
 
     fetcher = fetcher_of(resolve=hanging, fetch_patience=0.01)
@@ -513,27 +513,27 @@ def test_name_server_that_never_responds_times_out_and_occupies_a_bounded_number
         with pytest.raises(SourceFailed, match="takes too long to be resolved"):
             fetcher.open(f"http://{number}.test/x")
 
-    assert len(asked) == AT_ONCE
+    assert len(resolved) == AT_ONCE
     assert sum(thread.name == "lookup" for thread in threading.enumerate()) == AT_ONCE
-    over.set()
+    released.set()
 
 
 def test_names_are_resolved_again_when_the_name_server_recovers(fetcher_of: FetcherOf):
-    over = threading.Event()
+    released = threading.Event()
 
     def hanging(host: str, port: int) -> list[str]:
-        over.wait()
+        released.wait()
         return ["127.0.0.1"]
 
-    impatient = fetcher_of(resolve=hanging, fetch_patience=0.01)
+    fetcher = fetcher_of(resolve=hanging, fetch_patience=0.01)
     for _ in range(AT_ONCE + 1):
         with pytest.raises(SourceFailed):
-            impatient.open("http://files.test/x")
-    over.set()
+            fetcher.open("http://files.test/x")
+    released.set()
     for thread in threading.enumerate():
         if thread.name == "lookup":
             thread.join()
 
     resolve = pickle.loads(pickle.dumps(Lookups(resolve_by_system, 20)))
     assert resolve("127.0.0.1", 80) == ["127.0.0.1"]
-    assert impatient.web.guard.resolve("files.test", 80) == ["127.0.0.1"]
+    assert fetcher.web.guard.resolve("files.test", 80) == ["127.0.0.1"]

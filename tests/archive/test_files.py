@@ -158,18 +158,18 @@ def test_interrupted_body_leaves_nothing(dataset_archive: DatasetArchive, size: 
 @ONE_DATABASE
 @pytest.mark.parametrize("limit", [2000, SMALL + 2000])
 def test_file_over_the_limit_is_refused_as_soon_as_it_exceeds_it(dataset_archive: DatasetArchive, limit: int):
-    taken = 0
+    read = 0
 
     def endless() -> Iterator[bytes]:
-        nonlocal taken
+        nonlocal read
         while True:
-            taken += 1000
+            read += 1000
             yield b"x" * 1000
 
     with pytest.raises(BodyTooLarge):
         dataset_archive.archive(max_file_bytes=limit).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), endless())
 
-    assert taken <= limit + 10_000
+    assert read <= limit + 10_000
     assert (dataset_archive.stored(), dataset_archive.files()) == ([], [])
 
 
@@ -338,9 +338,9 @@ def test_concurrent_puts_of_the_same_content_store_it_once(dataset_archive: Data
         thread.join()
 
     assert failures == []
-    found = dataset_archive.files()
-    assert [file.path for file in found] == ["0.txt", "1.txt", "2.txt", "3.txt"]
-    assert dataset_archive.stored() == traces(*found)
+    files = dataset_archive.files()
+    assert [file.path for file in files] == ["0.txt", "1.txt", "2.txt", "3.txt"]
+    assert dataset_archive.stored() == traces(*files)
     assert (dataset_archive.announced(), dataset_archive.used()) == (0, 4 * len(LARGE))
 
 
@@ -441,12 +441,12 @@ def test_files_are_listed_by_path_in_the_order_of_code_points(dataset_archive: D
     for path in paths:
         dataset_archive.put(path)
 
-    found = dataset_archive.files()
+    files = dataset_archive.files()
 
-    assert [file.path for file in found] == sorted(paths)
-    for number, file in enumerate(found):
+    assert [file.path for file in files] == sorted(paths)
+    for number, file in enumerate(files):
         after = Position(file.path, file.id)
-        assert dataset_archive.files(after=after) == found[number + 1 :]
+        assert dataset_archive.files(after=after) == files[number + 1 :]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(100)
 
 
 def zipped(*entries: tuple[str, str]) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in entries:
             archive.writestr(name, content)
-    return made.getvalue()
+    return file.getvalue()
 
 
 DOCX = zipped(("[Content_Types].xml", "<x/>"), ("_rels/.rels", ""), ("word/document.xml", ""))

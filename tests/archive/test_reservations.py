@@ -36,12 +36,12 @@ class CountingBody:
     """A body of a number of blocks, which counts those that were read."""
 
     def __init__(self, blocks: int, at: Callable[[int], None] = lambda _: None) -> None:
-        self.blocks, self.taken, self.at = blocks, 0, at
+        self.blocks, self.blocks_read, self.at = blocks, 0, at
 
     def __iter__(self) -> Iterator[bytes]:
         for number in range(self.blocks):
             self.at(number)
-            self.taken += 1
+            self.blocks_read += 1
             yield BLOCK
 
 
@@ -71,7 +71,7 @@ def test_body_over_the_quota_is_refused_after_the_first_block_beyond_it(dataset_
     with pytest.raises(QuotaExceeded):
         put(dataset_archive, dataset_archive.archive(quota_bytes=ROOM), "a", body)
 
-    assert body.taken == ROOM // len(BLOCK) + 1
+    assert body.blocks_read == ROOM // len(BLOCK) + 1
     assert (dataset_archive.stored(), dataset_archive.used(), dataset_archive.announced()) == ([], 0, 0)
 
 
@@ -120,11 +120,11 @@ def test_concurrent_bodies_never_exceed_the_quota_together(dataset_archive: Data
         return True
 
     with ThreadPoolExecutor(bodies) as pool:
-        taken = sum(pool.map(one, range(bodies)))
+        stored = sum(pool.map(one, range(bodies)))
 
     assert max(seen) <= quota
     # Bodies without a declared length may exclude each other, even all of them.
-    assert taken <= 3
+    assert stored <= 3
     assert (dataset_archive.used(), dataset_archive.announced()) == (
         sum(file.size for file in dataset_archive.files()),
         0,
@@ -321,10 +321,10 @@ def test_concurrent_blocks_of_the_same_bytes_never_exceed_the_quota_together(dat
         body = CountingBody(16)
         with pytest.raises(QuotaExceeded):
             block(dataset_archive, uploads, upload, 0, body, length)
-        refused.append(body.taken)
+        refused.append(body.blocks_read)
         with pytest.raises(QuotaExceeded):
             block(dataset_archive, uploads, upload, 0, body)
-        refused.append(body.taken)
+        refused.append(body.blocks_read)
         assert dataset_archive.used() == length
         meeting.wait(60)
 

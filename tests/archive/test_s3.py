@@ -32,7 +32,7 @@ from tests.s3 import S3Server
 
 @pytest.fixture
 def database_url(tmp_path: Path) -> str:
-    """Use one database: which one does not matter for storage requests."""
+    """Use one database: storage requests do not depend on it."""
     url = f"sqlite:///{tmp_path}/tarn.db"
     with closing(Database(url)) as database:
         migrate.upgrade(database)
@@ -47,12 +47,12 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
 @pytest.mark.contract("X1")
 @pytest.mark.parametrize("size", [10, SMALL * 3])
 def test_put_list_and_read_of_a_file_send_no_list_request(dataset_archive: DatasetArchive, s3: S3Server, size: int):
-    with s3.counted() as made:
+    with s3.counted() as requests:
         file = dataset_archive.put("a.txt", b"x" * size)
         assert dataset_archive.files(prefix="a") == [file]
         assert len(dataset_archive.content(file)) == size
         dataset_archive.delete(file)
 
-    asked = Counter(request.operation for request in made)
-    assert asked["LIST"] == 0
-    assert asked["GET"] == 1
+    operations = Counter(request.operation for request in requests)
+    assert operations["LIST"] == 0
+    assert operations["GET"] == 1

@@ -94,15 +94,15 @@ def test_recent_content_is_kept(dataset_archive: DatasetArchive):
 
 def test_content_of_a_running_put_is_kept(dataset_archive: DatasetArchive):
     dataset_archive.delete(dataset_archive.put("a.txt", LARGE))
-    taken: list[str] = []
+    deleted: list[str] = []
 
     def reached(step: str) -> None:
         if step in ("announced", "placed", "written"):
-            taken.extend(vacuum(dataset_archive))
+            deleted.extend(vacuum(dataset_archive))
 
     file = dataset_archive.archive(reached).put(dataset_archive.dataset, ADMIN, new_file("b.txt"), [LARGE])
 
-    assert taken == []
+    assert deleted == []
     assert dataset_archive.content(file) == LARGE
 
 
@@ -141,10 +141,10 @@ def test_put_waits_for_a_vacuum_that_is_deleting_its_content(dataset_archive: Da
 
 @pytest.mark.contract("W9")
 @pytest.mark.parametrize(
-    ("step", "kept"), [("staged", False), ("announced", False), ("placed", False), ("written", True)]
+    ("step", "completed"), [("staged", False), ("announced", False), ("placed", False), ("written", True)]
 )
 def test_killed_put_is_completed_or_leaves_nothing_after_a_vacuum(
-    dataset_archive: DatasetArchive, step: str, kept: bool
+    dataset_archive: DatasetArchive, step: str, completed: bool
 ):
     with pytest.raises(Killed):
         dataset_archive.archive(kill_at(step)).put(dataset_archive.dataset, ADMIN, new_file("a.txt"), [LARGE])
@@ -152,10 +152,10 @@ def test_killed_put_is_completed_or_leaves_nothing_after_a_vacuum(
 
     vacuum(dataset_archive, upload_expiry=-3600)
 
-    found = dataset_archive.files()
-    assert [dataset_archive.content(file) for file in found] == ([LARGE] if kept else [])
-    assert dataset_archive.stored() == traces(*found)
-    assert (dataset_archive.announced(), dataset_archive.used()) == (0, len(LARGE) if kept else 0)
+    files = dataset_archive.files()
+    assert [dataset_archive.content(file) for file in files] == ([LARGE] if completed else [])
+    assert dataset_archive.stored() == traces(*files)
+    assert (dataset_archive.announced(), dataset_archive.used()) == (0, len(LARGE) if completed else 0)
 
 
 @ONE_DATABASE

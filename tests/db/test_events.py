@@ -131,9 +131,9 @@ def test_page_has_the_number_up_to_which_it_is_complete(database: Database, stre
         record(database, stream)
 
     with database.read() as connection:
-        cut, whole, none = (outbox.after(connection, stream, above, 2) for above in (0, 1, 3))
+        partial, complete, none = (outbox.after(connection, stream, above, 2) for above in (0, 1, 3))
 
-    assert [(len(page.events), page.through, page.last) for page in (cut, whole, none)] == [
+    assert [(len(page.events), page.through, page.last) for page in (partial, complete, none)] == [
         (2, 2, 3),
         (2, 3, 3),
         (0, 3, 3),
@@ -191,13 +191,13 @@ def test_every_state_of_a_job_is_an_event_for_its_tenant(database: Database, str
     with database.write() as connection:
         jobs.finish(connection, job.id, "w", {"statements": 1, "snapshots": []})
 
-    found = read_events(database, stream, job=job.id)
-    assert [each["kind"].removeprefix("job.") for each in found] == [
+    events = read_events(database, stream, job=job.id)
+    assert [each["kind"].removeprefix("job.") for each in events] == [
         "queued", "started", "queued", "started", "progress", "done",
     ]  # fmt: skip
-    assert [each["attempts"] for each in found] == [0, 1, 1, 2, 2, 2]
-    assert found[2]["problem"]["status"] == 503
-    assert found[4]["progress"] == {"done": 1, "total": 2, "unit": "rows"}
+    assert [each["attempts"] for each in events] == [0, 1, 1, 2, 2, 2]
+    assert events[2]["problem"]["status"] == 503
+    assert events[4]["progress"] == {"done": 1, "total": 2, "unit": "rows"}
     with database.read() as connection:
         heard = {each.audience for each in outbox.after(connection, stream, 0, 10).events}
     assert heard == {frozenset({"alice"})}
@@ -209,14 +209,14 @@ def test_job_that_is_cancelled_failed_or_released_has_one_event(database: Databa
         waiting, running, lost = (jobs.enqueue(connection, each, stream, "a", "r") for each in operations)
         jobs.cancel(connection, waiting.id)
         jobs.cancel(connection, waiting.id)
-        taken = [jobs.claim(connection, "w", 30, among=[each]) for each in (Operation.VERIFY, Operation.COMPACT)]
+        claimed = [jobs.claim(connection, "w", 30, among=[each]) for each in (Operation.VERIFY, Operation.COMPACT)]
         jobs.cancel(connection, running.id)
-        silent = {"heartbeat": now() - timedelta(hours=1)}
-        connection.execute(update(jobs_table).where(jobs_table.c.id == running.id).values(**silent))
-        connection.execute(update(jobs_table).where(jobs_table.c.id == lost.id).values(**silent, attempts=20))
+        expired = {"heartbeat": now() - timedelta(hours=1)}
+        connection.execute(update(jobs_table).where(jobs_table.c.id == running.id).values(**expired))
+        connection.execute(update(jobs_table).where(jobs_table.c.id == lost.id).values(**expired, attempts=20))
         jobs.claim(connection, "w", 30, among=[])
 
-    assert {job and job.id for job in taken} == {running.id, lost.id}
+    assert {job and job.id for job in claimed} == {running.id, lost.id}
     last = {job.id: read_events(database, stream, job=job.id)[-1]["kind"] for job in (waiting, running, lost)}
     assert last == {waiting.id: "job.cancelled", running.id: "job.cancelled", lost.id: "job.failed"}
     assert kinds(database, stream).count("job.cancelled") == 2
@@ -229,13 +229,13 @@ def test_job_on_several_datasets_has_its_own_stream_while_it_exists(database: Da
     with database.write() as connection:
         outbox.trim(connection, job.id, 2)
         outbox.forget_jobs(connection)
-        kept = _heads(connection)
+        before = _heads(connection)
         jobs.delete_finished(connection, now() + timedelta(days=1))
         outbox.forget_jobs(connection)
-        left = _heads(connection)
+        after = _heads(connection)
 
     assert read_events(database, stream) == []
-    assert (kept, left) == ({stream, job.id}, {stream})
+    assert (before, after) == ({stream, job.id}, {stream})
     assert job.state is JobState.QUEUED
 
 

@@ -59,12 +59,12 @@ def test_oldest_job_is_claimed_first_and_only_once(database: Database):
 
 
 def test_concurrent_workers_claim_each_job_once(database: Database):
-    wanted = {enqueue(database, None).id for _ in range(10)}
-    taken: list[str] = []
+    ids = {enqueue(database, None).id for _ in range(10)}
+    claimed: list[str] = []
 
     def work(worker: str) -> None:
         while (job := claim(database, worker)) is not None:
-            taken.append(job.id)
+            claimed.append(job.id)
 
     threads = [threading.Thread(target=work, args=(f"w{number}",)) for number in range(4)]
     for thread in threads:
@@ -72,9 +72,9 @@ def test_concurrent_workers_claim_each_job_once(database: Database):
     for thread in threads:
         thread.join()
     while (job := claim(database, "late")) is not None:
-        taken.append(job.id)
+        claimed.append(job.id)
 
-    assert sorted(taken) == sorted(wanted)
+    assert sorted(claimed) == sorted(ids)
 
 
 def test_job_of_a_worker_without_heartbeat_is_taken_over_and_the_old_one_cannot_finish_it(
@@ -85,7 +85,7 @@ def test_job_of_a_worker_without_heartbeat_is_taken_over_and_the_old_one_cannot_
     with database.write() as connection:
         connection.execute(update(table).values(heartbeat=now() - timedelta(minutes=1)))
 
-    taken = claim(database, "alive")
+    taken_over = claim(database, "alive")
     with database.write() as connection:
         late = [
             jobs.beat(connection, job.id, "dead", None),
@@ -94,9 +94,9 @@ def test_job_of_a_worker_without_heartbeat_is_taken_over_and_the_old_one_cannot_
         ]
         finished = jobs.finish(connection, job.id, "alive", {"files": 1})
 
-    assert taken is not None
-    assert taken.attempts == 2
-    assert taken.disturbed is not None
+    assert taken_over is not None
+    assert taken_over.attempts == 2
+    assert taken_over.disturbed is not None
     assert late == [False, False, False]
     assert finished
 
@@ -110,9 +110,9 @@ def test_job_with_a_heartbeat_is_not_taken_over(database: Database, dataset_id: 
 
     assert claim(database, "w2") is None
     with database.read() as connection:
-        found = jobs.find(connection, job.id)
-    assert found is not None
-    assert found.progress == Progress(done=5, total=10, unit="files")
+        stored = jobs.find(connection, job.id)
+    assert stored is not None
+    assert stored.progress == Progress(done=5, total=10, unit="files")
 
 
 def test_released_job_is_queued_again(database: Database, dataset_id: str):
@@ -182,10 +182,10 @@ def test_job_that_crashes_every_worker_is_claimed_a_limited_number_of_times(
 
     assert claim(database, "lives") is None
     with database.read() as connection:
-        found = jobs.find(connection, job.id)
-    assert found is not None
-    assert found.problem is not None
-    assert (found.state, found.problem.detail) == (
+        stored = jobs.find(connection, job.id)
+    assert stored is not None
+    assert stored.problem is not None
+    assert (stored.state, stored.problem.detail) == (
         JobState.FAILED,
         "20 workers stopped sending heartbeats while running this job",
     )
@@ -199,11 +199,11 @@ def test_delete_that_crashes_every_worker_has_long_delays_between_attempts(datab
 
     assert claim(database, "lives") is None
     with database.read() as connection:
-        found = jobs.find(connection, job.id)
-    assert found is not None
-    assert found.not_before is not None
-    assert found.state is JobState.QUEUED
-    assert found.not_before > now() + LONG_WAIT / 2
+        stored = jobs.find(connection, job.id)
+    assert stored is not None
+    assert stored.not_before is not None
+    assert stored.state is JobState.QUEUED
+    assert stored.not_before > now() + LONG_WAIT / 2
 
 
 def test_deletes_that_failed_under_an_older_version_are_resumed(tmp_path):
@@ -245,12 +245,12 @@ def test_job_of_several_datasets_names_them(database: Database, dataset_id: str)
 
 def test_result_is_typed_by_operation_even_if_an_older_version_stored_it_untyped(database: Database, dataset_id: str):
     deleted, flushed = enqueue(database, dataset_id), enqueue(database, dataset_id, Operation.FLUSH)
-    made = {"dataset": "donations", "seq": 1, "id": "s"}
+    snapshot = {"dataset": "donations", "seq": 1, "id": "s"}
     claim(database, "w1")
     claim_all(database, "w1")
     with database.write() as connection:
         jobs.finish(connection, deleted.id, "w1", {"files": 3})
-        jobs.finish(connection, flushed.id, "w1", {"operation": "flush", "statements": 7, "snapshots": [made]})
+        jobs.finish(connection, flushed.id, "w1", {"operation": "flush", "statements": 7, "snapshots": [snapshot]})
 
     results = show(database, deleted).result, show(database, flushed).result
 
@@ -283,14 +283,14 @@ def test_every_due_job_of_one_operation_is_claimed_at_once(database: Database, d
 
 
 def test_concurrent_workers_that_claim_all_jobs_claim_each_once(database: Database, dataset_id: str):
-    wanted = sorted(enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(40))
-    taken: list[str] = []
+    ids = sorted(enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(40))
+    claimed: list[str] = []
     start = threading.Barrier(4)
 
     def work(worker: str) -> None:
         start.wait()
         for _ in range(5):
-            taken.extend(job.id for job in claim_all(database, worker))
+            claimed.extend(job.id for job in claim_all(database, worker))
 
     threads = [threading.Thread(target=work, args=(f"w{number}",)) for number in range(4)]
     for thread in threads:
@@ -298,21 +298,21 @@ def test_concurrent_workers_that_claim_all_jobs_claim_each_once(database: Databa
     for thread in threads:
         thread.join()
 
-    assert sorted(taken) == wanted
+    assert sorted(claimed) == ids
 
 
 def test_jobs_of_a_worker_without_heartbeat_are_taken_over_together(database: Database, dataset_id: str):
-    wanted = [enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(2)]
+    ids = [enqueue(database, dataset_id, Operation.FLUSH).id for _ in range(2)]
     claim_all(database, "dead")
     expire_heartbeats(database)
 
-    taken = claim_all(database, "alive")
+    claimed = claim_all(database, "alive")
     with database.write() as connection:
-        held = jobs.beat_all(connection, wanted, "dead"), jobs.beat_all(connection, wanted, "alive")
+        confirmed = jobs.beat_all(connection, ids, "dead"), jobs.beat_all(connection, ids, "alive")
 
-    assert [job.id for job in taken] == wanted
-    assert all(job.disturbed is not None for job in taken)
-    assert held == (set(), set(wanted))
+    assert [job.id for job in claimed] == ids
+    assert all(job.disturbed is not None for job in claimed)
+    assert confirmed == (set(), set(ids))
 
 
 # Cancelled and retried
@@ -340,15 +340,15 @@ def test_running_job_is_cancelled_at_the_next_heartbeat_of_its_worker(database: 
     job = enqueue(database, dataset_id, Operation.FLUSH)
     claim_all(database, "w1")
 
-    asked = cancel(database, job)
+    cancelled = cancel(database, job)
     with database.write() as connection:
-        goes_on = jobs.beat(connection, job.id, "w1", None)
+        continues = jobs.beat(connection, job.id, "w1", None)
         settled = jobs.requeue(connection, job.id, "w1")
 
     after = show(database, job)
-    assert (asked.state, asked.finished) == (JobState.RUNNING, None)
-    assert asked.cancelled is not None
-    assert (goes_on, settled, after.state) == (False, True, JobState.CANCELLED)
+    assert (cancelled.state, cancelled.finished) == (JobState.RUNNING, None)
+    assert cancelled.cancelled is not None
+    assert (continues, settled, after.state) == (False, True, JobState.CANCELLED)
     assert after.finished is not None
 
 

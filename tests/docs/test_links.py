@@ -32,8 +32,8 @@ def test_every_page_can_be_reached_from_the_index():
     reached, queue = {INDEX}, [INDEX]
     while queue:
         page = queue.pop()
-        found = {_file(page, target) for _, target in links(page) if not target.startswith(EXTERNAL)}
-        new = {each for each in found - reached if each.suffix == ".md" and each.exists()}
+        targets = {_file(page, target) for _, target in links(page) if not target.startswith(EXTERNAL)}
+        new = {each for each in targets - reached if each.suffix == ".md" and each.exists()}
         reached |= new
         queue += new
     orphans = sorted(str(page.relative_to(ROOT)) for page in set(SITE.rglob("*.md")) - reached)

@@ -61,5 +61,5 @@ def test_every_module_that_a_page_names_exists():
 def test_names_of_modules_are_found_in_code():
     named = "`lake/commit` `lake/nothing` `app/tarn/lake/commit.py` `app/tarn/lake/nothing.py` `tarn/nothing`"
     dotted = "`tarn.model.document.load` `tarn.model.document.nothing` `python -m tarn.cli` `journal/last_updated`"
-    found = [name for code in CODE.findall(f"{named} {dotted}") for name in missing(code)]
-    assert found == ["lake/nothing", "app/tarn/lake/nothing.py", "tarn/nothing", "tarn.model.document.nothing"]
+    names = [name for code in CODE.findall(f"{named} {dotted}") for name in missing(code)]
+    assert names == ["lake/nothing", "app/tarn/lake/nothing.py", "tarn/nothing", "tarn.model.document.nothing"]

@@ -35,7 +35,7 @@ from tests.faults.scene import Scene
 from tests.in_process_api import InProcessApi
 from tests.query.model import Event, added, deleted, erased, iso, shown
 from tests.query.reads import parsed
-from tests.query.test_histories_http import NDJSON, Told
+from tests.query.test_histories_http import NDJSON, HttpPlayer
 from tests.query.test_statistics import counted_in
 from tests.s3 import S3Server
 
@@ -58,7 +58,7 @@ class Doors:
 
 
 @dataclass
-class Written(Told):
+class Written(HttpPlayer):
     """A dataset written through both APIs, with the model of its expected content."""
 
     moments: Iterator[int] = field(default_factory=lambda: count(1))
@@ -69,8 +69,8 @@ class Written(Told):
     def __post_init__(self) -> None:
         self.draw = random.Random(self.dataset.name)
 
-    def told(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        answer = super().told(method, path, **options)
+    def send(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        answer = super().send(method, path, **options)
         self.commits.append(answer["commit"])
         return answer
 
@@ -91,7 +91,7 @@ class Written(Told):
             for name in PEOPLE
         ]
         body = b"\n".join(map(orjson.dumps, people))
-        self.told("POST", "/entities", content=body, params={"origin": origin}, headers=NDJSON)
+        self.send("POST", "/entities", content=body, params={"origin": origin}, headers=NDJSON)
         self.expect(chain.from_iterable(self._said(person, origin, moment) for person in people))
 
     def _said(self, person: dict[str, Any], origin: str, moment: int) -> Iterator[Event]:

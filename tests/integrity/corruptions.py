@@ -1,4 +1,4 @@
-"""Hand-made corruptions, each of one place of the lake of `tests.integrity.lakes.rich`.
+"""Hand-made corruptions, each of one object or row of the lake of `tests.integrity.lakes.rich_lake`.
 
 Snapshots 1 and 2 are expired; 3 to 6 and 8 are flushes, 5 of a stage, 6 with a rejected event; 7 only packed files; 9
 expired the first two; 10 and 11 are flushes. A ref names 4. One batch is unflushed.
@@ -76,7 +76,7 @@ def swap_files(lake: Lake) -> None:
     other.write_bytes(data)
 
 
-def remove_rows_in_silence(lake: Lake) -> None:
+def remove_rows_and_correct_count(lake: Lake) -> None:
     """Rewrite a file with fewer rows and update only its recorded size."""
     file = newest(lake)
     lake.edit_rows("statements", file, lambda table: table.slice(1))
@@ -98,15 +98,15 @@ def narrow_bounds(lake: Lake) -> None:
 
 
 def lose_statement(lake: Lake) -> None:
-    kept = pc.not_equal(pc.field("entity_id"), "last 1")
-    lake.edit_rows("statements", newest(lake), lambda table: table.filter(kept))
+    others = pc.not_equal(pc.field("entity_id"), "last 1")
+    lake.edit_rows("statements", newest(lake), lambda table: table.filter(others))
 
 
-def say_twice(lake: Lake) -> None:
+def duplicate_statement(lake: Lake) -> None:
     lake.edit_rows("statements", newest(lake), lambda table: pa.concat_tables([table.slice(0, 1), table]))
 
 
-def mark_nothing(lake: Lake) -> None:
+def mark_missing_statement(lake: Lake) -> None:
     """Point the first mark at a statement that never existed; rows stay sorted."""
     file = next(file for file in lake.head().translog.files if file.partition["kind"] == "delete")
 
@@ -158,7 +158,7 @@ def put_stray(lake: Lake) -> None:
     shutil.copy(lake.at(lake.dataset.layout.snapshot(3)), lake.at(lake.dataset.layout.snapshot(0)))
 
 
-def block_the_next(lake: Lake) -> None:
+def occupy_next_number(lake: Lake) -> None:
     place = lake.at(lake.dataset.layout.snapshot(12))
     place.write_bytes(lake.head().model_copy(update={"seq": 12}).to_json())
 
@@ -172,7 +172,7 @@ def sql(statement: str, **parameters: Any) -> Corrupt:
     return lambda lake: lake.sql(statement, **parameters)
 
 
-def put_head_back(lake: Lake) -> None:
+def rewind_head(lake: Lake) -> None:
     former = lake.manifest(10)
     lake.sql(
         f"UPDATE snapshot_heads SET seq = 10, snapshot = :id, content = :content, segment = :segment {OWN}",
@@ -182,9 +182,9 @@ def put_head_back(lake: Lake) -> None:
     )
 
 
-def put_history_back(lake: Lake) -> None:
+def rewind_history(lake: Lake) -> None:
     """Restore the history in the database to an earlier state, as a restore from backup would."""
-    put_head_back(lake)
+    rewind_head(lake)
     lake.sql(f"DELETE FROM snapshots {OWN} AND seq = 11")
 
 

@@ -111,8 +111,8 @@ class Lake:
         place = self.at(self.path(table, file))
         pq.write_table(edit(pq.read_table(pa.BufferReader(place.read_bytes()))), place)
         rows = pq.read_metadata(place).num_rows
-        said = {"size": place.stat().st_size, "rows": rows}
-        self.restate(table, file, lambda entry: (entry.update(said), entry.pop("checksum", None)))
+        size_and_rows = {"size": place.stat().st_size, "rows": rows}
+        self.restate(table, file, lambda entry: (entry.update(size_and_rows), entry.pop("checksum", None)))
 
     def restate(self, table: TableName, file: File, edit: Callable[[dict[str, Any]], Any]) -> None:
         """Change what all manifests and the Delta log record of a file."""
@@ -146,7 +146,7 @@ def copied(template: Lake, folder: Path) -> Iterator[Lake]:
     database.close()
 
 
-def rich(settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int = 7) -> Lake:
+def rich_lake(settings: Settings, database: Database, store: Store, kernels: Kernels, seed: int = 7) -> Lake:
     """Build a lake with every kind of event: colliding origins, deletes, revivals, moved ids, a stage, rejected
     events, packed files, expired snapshots, a ref, a changed configuration, and an unflushed batch.
     """
@@ -172,7 +172,7 @@ def rich(settings: Settings, database: Database, store: Store, kernels: Kernels,
     pack(lake, scene.publisher())
     scene.write(*scene.random_events(), scene.new_statement("after packing"))
     scene.flush()
-    give_up(lake, scene.publisher(), below=3)
+    expire_snapshots(lake, scene.publisher(), below=3)
     with database.write() as connection:
         ref = refs.put(connection, dataset, RefName("july"), "4", ADMIN)
         connection.execute(text("UPDATE refs SET updated = '2020-01-01 00:00:00.000000'"))
@@ -203,16 +203,16 @@ def pack(lake: Lake, publisher: SnapshotPublisher) -> Snapshot:
     return publisher.publish(build)
 
 
-def give_up(lake: Lake, publisher: SnapshotPublisher, below: int) -> Snapshot:
+def expire_snapshots(lake: Lake, publisher: SnapshotPublisher, below: int) -> Snapshot:
     """Expire the snapshots below a number, and delete their manifests."""
     with lake.database.read() as connection:
         base = recorded_head(connection, lake.dataset)
     build = Build(
         lake.dataset, SnapshotOperation.VACUUM, new_id(), base, None, added={}, retained_from=below, checksum="sha256"
     )
-    made = publisher.publish(build)
+    snapshot = publisher.publish(build)
     lake.store.delete([lake.dataset.layout.snapshot(seq) for seq in range(1, below)])
-    return made
+    return snapshot
 
 
 def _stage(connection: Connection, scene: Scene) -> None:

@@ -280,16 +280,16 @@ def test_unreadable_kept_snapshot_stops_a_vacuum_before_anything_is_expired(scen
 @ONE_DATABASE
 def test_progress_is_reported_and_its_exception_ends_the_vacuum(scene: Scene):
     with_garbage(scene, 5)
-    told: list[Progress | None] = []
+    reported: list[Progress | None] = []
     before = data_files(scene)
 
     def stop(progress: Progress | None) -> None:
-        told.append(progress)
+        reported.append(progress)
         if progress is not None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
         Vacuum(scene.database, scene.store, scene.settings, scene.publisher()).run(scene.dataset, NOW, stop)
 
-    assert told[-1] == Progress(done=0, unit="files")
+    assert reported[-1] == Progress(done=0, unit="files")
     assert data_files(scene) == before

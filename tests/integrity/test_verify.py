@@ -36,7 +36,7 @@ from tarn.storage.store import Store
 from tests.faults.scene import SHORT_BACKOFF, STEPS, Killed, Scene, in_background, pause_at, kill_at
 from tests.integrity import corruptions as make
 from tests.integrity.corruptions import OWN, Corrupt, edit_manifest, sql
-from tests.integrity.lakes import Lake, copied, give_up, pack, rich
+from tests.integrity.lakes import Lake, copied, expire_snapshots, pack, rich_lake
 from tests.pipeline.kernels import DirectKernels
 
 
@@ -47,9 +47,9 @@ def template(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPo
     database, store = Database(settings.database_url), Store(Connection.from_settings(settings))
     migrate.upgrade(database)
     open_lake(store)
-    made = rich(settings, database, store, DirectKernels(settings, kernel_process))
+    lake = rich_lake(settings, database, store, DirectKernels(settings, kernel_process))
     database.close()
-    return made
+    return lake
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def lake(template: Lake, tmp_path: Path) -> Iterator[Lake]:
 
 
 def test_healthy_lake_has_no_findings(settings: Settings, database: Database, store: Store, kernels: DirectKernels):
-    lake = rich(settings, database, store, kernels)
+    lake = rich_lake(settings, database, store, kernels)
 
     result = lake.verify()
 
@@ -143,8 +143,8 @@ def scene(lake: Lake, kernel_process: ProcessPoolExecutor) -> Scene:
 @pytest.mark.parametrize("step", STEPS)
 def test_running_flush_is_no_finding(lake: Lake, scene: Scene, step: str):
     gate = Gate()
-    with in_background(scene.worker("held", pause_at(step, gate))) as flushed, ExitStack() as held:
-        held.callback(gate.release)
+    with in_background(scene.worker("held", pause_at(step, gate))) as flushed, ExitStack() as cleanup:
+        cleanup.callback(gate.release)
         gate.wait_arrived()
 
         assert lake.verify().findings == []
@@ -193,24 +193,24 @@ def test_killed_flush_leaves_harmless_findings_that_the_next_one_removes(
 def test_concurrent_vacuum_of_everything_is_no_finding(lake: Lake, scene: Scene, method: str, glob: str):
     slow = FaultyStore(lake.store)
     gate = slow.block(method, glob)
-    with in_background(replace(lake, store=slow).verify) as verified, ExitStack() as held:
-        held.callback(gate.release)
+    with in_background(replace(lake, store=slow).verify) as verified, ExitStack() as cleanup:
+        cleanup.callback(gate.release)
         gate.wait_arrived()
-        take_everything(lake, scene.publisher())
+        expire_everything(lake, scene.publisher())
 
     assert verified().findings == []
     assert lake.verify().findings == []
 
 
-def take_everything(lake: Lake, publisher: SnapshotPublisher) -> None:
+def expire_everything(lake: Lake, publisher: SnapshotPublisher) -> None:
     """Expire every snapshot but the newest, and delete the files that only they name."""
     with lake.database.write() as connection:
         refs.remove(connection, lake.dataset, RefName("july"))
     refs.mirror(lake.store, lake.dataset, RefName("july"), None)
     former = [lake.manifest(seq) for seq in range(3, 12)]
-    kept = pack(lake, publisher)
-    give_up(lake, publisher, below=kept.seq)
-    named = {lake.path(table, file) for table in TABLES for file in kept.table(table).files}
+    newest = pack(lake, publisher)
+    expire_snapshots(lake, publisher, below=newest.seq)
+    named = {lake.path(table, file) for table in TABLES for file in newest.table(table).files}
     old = {lake.path(table, file) for one in former for table in TABLES for file in one.table(table).files}
     assert old - named
     lake.store.delete(old - named)
@@ -261,11 +261,11 @@ REPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
     "manifest-of-another-dataset": (edit_manifest(8, "dataset_id", to="another"), {Kind.MANIFEST_FOREIGN}),
     "manifest-of-another-snapshot": (edit_manifest(8, "id", to="another"), {Kind.MANIFEST_FOREIGN}),
     # SQL
-    "head-behind": (make.put_head_back, {Kind.HEAD_WRONG}),
+    "head-behind": (make.rewind_head, {Kind.HEAD_WRONG}),
     "head-lost": (sql(f"DELETE FROM snapshot_heads {OWN}"), {Kind.HEAD_WRONG}),
     "head-of-another-id": (sql(f"UPDATE snapshot_heads SET snapshot = 'x' {OWN}"), {Kind.HEAD_WRONG}),
     "database-of-the-day-before": (
-        make.put_history_back,
+        make.rewind_history,
         {Kind.SNAPSHOT_UNRECORDED, Kind.DELTA_AHEAD, Kind.HINT_WRONG},
     ),
     "record-lost": (sql(f"DELETE FROM snapshots {OWN} AND seq = 6"), {Kind.RECORD_MISSING}),
@@ -305,13 +305,13 @@ LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
     "file-with-a-broken-page": (make.break_page, {Kind.FILE_UNREADABLE}),
     "file-with-a-broken-footer": (make.break_footer, {Kind.FILE_UNREADABLE}),
     "files-swapped": (make.swap_files, {Kind.FILE_SIZE}),
-    "file-with-fewer-rows": (make.remove_rows_in_silence, {Kind.FILE_ROWS}),
+    "file-with-fewer-rows": (make.remove_rows_and_correct_count, {Kind.FILE_ROWS}),
     "file-without-a-column": (make.drop_column, {Kind.FILE_SCHEMA}),
     "rows-unsorted": (make.reverse_rows, {Kind.ROWS_UNSORTED}),
     "bounds-too-narrow": (make.narrow_bounds, {Kind.BOUNDS_WRONG}),
     "statement-lost": (make.lose_statement, {Kind.LIVE_WRONG, Kind.MARK_DANGLING}),
-    "statement-twice": (make.say_twice, {Kind.LIVE_WRONG}),
-    "mark-of-nothing": (make.mark_nothing, {Kind.MARK_DANGLING}),
+    "statement-twice": (make.duplicate_statement, {Kind.LIVE_WRONG}),
+    "mark-of-nothing": (make.mark_missing_statement, {Kind.MARK_DANGLING}),
     # Manifests
     "manifest-of-a-vacuum-lost": (make.delete_manifest(9), {Kind.MANIFEST_MISSING}),
     "manifest-of-the-oldest-lost": (make.delete_manifest(3), {Kind.MANIFEST_MISSING}),
@@ -337,7 +337,7 @@ LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
     ),
     "tail-going-back": (edit_manifest(10, "retained_from", to=1), {Kind.ORDER_WRONG}),
     "stray-manifest": (make.put_stray, {Kind.MANIFEST_STRAY}),
-    "next-number-taken": (make.block_the_next, {Kind.MANIFEST_FOREIGN}),
+    "next-number-taken": (make.occupy_next_number, {Kind.MANIFEST_FOREIGN}),
     # SQL
     "ref-to-nowhere": (sql(f"UPDATE refs SET snapshot = 'x' {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
     "ref-to-what-was-given-up": (sql(f"UPDATE refs SET seq = 1 {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
@@ -411,24 +411,24 @@ def test_rebuilt_manifest_equals_the_lost_one_and_lists_what_is_unknown(lake: La
 
     lake.verify(repair=True)
 
-    made = lake.manifest(seq)
-    assert made.rebuilt is not None
-    assert made.rebuilt[:3] == ("author", "message", "metadata")
-    assert (made.message, made.metadata, made.batches, made.set_aside) == (None, {}, (), ())
+    rebuilt = lake.manifest(seq)
+    assert rebuilt.rebuilt is not None
+    assert rebuilt.rebuilt[:3] == ("author", "message", "metadata")
+    assert (rebuilt.message, rebuilt.metadata, rebuilt.batches, rebuilt.set_aside) == (None, {}, (), ())
     # The checksums of the newest files are in no other manifest, nor in Delta's log.
-    assert known(made, checksums=seq < 11) == known(lost, checksums=seq < 11)
-    assert ("files.checksum" in made.rebuilt) == (seq == 11)
+    assert known(rebuilt, checksums=seq < 11) == known(lost, checksums=seq < 11)
+    assert ("files.checksum" in rebuilt.rebuilt) == (seq == 11)
 
 
 def known(snapshot: Snapshot, checksums: bool) -> dict[str, Any]:
     """Return the fields of a manifest that can be derived from elsewhere."""
-    lost = {"rebuilt", "author", "message", "metadata", "batches", "set_aside"}
-    said = snapshot.model_dump(exclude=lost)
-    said["rows"] = {name: said["rows"][name] for name in ("live", "added", "ended")}
+    unknown = {"rebuilt", "author", "message", "metadata", "batches", "set_aside"}
+    fields = snapshot.model_dump(exclude=unknown)
+    fields["rows"] = {name: fields["rows"][name] for name in ("live", "added", "ended")}
     for table in () if checksums else TABLES:
-        for file in said[table]["files"]:
+        for file in fields[table]["files"]:
             file.pop("checksum")
-    return said
+    return fields
 
 
 def test_broken_manifest_is_kept_as_a_copy_when_it_is_rebuilt(lake: Lake):
@@ -437,8 +437,8 @@ def test_broken_manifest_is_kept_as_a_copy_when_it_is_rebuilt(lake: Lake):
 
     lake.verify(repair=True)
 
-    (kept,) = lake.at(lake.dataset.layout.versions.folder).rglob("000000000008.json")
-    assert kept.read_bytes() == broken
+    (copy,) = lake.at(lake.dataset.layout.versions.folder).rglob("000000000008.json")
+    assert copy.read_bytes() == broken
 
 
 def test_lost_config_is_restored_to_its_state_before_the_last_change(lake: Lake):
@@ -454,7 +454,7 @@ def test_lost_config_is_restored_to_its_state_before_the_last_change(lake: Lake)
 def test_sql_is_repaired_on_postgresql_too(
     settings: Settings, database: Database, store: Store, kernels: DirectKernels
 ):
-    lake = rich(settings, database, store, kernels)
+    lake = rich_lake(settings, database, store, kernels)
     for name in ON_POSTGRESQL:
         corrupt, kinds = REPAIRABLE[name]
         corrupt(lake)
@@ -490,10 +490,10 @@ def test_repair_waits_for_the_lease_of_the_dataset(lake: Lake):
 
 
 def test_verify_ends_when_its_job_is_taken_over(lake: Lake):
-    told = iter([None, None])
+    progress_calls = iter([None, None])
 
     def report(_: Progress | None) -> None:
-        if next(told, JobStopped) is JobStopped:
+        if next(progress_calls, JobStopped) is JobStopped:
             raise JobStopped
 
     with pytest.raises(JobStopped):
@@ -501,9 +501,9 @@ def test_verify_ends_when_its_job_is_taken_over(lake: Lake):
 
 
 def test_all_findings_are_counted_and_the_first_thousand_listed():
-    found = Findings()
+    findings = Findings()
 
     for number in range(1500):
-        found.add(Kind.HINT_WRONG if number % 3 == 0 else Kind.FILE_MISSING, f"number {number}")
+        findings.add(Kind.HINT_WRONG if number % 3 == 0 else Kind.FILE_MISSING, f"number {number}")
 
-    assert (len(found.first), found.found, found.harmless) == (1000, 1500, 500)
+    assert (len(findings.first), findings.found, findings.harmless) == (1000, 1500, 500)

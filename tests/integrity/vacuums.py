@@ -29,8 +29,8 @@ def vacuum(
 ) -> VacuumResult:
     settings = scene.settings.model_copy(update={"reader_heartbeat": 0.004} | changes)
     publisher = scene.publisher("vacuum", reached)
-    made = Vacuum(scene.database, store or scene.store, settings, publisher, reached)
-    return made.run(scene.dataset, options, lambda _: None, keep_from)
+    vacuum_run = Vacuum(scene.database, store or scene.store, settings, publisher, reached)
+    return vacuum_run.run(scene.dataset, options, lambda _: None, keep_from)
 
 
 def folder_of(scene: Scene, table: TableName) -> str:
@@ -38,8 +38,8 @@ def folder_of(scene: Scene, table: TableName) -> str:
 
 
 def data_files(scene: Scene) -> set[str]:
-    found = [entry.path for table in TABLES for entry in scene.store.list(folder_of(scene, table))]
-    return {path for path in found if "_delta_log" not in path}
+    paths = [entry.path for table in TABLES for entry in scene.store.list(folder_of(scene, table))]
+    return {path for path in paths if "_delta_log" not in path}
 
 
 def named(scene: Scene, *history: Snapshot) -> set[str]:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from adbc_driver_sqlite import dbapi
-from tarn.journal.bulk import copied, inserted
+from tarn.journal.bulk import copy_rows, insert_rows
 from tarn.journal.event_buffer import SCHEMA
 
 COMMON = {
@@ -60,5 +60,5 @@ def test_bulk_statement_writes_the_same_rows_as_the_driver(tmp_path: Path, rows:
             cursor.execute(f"SELECT quote(id), quote(value), {types}, {columns} FROM journal ORDER BY position")
             return cursor.fetchall()
 
-    assert write_rows(inserted, "ours") == write_rows(copied, "theirs")
-    assert len(write_rows(inserted, "again")) == len(rows)
+    assert write_rows(insert_rows, "ours") == write_rows(copy_rows, "theirs")
+    assert len(write_rows(insert_rows, "again")) == len(rows)

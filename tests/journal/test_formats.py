@@ -51,7 +51,7 @@ def cut(body: bytes, sizes: list[int]) -> Iterator[bytes]:
 
 
 def parse_all(items: Iterator[Any]) -> list[Outcome]:
-    """Return everything that a parser yields and the error that it raises, as plain values."""
+    """Return everything that a parser yields and the error that it raises, as comparable values."""
     seen: list[Outcome] = []
     try:
         for item in items:
@@ -105,8 +105,8 @@ STATEMENTS = st.lists(STATEMENT, max_size=6, unique_by=lambda statement: stateme
 @NO_DEADLINE
 @given(statements=STATEMENTS)
 def test_statements_of_ftms_writer_are_read_unchanged(form: str, media_type: str, statements: list[Statement]):
-    found = as_statements(rows(written(statements, form), media_type))
-    assert found == [dict(statement.to_csv_row()) for statement in statements]
+    parsed = as_statements(rows(written(statements, form), media_type))
+    assert parsed == [dict(statement.to_csv_row()) for statement in statements]
 
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=5)
@@ -127,23 +127,23 @@ def test_lines_do_not_depend_on_chunks(body: str, sizes: list[int], longest: int
 @NO_DEADLINE
 @given(body=NEARLY_JSON, sizes=SIZES, longest=st.integers(1, 12), array=st.booleans())
 def test_elements_do_not_depend_on_chunks(body: str, sizes: list[int], longest: int, array: bool):
-    whole = (f"[{body}]" if array else body).encode()
-    split = entity_records(ChunkedBody(cut(whole, sizes)), JSON, longest)
-    assert parse_all(split) == records(whole, JSON, longest)
+    content = (f"[{body}]" if array else body).encode()
+    split = entity_records(ChunkedBody(cut(content, sizes)), JSON, longest)
+    assert parse_all(split) == records(content, JSON, longest)
 
 
 @NO_DEADLINE
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(28, 40))
 def test_csv_does_not_depend_on_chunks(body: str, sizes: list[int], longest: int):
-    whole = b"entity_id,prop,schema,value\n" + body.encode()
-    assert parse_all(statement_rows(ChunkedBody(cut(whole, sizes)), CSV, longest)) == rows(whole, CSV, longest)
+    content = b"entity_id,prop,schema,value\n" + body.encode()
+    assert parse_all(statement_rows(ChunkedBody(cut(content, sizes)), CSV, longest)) == rows(content, CSV, longest)
 
 
 @NO_DEADLINE
 @given(body=NEARLY_CSV, sizes=SIZES, longest=st.integers(1, 40))
 def test_pack_does_not_depend_on_chunks(body: str, sizes: list[int], longest: int):
-    whole = body.encode()
-    assert parse_all(statement_rows(ChunkedBody(cut(whole, sizes)), PACK, longest)) == rows(whole, PACK, longest)
+    content = body.encode()
+    assert parse_all(statement_rows(ChunkedBody(cut(content, sizes)), PACK, longest)) == rows(content, PACK, longest)
 
 
 @NO_DEADLINE

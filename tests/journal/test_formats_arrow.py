@@ -87,8 +87,8 @@ def test_statements_written_by_pyarrow_are_read_unchanged(media_type: str, state
 )
 def test_text_is_read_from_every_text_type(media_type: str, kind: pa.DataType):
     values = pa.array(NASTY).cast(kind) if not pa.types.is_dictionary(kind) else pa.array(NASTY).dictionary_encode()
-    found = read(table_of(value=values, lang=pa.nulls(len(NASTY), pa.string())), media_type)
-    assert found == [
+    items = read(table_of(value=values, lang=pa.nulls(len(NASTY), pa.string())), media_type)
+    assert items == [
         (number, JANE | {"value": value, "lang": None, "external": False}) for number, value in enumerate(NASTY, 1)
     ]
 
@@ -152,8 +152,8 @@ def test_unknown_columns_are_ignored_and_named(media_type: str):
         "nested": pa.array([{"a": 1, "b": ["x", "y"]}]),
         "coded": pa.array(["x"]).dictionary_encode(),
     }
-    found = read(table_of(lang=pa.nulls(1), **strange), media_type)
-    assert found == [IgnoredColumns(tuple(strange)), *read(table_of(lang=pa.nulls(1)), media_type)]
+    items = read(table_of(lang=pa.nulls(1), **strange), media_type)
+    assert items == [IgnoredColumns(tuple(strange)), *read(table_of(lang=pa.nulls(1)), media_type)]
 
 
 def test_duplicate_column_is_refused():
@@ -165,8 +165,8 @@ def test_duplicate_column_is_refused():
 def test_rows_are_numbered_across_batches_row_groups_and_slices(media_type: str):
     table = table_of(value=pa.array([str(number) for number in range(1, 20_001)]))
     cuts = {"row_group_size": 9_000} if media_type == PARQUET else {"max_chunksize": 9_000}
-    found = rows(written(table, media_type, **cuts), media_type)
-    assert [(number, row["value"]) for number, row in found] == [(n, str(n)) for n in range(1, 20_001)]
+    items = rows(written(table, media_type, **cuts), media_type)
+    assert [(number, row["value"]) for number, row in items] == [(n, str(n)) for n in range(1, 20_001)]
 
 
 @BOTH
@@ -175,10 +175,10 @@ def test_rows_are_numbered_across_batches_row_groups_and_slices(media_type: str)
 )
 def test_an_over_long_row_is_bad_and_the_next_one_is_read(media_type: str, encode: Any):
     values = ["a", None, "é" * 100, "x" * 200, "b", "y" * 181, "z" * 182]
-    found = read(table_of(value=encode(pa.array(values))), media_type, 195)
+    items = read(table_of(value=encode(pa.array(values))), media_type, 195)
     bad = "longer than 195 bytes"
-    assert [item[0] for item in found] == [1, 2, "bad", "bad", 5, 6, "bad"]
-    assert [item[1:3] for item in found if item[0] == "bad"] == [(3, bad), (4, bad), (7, bad)]
+    assert [item[0] for item in items] == [1, 2, "bad", "bad", 5, 6, "bad"]
+    assert [item[1:3] for item in items if item[0] == "bad"] == [(3, bad), (4, bad), (7, bad)]
 
 
 @pytest.mark.parametrize(("share", "portion"), [(4_000, 2), (10_000, 1), (20_000, 1), (1, 1_000)])
@@ -192,8 +192,8 @@ def test_value_shared_by_many_rows_is_not_copied_for_each(monkeypatch: pytest.Mo
         return of_portion(columns, start, end)
 
     monkeypatch.setattr(batch, "_values", counted)
-    found = read(table_of(value=pa.array(["x" * share] * 1_000).dictionary_encode()), PARQUET)
-    assert [len(row["value"]) for _, row in found] == [share] * 1_000
+    items = read(table_of(value=pa.array(["x" * share] * 1_000).dictionary_encode()), PARQUET)
+    assert [len(row["value"]) for _, row in items] == [share] * 1_000
     assert set(portions) == {portion}
 
 
@@ -217,11 +217,11 @@ def test_parquet_file_is_spilled_to_disk_and_deleted_after_the_read(monkeypatch:
 
     monkeypatch.setattr(tempfile, "TemporaryFile", temporary)
     body = written(table_of(value=pa.array(NASTY)), PARQUET)
-    found = statement_rows(BytesIO(body), PARQUET, LONGEST)
-    next(found)
+    items = statement_rows(BytesIO(body), PARQUET, LONGEST)
+    next(items)
     (file,) = opened
     assert os.fstat(file.fileno()).st_size == len(body)
-    assert len(list(found)) == len(NASTY) - 1
+    assert len(list(items)) == len(NASTY) - 1
     assert file.closed
 
 
@@ -290,9 +290,9 @@ def test_damage_is_reported_as_an_invalid_format_or_not_detected(flips):
     for at, byte in flips:
         body[at % len(body)] = byte
     with suppress(BodyTooLarge):  # a size that is declared may be the one that is damaged
-        found = rows(bytes(body), STREAM)
+        items = rows(bytes(body), STREAM)
         # The name of an optional column may be damaged, which is then one that no statement has.
-        assert {type(item) for item in found} <= {tuple, IgnoredColumns}
+        assert {type(item) for item in items} <= {tuple, IgnoredColumns}
 
 
 @BOTH

@@ -71,7 +71,7 @@ def test_buffers_that_declare_too_much_are_refused_with_their_size_and_the_limit
 
 
 def test_size_of_a_row_group_is_bounded_independent_of_the_file_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(budget, "AT_ONCE", 4 * MIB)
+    monkeypatch.setattr(budget, "MOST_IN_MEMORY", 4 * MIB)
     with pytest.raises(BodyTooLarge, match=f"at most {4 * MIB} are unpacked at once"):
         read(dense.long_parquet(MIB, 5), PARQUET)
     assert read(dense.long_parquet(MIB, 3), PARQUET) == 1
@@ -82,7 +82,7 @@ def test_dictionaries_of_a_stream_are_counted_with_the_batch_they_are_for(monkey
     table = pa.table({name: pa.repeat(value, 2) for name, value in dense.JANE.items()} | {"value": values})
     body = dense.as_arrow(table)
     assert read(body, STREAM) == 2
-    monkeypatch.setattr(budget, "AT_ONCE", 2 * MIB)
+    monkeypatch.setattr(budget, "MOST_IN_MEMORY", 2 * MIB)
     with pytest.raises(BodyTooLarge, match="a dictionary unpacks to 2097"):
         read(body, STREAM)
 
@@ -137,8 +137,8 @@ def test_files_of_every_encoding_and_compression_are_read(version: str, encoding
         use_dictionary=encoding is None,
         column_encoding=None if encoding is None else dict.fromkeys(columns, encoding),
     )
-    found = rows(file.getvalue(), PARQUET)
-    assert [row["value"] for _, row in found] == columns["value"].to_pylist()
+    items = rows(file.getvalue(), PARQUET)
+    assert [row["value"] for _, row in items] == columns["value"].to_pylist()
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -180,8 +180,8 @@ def test_buffer_with_a_false_decompressed_size_is_refused():
 def test_body_with_another_number_of_rows_than_declared_is_refused(media_type: str):
     table = pa.table({name: pa.repeat(value, 10_000) for name, value in dense.JANE.items()})
     body = dense.as_parquet(table) if media_type == PARQUET else dense.as_arrow(table, max_chunksize=3_000)
-    found = statement_rows(BytesIO(body), media_type, LONGEST)
-    assert sum(1 for _ in islice(found, 10_000)) == 10_000
+    items = statement_rows(BytesIO(body), media_type, LONGEST)
+    assert sum(1 for _ in islice(items, 10_000)) == 10_000
     with pytest.raises(StopIteration) as end:
-        next(found)
+        next(items)
     assert end.value.value == 10_000

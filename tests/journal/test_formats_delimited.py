@@ -30,9 +30,9 @@ def stops_at(body: bytes, media_type: str = CSV, longest: int = LONGEST) -> Fiel
 @given(lines=st.lists(BITS), end=st.sampled_from(["\n", "\r\n"]))
 def test_fields_equal_those_of_pythons_csv_reader(lines: list[str], end: str):
     text = "".join(line + end for line in lines)
-    found = parse_all(csv_records(BytesIO(text.encode()), LONGEST))
-    assume(not found or found[-1][0] != "broken")
-    assert [fields for _, fields in found] == [row for row in csv.reader(StringIO(text, newline="")) if row]
+    items = parse_all(csv_records(BytesIO(text.encode()), LONGEST))
+    assume(not items or items[-1][0] != "broken")
+    assert [fields for _, fields in items] == [row for row in csv.reader(StringIO(text, newline="")) if row]
 
 
 @NO_DEADLINE
@@ -45,8 +45,8 @@ def test_fields_equal_those_of_pythons_csv_reader(lines: list[str], end: str):
 def test_quotes_of_an_over_long_record_are_parsed_like_in_pythons_csv_reader(line, end, sizes, share):
     left_open = len(list(csv.reader([line + end, "x\n"]))) == 1
     longest = 2 + int(share * (len(line.encode()) - 2))
-    found = parse_all(csv_records(ChunkedBody(cut((line + end + "x\n").encode(), sizes)), longest))
-    assert [item[0] for item in found] == (["broken"] if left_open else ["bad", 2])
+    items = parse_all(csv_records(ChunkedBody(cut((line + end + "x\n").encode(), sizes)), longest))
+    assert [item[0] for item in items] == (["broken"] if left_open else ["bad", 2])
 
 
 # CSV
@@ -100,10 +100,10 @@ def test_a_record_of_too_few_or_too_many_fields_among_many_is_bad_and_the_others
     lines = [b"jane,name,Person,Jane\n"] * 5_000
     lines[1_234] = b"jane,name,Person\n"
     lines[4_321] = b"jane,name,Person,Jane,Doe\n"
-    found = rows(HEADER + b"".join(lines), CSV)
-    assert found[1_234] == ("bad", 1_236, "3 fields, not 4", None)
-    assert found[4_321] == ("bad", 4_323, "5 fields, not 4", None)
-    assert len([row for line, row in (item[:2] for item in found) if row == JANE]) == 4_998
+    items = rows(HEADER + b"".join(lines), CSV)
+    assert items[1_234] == ("bad", 1_236, "3 fields, not 4", None)
+    assert items[4_321] == ("bad", 4_323, "5 fields, not 4", None)
+    assert len([row for line, row in (item[:2] for item in items) if row == JANE]) == 4_998
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_a_quote_open_at_the_end_of_an_over_long_line_stops_the_stream():
 )
 def test_an_over_long_record_is_bad_and_the_next_one_is_read(value: bytes):
     body = HEADER + b"jane,name,Person," + value + b"\njane,name,Person,Jane\n"
-    found = rows(body, CSV, 200)
-    assert found == [("bad", 2, "longer than 200 bytes", None), (3 + value.count(b"\n"), JANE)]
+    items = rows(body, CSV, 200)
+    assert items == [("bad", 2, "longer than 200 bytes", None), (3 + value.count(b"\n"), JANE)]
 
 
 def test_an_over_long_record_at_the_end_is_bad():

@@ -58,12 +58,12 @@ def test_a_line_over_the_limit_is_bad_and_the_next_one_is_read():
 @given(before=st.integers(0, 300), after=st.integers(0, 3))
 def test_records_are_numbered_across_an_over_long_line(media_type: str, before: int, after: int):
     body = b"\n".join([b"{}"] * before + [b"x" * 21] + [b"{}"] * after)
-    found = records(body, media_type, 20)
-    assert [item[0] for item in found if item[0] != "bad"] == [
+    items = records(body, media_type, 20)
+    assert [item[0] for item in items if item[0] != "bad"] == [
         *range(1, before + 1),
         *range(before + 2, before + after + 2),
     ]
-    assert found[before] == ("bad", before + 1, TOO_LONG, None)
+    assert items[before] == ("bad", before + 1, TOO_LONG, None)
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_records_are_numbered_across_an_over_long_line(media_type: str, before: 
 def test_a_broken_line_among_many_is_bad_and_the_others_are_rows(line: bytes, reason: str):
     lines = [b'{"id": "a"}'] * 10_000
     lines[7_654] = line
-    found = list(statement_rows(BytesIO(b"\n".join(lines)), NDJSON, LONGEST))
-    (bad,) = [item for item in found if isinstance(item, BadRecord)]
+    items = list(statement_rows(BytesIO(b"\n".join(lines)), NDJSON, LONGEST))
+    (bad,) = [item for item in items if isinstance(item, BadRecord)]
     assert (bad.line, bad.reason[: len(reason)]) == (7_655, reason)
-    assert [item[0] for item in found if isinstance(item, tuple)] == [n for n in range(1, 10_001) if n != 7_655]
+    assert [item[0] for item in items if isinstance(item, tuple)] == [n for n in range(1, 10_001) if n != 7_655]
 
 
 # JSON
@@ -94,8 +94,8 @@ def test_a_broken_line_among_many_is_bad_and_the_others_are_rows(line: bytes, re
 @NO_DEADLINE
 @given(values=st.lists(VALUES, max_size=8), indent=st.sampled_from([None, 0, 3]))
 def test_elements_of_an_array_are_split_correctly(values: list, indent: int | None):
-    found = records(json.dumps(values, indent=indent).encode(), JSON)
-    assert [(number, json.loads(text)) for number, text in found] == list(enumerate(values, 1))
+    items = records(json.dumps(values, indent=indent).encode(), JSON)
+    assert [(number, json.loads(text)) for number, text in items] == list(enumerate(values, 1))
 
 
 @NO_DEADLINE
@@ -104,8 +104,8 @@ def test_elements_of_an_array_are_split_correctly(values: list, indent: int | No
     between=st.sampled_from(["", "\n", " \r\n\t"]),
 )
 def test_concatenated_objects_are_split_correctly(values: list, between: str):
-    found = records(between.join(json.dumps(value, ensure_ascii=False) for value in values).encode(), JSON)
-    assert [(number, json.loads(text)) for number, text in found] == list(enumerate(values, 1))
+    items = records(between.join(json.dumps(value, ensure_ascii=False) for value in values).encode(), JSON)
+    assert [(number, json.loads(text)) for number, text in items] == list(enumerate(values, 1))
 
 
 @pytest.mark.parametrize("body", [b"[]", b" [ \n ] \n", b"", b" \n\t"])
@@ -153,8 +153,8 @@ def test_elements_of_any_depth_are_split_correctly_in_any_chunks(values: list, d
     for level in range(depth):
         values = [values] if level % 3 else [{"a]": values}, "}", *values[:1]]
     body = json.dumps([values, {}, values]).encode()
-    found = parse_all(entity_records(ChunkedBody(cut(body, sizes)), JSON, len(body)))
-    assert [(number, json.loads(text)) for number, text in found] == [(1, values), (2, {}), (3, values)]
+    items = parse_all(entity_records(ChunkedBody(cut(body, sizes)), JSON, len(body)))
+    assert [(number, json.loads(text)) for number, text in items] == [(1, values), (2, {}), (3, values)]
 
 
 def test_unclosed_deep_nesting_is_refused():

@@ -1,4 +1,4 @@
-"""Memory does not grow with the body: large bodies are generated, parsed and never held completely."""
+"""Memory does not grow with the body: large bodies are generated, parsed and never in memory completely."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ ENTITY = orjson.dumps({"id": "jane", "schema": "Person", "properties": {"notes":
 
 
 def peak(items: Iterator[Any]) -> tuple[int, int]:
-    """Return the number of items, and the most memory held while reading them."""
+    """Return the number of items, and the peak memory while reading them."""
     tracemalloc.start()
     try:
         return sum(1 for _ in items), tracemalloc.get_traced_memory()[1]
@@ -76,9 +76,9 @@ def test_a_row_group_of_300_000_different_values():
     parquet.write_table(table_of(value=pa.array([f"{number:0100}" for number in range(300_000)])), body)
     body.seek(0)
     before = pa.total_allocated_bytes()
-    held = [pa.total_allocated_bytes() - before for _ in statement_rows(body, PARQUET, 1 << 20)]
-    assert len(held) == 300_000
-    assert max(held) < LARGEST
+    allocated = [pa.total_allocated_bytes() - before for _ in statement_rows(body, PARQUET, 1 << 20)]
+    assert len(allocated) == 300_000
+    assert max(allocated) < LARGEST
 
 
 @pytest.mark.parametrize(

@@ -29,17 +29,17 @@ WRITERS, EACH = 6, 25
 def dataset(api: InProcessApi) -> Dataset:
     api.dataset("test")
     with api.services.database.read() as connection:
-        found = find(connection, DatasetName("test"))
-    assert found is not None
-    return found
+        stored = find(connection, DatasetName("test"))
+    assert stored is not None
+    return stored
 
 
 def events(entity: str) -> Events:
-    made = Events()
-    made.add_entity(
+    collected = Events()
+    collected.add_entity(
         Exploder().explode("test", {"id": entity, "schema": "Person", "properties": {"name": entity}}), "o", 0
     )
-    return made
+    return collected
 
 
 def run(*acts) -> None:
@@ -91,7 +91,7 @@ def test_commit_numbers_become_visible_in_ascending_order(api: InProcessApi, set
     gaps: list[tuple[int, int]] = []
     done = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while not done.is_set():
             with api.services.database.read() as connection:
                 newest, count = connection.execute(
@@ -104,7 +104,7 @@ def test_commit_numbers_become_visible_in_ascending_order(api: InProcessApi, set
         run(*(lambda name=f"w{number}": write_many(settings, dataset, name) for number in range(WRITERS)))
         done.set()
 
-    run(look, write)
+    run(poll, write)
 
     assert gaps == []
     assert len(journal.rows(api)) == WRITERS * EACH * 2

@@ -60,13 +60,13 @@ def test_packs_contain_every_event_once_in_ordered_ranges_of_shards_and_entities
 
     rows = encode(as_batch(events), 7, 100).to_pylist()
 
-    opened = [as_pack(row).opened() for row in rows]
-    found = [one for some in opened for one in some.to_pylist()]
-    assert [one["ord"] for one in found] == [(3 << 32) + position for position in range(100, 160)]
+    opened = [as_pack(row).decode() for row in rows]
+    unpacked = [one for some in opened for one in some.to_pylist()]
+    assert [one["ord"] for one in unpacked] == [(3 << 32) + position for position in range(100, 160)]
     for entity in {one["entity_id"] for one in events}:
-        said = [one["value"] for one in events if one["entity_id"] == entity]
-        assert [one["value"] for one in found if one["entity_id"] == entity] == said
-    assert {one["value"] for one in found} == {one["value"] for one in events}
+        expected = [one["value"] for one in events if one["entity_id"] == entity]
+        assert [one["value"] for one in unpacked if one["entity_id"] == entity] == expected
+    assert {one["value"] for one in unpacked} == {one["value"] for one in events}
     assert [(row["low"], row["high"]) for row in rows] == [
         (some.column("shard_key")[0].as_py(), some.column("shard_key")[-1].as_py()) for some in opened
     ]
@@ -86,7 +86,7 @@ def test_range_of_shards_and_entities_with_their_referents_is_found():
     events = [event(f"e{number}") for number in range(40)] + [event("other", canonical_id="e3")]
     (row,) = encode(as_batch(events), 7, 0).to_pylist()
     assert row["has_canonical"]
-    opened = as_pack(row).opened()
+    opened = as_pack(row).decode()
 
     some = within(opened, 1000, 30_000).column("entity_id").to_pylist()
     named = concerning(opened, {shard_of("e3")}, {"e3"}).column("entity_id").to_pylist()
@@ -113,10 +113,10 @@ def test_event_that_concerns_every_entity_is_not_packed():
 )
 def test_changed_pack_raises_an_error(change: dict[str, Any]):
     (row,) = encode(as_batch([event("a")]), 7, 40).to_pylist()
-    assert as_pack(row).opened().num_rows == 1
+    assert as_pack(row).decode().num_rows == 1
 
     with pytest.raises(DamagedPack, match=r"the events 40 to 4[01] of the journal's batch 7 cannot be read"):
-        as_pack(row | change).opened()
+        as_pack(row | change).decode()
 
 
 def test_every_changed_byte_of_a_pack_is_detected():
@@ -125,7 +125,7 @@ def test_every_changed_byte_of_a_pack_is_detected():
         data = bytearray(row["data"])
         data[place] ^= 1
         with pytest.raises(DamagedPack):
-            as_pack(row | {"data": bytes(data)}).opened()
+            as_pack(row | {"data": bytes(data)}).decode()
 
 
 # In the database
@@ -139,7 +139,7 @@ def test_events_in_packs_have_the_same_positions_and_counts_as_rows(
 
     def read_events() -> tuple[set[Any], int]:
         with database.read() as connection:
-            uid, rows = connection.execute(select(journal_batches.c.uid, batch_contents.counted())).one()
+            uid, rows = connection.execute(select(journal_batches.c.uid, batch_contents.event_count())).one()
             everything = batch_contents.events_at(connection, uid, range(rows), COLUMNS)
             one = batch_contents.events_at(connection, uid, [17], COLUMNS)
         assert one == {17: everything[17]}
@@ -237,8 +237,8 @@ def test_rejected_event_in_a_pack_is_stored_and_restored_like_one_in_a_row(
     (snapshot,) = flush()
 
     assert (snapshot.rows.added, snapshot.rows.set_aside) == (2 * COUNT - 1, 1)
-    (kept,) = api.admin.get("/v1/datasets/test/journal/rejected").json()["results"]
-    assert (kept["event"]["entity_id"], kept["event"]["value"], kept["reason"]) == (
+    (rejected,) = api.admin.get("/v1/datasets/test/journal/rejected").json()["results"]
+    assert (rejected["event"]["entity_id"], rejected["event"]["value"], rejected["reason"]) == (
         "e7",
         "Name 7",
         "schema: is not known",

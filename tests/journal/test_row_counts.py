@@ -181,10 +181,10 @@ def test_request_stores_every_row_in_either_process(
         headers={"Content-Type": media_type},
     )
 
-    found = sorted((row["entity_id"], row["value"]) for row in journal.rows(api) if row["prop"] != "id")
+    stored_values = sorted((row["entity_id"], row["value"]) for row in journal.rows(api) if row["prop"] != "id")
     assert answer.status_code == 200, answer.text
     assert answer.json()["rejected"] == 1
-    assert found == sorted((row["entity_id"], row["value"]) for row in rows if row["entity_id"])
+    assert stored_values == sorted((row["entity_id"], row["value"]) for row in rows if row["entity_id"])
 
 
 @ONE_DATABASE

@@ -27,9 +27,9 @@ T0 = datetime(2030, 1, 1, tzinfo=UTC)
 def dataset_of(database: Database, name: str) -> Dataset:
     """Return an existing dataset by its name."""
     with database.read() as connection:
-        found = find(connection, DatasetName(name))
-    assert found is not None
-    return found
+        dataset = find(connection, DatasetName(name))
+    assert dataset is not None
+    return dataset
 
 
 def file(table: TableName, number: int) -> File:
@@ -62,7 +62,7 @@ def build(dataset: Dataset, parent: Snapshot | None = None, *, after: int = 0, *
     """
     seq = after + 1 if parent is None else parent.seq + 1
     operation = changes.get("operation", SnapshotOperation.FLUSH)
-    kept = parent is not None and operation in (SnapshotOperation.COMPACT, SnapshotOperation.OPTIMIZE)
+    same_content = parent is not None and operation in (SnapshotOperation.COMPACT, SnapshotOperation.OPTIMIZE)
     live = 10 if parent is None else parent.rows.live + 10
     batch = IncludedBatch(id=new_id(), tenant="admin", commit=seq, message=None, metadata={}, entities=5, rows=10)
     fields: dict[str, Any] = {
@@ -71,7 +71,7 @@ def build(dataset: Dataset, parent: Snapshot | None = None, *, after: int = 0, *
         "dataset_id": dataset.id,
         "id": new_id(),
         "seq": seq,
-        "content": parent.content if parent is not None and kept else seq,
+        "content": parent.content if parent is not None and same_content else seq,
         "parent": None if parent is None else parent.id,
         "created": T0 + timedelta(seconds=seq),
         "operation": operation,
@@ -98,7 +98,7 @@ def publish(database: Database, store: Store, dataset: Dataset, snapshot: Snapsh
 
 def history(database: Database, store: Store, dataset: Dataset, length: int) -> list[Snapshot]:
     """Publish so many snapshots of a dataset that has none yet; return them oldest first."""
-    made: list[Snapshot] = []
+    published: list[Snapshot] = []
     for _ in range(length):
-        made.append(publish(database, store, dataset, build(dataset, made[-1] if made else None)))
-    return made
+        published.append(publish(database, store, dataset, build(dataset, published[-1] if published else None)))
+    return published

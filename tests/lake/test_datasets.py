@@ -116,12 +116,12 @@ def test_document_of_another_dataset_is_not_shown_and_repaired_by_the_next_chang
 
 
 def _version(api: InProcessApi, name: str) -> str:
-    [found] = [version for version in api.admin.get(f"{PATH}/versions").json()["results"] if version["name"] == name]
-    return FOO.versions.at(parse_stamp(found["timestamp"]), FileName(name))
+    [entry] = [version for version in api.admin.get(f"{PATH}/versions").json()["results"] if version["name"] == name]
+    return FOO.versions.at(parse_stamp(entry["timestamp"]), FileName(name))
 
 
 @contextmanager
-def beside(act: Callable[[], Any]) -> Iterator[list[Any]]:
+def in_background(act: Callable[[], Any]) -> Iterator[list[Any]]:
     """Run a function concurrently with the block; its result is available after the block."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(act()))
@@ -148,7 +148,7 @@ def test_change_whose_connection_was_lost_is_detected_before_the_put(
 ):
     api.dataset("foo", title="A")
     gate = store.block("put_new", f"foo/versions/*/{name}")
-    with beside(lambda: api.admin.patch(PATH, {"title": "B"})) as answers:
+    with in_background(lambda: api.admin.patch(PATH, {"title": "B"})) as answers:
         gate.wait_arrived()
         kill_transactions(database)
         gate.release()
@@ -163,7 +163,7 @@ def test_catalog_change_whose_connection_was_lost_is_detected_before_the_put(
 ):
     api.admin.patch("/v1/catalog", {"title": "A"})
     gate = store.block("put_new", "versions/*")
-    with beside(lambda: api.admin.patch("/v1/catalog", {"title": "B"})) as answers:
+    with in_background(lambda: api.admin.patch("/v1/catalog", {"title": "B"})) as answers:
         gate.wait_arrived()
         kill_transactions(database)
         gate.release()
@@ -178,7 +178,7 @@ def test_put_that_finishes_after_the_deletion_of_its_dataset_is_detected_and_rep
 ):
     api.dataset("foo", title="Former")
     gate = store.block("put", FOO.config)
-    with beside(lambda: api.admin.patch(PATH, {"title": "Former, changed"})) as answers:
+    with in_background(lambda: api.admin.patch(PATH, {"title": "Former, changed"})) as answers:
         gate.wait_arrived()
         kill_transactions(database)
         api.admin.delete(f"{PATH}?confirm=foo")
@@ -209,16 +209,16 @@ def state(database: Database, dataset: Dataset) -> str | None:
         return connection.execute(select(table.c.state).where(table.c.id == dataset.id)).scalar()
 
 
-def held(_: Connection, __: Progress | None) -> None:
+def always_held(_: Connection, __: Progress | None) -> None:
     """Pretend that this process holds the job."""
 
 
 def test_job_is_checked_before_the_first_file_is_deleted(store: FaultyStore, database: Database, deleting: Dataset):
-    asked: list[int] = []
+    calls: list[int] = []
 
     def lost_at_the_second(_: Connection, __: Progress | None) -> None:
-        asked.append(1)
-        if len(asked) == 2:
+        calls.append(1)
+        if len(calls) == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
@@ -247,7 +247,7 @@ def test_file_newer_than_the_mark_is_kept_and_the_name_stays_taken(
     os.utime(store.connection.folder / "foo/young", (4e9, 4e9))
 
     with pytest.raises(Unavailable, match="have a modification time after the store"):
-        registry.delete(database, store, deleting, held, None)
+        registry.delete(database, store, deleting, always_held, None)
 
     assert [entry.path for entry in store.list("foo")] == ["foo/young"]
     assert state(database, deleting) == "deleting"

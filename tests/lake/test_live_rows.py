@@ -25,13 +25,18 @@ def mark(draw: random.Random, id: bytes, origin: str, position: int) -> Mark:
 
 
 def store(draw: random.Random) -> tuple[list[StoredRow], list[Mark]]:
-    """Return some rows of each identity, and marks before, between and after them."""
+    """Return some rows of each identity, and marks before, between, after and at the same position as them.
+
+    A row and a `delete` have the same position if the statement moved to another key.
+    """
     rows, marks = [], []
     positions = iter(draw.sample(range(1_000), 100))
     for id in IDS:
         for origin in ORIGINS:
-            rows += [stored_row(draw, id, origin, next(positions)) for _ in range(draw.choice((0, 1, 1, 2, 3)))]
+            own = [stored_row(draw, id, origin, next(positions)) for _ in range(draw.choice((0, 1, 1, 2, 3)))]
+            rows += own
             marks += [mark(draw, id, origin, next(positions)) for _ in range(draw.choice((0, 0, 1, 2)))]
+            marks += [mark(draw, id, origin, row.ord) for row in own if draw.random() < 0.3]
     draw.shuffle(rows)
     return rows, marks
 
@@ -48,7 +53,7 @@ def store_with_each_statement_once(draw: random.Random) -> tuple[list[StoredRow]
 
 def query_live(
     rows: list[StoredRow], marks: list[Mark], *, streamed: bool, each_once: bool = False
-) -> dict[tuple[bytes, str], tuple[str, int, int]]:
+) -> dict[tuple[bytes, str], tuple[str, int, int, int]]:
     with duckdb.connect() as duck:
         duck.execute(
             "CREATE TABLE stored_rows (id BLOB, origin VARCHAR, value VARCHAR, first_seen BIGINT, last_seen BIGINT, "
@@ -68,14 +73,20 @@ def query_live(
         identities = "SELECT id, origin, ord FROM stored_rows" if streamed else None
         log = "SELECT * FROM translog" if marks else None
         query = sql.stored_live("SELECT * FROM stored_rows", log, identities, each_once=each_once)
-        found = duck.execute(f"SELECT id, origin, value, first_seen, last_seen FROM ({query})").fetchall()
-    assert len(found) == len({(id, origin) for id, origin, *_ in found})
-    return {(id, origin): tuple(other) for id, origin, *other in found}
+        live = duck.execute(f"SELECT id, origin, value, first_seen, last_seen, ord FROM ({query})").fetchall()
+    assert len(live) == len({(id, origin) for id, origin, *_ in live})
+    return {(id, origin): tuple(other) for id, origin, *other in live}
 
 
-def by_reference(rows: list[StoredRow], marks: list[Mark]) -> dict[tuple[bytes, str], tuple[str, int, int]]:
+def by_reference(rows: list[StoredRow], marks: list[Mark]) -> dict[tuple[bytes, str], tuple[str, int, int, int]]:
+    """Return value, times and `ord` of the live statements: the `ord` is that of the last row or mark of each."""
+    last = {identity: 0 for identity in stored_live(rows, marks)}
+    events = [(row.statement.identity, row.ord) for row in rows] + [((one.id, one.origin), one.ord) for one in marks]
+    for identity, position in events:
+        if identity in last:
+            last[identity] = max(last[identity], position)
     live = stored_live(rows, marks)
-    return {identity: (one.value, one.first_seen, one.last_seen) for identity, one in live.items()}
+    return {identity: (one.value, one.first_seen, one.last_seen, last[identity]) for identity, one in live.items()}
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -18,7 +18,7 @@ from tests.in_process_api import InProcessApi
 from tests.lake.manifests import T0, dataset_of, history
 
 AT = T0 + timedelta(hours=100)
-"""A hundred hours after the snapshots were made, which are a second apart."""
+"""A hundred hours after the snapshots were published, one second apart."""
 
 ASKED = VacuumOptions()
 
@@ -30,7 +30,7 @@ def dataset(api: InProcessApi, database: Database) -> Dataset:
 
 
 @pytest.fixture
-def made(database: Database, store: Store, dataset: Dataset) -> list[Snapshot]:
+def published(database: Database, store: Store, dataset: Dataset) -> list[Snapshot]:
     return history(database, store, dataset, 6)
 
 
@@ -44,12 +44,12 @@ def tail(database: Database, dataset: Dataset, keep: Keep, moment: datetime = AT
     [
         (100, 0, 1),
         (6, 0, 1),
-        (5, 0, 3),  # one too many; then the vacuum's own is among the five
+        (5, 0, 3),  # one too many: the vacuum's own counts among the five
         (2, 0, 6),
         (1, 0, 7),
         (1, 101, 1),
         (1, 100, 1),
-        (1, 100 - 3.5 / 3600, 4),  # those made one, two and three seconds later
+        (1, 100 - 3.5 / 3600, 4),  # those published one, two and three seconds later
         (3, 100 - 3.5 / 3600, 4),
         (5, 100 - 3.5 / 3600, 3),
         (1, 1e300, 1),
@@ -57,7 +57,7 @@ def tail(database: Database, dataset: Dataset, keep: Keep, moment: datetime = AT
     ],
 )
 def test_snapshot_is_expired_only_if_it_is_beyond_both_count_and_age(
-    database: Database, dataset: Dataset, made: list[Snapshot], count: int, hours: float, then: int
+    database: Database, dataset: Dataset, published: list[Snapshot], count: int, hours: float, then: int
 ):
     assert tail(database, dataset, Keep(count, hours, 24)) == (1, then)
 
@@ -66,7 +66,7 @@ def test_dataset_without_snapshots_has_no_tail(database: Database, dataset: Data
     assert tail(database, dataset, PRESENT) is None
 
 
-def test_ref_keeps_its_snapshot_and_all_later_ones(database: Database, dataset: Dataset, made: list[Snapshot]):
+def test_ref_keeps_its_snapshot_and_all_later_ones(database: Database, dataset: Dataset, published: list[Snapshot]):
     with database.write() as connection:
         refs.put(connection, dataset, RefName("later"), "4", "admin")
         refs.put(connection, dataset, RefName("release"), "3", "admin")
@@ -74,7 +74,7 @@ def test_ref_keeps_its_snapshot_and_all_later_ones(database: Database, dataset: 
     assert tail(database, dataset, PRESENT) == (1, 3)
 
 
-def test_tail_never_decreases(database: Database, dataset: Dataset, made: list[Snapshot]):
+def test_tail_never_decreases(database: Database, dataset: Dataset, published: list[Snapshot]):
     with database.write() as connection:
         snapshots.expire(connection, dataset, 4)
 

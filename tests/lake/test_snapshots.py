@@ -52,20 +52,20 @@ def swap(database: Database, snapshot: Snapshot) -> bool:
         return snapshots.advance_head(connection, snapshot)
 
 
-def named(*made: Snapshot) -> list[Named]:
-    return [Named(snapshot.seq, snapshot.id) for snapshot in made]
+def named(*history: Snapshot) -> list[Named]:
+    return [Named(snapshot.seq, snapshot.id) for snapshot in history]
 
 
 @pytest.mark.contract("H1")
 def test_recorded_snapshot_becomes_the_head_and_names_its_parent(database: Database, store: Store, dataset: Dataset):
-    made = history(database, store, dataset, 3)
+    published = history(database, store, dataset, 3)
 
     recorded = log(database, dataset)
     read = [snapshots.read_named(store, dataset, one) for one in recorded]
 
-    assert recorded == named(*reversed(made))
-    assert [manifest.parent for manifest in read] == [made[1].id, made[0].id, None]
-    assert head(database, dataset) == Head(seq=3, id=made[2].id, content=3, segment=3)
+    assert recorded == named(*reversed(published))
+    assert [manifest.parent for manifest in read] == [published[1].id, published[0].id, None]
+    assert head(database, dataset) == Head(seq=3, id=published[2].id, content=3, segment=3)
 
 
 @pytest.mark.contract("H1")
@@ -73,9 +73,9 @@ def test_recorded_snapshot_becomes_the_head_and_names_its_parent(database: Datab
 def test_swap_on_a_stale_parent_is_refused_and_changes_nothing(
     database: Database, store: Store, dataset: Dataset, depth: int
 ):
-    made = history(database, store, dataset, 3)
+    published = history(database, store, dataset, 3)
     before = head(database, dataset), log(database, dataset)
-    stale = made[depth]
+    stale = published[depth]
 
     right_number = swap(database, build(dataset, stale, seq=4))
     own_number = swap(database, build(dataset, stale))
@@ -86,9 +86,9 @@ def test_swap_on_a_stale_parent_is_refused_and_changes_nothing(
 
 @pytest.mark.contract("H1")
 def test_swap_that_skips_a_number_or_the_parent_is_refused(database: Database, store: Store, dataset: Dataset):
-    made = history(database, store, dataset, 2)
+    published = history(database, store, dataset, 2)
 
-    assert not swap(database, build(dataset, made[1], seq=4))
+    assert not swap(database, build(dataset, published[1], seq=4))
     assert not swap(database, build(dataset, None, after=2))
     assert head(database, dataset).seq == 2
 
@@ -144,15 +144,15 @@ def test_unrecorded_manifest_is_not_visible(database: Database, store: Store, da
 
 @pytest.mark.contract("H2")
 def test_stray_manifest_at_the_path_of_a_recorded_one_is_rejected(database: Database, store: Store, dataset: Dataset):
-    made = history(database, store, dataset, 2)
+    published = history(database, store, dataset, 2)
     stray = build(dataset, None)
     store.put(dataset.layout.snapshot(1), stray.to_json())
 
-    with pytest.raises(ManifestInvalid, match=f"is not of the snapshot {made[0].id}"):
+    with pytest.raises(ManifestInvalid, match=f"is not of the snapshot {published[0].id}"):
         snapshots.read_named(store, dataset, find(database, dataset, "1"))
     with pytest.raises(SnapshotNotFound):
         find(database, dataset, stray.id)
-    assert log(database, dataset) == named(*reversed(made))
+    assert log(database, dataset) == named(*reversed(published))
 
 
 def delete(api: InProcessApi) -> None:
@@ -164,20 +164,20 @@ def delete(api: InProcessApi) -> None:
 def test_recreated_dataset_numbers_its_snapshots_above_those_of_a_stale_writer(
     api: InProcessApi, database: Database, store: Store, dataset: Dataset
 ):
-    made = history(database, store, dataset, 2)
+    published = history(database, store, dataset, 2)
     delete(api)
     api.dataset("donations")
     again = dataset_of(database, "donations")
-    forgotten = build(dataset, made[1])
-    store.put_new(dataset.layout.snapshot(forgotten.seq), forgotten.to_json())
+    unrecorded = build(dataset, published[1])
+    store.put_new(dataset.layout.snapshot(unrecorded.seq), unrecorded.to_json())
 
-    empty = head(database, again), log(database, again), swap(database, forgotten)
+    empty = head(database, again), log(database, again), swap(database, unrecorded)
     first = publish(database, store, again, build(again, after=head(database, again).seq))
 
     assert empty == (Head(seq=3, id=None, content=0, segment=0), [], False)
     assert first.seq == 4
     assert log(database, again) == named(first)
-    for gone in (*made, forgotten):
+    for gone in (*published, unrecorded):
         with pytest.raises(SnapshotNotFound):
             find(database, again, gone.id)
         with pytest.raises(SnapshotNotFound):
@@ -223,16 +223,16 @@ def test_dataset_without_snapshots_has_an_empty_log_and_no_latest(database: Data
 
 
 def test_snapshot_is_found_by_id_and_by_number(database: Database, store: Store, dataset: Dataset):
-    made = history(database, store, dataset, 3)
+    published = history(database, store, dataset, 3)
 
-    assert [find(database, dataset, one.id) for one in made] == named(*made)
-    assert [find(database, dataset, str(one.seq)) for one in made] == named(*made)
+    assert [find(database, dataset, one.id) for one in published] == named(*published)
+    assert [find(database, dataset, str(one.seq)) for one in published] == named(*published)
 
 
 @pytest.mark.contract("M13")
 def test_compaction_moves_the_head_and_keeps_the_recorded_content(database: Database, store: Store, dataset: Dataset):
-    made = history(database, store, dataset, 2)
-    compacted = publish(database, store, dataset, build(dataset, made[1], operation=SnapshotOperation.COMPACT))
+    published = history(database, store, dataset, 2)
+    compacted = publish(database, store, dataset, build(dataset, published[1], operation=SnapshotOperation.COMPACT))
     optimized = publish(database, store, dataset, build(dataset, compacted, operation=SnapshotOperation.OPTIMIZE))
 
     after_both = head(database, dataset)
@@ -246,14 +246,14 @@ def test_compaction_moves_the_head_and_keeps_the_recorded_content(database: Data
 def test_head_is_resolved_without_a_storage_call_whatever_the_length_of_history(
     database: Database, store: FaultyStore, dataset: Dataset
 ):
-    made = history(database, store, dataset, 12)
+    published = history(database, store, dataset, 12)
     store.calls.clear()
 
     resolved = head(database, dataset).id, find(database, dataset, "latest").id, find(database, dataset, "1").id
     before = list(store.calls)
-    after_head = snapshots.read_if_exists(store, dataset, made[-1].seq + 1)
+    after_head = snapshots.read_if_exists(store, dataset, published[-1].seq + 1)
 
-    assert resolved == (made[-1].id, made[-1].id, made[0].id)
+    assert resolved == (published[-1].id, published[-1].id, published[0].id)
     assert before == []
     assert after_head is None
     assert [(call.method, call.path) for call in store.calls] == [("get", dataset.layout.snapshot(13))]
@@ -264,6 +264,6 @@ def test_first_snapshot_that_contains_a_segment_is_found(database: Database, sto
     second = publish(database, store, dataset, build(dataset, first, segment=5))
 
     with database.read() as connection:
-        found = [snapshots.first_containing(connection, dataset, segment) for segment in (1, 3, 4, 5, 6)]
+        containing = [snapshots.first_containing(connection, dataset, segment) for segment in (1, 3, 4, 5, 6)]
 
-    assert found == [*named(first, first, second, second), None]
+    assert containing == [*named(first, first, second, second), None]

@@ -29,8 +29,8 @@ def test_restore_is_the_version_after_the_current_one_despite_a_concurrent_commi
     store: Store, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ):
     tables = DeltaStore(store)
-    kept = tables.commit(dataset, "statements", NONE, [file(store, dataset)], (), {})
-    ahead = tables.commit(dataset, "statements", kept, [file(store, dataset)], (), {})
+    pinned = tables.commit(dataset, "statements", NONE, [file(store, dataset)], (), {})
+    ahead = tables.commit(dataset, "statements", pinned, [file(store, dataset)], (), {})
     restore = DeltaTable.restore
 
     def overtaken(self: DeltaTable, target: int, **options: Any) -> None:
@@ -40,7 +40,7 @@ def test_restore_is_the_version_after_the_current_one_despite_a_concurrent_commi
 
     monkeypatch.setattr(DeltaTable, "restore", overtaken)
 
-    assert tables.restore(dataset, "statements", kept, {}) == ahead + 1
+    assert tables.restore(dataset, "statements", pinned, {}) == ahead + 1
     assert tables.is_ahead(dataset, "statements", ahead + 1)
 
 
@@ -49,10 +49,10 @@ def test_table_that_no_head_pins_is_emptied(store: Store, dataset: Dataset, file
     tables = DeltaStore(store)
     tables.commit(dataset, "statements", NONE, [file(store, dataset) for _ in range(files)], (), {})
 
-    made = tables.restore(dataset, "statements", NONE, {})
+    version = tables.restore(dataset, "statements", NONE, {})
 
     opened = DeltaTable(store.connection.table_uri(dataset.layout.statements))
-    assert (made, opened.version(), opened.file_uris()) == (files, files, [])
+    assert (version, opened.version(), opened.file_uris()) == (files, files, [])
 
 
 def test_checkpoint_is_durable_with_the_version_that_writes_it(

@@ -58,11 +58,11 @@ def test_scalar_has_a_type_only_if_both_versions_of_yaml_agree(text: str, value:
 @given(st.text("0123456789+-.eE:_xonytrufalsNUL~", max_size=12))
 def test_typed_scalar_has_the_type_of_pyyaml(text: str):
     try:
-        found = load(text)
+        document = load(text)
     except InvalidYaml:
         return
-    if not isinstance(found, str | dict | list):
-        assert yaml.safe_load(text) == found
+    if not isinstance(document, str | dict | list):
+        assert yaml.safe_load(text) == document
 
 
 def test_alias_is_replaced_by_the_value_of_its_anchor():

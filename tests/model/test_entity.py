@@ -54,7 +54,7 @@ def test_statements_equal_those_of_the_library_byte_for_byte(batch):
     for data in batch:
         try:
             library = StatementEntity(DATASET, data, cleaned=False)
-        except Exception:  # noqa: BLE001 - whatever the library refuses, we must refuse too
+        except Exception:  # noqa: BLE001 - every error of the library must be one here
             with pytest.raises(InvalidRecord):
                 exploder.explode("test", data)
             continue
@@ -62,12 +62,12 @@ def test_statements_equal_those_of_the_library_byte_for_byte(batch):
             (s.id, s.entity_id, s.schema, s.prop, s.value, s.original_value, s.external, s.lang)
             for s in library.statements
         }
-        made = exploder.explode("test", data)
-        rows = zip(made.ids, made.props, made.values, made.originals, strict=True)
-        found = {(i.hex(), made.entity_id, made.schema, p, v, o, False, None) for i, p, v, o in rows}
-        assert found == expected
-        assert len(made.ids) == len(found)
-        assert made.props[-1] == "id"
+        exploded = exploder.explode("test", data)
+        rows = zip(exploded.ids, exploded.props, exploded.values, exploded.originals, strict=True)
+        statements = {(i.hex(), exploded.entity_id, exploded.schema, p, v, o, False, None) for i, p, v, o in rows}
+        assert statements == expected
+        assert len(exploded.ids) == len(statements)
+        assert exploded.props[-1] == "id"
 
 
 @settings(max_examples=200, deadline=None)
@@ -75,14 +75,14 @@ def test_statements_equal_those_of_the_library_byte_for_byte(batch):
 def test_uncleaned_values_make_the_statements_of_the_library(batch):
     exploder = Exploder()
     for data in batch:
-        made = exploder.explode("test", data, "as_is", drop=True)
-        kept = {
+        exploded = exploder.explode("test", data, "as_is", drop=True)
+        storable = {
             name: [value for value in (given if isinstance(given, list) else [given]) if "\x00" not in str(value)]
             for name, given in data["properties"].items()
         }
-        library = StatementEntity(DATASET, data | {"properties": kept}, cleaned=True)
-        assert {i.hex() for i in made.ids} == {s.id for s in library.statements}
-        assert all(value.reason == "must not have NUL characters" for value in made.omitted)
+        library = StatementEntity(DATASET, data | {"properties": storable}, cleaned=True)
+        assert {i.hex() for i in exploded.ids} == {s.id for s in library.statements}
+        assert all(value.reason == "must not have NUL characters" for value in exploded.omitted)
 
 
 @settings(max_examples=200, deadline=None)
@@ -90,13 +90,13 @@ def test_uncleaned_values_make_the_statements_of_the_library(batch):
 def test_every_value_is_in_a_statement_or_reported_as_omitted(batch):
     exploder = Exploder()
     for data in batch:
-        made = exploder.explode("test", data, "clean", drop=True)
+        exploded = exploder.explode("test", data, "clean", drop=True)
         for name, values in data["properties"].items():
-            said = {text for text in string_list(values) if text.strip()}
-            omitted = {value.value for value in made.omitted if value.prop == name}
-            assert omitted <= {truncated(text) for text in said}
-            stored = [v for p, v in zip(made.props, made.values, strict=True) if p == name]
-            assert bool(stored) or said == omitted or not said
+            texts = {text for text in string_list(values) if text.strip()}
+            omitted = {value.value for value in exploded.omitted if value.prop == name}
+            assert omitted <= {truncated(text) for text in texts}
+            stored = [v for p, v in zip(exploded.props, exploded.values, strict=True) if p == name]
+            assert bool(stored) or texts == omitted or not texts
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tarn.model.names import FilePath
 
 CONTROLS = [chr(code) for code in (*range(0x20), 0x7F, *range(0x80, 0xA0), 0x2028, 0x2029)]
-"""All characters that could end a line, a text or a terminal's patience."""
+"""All characters that could end a line or a text, or control a terminal."""
 
 ABSOLUTE = [
     "/",

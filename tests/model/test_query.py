@@ -114,9 +114,9 @@ def test_types_are_accepted_by_group_and_by_name(name: str) -> None:
 def test_invalid_comparison_is_refused_with_the_location_of_the_error(
     change: dict[str, Any], location: str, reason: str
 ) -> None:
-    found = refused({"or": [NAME, NAME | change]})
-    assert list(found) == [f"where.or.1.{location}"]
-    assert reason in found[f"where.or.1.{location}"]
+    reasons = refused({"or": [NAME, NAME | change]})
+    assert list(reasons) == [f"where.or.1.{location}"]
+    assert reason in reasons[f"where.or.1.{location}"]
 
 
 @pytest.mark.parametrize("part", ["field", "op", "value"])

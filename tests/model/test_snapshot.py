@@ -105,9 +105,9 @@ def test_manifest_is_read_back_unchanged(manifest: Snapshot):
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    """Return a stored manifest as plain JSON."""
-    found: dict[str, Any] = orjson.loads(build(DATASET, build(DATASET), message="a message", **changes).to_json())
-    return found
+    """Return a stored manifest as JSON objects."""
+    manifest: dict[str, Any] = orjson.loads(build(DATASET, build(DATASET), message="a message", **changes).to_json())
+    return manifest
 
 
 def invalid_field(manifest: Any) -> str:
@@ -128,12 +128,12 @@ def field_paths(value: Any, prefix: str = "") -> list[str]:
     """Yield every field of a manifest by its dotted name, except below columns and metadata, whose names are free."""
     if isinstance(value, list):
         return field_paths(value[0], f"{prefix}0.") if value and isinstance(value[0], dict) else []
-    found = []
+    paths = []
     for name, inner in value.items():
-        found.append(prefix + name)
+        paths.append(prefix + name)
         if isinstance(inner, dict | list) and name not in ("metadata", "columns", "partition", "partitioning"):
-            found += field_paths(inner, f"{prefix}{name}.")
-    return found
+            paths += field_paths(inner, f"{prefix}{name}.")
+    return paths
 
 
 REQUIRED = sorted(set(field_paths(document())) - OPTIONAL)

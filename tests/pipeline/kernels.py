@@ -50,11 +50,11 @@ class DyingKernel(Kernel):
     """Path of a file that is created when the process dies."""
 
     def run(self, tasks: Iterable[Task[Result]], scratch: str) -> Iterator[tuple[Task[Result], Result | Exception]]:
-        for made in super().run(tasks, scratch):
+        for result in super().run(tasks, scratch):
             if not Path(self.died).exists():
                 Path(self.died).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            yield made
+            yield result
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def run_tasks(kernel: Kernel, tasks: list[Task[Result]]) -> list[tuple[int, Resu
 
 def read_both_ways(journal: Journal, journal_slice: JournalSlice) -> tuple[pa.Table, pa.Table]:
     """Return the events of a slice in order, read as a task reads them and by the slower way for unreadable rows."""
-    with journal.opened() as opened:
+    with journal.open_reader() as opened:
         with opened.events(journal_slice) as incoming:
             events = incoming.read_all()
         readable = opened.readable_events(journal_slice)

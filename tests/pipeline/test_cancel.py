@@ -54,9 +54,9 @@ class EndlessStore(Store):
         chunks = super().stream(path, start, end, chunk_size)
         return chunks if end is not None else self._repeated(path, chunks)
 
-    def _repeated(self, path: str, found: Iterable[Any]) -> Iterator[Any]:
+    def _repeated(self, path: str, items: Iterable[Any]) -> Iterator[Any]:
         last: Any = None
-        for last in found:
+        for last in items:
             yield last
         if last is not None and self.endless(path):
             self.reading.set()

@@ -29,7 +29,7 @@ from tests.faults.scene import Killed, kill_at
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.s3 import BUCKET, S3Server
-from tests.worker.workers import fall_silent, make_worker
+from tests.worker.workers import expire_heartbeats, make_worker
 
 FILES = {"a.txt": b"first", "b/c.pdf": b"%PDF-1.4 \xff", "b/d/e.csv": b"x,y\n1,2\n", "b/d/f.txt": b"first"}
 DOCUMENTS = {"Folder": 2, "PlainText": 2, "Pages": 1, "Table": 1}
@@ -77,14 +77,14 @@ class Crawler:
         )
         return make_worker(self.api, flusher, flusher.maintenance())
 
-    def ask(self, uri: str | Path, **options: Any) -> str:
+    def request(self, uri: str | Path, **options: Any) -> str:
         response = self.api.admin.post("/v1/datasets/test/operations/crawl", {"uri": str(uri), **options})
         assert response.status_code == 202, response.text
         return str(response.headers["Location"])
 
     def __call__(self, uri: str | Path, **options: Any) -> dict[str, Any]:
         """Run a crawl that must succeed, and return its result."""
-        location = self.ask(uri, **options)
+        location = self.request(uri, **options)
         assert self.worker.step()
         return self.result(location)
 
@@ -119,7 +119,7 @@ class Crawler:
 
 @dataclass(frozen=True)
 class InProcessKernels:
-    """Runs the tasks of crawls in this process, with optional disturbances."""
+    """Runs the tasks of crawls in this process, with optional changes of tasks and steps."""
 
     store: Store
     cores: int = 1
@@ -177,7 +177,7 @@ def test_finished_crawl_writes_tags_and_a_run_record(crawler: Crawler, drop: Pat
     fill(drop, FILES)
     assert crawler.tag("operations/crawl/last_run") is None
 
-    location = crawler.ask(drop)
+    location = crawler.request(drop)
     crawler.worker.step()
 
     last_run = crawler.tag("operations/crawl/last_run")
@@ -224,7 +224,7 @@ def test_overwrite_fetches_everything_again(crawler: Crawler, drop: Path):
 
 @ONE_DATABASE
 @pytest.mark.parametrize(
-    ("options", "taken"),
+    ("options", "paths"),
     [
         ({"glob": ["*.txt"]}, ["a.txt", "b/d/f.txt"]),
         ({"glob": ["*.pdf", "b/*.csv"]}, ["b/c.pdf", "b/d/e.csv"]),
@@ -234,11 +234,11 @@ def test_overwrite_fetches_everything_again(crawler: Crawler, drop: Path):
         ({"glob": ["nothing"]}, []),
     ],
 )
-def test_filters_select_the_fetched_files(crawler: Crawler, drop: Path, options: dict[str, Any], taken: list[str]):
+def test_filters_select_the_fetched_files(crawler: Crawler, drop: Path, options: dict[str, Any], paths: list[str]):
     fill(drop, FILES)
 
-    assert count(crawler(drop, **options)) == (len(taken), 0, 0)
-    assert [file["path"] for file in crawler.files()] == taken
+    assert count(crawler(drop, **options)) == (len(paths), 0, 0)
+    assert [file["path"] for file in crawler.files()] == paths
 
 
 @ONE_DATABASE
@@ -289,7 +289,7 @@ def test_file_that_changes_while_it_is_read_is_a_failure_without_trace(
     fill(drop, FILES | {"log.txt": b"line\n"})
 
     @dataclass(frozen=True)
-    class Disturbed:
+    class ChangingFetcher:
         inner: Fetcher
 
         def open(self, uri: str) -> Source:
@@ -299,10 +299,10 @@ def test_file_that_changes_while_it_is_read_is_a_failure_without_trace(
                     file.write(b"more\n")
             return source
 
-    def disturbed(task: FetchFiles) -> FetchFiles:
-        return replace(task, fetcher=Disturbed(task.fetcher))  # type: ignore[arg-type]  # only `open` is asked of it
+    def with_changing_fetcher(task: FetchFiles) -> FetchFiles:
+        return replace(task, fetcher=ChangingFetcher(task.fetcher))  # type: ignore[arg-type]  # only `open` is called
 
-    crawler = Crawler(api, InProcessKernels(store, changed=disturbed))
+    crawler = Crawler(api, InProcessKernels(store, changed=with_changing_fetcher))
     result = crawler(drop)
 
     assert count(result) == (4, 0, 1)
@@ -325,13 +325,13 @@ def test_killed_crawl_is_completed_by_the_next_with_one_effect(
         if reached["recorded"] or name == step == "recorded":
             kill_at(step)(name)
 
-    location = Crawler(api, None).ask(drop)
+    location = Crawler(api, None).request(drop)
     with pytest.raises(Killed):
         Crawler(api, InProcessKernels(store, reached=second)).worker.step()
     contents = Crawler(api, None).contents()
     assert len(contents) == 2
     assert contents.items() <= FILES.items()
-    fall_silent(api)
+    expire_heartbeats(api)
 
     crawler = Crawler(api, InProcessKernels(store))
     crawler.worker.step()
@@ -371,12 +371,12 @@ def test_index_page_is_crawled_and_each_file_is_fetched_once(crawler: Crawler):
             "/files/b/c.pdf": answer(b"%PDF-1.4 \xff"),
         }
         result = crawler(f"http://127.0.0.1:{server.port}/files/")
-        asked = Counter(request.split()[1] for request in server.requests)
+        requests = Counter(request.split()[1] for request in server.requests)
 
     assert count(result) == (2, 0, 1)
     assert result["first_failures"][0]["path"] == "gone.txt"
     assert crawler.contents() == {"a.txt": b"first", "b/c.pdf": b"%PDF-1.4 \xff"}
-    assert asked == dict.fromkeys(("/files/", "/files/b/", "/files/a.txt", "/files/b/c.pdf", "/files/gone.txt"), 1)
+    assert requests == dict.fromkeys(("/files/", "/files/b/", "/files/a.txt", "/files/b/c.pdf", "/files/gone.txt"), 1)
 
 
 @ONE_DATABASE
@@ -390,7 +390,7 @@ def test_prefix_of_a_store_is_crawled(crawler: Crawler, s3: S3Server):
 
 @ONE_DATABASE
 def test_missing_location_fails_the_job(crawler: Crawler, drop: Path):
-    location = crawler.ask(drop / "nowhere")
+    location = crawler.request(drop / "nowhere")
     crawler.worker.step()
 
     job = crawler.api.admin.get(location).json()
@@ -403,7 +403,7 @@ def test_exhausted_quota_stops_the_crawl(crawler: Crawler, drop: Path):
     fill(drop, FILES)
     crawler.api.admin.put("/v1/admin/tenants/admin/limits", {"quota_bytes": 8})
 
-    location = crawler.ask(drop)
+    location = crawler.request(drop)
     crawler.worker.step()
 
     job = crawler.api.admin.get(location).json()
@@ -421,7 +421,7 @@ def test_large_file_over_the_quota_stops_the_crawl_unless_its_content_is_skipped
 
     assert count(crawler(drop, existing="skip_checksum")) == (0, 2, 0)
     fill(drop, {"other.bin": b"x" + large})
-    location = crawler.ask(drop, existing="skip_checksum")
+    location = crawler.request(drop, existing="skip_checksum")
     crawler.worker.step()
 
     job = crawler.api.admin.get(location).json()
@@ -438,7 +438,7 @@ def test_crawl_waits_while_the_journal_is_full(crawler: Crawler, drop: Path):
     full = replace(services, settings=services.settings.model_copy(update={"journal_max_rows": 1}))
     crawler.api.admin.post("/v1/datasets/test/entities", {"id": "a", "schema": "Person"})
 
-    location = crawler.ask(drop)
+    location = crawler.request(drop)
     with_less = Crawler(InProcessApi(full, str(crawler.api.admin.key)), crawler.kernels)
     with_less.worker.step()
 

@@ -97,7 +97,7 @@ def test_exports_of_all_kinds_equal_reads_and_are_listed_in_the_index(
 
     done = exporting.make(dataset, MakeOptions(), ignore)
 
-    assert [made.kind for made in done.made] == list(ExportKind)
+    assert [export.kind for export in done.made] == list(ExportKind)
     assert done.skipped == []
     read = [json.loads(line) for line in api.admin.get("/v1/datasets/test/entities/stream").content.splitlines()]
     assert entities(api) == read
@@ -122,7 +122,7 @@ def test_exports_of_all_kinds_equal_reads_and_are_listed_in_the_index(
     assert list(api.services.store.list(dataset.layout.export_parts)) == []
 
 
-def test_graph_of_an_edge_with_many_ends_is_bounded_and_reports_what_it_omits(
+def test_graph_of_an_edge_with_many_ends_is_bounded_and_reports_omitted_edges(
     api: InProcessApi, dataset: Dataset, exporting: Exports
 ):
     ends = {"owner": [f"o{number}" for number in range(1200)], "asset": [f"a{number}" for number in range(1200)]}
@@ -130,11 +130,11 @@ def test_graph_of_an_edge_with_many_ends_is_bounded_and_reports_what_it_omits(
 
     done = exporting.export(dataset, ExportOptions(kinds=[ExportKind.GRAPH, ExportKind.ENTITIES]), ignore)
 
-    made = {one.kind: one for one in done.made}
+    exports = {one.kind: one for one in done.made}
     text = fetched(api, "graph.cypher").decode()
-    assert made[ExportKind.GRAPH].omitted_edges == OmittedEdges(count=1_430_000, entities=1, first=["owns"])
-    assert made[ExportKind.ENTITIES].omitted_edges is None
-    assert made[ExportKind.GRAPH].size < 4_000_000
+    assert exports[ExportKind.GRAPH].omitted_edges == OmittedEdges(count=1_430_000, entities=1, first=["owns"])
+    assert exports[ExportKind.ENTITIES].omitted_edges is None
+    assert exports[ExportKind.GRAPH].size < 4_000_000
     assert text.count("MERGE (s)-[r:OWNERSHIP") == 10_000
     assert "// 1430000 of 1440000 relationships of owns are left out" in text.splitlines()
 
@@ -268,9 +268,9 @@ def test_consecutive_deltas_lead_to_every_export(
         assert known == {entity["id"]: entity for entity in entities(api)}
     index = json.loads(fetched(api, "delta.json"))
     assert versions == sorted(versions) == list(index["versions"])
-    kept = [api.admin.get(url).content for url in index["versions"].values()]
+    deltas = [api.admin.get(url).content for url in index["versions"].values()]
     entities_by_id: dict[str, Any] = {}
-    for content in kept:
+    for content in deltas:
         entities_by_id = applied([json.loads(line) for line in content.splitlines()], entities_by_id)
     assert entities_by_id == known
 
@@ -392,18 +392,18 @@ def test_compressed_exports_have_other_names_and_the_same_content(
     write(api, *(person(f"p{number:02}") for number in range(40)))
     exporting.make(dataset, MakeOptions(), ignore)
     names = ("statements.csv", "entities.ftm.json", "graph.cypher", "documents.csv")
-    plain = {name: fetched(api, name) for name in names}
+    uncompressed = {name: fetched(api, name) for name in names}
     assert api.admin.patch("/v1/datasets/test", {"compression": compression}).status_code == 200
     stale = freshness(api)
 
     exporting.make(dataset, MakeOptions(), ignore)
 
     suffix = {"gzip": ".gz", "zstd": ".zst"}[compression]
-    assert stale["statements"] == f"it was made as statements.csv, and the dataset asks for statements.csv{suffix}"
-    for name, content in plain.items():
+    assert stale["statements"] == f"it was made as statements.csv, and the dataset's compression requires statements.csv{suffix}"
+    for name, content in uncompressed.items():
         assert unpacked(fetched(api, name + suffix)) == content
         assert api.admin.get(f"/v1/datasets/test/exports/{name}").status_code == 404
-    assert len(plain["entities.ftm.json"].splitlines()) == 40
+    assert len(uncompressed["entities.ftm.json"].splitlines()) == 40
     assert set(freshness(api).values()) == {None}
 
 
@@ -514,15 +514,15 @@ def test_statements_aggregated_by_ftm_equal_the_entities_and_validate(
     aggregated = ftm("aggregate-statements", "-i", str(tmp_path / "statements.csv"), "-f", "csv")
     validated = ftm("validate", "-i", str(tmp_path / "entities.ftm.json"))
 
-    def plain(lines: bytes) -> dict[str, Any]:
+    def sorted_properties(lines: bytes) -> dict[str, Any]:
         records = map(json.loads, lines.splitlines())
         return {
             one["id"]: (one["schema"], {name: sorted(values) for name, values in one["properties"].items()})
             for one in records
         }
 
-    assert plain(aggregated) == plain((tmp_path / "entities.ftm.json").read_bytes())
-    assert plain(validated).keys() == {"ann", "bob", "co"}
+    assert sorted_properties(aggregated) == sorted_properties((tmp_path / "entities.ftm.json").read_bytes())
+    assert sorted_properties(validated).keys() == {"ann", "bob", "co"}
 
 
 def test_ftm_loads_the_catalog_from_the_api_and_from_the_lake(api: InProcessApi, dataset: Dataset, exporting: Exports):
@@ -536,9 +536,9 @@ def test_ftm_loads_the_catalog_from_the_api_and_from_the_lake(api: InProcessApi,
     ):
         catalog = DataCatalog(FtmDataset, document)
         assert catalog.names == {"test", "other"}
-        found = catalog.require("test").model
-        assert (found.entity_count, found.version is not None) == (1, True)
-        assert found.get_resource("entities.ftm.json").mime_type == "application/json+ftm"
+        loaded = catalog.require("test").model
+        assert (loaded.entity_count, loaded.version is not None) == (1, True)
+        assert loaded.get_resource("entities.ftm.json").mime_type == "application/json+ftm"
     (one,) = (entry for entry in api.admin.get("/v1/catalog").json()["datasets"] if entry["name"] == "test")
     url = {resource["name"]: resource["url"] for resource in one["resources"]}["entities.ftm.json"]
     assert url.endswith("/v1/datasets/test/exports/entities.ftm.json")
@@ -586,14 +586,14 @@ def freshness(api: InProcessApi) -> dict[str, str | None]:
 
 
 def applied(lines: list[dict[str, Any]], known: dict[str, Any] | None = None) -> dict[str, Any]:
-    found = dict(known or {})
+    result = dict(known or {})
     for line in lines:
         if line["op"] == "DEL":
-            del found[line["entity"]["id"]]
+            del result[line["entity"]["id"]]
         else:
-            assert (line["op"] == "MOD") == (line["entity"]["id"] in found)
-            found[line["entity"]["id"]] = line["entity"]
-    return found
+            assert (line["op"] == "MOD") == (line["entity"]["id"] in result)
+            result[line["entity"]["id"]] = line["entity"]
+    return result
 
 
 def compacted(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> None:

@@ -99,7 +99,7 @@ def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Statement
     written = io.StringIO()
     csv.writer(written).writerows([HEADER, *rows])
     written.seek(0)
-    said: Statements = set()
+    all_statements: Statements = set()
     bad = []
     left: Omitted = set()
     for place, record in enumerate(CSVSource.read_csv(written)):
@@ -109,9 +109,9 @@ def expected(mapping: MappingDocument, rows: list[list[str]]) -> tuple[Statement
         except Exception:  # noqa: BLE001 - FtM's cleaning may raise nearly anything
             bad.append(place)
         else:
-            said |= statements
+            all_statements |= statements
             left |= {(place, *one) for one in omitted}
-    return said, bad, left
+    return all_statements, bad, left
 
 
 class Watched(ValueEntity):
@@ -212,10 +212,10 @@ def test_row_that_would_take_ftm_too_long_is_bad(rule: dict[str, Any], name: str
     mapping = document({"entities": {"person": PERSON | {"properties": {"notes": rule}}}})
     rows = rows_of(3, name={1: name}, other={1: "x" * 1000})
 
-    said, bad, _ = mapped(mapping, rows)
+    statements, bad, _ = mapped(mapping, rows)
 
     assert bad == [1]
-    assert {entity for entity, *_ in said} == {"p0", "p2"}
+    assert {entity for entity, *_ in statements} == {"p0", "p2"}
 
 
 @pytest.mark.parametrize("prop", ["percentage", "startDate", "namesMentioned", "role"])
@@ -304,4 +304,4 @@ def test_values_beyond_the_limit_of_an_entity_are_omitted_with_the_reason():
 
     (omitted,) = chunks.omitted
     assert (omitted.prop, omitted.value[0]) == ("notes", "y")
-    assert "come to more than" in omitted.reason
+    assert "have more than" in omitted.reason

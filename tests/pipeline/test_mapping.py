@@ -128,12 +128,12 @@ class MappingJobs:
 
 
 @pytest.fixture
-def mill(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> MappingJobs:
+def mapping_jobs(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> MappingJobs:
     return MappingJobs(api, dataset, kernels)
 
 
 def entities_of_ftm(folder: Path, data: bytes, mapping: dict[str, Any]) -> dict[str, tuple[str, dict[str, list[str]]]]:
-    """Return what `ftm map-csv` makes of a file, aggregated by `ftm aggregate`."""
+    """Return the entities that `ftm map-csv` makes of a file, merged by id."""
     (folder / "data.csv").write_bytes(data)
     (folder / "mapping.yml").write_text(json.dumps({"test": {"queries": [mapping]}}))
     ftm = Path(sys.executable).parent / "ftm"
@@ -154,40 +154,40 @@ def _sorted(properties: dict[str, Any]) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in properties.items()}
 
 
-def visible(mill: MappingJobs) -> dict[str, tuple[str, dict[str, list[str]]]]:
-    return {name: (entity["schema"], _sorted(entity["properties"])) for name, entity in mill.entities().items()}
+def visible(mapping_jobs: MappingJobs) -> dict[str, tuple[str, dict[str, list[str]]]]:
+    return {name: (entity["schema"], _sorted(entity["properties"])) for name, entity in mapping_jobs.entities().items()}
 
 
 @pytest.mark.both_databases
-def test_processing_equals_ftm_map_csv_before_and_after_a_flush(mill: MappingJobs, flush, tmp_path: Path):
+def test_processing_equals_ftm_map_csv_before_and_after_a_flush(mapping_jobs: MappingJobs, flush, tmp_path: Path):
     data = table([*ROWS, *(row(number) for number in range(10, 60))])
-    content_hash = mill.put(data)
+    content_hash = mapping_jobs.put(data)
 
-    result = mill.process(content_hash)
+    result = mapping_jobs.process(content_hash)
 
     expected = entities_of_ftm(tmp_path, data, COMPANIES)
-    assert visible(mill) == expected
+    assert visible(mapping_jobs) == expected
     assert (result.rows, result.entities, result.rejected, result.missing) == (54, len(expected), 0, [])
-    assert {entity["origin"][0] for entity in mill.entities().values()} == {f"mapping:{content_hash}"}
+    assert {entity["origin"][0] for entity in mapping_jobs.entities().values()} == {f"mapping:{content_hash}"}
     (snapshot,) = flush()
-    assert visible(mill) == expected
+    assert visible(mapping_jobs) == expected
     assert snapshot.rows.added == result.statements
 
 
-def test_processing_again_replaces_the_previous_run_and_nothing_else(mill: MappingJobs, flush):
+def test_processing_again_replaces_the_previous_run_and_nothing_else(mapping_jobs: MappingJobs, flush):
     crawled = {"id": "p1", "schema": "Person", "properties": {"alias": "A"}}
-    mill.api.admin.post("/v1/datasets/test/entities?origin=crawl", crawled)
-    content_hash = mill.put(table(ROWS))
-    mill.process(content_hash)
+    mapping_jobs.api.admin.post("/v1/datasets/test/entities?origin=crawl", crawled)
+    content_hash = mapping_jobs.put(table(ROWS))
+    mapping_jobs.process(content_hash)
     flush()
-    companies = {name for name, entity in mill.entities().items() if entity["schema"] == "Company"}
+    companies = {name for name, entity in mapping_jobs.entities().items() if entity["schema"] == "Company"}
     only_people = {"entities": {"owner": COMPANIES["entities"]["owner"] | {"properties": {"notes": {"literal": "x"}}}}}
-    mill.put(table(ROWS), only_people)
+    mapping_jobs.put(table(ROWS), only_people)
 
-    mill.process(content_hash)
+    mapping_jobs.process(content_hash)
 
     for _ in range(2):
-        entities = mill.entities()
+        entities = mapping_jobs.entities()
         assert companies
         assert companies.isdisjoint(entities)
         assert entities["p1"]["properties"] == {"alias": ["A"], "notes": ["x"]}
@@ -195,38 +195,38 @@ def test_processing_again_replaces_the_previous_run_and_nothing_else(mill: Mappi
         flush()
 
 
-def test_processing_is_skipped_while_nothing_changed_unless_forced(mill: MappingJobs):
-    content_hash = mill.put(table(ROWS))
-    first = mill.process(content_hash)
+def test_processing_is_skipped_while_nothing_changed_unless_forced(mapping_jobs: MappingJobs):
+    content_hash = mapping_jobs.put(table(ROWS))
+    first = mapping_jobs.process(content_hash)
 
-    second = mill.process(content_hash)
-    otherwise = mill.process(content_hash, encoding="latin-1")
-    forced = mill.process(content_hash, encoding="latin-1", force=True)
+    second = mapping_jobs.process(content_hash)
+    otherwise = mapping_jobs.process(content_hash, encoding="latin-1")
+    forced = mapping_jobs.process(content_hash, encoding="latin-1", force=True)
 
     assert (second.skipped, second.commit) == (UNCHANGED, None)
     assert first.skipped is otherwise.skipped is forced.skipped is None
     assert first.commit is not None
-    shown = mill.api.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()
+    shown = mapping_jobs.api.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()
     assert shown["fresh"]
-    mill.put(table(ROWS), COMPANIES | {"filters": {"land": "fr"}})
-    assert not mill.api.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()["fresh"]
-    assert mill.process(content_hash, encoding="latin-1").entities == 1
+    mapping_jobs.put(table(ROWS), COMPANIES | {"filters": {"land": "fr"}})
+    assert not mapping_jobs.api.admin.get(f"/v1/datasets/test/mappings/{content_hash}").json()["fresh"]
+    assert mapping_jobs.process(content_hash, encoding="latin-1").entities == 1
 
 
-def test_tag_is_set_by_a_run_and_not_by_a_skipped_one(mill: MappingJobs):
-    content_hash = mill.put(table(ROWS))
+def test_tag_is_set_by_a_run_and_not_by_a_skipped_one(mapping_jobs: MappingJobs):
+    content_hash = mapping_jobs.put(table(ROWS))
 
     def tagged() -> list[Any]:
-        with mill.api.services.database.read() as connection:
+        with mapping_jobs.api.services.database.read() as connection:
             key = tags.c.key == f"mappings/{content_hash}/last_processed"
             return list(connection.execute(select(tags.c.at).where(key, tags.c.tenant == "lakehouse")).scalars())
 
     assert tagged() == []
-    mill.process(content_hash)
+    mapping_jobs.process(content_hash)
     (at,) = tagged()
-    mill.process(content_hash)
+    mapping_jobs.process(content_hash)
     assert tagged() == [at]
-    mirror = mill.api.services.store.get(f"test/tags/lakehouse/mappings/{content_hash}/last_processed")
+    mirror = mapping_jobs.api.services.store.get(f"test/tags/lakehouse/mappings/{content_hash}/last_processed")
     assert mirror.decode() == at.isoformat()
 
 
@@ -249,27 +249,27 @@ def test_tag_is_set_by_a_run_and_not_by_a_skipped_one(mill: MappingJobs):
     ],
 )
 def test_file_has_the_same_entities_in_any_encoding_and_format(
-    mill: MappingJobs, written: Callable[[bytes], bytes], options: dict[str, str]
+    mapping_jobs: MappingJobs, written: Callable[[bytes], bytes], options: dict[str, str]
 ):
-    plain = table(ROWS)
-    other = written(plain)
+    original = table(ROWS)
+    other = written(original)
 
-    result = mill.process(mill.put(other), **options)
+    result = mapping_jobs.process(mapping_jobs.put(other), **options)
 
     assert (result.rows, result.rejected, result.missing) == (4, 0, [])
-    names = {value for entity in mill.entities().values() for value in entity["properties"].get("name", ())}
+    names = {value for entity in mapping_jobs.entities().values() for value in entity["properties"].get("name", ())}
     assert 'Ann Öz "1", B' in names
-    assert mill.api.services.store.folders("test/uploads") == []
+    assert mapping_jobs.api.services.store.folders("test/uploads") == []
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("delimiter", [";", "\t", "|", "~"])
-def test_delimiter_is_detected_by_the_header_or_named(mill: MappingJobs, delimiter: str):
-    content_hash = mill.put(table(ROWS, delimiter))
+def test_delimiter_is_detected_by_the_header_or_named(mapping_jobs: MappingJobs, delimiter: str):
+    content_hash = mapping_jobs.put(table(ROWS, delimiter))
 
-    result = mill.process(content_hash, **({"delimiter": "~"} if delimiter == "~" else {}))
+    result = mapping_jobs.process(content_hash, **({"delimiter": "~"} if delimiter == "~" else {}))
 
-    assert (result.rows, result.missing, len(mill.entities())) == (4, [], 7)
+    assert (result.rows, result.missing, len(mapping_jobs.entities())) == (4, [], 7)
 
 
 def workbook(rows: Sequence[list[Any] | dict[int, Any]], title: str = "People") -> bytes:
@@ -288,8 +288,8 @@ def repacked(data: bytes, **parts: bytes) -> bytes:
     """Return the same workbook with some parts replaced or added."""
     written = io.BytesIO()
     with ZipFile(io.BytesIO(data)) as old, ZipFile(written, "w", ZIP_DEFLATED) as new:
-        kept = {name: old.read(name) for name in old.namelist()}
-        for name, content in (kept | {name.replace("__", "/"): content for name, content in parts.items()}).items():
+        former = {name: old.read(name) for name in old.namelist()}
+        for name, content in (former | {name.replace("__", "/"): content for name, content in parts.items()}).items():
             new.writestr(name, content)
     return written.getvalue()
 
@@ -308,23 +308,23 @@ CELLS: list[list[Any]] = [
 
 
 @ONE_DATABASE
-def test_sheet_of_a_workbook_is_read_as_the_rows_it_displays(mill: MappingJobs):
-    result = mill.process(mill.put(workbook(CELLS)), sheet="People")
+def test_sheet_of_a_workbook_is_read_as_the_rows_it_displays(mapping_jobs: MappingJobs):
+    result = mapping_jobs.process(mapping_jobs.put(workbook(CELLS)), sheet="People")
 
     assert (result.rows, result.rejected, result.missing) == (3, 1, [])
     assert [error.line for error in result.errors] == [4]
-    found = {value for entity in mill.entities().values() for value in entity["properties"].get("name", ())}
-    assert found == {"Company 1", 'Ann Öz "1", B', "Company 3", "2.5 2001-02-03 04:05:00"}
-    assert mill.api.services.store.folders("test/uploads") == []
+    names = {value for entity in mapping_jobs.entities().values() for value in entity["properties"].get("name", ())}
+    assert names == {"Company 1", 'Ann Öz "1", B', "Company 3", "2.5 2001-02-03 04:05:00"}
+    assert mapping_jobs.api.services.store.folders("test/uploads") == []
 
 
 @ONE_DATABASE
-def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: MappingJobs):
-    content_hash = mill.put(workbook([[]]))
+def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mapping_jobs: MappingJobs):
+    content_hash = mapping_jobs.put(workbook([[]]))
     with pytest.raises(TarnError, match=r"none of the columns .*\['nothing'\]"):
-        mill.process(content_hash)
+        mapping_jobs.process(content_hash)
     with pytest.raises(TarnError, match=r"there is no such sheet: .*'Sheet', 'People'"):
-        mill.process(content_hash, sheet="Persons")
+        mapping_jobs.process(content_hash, sheet="Persons")
 
 
 @ONE_DATABASE
@@ -345,14 +345,14 @@ def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mill: Mapping
     ],
     ids=["nonsense", "cut off", "broken", "entities", "hidden", "bomb", "large", "wide"],
 )
-def test_malicious_workbook_changes_nothing_and_reports_why(mill: MappingJobs, data: Callable[[], bytes], slug: str):
-    job = mill.job(mill.put(data()), sheet="People")
+def test_malicious_workbook_changes_nothing_and_reports_why(mapping_jobs: MappingJobs, data: Callable[[], bytes], slug: str):
+    job = mapping_jobs.job(mapping_jobs.put(data()), sheet="People")
 
     with pytest.raises(TarnError) as failed:
-        mill.run(job, max_body_bytes=1_000_000)
+        mapping_jobs.run(job, max_body_bytes=1_000_000)
 
     assert failed.value.slug == slug
-    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
+    assert (mapping_jobs.entities(), mapping_jobs.invisible_rows()) == ({}, (0, 0))
 
 
 @ONE_DATABASE
@@ -366,54 +366,54 @@ def test_malicious_workbook_changes_nothing_and_reports_why(mill: MappingJobs, d
     ids=["columns", "header", "quotes"],
 )
 def test_delimited_file_over_a_limit_is_refused_with_the_value(
-    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
+    mapping_jobs: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, reason: str
 ):
-    in_blocks(mill, monkeypatch, data, 512)
-    job = mill.job(mill.put(data))
+    in_blocks(mapping_jobs, monkeypatch, data, 512)
+    job = mapping_jobs.job(mapping_jobs.put(data))
 
     with pytest.raises(TarnError, match=reason) as failed:
-        mill.run(job, max_record_bytes=4096 if len(data) < 30_000 else 1 << 20)
+        mapping_jobs.run(job, max_record_bytes=4096 if len(data) < 30_000 else 1 << 20)
 
     assert reason in (failed.value.detail or "")
-    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
+    assert (mapping_jobs.entities(), mapping_jobs.invisible_rows()) == ({}, (0, 0))
 
 
 @ONE_DATABASE
-def test_declared_size_of_a_workbook_is_not_trusted(mill: MappingJobs):
+def test_declared_size_of_a_workbook_is_not_trusted(mapping_jobs: MappingJobs):
     data = workbook(CELLS)
     with ZipFile(io.BytesIO(data)) as archive:
         sheet = archive.read("xl/worksheets/sheet2.xml")
     lying = re.sub(rb'<dimension ref="[^"]*"', b'<dimension ref="A1:XFD1048576"', sheet)
     assert lying != sheet
 
-    result = mill.process(mill.put(repacked(data, **{"xl__worksheets__sheet2.xml": lying})), sheet="People")
+    result = mapping_jobs.process(mapping_jobs.put(repacked(data, **{"xl__worksheets__sheet2.xml": lying})), sheet="People")
 
     assert (result.rows, result.rejected) == (3, 1)
 
 
-def in_blocks(mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:
+def in_blocks(mapping_jobs: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:
     """Let the file be read in small blocks, as a large one is."""
     blocks = [data[start : start + size] for start in range(0, len(data), size)]
-    monkeypatch.setattr(mill.api.services.store, "stream", lambda *_, **__: iter(blocks))
+    monkeypatch.setattr(mapping_jobs.api.services.store, "stream", lambda *_, **__: iter(blocks))
 
 
 @ONE_DATABASE
 def test_rows_in_many_tasks_are_the_rows_of_the_file(
-    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    mapping_jobs: MappingJobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     data = table([row(number, last="x\n" * (number % 7) + '"') for number in range(200)])
     monkeypatch.setattr(processing, "TASK_BYTES", 1000)
-    in_blocks(mill, monkeypatch, data)
+    in_blocks(mapping_jobs, monkeypatch, data)
 
-    result = mill.process(mill.put(data))
+    result = mapping_jobs.process(mapping_jobs.put(data))
 
     assert (result.rows, result.rejected) == (200, 0)
-    assert visible(mill) == entities_of_ftm(tmp_path, data, COMPANIES)
+    assert visible(mapping_jobs) == entities_of_ftm(tmp_path, data, COMPANIES)
 
 
 @ONE_DATABASE
 def test_bad_rows_are_counted_and_sampled_by_number_and_do_not_fail_the_run(
-    mill: MappingJobs, monkeypatch: pytest.MonkeyPatch
+    mapping_jobs: MappingJobs, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(processing, "TASK_BYTES", 2000)
     rows = [row(number) for number in range(300)]
@@ -423,9 +423,9 @@ def test_bad_rows_are_counted_and_sampled_by_number_and_do_not_fail_the_run(
     long = b"7," + b"x" * 5000 + b"\r\n"
     data = lines + long + b"\r\n" + b"9,last,de,,p9,a,b\r\n" + b'10,"no end' + b"\r\n" * 3000
 
-    in_blocks(mill, monkeypatch, data)
-    job = mill.job(mill.put(data))
-    result = mill.run(job, max_record_bytes=4096)
+    in_blocks(mapping_jobs, monkeypatch, data)
+    job = mapping_jobs.job(mapping_jobs.put(data))
+    result = mapping_jobs.run(job, max_record_bytes=4096)
 
     assert result.rows == 300 + 3
     assert result.rejected == 150 + 1 + 1 + 1
@@ -434,11 +434,11 @@ def test_bad_rows_are_counted_and_sampled_by_number_and_do_not_fail_the_run(
     assert result.errors[0].model_dump() == first
     assert [error.line for error in result.errors[:5]] == [2, 4, 6, 7, 8]
     assert "encoding" in result.errors[3].reason
-    assert "p9" in mill.entities()
+    assert "p9" in mapping_jobs.entities()
 
 
 @ONE_DATABASE
-def test_omitted_values_are_counted_and_listed_by_row(mill: MappingJobs, monkeypatch: pytest.MonkeyPatch):
+def test_omitted_values_are_counted_and_listed_by_row(mapping_jobs: MappingJobs, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processing, "TASK_BYTES", 2000)
     rows = [row(number, last="x\ny") for number in range(300)]
     for place in range(0, 300, 2):
@@ -447,9 +447,9 @@ def test_omitted_values_are_counted_and_listed_by_row(mill: MappingJobs, monkeyp
     rows[3][2] = "nowhere"
     data = b"\r\n" + table(rows).partition(b"\n")[2]
     data = HEADER.encode() + b"\r\n" + data + b"7," + b"x" * 5000 + b"\r\n" + b"9,last,Atlantis,,p9,a,b\r\n"
-    in_blocks(mill, monkeypatch, data)
+    in_blocks(mapping_jobs, monkeypatch, data)
 
-    result = mill.run(mill.job(mill.put(data)), max_record_bytes=4096)
+    result = mapping_jobs.run(mapping_jobs.job(mapping_jobs.put(data)), max_record_bytes=4096)
 
     assert (result.rows, result.rejected) == (302, 1)
     omitted = result.omitted
@@ -461,12 +461,12 @@ def test_omitted_values_are_counted_and_listed_by_row(mill: MappingJobs, monkeyp
         (4, "Company:incorporationDate", "20th century"),
         (5, "Company:jurisdiction", "Atlantis"),
     ]
-    assert mill.run(mill.job(mill.put(data)), max_record_bytes=4096).omitted.count == 0, "it is skipped"
+    assert mapping_jobs.run(mapping_jobs.job(mapping_jobs.put(data)), max_record_bytes=4096).omitted.count == 0, "it is skipped"
 
 
 @ONE_DATABASE
-def test_result_of_a_run_before_omitted_values_were_reported_can_be_read(mill: MappingJobs):
-    result = mill.process(mill.put(table(ROWS))).model_dump(mode="json")
+def test_result_of_a_run_before_omitted_values_were_reported_can_be_read(mapping_jobs: MappingJobs):
+    result = mapping_jobs.process(mapping_jobs.put(table(ROWS))).model_dump(mode="json")
     assert result["omitted"]["count"] == 1
     del result["omitted"]
 
@@ -486,17 +486,17 @@ def test_result_of_a_run_before_omitted_values_were_reported_can_be_read(mill: M
         (gzip.compress(b"x" * 3_000_000), "body-too-large"),
     ],
 )
-def test_file_that_cannot_be_mapped_changes_nothing_and_reports_why(mill: MappingJobs, data: bytes, slug: str):
-    content_hash = mill.put(data)
-    mill.process(mill.put(table(ROWS)))
-    job = mill.job(content_hash)
+def test_file_that_cannot_be_mapped_changes_nothing_and_reports_why(mapping_jobs: MappingJobs, data: bytes, slug: str):
+    content_hash = mapping_jobs.put(data)
+    mapping_jobs.process(mapping_jobs.put(table(ROWS)))
+    job = mapping_jobs.job(content_hash)
 
     with pytest.raises(TarnError) as failed:
-        mill.run(job, max_body_bytes=1_000_000)
+        mapping_jobs.run(job, max_body_bytes=1_000_000)
 
     assert failed.value.slug == slug
-    assert len(mill.entities()) == 7
-    assert mill.invisible_rows() == (0, 0)
+    assert len(mapping_jobs.entities()) == 7
+    assert mapping_jobs.invisible_rows() == (0, 0)
 
 
 # Processes that die
@@ -537,106 +537,106 @@ class RepeatingKernels(LosingKernels):
 
 @pytest.mark.parametrize("step", ["staged", "mapped"])
 def test_run_killed_before_its_commit_shows_nothing_and_is_completed_by_the_next(
-    mill: MappingJobs, step: str, monkeypatch: pytest.MonkeyPatch
+    mapping_jobs: MappingJobs, step: str, monkeypatch: pytest.MonkeyPatch
 ):
-    job = mill.job(mill.put(table(ROWS)))
+    job = mapping_jobs.job(mapping_jobs.put(table(ROWS)))
     monkeypatch.setattr(Mappings, "_abort_if_possible", lambda *_: None)  # no process is left to abort the stage
 
     with pytest.raises(Dies):
-        mill.run(job, reached=dying_at(step))
+        mapping_jobs.run(job, reached=dying_at(step))
 
-    assert mill.entities() == {}
-    assert mill.invisible_rows()[1] > 0
-    result = mill.run(job)
-    assert (result.entities, len(mill.entities())) == (7, 7)
-    assert mill.invisible_rows() == (0, 0)
+    assert mapping_jobs.entities() == {}
+    assert mapping_jobs.invisible_rows()[1] > 0
+    result = mapping_jobs.run(job)
+    assert (result.entities, len(mapping_jobs.entities())) == (7, 7)
+    assert mapping_jobs.invisible_rows() == (0, 0)
 
 
 @pytest.mark.both_databases
-def test_run_whose_end_was_not_recorded_is_not_repeated(mill: MappingJobs):
-    job = mill.job(mill.put(table(ROWS)), force=True)
+def test_run_whose_end_was_not_recorded_is_not_repeated(mapping_jobs: MappingJobs):
+    job = mapping_jobs.job(mapping_jobs.put(table(ROWS)), force=True)
     with pytest.raises(Dies):
-        mill.run(job, reached=dying_at("committed"))
+        mapping_jobs.run(job, reached=dying_at("committed"))
 
-    result = mill.run(job)
+    result = mapping_jobs.run(job)
 
-    assert len(mill.entities()) == 7
-    with mill.api.services.database.read() as connection:
+    assert len(mapping_jobs.entities()) == 7
+    with mapping_jobs.api.services.database.read() as connection:
         committed = select(journal_batches.c.commit).where(journal_batches.c.is_stage)
         assert connection.execute(committed).scalars().all() == [result.commit]
 
 
 @pytest.mark.both_databases
-def test_worker_presumed_dead_cannot_commit(mill: MappingJobs):
-    job = mill.job(mill.put(table(ROWS)), force=True)
+def test_worker_presumed_dead_cannot_commit(mapping_jobs: MappingJobs):
+    job = mapping_jobs.job(mapping_jobs.put(table(ROWS)), force=True)
 
     def overtaken(name: str) -> None:
         if name == "mapped":
-            mill.run(job)
+            mapping_jobs.run(job)
 
     with pytest.raises(Unavailable):
-        mill.run(job, reached=overtaken)
+        mapping_jobs.run(job, reached=overtaken)
 
-    assert len(mill.entities()) == 7
-    assert mill.invisible_rows() == (0, 0)
+    assert len(mapping_jobs.entities()) == 7
+    assert mapping_jobs.invisible_rows() == (0, 0)
 
 
-def test_lost_task_ends_the_attempt_and_leaves_nothing(mill: MappingJobs):
-    job = mill.job(mill.put(table(ROWS)))
+def test_lost_task_ends_the_attempt_and_leaves_nothing(mapping_jobs: MappingJobs):
+    job = mapping_jobs.job(mapping_jobs.put(table(ROWS)))
     with pytest.raises(Dies):
-        mill.run(job, kernels=LosingKernels(mill.kernels))
+        mapping_jobs.run(job, kernels=LosingKernels(mapping_jobs.kernels))
 
-    assert mill.entities() == {}
-    assert mill.invisible_rows() == (0, 0)
-    assert mill.run(job).entities == 7
-
-
-@ONE_DATABASE
-def test_part_of_a_repeated_task_is_not_committed(mill: MappingJobs):
-    result = mill.run(mill.job(mill.put(table(ROWS))), kernels=RepeatingKernels(mill.kernels))
-
-    assert mill.api.admin.get("/v1/datasets/test/journal").json()["rows"] == result.statements + 1
-    assert mill.invisible_rows() == (0, 0)
+    assert mapping_jobs.entities() == {}
+    assert mapping_jobs.invisible_rows() == (0, 0)
+    assert mapping_jobs.run(job).entities == 7
 
 
 @ONE_DATABASE
-def test_cancelled_job_stops_and_shows_nothing(mill: MappingJobs):
-    job = mill.job(mill.put(table(ROWS)))
+def test_part_of_a_repeated_task_is_not_committed(mapping_jobs: MappingJobs):
+    result = mapping_jobs.run(mapping_jobs.job(mapping_jobs.put(table(ROWS))), kernels=RepeatingKernels(mapping_jobs.kernels))
+
+    assert mapping_jobs.api.admin.get("/v1/datasets/test/journal").json()["rows"] == result.statements + 1
+    assert mapping_jobs.invisible_rows() == (0, 0)
+
+
+@ONE_DATABASE
+def test_cancelled_job_stops_and_shows_nothing(mapping_jobs: MappingJobs):
+    job = mapping_jobs.job(mapping_jobs.put(table(ROWS)))
 
     def stopped(_: Any) -> None:
         raise JobStopped
 
     with pytest.raises(JobStopped):
-        mill.processing().run(job, mill.dataset, MappingOptions.model_validate(job.arguments), stopped)
+        mapping_jobs.processing().run(job, mapping_jobs.dataset, MappingOptions.model_validate(job.arguments), stopped)
 
-    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
+    assert (mapping_jobs.entities(), mapping_jobs.invisible_rows()) == ({}, (0, 0))
 
 
-def test_run_counts_against_the_quota_of_its_tenant_or_shows_nothing(mill: MappingJobs):
-    tenant = mill.api.tenant("miller", test="write")
-    response = tenant.post(f"/v1/datasets/test/mappings/{mill.put(table(ROWS))}/process")
+def test_run_counts_against_the_quota_of_its_tenant_or_shows_nothing(mapping_jobs: MappingJobs):
+    tenant = mapping_jobs.api.tenant("miller", test="write")
+    response = tenant.post(f"/v1/datasets/test/mappings/{mapping_jobs.put(table(ROWS))}/process")
     job = Job.model_validate(response.json() | {"disturbed": None})
-    mill.api.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 10})
+    mapping_jobs.api.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 10})
 
     with pytest.raises(QuotaExceeded):
-        mill.run(job)
+        mapping_jobs.run(job)
 
-    assert (mill.entities(), mill.invisible_rows()) == ({}, (0, 0))
-    mill.api.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 1000})
-    result = mill.run(job)
-    used_statements = mill.api.admin.get("/v1/admin/tenants/miller/limits").json()["used_statements"]
+    assert (mapping_jobs.entities(), mapping_jobs.invisible_rows()) == ({}, (0, 0))
+    mapping_jobs.api.admin.put("/v1/admin/tenants/miller/limits", {"quota_statements": 1000})
+    result = mapping_jobs.run(job)
+    used_statements = mapping_jobs.api.admin.get("/v1/admin/tenants/miller/limits").json()["used_statements"]
     assert used_statements == result.statements
 
 
 @ONE_DATABASE
-def test_stage_of_a_run_cannot_be_committed_by_a_tenant(mill: MappingJobs):
+def test_stage_of_a_run_cannot_be_committed_by_a_tenant(mapping_jobs: MappingJobs):
     listed: list[Any] = []
 
-    def look(name: str) -> None:
+    def list_stages(name: str) -> None:
         if name == "staged":
-            listed.append(mill.api.admin.get("/v1/datasets/test/stages").json()["results"])
+            listed.append(mapping_jobs.api.admin.get("/v1/datasets/test/stages").json()["results"])
 
-    job = mill.job(mill.put(table(ROWS)))
-    mill.run(job, reached=look)
+    job = mapping_jobs.job(mapping_jobs.put(table(ROWS)))
+    mapping_jobs.run(job, reached=list_stages)
 
     assert listed == [[]]

@@ -24,21 +24,21 @@ def write(api: InProcessApi, *names: str) -> None:
 @pytest.mark.both_databases
 @pytest.mark.contract("M5", "W2")
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("change", "reason"),
     [
         ("schema = 'Nobody'", "schema: is not known"),
         ("value = NULL", "value: is missing"),
         ("kind = 9", "is of an unknown kind"),
-        ("origin = '../evil'", "origin: is no origin"),
-        ("first_seen = 9000000000000000000", "first_seen: is no moment"),
+        ("origin = '../evil'", "origin: is not a valid origin"),
+        ("first_seen = 9000000000000000000", "first_seen: is not a valid time"),
     ],
 )
 def test_unwritable_event_is_set_aside_and_the_rest_is_flushed(
-    api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], spoil: str, reason: str
+    api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], change: str, reason: str
 ):
     write(api, "jane", "john")
     with api.services.database.write() as connection:
-        connection.execute(text(f"UPDATE journal SET {spoil} WHERE entity_id = 'jane' AND prop = 'name'"))
+        connection.execute(text(f"UPDATE journal SET {change} WHERE entity_id = 'jane' AND prop = 'name'"))
 
     (snapshot,) = flush()
 
@@ -46,13 +46,13 @@ def test_unwritable_event_is_set_aside_and_the_rest_is_flushed(
     assert sorted(row["entity_id"] for row in live.values()) == ["jane", "john", "john"]
     assert (snapshot.rows.added, snapshot.rows.set_aside, snapshot.set_aside[0].reason) == (3, 1, reason)
     with api.services.database.read() as connection:
-        (kept,) = connection.execute(select(journal_rejected)).all()
-    assert (kept.reason, kept.event["entity_id"], kept.batch) == (reason, "jane", snapshot.batches[0].id)
+        (rejected,) = connection.execute(select(journal_rejected)).all()
+    assert (rejected.reason, rejected.event["entity_id"], rejected.batch) == (reason, "jane", snapshot.batches[0].id)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("change", "reason"),
     [
         ("value = x'ff'", "value: cannot be read"),
         ("value = CAST(x'ff41' AS TEXT)", "value: cannot be read"),
@@ -65,12 +65,12 @@ def test_value_of_another_type_in_sqlite_is_set_aside(
     database: Database,
     dataset: Dataset,
     flush: Callable[[], list[Snapshot]],
-    spoil: str,
+    change: str,
     reason: str,
 ):
     write(api, *(f"e{number}" for number in range(3000)))
     with database.write() as connection:
-        connection.execute(text(f"UPDATE journal SET {spoil} WHERE entity_id = 'e2999' AND prop = 'name'"))
+        connection.execute(text(f"UPDATE journal SET {change} WHERE entity_id = 'e2999' AND prop = 'name'"))
 
     (snapshot,) = flush()
 
@@ -92,8 +92,8 @@ def test_many_unwritable_events_of_a_batch_are_set_aside_with_few_queries(
     (snapshot,) = flush()
 
     with api.services.database.read() as connection:
-        kept = connection.execute(select(journal_rejected)).all()
+        rejected = connection.execute(select(journal_rejected)).all()
     assert (snapshot.rows.added, snapshot.rows.set_aside) == (1200, 1200)
-    assert sorted(row.event["entity_id"] for row in kept) == sorted(names)
-    assert {row.position for row in kept} == {event.position for event in snapshot.set_aside}
+    assert sorted(row.event["entity_id"] for row in rejected) == sorted(names)
+    assert {row.position for row in rejected} == {event.position for event in snapshot.set_aside}
     assert len([query for query in queries if "FROM journal" in query and "journal.value" in query]) == 3

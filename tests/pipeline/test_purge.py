@@ -22,7 +22,7 @@ from tests.in_process_api import InProcessApi
 from tests.pipeline.history import Expected, head, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import drawn
-from tests.pipeline.test_rewrite import ignore, say
+from tests.pipeline.test_rewrite import ignore, write_batch
 
 SECRET = "nobody-may-know-of-her"
 
@@ -48,7 +48,7 @@ def test_purged_entity_is_nowhere_and_everything_else_is_unchanged(
         batch = [drawn(draw) for _ in range(6)]
         if number != 2:
             batch.append(drawn(draw) | {"kind": 1, "id": bytes([number]) * 20, "entity_id": SECRET, "origin": "crawl"})
-        say(api, dataset, batch)
+        write_batch(api, dataset, batch)
         expected.commit(batch)
         if number != 3:
             flush()
@@ -76,7 +76,7 @@ def test_purge_of_an_unknown_entity_expires_history_anyway(
 ):
     """The entity may have existed in an earlier snapshot."""
     for _ in range(3):
-        say(api, dataset, [drawn(random.Random(1)) | {"kind": 1}])
+        write_batch(api, dataset, [drawn(random.Random(1)) | {"kind": 1}])
         flush()
 
     result = purge.run(dataset, PurgeOptions(entity_ids=["never-seen"], confirm=True), ignore)

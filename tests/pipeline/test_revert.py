@@ -20,7 +20,7 @@ from tests.in_process_api import InProcessApi
 from tests.pipeline.history import HISTORIES, Expected, Identity, head, shown, stored
 from tests.pipeline.kernels import DirectKernels
 from tests.pipeline.test_fold import drawn
-from tests.pipeline.test_rewrite import ignore, say
+from tests.pipeline.test_rewrite import ignore, write_batch
 
 Flushing = Callable[[], list[Snapshot]]
 Shown = dict[Identity, tuple[Any, ...]]
@@ -59,7 +59,7 @@ def test_reverted_state_is_the_present_one_and_later_writes_apply_to_it(
     expected = Expected()
     for _ in range(4):
         batch = some(draw)
-        say(api, dataset, batch)
+        write_batch(api, dataset, batch)
         expected.commit(batch)
         flush()
         states[head(api, dataset).seq] = Expected(dict(expected.live))
@@ -67,7 +67,7 @@ def test_reverted_state_is_the_present_one_and_later_writes_apply_to_it(
             Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
     target = draw.choice(sorted(states))
     later = some(draw)
-    say(api, dataset, later)
+    write_batch(api, dataset, later)
     expected.commit(later)
 
     result = revert.run(dataset, RevertOptions(to=str(target), message="a bad crawl"), ignore)
@@ -82,7 +82,7 @@ def test_reverted_state_is_the_present_one_and_later_writes_apply_to_it(
         assert result.ended == len(expected.live.keys() - target_state.live.keys())
         assert revert.run(dataset, RevertOptions(to=str(target)), ignore).snapshot is None
     further = some(draw)
-    say(api, dataset, further)
+    write_batch(api, dataset, further)
     target_state.commit(further)
     flush()
     assert live(api, dataset, head(api, dataset).seq) == shown(target_state.live)
@@ -102,12 +102,12 @@ def undone(before: Shown, done: Shown, present: Shown) -> Shown:
         for identity in back & before.keys()
         if before[identity][3] != "id" or (before[identity][0], identity[1]) not in bases
     }
-    kept = {
+    unchanged = {
         identity: present[identity]
         for identity in back & before.keys()
         if identity not in restored and identity in present
     }
-    return remaining | restored | kept
+    return remaining | restored | unchanged
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
@@ -116,7 +116,7 @@ def test_undo_takes_back_the_changes_of_one_snapshot_and_no_later_ones(
 ):
     draw = random.Random(seed)
     for _ in range(3):
-        say(api, dataset, some(draw))
+        write_batch(api, dataset, some(draw))
         flush()
     done = draw.randrange(1, 4)
     if draw.random() < 0.3:
@@ -133,7 +133,7 @@ def test_undo_takes_back_the_changes_of_one_snapshot_and_no_later_ones(
     assert after.rows.live == len(actual) == present.rows.live + result.added - result.ended
     further = some(draw)
     expected_later = Expected(stored(api.services.store, dataset, after))
-    say(api, dataset, further)
+    write_batch(api, dataset, further)
     expected_later.commit(further)
     flush()
     assert live(api, dataset, head(api, dataset).seq) == shown(expected_later.live)
@@ -144,9 +144,9 @@ def test_write_not_flushed_when_an_undo_began_is_not_lost(
     api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
 ):
     event = drawn(random.Random(0)) | {"kind": 1}
-    say(api, dataset, [event])
+    write_batch(api, dataset, [event])
     flush()
-    say(api, dataset, [event | {"last_seen": event["last_seen"] + 50}])
+    write_batch(api, dataset, [event | {"last_seen": event["last_seen"] + 50}])
 
     revert.run(dataset, RevertOptions(undo="1"), ignore)
 
@@ -156,7 +156,7 @@ def test_write_not_flushed_when_an_undo_began_is_not_lost(
 def test_revert_to_a_missing_snapshot_changes_nothing(
     api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert
 ):
-    say(api, dataset, [drawn(random.Random(0)) | {"kind": 1}])
+    write_batch(api, dataset, [drawn(random.Random(0)) | {"kind": 1}])
     flush()
 
     with pytest.raises(SnapshotNotFound):

@@ -43,7 +43,7 @@ def rewriting(api: InProcessApi, kernels: DirectKernels) -> Rewriter:
     return Rewriter(services.database, services.store, publisher, lambda: kernels)
 
 
-def say(api: InProcessApi, dataset: Dataset, batch: list[dict[str, Any]]) -> None:
+def write_batch(api: InProcessApi, dataset: Dataset, batch: list[dict[str, Any]]) -> None:
     act = AuditedAction(None, "add_statements", "test", "r")
     api.services.writer.submit(Batch(dataset, ADMIN, act), as_events(batch)).result(30)
 
@@ -65,7 +65,7 @@ def test_rewritten_store_has_the_same_rows_and_later_flushes_work(
     for _ in range(6):
         for _ in range(draw.randrange(1, 4)):
             batch = [drawn(draw) for _ in range(draw.randrange(1, 8))]
-            say(api, dataset, batch)
+            write_batch(api, dataset, batch)
             expected.commit(batch)
         flush()
         before = head(api, dataset)
@@ -100,9 +100,9 @@ def test_full_compaction_leaves_only_live_rows(
 ):
     draw = random.Random(seed)
     for _ in range(5):
-        say(api, dataset, [drawn(draw) for _ in range(20)])
+        write_batch(api, dataset, [drawn(draw) for _ in range(20)])
         flush()
-    say(
+    write_batch(
         api,
         dataset,
         [
@@ -158,9 +158,9 @@ def test_large_store_is_compacted_into_sorted_runs_without_overlap(
         )
         assert len(spans) >= 4
         assert all(former[1] < latter[0] for former, latter in pairwise(spans))
-    kept = {file.path for file in full.statements.files} & {file.path for file in partly.statements.files}
+    shared = {file.path for file in full.statements.files} & {file.path for file in partly.statements.files}
     assert 0 < result.rows < full.rows.live
-    assert len(kept) > len(full.statements.files) / 2
+    assert len(shared) > len(full.statements.files) / 2
     assert partly.translog.files == ()
     assert partly.rows.live == full.rows.live == len(stored(rewriting.store, dataset, partly))
 
@@ -190,7 +190,7 @@ def test_optimize_merges_small_files_and_reports_it(
     api: InProcessApi, dataset: Dataset, flush: Flushing, rewriting: Rewriter
 ):
     for number in range(5):
-        say(
+        write_batch(
             api,
             dataset,
             [
@@ -251,14 +251,14 @@ def test_gain_counts_unsorted_files_and_marks(
     translog: list[File],
     gains: list[float],
 ):
-    say(api, dataset, [drawn(random.Random(1)) | {"kind": 1}])
+    write_batch(api, dataset, [drawn(random.Random(1)) | {"kind": 1}])
     (snapshot,) = flush()
 
-    found = range_loads(with_files(snapshot, statements, translog))
+    loads = range_loads(with_files(snapshot, statements, translog))
 
-    assert [round(load.gain, 6) for load in found] == gains
-    assert (found[0].keys.low, found[-1].keys.high) == ("", None)
-    assert all(former.keys.high == latter.keys.low for former, latter in pairwise(found))
+    assert [round(load.gain, 6) for load in loads] == gains
+    assert (loads[0].keys.low, loads[-1].keys.high) == ("", None)
+    assert all(former.keys.high == latter.keys.low for former, latter in pairwise(loads))
     worth = ranges_to_fold(with_files(snapshot, statements, translog), 0.15)
     assert len(worth) == (1 if max(gains) >= 0.15 else 0)
 
@@ -268,10 +268,10 @@ def test_bins_have_adjacent_files_up_to_the_target_and_no_single_file():
     large = lying("large", 10, "03", "04", size=90)
     alone = lying("alone", 10, "a", "b", size=10, origin="other")
 
-    found = list(bins([*reversed(files), large, alone], "statements", 100))
+    groups = list(bins([*reversed(files), large, alone], "statements", 100))
 
     assert PARTITIONED["statements"] == "origin"
-    assert [(value, [file.path for file in group]) for value, group in found] == [
+    assert [(value, [file.path for file in group]) for value, group in groups] == [
         ("o", ["0", "1", "2"]),
         ("o", ["3", "4", "5"]),
         ("o", ["6", "7"]),

@@ -102,13 +102,13 @@ def test_cancelled_job_raises_our_error_and_the_session_survives(flusher: SparkF
     context = flusher._sessions.current().sparkContext
     started = tmp_path / "started"
 
-    def stand_still(_: int) -> None:
+    def block(_: int) -> None:
         started.touch()
         time.sleep(600)
 
     def run() -> None:
-        with flusher.answering():
-            context.parallelize([0], 1).map(stand_still).collect()
+        with flusher.translated_errors():
+            context.parallelize([0], 1).map(block).collect()
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run)

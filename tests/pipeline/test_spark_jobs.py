@@ -96,7 +96,7 @@ def test_thread_that_finds_its_session_dead_does_not_end_the_new_session_of_anot
 
     def late() -> None:
         try:
-            with flusher.answering():
+            with flusher.translated_errors():
                 sessions.current()
                 began.set()
                 assert resumed.wait(60)

@@ -38,10 +38,10 @@ def with_part(name: str, content: bytes | str, data: bytes | None = None) -> byt
     written = io.BytesIO()
     with ZipFile(io.BytesIO(data or saved())) as old, ZipFile(written, "w", ZIP_DEFLATED) as new:
         for part in sorted({*old.namelist(), name}):
-            kept = old.read(part) if part != name else b""
+            former = old.read(part) if part != name else b""
             if part == TYPES and name == STRINGS:
-                kept = kept.replace(b"</Types>", shared)
-            new.writestr(part, content if part == name else kept)
+                former = former.replace(b"</Types>", shared)
+            new.writestr(part, content if part == name else former)
     return written.getvalue()
 
 

@@ -30,8 +30,8 @@ _numbers = count()
 
 
 @dataclass
-class Story:
-    """The history of one dataset, applied to the lake and to the model."""
+class HistoryPlayer:
+    """Plays the history of one dataset: applies each step to the lake and to the model."""
 
     api: InProcessApi
     kernels: Kernels
@@ -41,7 +41,7 @@ class Story:
     """Every snapshot with its expected content."""
 
     @classmethod
-    def begin(cls, api: InProcessApi, kernels: Kernels) -> "Story":
+    def begin(cls, api: InProcessApi, kernels: Kernels) -> "HistoryPlayer":
         name = f"test{next(_numbers)}"
         api.dataset(name)
         return cls(api, kernels, dataset_of(api.services.database, name))
@@ -99,9 +99,9 @@ class Story:
         """Rewrite the head's rows into other files; the new snapshot has the same content."""
         services = self.api.services
         publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
-        made = act(Rewriter(services.database, services.store, publisher, lambda: self.kernels)).snapshot
-        if made is not None:
-            self.past.append((snapshots.read(services.store, self.dataset, made.seq), self.head))
+        snapshot = act(Rewriter(services.database, services.store, publisher, lambda: self.kernels)).snapshot
+        if snapshot is not None:
+            self.past.append((snapshots.read(services.store, self.dataset, snapshot.seq), self.head))
 
 
 def _ignored(_: Progress | None) -> None:

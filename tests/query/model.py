@@ -40,15 +40,15 @@ class Model:
     @cached_property
     def entities(self) -> dict[str, list[Row]]:
         """Return all rows of each canonical id, in order."""
-        found: dict[str, list[Row]] = {}
+        entities: dict[str, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.canonical_id, []).append(row)
-        return found
+            entities.setdefault(row.canonical_id, []).append(row)
+        return entities
 
     def named(self, ids: Iterable[str]) -> list[Row]:
         """Return the rows of the entities with these ids, canonical or of a merged part."""
-        wanted = set(ids)
-        return [row for rows in self.entities.values() if wanted & ids_of(rows) for row in rows]
+        requested = set(ids)
+        return [row for rows in self.entities.values() if requested & ids_of(rows) for row in rows]
 
     def one(self, name: str, origin: str | None = None) -> bytes | None:
         """Return the entity shown for an id: of several the one whose canonical id it is, or else the first."""
@@ -68,32 +68,32 @@ class Model:
         """Return how many entities have each value, how many distinct names they have, and the latest last_seen."""
         groups: dict[str | None, list[list[Row]]] = {}
         for rows in filter(matches, self.entities.values()):
-            found: set[str | None] = {*values(by, rows)}
-            for value in found or {None}:
+            group_values: set[str | None] = {*values(by, rows)}
+            for value in group_values or {None}:
                 groups.setdefault(value, []).append(rows)
         return [
             {
                 "group": {by: value},
                 "metrics": {
-                    "count": len(held),
-                    "count_distinct:prop:name": len({name for rows in held for name in values("prop:name", rows)}),
-                    "max:last_seen": max(iso(last_seen(rows)) for rows in held),
+                    "count": len(entities),
+                    "count_distinct:prop:name": len({name for rows in entities for name in values("prop:name", rows)}),
+                    "max:last_seen": max(iso(last_seen(rows)) for rows in entities),
                 },
             }
-            for value, held in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0] is None, item[0] or ""))
+            for value, entities in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0] is None, item[0] or ""))
         ]
 
-    def beside(self, name: str) -> list[tuple[str, str, bool, bytes | None]]:
+    def adjacent(self, name: str) -> list[tuple[str, str, bool, bytes | None]]:
         """Return the entities that one refers to and that refer to it, by property and id."""
         chosen = min({row.canonical_id for row in self.named([name])}, key=lambda one: (one != name, one))
         own = ids_of(self.entities[chosen])
-        found = {(row.prop, row.value, True) for row in self.entities[chosen] if refers(row)}
-        found |= {
+        references = {(row.prop, row.value, True) for row in self.entities[chosen] if refers(row)}
+        references |= {
             (Ftm.instance()[row.schema].get(row.prop).reverse.name, row.canonical_id, False)
             for row in self.rows
             if refers(row) and row.value in own
         }
-        return [(prop, other, out, self.one(other)) for prop, other, out in sorted(found)]
+        return [(prop, other, out, self.one(other)) for prop, other, out in sorted(references)]
 
 
 def line(rows: Iterable[Row]) -> bytes:
@@ -195,9 +195,9 @@ origin_erases = st.builds(lambda origin: [erased(None, origin)], origins)
 def puts(draw) -> list[Event]:
     """Return a PUT of an entity by an origin, with its BASE statement."""
     entity, origin, moment = draw(entity_ids), draw(origins), draw(moments)
-    said = draw(st.lists(facts, max_size=3))
-    said.append(("Person", "id", draw(st.sampled_from(("sum-1", "sum-2")))))
-    return [erased(entity, origin), *(added(entity, origin, fact, None, moment, moment) for fact in said)]
+    chosen = draw(st.lists(facts, max_size=3))
+    chosen.append(("Person", "id", draw(st.sampled_from(("sum-1", "sum-2")))))
+    return [erased(entity, origin), *(added(entity, origin, fact, None, moment, moment) for fact in chosen)]
 
 
 class Flush:

@@ -74,11 +74,11 @@ class Reads:
 
     def check(self, model: Model, state: RequestedState = NOW) -> None:
         """Check every kind of read."""
-        self.check_whole(model, state)
+        self.check_basic_reads(model, state)
         self.check_entities(model, state)
         self.check_statements(model, state)
 
-    def check_whole(self, model: Model, state: RequestedState = NOW) -> None:
+    def check_basic_reads(self, model: Model, state: RequestedState = NOW) -> None:
         """Check each entity by each of its ids, all entities, and all statements; every other read is
         derived from these.
         """
@@ -91,7 +91,7 @@ class Reads:
         for name, origin in zip(NAMES, cycle(ORIGINS), strict=False):
             assert self.get(name, origin, state) == model.one(name, origin), (name, origin)
         for name in ("b", "Q1"):
-            assert self.beside(name, state) == (model.beside(name) if model.one(name) else None), name
+            assert self.adjacent(name, state) == (model.adjacent(name) if model.one(name) else None), name
         for raw, matches in CONDITIONS:
             assert self.listed(state, raw) == model.lines(matches), raw
         for raw, matches in CONDITIONS[:3]:
@@ -107,23 +107,23 @@ class Reads:
         for form in FORMATS:
             assert self.statement_stream(state, StatementFilter(), form) == [shown(row) for row in model.rows], form
         for name, origin in zip(NAMES, cycle(ORIGINS), strict=False):
-            said = [shown(row) for row in model.named([name]) if row.origin == origin]
-            assert self.statement_list(state, StatementFilter(ids=[name], origins=[origin])) == said, (name, origin)
+            expected = [shown(row) for row in model.named([name]) if row.origin == origin]
+            assert self.statement_list(state, StatementFilter(ids=[name], origins=[origin])) == expected, (name, origin)
         pair = [shown(row) for row in model.named(["a", "Q2"])]
         assert self.statement_list(state, StatementFilter(ids=["a", "Q2"])) == pair
-        for wanted, matches in FILTERS:
-            assert self.statement_list(state, wanted) == [shown(row) for row in model.rows if matches(row)], wanted
+        for statement_filter, matches in FILTERS:
+            assert self.statement_list(state, statement_filter) == [shown(row) for row in model.rows if matches(row)], statement_filter
 
     def check_counts(self, model: Model) -> None:
         """Check the counts that deletes would return now."""
         for name, origin in zip(NAMES, cycle((None, *ORIGINS)), strict=False):
-            of = [row for row in model.rows if origin in (None, row.origin)]
-            found = self.read(delete_counts.of_entity, self.dataset, name, origin)
-            assert found == sum(row.entity_id == name for row in of), (name, origin)
+            rows_of_origin = [row for row in model.rows if origin in (None, row.origin)]
+            count = self.read(delete_counts.of_entity, self.dataset, name, origin)
+            assert count == sum(row.entity_id == name for row in rows_of_origin), (name, origin)
         for statement, origin in zip(sorted({row.id for row in model.rows}), (None, *ORIGINS), strict=False):
             places = self.read(delete_counts.of_statement, self.dataset, statement, origin)
-            said = [row for row in model.rows if row.id == statement and origin in (None, row.origin)]
-            assert places == sorted((row.entity_id, row.origin) for row in said)
+            rows = [row for row in model.rows if row.id == statement and origin in (None, row.origin)]
+            assert places == sorted((row.entity_id, row.origin) for row in rows)
         for origin in ORIGINS:
             assert self.read(delete_counts.of_origin, self.dataset, origin) == sum(
                 row.origin == origin for row in model.rows
@@ -132,52 +132,52 @@ class Reads:
     # One read each
 
     def get(self, name: str, origin: str | None = None, state: RequestedState = NOW) -> bytes | None:
-        found = self.read(entities.one, self.dataset, state, name, origin)
-        return None if found.line is None else found.line.json
+        result = self.read(entities.one, self.dataset, state, name, origin)
+        return None if result.line is None else result.line.json
 
     def listed(self, state: RequestedState, where: dict[str, Any] | None, *sort: str) -> list[bytes]:
         keys = [SortKey(key) for key in sort]
 
         def page(after: str | None) -> tuple[list[bytes], str | None]:
             place = None if after is None else Sorting(tuple(keys)).decode(after)
-            found = self.read(entities.page, [self.dataset], state, node(where), keys, place, PAGE)
-            return [line.json for line in found.lines], found.following
+            result = self.read(entities.page, [self.dataset], state, node(where), keys, place, PAGE)
+            return [line.json for line in result.lines], result.following
 
         return list(pages(page))
 
     def entity_stream(self, state: RequestedState, where: dict[str, Any] | None = None) -> list[bytes]:
-        def taken(reading: Reading) -> list[tuple[bytes, int, int]]:
+        def read_all(reading: Reading) -> list[tuple[bytes, int, int]]:
             return list(entities.stream(reading, self.dataset, state, node(where))[1])
 
-        pieces = self.read(taken)
-        found = b"".join(piece for piece, _, _ in pieces).splitlines(keepends=True)
-        assert len(found) == sum(count for _, count, _ in pieces)
-        assert sum(line.startswith(b'{"$invalid"') for line in found) == sum(invalid for _, _, invalid in pieces)
-        return found
+        pieces = self.read(read_all)
+        lines = b"".join(piece for piece, _, _ in pieces).splitlines(keepends=True)
+        assert len(lines) == sum(count for _, count, _ in pieces)
+        assert sum(line.startswith(b'{"$invalid"') for line in lines) == sum(invalid for _, _, invalid in pieces)
+        return lines
 
     def facets(self, state: RequestedState, by: str, where: dict[str, Any]) -> list[dict[str, Any]]:
         metrics = ["count", {"count_distinct": "prop:name"}, {"max": "last_seen"}]
-        wanted = EntityAggregate.model_validate({"where": where, "group_by": [by], "metrics": metrics})
-        return [facet.model_dump() for facet in self.read(entities.aggregate, [self.dataset], state, wanted)[1]]
+        body = EntityAggregate.model_validate({"where": where, "group_by": [by], "metrics": metrics})
+        return [facet.model_dump() for facet in self.read(entities.aggregate, [self.dataset], state, body)[1]]
 
-    def beside(self, name: str, state: RequestedState) -> list[tuple[str, str, bool, bytes | None]] | None:
-        found, beside = self.read(entities.adjacent, self.dataset, state, name, None, 100)
-        if found.line is None:
+    def adjacent(self, name: str, state: RequestedState) -> list[tuple[str, str, bool, bytes | None]] | None:
+        entity, rows = self.read(entities.adjacent, self.dataset, state, name, None, 100)
+        if entity.line is None:
             return None
-        return [(one.property, one.id, one.outgoing, one.line and one.line.json) for one in beside]
+        return [(one.property, one.id, one.outgoing, one.line and one.line.json) for one in rows]
 
-    def statement_list(self, state: RequestedState, wanted: StatementFilter) -> list[dict[str, Any]]:
+    def statement_list(self, state: RequestedState, statement_filter: StatementFilter) -> list[dict[str, Any]]:
         def page(after: Any) -> tuple[list[dict[str, Any]], Any]:
-            _, rows, following = self.read(statements.page, self.dataset, state, wanted, after, 2 * PAGE)
+            _, rows, following = self.read(statements.page, self.dataset, state, statement_filter, after, 2 * PAGE)
             return rows, following
 
         return list(pages(page))
 
-    def statement_stream(self, state: RequestedState, wanted: StatementFilter, form: str) -> list[dict[str, Any]]:
-        def taken(reading: Reading) -> bytes:
-            return b"".join(statements.stream(reading, self.dataset, state, wanted, form)[1])
+    def statement_stream(self, state: RequestedState, statement_filter: StatementFilter, form: str) -> list[dict[str, Any]]:
+        def read_all(reading: Reading) -> bytes:
+            return b"".join(statements.stream(reading, self.dataset, state, statement_filter, form)[1])
 
-        return parsed(form, self.read(taken))
+        return parsed(form, self.read(read_all))
 
 
 def id_of(rows: list[Row]) -> str:
@@ -195,11 +195,11 @@ def _nodes() -> TypeAdapter[Any]:
 
 def pages(page: Callable[[After | None], tuple[list[Found], After | None]]) -> Iterator[Found]:
     """Return all items of a list, page by page."""
-    found, after = page(None)
-    yield from found
+    items, after = page(None)
+    yield from items
     while after is not None:
-        found, after = page(after)
-        yield from found
+        items, after = page(after)
+        yield from items
 
 
 def parsed(form: str, data: bytes) -> list[dict[str, Any]]:

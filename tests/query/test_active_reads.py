@@ -1,4 +1,4 @@
-"""ActiveReads reads and the reports of the oldest snapshot that they use."""
+"""Active reads, and the reports of the oldest snapshot that they use."""
 
 from collections.abc import Callable
 
@@ -18,15 +18,15 @@ from tests.in_process_api import InProcessApi
 
 Flushing = Callable[[], list[Snapshot]]
 
-TEST = Dataset("d", "test")  # type: ignore[arg-type]  # nobody looks for its folder
+TEST = Dataset("d", "test")  # type: ignore[arg-type]  # its folder is not used
 
 
-def told(database: Database) -> list[ReaderHeartbeat]:
+def reports(database: Database) -> list[ReaderHeartbeat]:
     with database.read() as connection:
         return list(reader_heartbeats.latest(connection).values())
 
 
-def tell(database: Database, reader: str, beat: int, **oldest: int) -> None:
+def record_report(database: Database, reader: str, beat: int, **oldest: int) -> None:
     with database.write() as connection:
         reader_heartbeats.beat(connection, reader, ReaderHeartbeat(beat, oldest))
 
@@ -66,23 +66,23 @@ def test_reader_registers_its_snapshot_until_the_read_ends(api: InProcessApi, da
     assert reader.active_reads.oldest() == {}
 
 
-def test_process_reports_before_it_serves_and_is_gone_when_it_stops(
+def test_process_reports_before_it_serves_and_keeps_its_report_while_reads_continue(
     api: InProcessApi, database: Database, settings: Settings
 ):
-    assert [report.oldest for report in told(database)] == [{}]
+    assert [report.oldest for report in reports(database)] == [{}]
     running = ActiveReads()
     with ActiveReadReporter(database, running, 1000) as reporter:
         running.begin("d").seq = 3
         reporter.report()
-        assert ReaderHeartbeat(2, {"d": 3}) in told(database)
+        assert ReaderHeartbeat(2, {"d": 3}) in reports(database)
         assert oldest_reported(database, TEST) == 3
-    left = told(database)
+    reports_after_exit = reports(database)
     running.end(next(iter(running._active)))
     with ActiveReadReporter(database, running, 1000):
         pass
 
-    assert ReaderHeartbeat(2, {"d": 3}) in left, "threads may still read"
-    assert len(told(database)) == len(left)
+    assert ReaderHeartbeat(2, {"d": 3}) in reports_after_exit, "threads may still read"
+    assert len(reports(database)) == len(reports_after_exit)
 
 
 @pytest.mark.parametrize(
@@ -93,22 +93,22 @@ def test_process_reports_before_it_serves_and_is_gone_when_it_stops(
         ([4], False),
     ],
 )
-def test_one_report_after_the_request_is_not_enough_and_two_are(
+def test_wait_for_readers_ends_after_two_reports_or_one_collected_after_the_request(
     database: Database, settings: Settings, beats: list[int], waits: bool
 ):
-    tell(database, "one", 2, d=8)
-    coming = iter(beats)
+    record_report(database, "one", 2, d=8)
+    remaining = iter(beats)
 
-    def meanwhile(_: object) -> None:
-        if (beat := next(coming, None)) is not None:
-            tell(database, "one", beat, d=5)
+    def report_next(_: object) -> None:
+        if (beat := next(remaining, None)) is not None:
+            record_report(database, "one", beat, d=5)
 
     quick = settings.model_copy(update={"reader_heartbeat": 0.004, "reader_silent_after": 0.05 if waits else 30})
 
-    found = oldest_running(database, quick, TEST, meanwhile)
+    oldest = oldest_running(database, quick, TEST, report_next)
 
-    assert found == (None if waits else 5)
-    assert len(told(database)) == (0 if waits else 1), "who is silent for too long is forgotten"
+    assert oldest == (None if waits else 5)
+    assert len(reports(database)) == (0 if waits else 1), "processes without reports for too long are removed"
 
 
 def test_without_processes_there_is_no_wait(database: Database, settings: Settings):

@@ -64,7 +64,7 @@ MOMENTS = st.one_of(st.integers(FIRST_MOMENT, LAST_MOMENT), st.integers(0, 20))
 @st.composite
 def statements(draw) -> list[Row]:
     """Draw all rows of a few entities in any order, with compatible or incompatible schemata."""
-    found: dict[tuple[bytes, str], Row] = {}
+    rows: dict[tuple[bytes, str], Row] = {}
     for canonical_id in draw(st.lists(IDS, unique=True, max_size=4)):
         dataset, family = draw(st.sampled_from(["one", "two"])), draw(st.sampled_from(FAMILIES))
         for _ in range(draw(st.integers(1, 8))):
@@ -79,11 +79,11 @@ def statements(draw) -> list[Row]:
             external, first = draw(st.booleans()), draw(MOMENTS)
             identity = statement_id(dataset, entity_id, prop, value, external, lang)
             last = draw(st.integers(first, LAST_MOMENT))
-            found[identity, origin] = Row(
+            rows[identity, origin] = Row(
                 dataset, canonical_id, entity_id, identity, schema.name, prop, value, lang, None, external, origin,
                 first, last,
             )  # fmt: skip
-    return draw(st.permutations(list(found.values())))
+    return draw(st.permutations(list(rows.values())))
 
 
 def iso(moment: int) -> str:
@@ -103,7 +103,7 @@ def duck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyCo
 
 def assembled(duck: duckdb.DuckDBPyConnection, rows: list[Row], batch_rows: int) -> dict[tuple[str, str], bytes]:
     duck.register("live", relation(rows))
-    found: dict[tuple[str, str], bytes] = {}
+    line_by_id: dict[tuple[str, str], bytes] = {}
     order: list[tuple[str, str]] = []
     for batch in entity_lines(duck, batch_rows=batch_rows):
         lines = bytes(ndjson(batch)).splitlines(keepends=True)
@@ -112,16 +112,16 @@ def assembled(duck: duckdb.DuckDBPyConnection, rows: list[Row], batch_rows: int)
             assert entity["line"].encode() == line
             assert entity["invalid"] == line.startswith(b'{"$invalid"')
             order.append((entity["canonical_id"], entity["dataset"]))
-            found[entity["dataset"], entity["canonical_id"]] = line
+            line_by_id[entity["dataset"], entity["canonical_id"]] = line
     assert order == sorted(set(order))
-    return found
+    return line_by_id
 
 
 def by_entity(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
-    found: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row.dataset, row.canonical_id), []).append(row)
-    return found
+        groups.setdefault((row.dataset, row.canonical_id), []).append(row)
+    return groups
 
 
 def folded(schemata: set[str]) -> str | None:
@@ -146,8 +146,9 @@ def of_the_library(rows: list[Row], schema: str) -> StatementEntity:
     for row in rows:
         moments = {"first_seen": iso(row.first_seen), "last_seen": iso(row.last_seen)}
         entity.add_statement(Statement(**(row._asdict() | {"id": row.id.hex()} | moments)))
-    for prop, said in entity._statements.items():
-        entity._statements[prop] = sorted(said, key=lambda one: (one.value, one.lang or ""))  # type: ignore[assignment]
+    for prop, statements in entity._statements.items():
+        in_order = sorted(statements, key=lambda one: (one.value, one.lang or ""))
+        entity._statements[prop] = in_order  # type: ignore[assignment]
     return entity
 
 
@@ -175,10 +176,10 @@ def check(line: bytes, rows: list[Row]) -> None:
     assert shown["datasets"] == [rows[0].dataset]
     assert shown["last_change"] == library.last_change
     # The library keeps one origin per statement; the entity of each origin has the rest.
-    told = [row for row in rows if row.prop != "id"]
+    properties = [row for row in rows if row.prop != "id"]
     contexts = [
-        of_the_library([row for row in told if row.origin == origin], schema).to_context_dict()
-        for origin in {row.origin for row in told}
+        of_the_library([row for row in properties if row.origin == origin], schema).to_context_dict()
+        for origin in {row.origin for row in properties}
     ]
     if contexts:
         assert shown["first_seen"] == min(context["first_seen"] for context in contexts)
@@ -228,10 +229,12 @@ class Exhausted:
 def test_sort_that_runs_out_of_memory_resumes_after_the_last_line_with_spilled_values(duck, rows, batch_rows, batches):
     expected = assembled(duck, rows, 100)
 
-    found = [line for batch in entity_lines(Exhausted(duck, batches), batch_rows=batch_rows) for line in batch["line"]]  # type: ignore[arg-type]
+    connection = Exhausted(duck, batches)
+    resumed = entity_lines(connection, batch_rows=batch_rows)  # type: ignore[arg-type]
+    lines = [line for batch in resumed for line in batch["line"]]
 
     in_order = sorted(expected, key=lambda key: key[::-1])
-    assert [line.as_py().encode() for line in found] == [expected[key] for key in in_order]
+    assert [line.as_py().encode() for line in lines] == [expected[key] for key in in_order]
 
 
 def row(prop: str, value: str, schema: str = "Person", lang: str | None = None, **fields: Any) -> Row:

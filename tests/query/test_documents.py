@@ -27,8 +27,8 @@ def duck() -> duckdb.DuckDBPyConnection:
     return engine()
 
 
-def written(duck: duckdb.DuckDBPyConnection, told: list[Row]) -> bytes:
-    fill(duck, told)
+def written(duck: duckdb.DuckDBPyConnection, table: list[Row]) -> bytes:
+    fill(duck, table)
     return HEADER + b"".join(rows(entity_lines(duck, documents(), batch_rows=3)))
 
 
@@ -49,7 +49,7 @@ def test_no_documents_leave_a_file_with_a_header(duck: duckdb.DuckDBPyConnection
 
 def test_document_line_has_the_expected_columns(duck: duckdb.DuckDBPyConnection) -> None:
     seen: dict[str, Any] = {"first_seen": moment("2020-01-01"), "last_seen": moment("2021-01-01")}
-    said = {
+    values = {
         "fileName": "report.pdf",
         "title": "The report",
         "mimeType": "application/pdf",
@@ -64,10 +64,10 @@ def test_document_line_has_the_expected_columns(duck: duckdb.DuckDBPyConnection)
         "modifiedAt": "2019-03-01",
         "bodyText": "a long text",
     }
-    told = [Row("doc", "Pages", prop, value, **seen) for prop, value in said.items()]
-    told += [Row("doc", "Document", "language", value, origin="by.hand", **seen) for value in ("eng", "deu")]
-    told += [Row("doc", "Document", "country", "de", **seen), Row("page", "Page", "bodyText", "x")]
-    assert read(written(duck, told)) == [
+    document_rows = [Row("doc", "Pages", prop, value, **seen) for prop, value in values.items()]
+    document_rows += [Row("doc", "Document", "language", value, origin="by.hand", **seen) for value in ("eng", "deu")]
+    document_rows += [Row("doc", "Document", "country", "de", **seen), Row("page", "Page", "bodyText", "x")]
+    assert read(written(duck, document_rows)) == [
         {
             "id": "doc",
             "schema": "Pages",
@@ -100,7 +100,7 @@ def test_empty_fields_are_not_quoted_and_others_are(duck: duckdb.DuckDBPyConnect
 
 
 @given(
-    told=st.lists(
+    table=st.lists(
         st.builds(
             Row,
             st.sampled_from(["a", "b", "c", "d", '"e', "é", "\U0001f600"]),
@@ -116,9 +116,9 @@ def test_empty_fields_are_not_quoted_and_others_are(duck: duckdb.DuckDBPyConnect
 )
 @settings(max_examples=60, deadline=None)
 def test_lines_are_those_of_document_entities_with_unchanged_values(
-    duck: duckdb.DuckDBPyConnection, told: list[Row]
+    duck: duckdb.DuckDBPyConnection, table: list[Row]
 ) -> None:
-    found = written(duck, told)
+    content = written(duck, table)
     expected = [
         {
             **{name: entity[name] for name in ("id", "schema", "caption", "first_seen", "last_seen")},
@@ -128,5 +128,5 @@ def test_lines_are_those_of_document_entities_with_unchanged_values(
         for entity in entities(duck)
         if "$invalid" not in entity and Model.instance()[entity["schema"]].is_a("Document")
     ]
-    assert read(found) == expected
-    assert HEADER + b"".join(rows(entity_lines(duck))) == found
+    assert read(content) == expected
+    assert HEADER + b"".join(rows(entity_lines(duck))) == content

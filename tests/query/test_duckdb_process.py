@@ -23,7 +23,7 @@ from tests.waiting import wait_until as until
 
 pytestmark = pytest.mark.own_query_process
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says where a process may run")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the processors that a process may use")
 MANY = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is one processor, and no part of it")
 
 ENDLESS = "SELECT count(*) FROM range(10_000_000_000) AS t(i) WHERE hash(i) % 7 = 8"
@@ -42,7 +42,7 @@ def engine(settings: Settings) -> Iterator[ProcessEngine]:
 
 
 @pytest.fixture
-def near(settings: Settings) -> Iterator[Engine]:
+def local_engine(settings: Settings) -> Iterator[Engine]:
     engine = Engine(settings, Connection.from_settings(settings))
     yield engine
     engine.close()
@@ -63,25 +63,25 @@ def threads(pid: int | None) -> list[int]:
         ("SELECT 1 WHERE false", None),
     ],
 )
-def test_rows_equal_those_of_duckdb_in_this_process(engine: ProcessEngine, near: Engine, query, parameters):
-    with engine.session() as apart, near.session() as here:
-        assert apart.execute(query, parameters).fetchall() == here.execute(query, parameters).fetchall()
-        assert apart.execute(query, parameters).fetchone() == here.execute(query, parameters).fetchone()
-        names = [column[0] for column in here.execute(query, parameters).description]
-        assert [column[0] for column in apart.execute(query, parameters).description] == names
+def test_rows_equal_those_of_duckdb_in_this_process(engine: ProcessEngine, local_engine: Engine, query, parameters):
+    with engine.session() as remote, local_engine.session() as local:
+        assert remote.execute(query, parameters).fetchall() == local.execute(query, parameters).fetchall()
+        assert remote.execute(query, parameters).fetchone() == local.execute(query, parameters).fetchone()
+        names = [column[0] for column in local.execute(query, parameters).description]
+        assert [column[0] for column in remote.execute(query, parameters).description] == names
 
 
 @pytest.mark.parametrize(
     "query", ["SELEC 1", "SELECT * FROM nowhere", "SELECT error('no')", "FROM read_parquet('none')"]
 )
-def test_errors_equal_those_of_duckdb(engine: ProcessEngine, near: Engine, query: str):
-    with engine.session() as apart, near.session() as here:
-        with pytest.raises(duckdb.Error) as usual:
-            here.execute(query)
-        with pytest.raises(type(usual.value)) as found:
-            apart.execute(query)
-        assert str(found.value) == str(usual.value)
-        assert apart.execute("SELECT 1").fetchall() == [(1,)]
+def test_errors_equal_those_of_duckdb(engine: ProcessEngine, local_engine: Engine, query: str):
+    with engine.session() as remote, local_engine.session() as local:
+        with pytest.raises(duckdb.Error) as local_error:
+            local.execute(query)
+        with pytest.raises(type(local_error.value)) as remote_error:
+            remote.execute(query)
+        assert str(remote_error.value) == str(local_error.value)
+        assert remote.execute("SELECT 1").fetchall() == [(1,)]
 
 
 def test_rows_arrive_as_arrow_unbounded_and_in_order(engine: ProcessEngine):
@@ -188,8 +188,8 @@ def test_every_thread_of_the_process_has_low_priority(engine: ProcessEngine):
     with engine.session() as duck:
         duck.execute("SELECT count(DISTINCT i) FROM range(100_000) AS t(i)").fetchall()
         usual = os.getpriority(os.PRIO_PROCESS, 0)
-        found = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads(engine.pid)}
-        assert found == {usual + LOW_PRIORITY}
+        priorities = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads(engine.pid)}
+        assert priorities == {usual + LOW_PRIORITY}
 
 
 @LINUX
@@ -224,9 +224,9 @@ def test_process_started_while_processors_are_shared_keeps_to_its_share_from_the
     assert all(os.sched_getaffinity(thread) < os.sched_getaffinity(0) for thread in threads(engine.pid))
 
 
-def test_transferred_table_is_read_by_its_name(engine: ProcessEngine, near: Engine):
+def test_transferred_table_is_read_by_its_name(engine: ProcessEngine, local_engine: Engine):
     for version in (None, ("a", 1)):
-        for other in (engine, near):
+        for other in (engine, local_engine):
             with other.session() as duck:
                 register_table(duck, "incoming", pa.table({"i": [1, 2, None], "t": ["ä", None, "c"]}), version)
                 assert duck.execute("FROM incoming").fetchall() == [(1, "ä"), (2, None), (None, "c")]

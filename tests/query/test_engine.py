@@ -30,10 +30,10 @@ def engine(settings: Settings) -> Iterator[Engine]:
 def files(tmp_path: Path) -> list[Path]:
     """Write files whose metadata together exceeds the engine's memory."""
     table = pa.table({f"column_{number:03d}": ["something to be known"] * 2 for number in range(COLUMNS)})
-    found = [tmp_path / f"{number}.parquet" for number in range(FILES)]
-    for file in found:
+    paths = [tmp_path / f"{number}.parquet" for number in range(FILES)]
+    for file in paths:
         pq.write_table(table, file, row_group_size=1)
-    return found
+    return paths
 
 
 def test_engine_reads_more_files_than_its_metadata_cache_has_memory_for(engine: Engine, files: list[Path]) -> None:

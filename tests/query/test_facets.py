@@ -37,7 +37,7 @@ def answered(duck: duckdb.DuckDBPyConnection, **body: Any) -> list[Facet]:
     return to_facets(aggregate, duck.execute(sql, parameters).fetchall())
 
 
-def plain(duck: duckdb.DuckDBPyConnection, **body: Any) -> list[tuple[Any, ...]]:
+def aggregate_rows(duck: duckdb.DuckDBPyConnection, **body: Any) -> list[tuple[Any, ...]]:
     return [(*facet.group.values(), *facet.metrics.values()) for facet in answered(duck, **body)]
 
 
@@ -68,7 +68,7 @@ def test_an_entity_counts_once_in_each_of_its_groups_and_without_a_value_in_the_
 
 def test_groups_of_two_fields_are_the_pairs_of_their_values(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, PEOPLE)
-    assert plain(duck, group_by=["schema", "prop:country"], metrics=["count"]) == [
+    assert aggregate_rows(duck, group_by=["schema", "prop:country"], metrics=["count"]) == [
         ("Person", "gb", 2),
         ("Company", "gb", 1),
         ("Person", "us", 1),
@@ -79,15 +79,15 @@ def test_groups_of_two_fields_are_the_pairs_of_their_values(duck: duckdb.DuckDBP
 def test_where_selects_entities_and_not_their_values(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, PEOPLE)
     where = {"field": "prop:country", "op": "eq", "value": "us"}
-    assert plain(duck, where=where, group_by=["prop:country"], metrics=["count"]) == [("gb", 1), ("us", 1)]
+    assert aggregate_rows(duck, where=where, group_by=["prop:country"], metrics=["count"]) == [("gb", 1), ("us", 1)]
 
 
 def test_without_groups_there_is_one_row_even_if_nothing_matches(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, PEOPLE)
     metrics = ["count", {"count_distinct": "prop:name"}, {"min": "prop:name"}, {"max": "last_seen"}]
     where = {"field": "id", "op": "eq", "value": "nobody'; DROP TABLE live; --"}
-    assert plain(duck, metrics=metrics) == [(4, 3, "Ann", "1970-01-01T00:00:00.000000Z")]
-    assert plain(duck, where=where, metrics=metrics) == [(0, 0, None, None)]
+    assert aggregate_rows(duck, metrics=metrics) == [(4, 3, "Ann", "1970-01-01T00:00:00.000000Z")]
+    assert aggregate_rows(duck, where=where, metrics=metrics) == [(0, 0, None, None)]
     assert answered(duck, where=where, group_by=["schema"], metrics=metrics) == []
 
 
@@ -105,12 +105,12 @@ def test_timestamps_are_iso_8601_of_fixed_width(duck: duckdb.DuckDBPyConnection)
 def test_min_and_max_of_numbers_are_numbers(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row(text, "Payment", "amount", text) for text in ("9", "10", "1,000.5", "n/a")])
     metrics = [{"min": "prop:amount"}, {"max": "prop:amount"}, {"count_distinct": "prop:amount"}]
-    assert plain(duck, metrics=metrics) == [(9.0, 1000.5, 4)]
+    assert aggregate_rows(duck, metrics=metrics) == [(9.0, 1000.5, 4)]
 
 
 def test_the_largest_groups_come_first_and_the_limit_cuts_the_rest(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row(str(i), "Person", "country", f"c{i % 7}") for i in range(30)])
-    groups = plain(duck, group_by=["type:countries"], metrics=["count"], limit=3)
+    groups = aggregate_rows(duck, group_by=["type:countries"], metrics=["count"], limit=3)
     assert groups == [("c0", 5), ("c1", 5), ("c2", 4)]
 
 
@@ -131,10 +131,10 @@ def test_facets_equal_counts_in_python_over_the_same_rows(
             for group in product(*(values_of(field, entity) or {None} for field in group_by)):
                 groups.setdefault(group, []).append(values_of(measured, entity))
     expected: list[tuple[Any, ...]] = []
-    for group, held in groups.items():
-        every = set().union(*held)
-        expected.append((*group, len(held), len(every), min(every, default=None), max(every, default=None)))
+    for group, name_sets in groups.items():
+        every = set().union(*name_sets)
+        expected.append((*group, len(name_sets), len(every), min(every, default=None), max(every, default=None)))
     width = len(group_by)
     expected.sort(key=lambda row: (-row[width], *((value is None, value or "") for value in row[:width])))
     metrics = ["count", {"count_distinct": measured}, {"min": measured}, {"max": measured}]
-    assert plain(duck, where=where, group_by=group_by, metrics=metrics, limit=1000) == expected
+    assert aggregate_rows(duck, where=where, group_by=group_by, metrics=metrics, limit=1000) == expected

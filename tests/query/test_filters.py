@@ -93,7 +93,7 @@ def duck() -> duckdb.DuckDBPyConnection:
     return engine()
 
 
-def found(duck: duckdb.DuckDBPyConnection, node: dict[str, Any] | None) -> set[tuple[str, str]]:
+def matching_ids(duck: duckdb.DuckDBPyConnection, node: dict[str, Any] | None) -> set[tuple[str, str]]:
     sql, parameters = compile(None if node is None else read(node))
     query = f"SELECT dataset, canonical_id FROM live GROUP BY dataset, canonical_id HAVING {sql}"
     return set(duck.execute(query, parameters).fetchall())
@@ -114,29 +114,29 @@ def matches(node: dict[str, Any], entity: list[Row]) -> bool:
     field, op, value = node["field"], node["op"], node["value"]
     if op in ("ne", "not_in"):
         return not matches({**node, "op": {"ne": "eq", "not_in": "in"}[op]}, entity)
-    held = values_of(field, entity)
+    values = values_of(field, entity)
     if op == "null":
-        return (not held) is value
+        return (not values) is value
     if field in ("first_seen", "last_seen"):
         value = [moment(one) for one in value] if op == "in" else moment(value)
     if field in ("prop:amount", "type:number") and op in ("gt", "gte", "lt", "lte"):
-        held = {number for text in held if (number := registry.number.to_number(text)) is not None}
+        values = {number for text in values if (number := registry.number.to_number(text)) is not None}
         value = registry.number.to_number(value)
-    return any(compare(op, one, value) for one in held)
+    return any(compare(op, one, value) for one in values)
 
 
 def values_of(field: str, entity: list[Row]) -> set[Any]:
     kind, _, name = field.partition(":")
-    told = [row for row in entity if row.prop != "id"] or entity
+    properties = [row for row in entity if row.prop != "id"] or entity
     match kind:
         case "id":
             return {one for row in entity for one in ids(row)}
         case "schemata":
             return {name for row in entity for name in Model.instance()[row.schema].names}
         case "first_seen":
-            return {min(row.first_seen for row in told)}
+            return {min(row.first_seen for row in properties)}
         case "last_seen":
-            return {max(row.last_seen for row in told)}
+            return {max(row.last_seen for row in properties)}
         case "prop":
             return {row.value for row in entity if row.prop == name}
         case "type":
@@ -146,8 +146,8 @@ def values_of(field: str, entity: list[Row]) -> set[Any]:
 
 @cache
 def type_of(schema: str, prop: str) -> set[str | None]:
-    found = Model.instance()[schema].get(prop)
-    return set() if found is None else {found.type.name, found.type.group}
+    ftm_property = Model.instance()[schema].get(prop)
+    return set() if ftm_property is None else {ftm_property.type.name, ftm_property.type.group}
 
 
 def compare(op: str, one: Any, value: Any) -> bool:
@@ -194,14 +194,14 @@ def by_entity(table: list[Row]) -> dict[tuple[str, str], list[Row]]:
     return entities
 
 
-@given(table=rows, asked=st.lists(nodes, min_size=1, max_size=4))
+@given(table=rows, conditions=st.lists(nodes, min_size=1, max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_conditions_match_like_the_reference_implementation(
-    duck: duckdb.DuckDBPyConnection, table: list[Row], asked: list[dict[str, Any]]
+    duck: duckdb.DuckDBPyConnection, table: list[Row], conditions: list[dict[str, Any]]
 ) -> None:
     fill(duck, table)
-    for node in asked:
-        assert found(duck, node) == {key for key, entity in by_entity(table).items() if matches(node, entity)}
+    for node in conditions:
+        assert matching_ids(duck, node) == {key for key, entity in by_entity(table).items() if matches(node, entity)}
 
 
 @given(table=rows, node=nodes)
@@ -217,48 +217,48 @@ def test_without_a_where_every_entity_matches(duck: duckdb.DuckDBPyConnection) -
         duck,
         [Row("a", "Person", "id", "x"), Row("b", "Person", "name", "x"), Row("b", "Person", "name", "x", dataset="e")],
     )
-    assert found(duck, None) == {("d", "a"), ("d", "b"), ("e", "b")}
+    assert matching_ids(duck, None) == {("d", "a"), ("d", "b"), ("e", "b")}
 
 
 @pytest.mark.parametrize("text", NASTY)
 def test_values_are_never_read_as_sql(duck: duckdb.DuckDBPyConnection, text: str) -> None:
     fill(duck, [Row("a", "Person", "name", text), Row("b", "Person", "name", "other")])
-    assert found(duck, {"field": "prop:name", "op": "eq", "value": text}) == {("d", "a")}
-    assert found(duck, {"field": "prop:name", "op": "in", "value": [text]}) == {("d", "a")}
-    assert found(duck, {"field": "prop:name", "op": "not_in", "value": [text]}) == {("d", "b")}
-    assert ("d", "a") in found(duck, {"field": "prop:name", "op": "contains", "value": text})
+    assert matching_ids(duck, {"field": "prop:name", "op": "eq", "value": text}) == {("d", "a")}
+    assert matching_ids(duck, {"field": "prop:name", "op": "in", "value": [text]}) == {("d", "a")}
+    assert matching_ids(duck, {"field": "prop:name", "op": "not_in", "value": [text]}) == {("d", "b")}
+    assert ("d", "a") in matching_ids(duck, {"field": "prop:name", "op": "contains", "value": text})
     escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    assert found(duck, {"field": "prop:name", "op": "like", "value": escaped}) == {("d", "a")}
+    assert matching_ids(duck, {"field": "prop:name", "op": "like", "value": escaped}) == {("d", "a")}
 
 
 def test_a_referent_finds_its_entity_by_id_and_not_by_canonical_id(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row("c", "Person", "name", "x", entity_id="r")])
-    assert found(duck, {"field": "id", "op": "eq", "value": "r"}) == {("d", "c")}
-    assert found(duck, {"field": "canonical_id", "op": "eq", "value": "r"}) == set()
+    assert matching_ids(duck, {"field": "id", "op": "eq", "value": "r"}) == {("d", "c")}
+    assert matching_ids(duck, {"field": "canonical_id", "op": "eq", "value": "r"}) == set()
 
 
 def test_schemata_is_a_and_schema_exact(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row("a", "Company", "name", "x"), Row("b", "Person", "name", "x"), Row("c", "Payment", "date", "2024")])
-    assert found(duck, {"field": "schemata", "op": "eq", "value": "Organization"}) == {("d", "a")}
-    assert found(duck, {"field": "schemata", "op": "eq", "value": "LegalEntity"}) == {("d", "a"), ("d", "b")}
-    assert found(duck, {"field": "schemata", "op": "not_in", "value": ["Asset", "Person"]}) == {("d", "c")}
-    assert found(duck, {"field": "schema", "op": "eq", "value": "LegalEntity"}) == set()
+    assert matching_ids(duck, {"field": "schemata", "op": "eq", "value": "Organization"}) == {("d", "a")}
+    assert matching_ids(duck, {"field": "schemata", "op": "eq", "value": "LegalEntity"}) == {("d", "a"), ("d", "b")}
+    assert matching_ids(duck, {"field": "schemata", "op": "not_in", "value": ["Asset", "Person"]}) == {("d", "c")}
+    assert matching_ids(duck, {"field": "schema", "op": "eq", "value": "LegalEntity"}) == set()
 
 
 def test_property_with_two_types_is_compared_by_the_type_of_its_schema(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row("mail", "Email", "subject", "x"), Row("link", "UnknownLink", "subject", "x")])
-    assert found(duck, {"field": "type:entities", "op": "eq", "value": "x"}) == {("d", "link")}
-    assert found(duck, {"field": "type:string", "op": "eq", "value": "x"}) == {("d", "mail")}
-    assert found(duck, {"field": "prop:subject", "op": "eq", "value": "x"}) == {("d", "mail"), ("d", "link")}
+    assert matching_ids(duck, {"field": "type:entities", "op": "eq", "value": "x"}) == {("d", "link")}
+    assert matching_ids(duck, {"field": "type:string", "op": "eq", "value": "x"}) == {("d", "mail")}
+    assert matching_ids(duck, {"field": "prop:subject", "op": "eq", "value": "x"}) == {("d", "mail"), ("d", "link")}
 
 
 def test_numbers_compare_as_numbers_and_other_text_never_matches(duck: duckdb.DuckDBPyConnection) -> None:
     texts = ["9", "10", "1,000.5", "2\u00a0000 EUR", "unknown", "1-2", "9" * 400, "nan", "inf", "1e3"]
     fill(duck, [Row(text, "Payment", "amount", text) for text in texts])
-    assert found(duck, {"field": "prop:amount", "op": "gt", "value": "9"}) == {
+    assert matching_ids(duck, {"field": "prop:amount", "op": "gt", "value": "9"}) == {
         ("d", "10"), ("d", "1,000.5"), ("d", "2\u00a0000 EUR"),
     }  # fmt: skip
-    assert found(duck, {"field": "prop:amount", "op": "lte", "value": "9"}) == {("d", "9")}
+    assert matching_ids(duck, {"field": "prop:amount", "op": "lte", "value": "9"}) == {("d", "9")}
 
 
 def test_timestamps_of_an_entity_ignore_base_unless_it_has_nothing_else(duck: duckdb.DuckDBPyConnection) -> None:
@@ -271,8 +271,8 @@ def test_timestamps_of_an_entity_ignore_base_unless_it_has_nothing_else(duck: du
             Row("bare", "Person", "id", "x", first_seen=early, last_seen=late),
         ],
     )
-    assert found(duck, {"field": "first_seen", "op": "eq", "value": "2020-01-01"}) == {("d", "bare")}
-    assert found(duck, {"field": "last_seen", "op": "lt", "value": "2024-01-01"}) == {("d", "full")}
+    assert matching_ids(duck, {"field": "first_seen", "op": "eq", "value": "2020-01-01"}) == {("d", "bare")}
+    assert matching_ids(duck, {"field": "last_seen", "op": "lt", "value": "2024-01-01"}) == {("d", "full")}
 
 
 @pytest.mark.parametrize(
@@ -301,29 +301,29 @@ def test_like_matches_the_complete_value_and_ilike_ignores_case(
     duck: duckdb.DuckDBPyConnection, text: str, pattern: str, is_like: bool, is_ilike: bool
 ) -> None:
     fill(duck, [Row("a", "Person", "name", text)])
-    assert bool(found(duck, {"field": "prop:name", "op": "like", "value": pattern})) is is_like
-    assert bool(found(duck, {"field": "prop:name", "op": "ilike", "value": pattern})) is is_ilike
+    assert bool(matching_ids(duck, {"field": "prop:name", "op": "like", "value": pattern})) is is_like
+    assert bool(matching_ids(duck, {"field": "prop:name", "op": "ilike", "value": pattern})) is is_ilike
 
 
 def test_pattern_full_of_wildcards_is_matched_quickly(duck: duckdb.DuckDBPyConnection) -> None:
     # DuckDB's LIKE takes exponential time for this.
     fill(duck, [Row("a", "Page", "bodyText", "a" * 20_000), Row("b", "Page", "bodyText", "a" * 20_000 + "b")])
     pattern = "%a" * 490 + "%b"
-    assert found(duck, {"field": "prop:bodyText", "op": "like", "value": pattern}) == {("d", "b")}
+    assert matching_ids(duck, {"field": "prop:bodyText", "op": "like", "value": pattern}) == {("d", "b")}
 
 
 def test_the_longest_patterns_compile(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row("a", "Page", "bodyText", "É" * 1000)])
     for pattern in ("é" * 1000, "_" * 1000, "%_" * 500, "_%" * 500):
-        assert found(duck, {"field": "prop:bodyText", "op": "ilike", "value": pattern}) == {("d", "a")}
+        assert matching_ids(duck, {"field": "prop:bodyText", "op": "ilike", "value": pattern}) == {("d", "a")}
 
 
 def test_the_largest_where_is_answered(duck: duckdb.DuckDBPyConnection) -> None:
     fill(duck, [Row("a", "Person", "name", "150")])
     short = [{"field": "prop:name", "op": "in", "value": [str(i), *"xy" * 19]} for i in range(160)]
     long = [{"field": "prop:name", "op": "in", "value": [str(i), *"xy" * 100]} for i in range(160, 160 + 17)]
-    assert found(duck, {"or": short + long}) == {("d", "a")}
-    assert found(duck, {"and": short + long}) == set()
+    assert matching_ids(duck, {"or": short + long}) == {("d", "a")}
+    assert matching_ids(duck, {"and": short + long}) == set()
 
 
 def test_long_lists_match_like_short_ones(duck: duckdb.DuckDBPyConnection) -> None:
@@ -331,9 +331,9 @@ def test_long_lists_match_like_short_ones(duck: duckdb.DuckDBPyConnection) -> No
         duck, [Row("a", "Person", "name", "150"), Row("b", "Person", "name", "x"), Row("c", "Person", "country", "150")]
     )
     long = [str(i) for i in range(1000)]
-    assert found(duck, {"field": "prop:name", "op": "in", "value": long}) == {("d", "a")}
-    assert found(duck, {"field": "prop:name", "op": "not_in", "value": long}) == {("d", "b"), ("d", "c")}
-    assert found(duck, {"field": "id", "op": "in", "value": [*long[1:], "c"]}) == {("d", "c")}
+    assert matching_ids(duck, {"field": "prop:name", "op": "in", "value": long}) == {("d", "a")}
+    assert matching_ids(duck, {"field": "prop:name", "op": "not_in", "value": long}) == {("d", "b"), ("d", "c")}
+    assert matching_ids(duck, {"field": "id", "op": "in", "value": [*long[1:], "c"]}) == {("d", "c")}
 
 
 def compared(field: str, op: Op, value: Any) -> Comparison:

@@ -27,22 +27,22 @@ SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", '"': '"', "'": 
 
 
 def unescaped(text: str) -> str:
-    return ESCAPE.sub(lambda found: chr(int(found[1][1:], 16)) if len(found[1]) > 1 else SIMPLE[found[1]], text)
+    return ESCAPE.sub(lambda match: chr(int(match[1][1:], 16)) if len(match[1]) > 1 else SIMPLE[match[1]], text)
 
 
 def tokens(line: str) -> Iterator[tuple[str, str]]:
     place = 0
     while place < len(line):
-        found = TOKEN.match(line, place)
-        assert found is not None, f"no token of Cypher at {line[place : place + 20]!r}"
-        string, quoted, plain, sign, _ = found.groups()
-        place = found.end()
+        match = TOKEN.match(line, place)
+        assert match is not None, f"no token of Cypher at {line[place : place + 20]!r}"
+        string, quoted, name, sign, _ = match.groups()
+        place = match.end()
         if string is not None:
             yield "text", unescaped(string)
         elif quoted is not None:
             yield "name", quoted.replace("``", "`")
-        elif plain is not None:
-            yield "name", plain
+        elif name is not None:
+            yield "name", name
         elif sign is not None:
             yield "sign", sign
 
@@ -62,8 +62,8 @@ class Database:
 
 
 class Statement:
-    def __init__(self, database: Database, found: list[tuple[str, str]]) -> None:
-        self.database, self.left = database, found
+    def __init__(self, database: Database, remaining: list[tuple[str, str]]) -> None:
+        self.database, self.left = database, remaining
         self.bound: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -88,12 +88,12 @@ class Statement:
         variable = self.take()
         if self.left[0][1] == ":":
             self.take(":", "Entity")
-            found = self.map()
+            properties = self.map()
             self.take(")")
-            assert list(found) == ["id"]
-            self.bound[variable] = found["id"]
-            self.database.nodes.setdefault(found["id"], {"id": found["id"]})
-            self.database.labels.setdefault(found["id"], {"Entity"})
+            assert list(properties) == ["id"]
+            self.bound[variable] = properties["id"]
+            self.database.nodes.setdefault(properties["id"], {"id": properties["id"]})
+            self.database.labels.setdefault(properties["id"], {"Entity"})
             return
         self.take(")", "-", "[")
         name = self.take() if self.left[0][1] != ":" else ""
@@ -112,8 +112,8 @@ class Statement:
             if self.left[0][1] == "+=":
                 self.take("+=")
                 target = self.bound[variable]
-                held: dict[Any, dict[str, Any]] = {**self.database.nodes, **self.database.edges}
-                held[target].update(self.map())
+                targets: dict[Any, dict[str, Any]] = {**self.database.nodes, **self.database.edges}
+                targets[target].update(self.map())
             while self.left[0][1] == ":":
                 self.take(":")
                 self.database.labels[self.bound[variable]].add(self.take())
@@ -122,16 +122,16 @@ class Statement:
             self.take(",")
 
     def map(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        properties: dict[str, Any] = {}
         self.take("{")
         while self.left[0][1] != "}" or self.left[0][0] != "sign":
             key = self.take()
             self.take(":")
-            found[key] = self.value()
+            properties[key] = self.value()
             if self.left[0] == ("sign", ","):
                 self.take(",")
         self.take("}")
-        return found
+        return properties
 
     def value(self) -> Any:
         kind, text = self.left.pop(0)
@@ -148,10 +148,10 @@ class Statement:
 
     def take(self, *expected: str) -> str:
         """Consume the next tokens, which are no strings: the given ones, or any one."""
-        for wanted in expected or (None,):
+        for expected_token in expected or (None,):
             kind, text = self.left.pop(0)
             assert kind != "text"
-            assert wanted in (None, text)
+            assert expected_token in (None, text)
         return text
 
 
@@ -163,9 +163,9 @@ def duck() -> duckdb.DuckDBPyConnection:
 def lines(duck: duckdb.DuckDBPyConnection, given: list[Row]) -> list[str]:
     fill(duck, given)
     text = b"".join(graph.statements(entity_lines(duck, batch_rows=3))).decode()
-    found = text.splitlines(keepends=True)
-    assert all(line.endswith(";\n") for line in found)
-    return [line.removesuffix("\n") for line in found]
+    statements = text.splitlines(keepends=True)
+    assert all(line.endswith(";\n") for line in statements)
+    return [line.removesuffix("\n") for line in statements]
 
 
 def imported(duck: duckdb.DuckDBPyConnection, given: list[Row]) -> Database:
@@ -173,13 +173,13 @@ def imported(duck: duckdb.DuckDBPyConnection, given: list[Row]) -> Database:
 
 
 def entities(duck: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    found = [orjson.loads(line) for batch in entity_lines(duck) for line in batch.column("line").to_pylist()]
-    return [entity for entity in found if "$invalid" not in entity]
+    entities_and_invalid = [orjson.loads(line) for batch in entity_lines(duck) for line in batch.column("line").to_pylist()]
+    return [entity for entity in entities_and_invalid if "$invalid" not in entity]
 
 
 def as_neo4j_reads(line: str) -> str:
     """Neo4j replaces \\uXXXX everywhere in a statement before it looks for strings; it takes backslashes in pairs."""
-    return ESCAPE.sub(lambda found: chr(int(found[1][1:], 16)) if len(found[1]) > 1 else found[0], line)
+    return ESCAPE.sub(lambda match: chr(int(match[1][1:], 16)) if len(match[1]) > 1 else match[0], line)
 
 
 IDS = st.sampled_from(["a", "b", "c", 'd"', "e\\", "é", "\U0001f600", "`", "u0041"])
@@ -221,31 +221,31 @@ def some_rows(draw: st.DrawFn) -> list[Row]:
 @given(rows=some_rows())
 @settings(max_examples=60, deadline=None)
 def test_nodes_and_relationships_are_those_of_ftms_graph(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
-    found = imported(duck, rows)
+    graph = imported(duck, rows)
     theirs = Graph(edge_types=[registry.entity])
     for entity in entities(duck):
         theirs.add(EntityProxy.from_dict(entity, cleaned=True))
     # FtM also creates a node for the target of an unweighted property, and then no edge to it.
     ends = {end for edge in theirs.iteredges() for end in (edge.source_id, edge.target_id)}
     nodes = [node for node in theirs.iternodes() if node.proxy is not None or node.id in ends]
-    assert set(found.nodes) == {node.value for node in nodes}
-    plain = {node.id: node.value for node in theirs.iternodes()}
+    assert set(graph.nodes) == {node.value for node in nodes}
+    values = {node.id: node.value for node in theirs.iternodes()}
     pairs = {
-        (plain[edge.source_id], plain[edge.target_id], edge.type_name.upper(), edge.proxy and edge.proxy.id)
+        (values[edge.source_id], values[edge.target_id], edge.type_name.upper(), edge.proxy and edge.proxy.id)
         for edge in theirs.iteredges()
     }
     # FtM keeps one edge between two nodes, that of the last property; here each property has its own.
-    assert pairs <= set(found.edges)
-    assert {(*edge[:2], edge[3]) for edge in found.edges} == {(*pair[:2], pair[3]) for pair in pairs}
+    assert pairs <= set(graph.edges)
+    assert {(*edge[:2], edge[3]) for edge in graph.edges} == {(*pair[:2], pair[3]) for pair in pairs}
     for node in nodes:
         own = node.proxy
-        assert found.labels[node.value] == {"Entity"} | (set() if own is None else own.schema.names)
+        assert graph.labels[node.value] == {"Entity"} | (set() if own is None else own.schema.names)
 
 
 @given(rows=some_rows())
 @settings(max_examples=60, deadline=None)
 def test_every_value_is_preserved(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> None:
-    found = imported(duck, rows)
+    graph = imported(duck, rows)
     for entity in entities(duck):
         schema = Model.instance()[entity["schema"]]
         shown = {
@@ -255,9 +255,9 @@ def test_every_value_is_preserved(duck: duckdb.DuckDBPyConnection, rows: list[Ro
         }
         expected = {"id": entity["id"], "caption": entity["caption"], "schema": schema.name, **shown}
         if schema.edge:
-            assert all(held == expected for edge, held in found.edges.items() if edge[3] == entity["id"])
+            assert all(properties == expected for edge, properties in graph.edges.items() if edge[3] == entity["id"])
         else:
-            assert found.nodes[entity["id"]] == expected
+            assert graph.nodes[entity["id"]] == expected
 
 
 @given(rows=some_rows(), data=st.data())
@@ -283,11 +283,11 @@ def test_escapes_are_the_same_when_replaced_before_strings_are_parsed(
 def test_edge_entity_is_a_relationship_of_every_source_with_every_target_and_no_node(
     duck: duckdb.DuckDBPyConnection,
 ) -> None:
-    said = [("owner", "a"), ("owner", "b"), ("asset", "c"), ("asset", "d"), ("role", "all of it")]
-    found = imported(duck, [Row("o", "Ownership", prop, value) for prop, value in said])
-    assert set(found.nodes) == {"a", "b", "c", "d"}
-    assert set(found.edges) == {(source, target, "OWNERSHIP", "o") for source in "ab" for target in "cd"}
-    assert {str(held) for held in found.edges.values()} == {
+    values = [("owner", "a"), ("owner", "b"), ("asset", "c"), ("asset", "d"), ("role", "all of it")]
+    graph = imported(duck, [Row("o", "Ownership", prop, value) for prop, value in values])
+    assert set(graph.nodes) == {"a", "b", "c", "d"}
+    assert set(graph.edges) == {(source, target, "OWNERSHIP", "o") for source in "ab" for target in "cd"}
+    assert {str(properties) for properties in graph.edges.values()} == {
         "{'id': 'o', 'caption': 'Ownership', 'schema': 'Ownership', 'role': ['all of it']}"
     }
 
@@ -348,11 +348,11 @@ def test_edge_with_very_many_ends_has_a_bounded_number_of_relationships_and_the_
 
     text = b"".join(graph.statements(entity_lines(duck), omitted)).decode()
 
-    found = text.splitlines()
-    comments = [line for line in found if line.startswith("//")]
+    lines_of_file = text.splitlines()
+    comments = [line for line in lines_of_file if line.startswith("//")]
     assert omitted == OmittedEdges(count=4_400, entities=1, first=[hostile])
     assert comments == ["// 4400 of 14400 relationships of x?MATCH??n??DETACH?DELETE?n???u000a?? are left out"]
-    assert len(found) == len(comments) + 10_000 + 10_000 + 1
+    assert len(lines_of_file) == len(comments) + 10_000 + 10_000 + 1
 
 
 def test_properties_of_an_edge_are_not_multiplied_beyond_a_bound(duck: duckdb.DuckDBPyConnection):

@@ -10,15 +10,15 @@ from tarn.model.statement import statement_id
 
 from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
-from tests.query.flushed_history import Story
+from tests.query.flushed_history import HistoryPlayer
 from tests.query.model import NAMES, Event, Model, Step, added, erased, histories, iso, shown
 from tests.query.test_histories import few
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
-class Told(Story):
-    """A story that is written over HTTP."""
+class HttpPlayer(HistoryPlayer):
+    """Plays a history over HTTP."""
 
     def commit(self, *events: Event) -> None:
         match events:
@@ -32,32 +32,32 @@ class Told(Story):
                 event = events[0]
                 statement = statement_id(self.dataset.name, event["entity_id"], event["prop"], event["value"])
                 self.delete(f"/statements/{statement.hex()}", event | {"id": statement})
-            case ({"kind": 3, "entity_id": entity, "origin": origin}, *said):
-                self.put(entity, origin, said)
+            case ({"kind": 3, "entity_id": entity, "origin": origin}, *adds):
+                self.put(entity, origin, adds)
             case _:
                 body = b"\n".join(orjson.dumps(_as_sent(event)) for event in events)
-                self.told("POST", "/statements", content=body, headers=NDJSON)
+                self.send("POST", "/statements", content=body, headers=NDJSON)
                 self.expect(events)
 
-    def put(self, entity: str, origin: str, said: list[Event]) -> None:
-        names = [event["value"] for event in said if event["prop"] == "name"]
-        moment = said[0]["first_seen"]
+    def put(self, entity: str, origin: str, statements: list[Event]) -> None:
+        names = [event["value"] for event in statements if event["prop"] == "name"]
+        moment = statements[0]["first_seen"]
         data = {"id": entity, "schema": "Person", "properties": {"name": names}, "first_seen": iso(moment)}
-        self.told("PUT", f"/entities/{entity}", json=data, params={"origin": origin})
+        self.send("PUT", f"/entities/{entity}", json=data, params={"origin": origin})
         exploded = Exploder().explode(self.dataset.name, data)
         facts = zip(exploded.props, exploded.values, strict=True)
-        adds = (added(entity, origin, ("Person", prop, value), None, moment, moment) for prop, value in facts)
-        self.expect((erased(entity, origin), *adds))
+        base_and_names = (added(entity, origin, ("Person", prop, value), None, moment, moment) for prop, value in facts)
+        self.expect((erased(entity, origin), *base_and_names))
 
     def delete(self, path: str, event: Event) -> None:
         """Delete, and check that the returned count is the number of statements that are gone."""
         before = len(self.model.rows)
         options = {} if event["origin"] is None or event["entity_id"] is None else {"origin": event["origin"]}
-        counted = self.told("DELETE", path, params=options)["tombstones"]
+        counted = self.send("DELETE", path, params=options)["tombstones"]
         self.expect((event,))
         assert counted == before - len(self.model.rows)
 
-    def told(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+    def send(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         answer = self.api.admin(method, f"/v1/datasets/{self.dataset.name}{path}", **options)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -91,13 +91,13 @@ def check(api: InProcessApi, dataset: Dataset, model: Model, **state: str) -> No
 def test_history_over_http_is_reported_and_shown_as_in_the_model(
     api: InProcessApi, kernels: DirectKernels, history: list[Step]
 ):
-    story = Told.begin(api, kernels)
-    for _ in story.play(history):
-        check(api, story.dataset, story.model)
-    check(api, story.dataset, story.head, fresh="snapshot")
-    story.flush()
-    for snapshot, model in story.past:
-        check(api, story.dataset, model, at=str(snapshot.seq))
-        named = api.admin.put(f"/v1/datasets/{story.dataset.name}/refs/kept", {"snapshot": snapshot.id})
+    player = HttpPlayer.begin(api, kernels)
+    for _ in player.play(history):
+        check(api, player.dataset, player.model)
+    check(api, player.dataset, player.head, fresh="snapshot")
+    player.flush()
+    for snapshot, model in player.past:
+        check(api, player.dataset, model, at=str(snapshot.seq))
+        named = api.admin.put(f"/v1/datasets/{player.dataset.name}/refs/kept", {"snapshot": snapshot.id})
         assert named.status_code in (200, 201), named.text
-        check(api, story.dataset, model, at="kept")
+        check(api, player.dataset, model, at="kept")

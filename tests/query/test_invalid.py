@@ -12,7 +12,7 @@ from tarn.query.ftm_model import resolved_schema
 UNKNOWN = ["Nonsense", "Person'; --"]
 
 
-def found(sets: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def invalid_sets(sets: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return the sets of schemata that SQL reports as invalid, each that of one entity in a relation."""
     rows = [(str(number), schema) for number, schemata in enumerate(sets) for schema in schemata]
     table = pa.table({"canonical_id": [row[0] for row in rows], "schema": [row[1] for row in rows]})
@@ -28,7 +28,7 @@ def test_every_pair_of_schemata_is_judged_like_the_model():
 
     expected = [one for one in sets if resolved_schema(frozenset(one)) is None]
 
-    assert found(sets) == expected
+    assert invalid_sets(sets) == expected
     assert ("LegalEntity", "Vessel") in expected
     assert ("LegalEntity", "Person") not in expected
 
@@ -43,7 +43,7 @@ def test_larger_sets_of_schemata_are_judged_like_the_model():
         for pool in (names, [*related, "Thing", *UNKNOWN])
     ]
 
-    invalid = found(sets)
+    invalid = invalid_sets(sets)
 
     assert invalid == [one for one in sets if resolved_schema(frozenset(one)) is None]
     assert 0 < len(invalid) < len(sets)

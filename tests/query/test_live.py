@@ -9,7 +9,7 @@ from tarn.query.views import View
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.lake.manifests import dataset_of
 from tests.pipeline.kernels import DirectKernels
-from tests.query.flushed_history import Story
+from tests.query.flushed_history import HistoryPlayer
 from tests.query.model import Event, added, deleted, erased
 from tests.query.reads import Reads
 
@@ -18,21 +18,21 @@ pytestmark = ONE_DATABASE
 NAME = ("Person", "name", "x")
 
 
-def said(entity: str, canonical: str | None = None, origin: str = "crawl", moment: int = 1) -> Event:
+def event(entity: str, canonical: str | None = None, origin: str = "crawl", moment: int = 1) -> Event:
     return added(entity, origin, NAME, canonical, moment, moment)
 
 
-def files_for(api: InProcessApi, story: Story, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
+def files_for(api: InProcessApi, player: HistoryPlayer, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
     """Return the data files that a read of one id opens."""
-    plan = ScanPlan(api.services.store, story.dataset, snapshot, origin)
+    plan = ScanPlan(api.services.store, player.dataset, snapshot, origin)
     scans = [plan.rows(ids=[name]), plan.rows(ids=[name], by="entity_id"), plan.changes(ids=[name])]
     files = (*snapshot.statements.files, *snapshot.translog.files)
     return {file.path for file in files if any(scan is not None and file.path in scan.sql for scan in scans)}
 
 
-def remove(api: InProcessApi, story: Story, snapshot: Snapshot, but: set[str]) -> int:
+def remove(api: InProcessApi, player: HistoryPlayer, snapshot: Snapshot, but: set[str]) -> int:
     """Delete all data files but these; return how many were deleted."""
-    layout, gone = story.dataset.layout, 0
+    layout, gone = player.dataset.layout, 0
     for folder, table in ((layout.statements, snapshot.statements), (layout.translog, snapshot.translog)):
         for file in table.files:
             if file.path not in but:
@@ -42,30 +42,30 @@ def remove(api: InProcessApi, story: Story, snapshot: Snapshot, but: set[str]) -
 
 
 def test_read_of_one_entity_opens_only_files_that_may_hold_it(api: InProcessApi, kernels: DirectKernels):
-    story = Story.begin(api, kernels)
+    player = HistoryPlayer.begin(api, kernels)
     for letter in "abcdef":
-        story.commit(said(f"{letter}1"), said(f"{letter}2", origin="by.hand"), said(f"{letter}3", f"{letter}1"))
-        story.flush()
-    story.commit(deleted("c2", "by.hand", NAME), said("e1", moment=9))
-    (head,) = story.flush()
-    needed = files_for(api, story, head, "c1")
+        player.commit(event(f"{letter}1"), event(f"{letter}2", origin="by.hand"), event(f"{letter}3", f"{letter}1"))
+        player.flush()
+    player.commit(deleted("c2", "by.hand", NAME), event("e1", moment=9))
+    (head,) = player.flush()
+    needed = files_for(api, player, head, "c1")
     assert len(needed) == 1
-    assert len(files_for(api, story, head, "c2")) == 3
-    assert not files_for(api, story, head, "c1", "by.hand")
-    assert not files_for(api, story, head, "nobody")
+    assert len(files_for(api, player, head, "c2")) == 3
+    assert not files_for(api, player, head, "c1", "by.hand")
+    assert not files_for(api, player, head, "nobody")
 
-    gone = remove(api, story, head, needed)
+    gone = remove(api, player, head, needed)
 
     assert gone == len(head.statements.files) + len(head.translog.files) - 1
-    reads = Reads(api.services.reader, story.dataset)
+    reads = Reads(api.services.reader, player.dataset)
     for name in ("c1", "c3"):
-        assert reads.get(name) == story.model.one("c1")
+        assert reads.get(name) == player.model.one("c1")
     assert reads.get("nobody") is None
 
 
 def test_ids_longer_than_a_bound_are_found(api: InProcessApi, kernels: DirectKernels):
     """Bounds are truncated to 64 characters; what comes after them must not matter."""
-    story = Story.begin(api, kernels)
+    player = HistoryPlayer.begin(api, kernels)
     start = "é" * 64
     longest = "\U0010ffff" * 255
     names = [
@@ -79,25 +79,25 @@ def test_ids_longer_than_a_bound_are_found(api: InProcessApi, kernels: DirectKer
         longest[:65],
     ]
     for name in names:
-        story.commit(said(name, moment=3), said(f"{name[:200]}-part", name))
-        story.flush()
-    story.commit(*(said(name, moment=9) for name in names))
-    story.flush()
+        player.commit(event(name, moment=3), event(f"{name[:200]}-part", name))
+        player.flush()
+    player.commit(*(event(name, moment=9) for name in names))
+    player.flush()
 
-    reads = Reads(api.services.reader, story.dataset)
+    reads = Reads(api.services.reader, player.dataset)
     for name in names:
-        assert reads.get(name) == story.model.one(name), name
-        assert reads.get(f"{name[:200]}-part") == story.model.one(f"{name[:200]}-part"), name
-    reads.check_whole(story.model)
+        assert reads.get(name) == player.model.one(name), name
+        assert reads.get(f"{name[:200]}-part") == player.model.one(f"{name[:200]}-part"), name
+    reads.check_basic_reads(player.model)
 
 
 @pytest.mark.parametrize("known", ["nothing", "nulls alone", "one bound"])
 def test_file_without_reported_bounds_is_never_skipped(api: InProcessApi, kernels: DirectKernels, known: str):
-    story = Story.begin(api, kernels)
-    story.commit(said("a"), said("b", "a"), said("c", origin="by.hand"))
-    story.flush()
-    story.commit(said("a", moment=5), erased("c", None))
-    (head,) = story.flush()
+    player = HistoryPlayer.begin(api, kernels)
+    player.commit(event("a"), event("b", "a"), event("c", origin="by.hand"))
+    player.flush()
+    player.commit(event("a", moment=5), erased("c", None))
+    (head,) = player.flush()
     columns = {
         "nothing": {},
         "nulls alone": {"entity_id": Column(nulls=0), "canonical_id": Column(nulls=0)},
@@ -111,25 +111,25 @@ def test_file_without_reported_bounds_is_never_skipped(api: InProcessApi, kernel
 
     bare = head.model_copy(update={"statements": without(head.statements), "translog": without(head.translog)})
 
-    def found(reading: Reading, name: str) -> set[tuple[str, int]]:
-        reading.show_entities(View(story.dataset, bare), [name])
+    def entities_and_times(reading: Reading, name: str) -> set[tuple[str, int]]:
+        reading.show_entities(View(player.dataset, bare), [name])
         return set(reading.duck.execute("SELECT entity_id, last_seen FROM live").fetchall())
 
-    reads = Reads(api.services.reader, story.dataset)
+    reads = Reads(api.services.reader, player.dataset)
     for name in ("a", "b", "c"):
-        assert reads.read(found, name) == {(row.entity_id, row.last_seen) for row in story.model.named([name])}
+        assert reads.read(entities_and_times, name) == {(row.entity_id, row.last_seen) for row in player.model.named([name])}
 
 
 def test_datasets_read_together_do_not_mix(api: InProcessApi, kernels: DirectKernels):
     """Each has its own head, its own unflushed events, and entities of the same ids."""
-    stories = [Story.begin(api, kernels) for _ in range(3)]
-    stories[0].commit(said("a", moment=1))
-    stories[0].flush()
-    stories[0].commit(erased("a", None), said("b"))
-    stories[1].commit(said("a", moment=2), said("b", "a"))
-    stories[1].flush()
-    stories[2].commit(said("a", moment=3))
-    names = [story.dataset.name for story in stories]
+    players = [HistoryPlayer.begin(api, kernels) for _ in range(3)]
+    players[0].commit(event("a", moment=1))
+    players[0].flush()
+    players[0].commit(erased("a", None), event("b"))
+    players[1].commit(event("a", moment=2), event("b", "a"))
+    players[1].flush()
+    players[2].commit(event("a", moment=3))
+    names = [player.dataset.name for player in players]
 
     everything = api.admin.post("/v1/entities/query", {"datasets": names})
     by_id = api.admin.post(
@@ -146,10 +146,10 @@ def test_datasets_read_together_do_not_mix(api: InProcessApi, kernels: DirectKer
 
 def test_delete_counts_and_removes_what_a_read_found_in_snapshot_and_journal(api: InProcessApi, kernels: DirectKernels):
     api.dataset("test")
-    story = Story(api, kernels, dataset_of(api.services.database, "test"))
-    story.commit(said("a"), said("a", origin="by.hand"), said("b", "a"), said("c"))
-    story.flush()
-    story.commit(added("a", "crawl", ("Person", "name", "y"), None, 1, 1), deleted("c", "crawl", NAME))
+    player = HistoryPlayer(api, kernels, dataset_of(api.services.database, "test"))
+    player.commit(event("a"), event("a", origin="by.hand"), event("b", "a"), event("c"))
+    player.flush()
+    player.commit(added("a", "crawl", ("Person", "name", "y"), None, 1, 1), deleted("c", "crawl", NAME))
     base = "/v1/datasets/test"
 
     def tombstones(path: str) -> int:
@@ -170,12 +170,12 @@ def test_delete_counts_and_removes_what_a_read_found_in_snapshot_and_journal(api
 
 
 def test_read_without_journal_shows_the_snapshot_alone_or_nothing(api: InProcessApi, kernels: DirectKernels):
-    story = Story.begin(api, kernels)
-    reads = Reads(api.services.reader, story.dataset)
-    story.commit(said("a"))
+    player = HistoryPlayer.begin(api, kernels)
+    reads = Reads(api.services.reader, player.dataset)
+    player.commit(event("a"))
     assert reads.get("a", state=RequestedState(fresh="snapshot")) is None
     assert reads.entity_stream(RequestedState(fresh="snapshot")) == []
-    story.flush()
-    story.commit(erased("a", None))
-    assert reads.get("a", state=RequestedState(fresh="snapshot")) == story.head.one("a")
+    player.flush()
+    player.commit(erased("a", None))
+    assert reads.get("a", state=RequestedState(fresh="snapshot")) == player.head.one("a")
     assert reads.get("a", state=NOW) is None

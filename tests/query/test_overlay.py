@@ -14,7 +14,7 @@ from tarn.query.reader import NOW, Reader
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.journal.packing import pack_rows
 from tests.pipeline.kernels import DirectKernels
-from tests.query.flushed_history import Story
+from tests.query.flushed_history import HistoryPlayer
 from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, histories
 from tests.query.reads import Reads
 from tests.query.test_histories import played
@@ -38,25 +38,25 @@ def reader_of(api: InProcessApi, overlay_rows: int) -> Iterator[Reader]:
         reader.close()
 
 
-def said(entity: str, canonical: str | None = None, origin: str = "crawl", moment: int = 1) -> Event:
+def event(entity: str, canonical: str | None = None, origin: str = "crawl", moment: int = 1) -> Event:
     return added(entity, origin, NAME, canonical, moment, moment)
 
 
 @played
 @given(history=histories)
 def test_reads_without_cache_show_the_result_of_events(api: InProcessApi, kernels: DirectKernels, history: list[Step]):
-    story = Story.begin(api, kernels)
+    player = HistoryPlayer.begin(api, kernels)
     with reader_of(api, 0) as reader:
-        reads = Reads(reader, story.dataset)
-        for _ in story.play(history):
-            reads.check_whole(story.model)
-        story.commit(said("c"))
-        reads.check(story.model)
-        reads.check_counts(story.model)
+        reads = Reads(reader, player.dataset)
+        for _ in player.play(history):
+            reads.check_basic_reads(player.model)
+        player.commit(event("c"))
+        reads.check(player.model)
+        reads.check_counts(player.model)
 
 
-class PackedStory(Story):
-    """A dataset whose events are stored in as many packs as possible."""
+class PackingPlayer(HistoryPlayer):
+    """Plays a history whose events are stored in as many packs as possible."""
 
     def commit(self, *events: Event) -> None:
         super().commit(*events)
@@ -70,16 +70,16 @@ def test_events_in_packs_are_read_and_flushed_like_rows(
     api: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
 ):
     monkeypatch.setattr(packs, "ROWS", 2)
-    story = PackedStory.begin(api, kernels)
+    player = PackingPlayer.begin(api, kernels)
     with reader_of(api, overlay_rows) as reader:
-        reads = Reads(reader, story.dataset)
-        for _ in story.play(history):
-            reads.check_whole(story.model)
-        story.commit(said("c"), said("b", "Q1"))
-        reads.check(story.model)
-        reads.check_counts(story.model)
-        story.flush()
-        reads.check_whole(story.model)
+        reads = Reads(reader, player.dataset)
+        for _ in player.play(history):
+            reads.check_basic_reads(player.model)
+        player.commit(event("c"), event("b", "Q1"))
+        reads.check(player.model)
+        reads.check_counts(player.model)
+        player.flush()
+        reads.check_basic_reads(player.model)
 
 
 @ONE_DATABASE
@@ -89,102 +89,102 @@ def test_datasets_that_evict_each_other_from_the_cache_are_both_read_correctly(
     api: InProcessApi, kernels: DirectKernels, one: list[Step], other: list[Step]
 ):
     with reader_of(api, 6) as reader:
-        stories = [Story.begin(api, kernels) for _ in range(2)]
-        reads = [Reads(reader, story.dataset) for story in stories]
-        for _ in zip(stories[0].play(one), stories[1].play(other), strict=False):
-            for story, of in zip(stories, reads, strict=True):
-                of.check_whole(story.model)
+        players = [HistoryPlayer.begin(api, kernels) for _ in range(2)]
+        reads = [Reads(reader, player.dataset) for player in players]
+        for _ in zip(players[0].play(one), players[1].play(other), strict=False):
+            for player, reads_of_one in zip(players, reads, strict=True):
+                reads_of_one.check_basic_reads(player.model)
 
 
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
 def test_readers_that_resolved_their_view_before_and_after_a_flush_are_both_correct(
     api: InProcessApi, kernels: DirectKernels, overlay_rows: int
 ):
-    story = Story.begin(api, kernels)
-    story.commit(said("a"), said("b", "a"))
-    story.flush()
-    story.commit(erased("a", None))
-    story.commit(said("c", "a"))
-    before = story.model
+    player = HistoryPlayer.begin(api, kernels)
+    player.commit(event("a"), event("b", "a"))
+    player.flush()
+    player.commit(erased("a", None))
+    player.commit(event("c", "a"))
+    before = player.model
     with reader_of(api, overlay_rows) as reader, reader.reading() as early, reader.reading() as late:
-        view = early.view(story.dataset, NOW)
-        story.flush()
-        story.commit(said("a", moment=9), erased("b", None))
-        after = late.view(story.dataset, NOW)
+        view = early.view(player.dataset, NOW)
+        player.flush()
+        player.commit(event("a", moment=9), erased("b", None))
+        after = late.view(player.dataset, NOW)
         early.show(view)
         late.show(after)
 
         shown = [set(one.duck.execute("SELECT entity_id, last_seen FROM live").fetchall()) for one in (early, late)]
 
     assert shown[0] == {(row.entity_id, row.last_seen) for row in before.rows} == {("b", 1), ("c", 1)}
-    assert shown[1] == {(row.entity_id, row.last_seen) for row in story.model.rows} == {("a", 9), ("c", 1)}
+    assert shown[1] == {(row.entity_id, row.last_seen) for row in player.model.rows} == {("a", 9), ("c", 1)}
 
 
-def test_reader_with_a_transaction_from_before_a_flush_ignores_what_another_cached_after_it(
+def test_reader_with_a_transaction_older_than_a_flush_ignores_events_cached_after_it(
     api: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
     """Events that the later head contains are evicted; a transaction that began earlier still needs them."""
-    story = Story.begin(api, kernels)
-    story.commit(said("a"))
-    kept = overlay.Overlay(100)
+    player = HistoryPlayer.begin(api, kernels)
+    player.commit(event("a"))
+    cache = overlay.Overlay(100)
     database = api.services.database
 
-    def look(connection: Any) -> list[str]:
-        now = overlay.present(connection, story.dataset)
-        found = kept.events(connection, story.dataset, now, None, lambda: tmp_path / "spooled")
-        return found.on({"a", "b"}).column("entity_id").to_pylist()
+    def entity_ids(connection: Any) -> list[str]:
+        now = overlay.present(connection, player.dataset)
+        events = cache.events(connection, player.dataset, now, None, lambda: tmp_path / "spooled")
+        return events.on({"a", "b"}).column("entity_id").to_pylist()
 
     with database.read() as early:
-        assert overlay.present(early, story.dataset).head.id is None
-        story.flush()
-        story.commit(said("b"))
+        assert overlay.present(early, player.dataset).head.id is None
+        player.flush()
+        player.commit(event("b"))
         with database.read() as late:
-            assert look(late) == ["b"]
-        assert look(early) == ["a"]
+            assert entity_ids(late) == ["b"]
+        assert entity_ids(early) == ["a"]
     with database.read() as late:
-        assert look(late) == ["b"]
+        assert entity_ids(late) == ["b"]
 
 
-def test_reader_with_a_transaction_from_before_a_commit_does_not_see_it_in_the_cache(
+def test_reader_with_a_transaction_older_than_a_commit_does_not_see_its_cached_events(
     api: InProcessApi, kernels: DirectKernels, tmp_path: Path
 ):
-    story = Story.begin(api, kernels)
-    story.commit(said("a"))
-    kept = overlay.Overlay(100)
+    player = HistoryPlayer.begin(api, kernels)
+    player.commit(event("a"))
+    cache = overlay.Overlay(100)
 
-    def look(connection: Any) -> list[str]:
-        now = overlay.present(connection, story.dataset)
-        found = kept.events(connection, story.dataset, now, None, lambda: tmp_path / "spooled")
-        return sorted(found.table.column("entity_id").to_pylist())
+    def entity_ids(connection: Any) -> list[str]:
+        now = overlay.present(connection, player.dataset)
+        events = cache.events(connection, player.dataset, now, None, lambda: tmp_path / "spooled")
+        return sorted(events.table.column("entity_id").to_pylist())
 
     with api.services.database.read() as early:
-        assert overlay.present(early, story.dataset).commit == 1
-        story.commit(said("b"))
+        assert overlay.present(early, player.dataset).commit == 1
+        player.commit(event("b"))
         with api.services.database.read() as late:
-            assert look(late) == ["a", "b"]
-        assert look(early) == ["a"]
+            assert entity_ids(late) == ["a", "b"]
+        assert entity_ids(early) == ["a"]
 
 
 def test_journal_read_that_fails_midway_leaves_no_duplicates_for_the_next(
     api: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch
 ):
-    story = Story.begin(api, kernels)
-    reads = Reads(api.services.reader, story.dataset)
-    story.commit(said("a"), said("b"), said("c"))
-    whole = overlay._read
+    player = HistoryPlayer.begin(api, kernels)
+    reads = Reads(api.services.reader, player.dataset)
+    player.commit(event("a"), event("b"), event("c"))
+    original = overlay._read
 
-    def breaks_off(*asked: Any) -> Iterator[Any]:
-        for piece in whole(*asked):
+    def failing(*arguments: Any) -> Iterator[Any]:
+        for piece in original(*arguments):
             yield piece
             raise Unavailable("the database does not answer")
 
     monkeypatch.setattr(overlay, "FETCH", 1)
-    monkeypatch.setattr(overlay, "_read", breaks_off)
+    monkeypatch.setattr(overlay, "_read", failing)
     with pytest.raises(Unavailable):
         reads.get("a")
-    monkeypatch.setattr(overlay, "_read", whole)
+    monkeypatch.setattr(overlay, "_read", original)
 
-    reads.check_whole(story.model)
+    reads.check_basic_reads(player.model)
 
 
 @ONE_DATABASE
@@ -196,39 +196,39 @@ def test_entity_is_found_by_every_id_wherever_its_parts_are(
     """Its own statements have no other canonical id, and those of its parts do: in the journal, in the
     snapshot, or in both.
     """
-    story = Story.begin(api, kernels)
-    parts: list[Step] = [[said("a")], [said("b", "a")], [said("b", origin="by.hand")]]
+    player = HistoryPlayer.begin(api, kernels)
+    parts: list[Step] = [[event("a")], [event("b", "a")], [event("b", origin="by.hand")]]
     with reader_of(api, overlay_rows) as reader:
-        for _ in story.play([*parts[:flushed], FLUSH, *parts[flushed:]]):
-            Reads(reader, story.dataset).check_whole(story.model)
-        Reads(reader, story.dataset).check(story.model)
+        for _ in player.play([*parts[:flushed], FLUSH, *parts[flushed:]]):
+            Reads(reader, player.dataset).check_basic_reads(player.model)
+        Reads(reader, player.dataset).check(player.model)
 
 
 @ONE_DATABASE
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
 @pytest.mark.parametrize(
-    "happens",
+    "steps",
     [
-        [[said("b", "Q1")], FLUSH, Move("b", "Q2", 9), FLUSH, Move("b", "Q1", 3), FLUSH, Move("b", "b", 4)],
-        [[said("b"), said("b", origin="by.hand")], FLUSH, [erased(None, "crawl")], [said("b", moment=7)], FLUSH,
-         [erased(None, "crawl")], FLUSH, [said("b", "a", moment=2)]],
-        [[said("b")], FLUSH, [deleted("b", "crawl", NAME)], FLUSH, [said("b", moment=5)], FLUSH, [said("b", moment=2)],
-         FLUSH, [erased("b", "crawl"), said("b", moment=8)]],
+        [[event("b", "Q1")], FLUSH, Move("b", "Q2", 9), FLUSH, Move("b", "Q1", 3), FLUSH, Move("b", "b", 4)],
+        [[event("b"), event("b", origin="by.hand")], FLUSH, [erased(None, "crawl")], [event("b", moment=7)], FLUSH,
+         [erased(None, "crawl")], FLUSH, [event("b", "a", moment=2)]],
+        [[event("b")], FLUSH, [deleted("b", "crawl", NAME)], FLUSH, [event("b", moment=5)], FLUSH,
+         [event("b", moment=2)], FLUSH, [erased("b", "crawl"), event("b", moment=8)]],
         [[added("b", "crawl", ONE_SUM, "a", 1, 1), added("a", "crawl", ONE_SUM, None, 2, 2)], FLUSH,
          [added("b", "crawl", OTHER_SUM, "a", 3, 3)], FLUSH, [deleted("b", "crawl", OTHER_SUM)], FLUSH,
          [added("b", "crawl", ONE_SUM, "Q1", 9, 9)]],
-        [[said("b"), added("b", "crawl", ("Document", "fileName", "x"), None, 1, 1)], FLUSH,
+        [[event("b"), added("b", "crawl", ("Document", "fileName", "x"), None, 1, 1)], FLUSH,
          [added("b", "crawl", ("Company", "name", "x"), None, 1, 2)], FLUSH,
          [added("b", "crawl", ("Document", "name", "x"), None, 1, 2)]],
     ],
-    ids=["moved and back", "origin erased and said again", "deleted and said again", "BASE of two", "another schema"],
+    ids=["moved and back", "origin erased and added again", "deleted and added again", "BASE of two", "another schema"],
 )  # fmt: skip
 def test_history_reads_the_same_before_and_after_each_flush(
-    api: InProcessApi, kernels: DirectKernels, happens: list[Step], overlay_rows: int
+    api: InProcessApi, kernels: DirectKernels, steps: list[Step], overlay_rows: int
 ):
-    story = Story.begin(api, kernels)
+    player = HistoryPlayer.begin(api, kernels)
     with reader_of(api, overlay_rows) as reader:
-        reads = Reads(reader, story.dataset)
-        for _ in story.play([*happens, FLUSH]):
-            reads.check_whole(story.model)
-        reads.check(story.model)
+        reads = Reads(reader, player.dataset)
+        for _ in player.play([*steps, FLUSH]):
+            reads.check_basic_reads(player.model)
+        reads.check(player.model)

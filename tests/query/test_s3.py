@@ -127,9 +127,9 @@ def test_read_uses_current_credentials_and_never_shows_bad_ones(
     assert (good.json()["id"], good_again.json()["id"]) == ("jane", "john")
     assert bad.json()["type"] == "/problems/unavailable"
     assert "denies access" in bad.json()["detail"]
-    told = bad.text + "".join(capsys.readouterr())
-    assert "an-expired-secret" not in told
-    assert SECRET_KEY not in told
+    output = bad.text + "".join(capsys.readouterr())
+    assert "an-expired-secret" not in output
+    assert SECRET_KEY not in output
 
 
 def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(renewing: Settings, hold: Hold):
@@ -158,8 +158,8 @@ def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(renew
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the time limit to two seconds."""
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower the time limit of storage requests to two attempts of one second."""
     monkeypatch.setattr(limits, "STANDSTILL", 1)
     monkeypatch.setattr(limits, "RETRIES", 1)
 
@@ -171,9 +171,9 @@ def killed(server: S3Server) -> Iterator[None]:
 
 
 @contextmanager
-def standing_still(server: S3Server) -> Iterator[None]:
+def suspended(server: S3Server) -> Iterator[None]:
     if server.signal is None:
-        pytest.skip("moto's server is in this process, and cannot stand still alone")
+        pytest.skip("moto's server runs in this process and cannot be suspended")
     with server.paused():
         yield
 
@@ -181,7 +181,7 @@ def standing_still(server: S3Server) -> Iterator[None]:
 Failing = Callable[[S3Server], AbstractContextManager[None]]
 
 
-FAILING = pytest.mark.parametrize("failing", [killed, standing_still])
+FAILING = pytest.mark.parametrize("failing", [killed, suspended])
 
 
 def test_read_of_any_kind_without_its_store_is_503_with_retry_after(server: S3Server, api: InProcessApi, people: None):
@@ -202,26 +202,26 @@ def test_read_of_any_kind_without_its_store_is_503_with_retry_after(server: S3Se
     assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
 
 
-def test_read_of_a_stalled_store_ends_in_time_and_the_next_one_is_right(
-    server: S3Server, impatient: None, api: InProcessApi, people: None
+def test_read_of_a_stalled_store_times_out_and_the_next_one_succeeds(
+    server: S3Server, short_timeouts: None, api: InProcessApi, people: None
 ):
     read(api, "jane")
 
-    with standing_still(server):
+    with suspended(server):
         began = monotonic()
-        away = read(api, "john")
+        stalled = read(api, "john")
         took = monotonic() - began
-    back = read(api, "john")
+    recovered = read(api, "john")
 
-    assert (away.status_code, back.status_code) == (503, 200)
+    assert (stalled.status_code, recovered.status_code) == (503, 200)
     # Two attempts of a second each; the rest is slack for a busy machine.
     assert 2 <= took < 10
-    assert back.json()["properties"] == {"name": ["john"]}
+    assert recovered.json()["properties"] == {"name": ["john"]}
 
 
 @FAILING
-def test_stream_whose_store_fails_midway_is_broken_off(
-    server: S3Server, impatient: None, api: InProcessApi, dataset: Dataset, people: None, failing: Failing
+def test_stream_whose_store_fails_midway_raises_unavailable(
+    server: S3Server, short_timeouts: None, api: InProcessApi, dataset: Dataset, people: None, failing: Failing
 ):
     with api.services.reader.reading() as reading:
         _, chunks = statements.stream(reading, dataset, NOW, StatementFilter(), CSV)

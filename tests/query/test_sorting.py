@@ -39,8 +39,8 @@ def duck() -> duckdb.DuckDBPyConnection:
     return engine()
 
 
-def order(*asked: str) -> Sorting:
-    return Sorting(tuple(SortKey(key) for key in asked))
+def order(*sort_keys: str) -> Sorting:
+    return Sorting(tuple(SortKey(key) for key in sort_keys))
 
 
 def page(duck: duckdb.DuckDBPyConnection, sorting: Sorting, after: str | None, limit: int) -> list[tuple[Any, ...]]:
@@ -53,60 +53,60 @@ def page(duck: duckdb.DuckDBPyConnection, sorting: Sorting, after: str | None, l
     return duck.execute(query, [*parameters, *more]).fetchall()
 
 
-def listed(duck: duckdb.DuckDBPyConnection, *asked: str) -> list[str]:
-    return [row[1] for row in page(duck, order(*asked), None, 1000)]
+def listed(duck: duckdb.DuckDBPyConnection, *sort_keys: str) -> list[str]:
+    return [row[1] for row in page(duck, order(*sort_keys), None, 1000)]
 
 
 def pages(duck: duckdb.DuckDBPyConnection, sorting: Sorting, limit: int) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
+    rows_found: list[tuple[Any, ...]] = []
     after = None
     while got := page(duck, sorting, after, limit):
-        found += got
+        rows_found += got
         after = sorting.encode(got[-1])
-    return found
+    return rows_found
 
 
-def expected(table: list[Row], asked: list[str]) -> list[tuple[str, str]]:
+def expected(table: list[Row], sort_keys: list[str]) -> list[tuple[str, str]]:
     """Return the same order by Python's stable sort, least significant key first."""
     entities: dict[tuple[str, str], list[Row]] = {}
     for row in table:
         entities.setdefault((row.dataset, row.canonical_id), []).append(row)
-    found = sorted(entities, key=lambda key: (key[1], key[0]))
-    for key in reversed(asked):
+    ordered = sorted(entities, key=lambda key: (key[1], key[0]))
+    for key in reversed(sort_keys):
         values = {one: value_of(key, one[1], entity) for one, entity in entities.items()}
-        without = [one for one in found if values[one] is None]
-        found = [one for one in found if values[one] is not None]
-        found.sort(key=values.__getitem__, reverse=key.startswith("-"))
-        found += without
-    return found
+        without = [one for one in ordered if values[one] is None]
+        ordered = [one for one in ordered if values[one] is not None]
+        ordered.sort(key=values.__getitem__, reverse=key.startswith("-"))
+        ordered += without
+    return ordered
 
 
 def value_of(key: str, canonical_id: str, entity: list[Row]) -> Any:
     best = max if key.startswith("-") else min
-    told = [row for row in entity if row.prop != "id"] or entity
+    properties = [row for row in entity if row.prop != "id"] or entity
     match key.removeprefix("-"):
         case "id" | "canonical_id":
             return canonical_id
         case "schema":
             return best(row.schema for row in entity)
         case "first_seen":
-            return min(row.first_seen for row in told)
+            return min(row.first_seen for row in properties)
         case "last_seen":
-            return max(row.last_seen for row in told)
+            return max(row.last_seen for row in properties)
         case "prop:name":
             return best((row.value for row in entity if row.prop == "name"), default=None)
     numbers = (registry.number.to_number(row.value) for row in entity if row.prop == "amount")
     return best((number for number in numbers if number is not None), default=None)
 
 
-@given(table=rows, asked=keys, limit=st.integers(1, 3))
+@given(table=rows, sort_keys=keys, limit=st.integers(1, 3))
 @settings(max_examples=200, deadline=None)
 def test_pages_of_any_size_add_up_to_the_sorted_list(
-    duck: duckdb.DuckDBPyConnection, table: list[Row], asked: list[str], limit: int
+    duck: duckdb.DuckDBPyConnection, table: list[Row], sort_keys: list[str], limit: int
 ) -> None:
     table = [row._replace(value=row.value.replace("\x00", "")) for row in table]
     fill(duck, table)
-    assert [row[:2] for row in pages(duck, order(*asked), limit)] == expected(table, asked)
+    assert [row[:2] for row in pages(duck, order(*sort_keys), limit)] == expected(table, sort_keys)
 
 
 def test_entities_without_a_value_come_last_in_both_directions(duck: duckdb.DuckDBPyConnection) -> None:

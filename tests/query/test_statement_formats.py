@@ -103,9 +103,9 @@ def test_library_reads_the_statements_as_it_would_have_written_them(duck, form):
     read = {NDJSON: read_json_statements, CSV: read_csv_statements}[form]
     rows = [row("name", value, lang="eng", original_value=f"{value}!", external=True) for value in AWKWARD]
 
-    found = [{**one.to_dict(), "prop_type": one.prop_type} for one in read(io.BytesIO(as_form(duck, rows, form)))]
+    statements = [{**one.to_dict(), "prop_type": one.prop_type} for one in read(io.BytesIO(as_form(duck, rows, form)))]
 
-    assert found == [shown(one) for one in rows]
+    assert statements == [shown(one) for one in rows]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -138,14 +138,14 @@ def test_query_is_run_with_its_parameters_and_keeps_its_order(duck, form):
 
 
 def test_unknown_property_has_no_type(duck):
-    (found,) = from_ndjson(as_form(duck, [row("unheard", "x")], NDJSON))
+    (statement,) = from_ndjson(as_form(duck, [row("unheard", "x")], NDJSON))
 
-    assert found["prop_type"] is None
+    assert statement["prop_type"] is None
 
 
 def test_timestamps_are_in_utc(duck):
     data = as_form(duck, [row("name", "x", first_seen=1_700_000_000_000_000)], ARROW)
 
     with pa.ipc.open_stream(data) as reader:
-        (found,) = reader.read_all()["first_seen"].to_pylist()
-    assert found == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=1_700_000_000)
+        (timestamp,) = reader.read_all()["first_seen"].to_pylist()
+    assert timestamp == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=1_700_000_000)

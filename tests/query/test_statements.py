@@ -16,15 +16,15 @@ def small(tmp_path) -> Callable[[int], duckdb.DuckDBPyConnection]:
     """Return a DuckDB with little memory, and statements with values of so many characters."""
 
     def make(length: int) -> duckdb.DuckDBPyConnection:
-        made = duckdb.connect(config={"memory_limit": "64MB", "threads": 2, "temp_directory": str(tmp_path)})
-        made.execute(
+        connection = duckdb.connect(config={"memory_limit": "64MB", "threads": 2, "temp_directory": str(tmp_path)})
+        connection.execute(
             f"""CREATE VIEW live AS SELECT 'one' AS dataset, 'e' || (i * 7919) % 9973 AS canonical_id,
             canonical_id AS entity_id, unhex(sha1(i::VARCHAR)) AS id, 'Person' AS schema, 'notes' AS prop,
             'row ' || i || repeat('.', {length}) AS value, NULL::VARCHAR AS lang, NULL::VARCHAR AS original_value,
             false AS external, ['a', 'b'][1 + i % 2] AS origin, i AS first_seen, i AS last_seen
             FROM range(50000) t(i)"""
         )
-        return made
+        return connection
 
     return make
 
@@ -42,10 +42,10 @@ def test_more_text_than_memory_is_streamed_in_order(small, tmp_path):
     with small(2000) as duck:
         with pytest.raises(duckdb.OutOfMemoryException):
             duck.execute(f"{QUERY} ORDER BY canonical_id, id, origin").fetchmany(1)
-        found = places(duck)
+        streamed = places(duck)
 
-    assert len(found) == 50_000
-    assert found == sorted(found)
+    assert len(streamed) == 50_000
+    assert streamed == sorted(streamed)
     assert list(tmp_path.glob("spilled-*")) == []
 
 
@@ -63,6 +63,6 @@ def test_out_of_memory_midway_neither_omits_nor_repeats_rows(small, monkeypatch)
     with small(10) as duck:
         expected = places(duck)
         monkeypatch.setattr("tarn.query.statements.fetch_tables", failing)
-        found = places(duck)
+        streamed = places(duck)
 
-    assert found == expected
+    assert streamed == expected

@@ -89,8 +89,8 @@ def entities(duck: duckdb.DuckDBPyConnection) -> Iterator[dict[str, Any]]:
 
 
 def values_of(entity: dict[str, Any], kind: str) -> set[str]:
-    found = entity["properties"].items()
-    return {value for prop, values in found for value in values if property_type(entity["schema"], prop) == kind}
+    properties = entity["properties"].items()
+    return {value for prop, values in properties for value in values if property_type(entity["schema"], prop) == kind}
 
 
 def slowly_counted(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> Statistics:
@@ -101,7 +101,7 @@ def slowly_counted(duck: duckdb.DuckDBPyConnection, rows: list[Row]) -> Statisti
 def counted_in(lines: Iterable[dict[str, Any]], statements: int) -> Statistics:
     """Count statistics in the lines of entities made of so many statements."""
     counts = Counter({Count("statement"): statements})
-    held: dict[str, list[str]] = {}
+    collected: dict[str, list[str]] = {}
     for entity in lines:
         if "$invalid" in entity:
             counts[Count("invalid")] += 1
@@ -115,13 +115,13 @@ def counted_in(lines: Iterable[dict[str, Any]], statements: int) -> Statistics:
             counts.update(Count(group, country) for group, is_in in groups.items() if is_in)
         dates = {date for date in values_of(entity, "date") if re.fullmatch(r"\d{4}(-\d\d(-\d\d(T.*)?)?)?", date)}
         if dates:
-            held.setdefault("first_date", []).append(min(dates))
-            held.setdefault("last_date", []).append(max(dates))
+            collected.setdefault("first_date", []).append(min(dates))
+            collected.setdefault("last_date", []).append(max(dates))
         for name in ("first_seen", "last_seen", "last_change"):
             if entity[name] is not None:
-                held.setdefault(name, []).append(entity[name])
+                collected.setdefault(name, []).append(entity[name])
     bounds = {}
-    for name, values in held.items():
+    for name, values in collected.items():
         bound = min(values) if name.startswith("first") else max(values)
         bounds[name] = Bound(bound, values.count(bound))
     return Statistics(dict(+counts), bounds)
@@ -138,14 +138,14 @@ def test_statistics_equal_counts_over_the_lines_of_entities(duck: duckdb.DuckDBP
 def test_parts_add_up_to_the_total_and_subtraction_gives_the_other_part_or_unknown(
     duck: duckdb.DuckDBPyConnection, rows: list[Row], cut: str
 ) -> None:
-    whole = of(duck, rows)
+    total = of(duck, rows)
     before = of(duck, [row for row in rows if row.canonical_id < cut])
     after = of(duck, [row for row in rows if row.canonical_id >= cut])
-    assert before + after == whole == after + before
-    assert whole + Statistics() == whole == whole.without(Statistics())
-    assert whole.without(whole) == Statistics()
-    assert whole.without(after) in (before, None)
-    assert whole.without(before) in (after, None)
+    assert before + after == total == after + before
+    assert total + Statistics() == total == total.without(Statistics())
+    assert total.without(total) == Statistics()
+    assert total.without(after) in (before, None)
+    assert total.without(before) in (after, None)
 
 
 @given(rows=some_rows(), others=some_rows(), families=st.sets(st.sampled_from(sorted(FAMILIES))))
@@ -153,11 +153,11 @@ def test_parts_add_up_to_the_total_and_subtraction_gives_the_other_part_or_unkno
 def test_replaced_part_gives_the_result_of_a_new_count_or_unknown(
     duck: duckdb.DuckDBPyConnection, rows: list[Row], others: list[Row], families: set[str]
 ) -> None:
-    kept = [row for row in rows if row.canonical_id[0] not in families]
+    unchanged = [row for row in rows if row.canonical_id[0] not in families]
     former = [row for row in rows if row.canonical_id[0] in families]
     present = [row for row in others if row.canonical_id[0] in families]
-    found = of(duck, rows).replaced(of(duck, former), of(duck, present))
-    assert found in (of(duck, kept + present), None)
+    replaced = of(duck, rows).replaced(of(duck, former), of(duck, present))
+    assert replaced in (of(duck, unchanged + present), None)
 
 
 @given(rows=some_rows())
@@ -251,8 +251,8 @@ DATED = {"a": "2020", "b": "2020", "c": "2021"}
 
 def test_bound_holds_until_its_last_entity_is_removed(duck: duckdb.DuckDBPyConnection) -> None:
     first, second, third = (of(duck, [Row(id, "Event", "date", date)]) for id, date in DATED.items())
-    whole = first + second + third
-    assert whole.without(first) == second + third
+    total = first + second + third
+    assert total.without(first) == second + third
     assert (second + third).without(second) is None
 
 

@@ -93,7 +93,7 @@ def test_session_that_killed_the_process_reports_it_and_an_interrupted_one_does_
     killers: list[str] = []
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
-        duck.on_kill = lambda: killers.append("patient")
+        duck.on_kill = lambda: killers.append("interrupted")
         duck.limit(0.1)
         with pytest.raises(QueryTimeout):
             duck.execute(ENDLESS)
@@ -143,18 +143,18 @@ def test_start_that_takes_too_long_is_retryable_and_not_blamed_on_the_query(
 
 def test_lookup_in_the_apis_own_process_is_interrupted(settings: Settings, tmp_path: Path):
     engine = Engine(settings, Connection.from_settings(settings))
-    patience = ClientWatch()
+    watch = ClientWatch()
 
-    def look() -> object:
+    def lookup() -> object:
         with engine.session() as duck:
-            patience.begin(
+            watch.begin(
                 Reading(duck, cast("Any", None), cast("Any", None), tmp_path, cast("Any", None))
             )  # it needs none
             return duck.execute(ENDLESS).fetchall()
 
     async def limited() -> object:
-        with patience.limited(0.2):
-            return await asyncio.to_thread(look)
+        with watch.limited(0.2):
+            return await asyncio.to_thread(lookup)
 
     with pytest.raises(QueryTimeout):
         asyncio.run(limited())

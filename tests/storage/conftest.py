@@ -28,8 +28,8 @@ def disk(tmp_path: Path) -> Connection:
 
 @pytest.fixture(params=["disk", "s3"])
 def connection(request: pytest.FixtureRequest) -> Connection:
-    found = request.getfixturevalue(request.param)
-    return found.connection() if isinstance(found, S3Server) else found
+    fixture = request.getfixturevalue(request.param)
+    return fixture.connection() if isinstance(fixture, S3Server) else fixture
 
 
 @pytest.fixture
@@ -40,5 +40,5 @@ def store(connection: Connection) -> Store:
 @pytest.fixture(params=["disk", "strict_s3"])
 def racing_store(request: pytest.FixtureRequest) -> Store:
     """Provide a store for many concurrent writers."""
-    found = request.getfixturevalue(request.param)
-    return Store(found.connection() if isinstance(found, S3Server) else found)
+    fixture = request.getfixturevalue(request.param)
+    return Store(fixture.connection() if isinstance(fixture, S3Server) else fixture)

@@ -225,8 +225,8 @@ def test_configured_identity_takes_precedence_over_the_environment_in_every_libr
 def test_deltalake_times_out_on_a_server_that_does_not_respond(monkeypatch):
     monkeypatch.setattr(limits, "WHOLE_REQUEST", "50ms")
     monkeypatch.setattr(limits, "RETRIES", 1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        connection = S3Server(f"http://127.0.0.1:{silent.getsockname()[1]}").connection()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = S3Server(f"http://127.0.0.1:{listener.getsockname()[1]}").connection()
         with pytest.raises(OSError, match="S3"):
             DeltaTable(connection.table_uri("t"), storage_options=connection.delta_options())
 
@@ -378,7 +378,7 @@ def test_google_and_azure_options_reach_obstore_and_deltalake_under_the_same_nam
 
 @pytest.fixture
 def google(tmp_path: Path) -> Iterator[str]:
-    """Serve the objects in `tmp_path` as Google's storage does for readers, whole or in ranges."""
+    """Serve the objects in `tmp_path` as Google's storage does for readers, completely or in ranges."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

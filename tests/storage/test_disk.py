@@ -181,5 +181,5 @@ except StorageFull as error:
 
 def test_root_that_cannot_be_created_stops_the_start(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(StartRefused, match="cannot be made"):
+    with pytest.raises(StartRefused, match="cannot be created"):
         Store(Connection(str(tmp_path / "file" / "lake")))

@@ -106,24 +106,24 @@ def test_iterators_fail_when_they_are_read(faulty, method):
 def test_blocked_call_waits_before_or_after_its_effect_until_released(faulty, store, after, seen):
     gate = faulty.block("put", "a", after=after)
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(faulty.put, "a", b"1")
+        blocked = pool.submit(faulty.put, "a", b"1")
         gate.wait_arrived()
-        assert not held.done()
+        assert not blocked.done()
         assert (store.get("a") if store.head("a") else None) == seen
         gate.release()
-        held.result()
+        blocked.result()
     assert store.get("a") == b"1"
 
 
 def test_other_calls_pass_while_one_is_blocked(faulty):
     gate = faulty.block("put", "a")
     with ThreadPoolExecutor(1) as pool:
-        held = pool.submit(faulty.put, "a", b"1")
+        blocked = pool.submit(faulty.put, "a", b"1")
         gate.wait_arrived()
         faulty.put("b", b"2")
         assert faulty.get("b") == b"2"
         gate.release()
-        held.result()
+        blocked.result()
 
 
 def test_call_that_is_never_made_or_never_released_fails_instead_of_hanging(faulty, monkeypatch):

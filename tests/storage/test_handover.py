@@ -34,7 +34,7 @@ def test_source_is_read_ahead_only_up_to_the_limit():
 
 
 def test_failing_source_abandons_the_sender_and_its_error_is_raised():
-    told = []
+    errors = []
 
     def source():
         yield b"x"
@@ -44,12 +44,12 @@ def test_failing_source_abandons_the_sender_and_its_error_is_raised():
         try:
             list(chunks)
         except Abandoned as error:
-            told.append(error)
+            errors.append(error)
             raise
 
     with pytest.raises(ValueError, match="broken"):
         pump(source(), send)
-    assert len(told) == 1
+    assert len(errors) == 1
 
 
 @pytest.mark.parametrize("before", [0, 1, 10])

@@ -17,14 +17,14 @@ def paths(store):
 
 
 def test_empty_root_becomes_a_lake_that_keeps_its_id(store):
-    made = open_lake(store)
-    assert open_lake(store) == made
+    created = open_lake(store)
+    assert open_lake(store) == created
     assert paths(store) == ["lake.json"]
     assert orjson.loads(store.get("lake.json")) == {
         "magic": "tarn-lake",
         "version": 1,
-        "id": made.id,
-        "created": made.created.isoformat(),
+        "id": created.id,
+        "created": created.created.isoformat(),
     }
 
 
@@ -77,15 +77,15 @@ def test_probe_left_by_a_killed_process_does_not_stop_the_next_start(store):
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        (b"", "not readable as Tarn's own"),
-        (b"\xff\x00", "not readable as Tarn's own"),
-        (b"[]", "not readable as Tarn's own"),
-        (b'{"name": "x"}', "not readable as Tarn's own"),
+        (b"", "not a valid document with the magic"),
+        (b"\xff\x00", "not a valid document with the magic"),
+        (b"[]", "not a valid document with the magic"),
+        (b'{"name": "x"}', "not a valid document with the magic"),
         (b'{"magic": "iceberg", "version": 1}', "has the magic 'iceberg', expected 'tarn-lake'"),
         (b'{"magic": "tarn-lake", "version": 2}', "format version 2, and this release reads and writes version 1"),
         (b'{"magic": "tarn-lake", "version": "1"}', "format version '1'"),
-        (b'{"magic": "tarn-lake", "version": 1}', "lacks a readable id"),
-        (b'{"magic": "tarn-lake", "version": 1, "id": "x", "created": "then"}', "lacks a readable id"),
+        (b'{"magic": "tarn-lake", "version": 1}', "has no valid id"),
+        (b'{"magic": "tarn-lake", "version": 1, "id": "x", "created": "then"}', "has no valid id"),
     ],
 )
 def test_foreign_lake_json_is_refused_and_unchanged(disk, document, sentence):
@@ -127,10 +127,10 @@ def test_same_server_with_conditional_writes_is_accepted():
 def test_store_that_reports_a_conflict_and_still_overwrites_is_refused(disk):
     class OverwritingStore(Store):
         def put_new(self, path: str, data: bytes) -> None:
-            taken = self.head(path)
+            existing = self.head(path)
             self.put(path, data)
-            if taken:
+            if existing:
                 raise PathExists(path)
 
-    with pytest.raises(UnsupportedStore, match="overwrote it all the same"):
+    with pytest.raises(UnsupportedStore, match="but overwrote it"):
         probe_put_if_absent(OverwritingStore(disk))

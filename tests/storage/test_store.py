@@ -284,8 +284,8 @@ def test_stopped_server_is_storage_unavailable(tmp_path, monkeypatch):
 def test_server_that_never_responds_is_unavailable_after_the_timeout(monkeypatch):
     monkeypatch.setattr(limits, "READ", "50ms")
     monkeypatch.setattr(limits, "RETRIES", 1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        store = Store(S3Server(f"http://127.0.0.1:{silent.getsockname()[1]}").connection())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        store = Store(S3Server(f"http://127.0.0.1:{listener.getsockname()[1]}").connection())
         for call in (store.get, lambda path: store.put_new(path, b"")):
             with pytest.raises(Unavailable):
                 call("doc")

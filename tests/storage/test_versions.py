@@ -43,9 +43,9 @@ def test_equal_content_writes_nothing(store):
 def test_timestamp_in_use_is_incremented_and_no_version_is_overwritten(store):
     for content in (b"1", b"22", b"333", b"4444"):
         replace(store, DS.config, DS.versions, content, T0)
-    kept = list_versions(store, DS.versions)
-    assert kept == [Version(timestamp=stamp(T0 + n * TICK), name="config.yml", size=n + 1) for n in (2, 1, 0)]
-    assert [store.get(version_path(DS.versions, version.timestamp, CONFIG)) for version in kept] == [
+    versions = list_versions(store, DS.versions)
+    assert versions == [Version(timestamp=stamp(T0 + n * TICK), name="config.yml", size=n + 1) for n in (2, 1, 0)]
+    assert [store.get(version_path(DS.versions, version.timestamp, CONFIG)) for version in versions] == [
         b"333",
         b"22",
         b"1",

@@ -12,7 +12,7 @@ from tarn.storage.store import Store
 
 from tests.in_process_api import InProcessApi
 from tests.journal.packing import pack_rows
-from tests.worker.workers import fall_silent, let_time_pass, make_worker, stepping
+from tests.worker.workers import expire_heartbeats, make_retries_due, make_worker, stepping
 
 pytestmark = pytest.mark.both_databases
 
@@ -49,12 +49,12 @@ def test_name_stays_taken_until_requests_of_a_presumed_dead_worker_must_have_end
     gate = store.block("delete", "foo/*")
     with stepping(make_worker(api)):
         gate.wait_arrived()
-        fall_silent(api)
+        expire_heartbeats(api)
         make_worker(api).step()
         early = state(api, job), paths(store), create(api)
         gate.release()
 
-    let_time_pass(api)
+    make_retries_due(api)
     make_worker(api).step()
 
     assert early == ("queued", [], 409)
@@ -72,9 +72,9 @@ def test_presumed_dead_worker_does_not_delete_files_of_the_next_dataset(
     gate = store.block(method, "foo*", after=method == "delete")
     with stepping(make_worker(api)):
         gate.wait_arrived()
-        fall_silent(api)
+        expire_heartbeats(api)
         make_worker(api).step()
-        let_time_pass(api)
+        make_retries_due(api)
         make_worker(api).step()
         created = create(api)
         gate.release()
@@ -90,7 +90,7 @@ def test_delete_job_that_freed_the_name_but_was_not_recorded_leaves_the_next_dat
     create(api)
     with api.services.database.write() as connection:
         connection.execute(update(jobs_table).values(state="running", finished=None))
-    fall_silent(api)
+    expire_heartbeats(api)
 
     make_worker(api).step()
 

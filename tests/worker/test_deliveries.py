@@ -86,8 +86,8 @@ def deliver(api: InProcessApi, worker: str = "w", resolve: Resolve = resolve_by_
     Deliveries(changed, api.services.database, worker, resolve).step()
 
 
-def let_time_pass(api: InProcessApi) -> None:
-    """Let all retry times and leases expire."""
+def expire_retries_and_leases(api: InProcessApi) -> None:
+    """Move all retry times and lease expiries into the past."""
     past = now() - timedelta(hours=1)
     with api.services.database.write() as connection:
         connection.execute(update(table).where(table.c.next_try.is_not(None)).values(next_try=past))
@@ -120,7 +120,7 @@ def test_rejected_event_blocks_later_events_and_is_sent_again(
     too_early = len(receiver.posts), shown(api)
     deliver(api)
     for _ in range(2):
-        let_time_pass(api)
+        expire_retries_and_leases(api)
         deliver(api)
 
     assert receiver.numbers() == [2, 2, 2, 3]
@@ -139,14 +139,14 @@ def test_webhook_is_given_up_after_the_configured_attempts_and_resumes_when_it_i
     receiver.status_of = lambda _: 500
     for _ in range(4):
         deliver(api, webhook_attempts=3)
-        let_time_pass(api)
-    given_up = len(receiver.posts), shown(api)
+        expire_retries_and_leases(api)
+    after_failures = len(receiver.posts), shown(api)
 
     receiver.status_of = lambda _: 200
     set_webhook(api, "alice", receiver, secret=None)
     deliver(api)
 
-    attempts, state = given_up
+    attempts, state = after_failures
     assert (attempts, state["state"], state["attempts"], state["next_try"]) == (3, "given_up", 3, None)
     assert (receiver.numbers(), shown(api)["state"]) == ([2, 2, 2, 2], "active")
     assert receiver.posts[-1].is_signed()
@@ -234,7 +234,7 @@ def test_worker_killed_between_sending_and_recording_causes_the_same_delivery_ag
     receiver.status_of = lambda _: 200
     deliver(api)
     while_leased = len(receiver.posts)
-    let_time_pass(api)
+    expire_retries_and_leases(api)
     deliver(api)
     deliver(api)
 
@@ -263,7 +263,7 @@ def test_worker_that_lost_its_webhook_lease_records_nothing(api: InProcessApi, a
 
     def lose(_: Post) -> int:
         receiver.status_of = lambda _: 500
-        let_time_pass(api)
+        expire_retries_and_leases(api)
         deliver(api, "other")
         return 200
 
@@ -276,14 +276,14 @@ def test_worker_that_lost_its_webhook_lease_records_nothing(api: InProcessApi, a
 @ONE_DATABASE
 def test_dead_or_slow_receivers_do_not_delay_other_tenants(api: InProcessApi, alice, receiver: Receiver):
     released = threading.Event()
-    with listening() as silent, receiving() as slow:
+    with listening() as unresponsive, receiving() as slow:
         slow.status_of = lambda _: 200 if released.wait(20) else 500
         for number in range(deliveries.THREADS):
             name = f"slow{number}"
             api.tenant(name, donations="read")
             set_webhook(api, name, slow)
         api.tenant("dead", donations="read")
-        dead = {"url": f"http://127.0.0.1:{silent.getsockname()[1]}/", "secret": SECRET}
+        dead = {"url": f"http://127.0.0.1:{unresponsive.getsockname()[1]}/", "secret": SECRET}
         api.admin.put("/v1/admin/tenants/dead/webhooks", dead)
         with api.services.database.write() as connection:
             failing = {"attempts": 1, "state": "failing"}
@@ -320,11 +320,11 @@ def test_worker_trims_events_over_the_limit(api: InProcessApi):
     publish(api, 5)
     stream = stream_of(api, "donations")
 
-    def kept() -> list[int]:
+    def numbers() -> list[int]:
         with api.services.database.read() as connection:
             return [event.number for event in outbox.after(connection, stream, 0, 100).events]
 
     with working(make_worker(api, event_most=2)):
-        wait_until(lambda: len(kept()) == 2)
+        wait_until(lambda: len(numbers()) == 2)
 
-    assert kept() == [5, 6]
+    assert numbers() == [5, 6]

@@ -15,7 +15,7 @@ from tarn.worker.flush_rounds import FlushRounds
 from tests.in_process_api import InProcessApi
 from tests.waiting import wait_until
 from tests.worker.flushers import SqlFlusher, id_of
-from tests.worker.workers import fall_silent, flushing, let_time_pass, make_worker, working
+from tests.worker.workers import expire_heartbeats, flushing, make_retries_due, make_worker, working
 
 ENTITY = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
 
@@ -193,7 +193,7 @@ def test_flush_with_a_transient_error_is_retried(api: InProcessApi, flusher: Sql
     between = show(api, job)
     retried_early = worker.flush()
     flusher.failing.clear()
-    let_time_pass(api)
+    make_retries_due(api)
     worker.flush()
 
     assert (between["state"], retried_early) == ("queued", False)
@@ -272,15 +272,15 @@ def test_all_jobs_of_a_round_have_heartbeats_while_it_runs(api: InProcessApi, fl
 
     with working(worker):
         assert flusher.entered.wait(20)
-        fall_silent(api)
-        wait_until(lambda: not silent(api))
+        expire_heartbeats(api)
+        wait_until(lambda: not has_expired_heartbeat(api))
         flusher.resumed.set()
         done = [api.admin.get(f"/v1/jobs/{job}?wait=20").json()["state"] for job in requested]
 
     assert done == ["done", "done"]
 
 
-def silent(api: InProcessApi) -> bool:
+def has_expired_heartbeat(api: InProcessApi) -> bool:
     with api.services.database.read() as connection:
         beats = connection.execute(select(jobs_table.c.heartbeat)).scalars().all()
     return any(beat < now() - timedelta(minutes=1) for beat in beats)

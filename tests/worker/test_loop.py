@@ -15,7 +15,7 @@ from tarn.storage.store import Store
 from tarn.worker import loop
 
 from tests.in_process_api import InProcessApi
-from tests.worker.workers import let_time_pass, make_worker, stepping
+from tests.worker.workers import make_retries_due, make_worker, stepping
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_job_with_a_transient_error_reports_it_waits_and_is_retried(api: InProce
     failed, other = show(api, first), show(api, second)
     create_status = api.admin.post("/v1/datasets", {"name": "first"}).status_code
     for _ in range(2):
-        let_time_pass(api)
+        make_retries_due(api)
         worker.step()
 
     after = show(api, first)

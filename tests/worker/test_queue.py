@@ -54,8 +54,8 @@ def names(api: InProcessApi) -> list[str]:
     return sorted(name for entity in entities for name in entity["properties"]["name"])
 
 
-def let_time_pass(api: InProcessApi) -> None:
-    """Let the retry time of every item pass."""
+def make_retries_due(api: InProcessApi) -> None:
+    """Make every waiting item due."""
     with api.services.database.write() as connection:
         connection.execute(update(queue_table).values(not_before=None))
 
@@ -145,12 +145,12 @@ def test_item_with_a_transient_failure_is_retried_and_keeps_its_position(api: In
     full = consumer(api, journal_max_rows=0)
 
     assert full.work() == 1
-    assert full.work() == 0, "neither the item nor those behind it are tried before its retry time"
+    assert full.work() == 0, "neither the item nor later ones are processed before its retry time"
     failed = item(api, first)
     assert (failed["state"], failed["attempts"]) == ("pending", 1)
     assert failed["problem"]["type"] == "/problems/backpressure"
     assert item(api, second)["attempts"] == 0
-    let_time_pass(api)
+    make_retries_due(api)
     assert consumer(api).work() == 2
     assert names(api) == ["Second"]
     assert item(api, first)["problem"] is None
@@ -162,7 +162,7 @@ def test_item_that_fails_too_often_is_dead(api: InProcessApi, dataset: Dataset):
     full = consumer(api, journal_max_rows=0)
     for _ in range(MOST_ATTEMPTS):
         assert full.work() == 1
-        let_time_pass(api)
+        make_retries_due(api)
 
     assert full.work() == 0
     assert item(api, item_id)["state"] == "dead"

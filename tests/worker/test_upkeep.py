@@ -1,4 +1,4 @@
-"""Scheduled maintenance: the worker enqueues maintenance of datasets itself, and claims jobs of tenants in turn."""
+"""Scheduled maintenance: the worker enqueues maintenance of datasets, and claims jobs of tenants round-robin."""
 
 import json
 import os
@@ -125,8 +125,8 @@ def test_snapshots_past_retention_are_expired(
 
     assert (before, enqueued, enqueued_jobs(api)) == (0, 1, [("vacuum", "lakehouse")])
     with api.services.database.read() as connection:
-        kept = connection.execute(select(history.c.seq).where(history.c.expired.is_(None))).scalars().all()
-    assert len(kept) == 2
+        remaining = connection.execute(select(history.c.seq).where(history.c.expired.is_(None))).scalars().all()
+    assert len(remaining) == 2
 
 
 def test_exports_are_scheduled_by_the_policy(
@@ -249,11 +249,11 @@ def test_job_finished_long_ago_is_deleted(api: InProcessApi, dataset: Dataset):
         jobs.cancel(connection, old.id)
 
         jobs.delete_finished(connection, now() - timedelta(days=1))
-        kept = [jobs.find(connection, job.id) for job in (old, waiting)]
+        found_jobs = [jobs.find(connection, job.id) for job in (old, waiting)]
         jobs.delete_finished(connection, now() + timedelta(days=1))
         remaining = [jobs.find(connection, job.id) for job in (old, waiting)]
 
-    assert None not in kept
+    assert None not in found_jobs
     assert [job is None for job in remaining] == [True, False]
 
 

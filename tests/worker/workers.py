@@ -1,4 +1,4 @@
-"""Workers in this process, and functions that let time pass for them."""
+"""Workers in this process, and functions that change the times of their jobs instead of waiting."""
 
 import threading
 from contextlib import contextmanager
@@ -59,13 +59,13 @@ def stepping(worker: Worker):
     thread.join()
 
 
-def fall_silent(api: InProcessApi) -> None:
-    """Let an hour pass without a heartbeat of any worker."""
+def expire_heartbeats(api: InProcessApi) -> None:
+    """Move the last heartbeat of every job an hour into the past."""
     _set(api, heartbeat=now() - timedelta(hours=1))
 
 
-def let_time_pass(api: InProcessApi) -> None:
-    """Let the retry time of every waiting job pass."""
+def make_retries_due(api: InProcessApi) -> None:
+    """Make every waiting job due."""
     _set(api, not_before=None, disturbed=now() - timedelta(hours=1))
 
 

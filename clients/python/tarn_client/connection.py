@@ -70,12 +70,23 @@ class Connection:
         other._retry_timeout = retry_timeout
         return other
 
+    def with_timeout(self, timeout: float) -> "Connection":
+        """Return a connection that shares this one's HTTP client and waits for another time for each part read."""
+        other = copy.copy(self)
+        other._timeout = timeout
+        return other
+
     def read(
         self, path: str, params: Params | None = None, body: Any = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
         """Return the JSON document of a GET, or of a POST if there is a body (a query). Raises LakeError."""
         method = "GET" if body is None else "POST"
         return _document(self.request(method, path, body, params=params, timeout=timeout))
+
+    def read_with_etag(self, path: str) -> tuple[dict[str, Any], str]:
+        """Return the JSON document of a GET, and its entity tag: `*` if it has none. Raises LakeError."""
+        response = self.request("GET", path)
+        return _document(response), response.headers.get("ETag", "*")
 
     def write(
         self,
@@ -110,9 +121,9 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
     ) -> httpx.Response:
-        """Return the successful response to a request, which is retried as it is. Raises LakeError.
+        """Return the successful response to a request, which is retried unchanged. Raises LakeError.
 
-        `timeout` is how many seconds the server may be silent, if not as long as usual.
+        `timeout` is the time limit in seconds for each read from the server, if it differs from the connection's.
         """
         headers = dict(headers or {})
         if body is not None:
@@ -219,6 +230,8 @@ class Connection:
             attempts += 1
 
     def _unreachable(self, error: httpx.RequestError) -> Unreachable:
+        if isinstance(error, httpx.ConnectError) and "SSL" in str(error):
+            return Unreachable(f"the TLS connection to {self.url} failed: {_text(error)}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return Unreachable(f"no server answers at {self.url}: {_text(error)}", connected=False)
         return Unreachable(f"no complete response from {self.url}: {_text(error)}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 JOBS = "/v1/jobs"
 
 LONGEST_WAIT = 30.0
-"""Seconds that one request waits for a job: some proxies close connections that are silent for longer."""
+"""Seconds that one request waits for a job: some proxies close connections that are idle for longer."""
 
 
 def wait_for_job(connection: "Connection", job_id: str, seconds: float = math.inf) -> dict[str, Any]:

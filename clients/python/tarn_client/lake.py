@@ -10,7 +10,8 @@ from tarn_client.dataset import Dataset
 class Lake:
     """A server, with one key.
 
-    Temporary failures are retried for `retry_timeout` seconds. `timeout` is how long the server may be silent.
+    Temporary failures are retried for `retry_timeout` seconds. `timeout` limits
+    the seconds between two parts of a response.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Streams of records as NDJSON, in which the server says how they end.
+"""Streams of records as NDJSON, whose last line is the server's status of the stream.
 
 Lines that begin with `{"$` are control lines, not records: `$invalid` is an entity that is left out because its
 statements do not assemble, `$error` the problem that ended the stream, and `$end` its last line if it is complete.

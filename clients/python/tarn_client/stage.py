@@ -10,6 +10,9 @@ from tarn_client.paths import path_of
 if TYPE_CHECKING:
     from tarn_client.connection import Connection, Params
 
+ABORT_SECONDS = 5.0
+"""Seconds for which an abort is retried. Not longer: the stage expires anyway, and the caller waits to report an error."""
+
 
 class Stage:
     """An open stage of a dataset. It expires if nothing is sent to it for long."""
@@ -49,6 +52,6 @@ class Stage:
             return {**stage, "snapshot": None}
 
     def abort(self) -> None:
-        """Abort the stage. If the server cannot be reached, the stage expires."""
+        """Abort the stage. If the server does not respond within some seconds, the stage expires later."""
         with suppress(LakeError):
-            self._connection.write("DELETE", self.path)
+            self._connection.with_retries(ABORT_SECONDS).write("DELETE", self.path)
