@@ -7,9 +7,9 @@ const client = tarn(url, key);
 const dataset = { path: { dataset: name } };
 
 /** Wait for a job and return it: the first flush of a server starts Spark, which may take longer than one wait. */
-async function over(job: components["schemas"]["Job"]): Promise<components["schemas"]["Job"]> {
+async function finished(job: components["schemas"]["Job"]): Promise<components["schemas"]["Job"]> {
   if (job.finished !== null) return job;
-  return over(done(await client.GET("/v1/jobs/{job}", { params: { path: { job: job.id }, query: { wait: 60 } } })));
+  return finished(done(await client.GET("/v1/jobs/{job}", { params: { path: { job: job.id }, query: { wait: 60 } } })));
 }
 
 done(await client.POST("/v1/datasets", { body: { name, title: "Made by TypeScript" } }));
@@ -22,7 +22,7 @@ const written = done(
     bodySerializer: (lines) => lines,
   }),
 );
-const flushed = await over(
+const flushed = await finished(
   done(await client.POST("/v1/datasets/{dataset}/operations/flush", { params: { ...dataset, query: { wait: 60 } } })),
 );
 const jane = done(
@@ -34,7 +34,7 @@ const missing = await client.GET("/v1/datasets/{dataset}/entities/{entity}", {
   params: { path: { dataset: name, entity: "nobody" } },
 });
 const stream = await client.GET("/v1/datasets/{dataset}/entities/stream", { params: dataset, parseAs: "text" });
-const made = await over(
+const made = await finished(
   done(
     await client.POST("/v1/datasets/{dataset}/operations/export", {
       params: { ...dataset, query: { wait: 60 } },

@@ -98,20 +98,20 @@ def test_backup_during_writes_flushes_and_a_vacuum_has_the_state_of_one_moment(
 ):
     scene.with_history(2)
     replace_files(scene)
-    told = set(scene.acknowledged)
+    commits = set(scene.acknowledged)
 
-    def go_on() -> None:
+    def change_dataset() -> None:
         scene.write(scene.new_statement("while it is copied"))
         scene.flush()
         vacuum(scene, keep_from=head_of(scene).seq)
         put_file(scene, "later.txt", b"put while it is copied")
 
-    made = back_up(scene, vault, at("dumped", go_on))
+    made = back_up(scene, vault, at("dumped", change_dataset))
     found = restore(elsewhere, vault, made)
 
     assert (found.datasets, made.lacking) == ([], [])
     assert list(elsewhere.store.list(scene.dataset.layout.archive)) == []
-    here = elsewhere.scene(scene, told)
+    here = elsewhere.scene(scene, commits)
     check(here)
     assert findings(here) == []
     check(scene)
@@ -124,7 +124,7 @@ def test_second_backup_copies_only_new_files_and_old_backups_can_be_deleted(
     scene.with_history(2)
     first = back_up(scene, vault)
     scene.flush()
-    told = set(scene.acknowledged)
+    commits = set(scene.acknowledged)
     second = back_up(scene, vault)
 
     assert first.copied == first.objects
@@ -134,7 +134,7 @@ def test_second_backup_copies_only_new_files_and_old_backups_can_be_deleted(
     assert vault.finished() == [second.id]
     assert backup.keep(1) == 0
     restore(elsewhere, vault, second)
-    check(elsewhere.scene(scene, told))
+    check(elsewhere.scene(scene, commits))
 
 
 @ONE_DATABASE
@@ -190,7 +190,7 @@ def test_killed_backup_does_not_count_and_the_next_one_continues(
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("step", ["some copied", "copied", "loaded", "opened"])
+@pytest.mark.parametrize("step", ["some copied", "copied", "loaded", "lake.json put"])
 def test_killed_restore_is_resumed_and_blocks_every_start_until_then(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore, step: str
 ):
@@ -198,7 +198,7 @@ def test_killed_restore_is_resumed_and_blocks_every_start_until_then(
     made = back_up(scene, vault)
     with pytest.raises(Killed):
         restore(elsewhere, vault, made, kill_at(step))
-    if step != "opened":
+    if step != "lake.json put":
         with pytest.raises(StartRefused, match=r"and no lake\.json"):
             open_lake(elsewhere.store)
 
@@ -215,10 +215,10 @@ def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, else
     folder = vault.store.connection.folder
     assert folder is not None
     table = folder / f"backups/{made.id}/tables/journal.ndjson.zst"
-    whole = table.read_bytes()
+    complete = table.read_bytes()
     held = next(held for held in vault.index(made) if held.path.endswith(".parquet"))
 
-    table.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    table.write_bytes(complete[:-9] + b"x" + complete[-8:])
     with pytest.raises(
         DamagedBackup, match=r"tables/journal\.ndjson\.zst (is not what was written|cannot be unpacked)"
     ):
@@ -226,7 +226,7 @@ def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, else
     table.unlink()
     with pytest.raises(DamagedBackup, match=r"the backup lacks backups/.*/tables/journal\.ndjson\.zst"):
         restore(elsewhere, vault, made)
-    table.write_bytes(whole)
+    table.write_bytes(complete)
     (folder / held.object).unlink()
     with pytest.raises(
         DamagedBackup, match=f"1 of {made.objects} objects of the backup are missing.*; the first is {held.object}"
@@ -269,7 +269,7 @@ def test_older_backup_is_loaded_at_its_own_revision_and_migrated(tmp_path: Path)
     with old.write() as connection:
         migrate.upgrade_in(connection, "0011")
         columns = {"table": "lake", "columns": {"id": "text"}}
-        dump.load(connection, [orjson.dumps(columns), orjson.dumps(["of then"])])
+        dump.load(connection, [orjson.dumps(columns), orjson.dumps(["an id"])])
         assert dump.occupied(connection) == "its table 'lake' has rows"
     old.close()
     new = Database(f"sqlite:///{tmp_path}/new.db")
@@ -279,12 +279,12 @@ def test_older_backup_is_loaded_at_its_own_revision_and_migrated(tmp_path: Path)
         assert dump.occupied(connection) is None
         dump.prepare(connection, "0011")
         assert migrate.revision(connection) == "0011"
-        dump.load(connection, [orjson.dumps(columns), orjson.dumps(["of then"])])
+        dump.load(connection, [orjson.dumps(columns), orjson.dumps(["an id"])])
         migrate.upgrade_in(connection, "head")
 
     migrate.require_current(new)
     with new.read() as connection:
-        assert connection.execute(text("SELECT id FROM lake")).scalar() == "of then"
+        assert connection.execute(text("SELECT id FROM lake")).scalar() == "an id"
         assert connection.execute(webhooks.select()).all() == []
     new.close()
 
@@ -339,15 +339,15 @@ def test_command_backs_up_to_s3_and_restores_from_there(
     scene.with_history(1)
     place = s3.settings().lake_uri
 
-    code, said = tarn(
+    code, output = tarn(
         scene.settings, "backup", place, "--keep", "1", TARN_BACKUP_OPTIONS=orjson.dumps(s3.options).decode()
     )
-    assert code == 0, said
+    assert code == 0, output
     there = s3.settings(database_url=f"sqlite:///{tmp_path}/there.db")
-    code, said = tarn(there, "restore", place, "--json")
+    code, output = tarn(there, "restore", place, "--json")
 
-    assert code == 0, said
-    assert orjson.loads(said[said.index("{") :])["datasets"] == []
+    assert code == 0, output
+    assert orjson.loads(output[output.index("{") :])["datasets"] == []
     elsewhere.settings, elsewhere.database = there, Database(there.database_url)
     check(elsewhere.scene(scene, scene.acknowledged))
     elsewhere.database.close()
@@ -374,9 +374,9 @@ def test_command_writes_private_files_and_reports_what_is_lost(
     assert [one["id"] for one in orjson.loads(listed.stdout)] == [path.name for path in (place / "backups").iterdir()]
     scene.flush()
     scene.store.delete([scene.dataset.layout.snapshot(2)])
-    told = command.invoke(app, ["reconcile"])
+    dry_run = command.invoke(app, ["reconcile"])
 
-    assert told.exit_code == 1, told.output
-    assert "test: database ahead, head 2 becomes 1\n" in told.output
-    assert "  lost: commits 2 to 3\n" in told.output
-    assert told.output.endswith("nothing was changed: run it with --apply to do this\n")
+    assert dry_run.exit_code == 1, dry_run.output
+    assert "test: database ahead, head 2 becomes 1\n" in dry_run.output
+    assert "  lost: commits 2 to 3\n" in dry_run.output
+    assert dry_run.output.endswith("nothing was changed: run it with --apply to do this\n")

@@ -55,7 +55,7 @@ def test_lake_ahead_of_the_database_is_recorded_and_nothing_is_flushed_twice(
     scene.write()
     saved = save_database(scene)
     flushes(scene, 3, "after")
-    waiting = scene.write()
+    unflushed = scene.write()
     elsewhere.put(saved, save_lake(scene, tmp_path / "saved"))
 
     dry = only(elsewhere.reconcile(apply=False))
@@ -63,7 +63,7 @@ def test_lake_ahead_of_the_database_is_recorded_and_nothing_is_flushed_twice(
 
     assert (dry.found, dry.recorded, dry.lost) == ("lake ahead", [3, 4, 5], Losses())
     assert (done.found, done.recorded, done.lost, done.findings) == ("lake ahead", [3, 4, 5], Losses(), [])
-    here = elsewhere.scene(scene, scene.acknowledged.keys() - {waiting})
+    here = elsewhere.scene(scene, scene.acknowledged.keys() - {unflushed})
     assert head_of(here).id == head_of(scene).id
     check(here)
     assert findings(here) == []
@@ -83,10 +83,10 @@ def test_database_ahead_of_the_lake_is_rolled_back_and_reports_exactly_what_is_l
     dry = only(elsewhere.reconcile(apply=False))
     done = only(elsewhere.reconcile())
 
-    for told in (dry, done):
-        assert (told.found, told.head_before, told.head) == ("database ahead", 5, 2)
-        assert [one.id for one in told.lost.snapshots] == lost_ids
-        assert lost(told) == set(gone)
+    for result in (dry, done):
+        assert (result.found, result.head_before, result.head) == ("database ahead", 5, 2)
+        assert [one.id for one in result.lost.snapshots] == lost_ids
+        assert lost(result) == set(gone)
     assert done.findings == []
     here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
     assert [one.operation for one in history_of(here)] == ["flush"] * 2 + ["revert"] * 4
@@ -129,7 +129,7 @@ def test_stale_writer_of_a_lost_snapshot_loses_and_blocks_nobody(scene: Scene, e
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("step", ["noted", "went back", "sealed", "files fitted"])
+@pytest.mark.parametrize("step", ["note written", "went back", "numbers taken", "files reconciled"])
 def test_killed_reconciliation_is_resumed_and_reports_the_losses_again(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path, step: str
 ):
@@ -143,7 +143,7 @@ def test_killed_reconciliation_is_resumed_and_reports_the_losses_again(
         elsewhere.reconcile(reached=kill_at(step))
     again = elsewhere.reconcile()
 
-    if step != "files fitted":
+    if step != "files reconciled":
         assert lost(only(again)) == set(gone)
         assert len(only(again).lost.snapshots) == 2
     here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
@@ -239,7 +239,7 @@ def test_dataset_missing_in_the_lake_keeps_its_unflushed_journal(scene: Scene, e
     later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
     gone = flushes(later, 2, "later")
     segments.purge_done(scene.database)
-    later.write(later.new_statement("waits"))
+    later.write(later.new_statement("unflushed"))
     elsewhere.put(save_database(scene), lake)
 
     done = only(elsewhere.reconcile())
@@ -273,21 +273,21 @@ def test_dataset_recreated_in_the_lake_replaces_the_former_one_of_its_name(
     scene: Scene, elsewhere: Elsewhere, tmp_path: Path
 ):
     flushes(scene, 1, "before")
-    scene.write(scene.new_statement("waits"))
+    scene.write(scene.new_statement("unflushed"))
     saved = save_database(scene)
     for entry in [*scene.store.list("test")]:
         scene.store.delete([entry.path])
     with scene.database.write() as connection:
         connection.execute(text("UPDATE datasets SET state = 'deleted'"))
-    again = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 3)
-    flushes(again, 1, "again")
+    recreated = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 3)
+    flushes(recreated, 1, "recreated")
     elsewhere.put(saved, save_lake(scene, tmp_path / "saved"))
 
     done = only(elsewhere.reconcile())
 
-    assert (done.found, done.id, done.lost.everything) == ("only in the lake", again.dataset.id, True)
+    assert (done.found, done.id, done.lost.everything) == ("only in the lake", recreated.dataset.id, True)
     assert [batch.commit for batch in done.lost.batches] == [2]
-    here = elsewhere.scene(again, again.acknowledged)
+    here = elsewhere.scene(recreated, recreated.acknowledged)
     check_now(here)
     assert findings(here) == []
 

@@ -33,8 +33,8 @@ GONE = frozenset({404, 410})
 BUSY = frozenset({408, 425, 429})
 STEP = 1.0
 """Seconds of one read, after which it is checked whether the job is cancelled."""
-TRIED = 4
-"""Addresses of one host that are tried; all addresses are checked."""
+MAX_CONNECT_ADDRESSES = 4
+"""Addresses of one host that a connection is tried to; all addresses are checked."""
 PLAIN_NAME = re.compile(r""";\s*+filename=("(?:[^"\\]|\\.)*+"|[^";\s]*+)""", re.IGNORECASE)
 ENCODED_NAME = re.compile(r";\s*+filename\*=(utf-8|iso-8859-1)'[^';]*+'([^;\s]*+)", re.IGNORECASE)
 """Parsed here because the standard library's parser fails on some headers."""
@@ -65,7 +65,7 @@ class Web:
         """
         deadline = Deadline(self.step_timeout, self.clock() + self.longest, self.clock)
         for _ in range(REDIRECTS + 1):
-            exchange = self._ask(url, deadline)
+            exchange = self._request(url, deadline)
             if exchange.status not in REDIRECTED:
                 return url, exchange.source(self.limit if limit is None else limit)
             exchange.close()
@@ -78,11 +78,11 @@ class Web:
         Raises SchemaViolation for an address that may not be connected to, and SourceFailed.
         """
         deadline = Deadline(self.step_timeout, self.clock() + self.longest, self.clock)
-        exchange = self._ask(url, deadline, "POST", {**headers, "Content-Length": str(len(body))}, body)
+        exchange = self._request(url, deadline, "POST", {**headers, "Content-Length": str(len(body))}, body)
         exchange.close()
         return exchange.status
 
-    def _ask(
+    def _request(
         self,
         url: Url,
         deadline: "Deadline",
@@ -90,7 +90,7 @@ class Web:
         more: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> "Exchange":
-        backend = PinnedBackend(self.guard.addresses(url.host, url.port)[:TRIED], deadline)
+        backend = PinnedBackend(self.guard.addresses(url.host, url.port)[:MAX_CONNECT_ADDRESSES], deadline)
         target_url = httpcore.URL(scheme=url.scheme, host=url.host, port=url.port, target=url.target)
         connection = httpcore.HTTPConnection(
             target_url.origin, ssl_context=self._tls if url.scheme == "https" else None, network_backend=backend
@@ -116,7 +116,7 @@ class Web:
 
 @dataclass(frozen=True)
 class Deadline:
-    """Time limits of a request: `patience` seconds for each read or write, and `end` for all of it."""
+    """Time limits of a request: `step_timeout` seconds for each read or write, and `end` for all of it."""
 
     step_timeout: float
     end: float

@@ -13,8 +13,7 @@ import structlog
 from pydantic import ValidationError
 from sqlalchemy import Connection
 
-from tarn.archive import file_index as records
-from tarn.archive import texts
+from tarn.archive import file_index, texts
 from tarn.archive.reservations import NO_FILE
 from tarn.archive.texts import CountedText
 from tarn.datasets.documents import require_alive
@@ -85,13 +84,13 @@ def repair(database: Database, store: Store, dataset: Dataset, report: Report) -
             continue
         path = dataset.layout.file_record(wrong.checksum, wrong.file_id)
         with database.write() as connection:
-            records.hold(database, connection, dataset, [wrong.checksum])
-            records.require_active(connection, dataset)
-            known = records.find(connection, dataset, wrong.file_id)
+            file_index.hold(database, connection, dataset, [wrong.checksum])
+            file_index.require_active(connection, dataset)
+            known = file_index.find(connection, dataset, wrong.file_id)
             record = written(store, path)
             if known is None and record is not None:
-                records.add(connection, dataset, record)
-                records.touch_updated(connection, dataset)
+                file_index.add(connection, dataset, record)
+                file_index.touch_updated(connection, dataset)
             elif known is not None and record is None:
                 require_alive(connection)
                 store.put(path, known.to_json())
@@ -106,14 +105,14 @@ def repair(database: Database, store: Store, dataset: Dataset, report: Report) -
 def each(database: Database, store: Store, dataset: Dataset, report: Report) -> Iterator[Mismatch]:
     """Yield every confirmed mismatch between the archive and the index."""
     listing = _listed(store, dataset)
-    after, over = FIRST, False
-    while not over:
+    after, is_last = FIRST, False
+    while not is_last:
         report(None)
         some = list(islice(listing, STEP))
-        over = len(some) < STEP
-        last = LAST if over else some[-1].checksum
+        is_last = len(some) < STEP
+        last = LAST if is_last else some[-1].checksum
         for wrong in checked(_compared(database, dataset, some, after, last)):
-            if _is_so(database, store, dataset, wrong):
+            if _is_confirmed(database, store, dataset, wrong):
                 yield wrong
         after = last
 
@@ -147,7 +146,7 @@ def _compared(
     """Contents that a file refers to: texts of other contents are left to a vacuum."""
     with database.read() as connection:
         counted = {(text.checksum, text.origin): text.size for text in texts.between(connection, dataset, after, last)}
-        for file in records.between(connection, dataset, after, last):
+        for file in file_index.between(connection, dataset, after, last):
             known.add(file.id)
             contents.add(file.checksum)
             stored = by_checksum.get(file.checksum)
@@ -191,27 +190,28 @@ def _recount(
     database: Database, connection: Connection, store: Store, dataset: Dataset, checksum: Checksum, origin: Origin
 ) -> None:
     """Count a text with its size in the archive: for the tenant that put it, or else one that put a file with it."""
-    records.hold(database, connection, dataset, [checksum])
-    records.require_active(connection, dataset)
+    file_index.hold(database, connection, dataset, [checksum])
+    file_index.require_active(connection, dataset)
     entry = store.head(dataset.layout.text(checksum, origin))
     if entry is None:
         texts.forget(connection, dataset, [checksum], origin)
         return
     known = texts.find(connection, dataset, checksum, origin)
-    files = records.page(connection, dataset, 1, checksum=checksum)
+    files = file_index.page(connection, dataset, 1, checksum=checksum)
     if known is not None or files:
         tenant = TenantName(files[0].tenant) if known is None else known.tenant
         texts.recount(connection, dataset, CountedText(checksum, origin, tenant, entry.size))
     log.warning("corrected the counted size of a text", dataset=dataset.name, checksum=checksum, origin=origin)
 
 
-def _is_so(database: Database, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
+def _is_confirmed(database: Database, store: Store, dataset: Dataset, wrong: Mismatch) -> bool:
+    """Return whether the mismatch still exists, in a transaction of its own."""
     if wrong.origin is None:
         with database.read() as connection:
             return _holds(connection, store, dataset, wrong)
     with database.write() as connection:
         # Replacing a text holds the lock of its content from before the write until it is counted.
-        records.hold(database, connection, dataset, [wrong.checksum])
+        file_index.hold(database, connection, dataset, [wrong.checksum])
         return _holds(connection, store, dataset, wrong)
 
 
@@ -220,16 +220,15 @@ def _holds(connection: Connection, store: Store, dataset: Dataset, wrong: Mismat
     if wrong.origin is not None:
         counted = texts.find(connection, dataset, wrong.checksum, wrong.origin)
         text = store.head(dataset.layout.text(wrong.checksum, wrong.origin))
-        is_known = bool(records.known_checksums(connection, dataset, [wrong.checksum]))
+        is_known = bool(file_index.known_checksums(connection, dataset, [wrong.checksum]))
         has = None if text is None or (counted is None and not is_known) else text.size
         return has != (None if counted is None else counted.size)
-    known = records.find(connection, dataset, wrong.file_id)
+    known = file_index.find(connection, dataset, wrong.file_id)
     record = dataset.layout.file_record(wrong.checksum, wrong.file_id)
     if wrong.kind is FindingKind.FILE_UNRECORDED:
         # A file that is announced will be recorded by the put in progress.
-        return (
-            not records.is_recorded_or_announced(connection, dataset, wrong.file_id) and store.head(record) is not None
-        )
+        is_known = file_index.is_recorded_or_announced(connection, dataset, wrong.file_id)
+        return not is_known and store.head(record) is not None
     if known is None:
         return False
     if wrong.kind is FindingKind.FILE_RECORD_MISSING:

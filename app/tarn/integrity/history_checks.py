@@ -31,14 +31,14 @@ class History:
         dataset: Dataset,
         state: RecordedHistory,
         found: Findings,
-        told: OnManifest = lambda _: None,
+        on_manifest: OnManifest = lambda _: None,
     ) -> None:
         self._database = database
         self._store = store
         self._dataset = dataset
         self._state = state
         self._found = found
-        self._told = told
+        self._on_manifest = on_manifest
         self._read: dict[int, Snapshot | ManifestInvalid | None] = {}
 
     def check(self) -> Snapshot | None:
@@ -54,7 +54,7 @@ class History:
                 self._check_parent(seq, first, parent, manifest)
                 if state.head is not None and seq == state.head.seq:
                     head = manifest
-                self._told(manifest)
+                self._on_manifest(manifest)
             parent = manifest
         self._check_expiry(head)
         self._check_pins()
@@ -71,17 +71,18 @@ class History:
             self._add(FindingKind.HEAD_WRONG, f"no head is recorded, but snapshot {max(kept)} is")
         elif kept and head.seq < max(kept):
             self._add(FindingKind.HEAD_WRONG, f"snapshot {head.seq} is the recorded head, but {max(kept)} is newer")
-        gone = self._state.expired_range
-        if gone is not None and gone.rows != gone.last - gone.first + 1:
-            missing = gone.last - gone.first + 1 - gone.rows
+        expired = self._state.expired_range
+        if expired is not None and expired.rows != expired.last - expired.first + 1:
+            missing = expired.last - expired.first + 1 - expired.rows
             self._add(FindingKind.RECORD_MISSING, f"{missing} expired snapshots are not recorded")
 
     def _check_expiry(self, head: Snapshot | None) -> None:
         for seq in sorted(self._state.misplaced):
             self._add(FindingKind.EXPIRY_WRONG, f"snapshot {seq} is marked expired, but older ones are kept")
-        gone = self._state.expired_range
-        if head is not None and gone is not None and gone.last >= (head.retained_from or 0):
-            self._add(FindingKind.EXPIRY_WRONG, f"snapshot {gone.last} is marked expired, but no snapshot expired it")
+        expired = self._state.expired_range
+        if head is not None and expired is not None and expired.last >= (head.retained_from or 0):
+            detail = f"snapshot {expired.last} is marked expired, but no snapshot expired it"
+            self._add(FindingKind.EXPIRY_WRONG, detail)
 
     def _check_pins(self) -> None:
         for pin in self._state.pins:
@@ -179,9 +180,9 @@ class History:
 
     def _check_strays(self, first: int, last: int) -> None:
         """Check the manifests that are not part of history."""
-        head, gone = self._state.head, self._state.expired_range
+        head, expired_range = self._state.head, self._state.expired_range
         recorded = last if last >= first else 0 if head is None else head.seq
-        expired = range(gone.first, gone.last + 1) if gone is not None else range(0)
+        expired = range(0) if expired_range is None else range(expired_range.first, expired_range.last + 1)
         after: list[int] = []
         for seq in self._listed():
             if seq > recorded:

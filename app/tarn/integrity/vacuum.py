@@ -265,7 +265,7 @@ class Vacuum:
             unnamed = self._without(dataset, unnamed, range(first, tail.then))
             if made is not None or any(manifest.seq < first for manifest in listed.manifests):
                 oldest_read = active_readers.oldest_running(self._database, self._settings, dataset, report)
-                self._reached("told")
+                self._reached("readers reported")
         held = self._held(dataset, listed, first, oldest_read)
         low = first if oldest_read is None else min(first, oldest_read)
         done = VacuumOutcome()

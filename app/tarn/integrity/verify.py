@@ -55,38 +55,38 @@ def verify(
     Problems are findings, not errors. Raises DatasetNotFound if the dataset is being deleted, Unavailable if storage
     or database do not respond, and Locked if another owner holds the lease that a repair needs.
     """
-    looked = _look(database, store, settings, dataset, report)
+    checked = _check(database, store, settings, dataset, report)
     repaired: list[Finding] = []
-    if options.repair and looked.found.found:
-        kinds = {finding.kind for finding in looked.found.first}
+    if options.repair and checked.found.found:
+        kinds = {finding.kind for finding in checked.found.first}
         repair.repair(database, store, settings, owner, dataset, kinds, report)
-        before, looked = looked.found.first, _look(database, store, settings, dataset, report)
+        before, checked = checked.found.first, _check(database, store, settings, dataset, report)
         repaired = [
             finding.model_copy(update={"repaired": True})
             for finding in before
-            if not finding.kind.about_data and not _is_in(finding, looked)
+            if not finding.kind.about_data and not _is_in(finding, checked)
         ]
     return VerifyResult(
         operation="verify",
-        snapshots=looked.snapshots,
-        files=looked.files,
-        size=looked.size,
-        findings=[*looked.found.first, *repaired][:MOST],
-        found=looked.found.found + len(repaired),
-        harmless=looked.found.harmless + sum(finding.harmless for finding in repaired),
+        snapshots=checked.snapshots,
+        files=checked.files,
+        size=checked.size,
+        findings=[*checked.found.first, *repaired][:MOST],
+        found=checked.found.found + len(repaired),
+        harmless=checked.found.harmless + sum(finding.harmless for finding in repaired),
         repaired=len(repaired),
     )
 
 
-def _is_in(finding: Finding, looked: Checked) -> bool:
+def _is_in(finding: Finding, checked: Checked) -> bool:
     """Return whether the same finding was made again: same kind and path, or same detail if it has no path."""
     return any(
         (finding.kind, finding.path or finding.detail) == (other.kind, other.path or other.detail)
-        for other in looked.found.first
+        for other in checked.found.first
     )
 
 
-def _look(database: Database, store: Store, settings: Settings, dataset: Dataset, report: Report) -> Checked:
+def _check(database: Database, store: Store, settings: Settings, dataset: Dataset, report: Report) -> Checked:
     found = Findings()
     report(None)
     with database.read() as connection:

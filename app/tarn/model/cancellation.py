@@ -36,7 +36,7 @@ class Cancellation:
         return self._event.is_set()
 
     def check(self) -> None:
-        """Raise Stopped if the signal is set."""
+        """Raise JobStopped if the signal is set."""
         if self._event.is_set():
             raise JobStopped
 
@@ -80,14 +80,14 @@ def current() -> Cancellation:
 
 
 def check() -> None:
-    """Raise Stopped if the job that this thread runs is cancelled."""
+    """Raise JobStopped if the job that this thread runs is cancelled."""
     cancellation = _current.get()
     if cancellation is not None:
         cancellation.check()
 
 
 def checked(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield the items, and raise Stopped before the next one if the job that this thread runs is cancelled.
+    """Yield the items, and raise JobStopped before the next one if the job that this thread runs is cancelled.
 
     The result may be iterated in another thread.
     """

@@ -157,8 +157,8 @@ class Cleaner:
     def learn(self, raw: str) -> Cleaned:
         """Clean a value that is not cached, and cache the result.
 
-        Some values take milliseconds, so the time limit is checked for each: raises TimeLimitExceeded. Raises Invalid
-        for a value that is too long to be cleaned quickly.
+        Some values take milliseconds, so the time limit is checked for each: raises TimeLimitExceeded. Raises
+        InvalidRecord for a value that is too long to be cleaned quickly.
         """
         if self._longest is not None and len(raw) > self._longest:
             raise InvalidRecord(
@@ -208,7 +208,7 @@ class Exploder:
         self._schemata: dict[str, dict[str, Property | Stub]] = {}
 
     def explode(self, dataset: str, data: Any, values: Values = "clean", drop: bool = False) -> Exploded:
-        """Return the statements of an entity in a dataset. Raises Invalid, which names the field.
+        """Return the statements of an entity in a dataset. Raises InvalidRecord, which names the field.
 
         With `drop`, properties and values that cannot be stored are omitted instead of raising. The result lists what
         was omitted in either mode.
@@ -216,7 +216,7 @@ class Exploder:
         return self._explode(dataset, data, values == "clean", drop, 1)
 
     def clean(self, dataset: str, row: StatementRow) -> StatementRow | Omitted:
-        """Return the statement with a cleaned value and the id of that value. Raises Invalid."""
+        """Return the statement with a cleaned value and the id of that value. Raises InvalidRecord."""
         if row.prop == BASE_ID:
             return row
         _, known = self._schema(row.schema)
@@ -448,7 +448,7 @@ def _moment(exploded: Exploded, data: dict[str, Any], name: str, drop: bool) -> 
 
 
 def _stringified(raw: Any) -> str | None:
-    """Return a number or boolean as FtM converts it to a string. Raises Invalid for an object or a nested list."""
+    """Return a number or boolean as FtM converts it to a string. Raises InvalidRecord for an object or a list."""
     if raw is None:
         return None
     if type(raw) in (int, float, bool):

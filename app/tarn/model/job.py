@@ -146,7 +146,7 @@ class VacuumOptions(Strict):
     )
 
     @model_validator(mode="after")
-    def above_the_floor(self) -> Self:
+    def is_above_floor(self) -> Self:
         if self.retention_hours is not None and self.retention_hours < FLOOR_HOURS and not self.override_floor:
             raise ValueError(f"`retention_hours` below {FLOOR_HOURS} needs `override_floor`")
         return self
@@ -171,7 +171,7 @@ class RevertOptions(Strict):
     message: Annotated[str, Field(max_length=10_000)] | None = None
 
     @model_validator(mode="after")
-    def one_of_two(self) -> Self:
+    def names_one_snapshot(self) -> Self:
         if (self.to is None) == (self.undo is None):
             raise ValueError("set either `to` or `undo`, not both")
         return self

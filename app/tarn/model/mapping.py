@@ -98,7 +98,7 @@ class PropertyRule(Strict):
         return _joined(_joined(data, "column", "columns"), "literal", "literals")
 
     @model_validator(mode="after")
-    def says_something(self) -> Self:
+    def has_a_source(self) -> Self:
         if not self.columns and not self.literals and self.template is None and self.entity is None:
             raise ValueError("needs a column, a literal, a template or an entity")
         return self
@@ -121,7 +121,7 @@ class EntityRule(Strict):
         return _joined(data, "key", "keys")
 
     @model_validator(mode="after")
-    def has_one_identity(self) -> Self:
+    def has_keys_or_id_column(self) -> Self:
         if bool(self.keys) == (self.id_column is not None):
             raise ValueError("needs `keys` or an `id_column`, and not both")
         return self
@@ -136,7 +136,7 @@ class Query(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def of_a_file(cls, data: Any) -> Any:
+    def without_database_source(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         for name in ("database", "table", "tables", "joins"):

@@ -103,7 +103,7 @@ class Comparison(Strict):
 
     @field_validator("op")
     @classmethod
-    def makes_sense(cls, op: Op, info: ValidationInfo) -> Op:
+    def is_supported(cls, op: Op, info: ValidationInfo) -> Op:
         field: FieldName | None = info.data.get("field")
         if field is not None and op not in OPS[field.kind]:
             raise ValueError(f"{op} is not supported by {field}, which supports {', '.join(OPS[field.kind])}")
@@ -111,7 +111,7 @@ class Comparison(Strict):
 
     @field_validator("value", mode="before")
     @classmethod
-    def fits(cls, value: Any, info: ValidationInfo) -> Any:
+    def fits_field(cls, value: Any, info: ValidationInfo) -> Any:
         field, op = info.data.get("field"), info.data.get("op")
         if field is None or op is None:
             return ""  # the comparison is invalid already, and the type of its value is unknown

@@ -42,7 +42,7 @@ def statement_id(
 
 
 def validate_id(value: Any, field: str) -> str:
-    """Return an entity id unchanged. Raises Invalid."""
+    """Return an entity id unchanged. Raises InvalidRecord."""
     if value is None:
         raise InvalidRecord(field, "is missing")
     if type(value) is not str:
@@ -57,7 +57,10 @@ def validate_id(value: Any, field: str) -> str:
 
 
 def microseconds(value: Any, field: str) -> int:
-    """Return an ISO 8601 string or datetime as microseconds since 1970; without an offset it is UTC. Raises Invalid."""
+    """Return an ISO 8601 string or datetime as microseconds since 1970. Without an offset it is in UTC.
+
+    Raises InvalidRecord.
+    """
     try:
         moment = datetime.fromisoformat(value) if type(value) is str else value
     except ValueError:
@@ -110,7 +113,7 @@ class StatementReader:
         """Unknown fields of the row that was read last."""
 
     def read(self, row: dict[str, Any]) -> StatementRow:
-        """Return the statement of a row. The row's own `id` and `dataset` are never trusted. Raises Invalid."""
+        """Return the statement of a row. The row's own `id` and `dataset` are never trusted. Raises InvalidRecord."""
         self.ignored = () if FIELDS.issuperset(row) else row.keys() - FIELDS
         entity_id = validate_id(row.get("entity_id"), "entity_id")
         canonical = row.get("canonical_id")
@@ -150,7 +153,7 @@ class StatementReader:
         return statement
 
     def _type(self, schema: str, prop: str) -> str:
-        """Return the property's type. Raises Invalid for an unknown schema or property."""
+        """Return the property's type. Raises InvalidRecord for an unknown schema or property."""
         try:
             return self._types[schema, prop]
         except KeyError:

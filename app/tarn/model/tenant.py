@@ -83,7 +83,7 @@ class Strict(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def of_its_own_kind(cls, value: Any, info: ValidationInfo) -> Any:
+    def has_json_type(cls, value: Any, info: ValidationInfo) -> Any:
         allowed = _kinds_of(cls, str(info.field_name))
         if type(value) in NAMES and allowed and type(value) not in allowed:
             raise ValueError(f"must be {' or '.join(sorted({NAMES[kind] for kind in allowed}))}")

@@ -74,14 +74,14 @@ class Backup:
         self,
         database: Database,
         store: Store,
-        vault: BackupStore,
+        backup_store: BackupStore,
         lake: str,
         pin: PinCallback,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._database = database
         self._store = store
-        self._vault = vault
+        self._backup_store = backup_store
         self._lake = lake
         self._pin = pin
         self._reached = reached
@@ -93,7 +93,7 @@ class Backup:
         """
         missing_before: list[MissingFile] = []
         for _ in range(TRIES):
-            backup = self._vault.new()
+            backup = self._backup_store.new()
             counts = CopyCounts()
             with self._database.read() as connection:
                 ids = [one.dataset.id for one in dumped_datasets(connection)]
@@ -102,16 +102,16 @@ class Backup:
             state = self._dump(backup)
             self._reached("dumped")
             missing: list[MissingFile] = []
-            index = self._vault.put_index(backup, self._copy_datasets(backup, state, counts, missing))
+            index = self._backup_store.put_index(backup, self._copy_datasets(backup, state, counts, missing))
             self._reached("copied")
             if not missing or missing == missing_before:
                 manifest = self._manifest(backup, state, index, counts, missing)
-                self._vault.finish(manifest)
+                self._backup_store.finish(manifest)
                 self._reached("finished")
                 return manifest
             log.info("objects were deleted while they were copied; starting the backup again", missing=len(missing))
             missing_before = missing
-            self._vault.remove(backup)
+            self._backup_store.remove(backup)
         raise Unavailable(
             f"all {TRIES} attempts to back up failed, as objects were deleted meanwhile: {missing_before[0].path}"
         )
@@ -121,17 +121,19 @@ class Backup:
 
         No backup may be in progress in this backup store.
         """
-        backups = self._vault.finished()
+        backups = self._backup_store.finished()
         for backup in backups[:-most]:
-            self._vault.remove(backup)
-        backups_kept = [self._vault.read(backup) for backup in backups[-most:]]
-        return self._vault.sweep(lambda: (item for one in backups_kept for item in self._vault.index(one)))
+            self._backup_store.remove(backup)
+        backups_kept = [self._backup_store.read(backup) for backup in backups[-most:]]
+        return self._backup_store.sweep(
+            lambda: (item for one in backups_kept for item in self._backup_store.index(one))
+        )
 
     def _dump(self, backup: str) -> DumpedState:
         with self._database.read() as connection:
             state = DumpedState(now(), migrate.revision(connection) or "", dumped_datasets(connection))
             for table in dump.dumped():
-                state.tables.append(self._vault.put_table(backup, table.name, dump.lines(connection, table)))
+                state.tables.append(self._backup_store.put_table(backup, table.name, dump.lines(connection, table)))
         return state
 
     # Step 3
@@ -162,7 +164,7 @@ class Backup:
     def _archived_files(self, backup: str, state: DumpedState) -> Iterator[tuple[str, ArchivedFiles]]:
         """Yield the files that the dump has, by dataset in the order of ids."""
         (files,) = (table for table in state.tables if table.table == "files")
-        rows = self._vault.table(backup, files)
+        rows = self._backup_store.table(backup, files)
         columns = [*orjson.loads(next(rows))["columns"]]
         dataset, file, checksum = (columns.index(name) for name in ("dataset_id", "id", "checksum"))
         for of, group in groupby(map(orjson.loads, rows), lambda row: row[dataset]):
@@ -175,10 +177,10 @@ class Backup:
     def _copy_entries(
         self, folder: str, entries: Iterable[Entry], counts: CopyCounts, on_deleted: Callable[[Entry], None]
     ) -> Iterator[BackupObject]:
-        known = self._vault.known(folder) if folder else {}
+        known = self._backup_store.known(folder) if folder else {}
 
         def copy(entry: Entry) -> tuple[BackupObject, bool] | Entry:
-            stored = known if folder else self._vault.known(entry.path)
+            stored = known if folder else self._backup_store.known(entry.path)
             if stored.get(object_of(entry)) == entry.size:
                 return BackupObject(entry.path, object_of(entry), entry.size), False
             try:
@@ -190,7 +192,7 @@ class Backup:
         with ThreadPoolExecutor(COPIERS) as pool:
             while batch := list(islice(remaining, BATCH)):
                 copies = list(pool.map(copy, batch))
-                self._vault.store.sync(one[0].object for one in copies if isinstance(one, tuple) and one[1])
+                self._backup_store.store.sync(one[0].object for one in copies if isinstance(one, tuple) and one[1])
                 for one in copies:
                     if isinstance(one, Entry):
                         on_deleted(one)
@@ -206,13 +208,13 @@ class Backup:
         """Copy an object in its current state. Raises Missing."""
         if entry.size > SMALL and entry.path.endswith((".parquet", "/data")):
             # These are never overwritten, so what is read is what was listed.
-            size = self._vault.store.put_stream(object_of(entry), self._store.stream(entry.path), durable=False)
+            size = self._backup_store.store.put_stream(object_of(entry), self._store.stream(entry.path), durable=False)
             return BackupObject(entry.path, object_of(entry), size)
         opened, chunks = self._store.open(entry.path)
         if opened.size > SMALL:
-            self._vault.store.put_stream(object_of(opened), chunks, durable=False)
+            self._backup_store.store.put_stream(object_of(opened), chunks, durable=False)
         else:
-            self._vault.store.put_hint(object_of(opened), b"".join(chunks))
+            self._backup_store.store.put_hint(object_of(opened), b"".join(chunks))
         return BackupObject(entry.path, object_of(opened), opened.size)
 
     def _manifest(

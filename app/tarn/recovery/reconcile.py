@@ -116,7 +116,7 @@ class Reconcile:
             registry.restore_configuration(self._database, self._store, dataset)
         report = self._histories.apply(plan)
         reconcile_files.apply(self._database, self._store, dataset, report)
-        self._reached("files fitted")
+        self._reached("files reconciled")
         verified = verify(
             self._database, self._store, self._settings, OWNER, dataset, VerifyOptions(repair=True), lambda _: None
         )
@@ -192,7 +192,7 @@ class Reconcile:
                 self._mark_deleted(other)
             with self._database.write() as connection:
                 self._insert(connection, dataset, chain, max(stored.numbers, default=0))
-            self._reached("adopted")
+            self._reached("dataset recorded")
         return report
 
     def _mark_deleted(self, dataset: Dataset) -> None:

@@ -56,7 +56,8 @@ class HistoryPlan:
     """The snapshot whose state the head will have; None: there is none."""
     follow: list[Snapshot] = field(default_factory=list)
     """Manifests that are to be recorded."""
-    aside: list[int] = field(default_factory=list)
+    retired: list[int] = field(default_factory=list)
+    """Numbers of manifests above the target, which are moved below `versions/`."""
     keep_from: int | None = None
     """Where history is to begin, if that changes."""
     back: bool = False
@@ -65,7 +66,7 @@ class HistoryPlan:
     @property
     def through(self) -> int:
         """Return the last number to take, as a client may have seen it or a writer may still write it; 0: none."""
-        seen = [*self.aside, *([self.before.seq] if self.back else [])]
+        seen = [*self.retired, *([self.before.seq] if self.back else [])]
         return max(seen) + 1 if seen else 0
 
     @property
@@ -101,7 +102,7 @@ class HistoryReconciler:
         top = 0 if plan.target is None else plan.target.seq
         if plan.target is None and not lost:
             top = before.seq
-        plan.aside = [seq for seq in stored.numbers if seq > top]
+        plan.retired = [seq for seq in stored.numbers if seq > top]
         finding = "database ahead" if lost else "lake ahead" if plan.follow else "same"
         plan.reported = Reconciled(
             dataset=dataset.name,
@@ -110,7 +111,7 @@ class HistoryReconciler:
             head_before=None if before.id is None else before.seq,
             head=None if plan.target is None else plan.target.seq,
             recorded=[one.seq for one in plan.follow],
-            aside=[dataset.layout.snapshot(seq) for seq in plan.aside],
+            aside=[dataset.layout.snapshot(seq) for seq in plan.retired],
         )
         plan.report.lost.snapshots = [*reversed(lost), *incomplete]
         self._plan_history(plan, state, stored)
@@ -197,7 +198,7 @@ class HistoryReconciler:
                     report.lost.batches += [batch for batch in unknown_batches if batch.id not in known]
             for manifest in plan.follow:
                 unknown = {batch.id for batch in reconcile.unknown(connection, plan.dataset, manifest.batches)}
-                report.lost.rejected += sum(aside.batch in unknown for aside in manifest.set_aside)
+                report.lost.rejected += sum(event.batch in unknown for event in manifest.set_aside)
 
     def _last_flushed(self, plan: HistoryPlan, stored: StoredSnapshots) -> int:
         """Return the highest commit number in the remaining history."""
@@ -222,10 +223,10 @@ class HistoryReconciler:
         if through:
             note = {"through": through, "told": plan.report.model_dump(mode="json")}
             self._store.put(dataset.layout.snapshot_note, orjson.dumps(note))
-            self._reached("noted")
-        for seq in plan.aside:
+            self._reached("note written")
+        for seq in plan.retired:
             versions.retire(self._store, dataset.layout.snapshot(seq), dataset.layout.versions, now())
-        self._reached("aside")
+        self._reached("manifests retired")
         # First of all: a ref to a lost snapshot would keep it from expiring.
         with self._database.write() as connection:
             conditions = refs.c.dataset_id == dataset.id, refs.c.name.in_(plan.report.lost.refs)
@@ -241,7 +242,7 @@ class HistoryReconciler:
             self._reached("recorded")
         self._settle_journal(plan)
         self._take_numbers(plan, through)
-        self._reached("sealed")
+        self._reached("numbers taken")
         self._begin_history(plan)
         self._store.delete([dataset.layout.snapshot_note])
         return plan.report

@@ -1,11 +1,11 @@
 """Restore a backup into an empty database and an empty lake.
 
-    1. check   the dump's checksums, and that every object exists with its size: before anything is written
-    2. mark    put a note at the lake's root that names the backup being restored
-    3. copy    every object but `lake.json`: without it no process starts on an incomplete lake
-    4. load    tables and rows, in one transaction
-    5. fit     reconcile database and lake (`app/tarn/recovery/reconcile.py`)
-    6. finish  put `lake.json`, and delete the note
+    1. check      the dump's checksums, and that every object exists with its size: before anything is written
+    2. mark       put a note at the lake's root that names the backup being restored
+    3. copy       every object but `lake.json`: without it no process starts on an incomplete lake
+    4. load       tables and rows, in one transaction
+    5. reconcile  make database and lake consistent (`app/tarn/recovery/reconcile.py`)
+    6. finish     put `lake.json`, and delete the note
 
 After a crash, run it again: it continues, because the note says that the objects belong to this backup.
 """
@@ -46,21 +46,21 @@ class Restore:
         self,
         database: Database,
         store: Store,
-        vault: BackupStore,
+        backup_store: BackupStore,
         backup: str,
         reached: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Read the backup's manifest. Raises Damaged if there is no such backup."""
+        """Read the backup's manifest. Raises DamagedBackup if there is no such backup."""
         self._database = database
         self._store = store
-        self._vault = vault
-        self._backup = vault.read(backup)
+        self._backup_store = backup_store
+        self._backup = backup_store.read(backup)
         self._reached = reached
 
     def run(self, reconcile: ReconcileCallback) -> BackupManifest:
         """Restore the backup, and call `reconcile` once everything is in place.
 
-        Raises Damaged if the backup is incomplete, and StartRefused if database or lake hold anything else.
+        Raises DamagedBackup if the backup is incomplete, and StartRefused if database or lake hold anything else.
         """
         self._require_known()
         is_resumed = self._require_room()
@@ -73,11 +73,11 @@ class Restore:
         self._load(is_resumed)
         self._reached("loaded")
         reconcile()
-        self._reached("fitted")
-        for item in self._vault.index(self._backup):
+        self._reached("reconciled")
+        for item in self._backup_store.index(self._backup):
             if item.path == Layout.lake:
-                self._store.put(Layout.lake, self._vault.store.get(item.object))
-        self._reached("opened")
+                self._store.put(Layout.lake, self._backup_store.store.get(item.object))
+        self._reached("lake.json put")
         self._store.delete([Layout.restoring])
         return self._backup
 
@@ -122,16 +122,16 @@ class Restore:
 
     def _check(self) -> None:
         for table in self._backup.tables:
-            rows = sum(1 for _ in self._vault.table(self._backup.id, table)) - 1
+            rows = sum(1 for _ in self._backup_store.table(self._backup.id, table)) - 1
             if rows != table.rows:
                 raise DamagedBackup(f"the dump of {table.table!r} has {rows} rows instead of {table.rows}")
         damaged: list[str] = []
         count = 0
-        for folder, group in groupby(self._vault.index(self._backup), _folder):
-            stored_objects = self._vault.known(folder) if folder else {}
+        for folder, group in groupby(self._backup_store.index(self._backup), _folder):
+            stored_objects = self._backup_store.known(folder) if folder else {}
             for item in group:
                 count += 1
-                stored = stored_objects if folder else self._vault.known(item.path)
+                stored = stored_objects if folder else self._backup_store.known(item.path)
                 if stored.get(item.object) != item.size:
                     damaged.append(item.object)
         if damaged:
@@ -143,7 +143,7 @@ class Restore:
     # Step 3
 
     def _copy(self) -> None:
-        for folder, group in groupby(self._vault.index(self._backup), _folder):
+        for folder, group in groupby(self._backup_store.index(self._backup), _folder):
             sizes = {entry.path: entry.size for entry in self._store.list(folder)} if folder else {}
             self._copy_all(item for item in group if sizes.get(item.path) != item.size and item.path != Layout.lake)
 
@@ -157,9 +157,9 @@ class Restore:
 
     def _copy_one(self, item: BackupObject) -> None:
         if item.size > SMALL:
-            self._store.put_stream(item.path, self._vault.store.stream(item.object), durable=False)
+            self._store.put_stream(item.path, self._backup_store.store.stream(item.object), durable=False)
         else:
-            self._store.put_hint(item.path, self._vault.store.get(item.object))
+            self._store.put_hint(item.path, self._backup_store.store.get(item.object))
 
     # Step 4
 
@@ -171,7 +171,7 @@ class Restore:
             dump.prepare(connection, self._backup.revision)
             for table in self._backup.tables:
                 try:
-                    dump.load(connection, self._vault.table(self._backup.id, table))
+                    dump.load(connection, self._backup_store.table(self._backup.id, table))
                 except DumpInvalid as error:
                     raise DamagedBackup(f"the dump of {table.table!r} cannot be loaded: {error}") from error
             dump.reset_sequences(connection)

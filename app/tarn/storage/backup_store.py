@@ -70,7 +70,7 @@ class BackupStore:
         return [backup for backup in self.store.folders(BACKUPS) if self.store.head(f"{BACKUPS}/{backup}/backup.json")]
 
     def read(self, backup: str) -> BackupManifest:
-        """Return a backup's manifest. Raises Damaged."""
+        """Return a backup's manifest. Raises DamagedBackup."""
         path = f"{BACKUPS}/{backup}/backup.json"
         try:
             return BackupManifest.model_validate_json(self.store.get(path))
@@ -104,11 +104,11 @@ class BackupStore:
         return self._put(f"{BACKUPS}/{backup}/objects.ndjson.zst", "objects", lines, 0)
 
     def table(self, backup: str, table: DumpedTable) -> Iterator[bytes]:
-        """Yield the lines of a table and check them against the manifest's digest. Raises Damaged."""
+        """Yield the lines of a table and check them against the manifest's digest. Raises DamagedBackup."""
         return self._lines(f"{BACKUPS}/{backup}/tables/{table.table}.ndjson.zst", table)
 
     def index(self, manifest: BackupManifest) -> Iterator[BackupObject]:
-        """Yield the objects that a backup needs, ordered by path within each dataset. Raises Damaged."""
+        """Yield the objects that a backup needs, ordered by path within each dataset. Raises DamagedBackup."""
         for line in self._lines(f"{BACKUPS}/{manifest.id}/objects.ndjson.zst", manifest.index):
             yield BackupObject(**orjson.loads(line))
 

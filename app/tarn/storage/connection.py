@@ -53,7 +53,7 @@ class Connection:
     @classmethod
     def from_settings(cls, settings: "Settings") -> "Connection":
         """Return the lake's connection. Raises StartRefused for a URI or an option that cannot be used."""
-        return cls.at(settings.lake_uri, _shown(settings.storage_options), "TARN_LAKE_URI", "TARN_STORAGE_OPTIONS")
+        return cls.at(settings.lake_uri, _revealed(settings.storage_options), "TARN_LAKE_URI", "TARN_STORAGE_OPTIONS")
 
     @classmethod
     def to_backups(cls, settings: "Settings", uri: str) -> "Connection":
@@ -70,7 +70,7 @@ class Connection:
         if scheme not in ("", "file"):
             same = scheme == urlsplit(settings.lake_uri).scheme
             own = settings.backup_options or (settings.storage_options if same else {})
-            options = _shown(own)
+            options = _revealed(own)
         return cls.at(uri, options, uri, "TARN_BACKUP_OPTIONS")
 
     @classmethod
@@ -121,23 +121,23 @@ class Connection:
     # Addresses
 
     def table_uri(self, path: str) -> str:
-        """The address of a Delta table, for deltalake."""
+        """Return the address of a Delta table for deltalake."""
         return f"{self.uri}/{path}"
 
     def file_url(self, path: str) -> str:
-        """The address of an object, for DuckDB after `prepare`."""
+        """Return the address of an object for DuckDB, which can read it after `prepare`."""
         return f"{self.uri}/{path}"
 
     # Libraries
 
     def object_store(self) -> "ObjectStore":
-        """obstore, rooted at the lake. Raises StartRefused."""
+        """Return obstore's store, rooted at the lake. Raises StartRefused."""
         if self.folder:
             try:
                 Disk(self.folder).make()
                 return LocalStore(self.folder)
             except OSError as error:
-                raise StartRefused(f"the lake's folder {self.folder} cannot be made: {error.strerror}") from None
+                raise StartRefused(f"the lake's folder {self.folder} cannot be created: {error.strerror}") from None
         try:
             return self._remote_store()
         except UnknownConfigurationKeyError as error:
@@ -161,7 +161,10 @@ class Connection:
         )
 
     def delta_options(self) -> dict[str, str]:
-        """deltalake's `storage_options`. Temporary keys in them last ten minutes at least: ask anew for every table."""
+        """Return deltalake's `storage_options`.
+
+        Temporary keys in them are valid for at least ten minutes: call it again for every table.
+        """
         if self.folder:
             return {}
         options = {
@@ -260,7 +263,7 @@ class Connection:
         return text
 
 
-def _shown(options: "dict[str, SecretStr]") -> dict[str, str]:
+def _revealed(options: "dict[str, SecretStr]") -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in options.items()}
 
 

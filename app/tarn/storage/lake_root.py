@@ -30,7 +30,7 @@ def open_lake(store: Store) -> Lake:
     2. empty    without one, any object at the root is foreign: nothing is written. Tarn writes `lake.json` first,
                 so objects that another Tarn process wrote meanwhile come with one
     3. probe    the store must support put-if-absent
-    4. make     put-if-absent; the loser reads the winner's
+    4. create   put-if-absent; the loser reads the winner's
 
     Raises StartRefused, or UnsupportedStore from the probe.
     """
@@ -40,10 +40,10 @@ def open_lake(store: Store) -> Lake:
         if lake is None:
             raise StartRefused(
                 f"the lake's root holds {found} and no {Layout.lake}: "
-                "give Tarn an empty place, or the root of a lake it made"
+                "set TARN_LAKE_URI to an empty location, or to the root of a lake that Tarn created"
             )
     probe_put_if_absent(store)
-    return lake or _make(store)
+    return lake or _create(store)
 
 
 def probe_put_if_absent(store: Store) -> None:
@@ -55,10 +55,10 @@ def probe_put_if_absent(store: Store) -> None:
             store.put_new(path, b"second")
             raise UnsupportedStore(
                 "the object store overwrites a key that it was asked only to create (If-None-Match: *), and commits "
-                "rest on that: use a store that supports conditional writes"
+                "rely on that: use a store that supports conditional writes"
             )
         if store.get(path) != b"first":
-            raise UnsupportedStore("the object store refused to overwrite a key and overwrote it all the same")
+            raise UnsupportedStore("the object store reported that it did not overwrite a key, but overwrote it")
     finally:
         store.delete([path])
 
@@ -73,7 +73,8 @@ def _read(store: Store) -> Lake | None:
         magic, version = document["magic"], document["version"]
     except (ValueError, TypeError, KeyError):
         raise StartRefused(
-            f"{Layout.lake} at the lake's root is not readable as Tarn's own: expected {MAGIC}"
+            f"{Layout.lake} at the lake's root is not a valid document with the magic {MAGIC!r}: "
+            "it is damaged, or was not written by Tarn"
         ) from None
     if magic != MAGIC:
         raise StartRefused(f"{Layout.lake} at the lake's root has the magic {magic!r}, expected {MAGIC!r}")
@@ -81,12 +82,12 @@ def _read(store: Store) -> Lake | None:
         newer = type(version) is int and version > VERSION
         raise StartRefused(
             f"the lake has format version {version!r}, and this release reads and writes version {VERSION}"
-            + (": run the newer version of Tarn that made it so" if newer else "")
+            + (": run the newer version of Tarn that wrote it" if newer else "")
         )
     try:
         return Lake(id=str(document["id"]), created=datetime.fromisoformat(document["created"]))
     except (ValueError, TypeError, KeyError):
-        raise StartRefused(f"{Layout.lake} at the lake's root lacks a readable id and time of creation") from None
+        raise StartRefused(f"{Layout.lake} at the lake's root has no valid id and time of creation") from None
 
 
 def _first_object(store: Store) -> str | None:
@@ -94,7 +95,7 @@ def _first_object(store: Store) -> str | None:
     return next((entry.path for entry in store.list("") if not entry.path.startswith(f"{Layout.probes}/")), None)
 
 
-def _make(store: Store) -> Lake:
+def _create(store: Store) -> Lake:
     lake = Lake(id=new_id(), created=now())
     document = {"magic": MAGIC, "version": VERSION, "id": lake.id, "created": lake.created.isoformat()}
     try:
@@ -103,7 +104,7 @@ def _make(store: Store) -> Lake:
         winner = _read(store)
         if winner is None:
             raise StartRefused(
-                f"{Layout.lake} was made and removed while this process started: start it again"
+                f"{Layout.lake} was created and deleted while this process started: start it again"
             ) from None
         return winner
     return lake

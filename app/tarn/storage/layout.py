@@ -121,11 +121,11 @@ class DatasetLayout:
         return f"{self.name}/entities/translog"
 
     def table(self, name: TableName) -> str:
-        """The folder of one of the two Delta tables."""
+        """Return the folder of one of the two Delta tables."""
         return self.statements if name == "statements" else self.translog
 
     def delta_log(self, table: str, version: int) -> str:
-        """One entry of a Delta log; `table` is `statements` or `translog` of this layout."""
+        """Return the path of an entry of a Delta log; `table` is `statements` or `translog` of this layout."""
         return f"{table}/_delta_log/{version:020d}.json"
 
     def delta_checkpoint(self, table: str, version: int) -> tuple[str, str]:
@@ -141,7 +141,7 @@ class DatasetLayout:
 
     @property
     def snapshot_head(self) -> str:
-        """A hint at the newest manifest, for readers without SQL."""
+        """The file that names the newest manifest, as a hint for readers without SQL."""
         return f"{self.snapshots}/HEAD"
 
     @property
