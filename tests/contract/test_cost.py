@@ -22,7 +22,7 @@ ENTITIES = "/v1/datasets/test/entities"
 LINES = {"Content-Type": "application/x-ndjson"}
 
 GETS = 4
-"""Of one data file that was never read before: its footer, and what the two ways to look for an entity need of it."""
+"""Requests for one data file that was not read before: its footer, and the row groups that two lookups need."""
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -115,12 +115,12 @@ def test_first_entity_lookup_costs_its_manifest_and_a_few_requests_per_candidate
     with s3.counted() as cold:
         found = read(api, "e04-0")
     with s3.counted() as warm:
-        again, beside = read(api, "e04-0"), read(api, "e04-2")
+        again, neighbor = read(api, "e04-0"), read(api, "e04-2")
     with s3.counted() as merged:
         read(api, "e02-1")
 
     assert found == again
-    assert beside["id"] == "e04-2"
+    assert neighbor["id"] == "e04-2"
     assert warm == []
     assert Counter(each.operation for each in cold if not is_data(each)) == {"GET": 1}
     for requests, files in ((cold, {*quiet.statements.added}), (merged, busy)):

@@ -20,7 +20,7 @@ from tarn.journal.bulk import CONNECTIONS
 from tarn.pipeline.tasks.crawl_files import POOL as TASK_POOL
 
 from tests.server import clean_environment, running
-from tests.ship.connection_budget import of_all
+from tests.ship.connection_budget import max_connections
 
 pytestmark = pytest.mark.long
 
@@ -43,7 +43,7 @@ def limited(postgresql: str) -> Iterator[tuple[str, str]]:
     sql = create_engine(postgresql, isolation_level="AUTOCOMMIT")
     with sql.connect() as connection:
         connection.execute(text(f"CREATE ROLE {name} LOGIN"))
-        allowed = of_all(POOL, apis=1, workers=1, tasks=1)
+        allowed = max_connections(POOL, apis=1, workers=1, tasks=1)
         connection.execute(text(f"CREATE DATABASE {name} OWNER {name} TEMPLATE template0 CONNECTION LIMIT {allowed}"))
         yield make_url(postgresql).set(username=name, database=name).render_as_string(hide_password=False), name
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))

@@ -1,6 +1,6 @@
-"""The whole OpenAPI document, fuzzed as each role: no 500, no undeclared status, no answer of another shape.
+"""The whole OpenAPI document, fuzzed as each role: no 500, no undeclared status, and no response of another schema.
 
-`make fuzz` does it at length, `FUZZ_EXAMPLES` a route and with a seed of its own.
+`FUZZ_EXAMPLES` sets the number of examples for each route and `FUZZ_SEED` the seed; `make fuzz` runs many.
 """
 
 import os
@@ -28,13 +28,13 @@ ADMIN_KEY = "the-key-of-the-administrator"
 
 @pytest.fixture(scope="module")
 def keys() -> dict[str, str]:
-    """By role."""
+    """Return the API key of each role; the fixture `lake` adds those of its tenants."""
     return {"nobody": "", "administrator": ADMIN_KEY}
 
 
 @pytest.fixture(scope="module")
 def database(postgresql: str) -> Iterator[str]:
-    """The stricter of the two databases: it keeps less, and refuses the rest."""
+    """Return the URL of a PostgreSQL database: it rejects more values than SQLite."""
     with copied_postgresql(postgresql) as url:
         yield url
 
@@ -43,7 +43,7 @@ def database(postgresql: str) -> Iterator[str]:
 def lake(
     tmp_path_factory: pytest.TempPathFactory, database: str, kernel_process: ProcessPoolExecutor, keys: dict[str, str]
 ) -> Iterator[Server]:
-    """An API process around a lake in which there is something to find, and no worker."""
+    """Start an API process on a prepared lake, without a worker."""
     folder = tmp_path_factory.mktemp("fuzz")
     with prepare_lake(folder, database, kernel_process) as prepared:
         keys.update({role: str(prepared.callers[role].key) for role in LEVELS})
@@ -58,7 +58,7 @@ def lake(
         TARN_FETCH_LONGEST="1",
         TARN_EVENT_LONGEST="0.1",
     ) as server:
-        # Schemathesis gives a server ten seconds to show its document, which is little on a busy machine.
+        # Schemathesis waits only ten seconds for the document, which is too short on a busy machine.
         (folder / DOCUMENT).write_text(server.client(ADMIN_KEY).get("/openapi.json").text)
         yield server
 
@@ -66,7 +66,7 @@ def lake(
 @pytest.mark.parametrize(
     "role", [*(pytest.param(role, marks=pytest.mark.long) for role in ("nobody", *LEVELS)), "administrator"]
 )
-def test_api_keeps_to_its_document_whatever_is_sent_to_it(
+def test_fuzzed_requests_get_responses_that_match_the_openapi_document(
     lake: Server, keys: dict[str, str], role: str, tmp_path: Path
 ):
     command = [f"{Path(sys.executable).parent}/schemathesis", "--config-file", f"{HERE}/schemathesis.toml", "run"]

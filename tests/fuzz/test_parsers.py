@@ -1,8 +1,8 @@
-"""The parsers of bodies, fuzzed in a real child process: mutated files of every format, and documents made at random.
+"""The parsers of bodies, fuzzed in a real child process: mutated files of every format, and random documents.
 
-Whatever a body holds, its records are stored or reported, or it is refused with a problem that is the sender's; within
-bounded time and memory, and the next body is read. `make fuzz` runs `FORMAT_CASES` of each kind; `FUZZ_SEED` repeats a
-run. Real files are taken from the folder that `SAMPLE_DATA` names, in addition to those made here.
+Every record of a body is stored or reported, or the body is refused with a 4xx status, within bounded time and memory,
+and the next body is read. `make fuzz` runs `FORMAT_CASES` of each kind; `FUZZ_SEED` repeats a run. The files of the
+folder that `SAMPLE_DATA` names are mutated as well.
 """
 
 import io
@@ -36,10 +36,10 @@ SEED = int(os.environ.get("FUZZ_SEED", "1"))
 SAMPLES = os.environ.get("SAMPLE_DATA")
 
 MEMORY = 400 << 20
-LONGEST_SECONDS = 30.0
-"""No case of these sizes takes a tenth of it on an idle machine."""
-SENDERS = frozenset({400, 413, 415, 422})
-"""What a body may be refused with."""
+MAX_SECONDS = 30.0
+"""Time limit of a case, more than ten times what any takes on an idle machine."""
+REFUSED = frozenset({400, 413, 415, 422})
+"""The statuses with which a body may be refused."""
 
 Records = Literal["entities", "statements"]
 
@@ -70,28 +70,28 @@ def parsers() -> Iterator[ParserPool]:
 
 @pytest.fixture(scope="module")
 def samples() -> dict[Format, list[bytes]]:
-    """Files of each format as FtM's tools and ours write them."""
-    entities = [MADE]
+    """Return files of each format, as written by FtM's tools and by Tarn."""
+    entities = [ENTITIES]
     if SAMPLES is not None:
         paths = sorted(path for path in Path(SAMPLES).iterdir() if path.name.endswith(("ftm.json", "ijson")))
         entities += [[json.loads(line) for line in path.read_bytes().splitlines()[:40]] for path in paths]
-    made: dict[Format, list[bytes]] = {form: [] for form in FORMATS}
-    for some in entities:
-        for form, body in _written(some).items():
-            made[form].append(body)
-    return made
+    files: dict[Format, list[bytes]] = {form: [] for form in FORMATS}
+    for each in entities:
+        for form, body in _serialized(each).items():
+            files[form].append(body)
+    return files
 
 
-MADE: list[dict[str, Any]] = [
+ENTITIES: list[dict[str, Any]] = [
     {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Döe"], "country": ["de"], "birthDate": ["1970"]}},
     {"id": "acme", "schema": "Company", "properties": {"name": ["Acme 株式会社"], "website": ["https://acme.org/"]}},
     {"id": "own", "schema": "Ownership", "properties": {"owner": ["jane"], "asset": ["acme"]}, "referents": ["o1"]},
     {"id": "doc", "schema": "Document", "properties": {"mimeType": ["text/plain"], "bodyText": ["x" * 5000]}},
 ]
-CHANGES = [{"op": "MOD", "entity": MADE[0]}, {"op": "DEL", "entity": {"id": "acme"}}]
+CHANGES = [{"op": "MOD", "entity": ENTITIES[0]}, {"op": "DEL", "entity": {"id": "acme"}}]
 
 
-def _written(entities: list[dict[str, Any]]) -> dict[Format, bytes]:
+def _serialized(entities: list[dict[str, Any]]) -> dict[Format, bytes]:
     dataset = Dataset({"name": "test", "title": "Test"})
     statements = [one for entity in entities for one in StatementEntity(dataset, entity, cleaned=True).statements]
     rows = [dict(one.to_dict()) for one in statements]
@@ -115,7 +115,7 @@ def _by_ftm(statements: list[Statement], form: str) -> bytes:
 
 
 def _mutated(chance: random.Random, body: bytes) -> bytes:
-    """The body with a few changes of the kinds that break parsers."""
+    """Return a body with a few random changes of the kinds that break parsers."""
     data = bytearray(body)
     for _ in range(chance.choice((0, 1, 1, 2, 4, 16))):
         place, width = chance.randrange(len(data) + 1), chance.choice((1, 1, 4, 8, 64, 1000))
@@ -139,8 +139,8 @@ def _mutated(chance: random.Random, body: bytes) -> bytes:
 
 
 def _read(parsers: ParserPool, form: Format, body: bytes, chance: random.Random) -> None:
-    """Read one body. Fails unless each record is accounted for, or the body is refused as its sender's mistake."""
-    terms = ReadOptions(
+    """Read one body. Fails unless each record is stored or reported, or the body is refused with a 4xx status."""
+    options = ReadOptions(
         records=form.records,
         media_type=form.media_type,
         dataset=DatasetName("test"),
@@ -151,12 +151,12 @@ def _read(parsers: ParserPool, form: Format, body: bytes, chance: random.Random)
         values=chance.choice(("clean", "as_is")),
         strict=chance.random() < 0.1,
     )
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
-        with parsers.parser(terms) as reading:
+        with parsers.parser(options) as reading:
             rows = sum(len(chunk) for chunk in reading.chunks(io.BytesIO(body)))
     except TarnError as error:
-        if error.status not in SENDERS:
+        if error.status not in REFUSED:
             raise
     else:
         report = reading.report
@@ -164,11 +164,11 @@ def _read(parsers: ParserPool, form: Format, body: bytes, chance: random.Random)
         assert rows == reading.rows
         assert len(report.errors) <= report.rejected
         assert report.omitted.count == sum(report.omitted.by_property.values()) >= len(report.omitted.first)
-    assert time.monotonic() - begun < LONGEST_SECONDS
+    assert time.monotonic() - started < MAX_SECONDS
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.records}-{form.media_type}")
-def test_a_mutated_file_is_accounted_for_or_refused(
+def test_mutated_file_has_every_record_stored_or_reported_or_is_refused(
     parsers: ParserPool, samples: dict[Format, list[bytes]], form: Format
 ):
     for case in range(CASES):
@@ -217,7 +217,7 @@ STATEMENT = st.dictionaries(
     records=st.lists(ENTITY | STATEMENT | JSON, max_size=6),
     chance=st.integers(0, 1 << 30).map(random.Random),
 )
-def test_a_random_document_is_accounted_for_or_refused(parsers, form, records, chance):
+def test_random_document_has_every_record_stored_or_reported_or_is_refused(parsers, form, records, chance):
     body = json.dumps(records).encode() if form.media_type == "application/json" else b""
     body = body or b"\n".join(json.dumps(record).encode() for record in records)
     _read(parsers, form, body, chance)

@@ -73,7 +73,7 @@ class Elsewhere:
     def reconcile(self, apply: bool = True, reached: Reached = ignored) -> Reconciliation:
         return Reconcile(self.database, self.store, self.settings, reached).run(apply)
 
-    def scene(self, scene: Scene, told: Iterable[int]) -> Scene:
+    def scene(self, scene: Scene, commits: Iterable[int]) -> Scene:
         """Return a scene of the same dataset here, with these expected commits."""
         return replace(
             scene,
@@ -81,14 +81,14 @@ class Elsewhere:
             database=self.database,
             store=self.store,
             kernels=DirectKernels(self.settings, self.pool),
-            told={commit: scene.acknowledged[commit] for commit in told},
+            acknowledged={commit: scene.acknowledged[commit] for commit in commits},
         )
 
 
 def findings(scene: Scene) -> list[Finding]:
     options = VerifyOptions(repair=False)
-    looked = verify(scene.database, scene.store, scene.settings, "verifier", scene.dataset, options, lambda _: None)
-    return [finding for finding in looked.findings if not finding.kind.about_data]
+    report = verify(scene.database, scene.store, scene.settings, "verifier", scene.dataset, options, lambda _: None)
+    return [finding for finding in report.findings if not finding.kind.about_data]
 
 
 def back_up(scene: Scene, vault: BackupStore, reached: Reached = ignored) -> BackupManifest:
@@ -102,10 +102,10 @@ def back_up(scene: Scene, vault: BackupStore, reached: Reached = ignored) -> Bac
 def restore(
     elsewhere: Elsewhere, vault: BackupStore, made: BackupManifest, reached: Reached = ignored
 ) -> Reconciliation:
-    told: list[Reconciliation] = []
+    results: list[Reconciliation] = []
     running = Restore(elsewhere.database, elsewhere.store, vault, made.id, reached)
-    running.run(lambda: told.append(elsewhere.reconcile()))
-    return told[0]
+    running.run(lambda: results.append(elsewhere.reconcile()))
+    return results[0]
 
 
 def only(found: Reconciliation) -> Reconciled:

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it, and questions about the objects."""
+"""The chart as Helm renders it, and accessors for the rendered objects."""
 
 import subprocess
 from functools import cache
@@ -39,7 +39,7 @@ def render(values: Path, *arguments: str, chart: Path = CHART, version: str = OL
 
 
 class Release(NamedTuple):
-    """The objects of one value set."""
+    """The objects rendered from one value set."""
 
     values: dict[str, Any]
     objects: list[dict[str, Any]]
@@ -65,21 +65,21 @@ class Release(NamedTuple):
 
     @property
     def on_kubernetes(self) -> bool:
-        """Whether Spark works in pods of its own."""
+        """Whether Spark runs its executors as pods."""
         return self.values["spark"]["master"].startswith("k8s://")
 
     def spark(self) -> dict[str, str]:
-        """Spark's defaults in a worker."""
+        """Return Spark's default configuration in a worker."""
         (config,) = (each["data"] for each in self.of("ConfigMap") if "spark-defaults.conf" in each["data"])
         return dict(line.split(maxsplit=1) for line in config["spark-defaults.conf"].splitlines())
 
     def executor(self) -> dict[str, Any]:
-        """The template of an executor's pod."""
+        """Return the pod template of an executor."""
         (config,) = (each["data"] for each in self.of("ConfigMap") if "executor.yaml" in each["data"])
         return yaml.safe_load(config["executor.yaml"])
 
     def as_pod(self, component: str) -> Pod:
-        """One of the pods, as the network sees it."""
+        """Return the labels and ports of a component's pod, for network policies."""
         template = self.executor() if component == "executor" else self.pod(component)
         (container,) = template["spec"]["containers"]
         ports = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
@@ -88,17 +88,17 @@ class Release(NamedTuple):
     def environment(self, component: str) -> dict[str, dict[str, Any]]:
         variables = self.container(component)["env"]
         names = [each["name"] for each in variables]
-        assert len(names) == len(set(names)), "a variable is given twice"
+        assert len(names) == len(set(names)), "a variable is set twice"
         return {each["name"]: each for each in variables}
 
 
 @cache
 def release(values: Path, *arguments: str, version: str = OLDEST) -> Release:
-    """The chart with these values over its own."""
+    """Render the chart with these values, merged over its defaults."""
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    return Release(_over(defaults, yaml.safe_load(values.read_text())), render(values, *arguments, version=version))
+    return Release(_merge(defaults, yaml.safe_load(values.read_text())), render(values, *arguments, version=version))
 
 
-def _over(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    both = {key: _over(defaults[key], given[key]) for key in defaults.keys() & given if isinstance(given[key], dict)}
+def _merge(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merge(defaults[key], given[key]) for key in defaults.keys() & given if isinstance(given[key], dict)}
     return defaults | given | both

@@ -1,4 +1,4 @@
-"""The settings that the chart's `values.schema.json` offers, made from the code: `make docs` writes them there."""
+"""The settings in the chart's `values.schema.json`, generated from the code. `make docs` updates the file."""
 
 import json
 from pathlib import Path
@@ -28,12 +28,12 @@ SET_BY_THE_CHART = SECRET | {
     "TARN_WORKER_METRICS_PORT",
 }
 
-# What a JSON schema says of a value.
+# The keywords of JSON Schema that are copied to the chart.
 LIMITS = ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "pattern")
 
 
 def offered() -> dict[str, dict[str, Any]]:
-    """Every setting that the chart does not set itself, with its limits."""
+    """Return every setting that the chart does not set itself, with its limits."""
     fields = Settings.model_json_schema()["properties"]
     found = {PREFIX + name.upper(): _limits(field) for name, field in fields.items()}
     return {name: limits for name, limits in found.items() if name not in SET_BY_THE_CHART}

@@ -1,5 +1,4 @@
-"""Kubernetes in miniature: an API server that knows pods and config maps, and a kubelet that runs an executor's pod as
-a process of this machine."""
+"""A minimal Kubernetes: an API server for pods and config maps, which runs an executor's pod as a local process."""
 
 import json
 import os
@@ -20,8 +19,8 @@ VERBS = {"POST": "create", "PATCH": "patch", "PUT": "update"}
 ADDRESS = "127.0.0.1"
 
 
-class Asked(NamedTuple):
-    """One request, in the words of a role."""
+class ApiRequest(NamedTuple):
+    """One request to the API server, in the terms of a role's rules."""
 
     verb: str
     resource: str
@@ -29,15 +28,15 @@ class Asked(NamedTuple):
 
 @dataclass
 class Cluster:
-    """What it was asked, and the pods that there are or were."""
+    """The requests that the API server received, and its objects and processes."""
 
     url: str
     folder: Path
     variables: dict[str, str] = field(default_factory=dict)
-    """What a webhook adds to every pod's environment."""
-    asked: list[Asked] = field(default_factory=list)
-    made: list[dict[str, Any]] = field(default_factory=list)
-    """Every pod that was asked for, as it was asked for."""
+    """Variables that a webhook adds to the environment of every pod."""
+    requests: list[ApiRequest] = field(default_factory=list)
+    created_pods: list[dict[str, Any]] = field(default_factory=list)
+    """Every pod as it was sent to the API server."""
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
@@ -46,19 +45,19 @@ class Cluster:
     def add(self, resource: str, given: dict[str, Any]) -> dict[str, Any]:
         name = given["metadata"]["name"]
         uid = f"uid-{len(self.objects)}"
-        made = given | {"metadata": given["metadata"] | {"uid": uid, "resourceVersion": str(len(self.asked))}}
+        made = given | {"metadata": given["metadata"] | {"uid": uid, "resourceVersion": str(len(self.requests))}}
         with self.lock:
             self.objects[resource, name] = made
         return made
 
     def add_driver(self, name: str) -> None:
-        """The pod that Spark's driver says it is in."""
+        """Add the pod in which Spark's driver is configured to run."""
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         self.add("pods", {"metadata": {"name": name}, "status": ready})
 
     def run(self, given: dict[str, Any]) -> dict[str, Any]:
         """Start a pod's only container: `tarn` with its arguments, as the image does."""
-        self.made.append(given)
+        self.created_pods.append(given)
         name = given["metadata"]["name"]
         (container,) = given["spec"]["containers"]
         environment = {each["name"]: self._value(each, name) for each in container.get("env", [])}
@@ -66,7 +65,7 @@ class Cluster:
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "tarn.cli", *container["args"]],
-                # A test's own functions are run there, too.
+                # Executors import functions of the tests.
                 env=kept | {"PYTHONPATH": str(ROOT)} | environment | self.variables,
                 cwd=self.folder,
                 stdout=log,
@@ -95,7 +94,7 @@ class Cluster:
 
 
 class _Api(BaseHTTPRequestHandler):
-    """The few paths that Spark asks for. Nothing is seen by watching: it lists again and again as well."""
+    """The routes that Spark uses. Watches return no events, as Spark also polls lists."""
 
     protocol_version = "HTTP/1.1"
     cluster: Cluster
@@ -107,16 +106,16 @@ class _Api(BaseHTTPRequestHandler):
         _, _, version, _, _, resource, *rest = url.path.split("/")
         assert version == "v1", self.path
         name = rest[0] if rest else None
-        self.cluster.asked.append(Asked(self._verb(name, "watch" in query), resource))
+        self.cluster.requests.append(ApiRequest(self._verb(name, "watch" in query), resource))
         if "watch" in query:
             self._watch()
         elif self.command == "POST":
             given = json.loads(body)
             self._answer(201, self.cluster.run(given) if resource == "pods" else self.cluster.add(resource, given))
         elif name is None:
-            wanted = dict(each.split("=") for part in query.get("labelSelector", []) for each in part.split(","))
+            labels = dict(each.split("=") for part in query.get("labelSelector", []) for each in part.split(","))
             self._answer(
-                200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": self._some(resource, wanted)}
+                200, {"kind": "List", "apiVersion": "v1", "metadata": {}, "items": self._list(resource, labels)}
             )
         elif (resource, name) not in self.cluster.objects:
             self._answer(404, {"kind": "Status", "code": 404})
@@ -129,7 +128,7 @@ class _Api(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = _handle
 
     def _watch(self) -> None:
-        """An answer without an end: first an empty one, as a web socket is not to be had here, and then silence."""
+        """Refuse a web socket with an empty response; answer the plain request that follows with an endless one."""
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         if "Upgrade" in self.headers:
@@ -140,12 +139,12 @@ class _Api(BaseHTTPRequestHandler):
             self.end_headers()
             self.cluster.closing.wait()
 
-    def _some(self, resource: str, wanted: dict[str, str]) -> list[dict[str, Any]]:
+    def _list(self, resource: str, labels: dict[str, str]) -> list[dict[str, Any]]:
         with self.cluster.lock:
             found = [
                 each
                 for (kind, _), each in self.cluster.objects.items()
-                if kind == resource and wanted.items() <= each["metadata"].get("labels", {}).items()
+                if kind == resource and labels.items() <= each["metadata"].get("labels", {}).items()
             ]
         for each in found if self.command == "DELETE" else []:
             self.cluster.remove(resource, each["metadata"]["name"])
@@ -167,12 +166,12 @@ class _Api(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def cluster(folder: Path, **variables: str) -> Iterator[Cluster]:
-    """A cluster on the loopback whose pods get these variables and write below `folder`."""
+    """Run a cluster on the loopback interface, whose pods get these variables and write below `folder`."""
     here = Cluster("", folder, variables)
     with ThreadingHTTPServer((ADDRESS, 0), type("Api", (_Api,), {"cluster": here})) as server:
         here.url = f"http://{ADDRESS}:{server.server_port}"

@@ -1,4 +1,4 @@
-"""The compose file as compose reads it: merged, its variables filled in."""
+"""The compose file as compose reads it, with merged keys and substituted variables."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ VARIABLE = re.compile(r"\$\{(\w+):\?[^}]+\}")
 
 
 def compose(**variables: str) -> dict[str, Any]:
-    """The document with these variables; one that is not given stays as it is written."""
+    """Return the document with these variables substituted, and all others unchanged."""
     text = VARIABLE.sub(lambda found: variables.get(found[1], found[0]), FILE.read_text())
     return yaml.safe_load(text)
 
@@ -84,4 +84,4 @@ SCHEMA = {
         "volumes": {"type": "object", "additionalProperties": {"type": "null"}},
     },
 }
-"""What we use of the compose specification, and nothing else: a word that is not in it is a mistake here."""
+"""The part of the compose specification that the file uses. Every other key is a mistake."""

@@ -1,4 +1,4 @@
-"""Every value set of the chart, rendered once."""
+"""Fixtures with the rendered chart, for every value set and component."""
 
 import pytest
 

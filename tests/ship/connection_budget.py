@@ -1,4 +1,4 @@
-"""How many connections to PostgreSQL there may be at once, as docs/postgresql.md has it, from what the code allows."""
+"""The maximum number of connections to PostgreSQL in docs/postgresql.md, computed from the limits in the code."""
 
 from tarn.journal.bulk import CONNECTIONS
 from tarn.pipeline.tasks.crawl_files import POOL
@@ -6,15 +6,16 @@ from tarn.pipeline.tasks.crawl_files import POOL
 MIGRATION = 1
 
 
-def of_api(pool: int) -> int:
-    """SQLAlchemy's pool, as many again when busy, and the bulk path's."""
+def max_api_connections(pool: int) -> int:
+    """Return the limit of an API: SQLAlchemy's pool, its overflow of the same size, and the bulk path."""
     return 2 * pool + CONNECTIONS
 
 
-def of_worker(pool: int, tasks: int) -> int:
-    """A task of Spark reads the journal by one connection, or writes a mapping's rows by one, or crawls by a pool."""
+def max_worker_connections(pool: int, tasks: int) -> int:
+    """Return the limit of a worker: its pool with overflow, and for each Spark task that of a crawl, the largest."""
     return 2 * pool + 2 * POOL * tasks
 
 
-def of_all(pool: int, apis: int, workers: int, tasks: int) -> int:
-    return apis * of_api(pool) + workers * of_worker(pool, tasks) + MIGRATION
+def max_connections(pool: int, apis: int, workers: int, tasks: int) -> int:
+    """Return the limit of all processes, with one migration."""
+    return apis * max_api_connections(pool) + workers * max_worker_connections(pool, tasks) + MIGRATION

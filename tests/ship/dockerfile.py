@@ -1,4 +1,4 @@
-"""The Dockerfile as a list of instructions, read just well enough to ask questions about ours."""
+"""The Dockerfile as a list of instructions. The parser supports only the syntax that the file uses."""
 
 import json
 import re
@@ -17,7 +17,7 @@ class Instruction:
 
     @property
     def parts(self) -> list[str]:
-        """The arguments without flags (`--from=build`), of the shell form or the JSON one."""
+        """Return the arguments of the shell or JSON form, without flags such as `--from=build`."""
         text = re.sub(r"^(--\S+\s+)*", "", self.text)
         return json.loads(text) if text.startswith("[") else shlex.split(text)
 
@@ -38,7 +38,7 @@ def instructions() -> list[Instruction]:
 
 
 def final_stage(word: str) -> list[Instruction]:
-    """What the image that people run says about `word`."""
+    """Return the instructions of this kind in the final stage."""
     everything = instructions()
     return [each for each in everything if each.stage == everything[-1].stage and each.word == word]
 

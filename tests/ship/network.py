@@ -1,5 +1,6 @@
-"""What network policies let through, decided as Kubernetes does: a pod that no policy of a direction selects is open,
-one that some select gets what any of their rules allows."""
+"""Evaluation of network policies as in Kubernetes: a pod that no policy of a direction selects accepts everything, and
+one that policies select accepts what any of their rules allows.
+"""
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
@@ -8,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pod:
-    """One end of a connection; an address outside of the cluster has neither labels nor a namespace."""
+    """One end of a connection. An address outside the cluster has neither labels nor a namespace."""
 
     labels: dict[str, str] = field(default_factory=dict)
     namespace: str | None = "default"
@@ -17,13 +18,13 @@ class Pod:
 
 
 def reaches(policies: list[dict[str, Any]], source: Pod, target: Pod, port: int, protocol: str = "TCP") -> bool:
-    """Whether a connection from one end to the other comes about. `policies` are those of the namespace `default`."""
-    return _lets(policies, "Ingress", target, source, target, port, protocol) and _lets(
+    """Return whether a connection is allowed. `policies` are those of the namespace `default`."""
+    return _allows(policies, "Ingress", target, source, target, port, protocol) and _allows(
         policies, "Egress", source, target, target, port, protocol
     )
 
 
-def _lets(
+def _allows(
     policies: list[dict[str, Any]], direction: str, pod: Pod, other: Pod, target: Pod, port: int, protocol: str
 ) -> bool:
     if pod.namespace != "default":

@@ -1,4 +1,4 @@
-"""The Dockerfile, as far as it can be proven without a container engine: lint, and its own steps run here."""
+"""Tests of the Dockerfile that need no container engine: lint, and its build steps run locally."""
 
 import compileall
 import http.server
@@ -32,7 +32,7 @@ def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
-def test_hadolint_finds_nothing():
+def test_hadolint_reports_nothing():
     found = run(Path(sys.executable).parent / "hadolint", "--no-color", ROOT / "Dockerfile")
     assert (found.returncode, found.stdout) == (0, "")
 
@@ -42,19 +42,19 @@ def test_every_stage_starts_from_the_debian_release_that_has_jre_17():
     assert any("openjdk-17-jre-headless=17.*" in each.parts for each in final_stage("RUN"))
 
 
-def test_the_image_runs_as_a_numbered_user_that_is_not_root():
+def test_image_runs_as_a_numeric_user_that_is_not_root():
     assert [each.parts for each in final_stage("USER")] == [["10001:10001"]]
     assert any("--uid 10001" in each.text and "--gid 10001" in each.text for each in final_stage("RUN"))
 
 
-def test_the_entrypoint_is_a_console_script_of_the_package():
+def test_entrypoint_is_a_console_script_of_the_package():
     (entrypoint,) = final_stage("ENTRYPOINT")
     (command,) = final_stage("CMD")
     assert entrypoint.parts[0] in PROJECT["project"]["scripts"]
     assert command.parts == ["api"]
 
 
-def test_everything_that_is_written_to_by_default_is_on_a_volume():
+def test_every_folder_written_to_by_default_is_a_volume():
     (volume,) = final_stage("VOLUME")
     (workdir,) = final_stage("WORKDIR")
     environment = image_environment()
@@ -62,7 +62,7 @@ def test_everything_that_is_written_to_by_default_is_on_a_volume():
     assert writable == set(volume.parts)
 
 
-def test_the_settings_of_the_image_are_settings_of_tarn(monkeypatch):
+def test_tarn_accepts_the_settings_of_the_image(monkeypatch):
     for name in [name for name in os.environ if name.startswith("TARN_")]:
         monkeypatch.delenv(name)
     for name, value in image_environment().items():
@@ -73,14 +73,14 @@ def test_the_settings_of_the_image_are_settings_of_tarn(monkeypatch):
     assert [each.parts for each in final_stage("EXPOSE")] == [[str(settings.port)]]
 
 
-def test_spark_runs_under_the_python_that_the_package_is_installed_in():
+def test_spark_uses_the_python_of_the_installed_package():
     environment = image_environment()
     (copied,) = (each for each in final_stage("COPY") if "--from=build" in each.flags)
     assert environment["PYSPARK_PYTHON"] == f"{copied.parts[-1]}/bin/python"
     assert environment["PATH"].startswith(f"{copied.parts[-1]}/bin:")
 
 
-def test_the_build_context_holds_what_is_copied_and_nothing_else():
+def test_build_context_contains_only_copied_files():
     copied = {source for each in copied_from_the_tree() for source in each.parts[:-1]}
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     included = {line.removeprefix("!") for line in lines if line.startswith("!")}
@@ -92,7 +92,7 @@ def test_the_build_context_holds_what_is_copied_and_nothing_else():
 
 
 def missing_build_requirements() -> list[str]:
-    """What `pip wheel --no-build-isolation` would lack in this environment."""
+    """Return the build requirements that this environment lacks for `pip wheel --no-build-isolation`."""
 
     def met(requirement: Requirement) -> bool:
         try:
@@ -104,7 +104,7 @@ def missing_build_requirements() -> list[str]:
 
 
 def copy(step: Instruction, source: Path) -> None:
-    """Copy what a COPY step names into a folder that stands for the image's."""
+    """Copy the sources of a COPY step into a folder that replaces the image's."""
     for name in step.parts[:-1]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
@@ -155,7 +155,7 @@ def test_each_install_step_builds_from_the_files_copied_before_it(tmp_path):
     assert client == modules | {"tarn_client/py.typed"}
 
 
-def test_the_package_needs_the_client_of_the_same_commit():
+def test_package_requires_the_client_of_the_same_version():
     needed = [Requirement(each) for each in PROJECT["project"]["dependencies"]]
     assert f"tarn-client=={CLIENT['project']['version']}" in {str(each) for each in needed}
 
@@ -168,12 +168,12 @@ class Health(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def port(request) -> Iterator[int]:
-    """A server on a free port whose /healthz answers with the status asked for."""
+    """Start a server whose /healthz returns the status of the parameter; return its port."""
     handler = type("Answer", (Health,), {"status": request.param})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -184,7 +184,7 @@ def port(request) -> Iterator[int]:
 
 
 def health_check(port: int) -> int:
-    """The exit code of the image's own health check, with a proxy in the environment that must not be used."""
+    """Return the exit code of the image's health check, with a proxy in the environment that must not be used."""
     (check,) = final_stage("HEALTHCHECK")
     command = check.text.partition("CMD ")[2]
     python, *arguments = json.loads(command)
@@ -194,29 +194,29 @@ def health_check(port: int) -> int:
 
 
 @pytest.mark.parametrize("port", [200], indirect=True)
-def test_the_health_check_passes_on_a_live_api(port):
+def test_health_check_passes_on_a_healthy_api(port):
     assert health_check(port) == 0
 
 
 @pytest.mark.parametrize("port", [503], indirect=True)
-def test_the_health_check_fails_on_an_api_that_is_not_well(port):
+def test_health_check_fails_on_an_unhealthy_api(port):
     assert health_check(port) == 1
 
 
-# The commands of the image, installed as it installs them
+# Commands of the package, installed as in the image
 
 
 READ_ONLY = (
     """mount --bind "$1" "$1" && mount --bind "$2" "$2" && mount -o remount,bind,ro / && shift 2 && exec "$@" """
 )
-"""A root file system that cannot be written to, but for two folders, seen by this command alone."""
+"""Runs a command on a root file system that is read-only except for two folders."""
 
 
 TARN = ("-m", "tarn.cli")
 
 
 class Image:
-    """The package in a virtual environment of its own, with nothing to write to but its volumes."""
+    """The package in a separate virtual environment, where only the volumes of the image are writable."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self.python = python
@@ -225,13 +225,13 @@ class Image:
         self.data = folder / "data"
 
     def environment(self, **more: str) -> dict[str, str]:
-        """The image's own variables, its folders where they are here."""
-        placed = {"/scratch": str(self.scratch), "/data": str(self.data), "/opt/tarn": str(self.python.parents[1])}
-        own = image_environment()
-        for there, here in placed.items():
-            own = {name: value.replace(there, here) for name, value in own.items()}
-        own["PATH"] = own["PATH"].replace("$PATH", os.environ["PATH"])
-        return own | more
+        """Return the variables of the image, with its folders replaced by local ones."""
+        folders = {"/scratch": str(self.scratch), "/data": str(self.data), "/opt/tarn": str(self.python.parents[1])}
+        variables = image_environment()
+        for image_folder, local_folder in folders.items():
+            variables = {name: value.replace(image_folder, local_folder) for name, value in variables.items()}
+        variables["PATH"] = variables["PATH"].replace("$PATH", os.environ["PATH"])
+        return variables | more
 
     def popen(self, *command: str | Path, **more: str) -> subprocess.Popen[str]:
         read_only = ("unshare", "--mount", "sh", "-c", READ_ONLY, "sh", self.scratch, self.data)
@@ -245,20 +245,20 @@ class Image:
         )
 
     def run(self, *command: str, **more: str) -> tuple[int, str]:
-        """What Python says with these arguments."""
+        """Run Python with these arguments; return its exit code and output."""
         process = self.popen(self.python, *command, **more)
-        said, _ = process.communicate(timeout=120)
-        return process.returncode, said
+        output, _ = process.communicate(timeout=120)
+        return process.returncode, output
 
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """The last step's wheel, installed without its dependencies, which are those of this environment."""
+    """Install the wheels of the last step without dependencies, which are taken from this environment."""
     if missing_build_requirements():
         pytest.skip(f"not installed here: {missing_build_requirements()}")
     if os.geteuid() == 0 and run("unshare", "--mount", "true").returncode:
-        pytest.skip("root may write everywhere, and has no right to make a read-only file system here")
-    # On the root file system, which is the one that cannot be written to.
+        pytest.skip("root may write everywhere, and is not permitted to mount a read-only file system here")
+    # This folder is on the root file system, which is made read-only.
     with tempfile.TemporaryDirectory(prefix="tarn-image-", dir="/var/tmp") as name:
         folder = Path(name)
         source = folder / "source"
@@ -283,14 +283,14 @@ def image() -> Iterator[Image]:
         yield found
 
 
-def test_the_installed_package_tells_its_version_and_is_not_the_working_copy(image):
+def test_installed_package_prints_its_version_and_is_not_the_working_copy(image):
     assert image.run(*TARN, "--version") == (0, f"tarn {PROJECT['project']['version']}\n")
-    code, where = image.run("-c", "import tarn; print(tarn.__file__)")
+    code, location = image.run("-c", "import tarn; print(tarn.__file__)")
     assert code == 0
-    assert Path(where.strip()).is_relative_to(image.python.parents[1])
+    assert Path(location.strip()).is_relative_to(image.python.parents[1])
 
 
-def test_migrate_and_api_work_where_only_the_volumes_can_be_written_to(image):
+def test_migrate_and_api_work_where_only_the_volumes_are_writable(image):
     assert image.run("-c", "open('file', 'w')")[0] == 1
     assert image.run(*TARN, "migrate") == (0, "")
     api = image.popen(image.python, *TARN, "api", TARN_PORT="0", TARN_HOST="127.0.0.1")
@@ -306,12 +306,12 @@ def test_migrate_and_api_work_where_only_the_volumes_can_be_written_to(image):
     assert {path.name for path in image.data.iterdir()} >= {"tarn.db", "lake", "admin.key"}
 
 
-def test_a_worker_without_a_migrated_database_says_so_in_a_sentence(image):
-    code, said = image.run(*TARN, "worker", TARN_DATABASE_URL=f"sqlite:///{image.scratch}/none.db")
+def test_worker_without_a_migrated_database_is_refused_with_a_message(image):
+    code, output = image.run(*TARN, "worker", TARN_DATABASE_URL=f"sqlite:///{image.scratch}/none.db")
     assert code == 2
-    assert said.startswith("tarn: ")
+    assert output.startswith("tarn: ")
 
 
-def test_every_command_of_the_chart_and_of_compose_is_one_of_the_package():
+def test_every_command_of_the_chart_and_of_compose_exists():
     named = set(run(sys.executable, "-m", "tarn.cli", "--help").stdout.split())
     assert {"api", "worker", "migrate", "executor", "serve"} <= named

@@ -1,4 +1,4 @@
-"""The chart, rendered by Helm for every value set in `ci/` and judged by what Kubernetes would be told."""
+"""The chart, rendered by Helm for every value set in `ci/`, and the properties of the rendered objects."""
 
 import json
 import os
@@ -28,11 +28,11 @@ from tests.ship.chart import (
 )
 from tests.ship.chart import release as rendered
 from tests.ship.chart_settings import SECRET, offered
-from tests.ship.connection_budget import of_all
+from tests.ship.connection_budget import max_connections
 from tests.ship.dockerfile import ROOT, final_stage, image_environment
 
 OPERATOR = "monitoring.coreos.com/v1"
-"""Whose kinds are not Kubernetes' own."""
+"""The API version of objects whose kinds are not part of Kubernetes."""
 
 
 # The chart as a whole
@@ -40,7 +40,7 @@ OPERATOR = "monitoring.coreos.com/v1"
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("values", VALUE_SETS, ids=lambda path: path.stem)
-def test_helm_lint_is_content_with_every_value_set(values, version):
+def test_helm_lint_passes_for_every_value_set(values, version):
     done = lint("--values", values, version=version)
     assert done.returncode == 0, done.stdout
 
@@ -55,18 +55,18 @@ def test_every_object_is_valid_in_the_oldest_and_newest_kubernetes(values, versi
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_the_oldest_kubernetes_checked_is_the_oldest_the_chart_accepts():
+def test_oldest_tested_kubernetes_is_the_oldest_that_the_chart_accepts():
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["kubeVersion"] == f">={OLDEST}-0"
 
 
-def test_the_chart_ships_the_version_of_the_package():
+def test_chart_has_the_version_of_the_package():
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert chart["appVersion"] == project["version"]
 
 
-def test_the_full_value_set_names_every_value():
+def test_full_value_set_sets_every_value():
     def paths(values: dict[str, Any], above: str = "") -> set[str]:
         nested = [paths(value, f"{above}{key}.") for key, value in values.items() if isinstance(value, dict) and value]
         return {f"{above}{key}" for key in values}.union(*nested)
@@ -76,8 +76,8 @@ def test_the_full_value_set_names_every_value():
     assert paths(defaults) - paths(full) == set()
 
 
-def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path):
-    """Helm shows notes only at an install, so a template of the test's own carries them out."""
+def test_notes_have_the_secret_of_the_key_the_address_of_the_api_and_the_connection_limit(tmp_path):
+    """Helm prints notes only at an install, so the test renders them with an additional template."""
     chart = tmp_path / "tarn"
     shutil.copytree(CHART, chart)
     (chart / "templates" / "carrier.yaml").write_text(
@@ -92,17 +92,17 @@ def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path
     assert "secret tarn-admin, under admin-key" in notes[0]
     assert "https://lake.example.com" in notes[1]
     assert ["component=executor" in each for each in notes] == [False, False, True]
-    # With as many more as an upgrade has: one API, and a worker for every four.
+    # Includes the additional pods during an upgrade: one API, and one worker for every four.
     sums = [
-        of_all(10, apis=2 + 1, workers=1 + 1, tasks=2),
-        of_all(20, apis=5 + 1, workers=3 + 1, tasks=0),
-        of_all(10, apis=12 + 1, workers=1 + 1, tasks=8 * 2),
+        max_connections(10, apis=2 + 1, workers=1 + 1, tasks=2),
+        max_connections(20, apis=5 + 1, workers=3 + 1, tasks=0),
+        max_connections(10, apis=12 + 1, workers=1 + 1, tasks=8 * 2),
     ]
     assert [re.findall(r"must allow (\d+) connections", each) for each in notes] == [[str(each)] for each in sums]
     assert ["4 for each core that Spark has" in each for each in notes] == [False, True, False]
 
 
-# Wrong values
+# Invalid values
 
 
 @pytest.mark.parametrize(
@@ -142,19 +142,19 @@ def test_the_notes_name_the_secret_of_the_key_and_where_the_api_answers(tmp_path
         ("extraEnv[0].name=AWS_SECRET_ACCESS_KEY,extraEnv[0].value=shown", "/extraEnv/0"),
     ],
 )
-def test_a_wrong_value_fails_lint_and_is_named(setting, place):
+def test_invalid_value_fails_lint_with_its_path(setting, place):
     done = lint("--values", MINIMAL, "--set", setting)
     assert done.returncode == 1
     assert "[ERROR] values.yaml" in done.stdout
     assert place in done.stdout
 
 
-def test_without_any_values_lint_names_everything_that_is_needed():
-    said = lint().stdout
-    assert all(place in said for place in ("/lake/uri", "/database/existingSecret", "/adminKey/existingSecret"))
+def test_lint_without_values_lists_all_required_values():
+    output = lint().stdout
+    assert all(place in output for place in ("/lake/uri", "/database/existingSecret", "/adminKey/existingSecret"))
 
 
-def test_the_schema_offers_every_setting_that_the_chart_does_not_set_with_the_same_limits():
+def test_schema_has_every_setting_that_the_chart_does_not_set_with_the_same_limits():
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["properties"]["settings"]["properties"] == offered(), "run `make docs`"
 
@@ -187,7 +187,7 @@ def test_each_workload_runs_its_command_of_the_image(release, component):
     assert container["image"] == f"{release.values['image']['repository']}:{tag}"
 
 
-def test_pods_are_locked_down(release, component):
+def test_pods_have_restricted_security_contexts(release, component):
     pod, container = release.pod(component)["spec"], release.container(component)
     user, group = final_stage("USER")[0].text.split(":")
     assert pod["securityContext"] == {
@@ -202,15 +202,15 @@ def test_pods_are_locked_down(release, component):
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    asks_for_pods = component == "worker" and release.on_kubernetes
-    assert pod["automountServiceAccountToken"] is asks_for_pods
+    creates_pods = component == "worker" and release.on_kubernetes
+    assert pod["automountServiceAccountToken"] is creates_pods
 
 
-def test_pods_get_no_service_links_which_tarn_would_refuse_as_unknown_settings(release, component):
+def test_pods_have_no_service_links_as_tarn_would_refuse_them_as_unknown_settings(release, component):
     assert release.pod(component)["spec"]["enableServiceLinks"] is False
 
 
-def test_what_the_image_writes_to_is_a_sized_volume(release, component):
+def test_volumes_of_the_image_are_mounted_with_a_size_limit(release, component):
     volumes = {each["name"]: each.get("emptyDir") for each in release.pod(component)["spec"]["volumes"]}
     writable = [each for each in release.container(component)["volumeMounts"] if not each.get("readOnly")]
     mounts = {each["mountPath"]: volumes[each["name"]] for each in writable}
@@ -228,14 +228,14 @@ def test_scratch_has_the_size_of_the_values(release, role):
     assert volumes == {name: release.values[role][name] for name in ("scratch", "tmp")}
 
 
-def test_every_container_asks_for_and_is_limited_in_memory(release, component):
+def test_every_container_has_requests_and_a_memory_limit(release, component):
     resources = release.container(component)["resources"]
     assert resources["requests"]["memory"]
     assert resources["requests"]["cpu"]
     assert resources["limits"]["memory"]
 
 
-def test_kubernetes_waits_longer_for_a_pod_than_tarn_for_its_requests(release):
+def test_termination_grace_period_is_longer_than_that_of_tarn(release):
     for role in ("api", "worker"):
         grace = int(release.environment(role)["TARN_SHUTDOWN_GRACE"]["value"])
         pause = (
@@ -244,7 +244,7 @@ def test_kubernetes_waits_longer_for_a_pod_than_tarn_for_its_requests(release):
         assert release.pod(role)["spec"]["terminationGracePeriodSeconds"] >= grace + int(pause) + 10
 
 
-def test_the_api_is_probed_where_it_answers(release):
+def test_probes_of_the_api_use_its_health_routes(release):
     container = release.container("api")
     probes = {name: container[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert probes == {
@@ -254,7 +254,7 @@ def test_the_api_is_probed_where_it_answers(release):
     }
 
 
-def test_ports_are_the_ones_tarn_listens_on(release):
+def test_container_ports_are_those_that_tarn_listens_on(release):
     api, worker = release.environment("api"), release.environment("worker")
     ports = {role: release.as_pod(role).ports for role in ("api", "worker")}
     assert ports["api"] == {"http": int(api["TARN_PORT"]["value"]), "metrics": int(api["TARN_METRICS_PORT"]["value"])}
@@ -266,7 +266,7 @@ def test_ports_are_the_ones_tarn_listens_on(release):
 # Settings and secrets
 
 
-def test_secrets_are_references_and_none_is_made(release, component):
+def test_secrets_are_references_and_none_is_created(release, component):
     environment = release.environment(component)
     by_reference = {name for name, each in environment.items() if "secretKeyRef" in each.get("valueFrom", {})}
     assert {"TARN_DATABASE_URL", "TARN_ADMIN_KEY"} <= by_reference
@@ -274,13 +274,13 @@ def test_secrets_are_references_and_none_is_made(release, component):
     assert release.of("Secret") == []
 
 
-def test_storage_options_are_a_reference_where_one_is_given_and_absent_where_the_pods_own_identity_is_used(release):
+def test_storage_options_are_a_reference_if_configured_and_absent_otherwise(release):
     secret = release.values["lake"]["storageOptions"]["existingSecret"] or None
     given = release.environment("worker").get("TARN_STORAGE_OPTIONS", {"valueFrom": {"secretKeyRef": {"name": None}}})
     assert given["valueFrom"]["secretKeyRef"]["name"] == secret
 
 
-def test_backups_are_made_only_where_they_are_asked_for_one_at_a_time_and_locked_down_like_all_pods(release):
+def test_backup_job_exists_only_if_enabled_and_has_the_security_context_of_other_pods(release):
     jobs = release.of("CronJob")
     assert len(jobs) == release.values["backup"]["enabled"]
     for job in jobs:
@@ -296,13 +296,13 @@ def test_backups_are_made_only_where_they_are_asked_for_one_at_a_time_and_locked
         assert all("secretKeyRef" in given[name]["valueFrom"] for name in SECRET & given.keys())
 
 
-def test_stores_to_fetch_from_are_a_reference_where_one_is_given_and_absent_elsewhere(release):
+def test_fetch_stores_are_a_reference_if_configured_and_absent_otherwise(release):
     secret = release.values["fetch"]["stores"]["existingSecret"] or None
     given = release.environment("api").get("TARN_FETCH_STORES", {"valueFrom": {"secretKeyRef": {"name": None}}})
     assert given["valueFrom"]["secretKeyRef"]["name"] == secret
 
 
-def test_secret_of_a_standalone_spark_is_a_reference_where_one_is_given_and_for_workers_only(release):
+def test_spark_secret_is_a_reference_if_configured_and_for_workers_only(release):
     secret = release.values["spark"]["secret"]["existingSecret"] or None
     given = release.environment("worker").get("TARN_SPARK_SECRET", {"valueFrom": {"secretKeyRef": {"name": None}}})
     assert given["valueFrom"]["secretKeyRef"]["name"] == secret
@@ -310,14 +310,14 @@ def test_secret_of_a_standalone_spark_is_a_reference_where_one_is_given_and_for_
 
 
 def test_tarn_accepts_the_settings_of_every_pod(release, component, monkeypatch):
-    stand_ins = {
+    secret_values = {
         "TARN_DATABASE_URL": "postgresql://tarn@database/tarn",
         "TARN_STORAGE_OPTIONS": "{}",
         "TARN_FETCH_STORES": "{}",
         "TARN_ADMIN_KEY": "0123456789abcdef",
         "TARN_SPARK_SECRET": "0123456789abcdef",
     }
-    given = {name: each.get("value", stand_ins.get(name, "")) for name, each in release.environment(component).items()}
+    given = {name: each.get("value", secret_values.get(name, "")) for name, each in release.environment(component).items()}
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
     for name, value in (image_environment() | given).items():
@@ -328,14 +328,14 @@ def test_tarn_accepts_the_settings_of_every_pod(release, component, monkeypatch)
     }
     assert settings.host == "0.0.0.0"
     assert settings.lake_uri == release.values["lake"]["uri"]
-    asked = {name: value for name, value in release.values["settings"].items() if name != "TARN_CORS_ORIGINS"}
-    assert {name: getattr(settings, name.removeprefix(PREFIX).lower()) for name in asked} == asked
+    configured = {name: value for name, value in release.values["settings"].items() if name != "TARN_CORS_ORIGINS"}
+    assert {name: getattr(settings, name.removeprefix(PREFIX).lower()) for name in configured} == configured
 
 
-# Around the pods
+# Other objects
 
 
-def test_the_migration_runs_before_anything_else_and_needs_nothing_of_the_release(release):
+def test_migration_is_a_hook_before_the_release_and_uses_none_of_its_objects(release):
     job = release.workload("migrate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     assert "before-hook-creation" in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
@@ -344,7 +344,7 @@ def test_the_migration_runs_before_anything_else_and_needs_nothing_of_the_releas
     assert release.pod("migrate")["spec"]["restartPolicy"] == "Never"
 
 
-def test_pods_act_as_the_service_account_that_carries_the_identity(release):
+def test_pods_use_the_service_account_with_the_configured_annotations(release):
     (account,) = release.of("ServiceAccount")
     annotations = release.values["serviceAccount"].get("annotations", {})
     assert account["metadata"].get("annotations", {}) == annotations
@@ -352,19 +352,19 @@ def test_pods_act_as_the_service_account_that_carries_the_identity(release):
         assert release.pod(role)["spec"]["serviceAccountName"] == account["metadata"]["name"]
 
 
-def test_a_service_account_made_elsewhere_is_used_by_every_pod():
+def test_existing_service_account_is_used_by_every_pod():
     release = Release({}, render(MINIMAL, "--set", "serviceAccount.create=false,serviceAccount.name=ours"))
     assert release.of("ServiceAccount") == []
     assert {release.pod(each)["spec"]["serviceAccountName"] for each in COMPONENTS} == {"ours"}
 
 
-def test_metrics_are_not_offered_outside_the_cluster():
+def test_metrics_are_not_exposed_by_a_load_balancer():
     api, metrics = Release({}, render(MINIMAL, "--set", "service.type=LoadBalancer")).of("Service")
     assert [each["name"] for each in api["spec"]["ports"]] == ["http"]
     assert (metrics["spec"]["clusterIP"], metrics["spec"].get("type", "ClusterIP")) == ("None", "ClusterIP")
 
 
-def test_the_ingress_leads_to_the_api_port_of_the_service():
+def test_ingress_routes_to_the_api_port_of_the_service():
     release = Release({}, render(FULL))
     (ingress,) = release.of("Ingress")
     service, _metrics = release.of("Service")
@@ -373,7 +373,7 @@ def test_the_ingress_leads_to_the_api_port_of_the_service():
     assert ingress["spec"]["tls"][0]["hosts"] == [rule["host"] for rule in ingress["spec"]["rules"]]
 
 
-def test_a_long_release_name_still_makes_valid_names():
+def test_long_release_name_gives_valid_object_names():
     done = helm("template", "r" * 53, CHART, "--kube-version", OLDEST, "--values", CLUSTER)
     names = [each["metadata"]["name"] for each in yaml.safe_load_all(done.stdout)]
     kinds = [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(done.stdout)]
@@ -381,20 +381,20 @@ def test_a_long_release_name_still_makes_valid_names():
     assert max(len(name) for name in names) <= 63
 
 
-# How many there are
+# Replicas
 
 
-def test_autoscaling_decides_how_many_apis_there_are_and_leaves_the_deployment_silent():
+def test_deployment_of_the_api_has_no_replicas_if_autoscaling_is_enabled():
     cluster, minimal = rendered(CLUSTER), rendered(MINIMAL)
     (scaler,) = cluster.of("HorizontalPodAutoscaler")
     assert scaler["spec"]["scaleTargetRef"]["name"] == cluster.workload("api")["metadata"]["name"]
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (3, 12)
     assert "replicas" not in cluster.workload("api")["spec"]
-    assert cluster.container("api")["resources"]["requests"]["cpu"], "a share of the CPU is of what is asked for"
+    assert cluster.container("api")["resources"]["requests"]["cpu"], "autoscaling by CPU needs a request"
     assert minimal.of("HorizontalPodAutoscaler") == []
     assert minimal.workload("api")["spec"]["replicas"] == 2
 
 
-def test_draining_a_node_takes_one_pod_of_a_kind_at_a_time(release):
+def test_disruption_budgets_allow_one_unavailable_pod_per_component(release):
     budgets = {each["metadata"]["name"]: each["spec"]["maxUnavailable"] for each in release.of("PodDisruptionBudget")}
     assert budgets == {release.workload(role)["metadata"]["name"]: 1 for role in ("api", "worker")}

@@ -1,4 +1,4 @@
-"""Alerts, dashboard and what scrapes: they speak of metrics that exist, and every alert has its page."""
+"""Alerts, dashboards and service monitors: they use existing metrics, and every alert has a page in the runbook."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def queries(dashboard: dict) -> list[str]:
 
 @pytest.fixture
 def types(api: InProcessApi) -> dict[str, str]:
-    """Every metric that an API tells, and so every one of a worker, which are among them."""
+    """Return the type of every metric of an API, which include all of a worker."""
     with api.services.database.write() as connection:
         worker_heartbeats.register(connection, "w1")
     return dict(TYPE.findall(api.anonymous.get("/metrics").text))
@@ -44,31 +44,31 @@ def names(types: dict[str, str]) -> set[str]:
 
 
 @ONE_DATABASE
-def test_alerts_and_dashboards_ask_for_metrics_that_exist(types):
-    asked = [rule["expr"] for rule in rules()]
+def test_alerts_and_dashboards_use_only_existing_metrics(types):
+    expressions = [rule["expr"] for rule in rules()]
     for dashboard in DASHBOARDS:
-        asked += queries(json.loads(dashboard.read_text()))
-    used = {name for each in asked for name in METRIC.findall(each)}
+        expressions += queries(json.loads(dashboard.read_text()))
+    used = {name for each in expressions for name in METRIC.findall(each)}
     assert used - names(types) == set()
     assert {"tarn_journal_rows", "tarn_flush_lag_seconds_bucket", "tarn_export_stale_seconds"} <= used
     assert not {"tarn_nothing"} <= names(types)
 
 
 @ONE_DATABASE
-def test_every_metric_of_ours_is_explained_and_shown(types):
+def test_every_metric_of_tarn_is_documented_and_on_a_dashboard(types):
     ours = {name for name in types if name.startswith("tarn_") and not name.endswith("_created")}
-    explained = set(METRIC.findall(PAGE.read_text()))
+    documented = set(METRIC.findall(PAGE.read_text()))
     shown = {
         name for each in DASHBOARDS for query in queries(json.loads(each.read_text())) for name in METRIC.findall(query)
     }
-    assert ours - explained == set()
-    assert {name for name in explained if name.startswith("tarn_")} - ours == set()
+    assert ours - documented == set()
+    assert {name for name in documented if name.startswith("tarn_")} - ours == set()
     unshown = {name for name in ours if not any(each.startswith(name) for each in shown)}
     assert unshown <= {"tarn_journal_characters", "tarn_journal_datasets"}
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
-def test_every_alert_says_what_is_wrong_how_bad_and_where_its_page_is(rule):
+def test_every_alert_has_a_summary_a_severity_and_a_page_in_the_runbook(rule):
     assert rule["annotations"]["summary"].endswith(".")
     assert rule["labels"]["severity"] in ("warning", "critical")
     assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
@@ -77,14 +77,14 @@ def test_every_alert_says_what_is_wrong_how_bad_and_where_its_page_is(rule):
     assert [part for part in ("**Means.**", "**Look.**", "**Do.**") if part not in page] == []
 
 
-def test_every_page_of_the_runbook_is_of_an_alert_and_links_lead_somewhere():
+def test_every_page_of_the_runbook_belongs_to_an_alert_and_links_are_valid():
     text = RUNBOOK.read_text()
     pages = re.findall(r"^## (\S+)$", text, re.MULTILINE)
     assert sorted(pages) == sorted(rule["alert"] for rule in rules())
     assert set(re.findall(r"\(#(\w+)\)", text)) <= {page.lower() for page in pages}
 
 
-def test_the_dashboards_panels_do_not_lie_on_each_other():
+def test_panels_of_dashboards_do_not_overlap():
     for path in DASHBOARDS:
         cells = [
             (x, y)
@@ -99,7 +99,7 @@ def test_the_dashboards_panels_do_not_lie_on_each_other():
 # In the chart
 
 
-def test_the_chart_ships_the_rules_with_links_that_lead_to_the_docs():
+def test_chart_contains_the_alerts_with_links_to_the_docs():
     (shipped,) = release(FULL).of("PrometheusRule")
     assert shipped["metadata"]["labels"]["release"] == "prometheus"
     (group,) = shipped["spec"]["groups"]
@@ -108,16 +108,16 @@ def test_the_chart_ships_the_rules_with_links_that_lead_to_the_docs():
         base + rule["alert"].lower() for rule in rules()
     ]
     assert [rule["expr"] for rule in group["rules"]] == [rule["expr"] for rule in rules()]
-    assert "{{ $value" in group["rules"][1]["annotations"]["summary"], "what is Prometheus' own is left to it"
+    assert "{{ $value" in group["rules"][1]["annotations"]["summary"], "Helm must keep the templates of Prometheus"
 
 
-def test_the_chart_ships_the_dashboards_as_they_are():
+def test_chart_contains_the_dashboards_unchanged():
     (config,) = (each for each in release(CLUSTER).of("ConfigMap") if "tarn.json" in each["data"])
     assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
     assert config["data"] == {path.name: path.read_text() for path in DASHBOARDS}
 
 
-def test_what_scrapes_finds_the_port_of_every_pod_that_has_metrics():
+def test_service_monitor_selects_the_metrics_port_of_apis_and_workers():
     cluster = release(CLUSTER)
     (monitor,) = cluster.of("ServiceMonitor")
     wanted = monitor["spec"]["selector"]["matchLabels"].items()
@@ -131,6 +131,6 @@ def test_what_scrapes_finds_the_port_of_every_pod_that_has_metrics():
         assert service["spec"]["ports"][0]["targetPort"] in pod.ports
 
 
-def test_nothing_of_an_operator_is_asked_for_unless_it_is_there():
+def test_minimal_values_render_no_object_of_the_prometheus_operator():
     for kind in ("ServiceMonitor", "PrometheusRule"):
         assert release(CHART / "ci" / "minimal-values.yaml").of(kind) == []

@@ -1,4 +1,4 @@
-"""The chart's network policies, by what they let through."""
+"""The chart's network policies: which connections they allow."""
 
 import copy
 
@@ -27,7 +27,7 @@ def cluster() -> Release:
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "port", "through"),
+    ("source", "target", "port", "allowed"),
     [
         (INGRESS, "api", HTTP, True),
         (STRANGER, "api", HTTP, False),
@@ -65,12 +65,12 @@ def cluster() -> Release:
         ("executor", API_SERVER, 443, False),
     ],
 )
-def test_what_is_open_is_what_is_needed(cluster, source, target, port, through):
+def test_only_the_required_connections_are_allowed(cluster, source, target, port, allowed):
     one, other = (cluster.as_pod(end) if isinstance(end, str) else end for end in (source, target))
-    assert reaches(cluster.of("NetworkPolicy"), one, other, port) is through
+    assert reaches(cluster.of("NetworkPolicy"), one, other, port) is allowed
 
 
-def test_by_default_everybody_reaches_the_api_and_nobody_else_anything_and_pods_reach_everything():
+def test_default_policies_allow_requests_to_the_api_only_and_all_egress():
     minimal = release(MINIMAL)
     policies = minimal.of("NetworkPolicy")
     api, worker, migrate = (minimal.as_pod(each) for each in ("api", "worker", "migrate"))
@@ -81,7 +81,7 @@ def test_by_default_everybody_reaches_the_api_and_nobody_else_anything_and_pods_
     assert reaches(policies, api, INTRANET, 5432)
 
 
-def test_rules_of_the_values_open_what_they_name():
+def test_egress_rules_of_the_values_allow_only_the_named_targets():
     full = release(FULL)
     policies = full.of("NetworkPolicy")
     worker = full.as_pod("worker")
@@ -91,7 +91,7 @@ def test_rules_of_the_values_open_what_they_name():
     assert not reaches(policies, worker, STRANGER, 6432)
 
 
-def test_without_policies_everything_is_open():
+def test_disabled_network_policies_are_not_rendered():
     assert release(MINIMAL, "--set", "networkPolicy.enabled=false").of("NetworkPolicy") == []
 
 
@@ -102,15 +102,15 @@ def test_without_policies_everything_is_open():
         ("lake-tarn-egress", "api", METADATA, 80),
     ],
 )
-def test_a_policy_that_is_left_out_is_noticed(cluster, name, source, target, port):
-    """The checks above can fail: each policy is what closes something."""
-    left = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] != name]
-    assert len(left) < len(cluster.of("NetworkPolicy"))
+def test_connection_is_allowed_without_the_policy_that_forbids_it(cluster, name, source, target, port):
+    """Each policy forbids something, so the tests above can fail."""
+    remaining = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] != name]
+    assert len(remaining) < len(cluster.of("NetworkPolicy"))
     one, other = (cluster.as_pod(end) if isinstance(end, str) else end for end in (source, target))
-    assert reaches(left, one, other, port)
+    assert reaches(remaining, one, other, port)
 
 
-def test_a_rule_that_forgets_who_is_noticed(cluster):
+def test_connection_is_allowed_by_a_rule_without_peers(cluster):
     opened = copy.deepcopy(cluster.of("NetworkPolicy"))
     (api,) = (each for each in opened if each["metadata"]["name"] == "lake-tarn-api")
     for rule in api["spec"]["ingress"]:

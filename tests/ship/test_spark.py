@@ -1,4 +1,4 @@
-"""Spark on Kubernetes: what the chart tells the worker, run for real against an API server in miniature."""
+"""Spark on Kubernetes: the configuration that the chart renders, and a run of it against a minimal API server."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def chart() -> Release:
 
 
 def submitted(chart: Release) -> dict[str, str]:
-    """What a worker's pod tells Spark of itself."""
+    """Return the properties that a worker's pod passes to Spark."""
     given = chart.environment("worker")["PYSPARK_SUBMIT_ARGS"]["value"]
     *words, last = shlex.split(given)
     assert last == "pyspark-shell"
@@ -39,10 +39,10 @@ def submitted(chart: Release) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words[1::2])
 
 
-# What is rendered
+# Rendered objects
 
 
-def test_an_executors_template_is_a_valid_pod_locked_down_like_all_others(chart):
+def test_executor_template_is_a_valid_pod_with_the_security_context_of_a_worker(chart):
     pod = chart.executor()
     (container,) = pod["spec"]["containers"]
     placed = pod | {"spec": pod["spec"] | {"containers": [container | {"image": "tarn"}]}}
@@ -54,7 +54,7 @@ def test_an_executors_template_is_a_valid_pod_locked_down_like_all_others(chart)
     assert container["name"] == chart.spark()["spark.kubernetes.executor.podTemplateContainerName"]
 
 
-def test_executors_have_the_workers_image_and_identity(chart):
+def test_executors_have_the_image_and_identity_of_the_worker(chart):
     spark = chart.spark()
     (account,) = chart.of("ServiceAccount")
     assert spark["spark.kubernetes.container.image"] == chart.container("worker")["image"]
@@ -64,7 +64,7 @@ def test_executors_have_the_workers_image_and_identity(chart):
     assert [each["name"] for each in chart.executor()["spec"]["imagePullSecrets"]] == ["pull", "other"]
 
 
-def test_what_an_executor_writes_to_is_a_sized_volume(chart):
+def test_executor_writes_only_to_volumes_with_a_size_limit(chart):
     spark, prefix = chart.spark(), "spark.kubernetes.executor.volumes.emptyDir.spark-local-dir-1"
     mounts = {each["mountPath"] for each in chart.executor()["spec"]["containers"][0]["volumeMounts"]}
     assert mounts | {spark[f"{prefix}.mount.path"]} == set(final_stage("VOLUME")[0].parts)
@@ -72,7 +72,7 @@ def test_what_an_executor_writes_to_is_a_sized_volume(chart):
     assert [each["emptyDir"]["sizeLimit"] for each in chart.executor()["spec"]["volumes"]] == ["2Gi"]
 
 
-def test_the_driver_is_found_where_the_network_policy_opens_it(chart):
+def test_driver_uses_the_ports_that_the_network_policy_allows(chart):
     spark, ports = chart.spark(), chart.as_pod("worker").ports
     assert ports["driver"] == int(spark["spark.driver.port"])
     assert ports["blocks"] == int(spark["spark.driver.blockManager.port"]) == int(spark["spark.blockManager.port"])
@@ -82,24 +82,24 @@ def test_the_driver_is_found_where_the_network_policy_opens_it(chart):
     }
     names = [*chart.environment("worker")]
     assert max(map(names.index, ("POD_NAME", "POD_IP"))) < names.index("PYSPARK_SUBMIT_ARGS"), (
-        "else it is not filled in"
+        "Kubernetes substitutes only variables that are defined before"
     )
 
 
-def test_a_change_of_sparks_defaults_is_a_change_of_the_workers_pod(chart):
+def test_changed_spark_defaults_restart_the_worker(chart):
     other = release(CLUSTER, "--set", "spark.executors.max=9")
     annotations = [each.pod("worker")["metadata"]["annotations"] for each in (chart, other)]
     assert annotations[0] != annotations[1]
 
 
 @pytest.mark.parametrize("values", [MINIMAL, FULL], ids=["local", "standalone"])
-def test_nothing_is_asked_of_kubernetes_where_spark_needs_nothing_of_it(values):
+def test_worker_has_no_role_unless_spark_runs_on_kubernetes(values):
     without = release(values)
     assert without.of("Role") == without.of("RoleBinding") == []
     assert "PYSPARK_SUBMIT_ARGS" not in without.environment("worker")
 
 
-def test_the_role_is_bound_to_the_workers_account_and_nothing_wider(chart):
+def test_role_is_bound_to_the_workers_account_and_has_no_wildcards(chart):
     (role,), (binding,) = chart.of("Role"), chart.of("RoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     (subject,) = binding["subjects"]
@@ -109,10 +109,10 @@ def test_the_role_is_bound_to_the_workers_account_and_nothing_wider(chart):
     assert "secrets" not in [each for rule in role["rules"] for each in rule["resources"]]
 
 
-# The command
+# The executor's command
 
 
-def test_an_executors_command_has_what_spark_said_of_it_in_order():
+def test_executor_command_has_the_arguments_of_spark_in_order():
     given = SPARK | {"SPARK_JAVA_OPT_10": "-Dlast", "SPARK_JAVA_OPT_2": "-Dfirst", "JAVA_HOME": "/java"}
     command = executor_command(given)
     assert command[0] == "/java/bin/java"
@@ -121,16 +121,16 @@ def test_an_executors_command_has_what_spark_said_of_it_in_order():
     assert command[command.index("--hostname") + 1] == "SPARK_EXECUTOR_POD_IP-value"
 
 
-def test_an_executor_without_what_spark_says_is_refused():
+def test_executor_without_an_argument_of_spark_is_refused():
     with pytest.raises(StartRefused, match="SPARK_DRIVER_URL"):
         executor_command({name: value for name, value in SPARK.items() if name != "SPARK_DRIVER_URL"})
 
 
-# All of it
+# A run on the minimal cluster
 
 
 def reads_as(connection: Connection) -> tuple[str, Any, str]:
-    """In an executor: who it is to Spark, what each library reads of the lake, and with whose keys."""
+    """Run in an executor: return its id, what each library reads from the lake, and the access key."""
     keys = connection.keys()
     assert keys is not None
     return os.environ["SPARK_EXECUTOR_ID"], read(connection), keys.access_key_id
@@ -138,11 +138,12 @@ def reads_as(connection: Connection) -> tuple[str, Any, str]:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("spark")
-def test_a_worker_gets_executors_from_kubernetes_that_read_the_lake_with_their_own_identity_and_gives_them_back(
+def test_worker_gets_executors_that_read_the_lake_with_their_own_identity_and_releases_them(
     chart: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The rendered defaults and pod template drive Spark; the pod it asks for runs `tarn executor`; the role allows
-    every request; and what a web hook puts into the pods is all that their keys come from."""
+    """Spark uses the rendered defaults and pod template, its pods run `tarn executor`, the role allows every request,
+    and the keys of the pods come only from the variables that a webhook adds.
+    """
     (tmp_path / "token").write_text("a-token-of-the-cluster")
     with moto_server() as s3:
         webhook = {
@@ -162,25 +163,26 @@ def test_a_worker_gets_executors_from_kubernetes_that_read_the_lake_with_their_o
                 found = context.parallelize(range(2), 2).map(lambda _: reads_as(connection)).collect()
             finally:
                 sessions.close()
-            asked, made, left = set(kubernetes.asked), kubernetes.made, {kind for kind, _ in kubernetes.objects}
-            ended = [process.wait(60) for process in kubernetes.processes.values()]
+            requests, pods = set(kubernetes.requests), kubernetes.created_pods
+            remaining = {kind for kind, _ in kubernetes.objects}
+            exit_codes = [process.wait(60) for process in kubernetes.processes.values()]
 
     assert [(seen, keys[:4]) for _, seen, keys in found] == [(READ_BY_ALL, "ASIA")] * 2
-    assert {executor for executor, _, _ in found} <= {str(number) for number in range(1, len(made) + 1)}
-    assert _allowed(chart) >= {(each.verb, each.resource) for each in asked}
-    assert ("create", "pods") in asked
-    assert (left, len(kubernetes.objects), len(ended)) == ({"pods"}, 1, len(made)), "only the driver's pod is left"
-    _check_pod(chart, made[0])
+    assert {executor for executor, _, _ in found} <= {str(number) for number in range(1, len(pods) + 1)}
+    assert _allowed(chart) >= {(each.verb, each.resource) for each in requests}
+    assert ("create", "pods") in requests
+    assert (remaining, len(kubernetes.objects), len(exit_codes)) == ({"pods"}, 1, len(pods)), "only the driver is left"
+    _check_pod(chart, pods[0])
 
 
 def _worker_settings(chart: Release, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """The worker's own environment of the chart, at places of this machine."""
+    """Set the environment of the chart's worker with local paths, and return its settings."""
     spark = chart.spark()
     template = folder / "executor.yaml"
     template.write_text(yaml.safe_dump(chart.executor()))
     here = {
         "spark.kubernetes.executor.podTemplateFile": str(template),
-        # Two of these tests beside each other must not want the same port.
+        # Concurrent runs of this test must not use the same port.
         "spark.driver.port": "0",
         "spark.driver.blockManager.port": "0",
         "spark.blockManager.port": "0",
@@ -211,7 +213,7 @@ def _allowed(chart: Release) -> set[tuple[str, str]]:
 
 
 def _check_pod(chart: Release, pod: dict) -> None:
-    """What Spark made of the template is still what the template is for."""
+    """Assert that the pod that Spark created from the template keeps the properties of the template."""
     kubernetes_validate.validate(pod, NEWEST, strict=True)
     (container,) = pod["spec"]["containers"]
     template = chart.executor()

@@ -1,4 +1,4 @@
-"""What `make` installs where it may: a JVM and what builds PyICU."""
+"""The script `.ci/system`, which installs a JVM and the packages that build PyICU."""
 
 import shutil
 import subprocess
@@ -18,14 +18,14 @@ esac
 
 
 @pytest.mark.parametrize(("missing", "version"), [("nothing", 17), ("openjdk-17", 21)])
-def test_any_java_from_17_on_does_where_debian_has_it_under_another_name(tmp_path: Path, missing: str, version: int):
+def test_newer_java_is_accepted_where_openjdk_17_is_missing(tmp_path: Path, missing: str, version: int):
     result = _run(tmp_path, missing, version)
 
     assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("missing", "version"), [("-jre-headless", 17), ("nothing", 11)])
-def test_without_a_java_from_17_on_it_says_so_in_one_sentence(tmp_path: Path, missing: str, version: int):
+def test_missing_java_17_is_reported_in_one_sentence(tmp_path: Path, missing: str, version: int):
     result = _run(tmp_path, missing, version)
 
     assert result.returncode == 1
@@ -34,7 +34,7 @@ def test_without_a_java_from_17_on_it_says_so_in_one_sentence(tmp_path: Path, mi
 
 
 def _run(folder: Path, missing: str, version: int) -> subprocess.CompletedProcess[str]:
-    """The script as root on a machine with only these commands, whose apt lacks a package."""
+    """Run the script as root, with only these commands on the path and an apt that lacks a package."""
     commands = {"id": "#!/bin/sh\necho 0\n", "c++": "#!/bin/sh\n", "pkg-config": "#!/bin/sh\n"}
     commands["apt-get"] = APT.format(missing=missing, version=version, folder=folder)
     for name, text in commands.items():
