@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import insert
 from tarn.access import audit
-from tarn.access.audit import ANY, RECORD_SECONDS, AuditedAction, AuditLog, Denials
+from tarn.access.audit import RECORD_SECONDS, AuditedAction, AuditFilter, AuditLog, Denials
 from tarn.db import tables
 from tarn.db.engine import Database
 from tarn.errors import DatasetNotFound, Forbidden, Unauthenticated
@@ -27,7 +27,7 @@ class Clock:
 
 
 def records(database: Database) -> list[AuditEntry]:
-    return AuditLog(database).page(ANY, None, 1000)[::-1]
+    return AuditLog(database).page(AuditFilter(), None, 1000)[::-1]
 
 
 def test_repeated_denials_are_one_record_with_a_count(database: Database):

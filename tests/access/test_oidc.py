@@ -94,7 +94,7 @@ OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"aud": "somebody-else"},
+        {"aud": "another-audience"},
         {"aud": None},
         {"iss": "https://evil.example"},
         {"exp": datetime.now(UTC) - timedelta(minutes=5)},

@@ -127,11 +127,11 @@ def test_transaction_that_is_rolled_back_invalidates_nothing(database: Database)
 
 
 def test_values_are_read_once_per_revision_and_the_oldest_are_evicted():
-    remembered: RevisionCache[str] = RevisionCache(max_size=2)
+    cache: RevisionCache[str] = RevisionCache(max_size=2)
     reads: list[str] = []
 
     def read(present: str, question: str) -> None:
-        remembered.get(present, question, lambda: reads.append(f"{present}{question}") or "answer")  # type: ignore[func-returns-value]  # None, and then the answer
+        cache.get(present, question, lambda: reads.append(f"{present}{question}") or "answer")  # type: ignore[func-returns-value]  # None, and then the answer
 
     for present, question in [("1", "a"), ("1", "a"), ("1", "b"), ("1", "a"), ("2", "a"), ("1", "a"), ("1", "b")]:
         read(present, question)
@@ -140,15 +140,15 @@ def test_values_are_read_once_per_revision_and_the_oldest_are_evicted():
 
 
 def test_refusal_is_not_cached():
-    remembered: RevisionCache[str] = RevisionCache()
+    cache: RevisionCache[str] = RevisionCache()
 
     def refuse() -> str:
         raise LookupError
 
     with pytest.raises(LookupError):
-        remembered.get("1", "a", refuse)
+        cache.get("1", "a", refuse)
 
-    assert remembered.get("1", "a", lambda: "answer") == "answer"
+    assert cache.get("1", "a", lambda: "answer") == "answer"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message
 from tarn.access.bootstrap import ensure_admin
-from tarn.api.http.bodies.body_feed import AT_ONCE
+from tarn.api.http.bodies.body_feed import MAX_CONCURRENT
 from tarn.api.http.bodies.body_middleware import BodyMiddleware, Pace
 from tarn.api.http.ingest import HEAD, UPLOADS
 from tarn.api.http.limits.tenant_semaphore import FairSemaphore
@@ -426,7 +426,7 @@ def open_stalled_uploads(server: Listening, stack: ExitStack, key: str, method: 
     ("method", "path", "status", "slots"),
     [
         ("POST", f"{DATASET}/entities", 200, UPLOADS),
-        ("PUT", f"{DATASET}/files?path=a", 201, AT_ONCE),
+        ("PUT", f"{DATASET}/files?path=a", 201, MAX_CONCURRENT),
     ],
     ids=["entities", "files"],
 )

@@ -11,7 +11,7 @@ from tarn.api.http.reads.read_scheduling import THROTTLE_SECONDS, ReadScheduler
 from tarn.datasets.registry import Dataset
 
 from tests.in_process_api import ONE_DATABASE, InProcessApi
-from tests.query.test_duckdb_process import LINUX, MANY
+from tests.query.test_duckdb_process import LINUX, MULTIPROCESSOR
 
 pytestmark = pytest.mark.own_query_process
 
@@ -123,7 +123,7 @@ def _query_processes() -> set[psutil.Process]:
 
 
 @LINUX
-@MANY
+@MULTIPROCESSOR
 @ONE_DATABASE
 @pytest.mark.own_query_process
 def test_queries_leave_processors_free_from_the_first_request_of_a_second_tenant_on(

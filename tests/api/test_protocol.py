@@ -22,7 +22,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Read the body, sleep if the request asks for it, and answer with the number of bytes read."""
+    """Read the body, sleep if the request asks for it, and respond with the number of bytes read."""
     request = Request(scope, receive)
     body = await request.body()
     await sleep(SHORT * 3 if scope["path"] == "/slow" else 0)

@@ -34,7 +34,7 @@ def test_several_processes_can_migrate_concurrently(tmp_path):
         try:
             migrate.upgrade(database)
             migrate.require_current(database)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the test must see it
+        except BaseException as error:  # noqa: BLE001 - the test fails with any error
             failures.append(error)
         database.close()
 

@@ -37,9 +37,9 @@ def test_size_of_the_journal_depends_on_unflushed_events_and_not_on_former_segme
 ):
     database = api.services.database
     sizes = []
-    for turn in range(ROUNDS):
+    for round_number in range(ROUNDS):
         entities = (
-            {"id": f"{turn}-{each}", "schema": "Person", "properties": {"name": [f"Jane {each}"]}}
+            {"id": f"{round_number}-{each}", "schema": "Person", "properties": {"name": [f"Jane {each}"]}}
             for each in range(ENTITIES)
         )
         body = "".join(f"{json.dumps(entity)}\n" for entity in entities)

@@ -19,7 +19,7 @@ TAG = re.compile(r"\w+/last_\w+")
 
 
 def missing(text: str) -> Iterator[str]:
-    """Yield what a piece of code in a page names and the repository does not have."""
+    """Yield the modules and files that a piece of code in a page names and that do not exist."""
     for name in REPOSITORY_PATH.findall(text):
         if not _exists(ROOT / name):
             yield name

@@ -135,7 +135,7 @@ class Lake:
 
 @contextmanager
 def copied(template: Lake, folder: Path) -> Iterator[Lake]:
-    """Copy a lake on SQLite that nobody uses."""
+    """Copy a lake on SQLite that is not in use."""
     source = template.settings.database_url.removeprefix("sqlite:///")
     shutil.copy(source, folder / "tarn.db")
     shutil.copytree(template.settings.lake_uri, folder / "lake")

@@ -57,7 +57,7 @@ def manifests(scene: Scene) -> list[int]:
 
 
 def with_garbage(scene: Scene, snapshots_made: int) -> None:
-    """Make a history whose oldest files no newer snapshot names, long enough for checkpoints, and a build that died."""
+    """Make a history whose oldest files are in no newer snapshot, long enough for checkpoints, and a killed build."""
     for number in range(snapshots_made):
         scene.write(scene.new_statement(f"earlier {number}"), *scene.random_events())
         scene.flush("earlier")

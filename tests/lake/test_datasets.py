@@ -198,7 +198,7 @@ def test_put_that_finishes_after_the_deletion_of_its_dataset_is_detected_and_rep
 
 @pytest.fixture
 def deleting(api: InProcessApi, database: Database) -> Dataset:
-    """Return a dataset that is to be deleted by a call of `datasets.delete`."""
+    """Return a dataset whose deletion was requested, to be deleted by `registry.delete`."""
     created = api.dataset("foo")
     api.admin.delete(f"{PATH}?confirm=foo")
     return Dataset(created["id"], DatasetName("foo"))
@@ -216,25 +216,25 @@ def always_held(_: Connection, __: Progress | None) -> None:
 def test_job_is_checked_before_the_first_file_is_deleted(store: FaultyStore, database: Database, deleting: Dataset):
     calls: list[int] = []
 
-    def lost_at_the_second(_: Connection, __: Progress | None) -> None:
+    def lose_at_second_check(_: Connection, __: Progress | None) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        registry.delete(database, store, deleting, lost_at_the_second, None)
+        registry.delete(database, store, deleting, lose_at_second_check, None)
 
     assert [entry.path for entry in store.list("foo")] == [FOO.config, FOO.index]
     assert state(database, deleting) == "deleting"
 
 
 def test_name_is_freed_only_by_the_holder_of_the_job(store: FaultyStore, database: Database, deleting: Dataset):
-    def lost_when_all_is_gone(_: Connection, progress: Progress | None) -> None:
+    def lose_after_the_last_file(_: Connection, progress: Progress | None) -> None:
         if progress is not None and progress.done == 2:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        registry.delete(database, store, deleting, lost_when_all_is_gone, None)
+        registry.delete(database, store, deleting, lose_after_the_last_file, None)
 
     assert state(database, deleting) == "deleting"
 

@@ -1,6 +1,6 @@
 """Cancellation of running jobs: they end within seconds, in a loop, in a query or on Spark.
 
-What the jobs read is endless here, so that only the cancellation can end them.
+The jobs read endless input, so that only the cancellation can end them.
 """
 
 import threading
@@ -102,7 +102,7 @@ def cancelled(
         assert api.admin.delete(f"/v1/jobs/{job}").status_code == 202
         took = wait_until(lambda: api.admin.get(f"/v1/jobs/{job}").json()["state"] == "cancelled", BOUND)
         then()
-    print(f"cancelled after {took:.2f} s: {path}")  # noqa: T201 - what is measured
+    print(f"cancelled after {took:.2f} s: {path}")  # noqa: T201 - the measurement
     return took
 
 

@@ -20,8 +20,8 @@ from tests.pipeline.test_rewrite import ignore
 pytestmark = ONE_DATABASE
 
 
-class Died(BaseException):
-    """The process has died."""
+class Killed(BaseException):
+    """The process is killed here."""
 
 
 def events_of(api: InProcessApi, dataset: Dataset) -> list[dict[str, Any]]:
@@ -39,10 +39,10 @@ def test_snapshot_event_is_recorded_once_although_its_publisher_died_before(
 
     def die(step: str) -> None:
         if step == "manifest put":
-            raise Died
+            raise Killed
 
     write(api, person("ann"))
-    with pytest.raises(Died):
+    with pytest.raises(Killed):
         Flush(services.database, services.store, publisher(die), lambda: kernels).run([dataset], lambda: None)
     before = [event["kind"] for event in events_of(api, dataset)]
     for _ in range(2):

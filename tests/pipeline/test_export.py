@@ -202,7 +202,7 @@ def test_write_between_an_export_and_its_record_never_makes_it_fresh(
 
 
 class Killed(Exception):
-    """The process dies here."""
+    """The process is killed here."""
 
 
 @pytest.mark.parametrize(

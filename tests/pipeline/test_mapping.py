@@ -502,14 +502,14 @@ def test_file_that_cannot_be_mapped_changes_nothing_and_reports_why(mapping_jobs
 # Processes that die
 
 
-class Dies(Exception):
-    """The process dies here."""
+class Killed(Exception):
+    """The process is killed here."""
 
 
-def dying_at(step: str) -> Callable[[str], None]:
+def kill_at(step: str) -> Callable[[str], None]:
     def reached(name: str) -> None:
         if name == step:
-            raise Dies
+            raise Killed
 
     return reached
 
@@ -524,7 +524,7 @@ class LosingKernels:
 
     def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         yield from list(self._inner.run(slots))[:-1]
-        raise Dies
+        raise Killed
 
 
 class RepeatingKernels(LosingKernels):
@@ -542,8 +542,8 @@ def test_run_killed_before_its_commit_shows_nothing_and_is_completed_by_the_next
     job = mapping_jobs.job(mapping_jobs.put(table(ROWS)))
     monkeypatch.setattr(Mappings, "_abort_if_possible", lambda *_: None)  # no process is left to abort the stage
 
-    with pytest.raises(Dies):
-        mapping_jobs.run(job, reached=dying_at(step))
+    with pytest.raises(Killed):
+        mapping_jobs.run(job, reached=kill_at(step))
 
     assert mapping_jobs.entities() == {}
     assert mapping_jobs.invisible_rows()[1] > 0
@@ -555,8 +555,8 @@ def test_run_killed_before_its_commit_shows_nothing_and_is_completed_by_the_next
 @pytest.mark.both_databases
 def test_run_whose_end_was_not_recorded_is_not_repeated(mapping_jobs: MappingJobs):
     job = mapping_jobs.job(mapping_jobs.put(table(ROWS)), force=True)
-    with pytest.raises(Dies):
-        mapping_jobs.run(job, reached=dying_at("committed"))
+    with pytest.raises(Killed):
+        mapping_jobs.run(job, reached=kill_at("committed"))
 
     result = mapping_jobs.run(job)
 
@@ -583,7 +583,7 @@ def test_worker_presumed_dead_cannot_commit(mapping_jobs: MappingJobs):
 
 def test_lost_task_ends_the_attempt_and_leaves_nothing(mapping_jobs: MappingJobs):
     job = mapping_jobs.job(mapping_jobs.put(table(ROWS)))
-    with pytest.raises(Dies):
+    with pytest.raises(Killed):
         mapping_jobs.run(job, kernels=LosingKernels(mapping_jobs.kernels))
 
     assert mapping_jobs.entities() == {}

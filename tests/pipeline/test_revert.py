@@ -23,7 +23,7 @@ from tests.pipeline.test_fold import drawn
 from tests.pipeline.test_rewrite import ignore, write_batch
 
 Flushing = Callable[[], list[Snapshot]]
-Shown = dict[Identity, tuple[Any, ...]]
+VisibleFields = dict[Identity, tuple[Any, ...]]
 
 
 @pytest.fixture
@@ -41,24 +41,24 @@ def revert(api: InProcessApi, rewriting: Rewriter, kernels: DirectKernels) -> Re
     return Revert(services.database, rewriting, flush)
 
 
-def live(api: InProcessApi, dataset: Dataset, seq: int) -> Shown:
+def live(api: InProcessApi, dataset: Dataset, seq: int) -> VisibleFields:
     store = api.services.store
     return shown(stored(store, dataset, snapshots.read(store, dataset, seq)))
 
 
-def some(draw: random.Random) -> list[dict[str, Any]]:
+def random_events(draw: random.Random) -> list[dict[str, Any]]:
     return [drawn(draw) for _ in range(draw.randrange(1, 8))]
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
-def test_reverted_state_is_the_present_one_and_later_writes_apply_to_it(
+def test_revert_restores_a_state_and_later_writes_apply_to_it(
     api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     states: dict[int, Expected] = {}
     expected = Expected()
     for _ in range(4):
-        batch = some(draw)
+        batch = random_events(draw)
         write_batch(api, dataset, batch)
         expected.commit(batch)
         flush()
@@ -66,7 +66,7 @@ def test_reverted_state_is_the_present_one_and_later_writes_apply_to_it(
         if draw.random() < 0.3:
             Compact(rewriting).run(dataset, CompactOptions(force=True), ignore)
     target = draw.choice(sorted(states))
-    later = some(draw)
+    later = random_events(draw)
     write_batch(api, dataset, later)
     expected.commit(later)
 
@@ -81,42 +81,42 @@ def test_reverted_state_is_the_present_one_and_later_writes_apply_to_it(
         assert result.added == len(target_state.live.keys() - expected.live.keys())
         assert result.ended == len(expected.live.keys() - target_state.live.keys())
         assert revert.run(dataset, RevertOptions(to=str(target)), ignore).snapshot is None
-    further = some(draw)
+    further = random_events(draw)
     write_batch(api, dataset, further)
     target_state.commit(further)
     flush()
     assert live(api, dataset, head(api, dataset).seq) == shown(target_state.live)
 
 
-def undone(before: Shown, done: Shown, present: Shown) -> Shown:
+def undone(before: VisibleFields, done: VisibleFields, present: VisibleFields) -> VisibleFields:
     """Return the present without the changes of one snapshot, except where later snapshots changed it."""
-    back = {
+    reverted = {
         identity
         for identity in before.keys() | done.keys()
         if before.get(identity) != done.get(identity) and done.get(identity) == present.get(identity)
     }
-    remaining = {identity: row for identity, row in present.items() if identity not in back}
+    remaining = {identity: row for identity, row in present.items() if identity not in reverted}
     bases = {(row[0], identity[1]) for identity, row in remaining.items() if row[3] == "id"}
     restored = {
         identity: before[identity]
-        for identity in back & before.keys()
+        for identity in reverted & before.keys()
         if before[identity][3] != "id" or (before[identity][0], identity[1]) not in bases
     }
     unchanged = {
         identity: present[identity]
-        for identity in back & before.keys()
+        for identity in reverted & before.keys()
         if identity not in restored and identity in present
     }
     return remaining | restored | unchanged
 
 
 @pytest.mark.parametrize("seed", HISTORIES)
-def test_undo_takes_back_the_changes_of_one_snapshot_and_no_later_ones(
+def test_undo_reverts_the_changes_of_one_snapshot_except_where_later_ones_changed_them(
     api: InProcessApi, dataset: Dataset, flush: Flushing, revert: Revert, rewriting: Rewriter, seed: int
 ):
     draw = random.Random(seed)
     for _ in range(3):
-        write_batch(api, dataset, some(draw))
+        write_batch(api, dataset, random_events(draw))
         flush()
     done = draw.randrange(1, 4)
     if draw.random() < 0.3:
@@ -131,7 +131,7 @@ def test_undo_takes_back_the_changes_of_one_snapshot_and_no_later_ones(
     actual = live(api, dataset, after.seq)
     assert actual == expected
     assert after.rows.live == len(actual) == present.rows.live + result.added - result.ended
-    further = some(draw)
+    further = random_events(draw)
     expected_later = Expected(stored(api.services.store, dataset, after))
     write_batch(api, dataset, further)
     expected_later.commit(further)

@@ -217,7 +217,7 @@ def test_optimize_merges_small_files_and_reports_it(
 # Estimated gain
 
 
-def lying(path: str, rows: int, first: str | None, last: str | None, size: int = 1000, **partition: str) -> File:
+def data_file_of(path: str, rows: int, first: str | None, last: str | None, size: int = 1000, **partition: str) -> File:
     bounds = {} if first is None else {"canonical_id": Column(min=first, max=last)}
     return File(path=path, size=size, partition=partition or {"origin": "o"}, rows=rows, columns=bounds)
 
@@ -234,13 +234,13 @@ def with_files(snapshot: Snapshot, statements: list[File], translog: list[File])
 @pytest.mark.parametrize(
     ("statements", "translog", "gains"),
     [
-        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z")], [], [0.0, 0.0]),
-        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z"), lying("3", 20, "o", "p")], [], [0.0, 0.2]),
-        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z"), lying("3", 20, "a", "z")], [], [0.1, 0.1]),
-        ([lying("1", 100, "a", "m"), lying("2", 100, "n", "z"), lying("3", 20, None, None)], [], [0.1, 0.1]),
-        ([lying("1", 100, "a", "m"), lying("2", 50, "b", "c")], [lying("4", 10, "a", "b", kind="seen")], [0.6]),
-        ([lying("1", 100, "a", "m")], [lying("4", 100, "a", "m", kind="insert")], [0.0]),
-        ([lying("1", 100, "a", "m"), lying("2", 90, "a", "m", origin="p")], [], [0.0]),
+        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z")], [], [0.0, 0.0]),
+        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, "o", "p")], [], [0.0, 0.2]),
+        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, "a", "z")], [], [0.1, 0.1]),
+        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, None, None)], [], [0.1, 0.1]),
+        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 50, "b", "c")], [data_file_of("4", 10, "a", "b", kind="seen")], [0.6]),
+        ([data_file_of("1", 100, "a", "m")], [data_file_of("4", 100, "a", "m", kind="insert")], [0.0]),
+        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 90, "a", "m", origin="p")], [], [0.0]),
     ],
 )
 def test_gain_counts_unsorted_files_and_marks(
@@ -264,9 +264,9 @@ def test_gain_counts_unsorted_files_and_marks(
 
 
 def test_bins_have_adjacent_files_up_to_the_target_and_no_single_file():
-    files = [lying(str(number), 10, f"{number:02}", f"{number:02}", size=30) for number in range(8)]
-    large = lying("large", 10, "03", "04", size=90)
-    alone = lying("alone", 10, "a", "b", size=10, origin="other")
+    files = [data_file_of(str(number), 10, f"{number:02}", f"{number:02}", size=30) for number in range(8)]
+    large = data_file_of("large", 10, "03", "04", size=90)
+    alone = data_file_of("alone", 10, "a", "b", size=10, origin="other")
 
     groups = list(bins([*reversed(files), large, alone], "statements", 100))
 

@@ -82,7 +82,7 @@ def test_endless_task_is_killed_when_its_job_is_cancelled_and_other_jobs_continu
         took = wait_until(lambda: api.admin.get(f"/v1/jobs/{job}").json()["state"] == "cancelled", BOUND)
         kill_seconds = wait_until(lambda: not psutil.pid_exists(pid), BOUND)
         done(api, "test", "compact", force=True)
-    print(f"cancelled after {took:.2f} s, its process killed {kill_seconds:.2f} s later")  # noqa: T201 - what is measured
+    print(f"cancelled after {took:.2f} s, its process killed {kill_seconds:.2f} s later")  # noqa: T201 - the measurement
 
 
 @pytest.mark.long

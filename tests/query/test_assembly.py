@@ -74,7 +74,7 @@ def statements(draw) -> list[Row]:
             prop = draw(st.sampled_from([*captions[:2] * 3, *sorted(settable), *["id"] * (1 + len(settable) // 8)]))
             origin, entity_id = draw(st.sampled_from(["crawl", "by.hand", "x"])), f"{canonical_id}{draw(IDS)}"[-1:]
             value, lang = draw(TEXTS), draw(st.sampled_from([None, None, "eng", "rus", "mul"]))
-            # FtM keeps the language of text only; a statement keeps whatever it has.
+            # FtM keeps the language of text only; a statement has any.
             lang = Statement("x", prop, schema.name, value, dataset, lang=lang).lang
             external, first = draw(st.booleans()), draw(MOMENTS)
             identity = statement_id(dataset, entity_id, prop, value, external, lang)
@@ -153,7 +153,7 @@ def of_the_library(rows: list[Row], schema: str) -> StatementEntity:
 
 
 def check(line: bytes, rows: list[Row]) -> None:
-    """Compare a line with what the library makes of the same rows."""
+    """Compare a line with the library's entity of the same rows."""
     shown: dict[str, Any] = orjson.loads(line)
     assert line == orjson.dumps(shown) + b"\n"
     schemata = {row.schema for row in rows}

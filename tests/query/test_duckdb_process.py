@@ -19,12 +19,12 @@ from tarn.query.engine import Engine, ProcessEngine
 from tarn.settings import Settings
 from tarn.storage.connection import Connection
 
-from tests.waiting import wait_until as until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.own_query_process
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the processors that a process may use")
-MANY = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is one processor, and no part of it")
+MULTIPROCESSOR = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is only one processor")
 
 ENDLESS = "SELECT count(*) FROM range(10_000_000_000) AS t(i) WHERE hash(i) % 7 = 8"
 
@@ -116,20 +116,20 @@ def test_query_is_interrupted_from_another_thread_and_the_session_is_usable_afte
     with engine.session() as duck, ThreadPoolExecutor(1) as other:
         running = other.submit(lambda: duck.execute(ENDLESS).fetchall())
 
-        def over() -> bool:
+        def has_ended() -> bool:
             duck.interrupt()
             return running.done()
 
-        until(over)
+        wait_until(has_ended)
         with pytest.raises(duckdb.InterruptException):
             running.result()
 
-        def answered() -> bool:
+        def is_usable() -> bool:
             with suppress(duckdb.InterruptException):  # the last message may arrive late
                 return duck.execute("SELECT 1").fetchall() == [(1,)]
             return False
 
-        until(answered)
+        wait_until(is_usable)
 
 
 def test_waiters_of_a_killed_process_get_an_error_and_the_next_query_has_a_new_process(engine: ProcessEngine):
@@ -144,7 +144,7 @@ def test_waiters_of_a_killed_process_get_an_error_and_the_next_query_has_a_new_p
         assert killed is not None
         busy = psutil.Process(killed).cpu_times().user + 0.2
         running = other.submit(ask)
-        until(lambda: psutil.Process(killed).cpu_times().user > busy)
+        wait_until(lambda: psutil.Process(killed).cpu_times().user > busy)
         os.kill(killed, signal.SIGKILL)
         with pytest.raises(Unavailable):
             running.result()
@@ -153,7 +153,7 @@ def test_waiters_of_a_killed_process_get_an_error_and_the_next_query_has_a_new_p
     assert engine.pid != killed
 
 
-def test_rows_released_after_their_session_do_no_harm(engine: ProcessEngine):
+def test_rows_released_after_their_session_do_not_crash_the_process(engine: ProcessEngine):
     with engine.session() as duck:
         late = duck.execute("FROM range(10_000_000)").to_arrow_reader(2048)
         assert next(iter(late)).num_rows == 2048
@@ -166,7 +166,7 @@ def test_rows_released_after_their_session_do_no_harm(engine: ProcessEngine):
     assert engine.pid == pid
 
 
-def test_table_without_room_raises_an_error_and_leaves_nothing(tmp_path: Path):
+def test_table_on_a_full_disk_raises_an_error_and_leaves_no_file(tmp_path: Path):
     cache = ArrowFileCache(tmp_path / "nowhere")
     with pytest.raises(Unavailable), cache.file(pa.table({"i": [1]}), "one"):
         pass
@@ -187,38 +187,38 @@ def test_process_ends_when_its_engine_is_closed(settings: Settings):
 def test_every_thread_of_the_process_has_low_priority(engine: ProcessEngine):
     with engine.session() as duck:
         duck.execute("SELECT count(DISTINCT i) FROM range(100_000) AS t(i)").fetchall()
-        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        usual_value = os.getpriority(os.PRIO_PROCESS, 0)
         priorities = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads(engine.pid)}
-        assert priorities == {usual + LOW_PRIORITY}
+        assert priorities == {usual_value + LOW_PRIORITY}
 
 
 @LINUX
-@MANY
-def test_process_keeps_to_its_share_of_processors_while_they_are_shared(engine: ProcessEngine):
-    everywhere = os.sched_getaffinity(0)
+@MULTIPROCESSOR
+def test_process_uses_only_its_share_of_processors_while_they_are_shared(engine: ProcessEngine):
+    all_processors = os.sched_getaffinity(0)
     with engine.session() as duck:
 
-        def places() -> list[set[int]]:
+        def affinities() -> list[set[int]]:
             return [os.sched_getaffinity(thread) for thread in threads(engine.pid)]
 
         def workers() -> int:
             return duck.execute("SELECT current_setting('threads')").fetchall()[0][0]
 
-        usual = workers()
+        usual_value = workers()
         engine.share(True)
-        assert all(0 < len(part) <= len(everywhere) / 2 for part in places())
-        until(lambda: workers() <= len(everywhere) // 2)
+        assert all(0 < len(part) <= len(all_processors) / 2 for part in affinities())
+        wait_until(lambda: workers() <= len(all_processors) // 2)
         with engine.session() as later:
             assert later.execute("SELECT 1").fetchall() == [(1,)]
-            assert all(part < everywhere for part in places())
+            assert all(part < all_processors for part in affinities())
         engine.share(False)
-        assert all(part == everywhere for part in places())
-        until(lambda: workers() == usual)
+        assert all(part == all_processors for part in affinities())
+        wait_until(lambda: workers() == usual_value)
 
 
 @LINUX
-@MANY
-def test_process_started_while_processors_are_shared_keeps_to_its_share_from_the_start(engine: ProcessEngine):
+@MULTIPROCESSOR
+def test_process_started_while_processors_are_shared_uses_only_its_share(engine: ProcessEngine):
     engine.share(True)
     engine.warm_up()
     assert all(os.sched_getaffinity(thread) < os.sched_getaffinity(0) for thread in threads(engine.pid))

@@ -40,8 +40,8 @@ def test_engine_reads_more_files_than_its_metadata_cache_has_memory_for(engine: 
     for file in files:
         with engine.session() as duck:
             assert duck.execute("SELECT count(column_000) FROM read_parquet(?)", [str(file)]).fetchall() == [(2,)]
-    remembered = _remembered(engine)
-    assert 0 < remembered.pop("OBJECT_CACHE") <= MEMORY
+    memory = _memory_by_tag(engine)
+    assert 0 < memory.pop("OBJECT_CACHE") <= MEMORY
     with engine.session() as duck:
         rows = duck.execute("SELECT count(DISTINCT i::VARCHAR) FROM range(150_000) AS t(i)").fetchall()
     assert rows == [(150_000,)]
@@ -52,9 +52,9 @@ def test_engine_keeps_no_copy_of_local_files(engine: Engine, files: list[Path]) 
         duck.execute(
             "SELECT max(column_000), max(column_199) FROM read_parquet(?)", [list(map(str, files[:20]))]
         ).fetchall()
-    assert _remembered(engine).get("EXTERNAL_FILE_CACHE", 0) == 0
+    assert _memory_by_tag(engine).get("EXTERNAL_FILE_CACHE", 0) == 0
 
 
-def _remembered(engine: Engine) -> dict[str, int]:
+def _memory_by_tag(engine: Engine) -> dict[str, int]:
     with engine.session() as duck:
         return dict(duck.execute("SELECT tag, memory_usage_bytes FROM duckdb_memory()").fetchall())

@@ -147,7 +147,7 @@ class Statement:
         return values
 
     def take(self, *expected: str) -> str:
-        """Consume the next tokens, which are no strings: the given ones, or any one."""
+        """Consume the next tokens, which are not strings: the given ones, or any one."""
         for expected_token in expected or (None,):
             kind, text = self.left.pop(0)
             assert kind != "text"

@@ -26,17 +26,17 @@ from tests.query.reads import Reads
 EXAMPLES = int(os.environ.get("HISTORIES", "6"))
 
 # A history takes seconds, so shrinking a failing one would take minutes.
-played = settings(
+history_settings = settings(
     max_examples=EXAMPLES,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     database=None,
 )
-few = settings(played, max_examples=-(-EXAMPLES // 3))
+fewer_histories = settings(history_settings, max_examples=-(-EXAMPLES // 3))
 
 
-@played
+@history_settings
 @given(history=histories)
 def test_every_read_after_any_history_equals_the_model_and_every_snapshot_its_former_state(
     api: InProcessApi,

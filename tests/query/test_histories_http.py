@@ -12,7 +12,7 @@ from tests.in_process_api import InProcessApi
 from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import HistoryPlayer
 from tests.query.model import NAMES, Event, Model, Step, added, erased, histories, iso, shown
-from tests.query.test_histories import few
+from tests.query.test_histories import fewer_histories
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
@@ -86,7 +86,7 @@ def check(api: InProcessApi, dataset: Dataset, model: Model, **state: str) -> No
     assert [orjson.loads(line) for line in rows.content.splitlines()] == [shown(row) for row in model.rows]
 
 
-@few
+@fewer_histories
 @given(history=histories)
 def test_history_over_http_is_reported_and_shown_as_in_the_model(
     api: InProcessApi, kernels: DirectKernels, history: list[Step]

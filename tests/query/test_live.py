@@ -64,7 +64,7 @@ def test_read_of_one_entity_opens_only_files_that_may_hold_it(api: InProcessApi,
 
 
 def test_ids_longer_than_a_bound_are_found(api: InProcessApi, kernels: DirectKernels):
-    """Bounds are truncated to 64 characters; what comes after them must not matter."""
+    """Bounds are truncated to 64 characters; later characters must not matter."""
     player = HistoryPlayer.begin(api, kernels)
     start = "é" * 64
     longest = "\U0010ffff" * 255

@@ -17,7 +17,7 @@ from tests.pipeline.kernels import DirectKernels
 from tests.query.flushed_history import HistoryPlayer
 from tests.query.model import FLUSH, Event, Move, Step, added, deleted, erased, histories
 from tests.query.reads import Reads
-from tests.query.test_histories import played
+from tests.query.test_histories import history_settings
 
 pytestmark = pytest.mark.both_databases
 
@@ -42,7 +42,7 @@ def event(entity: str, canonical: str | None = None, origin: str = "crawl", mome
     return added(entity, origin, NAME, canonical, moment, moment)
 
 
-@played
+@history_settings
 @given(history=histories)
 def test_reads_without_cache_show_the_result_of_events(api: InProcessApi, kernels: DirectKernels, history: list[Step]):
     player = HistoryPlayer.begin(api, kernels)
@@ -64,7 +64,7 @@ class PackingPlayer(HistoryPlayer):
 
 
 @pytest.mark.parametrize("overlay_rows", [500_000, 0])
-@played
+@history_settings
 @given(history=histories)
 def test_events_in_packs_are_read_and_flushed_like_rows(
     api: InProcessApi, kernels: DirectKernels, monkeypatch: pytest.MonkeyPatch, overlay_rows: int, history: list[Step]
@@ -83,7 +83,7 @@ def test_events_in_packs_are_read_and_flushed_like_rows(
 
 
 @ONE_DATABASE
-@played
+@history_settings
 @given(one=histories, other=histories)
 def test_datasets_that_evict_each_other_from_the_cache_are_both_read_correctly(
     api: InProcessApi, kernels: DirectKernels, one: list[Step], other: list[Step]

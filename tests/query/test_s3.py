@@ -74,7 +74,7 @@ def test_every_read_after_any_history_is_the_same_on_s3_as_on_a_disk(
 
 # Credentials
 
-Hold = Callable[[str, str], None]
+SetCredentials = Callable[[str, str], None]
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def strict(server: S3Server) -> None:
 
 
 @pytest.fixture
-def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
-    """Give this process an identity whose credentials are fetched each time, and change them."""
+def set_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetCredentials:
+    """Return a function that changes the ambient credentials of this process, which are fetched for every use."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     keys, config = tmp_path / "keys.json", tmp_path / "config"
@@ -93,34 +93,34 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
 
-    def hold(key: str, secret: str) -> None:
+    def set_credentials(key: str, secret: str) -> None:
         soon = (now() + timedelta(minutes=5)).isoformat()
         document = {"Version": 1, "AccessKeyId": key, "SecretAccessKey": secret, "Expiration": soon}
         written = tmp_path / "keys.new"
         written.write_text(json.dumps(document))
         written.replace(keys)
 
-    return hold
+    return set_credentials
 
 
 @pytest.fixture
-def renewing(server: S3Server, settings: Settings) -> Settings:
-    """Return the same lake with the ambient identity of this process."""
+def ambient_settings(server: S3Server, settings: Settings) -> Settings:
+    """Return settings for the same lake with the ambient identity of this process."""
     return settings.model_copy(
         update={"storage_options": {"aws_endpoint": SecretStr(server.endpoint), "aws_region": SecretStr("us-east-1")}}
     )
 
 
 def test_read_uses_current_credentials_and_never_shows_bad_ones(
-    strict: None, api: InProcessApi, renewing: Settings, people: None, hold: Hold, capsys: pytest.CaptureFixture[str]
+    strict: None, api: InProcessApi, ambient_settings: Settings, people: None, set_credentials: SetCredentials, capsys: pytest.CaptureFixture[str]
 ):
-    hold(ACCESS_KEY, SECRET_KEY)
-    store = Store(Connection.from_settings(renewing))
-    with InProcessApi(build_services(renewing, api.services.database, store), str(api.admin.key)) as other:
+    set_credentials(ACCESS_KEY, SECRET_KEY)
+    store = Store(Connection.from_settings(ambient_settings))
+    with InProcessApi(build_services(ambient_settings, api.services.database, store), str(api.admin.key)) as other:
         good = read(other, "jane")
-        hold(ACCESS_KEY, "an-expired-secret")
+        set_credentials(ACCESS_KEY, "an-expired-secret")
         bad = read(other, "john")
-        hold(ACCESS_KEY, SECRET_KEY)
+        set_credentials(ACCESS_KEY, SECRET_KEY)
         good_again = read(other, "john")
 
     assert [answer.status_code for answer in (good, bad, good_again)] == [200, 503, 200]
@@ -132,9 +132,9 @@ def test_read_uses_current_credentials_and_never_shows_bad_ones(
     assert SECRET_KEY not in output
 
 
-def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(renewing: Settings, hold: Hold):
-    hold("key-0", "secret")
-    engine = Engine(renewing, Connection.from_settings(renewing))
+def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(ambient_settings: Settings, set_credentials: SetCredentials):
+    set_credentials("key-0", "secret")
+    engine = Engine(ambient_settings, Connection.from_settings(ambient_settings))
 
     def sessions() -> None:
         for _ in range(8):
@@ -144,7 +144,7 @@ def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(renew
     with ThreadPoolExecutor(16) as pool:
         readers = [pool.submit(sessions) for _ in range(16)]
         for number in range(1, 21):
-            hold(f"key-{number}", "secret")
+            set_credentials(f"key-{number}", "secret")
         for reader in readers:
             reader.result()
     with engine.session() as duck:

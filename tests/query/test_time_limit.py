@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.own_query_process
 
 TEXT = "".join(random.Random(1).choices("ab", k=8_000_000))
-STUBBORN = "SELECT regexp_full_match(value, '.*a' || repeat('.', 900) || 'c', 's') FROM texts"
+UNINTERRUPTIBLE = "SELECT regexp_full_match(value, '.*a' || repeat('.', 900) || 'c', 's') FROM texts"
 """A minute or more of work on one row, in which DuckDB does not check for an interrupt."""
 
 
@@ -45,12 +45,12 @@ def engine(settings: Settings) -> Iterator[ProcessEngine]:
     engine.close()
 
 
-def stubborn(engine: ProcessEngine, seconds: float) -> object:
+def run_uninterruptible(engine: ProcessEngine, seconds: float) -> object:
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
         register_table(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(seconds)
-        return duck.execute(STUBBORN).fetchall()
+        return duck.execute(UNINTERRUPTIBLE).fetchall()
 
 
 def answers(engine: ProcessEngine) -> bool:
@@ -78,12 +78,12 @@ def test_query_that_ignores_the_interrupt_is_killed_and_others_can_retry(engine:
     with ThreadPoolExecutor(1) as other, engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
         busy = psutil.Process(pid).cpu_times().user + 0.2
-        bystander = other.submit(lambda: duck.execute(ENDLESS).fetchall())
+        other_query = other.submit(lambda: duck.execute(ENDLESS).fetchall())
         wait_until(lambda: psutil.Process(pid).cpu_times().user > busy)
         with pytest.raises(QueryTimeout):
-            stubborn(engine, 0.2)
+            run_uninterruptible(engine, 0.2)
         with pytest.raises(Unavailable) as failed:
-            bystander.result()
+            other_query.result()
         assert failed.value.retryable
     assert answers(engine)
     assert engine.pid != pid
@@ -99,12 +99,12 @@ def test_session_that_killed_the_process_reports_it_and_an_interrupted_one_does_
             duck.execute(ENDLESS)
     with engine.session() as duck:
         assert isinstance(duck, DuckdbSession)
-        duck.on_kill = lambda: killers.append("stubborn")
+        duck.on_kill = lambda: killers.append("uninterruptible")
         register_table(duck, "texts", pa.table({"value": [TEXT]}), None)
         duck.limit(0.1)
         with pytest.raises(QueryTimeout):
-            duck.execute(STUBBORN).fetchall()
-    assert killers == ["stubborn"]
+            duck.execute(UNINTERRUPTIBLE).fetchall()
+    assert killers == ["uninterruptible"]
 
 
 def test_time_that_rows_wait_for_the_reader_does_not_count_with_a_restarted_limit(engine: ProcessEngine):
@@ -174,7 +174,7 @@ def test_longest_patterns_match_a_text_of_eight_megabytes_in_time(engine: Proces
         assert duck.execute(query, [_expression(pattern)]).fetchall() == [(False,)]
 
 
-def test_process_of_confined_tenants_is_smaller_and_ends_with_its_last_session(settings: Settings):
+def test_process_of_isolated_tenants_has_less_memory_and_ends_with_its_last_session(settings: Settings):
     engine = IsolatedEngine(settings, Connection.from_settings(settings))
     with engine.session() as one:
         with engine.session() as other:
@@ -192,12 +192,12 @@ def test_process_of_confined_tenants_is_smaller_and_ends_with_its_last_session(s
     engine.close()
 
 
-def test_tenant_is_confined_for_ten_minutes_after_its_last_offence():
+def test_tenant_is_isolated_for_ten_minutes_after_it_was_last_added():
     now = [0.0]
-    confinement = IsolatedTenants(lambda: now[0])
-    confinement.add("one")
+    isolated_tenants = IsolatedTenants(lambda: now[0])
+    isolated_tenants.add("one")
     now[0] = SECONDS - 1
-    confinement.add("other")
-    assert ("one" in confinement, "other" in confinement, "third" in confinement) == (True, True, False)
+    isolated_tenants.add("other")
+    assert ("one" in isolated_tenants, "other" in isolated_tenants, "third" in isolated_tenants) == (True, True, False)
     now[0] = SECONDS + 1
-    assert ("one" in confinement, "other" in confinement) == (False, True)
+    assert ("one" in isolated_tenants, "other" in isolated_tenants) == (False, True)

@@ -19,7 +19,7 @@ from tests.in_process_api import InProcessApi
 
 
 class SqlFlusher:
-    """Records a snapshot of all unflushed events; fails or blocks where a test asks for it."""
+    """Records a snapshot of all unflushed events; fails or blocks where a test requests it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -238,7 +238,7 @@ class Connection:
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether a server's URL is on this machine. Raises InvalidRequest for what is no such URL."""
+    """Return whether a server's URL is on this machine. Raises InvalidRequest for an invalid URL."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:

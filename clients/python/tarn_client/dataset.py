@@ -158,7 +158,7 @@ class Dataset:
         return Path(to)
 
     def events(self, since: int | None = None, kinds: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-        """Yield the dataset's events as they happen, without end: those after the event `since`, or new ones."""
+        """Yield the dataset's events without end: those after the event `since`, or new ones."""
         return follow(self._connection, f"{self._path}/events", since, {"kind": list(kinds)})
 
     def _run_job(self, operation: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def record_blocks(
             if not line.startswith(CONTROL):
                 records.append(line)
                 continue
-            # Yield first: a reader that stops here gets only the entities that were left out before.
+            # Yield first: a reader that stops here gets only the invalid entities before this block.
             if records:
                 yield b"".join(records)
                 records = []
