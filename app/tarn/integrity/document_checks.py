@@ -1,7 +1,7 @@
 """Checks of a dataset's configuration and of the mirrors in the layout (hints, refs, tags, locks, queue items).
 
 Mirrors are hints, and SQL is authoritative. A mirror that is only late is not reported: `snapshots/HEAD` may be some
-snapshots behind, `.LOCK` and the core's tags change with every flush. Reported is what would mislead a reader of the
+snapshots behind, `.LOCK` and Tarn's own tags change with every flush. Reported is what would mislead a reader of the
 layout without SQL: a hint at something that is not part of history, a missing or wrong ref, and a tag, lock or queue
 item that is missing or has no row in SQL.
 """
@@ -26,7 +26,7 @@ from tarn.model.ids import now
 from tarn.model.names import RefName
 from tarn.storage.store import Missing, Store
 
-ON_ITS_WAY = timedelta(minutes=1)
+MIRROR_DELAY = timedelta(minutes=1)
 """Anything younger than this may not be mirrored yet."""
 
 
@@ -69,7 +69,7 @@ def head_hint_holds(database: Database, store: Store, dataset: Dataset, state: R
 def wrong_refs(database: Database, store: Store, dataset: Dataset) -> list[tuple[str, str]]:
     """Return the wrong mirrors of refs: their paths and what is wrong. Refs that change meanwhile are left out."""
     pins = _pins(database, dataset)
-    wrong = dict(_unlike(store, dataset, pins))
+    wrong = dict(_wrong_mirrors(store, dataset, pins))
     if wrong:
         after = _pins(database, dataset)
         wrong = {path: detail for path, detail in wrong.items() if after.get(path) == pins.get(path)}
@@ -82,8 +82,8 @@ def _pins(database: Database, dataset: Dataset) -> dict[str, Pin]:
         return {dataset.layout.ref(RefName(pin.name)): pin for pin in recorded(connection, dataset).pins}
 
 
-def _unlike(store: Store, dataset: Dataset, pins: dict[str, Pin]) -> Iterator[tuple[str, str]]:
-    settled = now() - ON_ITS_WAY
+def _wrong_mirrors(store: Store, dataset: Dataset, pins: dict[str, Pin]) -> Iterator[tuple[str, str]]:
+    settled = now() - MIRROR_DELAY
     for path, pin in pins.items():
         if pin.updated > settled:
             continue

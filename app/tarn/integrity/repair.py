@@ -83,7 +83,7 @@ def repair(
     if kinds & FILES:
         archive_checks.repair(database, store, dataset, report)
     if FindingKind.HINT_WRONG in kinds:
-        _show(database, store, dataset)
+        _rewrite_mirrors(database, store, dataset)
 
 
 class _HistoryRepair:
@@ -238,7 +238,7 @@ def recount(database: Database, dataset: Dataset) -> None:
         connection.execute(update(journal_head).where(own).values(rows=rows, size=size, oldest=oldest))
 
 
-def _show(database: Database, store: Store, dataset: Dataset) -> None:
+def _rewrite_mirrors(database: Database, store: Store, dataset: Dataset) -> None:
     """Rewrite the mirrors of head, refs, tags, locks and queue items from SQL."""
     with database.read() as connection:
         state = recorded(connection, dataset)

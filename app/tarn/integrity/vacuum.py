@@ -129,17 +129,17 @@ class Vacuum:
         keep = retention.PRESENT if keep_from is not None else Keep.of(config.policy.retention, options)
         listed = self.listed(dataset, keep.unnamed_hours)
         self._reached("listed")
-        head, tail = self._decided(dataset, keep, keep_from)
-        unnamed = self._unnamed(dataset, listed, range(min(tail.then, head.seq), head.seq + 1), report)
+        head, start = self._decided(dataset, keep, keep_from)
+        unnamed = self._unnamed(dataset, listed, range(min(start.then, head.seq), head.seq + 1), report)
         self._reached("decided")
         made = None
         if not options.dry_run and (
-            tail.then > tail.now or self._is_any_free(dataset, listed, unnamed, tail.now, report)
+            start.then > start.now or self._is_any_free(dataset, listed, unnamed, start.now, report)
         ):
-            made = self._published(dataset, config, tail)
+            made = self._published(dataset, config, start)
             unnamed = self._without(dataset, unnamed, range(head.seq + 1, made.seq + 1))
             self._reached("published")
-        return self._finished(dataset, keep, listed, unnamed, made, tail, options.dry_run, report)
+        return self._finished(dataset, keep, listed, unnamed, made, start, options.dry_run, report)
 
     def listed(self, dataset: Dataset, hours: float) -> StorageListing:
         """List the data files of both tables older than so many hours by the store's clock, and all manifests."""
@@ -156,13 +156,13 @@ class Vacuum:
     def _decided(self, dataset: Dataset, keep: Keep, keep_from: int | None) -> tuple[Head, HistoryStart]:
         with self._database.read() as connection:
             head = recorded_head(connection, dataset)
-            tail = retention.history_start(connection, dataset, keep, now())
-            if tail is None:
+            start = retention.history_start(connection, dataset, keep, now())
+            if start is None:
                 return head, HistoryStart(head.seq + 1, head.seq + 1)
             if keep_from is not None:
                 then = retention.latest_start(connection, dataset, min(keep_from, head.seq + 1))
-                tail = HistoryStart(tail.now, max(tail.now, then))
-        return head, tail
+                start = HistoryStart(start.now, max(start.now, then))
+        return head, start
 
     def _unnamed(self, dataset: Dataset, listed: StorageListing, kept: range, report: Report) -> dict[str, Entry]:
         """Return the listed data files that none of these snapshots names."""
@@ -218,7 +218,7 @@ class Vacuum:
 
     # Step 3
 
-    def _published(self, dataset: Dataset, config: DatasetConfig, tail: HistoryStart) -> Snapshot:
+    def _published(self, dataset: Dataset, config: DatasetConfig, start: HistoryStart) -> Snapshot:
         identity = new_id()
         for _ in range(TRIES):
             with self._database.read() as connection:
@@ -233,7 +233,7 @@ class Vacuum:
                 added={},
                 checksum=config.checksum,
                 # Another vacuum may have gone further meanwhile.
-                retained_from=None if first is None else max(first, tail.then),
+                retained_from=None if first is None else max(first, start.then),
             )
             try:
                 return self._publisher.publish(build)
@@ -254,15 +254,15 @@ class Vacuum:
         listed: StorageListing,
         unnamed: dict[str, Entry],
         made: Snapshot | None,
-        tail: HistoryStart,
+        start: HistoryStart,
         dry_run: bool,
         report: Report,
     ) -> VacuumResult:
-        first, oldest_read = tail.then, active_readers.oldest_reported(self._database, dataset)
+        first, oldest_read = start.then, active_readers.oldest_reported(self._database, dataset)
         if not dry_run:
             first = self._first(dataset)
             # A ref may have been set since: then fewer snapshots expire.
-            unnamed = self._without(dataset, unnamed, range(first, tail.then))
+            unnamed = self._without(dataset, unnamed, range(first, start.then))
             if made is not None or any(manifest.seq < first for manifest in listed.manifests):
                 oldest_read = active_readers.oldest_running(self._database, self._settings, dataset, report)
                 self._reached("readers reported")
@@ -273,7 +273,7 @@ class Vacuum:
         free = [entry for path, entry in unnamed.items() if path not in held] if made is not None or dry_run else []
         delete("data", free)
         delete("manifests", [manifest.entry for manifest in listed.manifests if manifest.seq < low])
-        for step, entries in self._rest(dataset, keep, tail.then if dry_run else None, low):
+        for step, entries in self._rest(dataset, keep, start.then if dry_run else None, low):
             delete(step, entries)
         past = retention.before(store_time(self._store), keep.unnamed_hours)
         for gone in self._collector.run(dataset, past, dry_run):
@@ -287,7 +287,7 @@ class Vacuum:
             dry_run=dry_run,
             snapshot=None if made is None else MadeSnapshot(dataset=dataset.name, seq=made.seq, id=made.id),
             retained_from=first,
-            expired=first - tail.now,
+            expired=first - start.now,
             files=done.files,
             size=done.size,
             left=len(unnamed) - len(free),

@@ -71,10 +71,6 @@ class Statistics:
     def things(self) -> int:
         return self._total(THINGS)
 
-    @property
-    def intervals(self) -> int:
-        return self._total(INTERVALS)
-
     def by(self, what: str) -> dict[str, int]:
         """Return entity counts by `schema` or `origin`, or for a group, by country."""
         return {count.name: number for count, number in self.counts.items() if count.what == what}
@@ -85,10 +81,6 @@ class Statistics:
             dict(Counter(self.counts) + Counter(other.counts)),
             _known((name, _outer(choose, *held)) for name, choose, *held in _each_bound(self, other)),
         )
-
-    def without(self, part: Self) -> Self | None:
-        """Return the statistics without a part; None if they cannot be derived, so that a recount is needed."""
-        return self.replaced(part, type(self)())
 
     def replaced(self, former: Self, present: Self) -> Self | None:
         """Return the statistics after a part was replaced: entities were changed, added or removed.

@@ -257,7 +257,7 @@ class Connection:
         """Return the text with all secrets of this connection replaced by ***."""
         secrets = [value for name, value in self.options.items() if SECRET.search(name) and value]
         if "_identity" in vars(self):
-            secrets += self._identity.handed_out()
+            secrets += self._identity.secrets_in_use()
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "***")
         return text

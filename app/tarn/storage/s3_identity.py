@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 VALID_FOR = timedelta(minutes=10)
-"""botocore hands out no temporary keys that expire sooner than this."""
+"""botocore returns no temporary keys that expire sooner than this."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class AwsIdentity:
         self._last = Keys(frozen.access_key, frozen.secret_key, frozen.token)
         return self._last
 
-    def handed_out(self) -> list[str]:
+    def secrets_in_use(self) -> list[str]:
         """Return the secrets last passed to libraries, to be redacted from their errors."""
         last = self._static or self._last
         return [secret for secret in (last.secret_access_key, last.token) if secret] if last else []

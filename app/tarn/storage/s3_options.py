@@ -36,7 +36,8 @@ PASSED_ON = frozenset(
 def s3_options(given: Mapping[str, str]) -> dict[str, str]:
     """Return the options under canonical names (no `aws_`, lower case). Raises StartRefused.
 
-    Endpoint and region are taken from the environment if absent, so that a copy elsewhere means the same store.
+    Endpoint and region are taken from the environment if absent, so that a copy of the options in another process
+    refers to the same store.
     """
     options: dict[str, str] = {}
     for key, value in given.items():
@@ -47,10 +48,10 @@ def s3_options(given: Mapping[str, str]) -> dict[str, str]:
             hint = f"; did you mean aws_{near[0]}?" if near else ""
             raise StartRefused(f"TARN_STORAGE_OPTIONS: {key} is not an option of an s3:// lake{hint}")
         if name in options:
-            raise StartRefused(f"TARN_STORAGE_OPTIONS: {key} is given twice under different names")
+            raise StartRefused(f"TARN_STORAGE_OPTIONS: {key} is set twice, under different names")
         options[name] = value
     if ("access_key_id" in options) != ("secret_access_key" in options):
-        raise StartRefused("TARN_STORAGE_OPTIONS: aws_access_key_id and aws_secret_access_key need each other")
+        raise StartRefused("TARN_STORAGE_OPTIONS: set both aws_access_key_id and aws_secret_access_key, or neither")
     if "session_token" in options and "access_key_id" not in options:
         raise StartRefused("TARN_STORAGE_OPTIONS: aws_session_token needs aws_access_key_id")
     profile = _profile()
