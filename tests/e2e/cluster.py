@@ -22,6 +22,7 @@ from tests.server import Server, clean_environment, running
 ADMIN_KEY = "the-clusters-administrator"
 BACKEND = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 SPARK = {"SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""JVM options for short-lived processes: nine JVMs run for a minute each, so start-up time matters and JIT does not."""
 SPARK_SECRET = "a-secret-of-the-cluster"
 SECURED = f"""
 spark.authenticate true
@@ -29,20 +30,19 @@ spark.authenticate.secret {SPARK_SECRET}
 spark.network.crypto.enabled true
 spark.network.crypto.authEngineVersion 2
 """
-"""JVM options for short-lived processes: nine JVMs run for a minute each, so start-up time matters and JIT does not."""
-PATIENCE = 600
+TIMEOUT = 600
 """Seconds after which a test fails instead of hanging."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def until(look: Callable[[], Found | None], what: str, pause: float = 0.05) -> Found:
-    """Poll `look` until it returns a true value, and return that value."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+def wait_for(function: Callable[[], Result | None], condition: str, pause: float = 0.05) -> Result:
+    """Poll a function until it returns a true value, and return that value. `condition` is for the error message."""
+    deadline = time.monotonic() + TIMEOUT
+    while not (result := function()):
+        assert time.monotonic() < deadline, f"timed out waiting until {condition}"
         time.sleep(pause)
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ class Executor:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Suspend all processes of the executor during the block, and resume those that are left afterwards."""
-        all_of_it = [self.process, *self.tasks()]
+        processes = [self.process, *self.tasks()]
         try:
-            for each in all_of_it:
-                with suppress(psutil.NoSuchProcess):  # idle Python processes exit without being asked
-                    each.suspend()
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):  # idle Python processes exit on their own
+                    process.suspend()
             yield
         finally:
-            for each in all_of_it:
+            for process in processes:
                 with suppress(psutil.NoSuchProcess):
-                    each.resume()
+                    process.resume()
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class SparkWorker:
         found = []
         for child in psutil.Process(self.process.pid).children():
             words: list[str] = []
-            with suppress(psutil.Error):  # the process has ended meanwhile
+            with suppress(psutil.Error):  # the process has ended
                 words = child.cmdline()
             if BACKEND in words:
-                said = dict(pairwise(words))
-                folder = self.folder / said["--app-id"] / said["--executor-id"]
-                found.append(Executor(child, folder, int(said["--driver-url"].rsplit(":", 1)[1])))
+                options = dict(pairwise(words))
+                folder = self.folder / options["--app-id"] / options["--executor-id"]
+                found.append(Executor(child, folder, int(options["--driver-url"].rsplit(":", 1)[1])))
         return found
 
 
@@ -109,7 +109,7 @@ class Spark:
     def executors(self) -> list[Executor]:
         return [executor for worker in self.workers for executor in worker.executors()]
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         try:
             state = httpx.get(self.site).raise_for_status().json()
         except httpx.TransportError:
@@ -127,10 +127,10 @@ class TarnWorker:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the complete JSON lines of its log; Spark's own lines are not JSON."""
-        whole, _, _ = self.log.read_text().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+        complete, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
 
-    def has_begun(self, job: str) -> bool:
+    def has_started(self, job: str) -> bool:
         return any(job in (event.get("job"), *event.get("jobs", ())) for event in self.events())
 
 
@@ -143,9 +143,9 @@ class Cluster:
     apis: list[Server]
     workers: list[TarnWorker]
 
-    def worker_at(self, job: str) -> TarnWorker:
+    def wait_for_worker_of(self, job: str) -> TarnWorker:
         """Wait until a worker has started the job, and return that worker."""
-        return until(lambda: next((each for each in self.workers if each.has_begun(job)), None), "a job is begun")
+        return wait_for(lambda: next((each for each in self.workers if each.has_started(job)), None), "the job is started")
 
     def executors_of(self, worker: TarnWorker) -> list[Executor]:
         return [each for each in self.spark.executors() if each.driver_port == worker.driver_port]
@@ -154,10 +154,10 @@ class Cluster:
 @contextmanager
 def cluster(folder: Path, database_url: str, s3: S3Server) -> Iterator[Cluster]:
     """Start two of every process on a new lake on this S3 server and database."""
-    given = s3.settings()
+    settings = s3.settings()
     shared = {
         "TARN_DATABASE_URL": database_url,
-        "TARN_LAKE_URI": given.lake_uri,
+        "TARN_LAKE_URI": settings.lake_uri,
         "TARN_STORAGE_OPTIONS": json.dumps(s3.options),
         "TARN_ADMIN_KEY": ADMIN_KEY,
         "TARN_FLUSH_AGE": "86400",
@@ -169,10 +169,10 @@ def cluster(folder: Path, database_url: str, s3: S3Server) -> Iterator[Cluster]:
     }
     with ExitStack() as stack:
         spark = stack.enter_context(_standalone(folder))
-        apis = [stack.enter_context(running(_made(folder / f"api-{n}"), "api", **shared)) for n in (1, 2)]
-        workers = [stack.enter_context(_worker(_made(folder / f"worker-{n}"), spark, shared)) for n in (1, 2)]
-        until(spark.is_whole, "both machines are known to Spark's master")
-        yield Cluster(given.lake_uri, spark, apis, workers)
+        apis = [stack.enter_context(running(_create(folder / f"api-{n}"), "api", **shared)) for n in (1, 2)]
+        workers = [stack.enter_context(_worker(_create(folder / f"worker-{n}"), spark, shared)) for n in (1, 2)]
+        wait_for(spark.is_complete, "both Spark workers are registered with the master")
+        yield Cluster(settings.lake_uri, spark, apis, workers)
 
 
 @contextmanager
@@ -182,8 +182,8 @@ def _standalone(folder: Path) -> Iterator[Spark]:
     with ExitStack() as stack:
 
         def start(name: str, *command: str) -> SparkWorker:
-            own = _made(folder / name)
-            return SparkWorker(stack.enter_context(_daemon(own, *command)), own)
+            worker_folder = _create(folder / name)
+            return SparkWorker(stack.enter_context(_daemon(worker_folder, *command)), worker_folder)
 
         start("spark-master", "master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(site))
         offer = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", "2", "--memory", "1g", "--work-dir", ".", url]
@@ -211,7 +211,7 @@ def _daemon(folder: Path, *command: str) -> Iterator["subprocess.Popen[bytes]"]:
         yield process
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
 
 
 @contextmanager
@@ -240,9 +240,9 @@ def _worker(folder: Path, spark: Spark, shared: dict[str, str]) -> Iterator[Tarn
         yield TarnWorker(process, log, port)
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
 
 
-def _made(folder: Path) -> Path:
+def _create(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder

@@ -29,7 +29,7 @@ from tarn.storage.connection import Connection
 from tarn.storage.store import Store
 
 from tests.conftest import copied_postgresql
-from tests.e2e.cluster import ADMIN_KEY, PATIENCE, Cluster, cluster, until
+from tests.e2e.cluster import ADMIN_KEY, TIMEOUT, Cluster, cluster, wait_for
 from tests.faults.checks import check_now, history_of
 from tests.faults.scene import Scene
 from tests.in_process_api import InProcessApi
@@ -47,18 +47,18 @@ EXPORTS = ("entities.ftm.json", "statements.csv", "statistics.json")
 PEOPLE = [f"p{number:03}" for number in range(40)]
 
 
-class Doors:
+class AlternatingClients:
     """Alternates between the APIs, so that what one has written is read from the other."""
 
     def __init__(self, clients: list[httpx.Client]) -> None:
-        self._turns = cycle(clients)
+        self._clients = cycle(clients)
 
     def __call__(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return next(self._turns).request(method, path, **options)
+        return next(self._clients).request(method, path, **options)
 
 
 @dataclass
-class Written(HttpPlayer):
+class ClusterPlayer(HttpPlayer):
     """A dataset written through both APIs, with the model of its expected content."""
 
     moments: Iterator[int] = field(default_factory=lambda: count(1))
@@ -92,9 +92,9 @@ class Written(HttpPlayer):
         ]
         body = b"\n".join(map(orjson.dumps, people))
         self.send("POST", "/entities", content=body, params={"origin": origin}, headers=NDJSON)
-        self.expect(chain.from_iterable(self._said(person, origin, moment) for person in people))
+        self.expect(chain.from_iterable(self._added(person, origin, moment) for person in people))
 
-    def _said(self, person: dict[str, Any], origin: str, moment: int) -> Iterator[Event]:
+    def _added(self, person: dict[str, Any], origin: str, moment: int) -> Iterator[Event]:
         exploded = Exploder().explode(self.dataset.name, person)
         for prop, value in zip(exploded.props, exploded.values, strict=True):
             yield added(person["id"], origin, ("Person", prop, value), None, moment, moment)
@@ -107,14 +107,14 @@ class Written(HttpPlayer):
         person, origin = draw.choice(PEOPLE), draw.choice(ORIGINS)
         facts = [("Person", "name", draw.choice(NAMES)), ("Person", "birthDate", str(draw.randint(1950, 1959)))]
         adds = [added(person, origin, fact, draw.choice((None, "Q1")), moment, moment) for fact in facts]
-        acts: list[list[Event]] = [
+        changes: list[list[Event]] = [
             adds,
             [erased(person, origin), *adds],
             [erased(person, draw.choice((None, *ORIGINS)))],
             [deleted(person, origin, facts[0])],
         ]
-        (act,) = draw.choices(acts, weights=[4, 3, 1, 2])
-        self.commit(*act)
+        (change,) = draw.choices(changes, weights=[4, 3, 1, 2])
+        self.commit(*change)
 
 
 class Tenant:
@@ -126,43 +126,43 @@ class Tenant:
         key = second.post(f"/v1/admin/tenants/{name}/keys", json={}).raise_for_status().json()["key"]
         self.clients = [api.client(key) for api in running.apis]
         for client in self.clients:
-            client.timeout = httpx.Timeout(PATIENCE)
-        doors = cast("InProcessApi", type("Doors", (), {"admin": Doors(self.clients)}))
-        self.stories = []
+            client.timeout = httpx.Timeout(TIMEOUT)
+        api = cast("InProcessApi", type("Api", (), {"admin": AlternatingClients(self.clients)}))
+        self.players = []
         for dataset in datasets:
             made = first.post("/v1/datasets", json={"name": dataset}).raise_for_status().json()
             grant = {"dataset": dataset, "level": "maintain"}
             second.post(f"/v1/admin/tenants/{name}/grants", json=grant).raise_for_status()
-            self.stories.append(Written(doors, cast("Kernels", None), Dataset(made["id"], DatasetName(dataset))))
+            self.players.append(ClusterPlayer(api, cast("Kernels", None), Dataset(made["id"], DatasetName(dataset))))
 
     def write(self, times: int) -> None:
         for _ in range(times):
-            for story in self.stories:
-                story.write()
+            for player in self.players:
+                player.write()
 
     def check(self) -> None:
         """Assert that the content of all its datasets is as the model has it through either API."""
-        for story in self.stories:
+        for player in self.players:
             for client in self.clients:
-                _check(client, story)
+                _check(client, player)
 
-    def ask(self, path: str, **options: Any) -> str:
+    def request_job(self, path: str, **options: Any) -> str:
         """Request a job and return its id."""
         return self.clients[0].post(f"/v1/{path}", json=options).raise_for_status().json()["id"]
 
     def job(self, job: str) -> dict[str, Any]:
         return self.clients[1].get(f"/v1/jobs/{job}").raise_for_status().json()
 
-    def done(self, job: str) -> dict[str, Any]:
+    def wait_done(self, job: str) -> dict[str, Any]:
         """Wait until a job is over, assert that it succeeded, and return it."""
-        until(lambda: self.job(job)["state"] not in ("queued", "running"), f"the job is over: {self.job(job)}")
-        over = self.job(job)
-        assert over["state"] == "done", over
-        return over
+        wait_for(lambda: self.job(job)["state"] not in ("queued", "running"), f"the job is over: {self.job(job)}")
+        finished = self.job(job)
+        assert finished["state"] == "done", finished
+        return finished
 
 
-def _check(client: httpx.Client, story: Written) -> None:
-    base, model = f"/v1/datasets/{story.dataset.name}", story.model
+def _check(client: httpx.Client, player: ClusterPlayer) -> None:
+    base, model = f"/v1/datasets/{player.dataset.name}", player.model
     for name in (*PEOPLE[:5], "Q1", "nobody"):
         answer, line = client.get(f"{base}/entities/{name}"), model.one(name)
         assert answer.status_code == (404 if line is None else 200), answer.text
@@ -176,16 +176,16 @@ def _check(client: httpx.Client, story: Written) -> None:
 @contextmanager
 def journal_locked(database_url: str) -> Iterator[Callable[[int], None]]:
     """Lock the journal against reads, and wait until the given number of readers is blocked."""
-    with psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as looking:
-        # Others may want the table, too; tasks read their slices with this statement.
-        waiting = """SELECT count(*) >= %s FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+    with psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as observer:
+        # Other statements may be blocked as well; this is the one with which tasks read their slices.
+        blocked = """SELECT count(*) >= %s FROM pg_stat_activity WHERE wait_event_type = 'Lock'
                      AND strpos(query, 'FROM journal_batches b JOIN journal j') > 0"""
 
         def wait(readers: int) -> None:
-            until(lambda: looking.execute(waiting, [readers]).fetchone() == (True,), "tasks want to read the journal")
+            wait_for(lambda: observer.execute(blocked, [readers]).fetchone() == (True,), "tasks are blocked")
 
-        with psycopg.connect(database_url.replace("+psycopg", "")) as locking:
-            locking.execute("LOCK TABLE journal IN ACCESS EXCLUSIVE MODE")
+        with psycopg.connect(database_url.replace("+psycopg", "")) as locker:
+            locker.execute("LOCK TABLE journal IN ACCESS EXCLUSIVE MODE")
             yield wait
 
 
@@ -196,37 +196,37 @@ def test_cluster_lake_equals_the_model_after_an_executor_and_a_worker_were_kille
     with copied_postgresql(postgresql) as url, cluster(tmp_path, url, s3) as running:
         press, court = Tenant(running, "press", "north"), Tenant(running, "court", "south", "west")
         for tenant in (press, court):
-            for story in tenant.stories:
-                story.load(ORIGINS[0])
-                story.load(ORIGINS[1])
+            for player in tenant.players:
+                player.load(ORIGINS[0])
+                player.load(ORIGINS[1])
             tenant.write(10)
             tenant.check()
 
-        flush_with_a_dying_executor(running, press, court, url)
-        compact_with_a_dying_worker(running, press, court)
+        flush_while_an_executor_is_killed(running, press, court, url)
+        compact_while_a_worker_is_killed(running, press, court)
 
         for tenant in (press, court):
-            tenant.done(tenant.ask("operations/flush"))
+            tenant.wait_done(tenant.request_job("operations/flush"))
             tenant.check()
-            for story in tenant.stories:
-                export(tenant, story)
+            for player in tenant.players:
+                export(tenant, player)
         settings = load_settings(database_url=url, lake_uri=running.lake_uri, storage_options=s3.options)
         with closing(Database(settings.database_url)) as database:
             for tenant in (press, court):
-                for story in tenant.stories:
-                    check_stored(tenant, story, settings, database)
+                for player in tenant.players:
+                    check_stored(tenant, player, settings, database)
 
 
-def flush_with_a_dying_executor(running: Cluster, press: Tenant, court: Tenant, database_url: str) -> None:
+def flush_while_an_executor_is_killed(running: Cluster, press: Tenant, court: Tenant, database_url: str) -> None:
     """Flush with both workers at once, and kill an executor while executors of both machines read the journal. Spark
     reschedules its task, and the flush completes.
     """
     with journal_locked(database_url) as wait_for_readers:
-        jobs = {press: press.ask("operations/flush")}
-        first = running.worker_at(jobs[press])
+        jobs = {press: press.request_job("operations/flush")}
+        first = running.wait_for_worker_of(jobs[press])
         # The first worker's flush is blocked until the journal can be read again.
-        jobs[court] = court.ask("operations/flush")
-        worker = running.worker_at(jobs[court])
+        jobs[court] = court.request_job("operations/flush")
+        worker = running.wait_for_worker_of(jobs[court])
         assert worker is not first
         wait_for_readers(3)
         (killed, *_), (other, *_) = (
@@ -235,32 +235,33 @@ def flush_with_a_dying_executor(running: Cluster, press: Tenant, court: Tenant, 
         )
         assert [len(each.tasks()) > 0 for each in (killed, other)] == [True, True]
         killed.process.kill()
-        until(lambda: not killed.process.is_running(), "the executor is dead")
-        until(lambda: len(running.executors_of(worker)) == 2, "Spark has started another executor")
+        wait_for(lambda: not killed.process.is_running(), "the executor is dead")
+        wait_for(lambda: len(running.executors_of(worker)) == 2, "Spark has started another executor")
     for tenant, job in jobs.items():
-        done = tenant.done(job)
+        done = tenant.wait_done(job)
         assert done["attempts"] == 1
-        assert {made["dataset"] for made in done["result"]["snapshots"]} == {s.dataset.name for s in tenant.stories}
+        datasets = {player.dataset.name for player in tenant.players}
+        assert {snapshot["dataset"] for snapshot in done["result"]["snapshots"]} == datasets
         tenant.check()
     assert "Finished task" not in killed.log
     assert "Finished task" in other.log
-    assert (other.folder / "app.zip").exists(), "Tarn's code comes with the job"
-    until(lambda: len(running.spark.executors()) == 4, "each worker has an executor on each machine")
+    assert (other.folder / "app.zip").exists(), "the executor did not get Tarn's code with the job"
+    wait_for(lambda: len(running.spark.executors()) == 4, "each worker has an executor on each machine")
 
 
-def compact_with_a_dying_worker(running: Cluster, press: Tenant, court: Tenant) -> None:
-    """Kill a worker during a compaction while everybody writes; paused executors keep the compaction from ending. The
+def compact_while_a_worker_is_killed(running: Cluster, press: Tenant, court: Tenant) -> None:
+    """Kill a worker during a compaction while both tenants write; paused executors keep the compaction from ending. The
     other worker takes over the dead worker's job without intervention.
     """
     with ExitStack() as paused:
         for executor in running.spark.executors():
             paused.enter_context(executor.paused())
-        compaction = press.ask("datasets/north/operations/compact", force=True)
-        killed = running.worker_at(compaction)
+        compaction = press.request_job("datasets/north/operations/compact", force=True)
+        killed = running.wait_for_worker_of(compaction)
         press.write(2)
         court.write(2)
-        flush = court.ask("operations/flush")
-        running.worker_at(flush)
+        flush = court.request_job("operations/flush")
+        running.wait_for_worker_of(flush)
         press.check()
         assert press.job(compaction)["state"] == "running"
         killed.process.kill()
@@ -272,18 +273,18 @@ def compact_with_a_dying_worker(running: Cluster, press: Tenant, court: Tenant) 
         press.check()
         return bool(press.job(compaction)["state"] != "running")
 
-    until(is_over, "the compaction is over", pause=0.2)
+    wait_for(is_over, "the compaction is over", pause=0.2)
     (survivor,) = (worker for worker in running.workers if worker is not killed)
-    assert (press.done(compaction)["attempts"], survivor.has_begun(compaction)) == (2, True)
-    court.done(flush)
+    assert (press.wait_done(compaction)["attempts"], survivor.has_started(compaction)) == (2, True)
+    court.wait_done(flush)
     court.check()
-    until(lambda: not running.executors_of(killed), "Spark has ended what the dead driver had")
+    wait_for(lambda: not running.executors_of(killed), "Spark has ended the executors of the killed driver")
 
 
-def export(tenant: Tenant, story: Written) -> None:
+def export(tenant: Tenant, player: ClusterPlayer) -> None:
     """Assert that the exports equal the model through either API."""
-    base, model = f"datasets/{story.dataset.name}", story.model
-    tenant.done(tenant.ask(f"{base}/operations/make"))
+    base, model = f"datasets/{player.dataset.name}", player.model
+    tenant.wait_done(tenant.request_job(f"{base}/operations/make"))
     for client in tenant.clients:
         found = {name: client.get(f"/v1/{base}/exports/{name}").raise_for_status().content for name in EXPORTS}
         assert found["entities.ftm.json"].splitlines(keepends=True) == model.lines()
@@ -292,15 +293,16 @@ def export(tenant: Tenant, story: Written) -> None:
         assert Statistics.parsed(orjson.loads(found["statistics.json"])) == statistics
 
 
-def check_stored(tenant: Tenant, story: Written, settings: Settings, database: Database) -> None:
+def check_stored(tenant: Tenant, player: ClusterPlayer, settings: Settings, database: Database) -> None:
     """Assert that `verify` reports nothing, and that the stored files read without Tarn have a linear history and no
     row lost or duplicated.
     """
-    verified = tenant.done(tenant.ask(f"datasets/{story.dataset.name}/operations/verify"))["result"]
+    verified = tenant.wait_done(tenant.request_job(f"datasets/{player.dataset.name}/operations/verify"))["result"]
     assert verified["findings"] == []
     store = Store(Connection.from_settings(settings))
-    told = {commit: batch for commit, batch in zip(story.commits, story.batches, strict=True) if commit is not None}
-    scene = Scene(settings, database, store, story.kernels, story.dataset, story.draw, told)
+    batches = zip(player.commits, player.batches, strict=True)
+    acknowledged = {commit: batch for commit, batch in batches if commit is not None}
+    scene = Scene(settings, database, store, player.kernels, player.dataset, player.draw, acknowledged)
     check_now(scene)
     made = Counter(snapshot.operation for snapshot in history_of(scene))
-    assert made[SnapshotOperation.COMPACT] == (story.dataset.name == "north")
+    assert made[SnapshotOperation.COMPACT] == (player.dataset.name == "north")

@@ -52,9 +52,9 @@ def limited(postgresql: str) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def watched(server: str, name: str) -> Iterator[dict[str, int]]:
+def count_connections(server: str, name: str) -> Iterator[dict[str, int]]:
     """Count the maximum of simultaneous connections by application name during the block."""
-    most: Counter[str] = Counter()
+    maximum: Counter[str] = Counter()
     stop = threading.Event()
     # A connection that has just been opened has no name yet; PostgreSQL itself holds all of them to the limit.
     query = text(
@@ -63,24 +63,24 @@ def watched(server: str, name: str) -> Iterator[dict[str, int]]:
     )
     sql = create_engine(server, isolation_level="AUTOCOMMIT")
 
-    def look() -> None:
+    def poll() -> None:
         with sql.connect() as connection:
             while not stop.wait(0.02):
-                for who, count in connection.execute(query, {"name": name}):
-                    most[who] = max(most[who], count)
+                for application, count in connection.execute(query, {"name": name}):
+                    maximum[application] = max(maximum[application], count)
 
-    looking = threading.Thread(target=look)
-    looking.start()
+    polling = threading.Thread(target=poll)
+    polling.start()
     try:
-        yield most
+        yield maximum
     finally:
         stop.set()
-        looking.join()
+        polling.join()
         sql.dispose()
 
 
 @contextmanager
-def working(folder: Path, **settings: str) -> Iterator[None]:
+def running_worker(folder: Path, **settings: str) -> Iterator[None]:
     with (folder / "worker.log").open("ab") as log:
         worker = subprocess.Popen([sys.executable, str(WORKER), "tarn"], env=clean_environment(**settings), stderr=log)
     try:
@@ -110,17 +110,17 @@ def test_api_and_worker_under_every_request_stay_within_the_connection_budget(
     }
     with (
         running(tmp_path, "api", **settings) as server,
-        working(tmp_path, **settings),
-        watched(postgresql, name) as most,
+        running_worker(tmp_path, **settings),
+        count_connections(postgresql, name) as maximum,
         ThreadPoolExecutor(60) as pool,
         ThreadPoolExecutor(8) as listening,
     ):
         client = server.client(KEY)
         client.timeout = httpx.Timeout(300)
         assert client.post("/v1/datasets", json={"name": "busy"}).status_code == 201
-        heard = [listening.submit(listen, server.url) for _ in range(8)]
+        listeners = [listening.submit(wait_for_snapshot_event, server.url) for _ in range(8)]
 
-        def asks(number: int) -> Iterator[Callable[[], httpx.Response]]:
+        def requests(number: int) -> Iterator[Callable[[], httpx.Response]]:
             body = "".join(f"{json.dumps(entity(f'large-{number}-{each}'))}\n" for each in range(ENTITIES))
             ndjson = {"Content-Type": "application/x-ndjson"}
             entities = "/v1/datasets/busy/entities"
@@ -128,13 +128,13 @@ def test_api_and_worker_under_every_request_stay_within_the_connection_budget(
             yield lambda: client.post(entities, json=[entity(f"small-{number}")])
             yield lambda: client.get(f"{entities}?limit=10")
             yield lambda: client.get(f"{entities}/stream")
-            yield lambda: client.put("/v1/datasets/busy/tag", params={"key": f"mine/{number}"}, json={})
+            yield lambda: client.put("/v1/datasets/busy/tag", params={"key": f"tag/{number}"}, json={})
             yield lambda: client.put("/v1/datasets/busy/files", params={"path": f"{number}.txt"}, content=str(number))
             yield lambda: client.get("/v1/jobs")
             yield lambda: client.get("/metrics")
 
-        asked = [pool.submit(ask) for number in range(BODIES) for ask in asks(number)]
-        answers = [one.result() for one in asked]
+        futures = [pool.submit(request) for number in range(BODIES) for request in requests(number)]
+        responses = [future.result() for future in futures]
         job = client.post("/v1/datasets/busy/operations/flush", json={}).json()
         for _ in range(FLUSH_WAITS):
             if job["state"] not in ("queued", "running"):
@@ -142,10 +142,10 @@ def test_api_and_worker_under_every_request_stay_within_the_connection_budget(
             job = client.get(f"/v1/jobs/{job['id']}?wait=10").json()
         stored = client.get("/v1/datasets/busy/entities/stream").text.splitlines()
 
-    refused = [(answer.status_code, answer.text) for answer in answers if answer.status_code >= 300]
+    refused = [(each.status_code, each.text) for each in responses if each.status_code >= 300]
     assert refused == []
     assert job["state"] == "done", job
-    assert all(one.result() for one in heard)
+    assert all(one.result() for one in listeners)
     people = [line for line in stored if json.loads(line)["schema"] == "Person"]
     assert len(people) == BODIES * (ENTITIES + 1)
     budget = {
@@ -154,12 +154,12 @@ def test_api_and_worker_under_every_request_stay_within_the_connection_budget(
         "tarn-worker": 2 * POOL,
         TASK: 2 * TASK_POOL,
     }
-    assert most.keys() == budget.keys()
-    assert {who: count for who, count in most.items() if count > budget[who]} == {}
-    assert most["tarn-api-bulk"] > 1
+    assert maximum.keys() == budget.keys()
+    assert {name: count for name, count in maximum.items() if count > budget[name]} == {}
+    assert maximum["tarn-api-bulk"] > 1
 
 
-def listen(url: str) -> bool:
+def wait_for_snapshot_event(url: str) -> bool:
     """Follow the dataset's events until one reports a snapshot."""
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.stream("GET", f"{url}/v1/datasets/busy/events?since=0", headers=headers, timeout=300) as stream:

@@ -14,7 +14,7 @@ from tests.server import running
 
 pytestmark = pytest.mark.long
 
-PATIENCE = 300
+TIMEOUT = 300
 """Seconds after which the test fails instead of hanging."""
 
 NAMES = [f"{number}.txt" for number in range(8)]
@@ -24,20 +24,20 @@ NAMES = [f"{number}.txt" for number in range(8)]
 def test_worker_killed_during_a_crawl_leaves_no_partial_file_and_another_completes_it(tmp_path: Path):
     halfway, killed = threading.Event(), threading.Event()
 
-    def half() -> Iterator[bytes]:
+    def partial_response() -> Iterator[bytes]:
         yield b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"
         halfway.set()
-        killed.wait(PATIENCE)
+        killed.wait(TIMEOUT)
 
     environment = {"TARN_FETCH_PRIVATE_HOSTS": "127.0.0.1", "TARN_WORKER_SILENT_AFTER": "3"}
     with scripted() as web, running(tmp_path, **environment) as server:
         web.scripts = {"/files/": page(*NAMES)} | {f"/files/{name}": answer(name.encode()) for name in NAMES}
-        web.scripts["/files/5.txt"] = half
+        web.scripts["/files/5.txt"] = partial_response
         client = server.client()
         client.post("/v1/datasets", json={"name": "test"}).raise_for_status()
         uri = f"http://127.0.0.1:{web.port}/files/"
-        place = client.post("/v1/datasets/test/operations/crawl", json={"uri": uri}).headers["Location"]
-        assert halfway.wait(PATIENCE)
+        location = client.post("/v1/datasets/test/operations/crawl", json={"uri": uri}).headers["Location"]
+        assert halfway.wait(TIMEOUT)
         (worker,) = (child for child in psutil.Process(server.process.pid).children() if "worker" in child.cmdline())
         worker.send_signal(signal.SIGKILL)
         seen = client.get("/v1/datasets/test/files").json()["results"]
@@ -45,7 +45,7 @@ def test_worker_killed_during_a_crawl_leaves_no_partial_file_and_another_complet
         killed.set()
 
         tarn = Tarn(server.url, server.admin_key)
-        job = tarn.json("jobs", "show", place.rsplit("/", 1)[-1], "--wait", str(PATIENCE))
+        job = tarn.json("jobs", "show", location.rsplit("/", 1)[-1], "--wait", str(TIMEOUT))
 
         # The next worker skips the files that a task of the dead worker stored, which may be all of them.
         result = job["result"]

@@ -20,11 +20,11 @@ from tarn.model.event import EventKind
 from tests.server import Server, running
 from tests.waiting import wait_until
 
-PATIENCE = 1.0
+STREAM_PATIENCE = 1.0
 SETTINGS = {
     "TARN_EVENT_POLL": "0.05",
     "TARN_EVENT_HEARTBEAT": "0.2",
-    "TARN_STREAM_PATIENCE": str(PATIENCE),
+    "TARN_STREAM_PATIENCE": str(STREAM_PATIENCE),
     "TARN_EVENT_STREAMS_PER_TENANT": "4",
     "TARN_EVENT_STREAMS": "6",
 }
@@ -91,12 +91,12 @@ def publish(database: Database, stream: str, *numbers: int, audience: list[str] 
     """Publish events of these snapshots in one transaction."""
     with database.write() as connection:
         for seq in numbers:
-            said: dict[str, Any] = {"snapshot": f"s{seq}", "seq": seq, "content": seq, "operation": "flush"}
-            events.record(connection, stream, EventKind.SNAPSHOT_PUBLISHED, audience=audience, **said)
+            data: dict[str, Any] = {"snapshot": f"s{seq}", "seq": seq, "content": seq, "operation": "flush"}
+            events.record(connection, stream, EventKind.SNAPSHOT_PUBLISHED, audience=audience, **data)
 
 
-class Heard:
-    """An event stream that is being read, and the blocks received so far."""
+class EventStream:
+    """An open event stream, read block by block."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.response = response
@@ -132,14 +132,14 @@ class Heard:
 
 
 @contextmanager
-def following(client: httpx.Client, path: str, last: int | None = None, **params: Any) -> Iterator[Heard]:
+def following(client: httpx.Client, path: str, last: int | None = None, **params: Any) -> Iterator[EventStream]:
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     with client.stream("GET", path, params=params, headers=headers) as response:
         assert response.status_code == 200, response.read()
         assert response.headers["Content-Type"].startswith("text/event-stream")
-        heard = Heard(response)
-        assert heard.block() == {"retry": "2000"}
-        yield heard
+        stream = EventStream(response)
+        assert stream.block() == {"retry": "2000"}
+        yield stream
 
 
 def open_streams(client: httpx.Client) -> float:
@@ -154,15 +154,15 @@ def metric(client: httpx.Client, name: str) -> float:
 def test_follower_receives_events_after_its_start_in_order(admin, dataset, database):
     stream = stream_of(dataset, database)
     publish(database, stream, 1)
-    with following(admin, path(dataset)) as heard:
+    with following(admin, path(dataset)) as followed:
         for seq in range(2, 5):
             publish(database, stream, seq)
-        told = heard.events(3)
+        received = followed.events(3)
 
-    assert [(event["seq"], event["dataset"], event["stream"]) for event in told] == [
+    assert [(event["seq"], event["dataset"], event["stream"]) for event in received] == [
         (seq, dataset["name"], stream) for seq in range(2, 5)
     ]
-    assert [event["id"] for event in told] == [3, 4, 5]
+    assert [event["id"] for event in received] == [3, 4, 5]
 
 
 @pytest.mark.parametrize("how", ["header", "query", "both"])
@@ -175,26 +175,26 @@ def test_follower_that_reconnects_receives_all_events_since(admin, dataset, data
         "both": {"last": 1, "since": 100},
     }[how]
 
-    with following(admin, path(dataset), **given) as heard:
-        old = heard.events(249)
+    with following(admin, path(dataset), **given) as followed:
+        old = followed.events(249)
         publish(database, stream, 250)
-        new = heard.event()
+        new = followed.event()
 
     assert [event["seq"] for event in [*old, new]] == list(range(1, 251))
 
 
-def test_follower_from_before_the_oldest_event_is_told_what_it_missed(admin, dataset, database):
+def test_follower_from_before_the_oldest_event_receives_which_it_missed(admin, dataset, database):
     stream = stream_of(dataset, database)
     publish(database, stream, *range(1, 5))
     with database.write() as connection:
         events.trim(connection, stream, 3)
 
-    with following(admin, path(dataset), last=1) as heard:
-        behind = heard.events(3)
-    with following(admin, path(dataset), last=900) as heard:
-        ahead = heard.events(3)
-    with following(admin, path(dataset), last=3) as heard:
-        in_time = heard.events(2)
+    with following(admin, path(dataset), last=1) as followed:
+        behind = followed.events(3)
+    with following(admin, path(dataset), last=900) as followed:
+        ahead = followed.events(3)
+    with following(admin, path(dataset), last=3) as followed:
+        in_time = followed.events(2)
 
     assert [(event["id"], event["kind"]) for event in behind] == [
         (3, "missed"),
@@ -209,12 +209,12 @@ def test_follower_from_before_the_oldest_event_is_told_what_it_missed(admin, dat
 def test_heartbeats_are_sent_while_idle_and_carry_the_id_of_skipped_events(admin, dataset, database, server):
     _, reader = tenant(server, **{dataset["name"]: "read"})
     stream = stream_of(dataset, database)
-    with following(reader, path(dataset), since=0) as heard:
-        first = heard.event()
-        publish(database, stream, 1, audience=["somebody"])
-        blocks = [heard.block()]
+    with following(reader, path(dataset), since=0) as followed:
+        first = followed.event()
+        publish(database, stream, 1, audience=["another"])
+        blocks = [followed.block()]
         while "id" not in blocks[-1]:
-            blocks.append(heard.block())
+            blocks.append(followed.block())
 
     assert first["kind"] == "dataset.created"
     assert all(set(block) == {""} for block in blocks[:-1])
@@ -229,12 +229,12 @@ def test_events_are_filtered_by_kind_and_audience(admin, dataset, database, serv
     admin.post(f"/v1/datasets/{dataset['name']}/operations/flush")
     publish(database, stream, 3)
 
-    with following(reader, path(dataset), since=0) as heard:
-        own = heard.events(3)
-    with following(admin, path(dataset), since=0) as heard:
-        everything = heard.events(5)
-    with following(reader, path(dataset), since=0, kind=["export.made", "snapshot.published"]) as heard:
-        chosen = heard.events(2)
+    with following(reader, path(dataset), since=0) as followed:
+        own = followed.events(3)
+    with following(admin, path(dataset), since=0) as followed:
+        everything = followed.events(5)
+    with following(reader, path(dataset), since=0, kind=["export.made", "snapshot.published"]) as followed:
+        chosen = followed.events(2)
 
     assert [event.get("seq", event["kind"]) for event in own] == ["dataset.created", 1, 3]
     assert [event.get("seq", event["kind"]) for event in everything] == ["dataset.created", 1, 2, "job.queued", 3]
@@ -262,15 +262,15 @@ def test_only_readers_of_a_dataset_and_owners_of_a_job_may_follow_it(admin, data
     ]
 
 
-def test_stream_of_a_job_ends_with_the_job_and_a_reconnecting_client_is_told(admin, dataset):
+def test_stream_of_a_job_ends_with_the_job_and_returns_204_to_a_reconnecting_client(admin, dataset):
     job = admin.post(f"/v1/datasets/{dataset['name']}/operations/flush").json()["id"]
     at = f"/v1/jobs/{job}/events"
-    with following(admin, at) as heard:
-        queued = heard.event()
+    with following(admin, at) as followed:
+        queued = followed.event()
         admin.delete(f"/v1/jobs/{job}")
-        rest = heard.rest()
-    with following(admin, at) as heard:
-        again = heard.rest()
+        rest = followed.rest()
+    with following(admin, at) as followed:
+        again = followed.rest()
     over = admin.get(at, headers={"Last-Event-ID": str(rest[-1]["id"])})
 
     assert (queued["kind"], queued["job"]) == ("job.queued", job)
@@ -280,9 +280,9 @@ def test_stream_of_a_job_ends_with_the_job_and_a_reconnecting_client_is_told(adm
 
 
 def test_stream_of_a_dataset_ends_with_the_dataset(admin, dataset):
-    with following(admin, path(dataset)) as heard:
+    with following(admin, path(dataset)) as followed:
         assert admin.delete(f"/v1/datasets/{dataset['name']}?confirm={dataset['name']}").status_code == 202
-        kinds = [event["kind"] for event in heard.rest()]
+        kinds = [event["kind"] for event in followed.rest()]
 
     assert kinds == ["dataset.deleted", "job.queued"]
 
@@ -293,14 +293,14 @@ def test_stream_ends_when_its_key_grant_or_tenant_is_removed(admin, dataset, dat
     base = f"/v1/admin/tenants/{name}"
     (key,) = admin.get(f"{base}/keys").json()["results"]
     (grant,) = admin.get(f"{base}/grants").json()["results"]
-    with following(reader, path(dataset)) as heard:
+    with following(reader, path(dataset)) as followed:
         answer = {
             "key": lambda: admin.delete(f"/v1/admin/keys/{key['id']}"),
             "grant": lambda: admin.delete(f"/v1/admin/grants/{grant['id']}"),
             "tenant": lambda: admin.patch(base, json={"disabled": True}),
         }[taken]()
         publish(database, stream_of(dataset, database), 1)
-        rest = heard.rest()
+        rest = followed.rest()
 
     assert answer.is_success
     assert rest == []
@@ -333,20 +333,20 @@ def test_client_that_never_reads_is_disconnected_and_others_are_not_affected(adm
     with database.write() as connection:
         for _ in range(400):
             events.record(connection, stream, EventKind.FILES_PUT, count=20, files=files)
-    stood_still = 'tarn_event_streams_ended_total{reason="stood still"}'
-    before, threads = metric(admin, stood_still), psutil.Process(server.process.pid).num_threads()
+    stalled = 'tarn_event_streams_ended_total{reason="stood still"}'
+    before, threads = metric(admin, stalled), psutil.Process(server.process.pid).num_threads()
     with socket.socket() as stuck:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
         head = f"GET {path(dataset)}?since=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.admin_key}\r\n\r\n"
         stuck.sendall(head.encode())
         wait_until(lambda: open_streams(admin) == 1)
-        with following(admin, path(dataset)) as heard:
+        with following(admin, path(dataset)) as followed:
             publish(database, stream, 1)
-            told = heard.event()
-        wait_until(lambda: metric(admin, stood_still) == before + 1)
+            received = followed.event()
+        wait_until(lambda: metric(admin, stalled) == before + 1)
 
-    assert told["seq"] == 1
+    assert received["seq"] == 1
     assert psutil.Process(server.process.pid).num_threads() <= threads + 2
     wait_until(lambda: open_streams(admin) == 0)
 
@@ -355,10 +355,10 @@ def test_streams_end_when_the_server_stops(tmp_path: Path):
     with api(tmp_path) as server:
         admin = server.client()
         admin.post("/v1/datasets", json={"name": "short"})
-        with following(admin, "/v1/datasets/short/events", since=0) as heard:
-            assert heard.event()["kind"] == "dataset.created"
+        with following(admin, "/v1/datasets/short/events", since=0) as followed:
+            assert followed.event()["kind"] == "dataset.created"
             code = server.stop()
-            rest = heard.rest()
+            rest = followed.rest()
 
     assert (code, rest) == (0, [])
 
@@ -367,19 +367,19 @@ def test_streams_end_when_the_server_stops(tmp_path: Path):
 def test_streams_on_postgresql_send_events_of_a_dataset_its_files_and_its_jobs(tmp_path: Path, database_url: str):
     with api(tmp_path, TARN_DATABASE_URL=database_url) as server:
         admin = server.client()
-        admin.post("/v1/datasets", json={"name": "whole"})
-        with following(admin, "/v1/datasets/whole/events", since=0) as heard:
-            made = admin.put("/v1/datasets/whole/files?path=a/b.txt", content=b"hello").json()
-            admin.delete(f"/v1/datasets/whole/files/{made['checksum']}/{made['id']}")
-            admin.delete("/v1/datasets/whole?confirm=whole")
-            told = heard.rest()
+        admin.post("/v1/datasets", json={"name": "events"})
+        with following(admin, "/v1/datasets/events/events", since=0) as followed:
+            made = admin.put("/v1/datasets/events/files?path=a/b.txt", content=b"hello").json()
+            admin.delete(f"/v1/datasets/events/files/{made['checksum']}/{made['id']}")
+            admin.delete("/v1/datasets/events?confirm=events")
+            received = followed.rest()
 
-    assert [event["kind"] for event in told] == [
+    assert [event["kind"] for event in received] == [
         "dataset.created",
         "files.put",
         "file.deleted",
         "dataset.deleted",
         "job.queued",
     ]
-    assert (told[1]["count"], told[1]["files"][0]["path"]) == (1, "a/b.txt")
-    assert [event["id"] for event in told] == [1, 2, 3, 4, 5]
+    assert (received[1]["count"], received[1]["files"][0]["path"]) == (1, "a/b.txt")
+    assert [event["id"] for event in received] == [1, 2, 3, 4, 5]

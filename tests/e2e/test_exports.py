@@ -31,9 +31,9 @@ def test_exports_are_written_downloaded_and_rewritten_after_the_worker_was_kille
         first = tarn(server, "export", "leaks", "entities", "-o", "-")
         listed = json.loads(tarn(server, "exports", "leaks", "--json"))
         client.post("/v1/datasets/leaks/entities?origin=crawl", json=people[200:]).raise_for_status()
-        asked = client.post("/v1/datasets/leaks/operations/make").raise_for_status().json()
+        requested = client.post("/v1/datasets/leaks/operations/make").raise_for_status().json()
         (worker,) = (child for child in psutil.Process(server.process.pid).children() if "worker" in child.cmdline())
-        wait_until(lambda: client.get(f"/v1/jobs/{asked['id']}").json()["state"] != "queued", 300)
+        wait_until(lambda: client.get(f"/v1/jobs/{requested['id']}").json()["state"] != "queued", 300)
         for process in [*worker.children(recursive=True), worker]:
             process.send_signal(signal.SIGKILL)
         between = client.get("/v1/datasets/leaks/exports/entities.ftm.json").content.splitlines()
@@ -42,7 +42,7 @@ def test_exports_are_written_downloaded_and_rewritten_after_the_worker_was_kille
         second = client.get("/v1/datasets/leaks/exports/entities.ftm.json").content
         read = client.get("/v1/datasets/leaks/entities/stream").content
         fresh = client.get("/v1/datasets/leaks/freshness").json()["exports"]
-        (done,) = (job for job in client.get("/v1/jobs").json()["results"] if job["id"] == asked["id"])
+        (done,) = (job for job in client.get("/v1/jobs").json()["results"] if job["id"] == requested["id"])
         assert server.stop() == 0
 
     assert [one["kind"] for one in made["result"]["made"]] == [one["kind"] for one in listed]

@@ -85,14 +85,14 @@ def test_client_gets_results_of_jobs_typed_by_operation(generated: str, server: 
     models = load(generated, "models")
     with load(generated, "client").AuthenticatedClient(base_url=server.url, token=server.admin_key) as admin:
         load(generated, "api.datasets.create_dataset").sync(client=admin, body=models.NewDataset(name="gen_jobs"))
-        asked = load(generated, "api.operations.flush_dataset").sync("gen_jobs", client=admin)
-        given_up = load(generated, "api.jobs.cancel_job").sync(asked.id, client=admin)
+        job = load(generated, "api.operations.flush_dataset").sync("gen_jobs", client=admin)
+        cancelled = load(generated, "api.jobs.cancel_job").sync(job.id, client=admin)
         deleted = load(generated, "api.datasets.delete_dataset").sync(
             "gen_jobs", client=admin, confirm="gen_jobs", wait=30
         )
 
-    assert (asked.operation, asked.result) == (models.Operation.FLUSH, None)
-    assert given_up.id == asked.id
+    assert (job.operation, job.result) == (models.Operation.FLUSH, None)
+    assert cancelled.id == job.id
     assert isinstance(deleted.result, models.DeleteResult)
 
 
@@ -118,7 +118,7 @@ def test_client_reads_entities_and_statements_as_typed_models(generated: str, se
             client=admin,
             body=models.EntityAggregate(metrics=["count", models.Max(max_="prop:name")], group_by=["schema"]),
         )
-        beside = load(generated, "api.entities.list_adjacent").sync("gen_reads", "jane", client=admin)
+        adjacent = load(generated, "api.entities.list_adjacent").sync("gen_reads", "jane", client=admin)
         statements = load(generated, "api.statements.list_statements").sync("gen_reads", client=admin, prop=["name"])
 
     assert (jane.id, jane.schema, jane.properties["name"]) == ("jane", "Person", ["Jane Doe"])
@@ -128,5 +128,5 @@ def test_client_reads_entities_and_statements_as_typed_models(generated: str, se
     (group,) = counted.results
     assert group.group["schema"] == "Person"
     assert (group.metrics["count"], group.metrics["max:prop:name"]) == (1, "Jane Doe")
-    assert beside.results == []
+    assert adjacent.results == []
     assert [(row.entity_id, row.value, row.origin) for row in statements.results] == [("jane", "Jane Doe", "o")]

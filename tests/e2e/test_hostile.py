@@ -20,7 +20,7 @@ def connected(server: Server) -> socket.socket:
     return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30)
 
 
-def half_a_post(server: Server, path: str, kind: str, body: bytes, request_id: str) -> socket.socket:
+def send_partial_post(server: Server, path: str, kind: str, body: bytes, request_id: str) -> socket.socket:
     """Open a connection that announces a longer body than it sends."""
     connection = connected(server)
     head = (
@@ -80,7 +80,7 @@ def test_client_that_disconnects_while_sending_is_not_logged_as_an_error(
     server.client().post("/v1/datasets", json={"name": "gone"})
     request_id = f"gone-{request.node.callspec.id}"
 
-    half_a_post(server, path, kind, body, request_id).close()
+    send_partial_post(server, path, kind, body, request_id).close()
 
     events = events_of(server, request_id)
     assert {event["level"] for event in events} == {"info"}
@@ -97,19 +97,19 @@ def test_waiting_for_a_job_ends_when_the_server_stops(tmp_path: Path):
         waiting.start()
         # Wait until the job is queued and the request waits for it.
         wait_until(lambda: client.get("/v1/datasets/donations").status_code != 200)
-        begun = time.monotonic()
+        started = time.monotonic()
 
         code = server.stop()
         waiting.join()
 
     assert (code, answers[0].status_code, answers[0].json()["state"]) == (0, 202, "queued")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - started < 10
 
 
 def test_request_that_exceeds_the_shutdown_grace_period_is_answered_503(tmp_path: Path):
     with (
         running(tmp_path, TARN_SHUTDOWN_GRACE="1") as server,
-        half_a_post(server, "/v1/datasets", "application/json", b"{", "too-slow") as connection,
+        send_partial_post(server, "/v1/datasets", "application/json", b"{", "too-slow") as connection,
     ):
         server.stop()
         answer = connection.recv(65536)

@@ -257,7 +257,7 @@ def _wait_until_refused(port: int) -> None:
         except ConnectionRefusedError:
             return True
         except ConnectionResetError:
-            return False  # it was closing when we called
+            return False  # the server was closing the socket
         return False
 
     wait_until(is_refused)

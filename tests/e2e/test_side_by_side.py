@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "tests" / "upgrade" / "worker_without_spark.py"
 KEY = "an-administrator-of-both"
-WRITES, TOGETHER = 8, 5
+WRITES, ENTITIES_PER_WRITE = 8, 5
 """Requests of each writer, and entities per request."""
 
 
@@ -115,11 +115,11 @@ def entity(name: str) -> dict[str, object]:
     return {"id": name, "schema": "Person", "properties": {"name": [name]}}
 
 
-def written(client: httpx.Client, who: str) -> list[str]:
+def write_entities(client: httpx.Client, writer: str) -> list[str]:
     """Write some entities, and assert that each is visible at once on the API that wrote it."""
     ids: list[str] = []
     for number in range(WRITES):
-        some = [f"{who}-{number}-{each}" for each in range(TOGETHER)]
+        some = [f"{writer}-{number}-{each}" for each in range(ENTITIES_PER_WRITE)]
         answer = client.post("/v1/datasets/shared/entities?origin=test", json=[entity(one) for one in some])
         assert answer.status_code in (200, 201), answer.text
         assert client.get(f"/v1/datasets/shared/entities/{some[-1]}").status_code == 200
@@ -133,8 +133,8 @@ def ids_of(client: httpx.Client) -> list[str]:
     return sorted(json.loads(line)["id"] for line in answer.text.splitlines())
 
 
-def done(client: httpx.Client, operation: str) -> dict[str, object]:
-    """Wait until a job of this API is done, and return it."""
+def run_job(client: httpx.Client, operation: str) -> dict[str, object]:
+    """Request a job from this API, wait until it is done, and return it."""
     job = client.post(f"/v1/datasets/shared/operations/{operation}", json={}).json()
     while job["state"] in ("queued", "running"):
         job = client.get(f"/v1/jobs/{job['id']}?wait=10").json()
@@ -142,13 +142,13 @@ def done(client: httpx.Client, operation: str) -> dict[str, object]:
     return dict(job)
 
 
-def doer(database: Database, job: dict[str, object]) -> str:
+def worker_of(database: Database, job: dict[str, object]) -> str:
     with database.read() as connection:
         found: str = connection.execute(select(jobs.c.worker).where(jobs.c.id == job["id"])).scalar_one()
     return found
 
 
-def registered(database: Database, process: "subprocess.Popen[bytes]") -> str:
+def registered_id(database: Database, process: "subprocess.Popen[bytes]") -> str:
     """Wait until a worker has registered, and return its id."""
     while process.poll() is None:
         with database.read() as connection:
@@ -156,7 +156,7 @@ def registered(database: Database, process: "subprocess.Popen[bytes]") -> str:
         if found is not None:
             return str(found)
         time.sleep(0.1)
-    raise AssertionError("the worker ended")
+    raise AssertionError("the worker ended before it registered")
 
 
 def test_old_and_new_processes_share_the_work_without_losing_or_duplicating_rows(
@@ -175,35 +175,35 @@ def test_old_and_new_processes_share_the_work_without_losing_or_duplicating_rows
         old_api = old.enter_context(scene.api("old"))
         assert old_api.post("/v1/datasets", json={"name": "shared"}).status_code == 201
         old_worker = old.enter_context(scene.worker("old"))
-        expected = written(old_api, "before")
-        assert done(old_api, "flush")["state"] == "done"
+        expected = write_entities(old_api, "before")
+        assert run_job(old_api, "flush")["state"] == "done"
 
-        # The database is migrated under it and an API of ours starts: its jobs are done by the old worker.
+        # The database is migrated under it and an API of this version starts: its jobs are done by the old worker.
         migrated = scene.run("new", "migrate")
         assert migrated.returncode == 0, migrated.stderr
         new_api = new.enter_context(scene.api("new"))
         assert ids_of(new_api) == sorted(expected)
-        by_old = done(new_api, "verify")
-        assert doer(database, by_old) == registered(database, old_worker)
+        by_old = run_job(new_api, "verify")
+        assert worker_of(database, by_old) == registered_id(database, old_worker)
 
-        # Both write and read at once, while workers of both flush.
+        # Both APIs write and read concurrently, while workers of both versions flush.
         new_worker = new.enter_context(scene.worker("new"))
-        new_id = registered(database, new_worker)
+        new_id = registered_id(database, new_worker)
         with ThreadPoolExecutor(2) as pool:
-            writing = [pool.submit(written, *each) for each in ((old_api, "old"), (new_api, "new"))]
+            writing = [pool.submit(write_entities, *each) for each in ((old_api, "old"), (new_api, "new"))]
             expected += [one for each in writing for one in each.result()]
         assert ids_of(old_api) == ids_of(new_api) == sorted(expected)
-        done(new_api, "flush")
+        run_job(new_api, "flush")
         with database.read() as connection:
-            spoken = connection.execute(select(readers.c.speaks)).scalars().all()
-        assert sorted(each is None for each in spoken) == [False, False, True, True]
+            formats = connection.execute(select(readers.c.speaks)).scalars().all()
+        assert sorted(each is None for each in formats) == [False, False, True, True]
 
-        # The old worker stops, and the old API's jobs are done by ours.
+        # The old worker stops, and the old API's jobs are done by the new worker.
         old_worker.terminate()
         assert old_worker.wait(60) == 0
-        by_new = done(old_api, "compact")
-        assert doer(database, by_new) == new_id
-        expected += written(old_api, "last")
+        by_new = run_job(old_api, "compact")
+        assert worker_of(database, by_new) == new_id
+        expected += write_entities(old_api, "last")
         assert ids_of(old_api) == ids_of(new_api) == sorted(expected)
 
         # The old API stops and cannot start again: its version requires its own schema revision.
@@ -213,13 +213,13 @@ def test_old_and_new_processes_share_the_work_without_losing_or_duplicating_rows
         refused = scene.run("old", "api")
         assert (refused.returncode, "newer version" in refused.stderr) == (2, True)
 
-        done(new_api, "flush")
+        run_job(new_api, "flush")
         assert ids_of(new_api) == sorted(expected)
-        looked = done(new_api, "verify")["result"]
-        assert isinstance(looked, dict)
-        assert looked["findings"] == []
+        report = run_job(new_api, "verify")["result"]
+        assert isinstance(report, dict)
+        assert report["findings"] == []
 
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "lake" / "shared" / "snapshots").glob("0*.json")]
     batches = [batch for manifest in manifests for batch in manifest["batches"]]
     assert len({batch["id"] for batch in batches}) == len(batches) == 4 * WRITES
-    assert sum(batch["entities"] for batch in batches) == len(expected) == 4 * WRITES * TOGETHER
+    assert sum(batch["entities"] for batch in batches) == len(expected) == 4 * WRITES * ENTITIES_PER_WRITE

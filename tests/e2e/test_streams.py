@@ -33,7 +33,7 @@ pytestmark = pytest.mark.xdist_group("large")
 MANY = 40_000
 TAKE = 64 << 10
 MEMORY = 96 << 20
-PATIENCE = 2.0
+STREAM_PATIENCE = 2.0
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPoolE
     limits = {
         "TARN_QUERY_MEMORY": f"{MEMORY >> 20}m",
         "TARN_QUERY_STREAMS": "1",
-        "TARN_STREAM_PATIENCE": str(PATIENCE),
+        "TARN_STREAM_PATIENCE": str(STREAM_PATIENCE),
         "TARN_FLUSH_ROWS": "1000000000",
         "TARN_FLUSH_BYTES": "1000000000000",
     }
@@ -99,11 +99,11 @@ def is_over(server: Server, request_id: str) -> bool:
 
 
 def levels_of(server: Server, mark: int) -> set[str]:
-    """Return the levels of the events logged since."""
+    """Return the levels of the events logged after this position in the log."""
     return {json.loads(line)["level"] for line in server.log.read_bytes()[mark:].splitlines()}
 
 
-def unread(server: Server, path: str, request_id: str, method: str = "GET", body: bytes = b"") -> socket.socket:
+def open_unread(server: Server, path: str, request_id: str, method: str = "GET", body: bytes = b"") -> socket.socket:
     """Open a request on a connection whose response is not read automatically."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -138,9 +138,9 @@ def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Ser
     most, last = 0, b""
 
     with client.stream("GET", f"{STREAM}?end=true") as answer:
-        for bit in answer.iter_raw(TAKE):
+        for chunk in answer.iter_raw(TAKE):
             most = max(most, memory())
-            last = (last + bit)[-1000:]
+            last = (last + chunk)[-1000:]
 
     end = json.loads(last.splitlines()[-1])["$end"]
     assert end == {"snapshot": answer.headers["Tarn-Snapshot"], "count": MANY, "invalid": 0}
@@ -153,8 +153,8 @@ def test_memory_is_bounded_while_a_client_reads_a_large_stream_slowly(large: Ser
     "path", [STREAM, f"{STATEMENTS}/stream?prop=name&prop=country"], ids=["entities", "statements"]
 )
 def test_stream_is_cancelled_within_a_second_of_its_reader_disconnecting(large: Server, request, path: str):
-    request_id, mark = f"leaving-{request.node.callspec.id}", large.log.stat().st_size
-    with unread(large, path, request_id) as connection:
+    request_id, mark = f"disconnect-{request.node.callspec.id}", large.log.stat().st_size
+    with open_unread(large, path, request_id) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
     assert wait_until(lambda: is_over(large, request_id)) < 1
@@ -165,36 +165,36 @@ def test_query_is_cancelled_within_a_second_of_its_caller_disconnecting(large: S
     nodes = [{"field": "prop:name", "op": "ilike", "value": f"%{number}%x%y%z%"} for number in range(200)]
     body = json.dumps({"where": {"or": nodes}}).encode()
     mark, used = large.log.stat().st_size, cpu(large)
-    with unread(large, f"{ENTITIES}/query", "impatient", "POST", body):
+    with open_unread(large, f"{ENTITIES}/query", "cancelled", "POST", body):
         wait_until(lambda: cpu(large) > used + 0.5)
 
-    assert wait_until(lambda: is_over(large, "impatient")) < 1
-    assert [event["status"] for event in events_of(large, "impatient")] == [499]
+    assert wait_until(lambda: is_over(large, "cancelled")) < 1
+    assert [event["status"] for event in events_of(large, "cancelled")] == [499]
     assert levels_of(large, mark) == {"info"}
     idle = cpu(large)
     assert httpx.get(f"{large.url}/healthz").elapsed.total_seconds() < 1
     assert cpu(large) - idle < 0.5
 
 
-def test_stream_that_nobody_reads_is_closed_and_not_logged_as_an_error(large: Server):
-    mark, taken = large.log.stat().st_size, b""
-    with unread(large, STREAM, "still") as connection:
+def test_stream_whose_client_does_not_read_is_closed_and_not_logged_as_an_error(large: Server):
+    mark, received = large.log.stat().st_size, b""
+    with open_unread(large, STREAM, "stalled") as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
-        waited = wait_until(lambda: is_over(large, "still"))
-        while bit := connection.recv(1 << 20):
-            taken += bit
+        waited = wait_until(lambda: is_over(large, "stalled"))
+        while chunk := connection.recv(1 << 20):
+            received += chunk
 
-    assert waited > PATIENCE * 0.9
-    assert b"\r\n0\r\n\r\n" not in taken
-    assert [event["event"] for event in events_of(large, "still")][-2:] == [
+    assert waited > STREAM_PATIENCE * 0.9
+    assert b"\r\n0\r\n\r\n" not in received
+    assert [event["event"] for event in events_of(large, "stalled")][-2:] == [
         "stream aborted: the client stopped reading",
         "request",
     ]
     assert levels_of(large, mark) == {"info"}
 
 
-def test_stream_over_the_limit_of_open_streams_is_told_to_retry(large: Server, client: httpx.Client):
-    with unread(large, STREAM, "open") as connection:
+def test_stream_over_the_limit_of_open_streams_is_refused_with_retry_after(large: Server, client: httpx.Client):
+    with open_unread(large, STREAM, "open") as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
         refused = client.get(STREAM)
         listed = client.get(f"{ENTITIES}?limit=1")
@@ -206,22 +206,22 @@ def test_stream_over_the_limit_of_open_streams_is_told_to_retry(large: Server, c
 
 
 @pytest.mark.parametrize("end", ["false", "true"])
-def test_stream_that_fails_midway_is_broken_off(large: Server, client: httpx.Client, end: str):
-    taken = b""
+def test_stream_that_fails_midway_ends_with_an_error(large: Server, client: httpx.Client, end: str):
+    received = b""
     with (
         client.stream("GET", STREAM, params={"end": end}) as answer,
         pytest.raises(httpx.RemoteProtocolError, match="incomplete"),
     ):
-        bits = answer.iter_raw()
-        taken += next(bits)
+        chunks = answer.iter_raw()
+        received += next(chunks)
         # Long values are spilled to a file while their rows are sorted, and are read back as the stream proceeds.
         (values,) = (large.folder / "tmp").rglob("spilled-*/values")
         values.write_bytes(b"")
-        for bit in bits:
-            taken += bit
+        for chunk in chunks:
+            received += chunk
 
     assert answer.status_code == 200
-    lines = [json.loads(line) for line in taken.splitlines()]
+    lines = [json.loads(line) for line in received.splitlines()]
     assert 0 < len(lines) < MANY
     assert [line["$error"]["type"] for line in lines if "$error" in line] == ERRORS[end]
     assert "$error" in lines[-1] or end == "false"
@@ -233,7 +233,7 @@ ERRORS = {"false": [], "true": ["/problems/unavailable"]}
 
 def test_more_ids_than_fit_into_a_url_are_refused(large: Server, client: httpx.Client):
     query = "&".join(["id=a"] * 100_000)
-    with unread(large, f"{ENTITIES}?{query}", "ids") as connection:
+    with open_unread(large, f"{ENTITIES}?{query}", "ids") as connection:
         answer = connection.recv(65536)
 
     assert answer.startswith(b"HTTP/1.1 400 ")

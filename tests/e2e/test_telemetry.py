@@ -25,14 +25,14 @@ CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
     """Start a trace collector; return its address and the spans that it receives."""
-    got: list[Any] = []
+    spans: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
             for resource in body.resource_spans:
                 service = {each.key: each.value.string_value for each in resource.resource.attributes}["service.name"]
-                got.extend((service, span) for scope in resource.scope_spans for span in scope.spans)
+                spans.extend((service, span) for scope in resource.scope_spans for span in scope.spans)
             self.send_response(200)
             self.end_headers()
 
@@ -42,12 +42,12 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", got
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
         server.shutdown()
         thread.join()
 
 
-def settled(url: str, name: str, value: float) -> dict[str, float]:
+def wait_for_metric(url: str, name: str, value: float) -> dict[str, float]:
     """Wait until a metric of a process has a value and return all metrics: counters increase just after the event."""
     deadline = time.monotonic() + 120
     while (found := samples(httpx.get(url).text)).get(name) != value:
@@ -60,7 +60,7 @@ def settled(url: str, name: str, value: float) -> dict[str, float]:
 def test_requests_and_jobs_appear_in_metrics_and_traces(tmp_path: Path):
     port = free_port()
     with (
-        collector() as (endpoint, got),
+        collector() as (endpoint, spans),
         running(
             tmp_path,
             TARN_WORKER_METRICS_PORT=str(port),
@@ -73,11 +73,11 @@ def test_requests_and_jobs_appear_in_metrics_and_traces(tmp_path: Path):
         client = server.client()
         client.timeout = 180  # the first flush starts Spark
         client.post("/v1/datasets", json={"name": "leaks"})
-        above = {"traceparent": f"00-{CALLER}-00f067aa0ba902b7-01"}
-        client.post("/v1/datasets/leaks/entities?commit=wait_for", json=[JANE], headers=above)
-        client.get("/v1/datasets/leaks/entities/jane", headers=above)
-        worker = settled(f"http://127.0.0.1:{port}/metrics", "tarn_flush_lag_seconds_count", 1)
-        api = settled(f"{server.url}/metrics", "tarn_query_seconds_count", 1)
+        trace_context = {"traceparent": f"00-{CALLER}-00f067aa0ba902b7-01"}
+        client.post("/v1/datasets/leaks/entities?commit=wait_for", json=[JANE], headers=trace_context)
+        client.get("/v1/datasets/leaks/entities/jane", headers=trace_context)
+        worker = wait_for_metric(f"http://127.0.0.1:{port}/metrics", "tarn_flush_lag_seconds_count", 1)
+        api = wait_for_metric(f"{server.url}/metrics", "tarn_query_seconds_count", 1)
         assert server.stop() == 0
         log = server.log.read_text()
 
@@ -89,12 +89,12 @@ def test_requests_and_jobs_appear_in_metrics_and_traces(tmp_path: Path):
     assert api["tarn_http_requests_total GET /v1/datasets/{dataset}/entities/{entity} 200 admin"] == 1
     assert api["tarn_worker_silent_seconds"] < 60
 
-    named = {(service, span.name) for service, span in got}
+    named = {(service, span.name) for service, span in spans}
     assert ("tarn-worker", "flush") in named
     assert ("tarn-worker", "publish") in named
-    ours = {span.name: span for _, span in got if span.trace_id.hex() == CALLER}
-    read = ours["GET /v1/datasets/{dataset}/entities/{entity}"]
-    assert ours["query"].parent_span_id == read.span_id
+    request_spans = {span.name: span for _, span in spans if span.trace_id.hex() == CALLER}
+    read = request_spans["GET /v1/datasets/{dataset}/entities/{entity}"]
+    assert request_spans["query"].parent_span_id == read.span_id
     assert read.parent_span_id.hex() == "00f067aa0ba902b7"
-    assert "leaks" not in str([span for _, span in got if span.kind == read.kind]), "a route has no names in it"
+    assert "leaks" not in str([span for _, span in spans if span.kind == read.kind]), "a span has the name of a dataset"
     assert CALLER in log
