@@ -10,7 +10,7 @@ from tarn.errors import StartRefused
 from tests.in_process_api import Caller, InProcessApi
 
 
-def test_lists_show_only_what_the_caller_may_read(api: InProcessApi):
+def test_lists_show_only_datasets_that_the_caller_may_read(api: InProcessApi):
     api.dataset("ours")
     api.dataset("theirs")
     bob = api.tenant("bob", ours="read")

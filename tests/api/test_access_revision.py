@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from tarn.access import revision
-from tarn.api.http.services.identity_cache import RevisionReader
+from tarn.api.http.services.admission_cache import RevisionReader
 from tarn.db.engine import Database
 from tarn.errors import Unavailable
 

@@ -121,7 +121,7 @@ def test_write_whose_wait_times_out_is_202_and_durable(api: InProcessApi, commit
 
 
 @pytest.mark.parametrize("commit", ["wait_for", "force"])
-def test_write_of_nothing_does_not_wait(api: InProcessApi, commit: str):
+def test_write_without_statements_does_not_wait(api: InProcessApi, commit: str):
     nothing = api.admin.post(f"{DATASET}/entities?commit={commit}", [])
     stage = api.admin.post(f"{DATASET}/stages", {}).json()["id"]
     empty = api.admin.post(f"{DATASET}/stages/{stage}/commit?commit={commit}")

@@ -276,7 +276,7 @@ def test_deleted_dataset_is_gone_at_once_and_its_name_is_free_after_the_job(api:
     assert again["title"] is None
 
 
-def test_catalog_loads_with_ftms_reader_and_contains_what_the_caller_may_read(api: InProcessApi):
+def test_catalog_loads_with_ftms_reader_and_contains_datasets_that_the_caller_may_read(api: InProcessApi):
     for name in ("public_one", "public_two", "secret"):
         api.dataset(name, title=name.upper(), **{k: v for k, v in METADATA.items() if k != "title"})
     reader = api.tenant("reader", **{"public_*": "read"})

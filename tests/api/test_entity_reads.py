@@ -394,7 +394,7 @@ FILTERED = {
 
 
 @pytest.mark.usefixtures("sample")
-def test_list_and_stream_return_what_passes_every_given_filter(api: InProcessApi):
+def test_list_and_stream_return_rows_that_match_every_filter(api: InProcessApi):
     listed = {filters: api.admin.get(f"{ENTITIES}?{filters}") for filters in FILTERED}
     streamed = {filters: lines_of(api.admin.get(f"{ENTITIES}/stream?{filters}")) for filters in FILTERED}
 
@@ -503,7 +503,7 @@ MATCHED: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.usefixtures("sample")
-def test_query_returns_what_matches_its_condition(api: InProcessApi):
+def test_query_returns_entities_that_match_its_condition(api: InProcessApi):
     assert [(where, ids_of(query(api, where))) for where, _ in MATCHED] == MATCHED
 
 
@@ -668,7 +668,7 @@ def test_invalid_adjacent_entity_is_listed_without_its_entity(api: InProcessApi)
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["unflushed", "flushed"])
-def test_delete_counts_what_it_removes_from_snapshot_and_journal(api: InProcessApi, flush: Flushing, flushed: bool):
+def test_delete_counts_removed_statements_of_snapshot_and_journal(api: InProcessApi, flush: Flushing, flushed: bool):
     add(api, entity("jane", name="Jane", country="de"), origin="crawl")
     add(api, entity("jane", name="Janet"), origin="wiki")
     add(api, entity("john", name="John"), origin="wiki")

@@ -11,7 +11,7 @@ from tarn.api.http.limits.tenant_semaphore import (
     FairSemaphore,
     request_slot,
 )
-from tarn.db.connection_shares import TENANT
+from tarn.db.connection_semaphore import TENANT
 
 pytestmark = pytest.mark.own_query_process
 

@@ -101,7 +101,7 @@ def test_strict_refuses_a_value_that_would_be_left_out(api: InProcessApi, on_err
     assert stored(api) == []
 
 
-def test_put_reports_what_it_left_out_and_strict_refuses_it(api: InProcessApi):
+def test_put_reports_omitted_values_and_strict_refuses_them(api: InProcessApi):
     response = api.admin.put(f"{ENTITIES}/jane", UNCLEAN | {"collection_id": 5}).json()
     assert response["omitted"]["by_property"] == LEFT_OUT
     assert response["ignored"] == {"collection_id": 1}

@@ -12,7 +12,7 @@ from tests.api.test_diffs import (  # noqa: F401 - run here too
 )
 from tests.api.test_entity_reads import (  # noqa: F401 - run here too
     _dataset,
-    test_delete_counts_what_it_removes_from_snapshot_and_journal,
+    test_delete_counts_removed_statements_of_snapshot_and_journal,
     test_entity_filtered_by_origin_has_only_that_origins_statements,
     test_entity_is_found_by_canonical_id_entity_id_and_referent,
     test_invalid_entity_is_reported_by_every_read_and_fails_none,

@@ -67,7 +67,7 @@ FILTERED = {
 }
 
 
-def test_list_and_stream_return_what_passes_every_given_filter(api: InProcessApi):
+def test_list_and_stream_return_rows_that_match_every_filter(api: InProcessApi):
     listed = {filters: rows_of(api.admin.get(f"{STATEMENTS}?{filters}")) for filters in FILTERED}
     streamed = {filters: stream(api, NDJSON, filters).content.splitlines() for filters in FILTERED}
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from tarn.access.bootstrap import ensure_admin
 from tarn.api.http.limits import tenant_semaphore
-from tarn.db.connection_shares import TENANT, TenantSemaphore
+from tarn.db.connection_semaphore import TENANT, ConnectionSemaphore
 from tarn.db.engine import Database
 from tarn.errors import Unavailable
 from tarn.main import build_services
@@ -99,14 +99,14 @@ def test_probes_and_other_tenants_are_answered_while_one_tenant_blocks_every_thr
 
 
 @contextmanager
-def hold_connections(shares: TenantSemaphore, tenant: str, times: int) -> Iterator[list[str]]:
+def hold_connections(semaphore: ConnectionSemaphore, tenant: str, times: int) -> Iterator[list[str]]:
     """Start so many threads of a tenant that each request a connection and keep it; return those that have one."""
     holders: list[str] = []
     finish = threading.Event()
 
     def hold() -> None:
         TENANT.set(tenant)
-        with shares.one():
+        with semaphore.slot():
             holders.append(tenant)
             finish.wait()
 
@@ -121,13 +121,13 @@ def hold_connections(shares: TenantSemaphore, tenant: str, times: int) -> Iterat
             thread.join()
 
 
-def gets_connection(shares: TenantSemaphore, tenant: str) -> bool:
+def gets_connection(semaphore: ConnectionSemaphore, tenant: str) -> bool:
     """Return whether a tenant is given a connection."""
 
     def try_connection() -> bool:
         TENANT.set(tenant)
         try:
-            with shares.one():
+            with semaphore.slot():
                 return True
         except Unavailable:
             return False
@@ -136,24 +136,24 @@ def gets_connection(shares: TenantSemaphore, tenant: str) -> bool:
 
 
 def test_last_connection_is_kept_for_a_tenant_that_has_none():
-    shares = TenantSemaphore(8, timeout=0.05)
-    with hold_connections(shares, "a", 5) as holders:
+    semaphore = ConnectionSemaphore(8, timeout=0.05)
+    with hold_connections(semaphore, "a", 5) as holders:
         wait_until(lambda: len(holders) == 5)
 
-        assert not gets_connection(shares, "a")
-        assert gets_connection(shares, "b")
-        with hold_connections(shares, "b", 1) as others:
+        assert not gets_connection(semaphore, "a")
+        assert gets_connection(semaphore, "b")
+        with hold_connections(semaphore, "b", 1) as others:
             wait_until(lambda: len(others) == 1)
-            assert not gets_connection(shares, "c"), "a quarter is reserved for work without a tenant"
-            assert gets_connection(shares, "")
-    assert gets_connection(shares, "a")
+            assert not gets_connection(semaphore, "c"), "a quarter is reserved for work without a tenant"
+            assert gets_connection(semaphore, "")
+    assert gets_connection(semaphore, "a")
 
 
 def test_connection_that_is_not_free_in_time_is_refused_with_its_own_problem():
-    shares = TenantSemaphore(2, timeout=0.05)
-    with hold_connections(shares, "a", 1) as holders:
+    semaphore = ConnectionSemaphore(2, timeout=0.05)
+    with hold_connections(semaphore, "a", 1) as holders:
         wait_until(lambda: holders)
         TENANT.set("a")
-        with pytest.raises(Unavailable, match="'a' has used all database connections"), shares.one():
+        with pytest.raises(Unavailable, match="'a' has used its share of the database connections"), semaphore.slot():
             pass
         TENANT.set("")

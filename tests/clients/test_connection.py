@@ -1,6 +1,7 @@
 """The client's connection: requests, retries, refused arguments, and how responses are read."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,6 +12,7 @@ import pytest
 from tarn_client import InvalidRequest, Lake, Problem, Unreachable
 from tarn_client.connection import Connection
 from tarn_client.paths import path_of
+from tarn_client.stage import ABORT_SECONDS, Stage
 
 from tests.server import Server
 
@@ -210,6 +212,45 @@ def test_truncated_response_raises_unreachable(other_server_url: str):
 def test_response_of_another_server_is_a_problem(other_server_url: str, path: str):
     with Connection(other_server_url, "key") as connection, pytest.raises(Problem, match="not a response of Tarn"):
         connection.read(path)
+
+
+def test_etag_of_a_document_is_returned_with_it_and_another_servers_page_is_a_problem(
+    connection: Connection, other_server_url: str
+):
+    name = f"c{uuid4().hex[:12]}"
+    connection.write("POST", "/v1/datasets", {"name": name})
+
+    document, etag = connection.read_with_etag(path_of("/v1/datasets", name))
+
+    assert (document["name"], etag[:1], etag[-1:]) == (name, '"', '"')
+    with Connection(other_server_url, "key") as other, pytest.raises(Problem, match="not a response of Tarn"):
+        other.read_with_etag("/page")
+
+
+def test_failed_tls_handshake_is_reported_as_such():
+    def refuse(listener: socket.socket) -> None:
+        with listener.accept()[0] as accepted:
+            accepted.recv(65536)
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=refuse, args=(listener,), daemon=True).start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        with Connection(url, "key", retry_timeout=0) as connection, pytest.raises(Unreachable) as caught:
+            connection.read("/any")
+
+    assert str(caught.value).startswith(f"the TLS connection to {url} failed: ")
+
+
+def test_abort_of_a_stage_is_not_retried_for_long(scripted: ScriptedServer, waits: list[float]):
+    scripted.responses = [(200, {}, {"id": "stage"})]
+    with Connection(scripted.url, "key") as connection, Connection("http://127.0.0.1:1", "key") as unreachable:
+        stage = Stage(connection, "/v1/datasets/any", None)
+        stage._connection = unreachable
+
+        stage.abort()
+
+    assert 0 < sum(waits) < 2 * ABORT_SECONDS
 
 
 def test_list_of_another_server_is_a_problem(other_server_url: str):

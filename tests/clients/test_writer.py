@@ -15,7 +15,7 @@ SMALL_CHUNK = 5_000
 """Bytes of a chunk, for tests that need many chunks."""
 
 
-def test_writer_sends_chunks_and_reports_what_was_written(dataset: Dataset, server: Server):
+def test_writer_sends_chunks_and_reports_the_written_records(dataset: Dataset, server: Server):
     with dataset.writer("crawl", chunk_bytes=SMALL_CHUNK) as writer:
         writer.add_all(person(number) for number in range(COUNT))
     journal = server.client().get(f"/v1/datasets/{dataset.name}/journal").json()

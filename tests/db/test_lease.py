@@ -174,7 +174,7 @@ def test_free_lease_is_acquired_by_one_holder(lease: OneLease):
     assert not lease.is_free()
 
 
-def test_reentrant_acquisition_is_for_the_holder_alone(lease: OneLease):
+def test_reentrant_acquisition_is_allowed_only_for_the_holder(lease: OneLease):
     lease.acquire("first")
 
     assert lease.acquire("second", reentrant=True) is None
@@ -239,7 +239,7 @@ def test_clock_of_a_process_does_not_expire_a_lease(lease: OneLease, monkeypatch
     assert lease.acquire("second") is None
 
 
-def test_of_concurrent_connections_one_acquires_a_lease(lease: OneLease):
+def test_one_of_concurrent_connections_acquires_a_lease(lease: OneLease):
     acquired: list[str] = []
     start = threading.Barrier(4)
 

@@ -52,14 +52,14 @@ def pages() -> list[Path]:
 
 def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order. A `text` block is the expected output of the one before it."""
-    blocks_found: list[Block] = []
+    result: list[Block] = []
     for block in _fenced(page):
-        if block.language == "text" and blocks_found and blocks_found[-1].expected_output is None:
-            before = blocks_found.pop()
-            blocks_found.append(Block(page, before.line, before.language, before.text, before.marks, block))
+        if block.language == "text" and result and result[-1].expected_output is None:
+            before = result.pop()
+            result.append(Block(page, before.line, before.language, before.text, before.marks, block))
         else:
-            blocks_found.append(block)
-    return blocks_found
+            result.append(block)
+    return result
 
 
 def ports(page: Path) -> set[str]:
@@ -74,14 +74,14 @@ def links(page: Path) -> list[tuple[int, str]]:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as code hosts generate them."""
-    anchors_found: set[str] = set()
+    result: set[str] = set()
     for _, line in _prose(page):
         if heading := HEADING.match(line):
             text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading[1]).lower()
             anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
             candidates = [anchor, *(f"{anchor}-{number}" for number in range(1, 100))]
-            anchors_found.add(next(one for one in candidates if one not in anchors_found))
-    return anchors_found
+            result.add(next(one for one in candidates if one not in result))
+    return result
 
 
 def _fenced(page: Path) -> Iterator[Block]:

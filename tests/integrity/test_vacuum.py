@@ -211,7 +211,7 @@ def test_snapshots_below_a_given_number_are_expired_at_once_whatever_the_policy(
 
 
 @ONE_DATABASE
-def test_delta_logs_are_trimmed_to_what_kept_snapshots_pin(scene: Scene):
+def test_delta_logs_are_trimmed_to_versions_that_kept_snapshots_pin(scene: Scene):
     for number in range(24):
         scene.write(scene.new_statement(f"e{number}"))
         scene.flush()

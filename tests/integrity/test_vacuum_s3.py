@@ -18,7 +18,7 @@ def settings(s3: S3Server, database_url: str, tmp_path: Path) -> Settings:
 
 
 @ONE_DATABASE
-def test_vacuum_on_s3_leaves_exactly_what_kept_snapshots_need(scene: Scene):
+def test_vacuum_on_s3_leaves_exactly_the_files_of_kept_snapshots(scene: Scene):
     with_garbage(scene, 8)
     before = states(scene)
 

@@ -405,7 +405,7 @@ def test_unrepairable_corruption_is_reported_and_not_changed(lake: Lake, name: s
 
 
 @pytest.mark.parametrize("seq", [4, 5, 6, 7, 8, 10, 11])
-def test_rebuilt_manifest_equals_the_lost_one_and_lists_what_is_unknown(lake: Lake, seq: int):
+def test_rebuilt_manifest_equals_the_lost_one_and_lists_unknown_fields(lake: Lake, seq: int):
     lost = lake.manifest(seq)
     make.delete_manifest(seq)(lake)
 

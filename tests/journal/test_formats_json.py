@@ -193,7 +193,7 @@ def test_unclosed_deep_nesting_is_refused():
         (b'{"id": "a"} {"id": ', 2, "the text is cut off"),
     ],
 )
-def test_what_is_not_json_stops_the_stream_and_names_the_element(body: bytes, line: int, reason: str):
+def test_invalid_json_stops_the_stream_and_names_the_element(body: bytes, line: int, reason: str):
     fault, _ = stops_at(body)
     assert fault == FieldError(line=line, reason=reason)
 

@@ -144,7 +144,7 @@ def test_datasets_read_together_do_not_mix(api: InProcessApi, kernels: DirectKer
     assert shown(by_id) == sorted([("a", names[1]), ("b", names[0])])
 
 
-def test_delete_counts_and_removes_what_a_read_found_in_snapshot_and_journal(api: InProcessApi, kernels: DirectKernels):
+def test_delete_removes_and_counts_statements_that_reads_show_in_snapshot_and_journal(api: InProcessApi, kernels: DirectKernels):
     api.dataset("test")
     player = HistoryPlayer(api, kernels, dataset_of(api.services.database, "test"))
     player.commit(event("a"), event("a", origin="by.hand"), event("b", "a"), event("c"))

@@ -58,12 +58,12 @@ def listed(duck: duckdb.DuckDBPyConnection, *sort_keys: str) -> list[str]:
 
 
 def pages(duck: duckdb.DuckDBPyConnection, sorting: Sorting, limit: int) -> list[tuple[Any, ...]]:
-    rows_found: list[tuple[Any, ...]] = []
+    items: list[tuple[Any, ...]] = []
     after = None
     while got := page(duck, sorting, after, limit):
-        rows_found += got
+        items += got
         after = sorting.encode(got[-1])
-    return rows_found
+    return items
 
 
 def expected(table: list[Row], sort_keys: list[str]) -> list[tuple[str, str]]:

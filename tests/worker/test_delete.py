@@ -82,7 +82,7 @@ def test_presumed_dead_worker_does_not_delete_files_of_the_next_dataset(
     assert (created, state(api, job), paths(store)) == (201, "done", FILES)
 
 
-def test_delete_job_that_freed_the_name_but_was_not_recorded_leaves_the_next_dataset_alone(
+def test_delete_job_that_freed_the_name_but_was_not_recorded_does_not_affect_the_next_dataset(
     api: InProcessApi, store: FaultyStore
 ):
     job = begin_delete(api)

@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import pytest
 from followthemoney import Statement
+from tarn.cli.connection import LONG_TIMEOUT, connected
 from tarn.cli.importing import dataset as dataset_import
 from tarn.cli.importing import stage
 from tarn.cli.importing.layouts import DatasetDirectory
 from tarn.cli.importing.report import ImportReport
 from tarn.cli.importing.tables import SourceStatements
+from tarn.cli.importing.target_dataset import ImportTarget
 from tarn_client import Problem
 from tarn_client.connection import Connection
 
@@ -253,6 +255,16 @@ def test_statements_sent_in_many_parts_are_complete(tarn: Tarn, tmp_path: Path, 
     assert len([*stage.arrow_parts(SourceStatements(DatasetDirectory(str(tmp_path / name))).batches({}))]) == 6
 
 
+def test_statements_of_a_target_are_awaited_for_long(tarn: Tarn, dataset: str):
+    timeouts: list[float] = []
+    with connected(tarn.url, tarn.key) as connection:
+        connection._http.event_hooks["request"].append(lambda sent: timeouts.append(sent.extensions["timeout"]["read"]))
+
+        ImportTarget(connection, dataset).count()
+
+    assert timeouts == [LONG_TIMEOUT]
+
+
 def test_stage_that_expired_during_the_upload_of_files_is_filled_again(
     tarn: Tarn, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -297,8 +309,8 @@ def test_pack_of_ftms_own_tools_is_imported(tarn: Tarn, tmp_path: Path, name: st
 
     assert (planned["state"], planned["lines"]) == ("planned", report["lines"])
     assert report["there"] == {"statements": report["statements"], "entities": 1}
-    facts_found = {(facts[1], facts[4], facts[5], facts[9]) for facts in served(tarn, name) if facts[4] != "id"}
-    assert facts_found == {("jane", "name", "Jane", "packed"), ("jane", "country", "de", "packed")}
+    imported = {(facts[1], facts[4], facts[5], facts[9]) for facts in served(tarn, name) if facts[4] != "id"}
+    assert imported == {("jane", "name", "Jane", "packed"), ("jane", "country", "de", "packed")}
     assert "give --into" in tarn("import", str(path), code=2).stderr
 
 
