@@ -5,7 +5,7 @@ import pytest
 
 @pytest.mark.xdist_group("groups")
 def test_xdist_groups_are_applied_when_tests_are_distributed(request: pytest.FixtureRequest):
-    """Without pytest-xdist's support for it, pytest ignores every group silently."""
+    """Check that pytest-xdist is loaded: without it, pytest ignores groups silently."""
     is_distributed = getattr(request.config.option, "loadgroup", False)
 
     assert request.node.nodeid.endswith("@groups") is is_distributed

@@ -15,7 +15,7 @@ def person(entity_id: str, **properties: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def history(api: InProcessApi, dataset: Dataset, flush) -> None:
-    """Three snapshots. 1: jane, john, jim. 2: no visible change. 3: joan added, john modified, jim
+    """Publish three snapshots. 1: jane, john, jim. 2: no visible change. 3: joan added, john modified, jim
     deleted, jane unchanged.
     """
     path = "/v1/datasets/test/entities"

@@ -44,7 +44,7 @@ ALWAYS_PASTED = [ROOT / "README.md", SITE / "api.md"]
 
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all pages, with default settings."""
+    """Start one server for all pages, with default settings."""
     with running(tmp_path_factory.mktemp("docs"), TARN_FLUSH_AGE="10", TARN_UPKEEP_EVERY="10") as server:
         yield server
 

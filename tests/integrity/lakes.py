@@ -1,4 +1,4 @@
-"""A lake with a rich history, and copies of it to be corrupted."""
+"""A lake with every kind of event in its history, and copies of it to be corrupted."""
 
 import shutil
 from collections.abc import Callable, Iterator

@@ -54,7 +54,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, kernel_process: ProcessPo
 
 @pytest.fixture
 def lake(template: Lake, tmp_path: Path) -> Iterator[Lake]:
-    """Return a lake of the test's own, with a rich history."""
+    """Return a copy of the lake with every kind of event, which the test may change."""
     with copied(template, tmp_path) as lake:
         yield lake
 

@@ -392,7 +392,7 @@ def test_declared_size_of_a_workbook_is_not_trusted(mapping_jobs: MappingJobs):
 
 
 def in_blocks(mapping_jobs: MappingJobs, monkeypatch: pytest.MonkeyPatch, data: bytes, size: int = 97) -> None:
-    """Let the file be read in small blocks, as a large one is."""
+    """Make the store return the file in small blocks, like a large one."""
     blocks = [data[start : start + size] for start in range(0, len(data), size)]
     monkeypatch.setattr(mapping_jobs.api.services.store, "stream", lambda *_, **__: iter(blocks))
 

@@ -71,7 +71,7 @@ def test_purged_entity_is_nowhere_and_everything_else_is_unchanged(
 
 
 @pytest.mark.both_databases
-def test_purge_of_an_unknown_entity_expires_history_anyway(
+def test_purge_of_an_unknown_entity_expires_history(
     api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], purge: Purge
 ):
     """The entity may have existed in an earlier snapshot."""
