@@ -9,6 +9,7 @@ from tarn_client.errors import LakeError, Problem
 from tarn_client.paths import path_of
 
 from tarn.cli.commands.datasets.datasets import BASE
+from tarn.cli.connection import LONG_TIMEOUT
 from tarn.cli.failures import Misuse
 from tarn.cli.importing.tables import ImportCounts, open_duckdb
 
@@ -85,7 +86,8 @@ class ImportTarget:
         import pyarrow as pa
 
         counts, failures = ImportCounts(), []
-        statements = Dataset(self.connection, self.name).statements()
+        # Before its first row the server sorts the statements, which takes long if there are many.
+        statements = Dataset(self.connection.with_timeout(LONG_TIMEOUT), self.name).statements()
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:

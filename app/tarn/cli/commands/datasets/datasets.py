@@ -1,7 +1,7 @@
 """`tarn datasets`: create, show, update and delete datasets."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from tarn_client.errors import Problem
@@ -52,7 +52,7 @@ def show(
     etag: Annotated[bool, typer.Option("--etag", help="Print only the entity tag, for --if-match.")] = False,
 ) -> None:
     """Show a dataset's configuration."""
-    config, tag = _read_with_etag(session, path_of(BASE, name))
+    config, tag = session.connection.read_with_etag(path_of(BASE, name))
     if etag:
         typer.echo(tag)
     else:
@@ -82,7 +82,7 @@ def update(
     path, current = path_of(BASE, name), None
     if metadata.extends:
         # The API replaces whole fields; the tag ensures that the field has not changed since it was read.
-        current, tag = _read_with_etag(session, path)
+        current, tag = session.connection.read_with_etag(path)
         if_match = if_match or tag
     headers = conditions(if_match)
     session.output.record(session.connection.write("PATCH", path, metadata.body(current), headers=headers))
@@ -125,8 +125,3 @@ def version(
     """
     sys.stdout.flush()
     sys.stdout.buffer.write(session.connection.request("GET", path_of(BASE, name, "versions", timestamp, file)).content)
-
-
-def _read_with_etag(session: CommandSession, path: str) -> tuple[dict[str, Any], str]:
-    response = session.connection.request("GET", path)
-    return response.json(), response.headers.get("ETag", "*")
