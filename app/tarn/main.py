@@ -28,7 +28,7 @@ from tarn.api.http.ingest import UPLOADS
 from tarn.api.http.middleware.protocol import Protocol
 from tarn.api.http.services.container import Services
 from tarn.api.http.services.event_hub import Hub
-from tarn.api.http.services.identity_cache import RevisionReader
+from tarn.api.http.services.admission_cache import RevisionReader
 from tarn.api.http.services.metrics import Metrics
 from tarn.archive.fetch import Fetcher
 from tarn.archive.files import Archive
@@ -81,7 +81,7 @@ def run_api(settings: Settings) -> None:
 
 def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
     """Run a worker alone. On SIGTERM and SIGINT it stops, and returns unfinished jobs to the queue."""
-    # Python processes that Spark starts must not import modules of the current folder in place of ours.
+    # Python processes that Spark starts must not import modules of the current folder instead of Tarn's.
     os.environ["PYTHONSAFEPATH"] = "1"
     # Importing Spark takes a second, and the API does not need it.
     from tarn.worker.flusher import SparkFlusher
@@ -126,9 +126,9 @@ def run_backup(settings: Settings, location: str, keep: int | None) -> BackupMan
     """
     logs.configure(settings)
     with _private_umask(), _opened(settings) as (database, store):
-        vault = _vault(settings, location, store)
+        backup_store = _backup_store(settings, location, store)
         with hold_snapshots(database, settings.reader_heartbeat) as pin:
-            backup = Backup(database, store, vault, open_lake(store).id, pin)
+            backup = Backup(database, store, backup_store, open_lake(store).id, pin)
             manifest = backup.run()
         if keep is not None:
             backup.keep(keep)
@@ -137,8 +137,8 @@ def run_backup(settings: Settings, location: str, keep: int | None) -> BackupMan
 
 def list_backups(settings: Settings, location: str) -> list[BackupManifest]:
     """Return the backups at a location, oldest first. Raises StartRefused."""
-    vault = BackupStore(Store(Connection.to_backups(settings, location)))
-    return [vault.read(backup) for backup in vault.finished()]
+    backup_store = BackupStore(Store(Connection.to_backups(settings, location)))
+    return [backup_store.read(backup) for backup in backup_store.finished()]
 
 
 def run_restore(settings: Settings, location: str, at: str | None) -> tuple[BackupManifest, Reconciliation]:
@@ -148,14 +148,14 @@ def run_restore(settings: Settings, location: str, at: str | None) -> tuple[Back
     """
     logs.configure(settings)
     store = Store(Connection.from_settings(settings))
-    vault = _vault(settings, location, store)
-    backups = vault.finished()
+    backup_store = _backup_store(settings, location, store)
+    backups = backup_store.finished()
     if at is None and not backups:
         raise StartRefused(f"{location} has no backup")
     database = Database(settings.database_url, settings.database_pool)
     reports: list[Reconciliation] = []
     try:
-        restore = Restore(database, store, vault, at or backups[-1])
+        restore = Restore(database, store, backup_store, at or backups[-1])
         reconcile = Reconcile(database, store, settings)
 
         def run_reconciliation() -> None:
@@ -188,7 +188,7 @@ def _private_umask() -> Iterator[None]:
         os.umask(former)
 
 
-def _vault(settings: Settings, location: str, store: Store) -> BackupStore:
+def _backup_store(settings: Settings, location: str, store: Store) -> BackupStore:
     connection = Connection.to_backups(settings, location)
     if connection.overlaps(store.connection):
         raise StartRefused(
@@ -353,12 +353,12 @@ def _warn_of_open_files(settings: Settings, store: Store) -> None:
     paths = [store.connection.folder]
     if settings.database_url.startswith("sqlite"):
         paths.append(Path(str(make_url(settings.database_url).database)))
-    for place in paths:
-        if place is not None and place.exists() and place.stat().st_mode & int(settings.umask, 8):
+    for path in paths:
+        if path is not None and path.exists() and path.stat().st_mode & int(settings.umask, 8):
             log.warning(
                 "other users may read existing files; run chmod -R on this path once",
-                path=str(place),
-                mode=stat.filemode(place.stat().st_mode),
+                path=str(path),
+                mode=stat.filemode(path.stat().st_mode),
                 umask=settings.umask,
             )
 

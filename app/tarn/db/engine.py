@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tarn.db import outbox
-from tarn.db.connection_shares import TenantSemaphore
+from tarn.db.connection_semaphore import ConnectionSemaphore
 from tarn.errors import StartRefused, StorageFull, TarnError, Unavailable
 
 CHECKPOINT_PAGES = 16_000
@@ -43,17 +43,17 @@ class Database:
     def __init__(self, url: str, pool: int = 10, name: str = "tarn") -> None:
         self.url = url
         self.name = name
-        """PostgreSQL's application_name, so that operators can tell the connections apart."""
+        """PostgreSQL's application_name, so that operators can distinguish the connections."""
         self.is_sqlite = make_url(url).get_backend_name() == "sqlite"
         connections = 2 * pool + (SQLITE_EXTRA if self.is_sqlite else 0)
-        self._shares = TenantSemaphore(connections, BUSY_SECONDS)
+        self._semaphore = ConnectionSemaphore(connections, BUSY_SECONDS)
         self.engine = _sqlite_engine(url, pool) if self.is_sqlite else _postgresql_engine(url, pool, name)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a read-only transaction on one consistent view (repeatable read)."""
         options = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with _translated_errors(), self._shares.one(), self.engine.connect() as connection:
+        with _translated_errors(), self._semaphore.slot(), self.engine.connect() as connection:
             yield connection.execution_options(**options)
 
     @contextmanager
@@ -64,7 +64,7 @@ class Database:
         instead of waiting when another one has written in between.
         """
         recorded: list[outbox.RecordedEvent] = []
-        with _translated_errors(), self._shares.one(), self.engine.connect() as connection:
+        with _translated_errors(), self._semaphore.slot(), self.engine.connect() as connection:
             connection = connection.execution_options(sqlite_begin="BEGIN IMMEDIATE", **{outbox.RECORDED: recorded})
             with connection.begin():
                 yield connection
@@ -131,7 +131,7 @@ def _sqlite_engine(url: str, pool: int) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:
-        # The driver would begin transactions late and without a write lock; `_begin` begins ours.
+        # The driver would begin transactions late and without a write lock: `_begin` does it instead.
         connection.isolation_level = None
         for pragma in (
             "journal_mode=WAL",

@@ -26,7 +26,7 @@ from tarn.api.http.route_access import Caller, admitted
 from tarn.api.http.routing import media_type
 from tarn.api.http.services.container import Services, services_of
 from tarn.datasets.registry import Dataset
-from tarn.db.connection_shares import TENANT
+from tarn.db.connection_semaphore import TENANT
 from tarn.db.idempotency import IdempotencyKey
 from tarn.errors import (
     Backpressure,
@@ -71,7 +71,7 @@ LOOKED_UP = 1000
 """Deleted entities whose referents are looked up in one query."""
 
 UPLOADS = CONNECTIONS
-"""Large bodies that are read at once; others wait for a slot."""
+"""Maximum number of large bodies that are read concurrently; others wait for a slot."""
 
 RAISES = (Backpressure, DatasetNotFound, IdempotencyMismatch, QuotaExceeded, StageClosed, StorageFull)
 RECORDS_RAISE = (*RAISES, CodecConfigured, CodecNotStreamable)
@@ -97,11 +97,11 @@ KeyHeader = Annotated[
     Header(alias="Idempotency-Key", min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$"),
 ]
 
-HeldIn = Annotated[
+SnapshotField = Annotated[
     SnapshotName | None, Field(description="The snapshot that contains the write, if `commit` asked to wait for it.")
 ]
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Written(BaseModel):
@@ -111,7 +111,7 @@ class Written(BaseModel):
     statements: int
     rejected: int = Field(description="Records that were left out.")
     commit: int | None = None
-    snapshot: HeldIn = None
+    snapshot: SnapshotField = None
     errors: list[FieldError] = Field(
         default=[], description="The first hundred records that were left out, with the reason."
     )
@@ -130,7 +130,7 @@ class Deleted(BaseModel):
 
     tombstones: int
     commit: int | None = None
-    snapshot: HeldIn = None
+    snapshot: SnapshotField = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +150,19 @@ class WriteRequest:
     def batch(self) -> Batch:
         return Batch(self.dataset, self.caller.identity.tenant, self.caller.act, self.origin, self.stage)
 
-    async def take_entities(self, reading: "ParseOptions") -> Response:
+    async def write_entities(self, parse_options: "ParseOptions") -> Response:
         """Write a body of entities to the journal, as one batch."""
-        return await self._take(self._terms("entities", reading))
+        return await self._write_body(self._read_options("entities", parse_options))
 
-    async def take_statements(self, reading: "ParseOptions") -> Response:
+    async def write_statements(self, parse_options: "ParseOptions") -> Response:
         """Write a body of statements to the journal, as one batch."""
-        return await self._take(self._terms("statements", reading))
+        return await self._write_body(self._read_options("statements", parse_options))
 
-    async def take_replacement(self, entity: str, reading: "ParseOptions") -> Response:
+    async def write_replacement(self, entity: str, parse_options: "ParseOptions") -> Response:
         """Write a body of one entity to the journal, replacing the origin's statements about it."""
-        terms = self._terms("entities", reading)
-        only = {"media_type": "application/json", "replaces": entity, "values": reading.values or "clean"}
-        return await self._take(terms.model_copy(update=only), self.services.settings.max_record_bytes)
+        options = self._read_options("entities", parse_options)
+        only = {"media_type": "application/json", "replaces": entity, "values": parse_options.values or "clean"}
+        return await self._write_body(options.model_copy(update=only), self.services.settings.max_record_bytes)
 
     async def write(self, events: Events, answer: BaseModel, body: bytes = b"") -> Response:
         """Commit a few events as one batch, together with other waiting batches. Respond with its commit number."""
@@ -173,7 +173,7 @@ class WriteRequest:
         )
         return await self._respond(await asyncio.wrap_future(self.services.writer.submit(batch, events)))
 
-    async def look_up(self, work: Callable[[Reading], Found]) -> Found:
+    async def look_up(self, work: Callable[[Reading], Result]) -> Result:
         """Run a point lookup on the current state, for counts in the response. The write does not depend on it.
 
         A lookup that turns out to be too long is run again as a query.
@@ -187,19 +187,19 @@ class WriteRequest:
         except LookupTooLarge:
             return await self.query(work)
 
-    async def query(self, work: Callable[[Reading], Found]) -> Found:
+    async def query(self, work: Callable[[Reading], Result]) -> Result:
         """Run a query that may scan the whole dataset, for counts in the response."""
         session = self.services.reader.reading(TENANT.get(), self.services.settings.query_seconds)
         return await read_scheduler(self.services).query(lambda: self._read(work, session, ClientWatch()))
 
     def _read(
-        self, work: Callable[[Reading], Found], session: AbstractContextManager[Reading], client: ClientWatch
-    ) -> Found:
+        self, work: Callable[[Reading], Result], session: AbstractContextManager[Reading], client: ClientWatch
+    ) -> Result:
         with session as reading:
             client.begin(reading)
             return work(reading)
 
-    def _terms(self, records: Literal["entities", "statements"], reading: "ParseOptions") -> ReadOptions:
+    def _read_options(self, records: Literal["entities", "statements"], parse_options: "ParseOptions") -> ReadOptions:
         kind = media_type(self.request.headers.get("content-type", ""))[0]
         default: Values = "as_is" if records == "statements" or kind == FTM_ENTITIES else "clean"
         return ReadOptions(
@@ -209,35 +209,35 @@ class WriteRequest:
             origin=self.origin,
             moment=moment_now(),
             longest=self.services.settings.max_record_bytes,
-            on_error=reading.on_error,
-            values=reading.values or default,
-            strict=reading.strict,
+            on_error=parse_options.on_error,
+            values=parse_options.values or default,
+            strict=parse_options.strict,
         )
 
-    async def _take(self, terms: ReadOptions, most: int | None = None) -> Response:
+    async def _write_body(self, options: ReadOptions, most: int | None = None) -> Response:
         self.request.scope[LIMIT] = most or self.services.settings.max_body_bytes
         incoming, scheduler = Incoming(self.request, hashed=self.key is not None), read_scheduler(self.services)
         head = await incoming.head()
         if incoming.over and not head.strip():
             raise EmptyBody("the body is empty; send records")
-        if terms.replaces is not None and not head.lstrip().startswith(b"{"):
+        if options.replaces is not None and not head.lstrip().startswith(b"{"):
             fault = FieldError(line=1, reason="an entity must be a JSON object")
             raise SchemaViolation(f"the body: {fault.reason}", errors=[fault])
 
         tenant, ended_referents = TENANT.get(), 0
 
-        def finished(reading: BodyParser) -> Batch:
+        def finished(body: BodyParser) -> Batch:
             """Return the batch with its response, once the body is read."""
             batch = self.batch
-            batch.answer = written(reading)
-            batch.rows = reading.rows + ended_referents
+            batch.answer = written(body)
+            batch.rows = body.rows + ended_referents
             batch.once = None if self.key is None else IdempotencyKey(self.key, incoming.fingerprint())
             return batch
 
         def read_large() -> BatchOutcome:
-            with self.services.parsers.parser(terms) as reading:
-                chunks = with_referents(reading, reading.chunks(incoming.source(head, scheduler)))
-                return self.services.writer.write_body(self.batch, chunks, lambda: finished(reading))
+            with self.services.parsers.parser(options) as body:
+                chunks = with_referents(body, body.chunks(incoming.source(head, scheduler)))
+                return self.services.writer.write_body(self.batch, chunks, lambda: finished(body))
 
         def with_referents(body: BodyParser, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
             """Yield the events of a body, then those that delete the referents of the entities that it deletes."""
@@ -251,13 +251,13 @@ class WriteRequest:
                 if len(events):
                     yield events
 
-        parsed = self._parse_small(terms, head) if incoming.over and len(head) <= SMALL else None
+        parsed = self._parse_small(options, head) if incoming.over and len(head) <= SMALL else None
         if parsed is not None:
-            intake, events = parsed
-            if ids := list(intake.report.deleted_ids):
+            reader, events = parsed
+            if ids := list(reader.report.deleted_ids):
                 referents = await self.query(lambda reading: self._referents(reading, ids))
                 ended_referents = self._end_referents(events, referents)
-            outcome = await asyncio.wrap_future(self.services.writer.submit(finished(intake), events))
+            outcome = await asyncio.wrap_future(self.services.writer.submit(finished(reader), events))
         else:
             async with fair_semaphore(_upload_slots, UPLOADS).slot():
                 with scheduler.body():
@@ -273,18 +273,18 @@ class WriteRequest:
             events.delete(referent.id, referent.entity_id, referent.origin)
         return len(referents)
 
-    def _parse_small(self, terms: ReadOptions, body: bytes) -> tuple[BodyReader, Events] | None:
+    def _parse_small(self, options: ReadOptions, body: bytes) -> tuple[BodyReader, Events] | None:
         """Parse a small body on the event loop. Return None if that takes too long or yields more than one chunk."""
-        if terms.media_type in COLUMNAR:
+        if options.media_type in COLUMNAR:
             return None
         exploder = self.services.exploder
-        intake = BodyReader(terms, exploder)
+        reader = BodyReader(options, exploder)
         try:
             with exploder.limit.of(SMALL_SECONDS):
-                chunks = list(islice(intake.chunks(io.BytesIO(body)), 2))
+                chunks = list(islice(reader.chunks(io.BytesIO(body)), 2))
         except TimeLimitExceeded:
             return None
-        return (intake, chunks[0] if chunks else Events()) if len(chunks) < 2 else None
+        return (reader, chunks[0] if chunks else Events()) if len(chunks) < 2 else None
 
     async def _respond(self, outcome: BatchOutcome) -> Response:
         """Return the stored response, with the snapshot if the request waits for it, also when it is replayed.
@@ -305,20 +305,20 @@ class ParseOptions(BaseModel):
     strict: bool = False
 
 
-async def how_to_read(
+async def parse_options(
     on_error: OnErrorParam = "abort", values: ValuesParam = None, strict: StrictParam = False
 ) -> ParseOptions:
     """Return the parse options of the query."""
     return ParseOptions(on_error=on_error, values=values, strict=strict)
 
 
-HowToReadDep = Annotated[ParseOptions, Depends(how_to_read)]
+ParseOptionsDep = Annotated[ParseOptions, Depends(parse_options)]
 
 
-def written(reading: BodyParser) -> dict[str, Any]:
+def written(body: BodyParser) -> dict[str, Any]:
     """Return the response to a body that was read."""
-    report = reading.report.model_dump(include={"errors", "omitted", "ignored", "nested", "deleted"})
-    counts = {"entities": reading.entities, "statements": reading.statements, "rejected": reading.report.rejected}
+    report = body.report.model_dump(include={"errors", "omitted", "ignored", "nested", "deleted"})
+    counts = {"entities": body.entities, "statements": body.statements, "rejected": body.report.rejected}
     return {**counts, "commit": None, **report}
 
 
@@ -390,14 +390,14 @@ class Incoming:
             with scheduler.waiting():
                 return await self.next()
 
-        return Pulled(head, self, more)
+        return ThreadSource(head, self, more)
 
     def fingerprint(self) -> str:
         assert self._digest is not None
         return fingerprint(self._request, self._digest)
 
 
-class Pulled:
+class ThreadSource:
     """A body that a thread reads from the event loop."""
 
     def __init__(self, head: bytes, incoming: Incoming, more: Callable[[], Coroutine[Any, Any, bytes]]) -> None:

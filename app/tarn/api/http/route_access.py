@@ -12,10 +12,10 @@ from tarn.access.limits import check_rate
 from tarn.api.http.limits.threads import ADMISSION, AUDIT, run_in_threadpool
 from tarn.api.http.problems import path_of
 from tarn.api.http.services.container import Services, services_of
-from tarn.api.http.services.identity_cache import Admission
+from tarn.api.http.services.admission_cache import Admission
 from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
-from tarn.db.connection_shares import TENANT
+from tarn.db.connection_semaphore import TENANT
 from tarn.errors import (
     DatasetNotFound,
     FieldError,
@@ -294,8 +294,8 @@ async def admit(request: Request, operation: str, access: Access) -> None:
         return
     services = services_of(request)
     header = request.headers.get("authorization")
-    mark = services.authenticator.cache_key(header)
-    cache_key = None if mark is None else (operation, request.path_params.get("dataset"), mark)
+    key_digest = services.authenticator.cache_key(header)
+    cache_key = None if key_digest is None else (operation, request.path_params.get("dataset"), key_digest)
     admission = (
         None if cache_key is None else services.admissions.peek(await services.revision_reader.revision(), cache_key)
     )

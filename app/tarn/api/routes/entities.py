@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import Path, Response
 
-from tarn.api.http.ingest import Deleted, HowToReadDep, WriteRequestDep, Written, record_responses, write_responses
+from tarn.api.http.ingest import Deleted, ParseOptionsDep, WriteRequestDep, Written, record_responses, write_responses
 from tarn.api.http.routing import records_body, router
 from tarn.errors import FieldError, QueryTimeout, SchemaViolation
 from tarn.journal.event_buffer import Events
@@ -24,12 +24,12 @@ EntityId = Annotated[str, Path(min_length=1, max_length=LONGEST_ID)]
     openapi_extra=records_body(ENTITY_TYPES),
     response_model=Written,
 )
-async def add_entities(writing: WriteRequestDep, reading: HowToReadDep) -> Response:
+async def add_entities(writing: WriteRequestDep, options: ParseOptionsDep) -> Response:
     """Add entities: durable on return, all or nothing.
 
     A record is an entity, which may contain nested entities, or a change: `{"op": "ADD|MOD|DEL", "entity": …}`.
     """
-    return await writing.take_entities(reading)
+    return await writing.write_entities(options)
 
 
 @routes.put(
@@ -38,9 +38,9 @@ async def add_entities(writing: WriteRequestDep, reading: HowToReadDep) -> Respo
     openapi_extra=records_body(("application/json",)),
     response_model=Written,
 )
-async def put_entity(writing: WriteRequestDep, entity: EntityId, reading: HowToReadDep) -> Response:
+async def put_entity(writing: WriteRequestDep, entity: EntityId, options: ParseOptionsDep) -> Response:
     """Replace the statements of this origin about an entity. Its referents are kept until the entity is deleted."""
-    return await writing.take_replacement(_checked(entity), reading)
+    return await writing.write_replacement(_checked(entity), options)
 
 
 @routes.delete("/{dataset}/entities/{entity}", responses=write_responses(Deleted, QueryTimeout), response_model=Deleted)

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 
 from tarn.api.http.commit_wait import Commit, CommitParam, accepted_response, wait_for_snapshot
-from tarn.api.http.ingest import RECORDS_RAISE, HowToReadDep, KeyHeader, WriteRequest, Written
+from tarn.api.http.ingest import RECORDS_RAISE, ParseOptionsDep, KeyHeader, WriteRequest, Written
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, PagingDep
 from tarn.api.http.problems import raises
@@ -85,9 +85,9 @@ def get_stage(services: ServicesDep, caller: CallerDep, dataset: DatasetDep, sta
     openapi_extra=records_body(ENTITY_TYPES),
     response_model=Written,
 )
-async def stage_entities(staging: StagingDep, reading: HowToReadDep) -> Response:
+async def stage_entities(staging: StagingDep, options: ParseOptionsDep) -> Response:
     """Add entities to a stage: durable on return, visible once the stage is committed."""
-    return await staging.take_entities(reading)
+    return await staging.write_entities(options)
 
 
 @routes.post(
@@ -96,9 +96,9 @@ async def stage_entities(staging: StagingDep, reading: HowToReadDep) -> Response
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
-async def stage_statements(staging: StagingDep, reading: StatementsDep) -> Response:
+async def stage_statements(staging: StagingDep, options: StatementsDep) -> Response:
     """Add statements to a stage: durable on return, visible once the stage is committed."""
-    return await staging.take_statements(reading)
+    return await staging.write_statements(options)
 
 
 @routes.post(

@@ -30,14 +30,14 @@ StrictParam = Annotated[
 ]
 
 
-async def how_to_read_statements(
+async def statement_parse_options(
     on_error: OnErrorParam = "abort", values: ValuesParam = None, strict: StrictParam = False
 ) -> ParseOptions:
     """Return the parse options of the query."""
     return ParseOptions(on_error=on_error, values=values, strict=strict)
 
 
-StatementsDep = Annotated[ParseOptions, Depends(how_to_read_statements)]
+StatementsDep = Annotated[ParseOptions, Depends(statement_parse_options)]
 
 
 @routes.post(
@@ -46,9 +46,9 @@ StatementsDep = Annotated[ParseOptions, Depends(how_to_read_statements)]
     openapi_extra=records_body(STATEMENT_TYPES),
     response_model=Written,
 )
-async def add_statements(writing: WriteRequestDep, reading: StatementsDep) -> Response:
+async def add_statements(writing: WriteRequestDep, options: StatementsDep) -> Response:
     """Add statements: durable on return, all or nothing. Statement ids are computed for this dataset."""
-    return await writing.take_statements(reading)
+    return await writing.write_statements(options)
 
 
 @routes.delete(

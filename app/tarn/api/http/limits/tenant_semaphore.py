@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from anyio import CapacityLimiter
 from anyio.lowlevel import RunVar
 
-from tarn.db.connection_shares import TENANT
+from tarn.db.connection_semaphore import TENANT
 
 ACTIVE_SECONDS = 60.0
 """Seconds after its last request until a tenant no longer counts as active."""

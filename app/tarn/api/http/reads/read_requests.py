@@ -18,7 +18,7 @@ from tarn.api.http.reads.read_scheduling import read_scheduler
 from tarn.api.http.route_access import Caller, CallerDep
 from tarn.api.http.services.container import Services, ServicesDep
 from tarn.datasets.registry import Dataset
-from tarn.db.connection_shares import TENANT
+from tarn.db.connection_semaphore import TENANT
 from tarn.errors import (
     BodyTimeout,
     FieldError,

@@ -16,7 +16,7 @@ from tarn.access.revision import RevisionCache
 from tarn.access.tenants import TenantService
 from tarn.api.http.limits.threads import READINESS
 from tarn.api.http.services.event_hub import Hub
-from tarn.api.http.services.identity_cache import Admission, RevisionReader
+from tarn.api.http.services.admission_cache import Admission, RevisionReader
 from tarn.api.http.services.metrics import Metrics
 from tarn.api.http.services.ttl_cache import TtlCache
 from tarn.archive.fetch import Fetcher
@@ -162,9 +162,9 @@ class Services:
 
 def services_of(request: Request) -> Services:
     """Return the services of the application that handles this request."""
-    found = request.app.state.services
-    assert isinstance(found, Services)
-    return found
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
 
 
 def public_url(services: Services, request: Request) -> str:

@@ -18,7 +18,7 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="")
 """The tenant of the current request; empty until the caller is authenticated."""
 
 
-class TenantSemaphore:
+class ConnectionSemaphore:
     """Counts connections per tenant. Thread-safe; work without a tenant is not counted and never waits here."""
 
     def __init__(self, connections: int, timeout: float) -> None:
@@ -30,7 +30,7 @@ class TenantSemaphore:
         self._waiting: dict[str, deque[threading.Event]] = {}
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def slot(self) -> Iterator[None]:
         """Hold a permit for one connection. Raises Unavailable after the timeout."""
         tenant = TENANT.get()
         if not tenant:
@@ -59,8 +59,8 @@ class TenantSemaphore:
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
         raise Unavailable(
-            f"tenant {tenant!r} has used all database connections it may hold at once for {self._timeout:g} seconds: "
-            "send fewer requests at once, or retry",
+            f"tenant {tenant!r} has used its share of the database connections for {self._timeout:g} seconds: "
+            "send fewer requests concurrently, or retry",
             retry_after=2,
         )
 
