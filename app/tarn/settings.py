@@ -67,7 +67,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
-    lake_uri: str = Field("data/lake", description="Where the data lives: a local path, `s3://`, `gs://` or `az://`.")
+    lake_uri: str = Field("data/lake", description="Location of the lake: a local path, `s3://`, `gs://` or `az://`.")
     storage_options: Annotated[dict[str, SecretStr], NoDecode] = Field(
         default={},
         description="JSON object of object-store options (`aws_endpoint`, `aws_access_key_id`, …). "
@@ -439,7 +439,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def fits_together(self) -> "Settings":
         if self.oidc_issuer and not self.oidc_audience:
-            raise ValueError("TARN_OIDC_ISSUER needs TARN_OIDC_AUDIENCE, or tokens meant for others would be accepted")
+            raise ValueError("TARN_OIDC_ISSUER needs TARN_OIDC_AUDIENCE; without it, tokens for other applications would be accepted")
         if self.database_url.startswith("sqlite") and not self.spark_master.startswith("local"):
             raise ValueError(
                 "TARN_SPARK_MASTER is remote and TARN_DATABASE_URL is SQLite, a file that executors on other machines "

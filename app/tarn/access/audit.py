@@ -64,7 +64,7 @@ class AuditedAction:
 
 
 def done_all(connection: Connection, acts: list[tuple[AuditedAction, dict[str, Any]]]) -> None:
-    """Record many writes at once, in the transaction that makes them."""
+    """Record several writes with one statement, in the transaction that makes them."""
     if acts:
         connection.execute(insert(audit), [_values(act, Outcome.DONE, act.target, detail) for act, detail in acts])
 
@@ -80,7 +80,7 @@ class _DenialCount:
 
 
 class Denials:
-    """Recorder of denied requests: writes the first of a kind at once, and counts more of it within a minute.
+    """Recorder of denied requests: writes the first of a kind immediately, and counts further ones within a minute.
 
     A kind is tenant, key, action and problem. So the number of records is bounded by keys and routes: a flood of
     requests causes no flood of writes, and does not fill the disk.
@@ -121,8 +121,8 @@ class Denials:
         with self._lock:
             outdated, self._outdated, self._timer = self._outdated, {}, None
             changes = [
-                {"record": one.record, "detail_with_count": one.detail | {"count": one.count}}
-                for one in outdated.values()
+                {"record": kind.record, "detail_with_count": kind.detail | {"count": kind.count}}
+                for kind in outdated.values()
             ]
         if not changes:
             return
@@ -174,9 +174,6 @@ class AuditFilter(BaseModel):
     until: datetime | None = None
 
 
-ANY = AuditFilter()
-
-
 class AuditLog:
     """Reads the audit log."""
 
@@ -193,7 +190,7 @@ class AuditLog:
 
 
 def trim(database: Database, before: datetime) -> int:
-    """Delete records older than a moment, in short transactions. Return the number of deleted records."""
+    """Delete records older than a time, in short transactions. Return the number of deleted records."""
     deleted, end = 0, first_id(before)
     while True:
         with database.write() as connection:

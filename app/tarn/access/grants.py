@@ -45,7 +45,9 @@ class GrantService:
         with self._database.write() as connection:
             grant = _get(connection, grant_id)
             if grant.tenant == ADMIN and grant.dataset == "*" and grant.level is Level.ADMIN:
-                raise Forbidden("the administrator's own grant cannot be deleted: nobody could administer the lake")
+                raise Forbidden(
+                    "the administrator's own grant cannot be deleted: without it the lake has no administrator"
+                )
             connection.execute(delete(grants).where(grants.c.id == grant_id))
             bump(connection)
             act.done(connection, tenant=grant.tenant, dataset=grant.dataset, level=grant.level)

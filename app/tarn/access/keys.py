@@ -54,7 +54,9 @@ class KeyService:
     def revoke(self, key_id: str, act: AuditedAction) -> Key:
         """Revoke a key with immediate effect. Idempotent. Raises KeyNotFound, and Forbidden for the first key."""
         if key_id == BOOTSTRAP_KEY:
-            raise Forbidden("the administrator's first key is set by TARN_ADMIN_KEY or its file, and replaced there")
+            raise Forbidden(
+                "the administrator's first key cannot be revoked: replace it in TARN_ADMIN_KEY or in the key file"
+            )
         with self._database.write() as connection:
             connection.execute(
                 update(api_keys).where(api_keys.c.id == key_id, api_keys.c.revoked.is_(None)).values(revoked=now())

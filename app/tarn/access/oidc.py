@@ -27,7 +27,7 @@ MIN_FETCH_INTERVAL = 10.0
 class Issuer:
     """Verifies tokens of the configured issuer and names their tenant.
 
-    Anybody can send a token that causes a fetch from the issuer, which may be slow. So only one thread at a time
+    Anyone can send a token that causes a fetch from the issuer, which may be slow. So only one thread at a time
     fetches, at most once in `MIN_FETCH_INTERVAL` seconds whether or not it succeeds, and no other thread waits for the
     result.
     """

@@ -48,7 +48,7 @@ class TenantService:
         """
         values = requested.model_dump(exclude_none=True)
         if name == ADMIN and values.get("disabled"):
-            raise Forbidden("the administrator's tenant cannot be disabled: nobody could enable it again")
+            raise Forbidden("the administrator's tenant cannot be disabled: it could not be enabled again")
         with self._database.write() as connection:
             if values:
                 existing = tenants.c.name == name, tenants.c.deleted.is_(None)
@@ -64,7 +64,7 @@ class TenantService:
         Raises TenantNotFound, and Forbidden for the administrator's tenant.
         """
         if name == ADMIN:
-            raise Forbidden("the administrator's tenant cannot be deleted: nobody could administer the lake")
+            raise Forbidden("the administrator's tenant cannot be deleted: without it the lake has no administrator")
         with self._database.write() as connection:
             get(connection, name)
             for table in (api_keys, grants, webhook_cursors, webhooks):

@@ -27,7 +27,7 @@ from tarn.cli.importing.command import import_data
 from tarn.cli.session import client_command
 
 LAKE, MAINTENANCE, ADMINISTRATION = "The lake", "Maintenance", "Administration"
-TOGETHER = "Working together"
+COORDINATION = "Coordination"
 
 app = typer.Typer(
     name="tarn",
@@ -70,9 +70,9 @@ app.add_typer(snapshots.app, name="snapshot", rich_help_panel=LAKE)
 client_command(app, "diff", LAKE)(diff.diff)
 app.add_typer(refs.app, name="refs", rich_help_panel=LAKE)
 app.add_typer(mappings.app, name="mapping", rich_help_panel=LAKE)
-app.add_typer(tags.app, name="tags", rich_help_panel=TOGETHER)
-app.add_typer(queue.app, name="queue", rich_help_panel=TOGETHER)
-app.add_typer(locks.app, name="locks", rich_help_panel=TOGETHER)
+app.add_typer(tags.app, name="tags", rich_help_panel=COORDINATION)
+app.add_typer(queue.app, name="queue", rich_help_panel=COORDINATION)
+app.add_typer(locks.app, name="locks", rich_help_panel=COORDINATION)
 client_command(app, "flush", LAKE)(operations.flush)
 client_command(app, "make", LAKE)(exports.make)
 client_command(app, "export", LAKE)(exports.export)

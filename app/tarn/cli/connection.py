@@ -28,7 +28,7 @@ NO_SERVER = "start a server with make run or tarn serve, or name another one wit
 
 @contextmanager
 def connected(url: str, key: str | None) -> Iterator["Connection"]:
-    """Open a connection that retries nothing. Errors that a setting may solve get a note that says which.
+    """Open a connection that retries nothing. Errors that a setting can solve get a note that names it.
 
     Raises Misuse if the key cannot be read, and LakeError.
     """

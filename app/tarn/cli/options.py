@@ -13,7 +13,7 @@ OneOrigin = Annotated[str | None, typer.Option("--origin", help="Only statements
 
 At = Annotated[
     str | None,
-    typer.Option("--at", metavar="STATE", help="Read a snapshot: its id or number, a ref, or a moment (2030-01-31)."),
+    typer.Option("--at", metavar="STATE", help="Read a snapshot: its id or number, a ref, or a time (2030-01-31)."),
 ]
 Fresh = Annotated[
     Literal["overlay", "flush", "snapshot"] | None,

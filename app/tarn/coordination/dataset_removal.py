@@ -6,25 +6,25 @@ from tarn.datasets.registry import JobHeartbeat
 from tarn.db.engine import Database
 from tarn.db.tables import locks, queue, queue_heads, queue_leases
 
-AT_ONCE = 2000
-"""Rows that one transaction deletes at most."""
+DELETE_BATCH = 2000
+"""Maximum number of rows that one transaction deletes."""
 
 
-def remove_queue(database: Database, dataset_id: str, hold: JobHeartbeat) -> None:
+def remove_queue(database: Database, dataset_id: str, heartbeat: JobHeartbeat) -> None:
     """Delete items and locks of a dataset that is being deleted, in short transactions.
 
     No items are added concurrently, because adding requires the dataset's row to be active. Idempotent: resumes after
     a crash.
     """
     with database.write() as connection:
-        hold(connection, None)
+        heartbeat(connection, None)
         for table in (locks, queue_heads, queue_leases):
             connection.execute(delete(table).where(table.c.dataset_id == dataset_id))
     has_more = True
     while has_more:
         with database.write() as connection:
-            hold(connection, None)
-            some = select(queue.c.id).where(queue.c.dataset_id == dataset_id).limit(AT_ONCE)
-            ids = connection.execute(some).scalars().all()
+            heartbeat(connection, None)
+            batch = select(queue.c.id).where(queue.c.dataset_id == dataset_id).limit(DELETE_BATCH)
+            ids = connection.execute(batch).scalars().all()
             connection.execute(delete(queue).where(queue.c.id.in_(ids)))
-        has_more = len(ids) == AT_ONCE
+        has_more = len(ids) == DELETE_BATCH

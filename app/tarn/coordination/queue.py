@@ -63,7 +63,7 @@ class Settled(Exception):
     """The item was settled or deleted by another process: it must have no further effect."""
 
 
-class Begun(NamedTuple):
+class StartedItem(NamedTuple):
     """An item for the worker, and the id of the request that added it."""
 
     item: QueueItem
@@ -84,7 +84,7 @@ def record_change(connection: Connection, dataset: Dataset, item: QueueItem) -> 
         tenant=item.tenant,
         to=item.to,
     )
-    log.info("queue item", dataset=dataset.name, item=item.id, state=item.state, attempts=item.attempts)
+    log.info("queue item changed", dataset=dataset.name, item=item.id, state=item.state, attempts=item.attempts)
 
 
 def id_after(last: str | None) -> str:
@@ -257,7 +257,7 @@ def waiting(connection: Connection) -> list[Dataset]:
     return [Dataset(row.id, DatasetName(row.name)) for row in rows]
 
 
-def begin(connection: Connection, dataset: Dataset) -> Begun | None:
+def begin(connection: Connection, dataset: Dataset) -> StartedItem | None:
     """Count an attempt of the oldest item for the worker. None if there is none, or if it is not due yet: later items
     wait for it. An item that crashed too many workers becomes dead."""
     own = queue.c.dataset_id == dataset.id, queue.c.recipient.is_(None), queue.c.state == QueueItemState.PENDING
@@ -268,7 +268,7 @@ def begin(connection: Connection, dataset: Dataset) -> Begun | None:
         if row.attempts >= MOST_ATTEMPTS:
             _mark_dead(connection, dataset, row, f"{row.attempts} workers stopped while processing the item")
             continue
-        return Begun(_change(connection, dataset, row.id, attempts=row.attempts + 1), row.request)
+        return StartedItem(_change(connection, dataset, row.id, attempts=row.attempts + 1), row.request)
     return None
 
 
@@ -295,7 +295,7 @@ def write_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
     try:
         store.put_hint(dataset.layout.queue_item(item.tenant, item.id), item.model_dump_json().encode())
     except TarnError as error:
-        log.warning("a queue item is not shown in the layout", dataset=dataset.name, problem=error.slug)
+        log.warning("cannot mirror a queue item to the layout", dataset=dataset.name, problem=error.slug)
 
 
 def delete_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
@@ -303,7 +303,7 @@ def delete_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
     try:
         store.delete([dataset.layout.queue_item(item.tenant, item.id)])
     except TarnError as error:
-        log.warning("a queue item is still shown in the layout", dataset=dataset.name, problem=error.slug)
+        log.warning("cannot delete the mirror of a queue item from the layout", dataset=dataset.name, problem=error.slug)
 
 
 def delete_done(database: Database, store: Store, settings: Settings) -> int:

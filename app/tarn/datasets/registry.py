@@ -161,7 +161,7 @@ def read_all(store: Store, requested: list[Dataset]) -> Iterator[DatasetConfig]:
     """Yield the configurations of many datasets, in their order.
 
     Datasets deleted meanwhile are skipped, and so are unreadable documents: one broken document, which is logged and
-    reported when it is requested itself, must not make the whole list fail.
+    reported when that dataset is requested, must not make the list fail.
     """
 
     def config(dataset: Dataset) -> DatasetConfig | None:
@@ -272,7 +272,7 @@ def begin_delete(database: Database, store: Store, dataset: Dataset, if_match: s
 
 
 def delete(
-    database: Database, store: Store, dataset: Dataset, hold: JobHeartbeat, free_from: datetime | None
+    database: Database, store: Store, dataset: Dataset, heartbeat: JobHeartbeat, free_from: datetime | None
 ) -> dict[str, Any]:
     """Delete every file of a dataset, then release its name. Idempotent: after a crash, a rerun continues.
 
@@ -284,11 +284,11 @@ def delete(
     4. repeat   from 2 until a listing is empty: a writer may have been active
     5. release  set the state in one transaction with the last check of the job, and not before `free_from`
 
-    Raises what `hold` raises, NotYet before `free_from`, and Unavailable if only files newer than the mark are left.
+    Raises what `heartbeat` raises, ResumeLater before `free_from`, and Unavailable if only files newer than the mark are left.
     """
     done = 0
     with database.write() as connection:
-        hold(connection, None)
+        heartbeat(connection, None)
         if connection.execute(select(datasets.c.state).where(datasets.c.id == dataset.id)).scalar() != DELETING:
             return {"files": done}
     has_files = True
@@ -300,7 +300,7 @@ def delete(
             has_files = True
             old = [entry.path for entry in entries if entry.modified <= mark]
             with database.write() as connection:
-                hold(connection, Progress(done=done, unit="files"))
+                heartbeat(connection, Progress(done=done, unit="files"))
             store.delete(old)
             done += len(old)
         if has_files and done == before:
@@ -313,7 +313,7 @@ def delete(
         if remaining > timedelta(0):
             raise ResumeLater(now() + remaining)
     with database.write() as connection:
-        hold(connection, Progress(done=done, unit="files"))
+        heartbeat(connection, Progress(done=done, unit="files"))
         connection.execute(update(datasets).where(datasets.c.id == dataset.id).values(state=DELETED))
         bump(connection)
     log.info("dataset deleted", dataset=dataset.name, files=done)

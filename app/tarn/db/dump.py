@@ -108,7 +108,7 @@ def _kind(each: Column[Any]) -> str:
 
 
 def _selected(each: Column[Any], kind: str) -> Any:
-    # As text: read as a value, a JSON null and an SQL NULL cannot be told apart.
+    # As text: read as a value, a JSON null and an SQL NULL cannot be distinguished.
     return type_coerce(cast(each, Text), Text()).label(each.name) if kind == "json" else each
 
 

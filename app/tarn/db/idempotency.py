@@ -143,7 +143,7 @@ def expire(connection: Connection, age: timedelta) -> None:
 
 
 def forget_since(connection: Connection, moment: datetime | None) -> None:
-    """Delete responses stored since a moment; all without one. For writes that were lost and may be repeated."""
+    """Delete responses stored since a time; all if it is None. For writes that were lost and may be repeated."""
     since = () if moment is None else (idempotency.c.created >= moment,)
     connection.execute(delete(idempotency).where(*since))
 

@@ -22,8 +22,8 @@ KNOWN_OPERATIONS = frozenset(Operation)
 """Operations of this version. During a rolling upgrade there may be others: processes of that version run them."""
 
 LEASE = LeaseColumns(holder=jobs.c.worker, expires=jobs.c.heartbeat, number=jobs.c.attempts)
-"""A running job is leased to its worker. `heartbeat` is when the lease was last renewed: those who want to take the job
-over decide how long it lasts, and so compare it with a moment that many seconds ago."""
+"""A running job is leased to its worker. `heartbeat` is when the lease was last renewed: the
+workers that may take the job over decide how long the lease lasts, and compare it with a time that many seconds ago."""
 
 PROGRESS_EVENT_INTERVAL = timedelta(seconds=1)
 """Minimum interval between two progress events of a job."""
@@ -101,7 +101,7 @@ def delete_finished(connection: Connection, before: datetime) -> None:
 
 
 def cancel(connection: Connection, job_id: str) -> Job:
-    """Cancel a job: a queued one ends at once, a running one at its worker's next heartbeat, a finished one stays.
+    """Cancel a job: a queued one ends immediately, a running one at its worker's next heartbeat, a finished one stays.
 
     Raises JobNotFound, and JobConflict for an operation that cannot be cancelled.
     """

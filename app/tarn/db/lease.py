@@ -1,6 +1,6 @@
 """Leases in SQL: one holder at a time, until an expiry that is judged by the database's clock.
 
-`LeaseColumns` says in which columns of a table its leases are stored, and builds the statements that change them. The
+`LeaseColumns` names the columns of a table that store its leases, and builds the statements that change them. The
 caller adds which rows, and further values, and executes the statement in its own transaction:
 
 1. acquire  the lease must be free or expired. The condition is part of the update, so that of several callers one

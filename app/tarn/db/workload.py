@@ -12,6 +12,7 @@ from tarn.model.job import JobState
 from tarn.model.workload import Done, Waiting, Work, WorkerSeen
 
 MOST_SHOWN = 100
+"""Maximum number of journals and of running jobs in an overview."""
 
 
 class WorkloadReader:
@@ -24,8 +25,9 @@ class WorkloadReader:
         """Return the workers, the journal backlog, the running jobs and the number of jobs by state."""
         with self._database.read() as connection:
             worker_rows = connection.execute(select(workers).order_by(workers.c.started)).all()
-            known = jobs_table.c.operation.in_(jobs.KNOWN_OPERATIONS), jobs_table.c.state == JobState.RUNNING
-            running = select(jobs_table.c.id).where(*known).order_by(jobs_table.c.id).limit(MOST_SHOWN)
+            is_known = jobs_table.c.operation.in_(jobs.KNOWN_OPERATIONS)
+            is_running = jobs_table.c.state == JobState.RUNNING
+            running = select(jobs_table.c.id).where(is_known, is_running).order_by(jobs_table.c.id).limit(MOST_SHOWN)
             return Work(
                 workers=[WorkerSeen.model_validate(row._mapping) for row in worker_rows],
                 journal=waiting(connection)[:MOST_SHOWN],

@@ -17,7 +17,7 @@ from tarn.archive import documents
 from tarn.archive.fetch import Fetcher
 from tarn.archive.files import Archive
 from tarn.coordination import queue
-from tarn.coordination.queue import Begun, Settled
+from tarn.coordination.queue import Settled, StartedItem
 from tarn.datasets.registry import Dataset
 from tarn.db.engine import Database
 from tarn.db.idempotency import IdempotencyKey
@@ -112,7 +112,7 @@ class Consumer:
         self._reached("shown")
         return True
 
-    def _apply(self, dataset: Dataset, started: Begun, lease_renewal: "_RenewedLease") -> QueueItem:
+    def _apply(self, dataset: Dataset, started: StartedItem, lease_renewal: "_RenewedLease") -> QueueItem:
         """Apply the effect of an item and settle it, both in one transaction."""
         item, origin = started.item, None if started.item.origin is None else Origin(started.item.origin)
         work = _ItemInProgress(dataset, item, _audited_action(dataset, started), origin)
@@ -238,7 +238,7 @@ class _RenewedLease:
             yield chunk
 
 
-def _audited_action(dataset: Dataset, started: Begun) -> AuditedAction:
+def _audited_action(dataset: Dataset, started: StartedItem) -> AuditedAction:
     """Return the audited action of the worker, on behalf of the tenant that created the item."""
     target = f"/v1/datasets/{dataset.name}/queue/{started.item.id}"
     return AuditedAction.of_tenant(TenantName(started.item.tenant), ACTION, target, started.request)

@@ -73,7 +73,9 @@ async def diff_snapshots(
     def read(reading: Reading) -> list[Difference]:
         states = diff.between(reading, dataset, former, latter)
         return [
-            one for some in diff.differences(reading.duck, reading.store, states, after, page.fetch) for one in some
+            change
+            for batch in diff.differences(reading.duck, reading.store, states, after, page.fetch)
+            for change in batch
         ]
 
     changes = await read_request.read([dataset], read)
@@ -91,17 +93,18 @@ def _check(read_request: ReadRequest) -> None:
 
 
 def _pieces(batches: Iterator[list[Difference]]) -> Iterator[StreamPiece]:
-    for some in batches:
-        yield StreamPiece(b"".join(_json(one) + b"\n" for one in some), len(some), sum(map(_is_invalid, some)))
+    for batch in batches:
+        content = b"".join(_json(change) + b"\n" for change in batch)
+        yield StreamPiece(content, len(batch), sum(map(_is_invalid, batch)))
 
 
-def _is_invalid(one: Difference) -> bool:
-    return one.line.startswith(b'{"$invalid"')
+def _is_invalid(change: Difference) -> bool:
+    return change.line.startswith(b'{"$invalid"')
 
 
-def _json(one: Difference) -> bytes:
-    entity = b"null" if _is_invalid(one) else one.line.strip()
-    return b'{"op":"' + one.op.encode() + b'","id":' + orjson.dumps(one.id) + b',"entity":' + entity + b"}"
+def _json(change: Difference) -> bytes:
+    entity = b"null" if _is_invalid(change) else change.line.strip()
+    return b'{"op":"' + change.op.encode() + b'","id":' + orjson.dumps(change.id) + b',"entity":' + entity + b"}"
 
 
 def _place(text: str) -> DiffPosition:

@@ -208,15 +208,18 @@ async def list_invalid_entities(read_request: ReadRequestDep, dataset: DatasetDe
     They are not exported, and other reads list them in `invalid` or `$invalid`. To read an entity whose id is
     `invalid`, use `GET …/entities?id=invalid`.
     """
-    snapshot, found = await read_request.read(
+    snapshot, reports = await read_request.read(
         [dataset], lambda reading: entities.invalid(reading, dataset, read_request.state, page.after, page.fetch)
     )
-    results, cursor = page.cut(found, lambda one: one.id)
+    results, cursor = page.cut(reports, lambda report: report.id)
     shown = [
         orjson.dumps(
-            {**one._asdict(), "by_origin": [{"origin": origin, "schemata": names} for origin, names in one.by_origin]}
+            {
+                **report._asdict(),
+                "by_origin": [{"origin": origin, "schemata": names} for origin, names in report.by_origin],
+            }
         )
-        for one in results
+        for report in results
     ]
     return _answer({"results": shown}, cursor, snapshot)
 
@@ -289,13 +292,13 @@ async def list_adjacent(
     _shown(entity_line.line, dataset, entity)
     results, cursor = page.cut(neighbours, lambda each: orjson.dumps([each.property, each.id, each.outgoing]).decode())
     shown = [
-        orjson.dumps({"property": one.property, "outgoing": one.outgoing, "id": one.id})[:-1]
+        orjson.dumps({"property": each.property, "outgoing": each.outgoing, "id": each.id})[:-1]
         + b',"entity":'
-        + (b"null" if one.line is None or one.line.invalid else one.line.json.strip())
+        + (b"null" if each.line is None or each.line.invalid else each.line.json.strip())
         + b"}"
-        for one in results
+        for each in results
     ]
-    lines = {one.line.json: _report(one.line) for one in results if one.line is not None and one.line.invalid}
+    lines = {each.line.json: _report(each.line) for each in results if each.line is not None and each.line.invalid}
     return _answer({"results": shown, "invalid": list(lines.values())}, cursor, entity_line.snapshot)
 
 

@@ -63,7 +63,7 @@ LONGEST_META = 16_384
 LONGEST_LENGTH = 18
 """Maximum digits of `Content-Length`: no file is larger, and Python refuses to parse numbers of thousands of digits."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 PathParam = Annotated[
     str, Query(max_length=FilePath.longest, description="The path of the file at its source, such as `a/b/c.pdf`.")
@@ -199,11 +199,11 @@ async def post_file(
     named = await form.until_file()
     if path is None and named is None:
         raise InvalidPath("the file has no file name in the form; set `path`")
-    place = checked_path(named or "") if path is None else _queried_path(request, path)
-    new = NewFile(path=place, origin=origin, checksum=checksum, conditions=conditions)
+    archive_path = checked_path(named or "") if path is None else _queried_path(request, path)
+    new = NewFile(path=archive_path, origin=origin, checksum=checksum, conditions=conditions)
     # Upper bound of the form's bytes that are not of the file: a field, and the headers of the parts.
-    around = services.settings.max_document_bytes + 3 * LONGEST_HEADER
-    least = max(0, (length_of(request) or 0) - around)
+    overhead = services.settings.max_document_bytes + 3 * LONGEST_HEADER
+    least = max(0, (length_of(request) or 0) - overhead)
     staged = await _staged(services, caller, dataset, request, new, form.file(), key, least)
     try:
         await form.rest()
@@ -236,8 +236,8 @@ async def fetch_file(
     """
     path = None if remote.path is None else checked_path(remote.path)
 
-    def new_file(place: FilePath) -> NewFile:
-        new = NewFile(path=place, origin=origin, meta=remote.meta, checksum=remote.checksum, conditions=conditions)
+    def new_file(at_path: FilePath) -> NewFile:
+        new = NewFile(path=at_path, origin=origin, meta=remote.meta, checksum=remote.checksum, conditions=conditions)
         services.archive.require(dataset, new)
         return new
 
@@ -440,8 +440,8 @@ async def reserved(
     reservation: Reservation,
     length: int | None,
     pieces: AsyncIterator[bytes],
-    work: Callable[[Iterator[bytes]], Found],
-) -> Found:
+    work: Callable[[Iterator[bytes]], Result],
+) -> Result:
     """Run work on a thread that reads a body, with the body's bytes reserved in the quota before the first is read.
 
     Raises QuotaExceeded, and what the work raises; the reservation is released then.

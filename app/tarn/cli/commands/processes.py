@@ -18,7 +18,7 @@ RECOVERY = "Backup and recovery"
 
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 Location = Annotated[
-    str, typer.Argument(metavar="PLACE", help="Location of the backups: a folder, s3://, gs:// or az://.")
+    str, typer.Argument(metavar="LOCATION", help="Location of the backups: a folder, s3://, gs:// or az://.")
 ]
 
 
@@ -84,7 +84,7 @@ def backup(
 
         if list_:
             output.CommandOutput(as_json).table(
-                [one.model_dump(mode="json") for one in list_backups(known, location)],
+                [manifest.model_dump(mode="json") for manifest in list_backups(known, location)],
                 *("id", "at", "tarn", "objects", "size", "copied", "copied_size"),
             )
             return

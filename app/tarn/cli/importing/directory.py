@@ -15,22 +15,22 @@ def import_directory(
     if name is not None and len(directories) > 1:
         raise Misuse("--as is for one dataset: choose it with --dataset")
     imports = [DatasetImport(session, directory, name, options) for directory in directories]
-    for one in imports:
-        session.output.note(f"reading {one.folder}")
-        one.report  # noqa: B018 - reads everything, so that damage is found before anything is sent
-    for done, one in enumerate(imports):
+    for dataset in imports:
+        session.output.note(f"reading {dataset.folder}")
+        dataset.report  # noqa: B018 - reads everything, so that damage is found before anything is sent
+    for done, dataset in enumerate(imports):
         try:
             if not dry_run:
-                one.run()
+                dataset.run()
         except FAILURES:
             if done:
                 session.output.note(f"{done} of {len(imports)} datasets were imported; the others were not:")
             raise
         if not session.output.as_json:
-            _show(session, one.report)
+            _show(session, dataset.report)
     if session.output.as_json:
-        session.output.json([one.report.document() for one in imports])
-    differing = [line for one in imports for line in one.report.differing(only_missing=options.into)]
+        session.output.json([dataset.report.document() for dataset in imports])
+    differing = [line for dataset in imports for line in dataset.report.differing(only_missing=options.into)]
     if differing:
         raise Incomplete("the counts of source and target differ: " + "; ".join(differing))
 

@@ -42,7 +42,7 @@ class InputFile:
         yield self.head
         try:
             # read1: send what a pipe has, without waiting for a full chunk.
-            while piece := self._file.read1(PIECE_BYTES):  # type: ignore[attr-defined]  # BinaryIO does not tell that it is buffered
+            while piece := self._file.read1(PIECE_BYTES):  # type: ignore[attr-defined]  # BinaryIO lacks it; the file is buffered
                 yield piece
         except OSError as error:
             raise _unreadable(self.name, error) from None
@@ -57,7 +57,7 @@ class InputFile:
 
 @contextmanager
 def open_input(name: str) -> Iterator[InputFile]:
-    """Open a file or standard input. Raises Misuse if it cannot be open_input."""
+    """Open a file or standard input. Raises Misuse if it cannot be opened."""
     if name == STDIN:
         yield _source("standard input", sys.stdin.buffer, None)
         return

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tarn.model.recovery import BackupManifest, Losses, Reconciled, Reconciliation, RecordedBatch
 
 SHOWN = 10
-"""Maximum number of items of item kind in text output; JSON has all of them."""
+"""Maximum number of items of each kind in text output; JSON has all of them."""
 
 
 def show_backup(backup: "BackupManifest", out: CommandOutput) -> None:
@@ -68,19 +68,19 @@ def _done(item: "Reconciled") -> Iterator[str]:
     if item.aside:
         yield f"moved out of the history: {len(item.aside)} manifests"
     yield from _batches("flushed again", item.again)
-    yield from _some("restored", [f"file {file.path}" for file in item.returned])
+    yield from _listed("restored", [f"file {file.path}" for file in item.returned])
 
 
 def _lost(losses: "Losses") -> Iterator[str]:
-    yield from _some(
+    yield from _listed(
         "lost", [f"snapshot {item.seq} of {item.created:%Y-%m-%d %H:%M:%S}: {item.lacks}" for item in losses.snapshots]
     )
-    yield from _some("lost", [f"commits {item.first} to {item.last}" for item in losses.commits])
+    yield from _listed("lost", [f"commits {item.first} to {item.last}" for item in losses.commits])
     yield from _batches("lost", losses.batches)
-    yield from _some("lost", [f"file {file.path} of {file.tenant}, {file.size} bytes" for file in losses.files])
-    yield from _some("lost", [f"ref {name}" for name in losses.refs])
-    yield from _some("to be exported again", losses.exports)
-    yield from _some("to be sent again", [f"parts of the upload {upload}" for upload in losses.uploads])
+    yield from _listed("lost", [f"file {file.path} of {file.tenant}, {file.size} bytes" for file in losses.files])
+    yield from _listed("lost", [f"ref {name}" for name in losses.refs])
+    yield from _listed("to be exported again", losses.exports)
+    yield from _listed("to be sent again", [f"parts of the upload {upload}" for upload in losses.uploads])
     if losses.history_below is not None:
         yield f"lost: history below snapshot {losses.history_below}"
     if losses.rejected:
@@ -91,20 +91,20 @@ def _lost(losses: "Losses") -> Iterator[str]:
         yield "lost: the unflushed journal of the previous dataset of this name"
 
 
-def _batches(word: str, batches: "list[RecordedBatch]") -> Iterator[str]:
+def _batches(label: str, batches: "list[RecordedBatch]") -> Iterator[str]:
     for item in batches[:SHOWN]:
         message = f", {item.message!r}" if item.message else ""
         of = f" of {item.origin}" if item.origin else ""
-        yield f"{word}: commit {item.commit}, {item.rows} rows{of} by {item.tenant}{message} ({item.id})"
+        yield f"{label}: commit {item.commit}, {item.rows} rows{of} by {item.tenant}{message} ({item.id})"
     if len(batches) > SHOWN:
-        yield f"{word}: {len(batches) - SHOWN} batches more, with {sum(item.rows for item in batches[SHOWN:])} rows"
+        yield f"{label}: {len(batches) - SHOWN} batches more, with {sum(item.rows for item in batches[SHOWN:])} rows"
 
 
-def _some(word: str, items: list[str]) -> Iterator[str]:
+def _listed(label: str, items: list[str]) -> Iterator[str]:
     for text in items[:SHOWN]:
-        yield f"{word}: {text}"
+        yield f"{label}: {text}"
     if len(items) > SHOWN:
-        yield f"{word}: {len(items) - SHOWN} more"
+        yield f"{label}: {len(items) - SHOWN} more"
 
 
 def _more(count: int) -> None:

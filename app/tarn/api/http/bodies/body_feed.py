@@ -17,14 +17,14 @@ BLOCK = 1 << 20
 AHEAD = 4
 """Blocks that the buffer holds."""
 
-AT_ONCE = 32
-"""Bodies that are stored at once, and also files that are fetched at once; others wait for a slot."""
+MAX_CONCURRENT = 32
+"""Maximum number of bodies that are stored concurrently, and of files that are fetched; others wait for a slot."""
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Item = bytes | Exception
 
 
-async def run_with_body(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Found]) -> Found:
+async def run_with_body(pieces: AsyncIterator[bytes], work: Callable[[Iterator[bytes]], Result]) -> Result:
     """Run work on a thread that reads a body while it arrives. Errors of reading the body are raised by the iterator.
 
     The thread is taken only once the first block is complete: a slow client with a small body occupies no thread.
@@ -34,8 +34,8 @@ async def run_with_body(pieces: AsyncIterator[bytes], work: Callable[[Iterator[b
     send, receive = create_memory_object_stream[Item](AHEAD)
     feeding = asyncio.create_task(_feed(blocks, send))
     try:
-        async with fair_semaphore(_files, AT_ONCE).slot():
-            threads = limiter(_file_threads, AT_ONCE)
+        async with fair_semaphore(_files, MAX_CONCURRENT).slot():
+            threads = limiter(_file_threads, MAX_CONCURRENT)
             return await to_thread.run_sync(lambda: work(_pulled(first, receive)), limiter=threads)
     finally:
         receive.close()
@@ -44,10 +44,10 @@ async def run_with_body(pieces: AsyncIterator[bytes], work: Callable[[Iterator[b
             await feeding
 
 
-async def run_fetch(work: Callable[[], Found]) -> Found:
+async def run_fetch(work: Callable[[], Result]) -> Result:
     """Run a fetch from a remote source on a thread. Sources may be slow, so bodies are stored on other threads."""
-    async with fair_semaphore(_fetches, AT_ONCE).slot():
-        return await to_thread.run_sync(work, limiter=limiter(_fetch_threads, AT_ONCE))
+    async with fair_semaphore(_fetches, MAX_CONCURRENT).slot():
+        return await to_thread.run_sync(work, limiter=limiter(_fetch_threads, MAX_CONCURRENT))
 
 
 async def _blocks(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

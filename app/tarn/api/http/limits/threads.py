@@ -26,12 +26,12 @@ class Threads:
     """A small thread pool of the event loop. Work that finds no free thread waits for one of this pool only."""
 
     def __init__(self, name: str, most: int) -> None:
-        self._kept: RunVar[CapacityLimiter] = RunVar(name)
+        self._limiter: RunVar[CapacityLimiter] = RunVar(name)
         self._most = most
 
     async def run(self, work: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
         """Run a function on one of the pool's threads."""
-        threads = limiter(self._kept, self._most)
+        threads = limiter(self._limiter, self._most)
         return await to_thread.run_sync(lambda: work(*args, **options), limiter=threads)
 
 

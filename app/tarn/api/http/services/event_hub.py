@@ -23,7 +23,7 @@ from tarn.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 MAX_BUFFERED = 64
 """Recent events of a stream that are buffered for its followers."""
@@ -81,9 +81,9 @@ class Hub:
                 f"the limit of {self._settings.event_streams} open event streams is reached; retry later", retry_after=5
             )
         if self._open[tenant] >= self._settings.event_streams_per_tenant:
-            most = self._settings.event_streams_per_tenant
+            limit = self._settings.event_streams_per_tenant
             raise RateLimited(
-                f"the limit of {most} open event streams of {tenant!r} is reached; close one", retry_after=5
+                f"the limit of {limit} open event streams of {tenant!r} is reached; close one", retry_after=5
             )
         self._open[tenant] += 1
         try:
@@ -93,7 +93,7 @@ class Hub:
             if not self._open[tenant]:
                 del self._open[tenant]
 
-    async def run(self, work: Callable[[], Answer]) -> Answer:
+    async def run(self, work: Callable[[], Result]) -> Result:
         """Run a short SQL query on the hub's thread. Raises what it raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 

@@ -21,10 +21,10 @@ def audit(
     dataset: Annotated[str | None, typer.Option(help="Only requests on this dataset.")] = None,
     request: Annotated[str | None, typer.Option(help="Only the request with this id.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="Only entries at or after this time (ISO 8601).")
+        str | None, typer.Option(metavar="TIME", help="Only entries at or after this time (ISO 8601).")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="Only entries before this time (ISO 8601).")
+        str | None, typer.Option(metavar="TIME", help="Only entries before this time (ISO 8601).")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
 ) -> None:

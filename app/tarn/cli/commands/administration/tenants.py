@@ -76,7 +76,7 @@ def limits(
 ) -> None:
     """Show the limits in force for a tenant, or set its own.
 
-    Setting replaces all its own limits: what is left out goes back to the server's default. Name all that shall hold.
+    Setting replaces all its own limits: limits that are left out are reset to the server's defaults.
 
     Example: tarn tenants limits alice --rate-limit 50 --statements 1000000
     """

@@ -117,7 +117,7 @@ def how_far(progress: dict[str, Any] | None) -> str | None:
 
 
 def since(moment: str | None, now: datetime) -> str:
-    """Return the time since a moment as short text."""
+    """Return the time that has passed since a moment as short text."""
     if moment is None:
         return "-"
     seconds = max(0, round((now - datetime.fromisoformat(moment)).total_seconds()))

@@ -48,11 +48,11 @@ def set_tag(
     tag: Key,
     moment: Annotated[
         str | None,
-        typer.Option("--at", metavar="MOMENT", help="Timestamp, such as 2030-01-31T12:00:00Z; default: now."),
+        typer.Option("--at", metavar="TIME", help="Timestamp, such as 2030-01-31T12:00:00Z; default: now."),
     ] = None,
     value: Annotated[str | None, typer.Option(metavar="JSON", help="Value stored with the tag.")] = None,
 ) -> None:
-    """Set a tag, to now unless a moment is given.
+    """Set a tag, to now unless a time is given.
 
     Example: tarn tags set donations crawl/last_run --value '{"pages": 12}'
     """
