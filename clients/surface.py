@@ -29,8 +29,8 @@ class Surface:
 
     def _is_of(self, demand: str) -> bool:
         """Return whether a demand is on a promised route, schema or property; on a new one it breaks no client."""
-        whole, null, _ = demand.partition("may be null")
-        beginning = whole if null else demand.partition("needs ")[0]
+        route_or_property, null, _ = demand.partition("may be null")
+        beginning = route_or_property if null else demand.partition("needs ")[0]
         return any(promise.startswith(beginning) for promise in self.promises)
 
     def text(self) -> str:

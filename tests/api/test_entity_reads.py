@@ -116,10 +116,10 @@ def test_entity_filtered_by_origin_has_only_that_origins_statements(api: InProce
     flush()
     add(api, entity("jane", name="Janet"), origin="wiki")
 
-    whole = api.admin.get(f"{ENTITIES}/jane").json()
+    unfiltered = api.admin.get(f"{ENTITIES}/jane").json()
     parts = [api.admin.get(f"{ENTITIES}/jane?origin={origin}").json() for origin in ("crawl", "wiki")]
 
-    assert (whole["properties"], whole["origin"]) == ({"name": ["Jane", "Janet"]}, ["crawl", "wiki"])
+    assert (unfiltered["properties"], unfiltered["origin"]) == ({"name": ["Jane", "Janet"]}, ["crawl", "wiki"])
     assert [part["properties"]["name"] for part in parts] == [["Jane"], ["Janet"]]
     assert [part["origin"] for part in parts] == [["crawl"], ["wiki"]]
     assert problem(api.admin.get(f"{ENTITIES}/jane?origin=other")) == (404, "entity-not-found")

@@ -76,8 +76,8 @@ def swap_files(lake: Lake) -> None:
     other.write_bytes(data)
 
 
-def remove_rows_and_correct_count(lake: Lake) -> None:
-    """Rewrite a file with fewer rows and update only its recorded size."""
+def remove_rows_without_updating_the_count(lake: Lake) -> None:
+    """Rewrite a file with fewer rows, and update its recorded size but not its recorded number of rows."""
     file = newest(lake)
     lake.edit_rows("statements", file, lambda table: table.slice(1))
     lake.restate("statements", file, lambda entry: entry.update(rows=file.rows))
@@ -124,7 +124,7 @@ def delete_manifest(seq: int) -> Corrupt:
     return lambda lake: lake.at(lake.dataset.layout.snapshot(seq)).unlink()
 
 
-def cut_manifest(lake: Lake) -> None:
+def truncate_manifest(lake: Lake) -> None:
     place = lake.at(lake.dataset.layout.snapshot(8))
     place.write_bytes(place.read_bytes()[:200])
 

@@ -253,10 +253,10 @@ def test_vacuumed_lake_has_no_findings(lake: Lake, scene: Scene):
 REPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
     # Manifests
     "manifest-of-a-stage-lost": (make.delete_manifest(5), {Kind.MANIFEST_MISSING}),
-    "manifest-with-set-aside-lost": (make.delete_manifest(6), {Kind.MANIFEST_MISSING}),
+    "manifest-with-a-rejected-event-lost": (make.delete_manifest(6), {Kind.MANIFEST_MISSING}),
     "manifest-of-packing-lost": (make.delete_manifest(7), {Kind.MANIFEST_MISSING}),
     "manifest-of-the-head-lost": (make.delete_manifest(11), {Kind.MANIFEST_MISSING}),
-    "manifest-cut-off": (make.cut_manifest, {Kind.MANIFEST_INVALID}),
+    "manifest-truncated": (make.truncate_manifest, {Kind.MANIFEST_INVALID}),
     "manifest-without-metadata": (edit_manifest(8, "metadata", to=None), {Kind.MANIFEST_INVALID}),
     "manifest-of-another-dataset": (edit_manifest(8, "dataset_id", to="another"), {Kind.MANIFEST_FOREIGN}),
     "manifest-of-another-snapshot": (edit_manifest(8, "id", to="another"), {Kind.MANIFEST_FOREIGN}),
@@ -264,7 +264,7 @@ REPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
     "head-behind": (make.rewind_head, {Kind.HEAD_WRONG}),
     "head-lost": (sql(f"DELETE FROM snapshot_heads {OWN}"), {Kind.HEAD_WRONG}),
     "head-of-another-id": (sql(f"UPDATE snapshot_heads SET snapshot = 'x' {OWN}"), {Kind.HEAD_WRONG}),
-    "database-of-the-day-before": (
+    "database-of-an-earlier-state": (
         make.rewind_history,
         {Kind.SNAPSHOT_UNRECORDED, Kind.DELTA_AHEAD, Kind.HINT_WRONG},
     ),
@@ -272,14 +272,14 @@ REPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
     "records-lost": (sql(f"DELETE FROM snapshots {OWN} AND seq IN (3, 6, 7)"), {Kind.RECORD_MISSING}),
     "record-of-another-id": (sql(f"UPDATE snapshots SET id = 'x' {OWN} AND seq = 6"), {Kind.RECORD_WRONG}),
     "record-of-another-segment": (sql(f"UPDATE snapshots SET segment = 99 {OWN} AND seq = 6"), {Kind.RECORD_WRONG}),
-    "given-up-amid-those-kept": (
+    "expired-between-kept-ones": (
         sql(f"UPDATE snapshots SET expired = created {OWN} AND seq = 6"),
         {Kind.EXPIRY_WRONG},
     ),
-    "given-up-by-nobody": (sql(f"UPDATE snapshots SET expired = created {OWN} AND seq = 3"), {Kind.EXPIRY_WRONG}),
+    "expired-without-a-vacuum": (sql(f"UPDATE snapshots SET expired = created {OWN} AND seq = 3"), {Kind.EXPIRY_WRONG}),
     # The journal
     "journal-miscounted": (sql(f"UPDATE journal_head SET rows = rows + 1 {OWN}"), {Kind.JOURNAL_MISCOUNTED}),
-    "nobody-waits": (sql(f"UPDATE journal_head SET oldest = NULL {OWN}"), {Kind.JOURNAL_MISCOUNTED}),
+    "oldest-event-unknown": (sql(f"UPDATE journal_head SET oldest = NULL {OWN}"), {Kind.JOURNAL_MISCOUNTED}),
     # Documents
     "config-lost": (make.delete_document(make.config), {Kind.CONFIG_MISSING}),
     "config-broken": (make.write_document(make.config, b"{"), {Kind.CONFIG_INVALID}),
@@ -287,16 +287,16 @@ REPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
         make.write_document(make.config, b"name: test\nid: another\ncreated: 2020-01-01T00:00:00Z\n"),
         {Kind.CONFIG_FOREIGN},
     ),
-    "head-hint-cut-off": (make.write_document(make.head_hint, b"{"), {Kind.HINT_WRONG}),
-    "head-hint-at-nothing": (make.write_document(make.head_hint, b'{"seq": 5, "id": "x"}'), {Kind.HINT_WRONG}),
-    "ref-not-shown": (make.delete_document(make.ref_mirror), {Kind.HINT_WRONG}),
+    "head-hint-truncated": (make.write_document(make.head_hint, b"{"), {Kind.HINT_WRONG}),
+    "head-hint-of-an-unknown-snapshot": (make.write_document(make.head_hint, b'{"seq": 5, "id": "x"}'), {Kind.HINT_WRONG}),
+    "ref-mirror-lost": (make.delete_document(make.ref_mirror), {Kind.HINT_WRONG}),
     "ref-of-another-snapshot": (
         make.write_document(make.ref_mirror, b'{"seq": 5, "snapshot": "x"}'),
         {Kind.HINT_WRONG},
     ),
 }
 
-LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
+UNREPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
     # Data files
     "file-deleted": (make.delete_file, {Kind.FILE_MISSING}),
     "file-of-history-deleted": (make.delete_file_of_history, {Kind.FILE_MISSING}),
@@ -305,13 +305,13 @@ LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
     "file-with-a-broken-page": (make.break_page, {Kind.FILE_UNREADABLE}),
     "file-with-a-broken-footer": (make.break_footer, {Kind.FILE_UNREADABLE}),
     "files-swapped": (make.swap_files, {Kind.FILE_SIZE}),
-    "file-with-fewer-rows": (make.remove_rows_and_correct_count, {Kind.FILE_ROWS}),
+    "file-with-fewer-rows": (make.remove_rows_without_updating_the_count, {Kind.FILE_ROWS}),
     "file-without-a-column": (make.drop_column, {Kind.FILE_SCHEMA}),
     "rows-unsorted": (make.reverse_rows, {Kind.ROWS_UNSORTED}),
     "bounds-too-narrow": (make.narrow_bounds, {Kind.BOUNDS_WRONG}),
     "statement-lost": (make.lose_statement, {Kind.LIVE_WRONG, Kind.MARK_DANGLING}),
     "statement-twice": (make.duplicate_statement, {Kind.LIVE_WRONG}),
-    "mark-of-nothing": (make.mark_missing_statement, {Kind.MARK_DANGLING}),
+    "mark-of-a-missing-statement": (make.mark_missing_statement, {Kind.MARK_DANGLING}),
     # Manifests
     "manifest-of-a-vacuum-lost": (make.delete_manifest(9), {Kind.MANIFEST_MISSING}),
     "manifest-of-the-oldest-lost": (make.delete_manifest(3), {Kind.MANIFEST_MISSING}),
@@ -322,7 +322,7 @@ LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
         {Kind.COUNTS_WRONG, Kind.LIVE_WRONG},
     ),
     "events-miscounted": (edit_manifest(8, "rows", "seen", to=1000), {Kind.COUNTS_WRONG}),
-    "set-aside-forgotten": (edit_manifest(6, "set_aside", to=[]), {Kind.COUNTS_WRONG}),
+    "rejected-event-not-listed": (edit_manifest(6, "set_aside", to=[]), {Kind.COUNTS_WRONG}),
     "file-not-listed": (make.forget_file(8), {Kind.FILE_LIST_WRONG}),
     "file-of-the-head-not-listed": (
         make.forget_file(11),
@@ -335,26 +335,26 @@ LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
         edit_manifest(8, "created", to="2020-01-01T00:00:00Z"),
         {Kind.ORDER_WRONG, Kind.RECORD_WRONG},
     ),
-    "tail-going-back": (edit_manifest(10, "retained_from", to=1), {Kind.ORDER_WRONG}),
+    "retained-from-decreased": (edit_manifest(10, "retained_from", to=1), {Kind.ORDER_WRONG}),
     "stray-manifest": (make.put_stray, {Kind.MANIFEST_STRAY}),
     "next-number-taken": (make.occupy_next_number, {Kind.MANIFEST_FOREIGN}),
     # SQL
-    "ref-to-nowhere": (sql(f"UPDATE refs SET snapshot = 'x' {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
-    "ref-to-what-was-given-up": (sql(f"UPDATE refs SET seq = 1 {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
+    "ref-to-an-unknown-snapshot": (sql(f"UPDATE refs SET snapshot = 'x' {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
+    "ref-to-an-expired-snapshot": (sql(f"UPDATE refs SET seq = 1 {OWN}"), {Kind.REF_DANGLING, Kind.HINT_WRONG}),
     # Delta logs
     "log-entry-deleted": (make.delete_log_entry, {Kind.DELTA_UNREADABLE}),
     "commit-at-a-pinned-version": (make.commit_at_pinned_version, {Kind.DELTA_DIFFERS}),
     "commit-after-the-head": (make.commit_after_the_head, {Kind.DELTA_AHEAD}),
     # The journal
-    "batch-in-a-segment-that-is-done": (
+    "batch-in-a-flushed-segment": (
         sql(f"UPDATE journal_batches SET segment = 1 {OWN} AND state = 'committed' AND NOT is_stage"),
         {Kind.SEGMENT_PASSED},
     ),
-    "batch-in-a-segment-to-come": (
+    "batch-in-a-future-segment": (
         sql(f"UPDATE journal_batches SET segment = 99 {OWN} AND state = 'committed' AND NOT is_stage"),
         {Kind.SEGMENT_WRONG},
     ),
-    "segment-open-that-is-done": (sql(f"UPDATE journal_head SET segment = 1 {OWN}"), {Kind.SEGMENT_WRONG}),
+    "open-segment-already-flushed": (sql(f"UPDATE journal_head SET segment = 1 {OWN}"), {Kind.SEGMENT_WRONG}),
     "journal-rows-lost": (
         sql(
             "DELETE FROM journal WHERE position = 0 AND batch IN "
@@ -365,10 +365,10 @@ LASTING: dict[str, tuple[Corrupt, set[Kind]]] = {
     "journal-pack-lost": (make.lose_pack, {Kind.JOURNAL_ROWS}),
     "journal-pack-damaged": (make.damage_pack, {Kind.JOURNAL_ROWS}),
     "commit-number-twice": (make.repeat_commit, {Kind.COMMIT_NUMBERS}),
-    "commit-numbers-going-back": (sql(f'UPDATE journal_head SET "commit" = 1 {OWN}'), {Kind.COMMIT_NUMBERS}),
+    "commit-number-decreased": (sql(f'UPDATE journal_head SET "commit" = 1 {OWN}'), {Kind.COMMIT_NUMBERS}),
 }
 
-ALL = REPAIRABLE | LASTING
+ALL = REPAIRABLE | UNREPAIRABLE
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -394,9 +394,9 @@ def test_repairable_corruption_is_repaired_and_the_content_is_unchanged(lake: La
     assert lake.live() == live
 
 
-@pytest.mark.parametrize("name", LASTING)
+@pytest.mark.parametrize("name", UNREPAIRABLE)
 def test_unrepairable_corruption_is_reported_and_not_changed(lake: Lake, name: str):
-    corrupt, kinds = LASTING[name]
+    corrupt, kinds = UNREPAIRABLE[name]
     corrupt(lake)
 
     lake.verify(repair=True)
@@ -432,7 +432,7 @@ def known(snapshot: Snapshot, checksums: bool) -> dict[str, Any]:
 
 
 def test_broken_manifest_is_kept_as_a_copy_when_it_is_rebuilt(lake: Lake):
-    make.cut_manifest(lake)
+    make.truncate_manifest(lake)
     broken = lake.at(lake.dataset.layout.snapshot(8)).read_bytes()
 
     lake.verify(repair=True)
@@ -468,13 +468,13 @@ def test_sql_is_repaired_on_postgresql_too(
 ON_POSTGRESQL = (
     "head-behind",
     "head-lost",
-    "database-of-the-day-before",
+    "database-of-an-earlier-state",
     "records-lost",
     "record-of-another-id",
-    "given-up-amid-those-kept",
-    "given-up-by-nobody",
+    "expired-between-kept-ones",
+    "expired-without-a-vacuum",
     "journal-miscounted",
-    "nobody-waits",
+    "oldest-event-unknown",
 )
 
 

@@ -153,7 +153,7 @@ class Writer:
         self._pending, self._pending_records = bytearray(), 0
 
     def _number(self, faults: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Convert line numbers within a chunk to record numbers of the whole write."""
+        """Convert line numbers within a chunk to record numbers of the complete write."""
         for fault in faults:
             if fault.get("line") is not None:
                 fault["line"] += self._sent_records

@@ -1,4 +1,4 @@
-"""Events that cannot be written: they are set aside with the reason, and the rest is flushed."""
+"""Events that cannot be written: they are rejected with the reason, and the others are flushed."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def write(api: InProcessApi, *names: str) -> None:
         ("first_seen = 9000000000000000000", "first_seen: is not a valid time"),
     ],
 )
-def test_unwritable_event_is_set_aside_and_the_rest_is_flushed(
+def test_unwritable_event_is_rejected_and_the_others_are_flushed(
     api: InProcessApi, dataset: Dataset, flush: Callable[[], list[Snapshot]], change: str, reason: str
 ):
     write(api, "jane", "john")
@@ -60,7 +60,7 @@ def test_unwritable_event_is_set_aside_and_the_rest_is_flushed(
         ("id = 'text'", "id: is not a SHA-1"),
     ],
 )
-def test_value_of_another_type_in_sqlite_is_set_aside(
+def test_event_with_a_value_of_another_type_in_sqlite_is_rejected(
     api: InProcessApi,
     database: Database,
     dataset: Dataset,
@@ -78,7 +78,7 @@ def test_value_of_another_type_in_sqlite_is_set_aside(
     assert snapshot.set_aside[0].reason == reason
 
 
-def test_many_unwritable_events_of_a_batch_are_set_aside_with_few_queries(
+def test_many_unwritable_events_of_a_batch_are_rejected_with_few_queries(
     api: InProcessApi, flush: Callable[[], list[Snapshot]]
 ):
     names = [f"e{number}" for number in range(1200)]
