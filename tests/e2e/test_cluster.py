@@ -130,10 +130,10 @@ class Tenant:
         api = cast("InProcessApi", type("Api", (), {"admin": AlternatingClients(self.clients)}))
         self.players = []
         for dataset in datasets:
-            made = first.post("/v1/datasets", json={"name": dataset}).raise_for_status().json()
+            created = first.post("/v1/datasets", json={"name": dataset}).raise_for_status().json()
             grant = {"dataset": dataset, "level": "maintain"}
             second.post(f"/v1/admin/tenants/{name}/grants", json=grant).raise_for_status()
-            self.players.append(ClusterPlayer(api, cast("Kernels", None), Dataset(made["id"], DatasetName(dataset))))
+            self.players.append(ClusterPlayer(api, cast("Kernels", None), Dataset(created["id"], DatasetName(dataset))))
 
     def write(self, times: int) -> None:
         for _ in range(times):
@@ -286,11 +286,11 @@ def export(tenant: Tenant, player: ClusterPlayer) -> None:
     base, model = f"datasets/{player.dataset.name}", player.model
     tenant.wait_done(tenant.request_job(f"{base}/operations/make"))
     for client in tenant.clients:
-        found = {name: client.get(f"/v1/{base}/exports/{name}").raise_for_status().content for name in EXPORTS}
-        assert found["entities.ftm.json"].splitlines(keepends=True) == model.lines()
-        assert parsed(CSV, found["statements.csv"]) == [shown(row) for row in model.rows]
+        exports = {name: client.get(f"/v1/{base}/exports/{name}").raise_for_status().content for name in EXPORTS}
+        assert exports["entities.ftm.json"].splitlines(keepends=True) == model.lines()
+        assert parsed(CSV, exports["statements.csv"]) == [shown(row) for row in model.rows]
         statistics = counted_in(map(orjson.loads, model.lines()), len(model.rows))
-        assert Statistics.parsed(orjson.loads(found["statistics.json"])) == statistics
+        assert Statistics.parsed(orjson.loads(exports["statistics.json"])) == statistics
 
 
 def check_stored(tenant: Tenant, player: ClusterPlayer, settings: Settings, database: Database) -> None:
@@ -304,5 +304,5 @@ def check_stored(tenant: Tenant, player: ClusterPlayer, settings: Settings, data
     acknowledged = {commit: batch for commit, batch in batches if commit is not None}
     scene = Scene(settings, database, store, player.kernels, player.dataset, player.draw, acknowledged)
     check_now(scene)
-    made = Counter(snapshot.operation for snapshot in history_of(scene))
-    assert made[SnapshotOperation.COMPACT] == (player.dataset.name == "north")
+    operations = Counter(snapshot.operation for snapshot in history_of(scene))
+    assert operations[SnapshotOperation.COMPACT] == (player.dataset.name == "north")

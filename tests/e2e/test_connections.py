@@ -56,7 +56,7 @@ def count_connections(server: str, name: str) -> Iterator[dict[str, int]]:
     """Count the maximum of simultaneous connections by application name during the block."""
     maximum: Counter[str] = Counter()
     stop = threading.Event()
-    # A connection that has just been opened has no name yet; PostgreSQL itself holds all of them to the limit.
+    # A connection that has just been opened has no name yet; PostgreSQL's own limit counts it as well.
     query = text(
         "SELECT application_name, count(*) FROM pg_stat_activity "
         "WHERE datname = :name AND backend_type = 'client backend' AND application_name <> '' GROUP BY 1"

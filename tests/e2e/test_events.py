@@ -1,4 +1,4 @@
-"""Event streams of a real server: no event is missed, and a client that does not read affects nobody else."""
+"""Event streams of a real server: no event is missed, and a client that does not read affects no other client."""
 
 import json
 import re
@@ -61,10 +61,10 @@ def admin(server: Server) -> httpx.Client:
 
 @pytest.fixture
 def dataset(admin: httpx.Client) -> dict[str, Any]:
-    made = admin.post("/v1/datasets", json={"name": f"n{uuid4().hex[:12]}"})
-    assert made.status_code == 201
-    found: dict[str, Any] = made.json()
-    return found
+    response = admin.post("/v1/datasets", json={"name": f"n{uuid4().hex[:12]}"})
+    assert response.status_code == 201
+    created: dict[str, Any] = response.json()
+    return created
 
 
 def tenant(server: Server, **grants: str) -> tuple[str, httpx.Client]:
@@ -72,8 +72,8 @@ def tenant(server: Server, **grants: str) -> tuple[str, httpx.Client]:
     name, admin = f"t{uuid4().hex[:12]}", server.client()
     admin.post("/v1/admin/tenants", json={"name": name})
     for dataset, level in grants.items():
-        made = admin.post(f"/v1/admin/tenants/{name}/grants", json={"dataset": dataset, "level": level})
-        assert made.status_code == 201
+        response = admin.post(f"/v1/admin/tenants/{name}/grants", json={"dataset": dataset, "level": level})
+        assert response.status_code == 201
     return name, server.client(admin.post(f"/v1/admin/tenants/{name}/keys", json={}).json()["key"])
 
 
@@ -147,8 +147,8 @@ def open_streams(client: httpx.Client) -> float:
 
 
 def metric(client: httpx.Client, name: str) -> float:
-    found = re.search(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
-    return float(found[1]) if found else 0
+    match = re.search(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(match[1]) if match else 0
 
 
 def test_follower_receives_events_after_its_start_in_order(admin, dataset, database):
@@ -169,13 +169,13 @@ def test_follower_receives_events_after_its_start_in_order(admin, dataset, datab
 def test_follower_that_reconnects_receives_all_events_since(admin, dataset, database, how: str):
     stream = stream_of(dataset, database)
     publish(database, stream, *range(1, 250))
-    given = {
+    options = {
         "header": {"last": 1},
         "query": {"since": 1},
         "both": {"last": 1, "since": 100},
     }[how]
 
-    with following(admin, path(dataset), **given) as followed:
+    with following(admin, path(dataset), **options) as followed:
         old = followed.events(249)
         publish(database, stream, 250)
         new = followed.event()
@@ -271,12 +271,12 @@ def test_stream_of_a_job_ends_with_the_job_and_returns_204_to_a_reconnecting_cli
         rest = followed.rest()
     with following(admin, at) as followed:
         again = followed.rest()
-    over = admin.get(at, headers={"Last-Event-ID": str(rest[-1]["id"])})
+    ended = admin.get(at, headers={"Last-Event-ID": str(rest[-1]["id"])})
 
     assert (queued["kind"], queued["job"]) == ("job.queued", job)
     assert [event["kind"] for event in rest] == ["job.cancelled"]
     assert again == [queued, *rest]
-    assert (over.status_code, over.content) == (204, b"")
+    assert (ended.status_code, ended.content) == (204, b"")
 
 
 def test_stream_of_a_dataset_ends_with_the_dataset(admin, dataset):
@@ -369,8 +369,8 @@ def test_streams_on_postgresql_send_events_of_a_dataset_its_files_and_its_jobs(t
         admin = server.client()
         admin.post("/v1/datasets", json={"name": "events"})
         with following(admin, "/v1/datasets/events/events", since=0) as followed:
-            made = admin.put("/v1/datasets/events/files?path=a/b.txt", content=b"hello").json()
-            admin.delete(f"/v1/datasets/events/files/{made['checksum']}/{made['id']}")
+            file = admin.put("/v1/datasets/events/files?path=a/b.txt", content=b"hello").json()
+            admin.delete(f"/v1/datasets/events/files/{file['checksum']}/{file['id']}")
             admin.delete("/v1/datasets/events?confirm=events")
             received = followed.rest()
 

@@ -27,7 +27,7 @@ def test_exports_are_written_downloaded_and_rewritten_after_the_worker_was_kille
             for number in range(300)
         ]
         client.post("/v1/datasets/leaks/entities?origin=crawl", json=people[:200]).raise_for_status()
-        made = json.loads(tarn(server, "make", "leaks", "--json"))
+        export_job = json.loads(tarn(server, "make", "leaks", "--json"))
         first = tarn(server, "export", "leaks", "entities", "-o", "-")
         listed = json.loads(tarn(server, "exports", "leaks", "--json"))
         client.post("/v1/datasets/leaks/entities?origin=crawl", json=people[200:]).raise_for_status()
@@ -45,7 +45,7 @@ def test_exports_are_written_downloaded_and_rewritten_after_the_worker_was_kille
         (done,) = (job for job in client.get("/v1/jobs").json()["results"] if job["id"] == requested["id"])
         assert server.stop() == 0
 
-    assert [one["kind"] for one in made["result"]["made"]] == [one["kind"] for one in listed]
+    assert [one["kind"] for one in export_job["result"]["made"]] == [one["kind"] for one in listed]
     assert len(first.splitlines()) == 200
     assert len(between) in (200, 300)
     assert second == read

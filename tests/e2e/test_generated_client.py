@@ -46,7 +46,7 @@ def test_client_creates_a_tenant_a_key_a_grant_and_a_dataset(generated: str, ser
             "generated", client=admin, body=models.NewGrant(dataset="gen_*", level=models.Level.ADMIN)
         )
     with client_type(base_url=server.url, token=key.key) as tenant_client:
-        made = load(generated, "api.datasets.create_dataset").sync(
+        created = load(generated, "api.datasets.create_dataset").sync(
             client=tenant_client, body=models.NewDataset(name="gen_one", title="One")
         )
         page = load(generated, "api.datasets.list_datasets").sync(client=tenant_client)
@@ -58,7 +58,7 @@ def test_client_creates_a_tenant_a_key_a_grant_and_a_dataset(generated: str, ser
 
     assert tenant.name == "generated"
     assert (grant.dataset, grant.level) == ("gen_*", models.Level.ADMIN)
-    assert [dataset.name for dataset in page.results] == [made.name] == ["gen_one"]
+    assert [dataset.name for dataset in page.results] == [created.name] == ["gen_one"]
     assert who.tenant == "generated"
     assert (written.entities, written.statements) == (1, 2)
     assert [dataset.title for dataset in catalog.datasets] == ["One"]

@@ -42,9 +42,9 @@ def test_python_client_type_checks_and_completes_the_scenario(server: Server, tm
     copy(HERE / "scenario.py", tmp_path)
 
     run(tmp_path, sys.executable, "-m", "mypy", "--strict", "--config-file", os.devnull, "scenario.py")
-    found = json.loads(run(tmp_path, sys.executable, "scenario.py", *arguments(server)))
+    result = json.loads(run(tmp_path, sys.executable, "scenario.py", *arguments(server)))
 
-    assert found == SCENARIO
+    assert result == SCENARIO
 
 
 def test_typescript_client_type_checks_and_completes_the_scenario(server: Server, tmp_path: Path):
@@ -55,6 +55,6 @@ def test_typescript_client_type_checks_and_completes_the_scenario(server: Server
     (tmp_path / "node_modules").symlink_to(generate.TOOLS / "node_modules")
 
     run(tmp_path, tmp_path / "node_modules" / ".bin" / "tsc", "--project", ".")
-    found = json.loads(run(tmp_path, "node", "dist/scenario.js", *arguments(server)))
+    result = json.loads(run(tmp_path, "node", "dist/scenario.js", *arguments(server)))
 
-    assert found == SCENARIO
+    assert result == SCENARIO

@@ -62,23 +62,23 @@ def test_canaries_sent_through_every_route_appear_in_no_log(sqlite: Path, kernel
                     one.operation.method, one.url, params=dict(one.query), headers=headers, content=one.body
                 )
 
-            good = {operation: send(request) for operation, request in requests.items()}
+            responses = {operation: send(request) for operation, request in requests.items()}
             refused = Counter(send(one).status_code for request in requests.values() for one in hiding(request))
             jobs = [
                 response.headers["Location"]
-                for response in good.values()
+                for response in responses.values()
                 if "/jobs/" in response.headers.get("Location", "")
             ]
             admin = {"Authorization": f"Bearer {KEY}"}
-            over = Counter(client.get(f"{job}?wait=240", headers=admin).json()["state"] for job in jobs)
+            states = Counter(client.get(f"{job}?wait=240", headers=admin).json()["state"] for job in jobs)
         log = server.log.read_text()
 
-    statuses = {operation: response.status_code for operation, response in good.items()}
+    statuses = {operation: response.status_code for operation, response in responses.items()}
     assert {name: status for name, status in statuses.items() if status not in operations[name].success} == {}
-    assert (len(jobs) > 10, over["done"] > 8) == (True, True), over
+    assert (len(jobs) > 10, states["done"] > 8) == (True, True), states
     assert refused[401] > 100
-    assert CANARY in good["update_dataset"].text
-    assert good["put_file"].json()["size"] == len(CANARY)
-    assert good["add_entities"].json()["entities"] == 1
+    assert CANARY in responses["update_dataset"].text
+    assert responses["put_file"].json()["size"] == len(CANARY)
+    assert responses["add_entities"].json()["entities"] == 1
     assert "job over" in log
     assert [line for line in log.splitlines() if CANARY in line] == []

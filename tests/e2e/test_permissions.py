@@ -16,7 +16,7 @@ JANE = {"id": "jane", "schema": "Person", "properties": {"name": ["Jane Doe"]}}
 
 @pytest.fixture(autouse=True)
 def _usual_umask() -> Iterator[None]:
-    """Set the usual umask of shells and service managers, under which everybody may read new files."""
+    """Set the usual umask of shells and service managers, under which all users may read new files."""
     former = os.umask(0o022)
     yield
     os.umask(former)
@@ -24,13 +24,13 @@ def _usual_umask() -> Iterator[None]:
 
 def modes(folder: Path) -> dict[str, str]:
     """Return the mode of every file and folder below a folder, without those that vanish meanwhile."""
-    found = {}
+    result = {}
     for path in folder.rglob("*"):
         try:
-            found[str(path.relative_to(folder))] = stat.filemode(path.lstat().st_mode)
+            result[str(path.relative_to(folder))] = stat.filemode(path.lstat().st_mode)
         except FileNotFoundError:
             continue
-    return found
+    return result
 
 
 def open_to_others(folder: Path) -> dict[str, str]:

@@ -92,7 +92,7 @@ def test_request_in_progress_is_answered_before_the_server_stops(tmp_path: Path)
         )
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(head.encode())
-            # The server has asked for the body, so the request is being handled.
+            # The server has requested the body, so the request is being handled.
             assert b"100 Continue" in connection.recv(1000)
             stopped = threading.Thread(target=server.stop)
             stopped.start()
@@ -232,22 +232,22 @@ def test_secrets_appear_in_no_log(tmp_path: Path):
 @pytest.mark.long
 def test_every_log_line_of_a_request_has_its_id(tmp_path: Path):
     with running(tmp_path) as server:
-        httpx.get(f"{server.url}/v1/whoami", headers={"X-Request-ID": "look-for-me"})
+        httpx.get(f"{server.url}/v1/whoami", headers={"X-Request-ID": "the-request-id"})
     events = [json.loads(line) for line in server.log.read_text().splitlines()]
 
-    assert {event["event"] for event in events if event.get("request") == "look-for-me"} == {"denied", "request"}
+    assert {event["event"] for event in events if event.get("request") == "the-request-id"} == {"denied", "request"}
 
 
 def _worker_of(pid: int) -> psutil.Process:
     """Wait until the server has a worker child, and return it."""
-    found: list[psutil.Process] = []
+    workers: list[psutil.Process] = []
 
     def is_there() -> bool:
-        found[:] = [child for child in psutil.Process(pid).children() if "worker" in child.cmdline()]
-        return found != []
+        workers[:] = [child for child in psutil.Process(pid).children() if "worker" in child.cmdline()]
+        return workers != []
 
     wait_until(is_there)
-    return found[0]
+    return workers[0]
 
 
 def _wait_until_refused(port: int) -> None:

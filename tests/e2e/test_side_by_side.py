@@ -33,7 +33,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Check out the code of the last release from this repository's history."""
     released = (ROOT / "migrations" / "released.txt").read_text().strip()
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("the last release is in the repository's history: here is no git, or no repository")
+        pytest.skip("the last release is in the repository's history: git is not installed, or this is no repository")
     if _git("cat-file", "-e", f"{released}^{{commit}}").returncode:
         pytest.skip(f"the last release, {released}, is not in this clone, which is shallow: `git fetch --unshallow`")
     folder = tmp_path_factory.mktemp("previous")
@@ -144,17 +144,17 @@ def run_job(client: httpx.Client, operation: str) -> dict[str, object]:
 
 def worker_of(database: Database, job: dict[str, object]) -> str:
     with database.read() as connection:
-        found: str = connection.execute(select(jobs.c.worker).where(jobs.c.id == job["id"])).scalar_one()
-    return found
+        worker: str = connection.execute(select(jobs.c.worker).where(jobs.c.id == job["id"])).scalar_one()
+    return worker
 
 
 def registered_id(database: Database, process: "subprocess.Popen[bytes]") -> str:
     """Wait until a worker has registered, and return its id."""
     while process.poll() is None:
         with database.read() as connection:
-            found = connection.execute(select(workers.c.id).where(workers.c.pid == process.pid)).scalar()
-        if found is not None:
-            return str(found)
+            worker = connection.execute(select(workers.c.id).where(workers.c.pid == process.pid)).scalar()
+        if worker is not None:
+            return str(worker)
         time.sleep(0.1)
     raise AssertionError("the worker ended before it registered")
 

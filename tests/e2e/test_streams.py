@@ -1,5 +1,5 @@
-"""Response streams of a real server: bounded memory, cancelled when nobody reads, and never truncated without an
-error.
+"""Response streams of a real server: bounded memory, cancelled when the client disconnects, and never truncated
+without an error.
 """
 
 import json

@@ -50,10 +50,10 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 def wait_for_metric(url: str, name: str, value: float) -> dict[str, float]:
     """Wait until a metric of a process has a value and return all metrics: counters increase just after the event."""
     deadline = time.monotonic() + 120
-    while (found := samples(httpx.get(url).text)).get(name) != value:
-        assert time.monotonic() < deadline, f"{name} is {found.get(name)}"
+    while (metrics := samples(httpx.get(url).text)).get(name) != value:
+        assert time.monotonic() < deadline, f"{name} is {metrics.get(name)}"
         time.sleep(0.05)
-    return found
+    return metrics
 
 
 @pytest.mark.xdist_group("spark")

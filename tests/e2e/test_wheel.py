@@ -78,8 +78,8 @@ def served_entity(server: Server) -> tuple[int, dict]:
     snapshot = "/v1/datasets/test/snapshots/latest"
     wait_until(lambda: client.get(snapshot).is_success, 240)  # the flush starts Spark
     # A query, and not a point lookup: it runs in the query process.
-    found = client.get("/v1/datasets/test/entities", params={"schema": "Person"}).raise_for_status().json()
-    (entity,) = found["results"]
+    page = client.get("/v1/datasets/test/entities", params={"schema": "Person"}).raise_for_status().json()
+    (entity,) = page["results"]
     return client.get(snapshot).json()["seq"], entity
 
 

@@ -62,7 +62,7 @@ class WorkerProcess:
 
 
 def is_writable(database: Path) -> bool:
-    """Whether no other connection holds the write lock."""
+    """Return whether no other connection holds the write lock."""
     with closing(sqlite3.connect(database, timeout=0.2, isolation_level=None)) as connection:
         try:
             connection.execute("BEGIN IMMEDIATE")

@@ -39,11 +39,11 @@ def test_flush_of_a_worker_killed_after_a_step_is_finished_by_another(scene: Sce
     recorded = len(history_of(scene))
     scene.expire_leases()
 
-    made = scene.flush()
+    snapshots = scene.flush()
 
     assert len(history_of(scene)) == earlier + 1
     assert recorded == earlier + (step in AFTER_MANIFEST[1:])
-    assert len(made) == (step in BEFORE_MANIFEST)
+    assert len(snapshots) == (step in BEFORE_MANIFEST)
     check(scene)
 
 
@@ -105,12 +105,12 @@ def test_table_ahead_of_the_head_is_restored_before_a_commit(scene: Scene):
     scene.expire_leases()
     unflushed = [*unflushed_commits(scene)]
 
-    (made,) = scene.flush()
+    (snapshot,) = scene.flush()
 
     # Three versions: the commit of the killed worker, the restore, and ours. The translog had no commit to undo.
-    assert [batch.commit for batch in made.batches] == unflushed
-    assert made.statements.version == before.statements.version + 3
-    assert made.translog.version == before.translog.version + 1
+    assert [batch.commit for batch in snapshot.batches] == unflushed
+    assert snapshot.statements.version == before.statements.version + 3
+    assert snapshot.translog.version == before.translog.version + 1
     check(scene)
 
 
@@ -157,9 +157,9 @@ def test_worker_resumed_while_the_next_is_publishing_leaves_one_commit(scene: Sc
             followed: FlushOutcome = following()
 
     scene.expire_leases()
-    made = {each.id for each in [*resumed.snapshots, *followed.snapshots, *scene.flush()]}
-    assert made == {each.id for each in history_of(scene)[1:]}
-    assert len(made) == 1
+    published = {each.id for each in [*resumed.snapshots, *followed.snapshots, *scene.flush()]}
+    assert published == {each.id for each in history_of(scene)[1:]}
+    assert len(published) == 1
     check(scene)
 
 
@@ -193,16 +193,16 @@ def test_concurrent_workers_flush_every_batch_once(scene: Scene, workers: int):
 
     def work(owner: str) -> list[str]:
         """Flush until the journal is empty, and retry while another worker holds the lease."""
-        made = []
+        ids = []
         while len(scene.acknowledged) < 8 or [*unflushed_commits(scene)]:
             done = scene.worker(owner)()
             assert error_slug(done.error) in (None, "locked")
-            made += [snapshot.id for snapshot in done.snapshots]
-        return made
+            ids += [snapshot.id for snapshot in done.snapshots]
+        return ids
 
-    _, *made = run_concurrently(write, *(lambda name=f"w{number}": work(name) for number in range(workers)))
+    _, *results = run_concurrently(write, *(lambda name=f"w{number}": work(name) for number in range(workers)))
 
-    assert sorted(snapshot for ids in made for snapshot in ids) == sorted(snapshot.id for snapshot in history_of(scene))
+    assert sorted(snapshot for ids in results for snapshot in ids) == sorted(snapshot.id for snapshot in history_of(scene))
     check(scene)
 
 
@@ -215,7 +215,7 @@ def test_workers_that_all_assume_to_hold_the_lease_publish_one_snapshot(scene: S
 
     assert {error_slug(each.error) for each in done} <= {None, "snapshot-conflict", "locked"}
     scene.expire_leases()
-    made = [snapshot.id for each in done for snapshot in each.snapshots]
-    made += [snapshot.id for snapshot in scene.flush()]
-    assert made == [history_of(scene)[1].id]
+    published = [snapshot.id for each in done for snapshot in each.snapshots]
+    published += [snapshot.id for snapshot in scene.flush()]
+    assert published == [history_of(scene)[1].id]
     check(scene)

@@ -80,14 +80,14 @@ def test_flush_with_rows_makes_one_snapshot_that_counts_them_and_a_flush_without
     (before,) = history_of(scene)
     consumed = sum(len(scene.acknowledged[commit]) for commit in unflushed_commits(scene))
 
-    (made,) = scene.flush()
-    none = scene.flush()
+    (snapshot,) = scene.flush()
+    second = scene.flush()
 
-    counts = made.rows
-    assert (made.parent, made.seq) == (before.id, before.seq + 1)
+    counts = snapshot.rows
+    assert (snapshot.parent, snapshot.seq) == (before.id, before.seq + 1)
     assert counts.added + counts.seen + counts.deleted + counts.set_aside == consumed
-    assert none == []
-    assert history_of(scene) == [before, made]
+    assert second == []
+    assert history_of(scene) == [before, snapshot]
 
 
 def test_segments_closed_by_killed_workers_are_flushed_in_order_into_one_snapshot_each(scene: Scene):
@@ -97,9 +97,9 @@ def test_segments_closed_by_killed_workers_are_flushed_in_order_into_one_snapsho
         with pytest.raises(Killed):
             scene.worker(f"dies {number}", kill_at("closed"))()
 
-    made = scene.flush()
+    flushed = scene.flush()
 
-    assert [[batch.commit for batch in snapshot.batches] for snapshot in made] == commits
+    assert [[batch.commit for batch in snapshot.batches] for snapshot in flushed] == commits
     check(scene)
 
 
@@ -169,8 +169,8 @@ def test_commit_that_lost_the_race_is_retried_with_the_same_id_and_files(scene: 
 
     done = scene.worker("w", store=faulty, kernels=counting)()
 
-    (made,) = done.snapshots
-    assert ids == [made.id, made.id]
+    (snapshot,) = done.snapshots
+    assert ids == [snapshot.id, snapshot.id]
     assert counting.runs == 1
     check(scene)
 
@@ -203,11 +203,11 @@ def test_files_manifests_and_log_entries_are_never_changed_after_they_are_writte
     before = immutable_files()
     with pytest.raises(Killed):
         scene.worker("dies", kill_at(step))()
-    halfway = immutable_files()
+    partial = immutable_files()
     check(scene)
     after = immutable_files()
 
-    assert before.items() <= halfway.items() <= after.items()
+    assert before.items() <= partial.items() <= after.items()
     assert len([path for path in after if "/snapshots/" in path]) == 3
 
 
@@ -227,9 +227,9 @@ def test_build_stays_valid_across_a_change_that_keeps_all_rows(
         gate.release()
         done: FlushOutcome = flushing()
 
-    (made,) = done.snapshots
+    (snapshot,) = done.snapshots
     assert counting.runs == 1
-    assert (made.parent, made.content) == (between.id, made.seq)
+    assert (snapshot.parent, snapshot.content) == (between.id, snapshot.seq)
     assert between.content == between.seq - 1
     check(scene)
 
@@ -246,9 +246,9 @@ def test_build_is_repeated_after_a_change_that_removes_rows_or_files(
         gate.release()
         done: FlushOutcome = flushing()
 
-    (made,) = done.snapshots
+    (snapshot,) = done.snapshots
     assert counting.runs == 2
-    assert made.parent == between.id
+    assert snapshot.parent == between.id
     check(scene)
 
 
@@ -302,11 +302,11 @@ def test_task_that_runs_twice_leaves_unreferenced_files_and_no_duplicate_row(sce
     scene.write(*(scene.new_statement(name) for name in ("a", "b", "c")))
     done = scene.worker("w", kernels=Twice(kernels._settings, kernels._pool))()
 
-    (made,) = done.snapshots
+    (snapshot,) = done.snapshots
     folder = scene.dataset.layout.statements
     stored = [entry.path for entry in scene.store.list(folder) if entry.path.endswith(".parquet")]
-    assert len(stored) == 2 * len(made.statements.files)
-    assert made.rows.live == 3
+    assert len(stored) == 2 * len(snapshot.statements.files)
+    assert snapshot.rows.live == 3
     check(scene)
 
 
@@ -407,17 +407,17 @@ def test_row_that_cannot_be_stored_is_set_aside_with_its_reason_and_the_others_a
     scene.acknowledged[commit] = [first, last]
     consumed = sum(len(scene.acknowledged[each]) for each in unflushed_commits(scene)) + 1
 
-    (made,) = scene.flush()
+    (snapshot,) = scene.flush()
 
     with scene.database.read() as connection:
         (kept,) = connection.execute(select(journal_rejected)).all()
-    counts = made.rows
-    assert (counts.set_aside, len(made.set_aside)) == (1, 1)
+    counts = snapshot.rows
+    assert (counts.set_aside, len(snapshot.set_aside)) == (1, 1)
     assert counts.added + counts.seen + counts.deleted + counts.set_aside == consumed
     assert reason in kept.reason
     assert (kept.reason, kept.batch, kept.position) == (
-        made.set_aside[0].reason,
-        made.set_aside[0].batch,
+        snapshot.set_aside[0].reason,
+        snapshot.set_aside[0].batch,
         1,
     )
     check(scene)
@@ -450,9 +450,9 @@ def test_row_set_aside_is_set_aside_again_when_its_retry_is_invalid(scene: Scene
         rejected.retry(connection, scene.settings, scene.dataset, ADMIN, None)
     scene.acknowledged[commit + 1] = []
 
-    (made,) = scene.flush()
+    (snapshot,) = scene.flush()
 
-    assert (made.rows.set_aside, made.rows.added, made.content) == (1, 0, made.seq - 1)
+    assert (snapshot.rows.set_aside, snapshot.rows.added, snapshot.content) == (1, 0, snapshot.seq - 1)
     with scene.database.read() as connection:
         assert len(connection.execute(select(journal_rejected)).all()) == 1
     check(scene)

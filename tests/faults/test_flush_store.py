@@ -56,11 +56,11 @@ def test_flush_makes_exactly_the_calls_that_the_fault_cases_cover(scene: Scene):
 
     scene.worker("w", store=faulty)()
 
-    made = {(call.method, call.path) for call in faulty.calls}
-    for method, path in made:
+    calls = {(call.method, call.path) for call in faulty.calls}
+    for method, path in calls:
         assert any(method == each and fnmatchcase(path, glob) for each, glob in CALLS), (method, path)
     for method, glob in CALLS:
-        assert any(method == each and fnmatchcase(path, glob) for each, path in made), (method, glob)
+        assert any(method == each and fnmatchcase(path, glob) for each, path in calls), (method, glob)
 
 
 @pytest.mark.contract("W3")
@@ -97,9 +97,9 @@ def test_call_that_stalls_until_another_worker_has_published_leaves_one_commit(s
         resumed: FlushOutcome = stalled()
 
     assert resumed.error is None
-    made = {each.id for each in [*by_other, *resumed.snapshots]}
-    assert made == {each.id for each in history_of(scene)[1:]}
-    assert len(made) == 1
+    published = {each.id for each in [*by_other, *resumed.snapshots]}
+    assert published == {each.id for each in history_of(scene)[1:]}
+    assert len(published) == 1
     check(scene)
 
 
@@ -176,8 +176,8 @@ class FullDisk(DirectKernels):
     def run(self, slots: list[list[Task[Any]]]) -> Iterator[tuple[int, Any]]:
         tasks = [task for slot in slots for task in slot]
         connection = Connection.from_settings(self._settings)
-        made = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
-        yield from self._pool.submit(run_on_full_disk, made, tasks).result()
+        full_disk_kernel = Kernel(Journal.at(self._settings.database_url), connection, buckets(), "256m")
+        yield from self._pool.submit(run_on_full_disk, full_disk_kernel, tasks).result()
 
 
 class FullStore(Store):
@@ -207,10 +207,10 @@ def limited_file_size() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def run_on_full_disk(made: Kernel, tasks: list[Task[Any]]) -> list[tuple[int, Any]]:
+def run_on_full_disk(full_disk_kernel: Kernel, tasks: list[Task[Any]]) -> list[tuple[int, Any]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kernel, "Store", FullStore)
-        return run_tasks(made, tasks)
+        return run_tasks(full_disk_kernel, tasks)
 
 
 def test_disk_full_while_data_files_are_written_is_an_error_and_the_next_flush_completes(scene: Scene, kernels: DirectKernels):

@@ -85,17 +85,17 @@ def test_server_killed_during_a_thousand_requests_keeps_acknowledged_writes_and_
         connection.execute(update(journal_batches).where(journal_batches.c.state == "open").values(expires=_past()))
     sweep(database, settings)
 
-    found = stored(database)
-    requests = {name.split("-")[0] for name in found}
+    counts = stored(database)
+    requests = {name.split("-")[0] for name in counts}
     assert len(acknowledged) >= after
     assert requests >= set(acknowledged)
     for request in requests:
         large = int(request[1:]) % 20 == 0
         names = [f"{request}-{part}" for part in range(2500 if large else 2)]
-        assert {found[name] for name in names} == {9 if large else 4}, f"{request} is stored in part"
+        assert {counts[name] for name in names} == {9 if large else 4}, f"{request} is stored in part"
     with database.read() as connection:
         assert {state for (state,) in connection.execute(select(journal_batches.c.state))} == {"committed"}
-        assert sum(found.values()) == len(connection.execute(select(journal.c.batch)).all())
+        assert sum(counts.values()) == len(connection.execute(select(journal.c.batch)).all())
 
 
 def test_client_that_disconnects_while_sending_leaves_nothing(tmp_path: Path, environment, database: Database):

@@ -111,23 +111,23 @@ def test_mapping_with_workers_killed_in_a_task_and_around_the_commit_is_complete
         with worker(tmp_path) as killed, stopped_within_a_task(tmp_path / "data/tarn.db"):
             killed.send(signal.SIGKILL)
             killed.wait_exited()
-        within = visible_names(client)
+        in_task = visible_names(client)
         with worker(tmp_path, "mapped", "KILL") as first:
             first.wait_reached("mapped")
             first.wait_exited()
-        halfway = visible_names(client)
+        before_commit = visible_names(client)
         with worker(tmp_path, "committed", "KILL") as second:
             second.wait_reached("committed")
             second.wait_exited()
-        committed = visible_names(client)
+        after_commit = visible_names(client)
         unfinished = client.get(job).json()
         with worker(tmp_path):
             done = client.get(f"{job}?wait=60", timeout=TIMEOUT).json()
             while done["finished"] is None:
                 done = client.get(f"{job}?wait=60", timeout=TIMEOUT).json()
 
-        assert within == halfway == {"former": "Former"}
-        assert committed == NAMES
+        assert in_task == before_commit == {"former": "Former"}
+        assert after_commit == NAMES
         assert unfinished["state"] == "running"
         assert done["state"] == "done", done
         assert (done["result"]["rows"], done["result"]["entities"], done["result"]["rejected"]) == (COUNT, COUNT, 0)

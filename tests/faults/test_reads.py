@@ -155,23 +155,23 @@ def person(entity: str, name: str) -> dict[str, Any]:
 
 @contextmanager
 def flushing(api: InProcessApi, dataset: Dataset, kernels: DirectKernels) -> Iterator[list[int]]:
-    """Flush continuously in a thread during the block; yield the list of snapshots made so far."""
+    """Flush continuously in a thread during the block; yield the numbers of the snapshots made so far."""
     services = api.services
     publisher = SnapshotPublisher(services.database, services.store, services.settings, "tester")
     flush = Flush(services.database, services.store, publisher, lambda: kernels)
     stop = threading.Event()
-    made: list[int] = []
+    snapshots: list[int] = []
 
     def run() -> None:
         while not stop.is_set():
             done = flush.run([dataset], lambda: None)[dataset.id]
             assert done.error is None, repr(done.error)
-            made.extend(snapshot.seq for snapshot in done.snapshots)
+            snapshots.extend(snapshot.seq for snapshot in done.snapshots)
 
     with ThreadPoolExecutor(1) as pool:
         worker = pool.submit(run)
         try:
-            yield made
+            yield snapshots
         finally:
             stop.set()
         worker.result(60)
@@ -208,11 +208,11 @@ def test_readers_see_own_writes_at_once_and_every_entity_once_while_a_worker_flu
         base = f"/v1/datasets/{dataset.name}"
         clients = [Client(api, base, one, random.Random(f"{number} {one}")) for one in range(CLIENTS)]
 
-        with flushing(api, dataset, kernels) as made, ThreadPoolExecutor(CLIENTS) as pool:
+        with flushing(api, dataset, kernels) as snapshots, ThreadPoolExecutor(CLIENTS) as pool:
             for done in [pool.submit(client.work, TRIALS_PER_DATASET // CLIENTS, clients) for client in clients]:
                 done.result()
 
-        assert len(made) > 1
+        assert len(snapshots) > 1
         assert sum(client.trials for client in clients) >= TRIALS_PER_DATASET
         for read in ("streamed", "listed"):
             assert sum(client.checked[read] for client in clients) > 0

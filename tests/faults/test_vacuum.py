@@ -172,8 +172,8 @@ def test_read_of_old_snapshots_during_vacuums_is_complete_or_fails_with_snapshot
     stop = threading.Event()
 
     def read_snapshots() -> tuple[int, int]:
-        complete = gone = 0
-        while not stop.is_set() or not gone:
+        complete = expired = 0
+        while not stop.is_set() or not expired:
             for seq, expected in known.items():
                 try:
                     with reader.reading() as reading:
@@ -181,8 +181,8 @@ def test_read_of_old_snapshots_during_vacuums_is_complete_or_fails_with_snapshot
                         assert set(reading.duck.execute("SELECT id, origin FROM live").fetchall()) == expected
                     complete += 1
                 except SnapshotGone:
-                    gone += 1
-        return complete, gone
+                    expired += 1
+        return complete, expired
 
     def maintain() -> None:
         for hours in (24, 0, 0):
@@ -190,10 +190,10 @@ def test_read_of_old_snapshots_during_vacuums_is_complete_or_fails_with_snapshot
             replace_files(scene)
         stop.set()
 
-    (complete, gone), _ = run_concurrently(read_snapshots, maintain)
+    (complete, expired), _ = run_concurrently(read_snapshots, maintain)
 
     assert complete > 0
-    assert gone > 0
+    assert expired > 0
     check(scene)
 
 

@@ -29,7 +29,7 @@ ADMIN_KEY = "the-key-of-the-administrator"
 @pytest.fixture(scope="module")
 def keys() -> dict[str, str]:
     """Return the API key of each role; the fixture `lake` adds those of its tenants."""
-    return {"nobody": "", "administrator": ADMIN_KEY}
+    return {"anonymous": "", "administrator": ADMIN_KEY}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def lake(
 
 
 @pytest.mark.parametrize(
-    "role", [*(pytest.param(role, marks=pytest.mark.long) for role in ("nobody", *LEVELS)), "administrator"]
+    "role", [*(pytest.param(role, marks=pytest.mark.long) for role in ("anonymous", *LEVELS)), "administrator"]
 )
 def test_fuzzed_requests_get_responses_that_match_the_openapi_document(
     lake: Server, keys: dict[str, str], role: str, tmp_path: Path

@@ -100,14 +100,14 @@ def back_up(scene: Scene, vault: BackupStore, reached: Reached = ignored) -> Bac
 
 
 def restore(
-    elsewhere: Elsewhere, vault: BackupStore, made: BackupManifest, reached: Reached = ignored
+    elsewhere: Elsewhere, vault: BackupStore, manifest: BackupManifest, reached: Reached = ignored
 ) -> Reconciliation:
     results: list[Reconciliation] = []
-    running = Restore(elsewhere.database, elsewhere.store, vault, made.id, reached)
-    running.run(lambda: results.append(elsewhere.reconcile()))
+    restoration = Restore(elsewhere.database, elsewhere.store, vault, manifest.id, reached)
+    restoration.run(lambda: results.append(elsewhere.reconcile()))
     return results[0]
 
 
-def only(found: Reconciliation) -> Reconciled:
-    (one,) = found.datasets
-    return one
+def only(reconciliation: Reconciliation) -> Reconciled:
+    (result,) = reconciliation.datasets
+    return result

@@ -65,20 +65,20 @@ def test_backup_is_restored_unchanged_into_an_empty_target(scene: Scene, elsewhe
     scene.with_history(3)
     put_file(scene, "a/report.pdf", b"a report")
     put_file(scene, "a/empty.txt", b"")
-    made = back_up(scene, vault)
+    manifest = back_up(scene, vault)
     before = save_database(scene)
-    found = restore(elsewhere, vault, made)
+    reconciled = restore(elsewhere, vault, manifest)
 
-    assert (found.datasets, made.lacking) == ([], [])
-    here = elsewhere.scene(scene, scene.acknowledged)
+    assert (reconciled.datasets, manifest.lacking) == ([], [])
+    restored = elsewhere.scene(scene, scene.acknowledged)
     tables = [table for table in dump.dumped() if table.name not in ("leases", "access_revision", "tags")]
     same = {table.name for table in tables}
-    assert [lines for lines in save_database(here) if orjson.loads(lines[0])["table"] in same] == [
+    assert [lines for lines in save_database(restored) if orjson.loads(lines[0])["table"] in same] == [
         lines for lines in before if orjson.loads(lines[0])["table"] in same
     ]
-    assert head_of(here) == head_of(scene)
-    assert findings(here) == []
-    check(here)
+    assert head_of(restored) == head_of(scene)
+    assert findings(restored) == []
+    check(restored)
 
 
 @ONE_DATABASE
@@ -106,14 +106,14 @@ def test_backup_during_writes_flushes_and_a_vacuum_has_the_state_of_one_moment(
         vacuum(scene, keep_from=head_of(scene).seq)
         put_file(scene, "later.txt", b"put while it is copied")
 
-    made = back_up(scene, vault, at("dumped", change_dataset))
-    found = restore(elsewhere, vault, made)
+    manifest = back_up(scene, vault, at("dumped", change_dataset))
+    reconciled = restore(elsewhere, vault, manifest)
 
-    assert (found.datasets, made.lacking) == ([], [])
+    assert (reconciled.datasets, manifest.lacking) == ([], [])
     assert list(elsewhere.store.list(scene.dataset.layout.archive)) == []
-    here = elsewhere.scene(scene, commits)
-    check(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(scene, commits)
+    check(restored)
+    assert findings(restored) == []
     check(scene)
 
 
@@ -147,11 +147,11 @@ def test_content_deleted_while_it_is_copied_restarts_the_backup(scene: Scene, el
             connection.execute(text("DELETE FROM files"))
         scene.store.delete([entry.path for entry in scene.store.list(scene.dataset.layout.archive)])
 
-    made = back_up(scene, vault, at("dumped", delete))
-    found = restore(elsewhere, vault, made)
+    manifest = back_up(scene, vault, at("dumped", delete))
+    reconciled = restore(elsewhere, vault, manifest)
 
-    assert (made.lacking, found.datasets) == ([], [])
-    assert vault.finished() == [made.id]
+    assert (manifest.lacking, reconciled.datasets) == ([], [])
+    assert vault.finished() == [manifest.id]
 
 
 @ONE_DATABASE
@@ -163,13 +163,13 @@ def test_files_that_the_lake_lacks_are_recorded_and_reported_by_the_restore(
     blob = next(entry.path for entry in scene.store.list(scene.dataset.layout.archive) if entry.path.endswith("/data"))
     scene.store.delete([blob])
 
-    made = back_up(scene, vault)
-    (found,) = restore(elsewhere, vault, made).datasets
+    manifest = back_up(scene, vault)
+    (result,) = restore(elsewhere, vault, manifest).datasets
 
-    assert [one.path for one in made.lacking] == [blob]
-    assert [file.path for file in found.lost.files] == ["gone.txt"]
-    assert found.lost.model_copy(update={"files": []}) == Losses()
-    assert found.findings == []
+    assert [one.path for one in manifest.lacking] == [blob]
+    assert [file.path for file in result.lost.files] == ["gone.txt"]
+    assert result.lost.model_copy(update={"files": []}) == Losses()
+    assert result.findings == []
 
 
 @ONE_DATABASE
@@ -182,10 +182,10 @@ def test_killed_backup_does_not_count_and_the_next_one_continues(
         back_up(scene, vault, kill_at(step))
     assert vault.finished() == []
 
-    made = back_up(scene, vault)
+    manifest = back_up(scene, vault)
 
-    assert (made.copied == made.objects) == (step == "dumped")
-    restore(elsewhere, vault, made)
+    assert (manifest.copied == manifest.objects) == (step == "dumped")
+    restore(elsewhere, vault, manifest)
     check(elsewhere.scene(scene, scene.acknowledged))
 
 
@@ -195,44 +195,44 @@ def test_killed_restore_is_resumed_and_blocks_every_start_until_then(
     scene: Scene, elsewhere: Elsewhere, vault: BackupStore, step: str
 ):
     scene.with_history(1)
-    made = back_up(scene, vault)
+    manifest = back_up(scene, vault)
     with pytest.raises(Killed):
-        restore(elsewhere, vault, made, kill_at(step))
+        restore(elsewhere, vault, manifest, kill_at(step))
     if step != "lake.json put":
         with pytest.raises(StartRefused, match=r"and no lake\.json"):
             open_lake(elsewhere.store)
 
-    restore(elsewhere, vault, made)
+    restore(elsewhere, vault, manifest)
 
-    assert open_lake(elsewhere.store).id == made.lake
+    assert open_lake(elsewhere.store).id == manifest.lake
     check(elsewhere.scene(scene, scene.acknowledged))
 
 
 @ONE_DATABASE
 def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
     scene.with_history(1)
-    made = back_up(scene, vault)
+    manifest = back_up(scene, vault)
     folder = vault.store.connection.folder
     assert folder is not None
-    table = folder / f"backups/{made.id}/tables/journal.ndjson.zst"
+    table = folder / f"backups/{manifest.id}/tables/journal.ndjson.zst"
     complete = table.read_bytes()
-    held = next(held for held in vault.index(made) if held.path.endswith(".parquet"))
+    entry = next(entry for entry in vault.index(manifest) if entry.path.endswith(".parquet"))
 
     table.write_bytes(complete[:-9] + b"x" + complete[-8:])
     with pytest.raises(
         DamagedBackup, match=r"tables/journal\.ndjson\.zst (is not what was written|cannot be unpacked)"
     ):
-        restore(elsewhere, vault, made)
+        restore(elsewhere, vault, manifest)
     table.unlink()
     with pytest.raises(DamagedBackup, match=r"the backup lacks backups/.*/tables/journal\.ndjson\.zst"):
-        restore(elsewhere, vault, made)
+        restore(elsewhere, vault, manifest)
     table.write_bytes(complete)
-    (folder / held.object).unlink()
+    (folder / entry.object).unlink()
     with pytest.raises(
-        DamagedBackup, match=f"1 of {made.objects} objects of the backup are missing.*; the first is {held.object}"
+        DamagedBackup, match=f"1 of {manifest.objects} objects of the backup are missing.*; the first is {entry.object}"
     ):
-        restore(elsewhere, vault, made)
-    with pytest.raises(DamagedBackup, match=f"has no backup 'yesterday'; there are {made.id}"):
+        restore(elsewhere, vault, manifest)
+    with pytest.raises(DamagedBackup, match=f"has no backup 'yesterday'; there are {manifest.id}"):
         vault.read("yesterday")
 
     assert list(elsewhere.store.list("")) == []
@@ -240,28 +240,28 @@ def test_damaged_backup_is_refused_before_anything_is_written(scene: Scene, else
 
 @ONE_DATABASE
 def test_targets_that_are_not_empty_are_refused(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
-    made = back_up(scene, vault)
+    manifest = back_up(scene, vault)
 
     elsewhere.store.put("mine.txt", b"mine")
     with pytest.raises(StartRefused, match=r"is not empty: it holds mine\.txt"):
-        restore(elsewhere, vault, made)
+        restore(elsewhere, vault, manifest)
     elsewhere.store.delete(["mine.txt"])
     with elsewhere.database.write() as connection:
         connection.execute(text("INSERT INTO lake VALUES ('another')"))
     with pytest.raises(StartRefused, match="the database is not empty: its table 'lake' has rows"):
-        restore(elsewhere, vault, made)
+        restore(elsewhere, vault, manifest)
     with pytest.raises(StartRefused, match="is a lake: keep backups elsewhere"):
         BackupStore(scene.store)
 
 
 @ONE_DATABASE
 def test_backup_of_an_unknown_revision_is_refused(scene: Scene, elsewhere: Elsewhere, vault: BackupStore):
-    made = back_up(scene, vault)
-    path = f"backups/{made.id}/backup.json"
-    vault.store.put(path, orjson.dumps(made.model_copy(update={"revision": "9999"}).model_dump(mode="json")))
+    manifest = back_up(scene, vault)
+    path = f"backups/{manifest.id}/backup.json"
+    vault.store.put(path, orjson.dumps(manifest.model_copy(update={"revision": "9999"}).model_dump(mode="json")))
 
     with pytest.raises(StartRefused, match=r"of revision 9999, made by Tarn .*, which this version does not know"):
-        restore(elsewhere, vault, made)
+        restore(elsewhere, vault, manifest)
 
 
 def test_older_backup_is_loaded_at_its_own_revision_and_migrated(tmp_path: Path):
@@ -309,21 +309,21 @@ def test_json_null_missing_values_and_bytes_are_restored_unchanged(
     restore(elsewhere, vault, back_up(scene, vault))
 
     with elsewhere.database.read() as connection:
-        found = connection.execute(text("SELECT progress FROM jobs ORDER BY id")).scalars().all()
+        progress_values = connection.execute(text("SELECT progress FROM jobs ORDER BY id")).scalars().all()
         assert connection.execute(text("SELECT hex(value) FROM journal")).scalar() == "FF00"
-    assert [None if one is None else orjson.loads(one) for one in found] == [None, None, {"done": 1}]
-    assert found[:2] == [None, "null"]
+    assert [None if one is None else orjson.loads(one) for one in progress_values] == [None, None, {"done": 1}]
+    assert progress_values[:2] == [None, "null"]
 
 
 def tarn(settings: Settings, *arguments: str, **more: str) -> tuple[int, str]:
     """Run the command in a process of its own; return its exit code and output."""
     options = {name: value.get_secret_value() for name, value in settings.storage_options.items()}
-    given = {"TARN_DATABASE_URL": settings.database_url, "TARN_LAKE_URI": settings.lake_uri}
+    variables = {"TARN_DATABASE_URL": settings.database_url, "TARN_LAKE_URI": settings.lake_uri}
     if options:
-        given["TARN_STORAGE_OPTIONS"] = orjson.dumps(options).decode()
+        variables["TARN_STORAGE_OPTIONS"] = orjson.dumps(options).decode()
     done = subprocess.run(
         [sys.executable, "-m", "tarn.cli", *arguments],
-        env=os.environ | given | more,
+        env=os.environ | variables | more,
         capture_output=True,
         text=True,
         check=False,
@@ -337,18 +337,18 @@ def test_command_backs_up_to_s3_and_restores_from_there(
 ):
     """From a disk to a bucket, and from there to another lake in it, with separate options for backups."""
     scene.with_history(1)
-    place = s3.settings().lake_uri
+    location = s3.settings().lake_uri
 
     code, output = tarn(
-        scene.settings, "backup", place, "--keep", "1", TARN_BACKUP_OPTIONS=orjson.dumps(s3.options).decode()
+        scene.settings, "backup", location, "--keep", "1", TARN_BACKUP_OPTIONS=orjson.dumps(s3.options).decode()
     )
     assert code == 0, output
-    there = s3.settings(database_url=f"sqlite:///{tmp_path}/there.db")
-    code, output = tarn(there, "restore", place, "--json")
+    target_settings = s3.settings(database_url=f"sqlite:///{tmp_path}/there.db")
+    code, output = tarn(target_settings, "restore", location, "--json")
 
     assert code == 0, output
     assert orjson.loads(output[output.index("{") :])["datasets"] == []
-    elsewhere.settings, elsewhere.database = there, Database(there.database_url)
+    elsewhere.settings, elsewhere.database = target_settings, Database(target_settings.database_url)
     check(elsewhere.scene(scene, scene.acknowledged))
     elsewhere.database.close()
 
@@ -362,16 +362,16 @@ def test_command_writes_private_files_and_reports_what_is_lost(
     monkeypatch.setenv("TARN_DATABASE_URL", scene.settings.database_url)
     monkeypatch.setenv("TARN_LAKE_URI", scene.settings.lake_uri)
     scene.with_history(1)
-    place = tmp_path / "backups"
+    location = tmp_path / "backups"
     command = CliRunner()
 
     refused = command.invoke(app, ["backup", f"{scene.settings.lake_uri}/backups"])
     assert (refused.exit_code, "are within each other" in refused.output) == (2, True)
-    made = command.invoke(app, ["backup", str(place)])
-    assert made.exit_code == 0, made.output
-    assert {found.stat().st_mode & 0o077 for found in place.rglob("*")} == {0}
-    listed = command.invoke(app, ["backup", str(place), "--list", "--json"])
-    assert [one["id"] for one in orjson.loads(listed.stdout)] == [path.name for path in (place / "backups").iterdir()]
+    created = command.invoke(app, ["backup", str(location)])
+    assert created.exit_code == 0, created.output
+    assert {path.stat().st_mode & 0o077 for path in location.rglob("*")} == {0}
+    listed = command.invoke(app, ["backup", str(location), "--list", "--json"])
+    assert [one["id"] for one in orjson.loads(listed.stdout)] == [path.name for path in (location / "backups").iterdir()]
     scene.flush()
     scene.store.delete([scene.dataset.layout.snapshot(2)])
     dry_run = command.invoke(app, ["reconcile"])

@@ -26,11 +26,11 @@ pytestmark = pytest.mark.both_databases
 
 def flushes(scene: Scene, count: int, name: str) -> list[int]:
     """Make some snapshots, each with a statement of its own; return their commits."""
-    made = []
+    commits = []
     for number in range(count):
-        made.append(scene.write(scene.new_statement(f"{name} {number}"), *scene.random_events()))
+        commits.append(scene.write(scene.new_statement(f"{name} {number}"), *scene.random_events()))
         scene.flush()
-    return made
+    return commits
 
 
 def lost(one: Reconciled) -> set[int]:
@@ -63,10 +63,10 @@ def test_lake_ahead_of_the_database_is_recorded_and_nothing_is_flushed_twice(
 
     assert (dry.found, dry.recorded, dry.lost) == ("lake ahead", [3, 4, 5], Losses())
     assert (done.found, done.recorded, done.lost, done.findings) == ("lake ahead", [3, 4, 5], Losses(), [])
-    here = elsewhere.scene(scene, scene.acknowledged.keys() - {unflushed})
-    assert head_of(here).id == head_of(scene).id
-    check(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(scene, scene.acknowledged.keys() - {unflushed})
+    assert head_of(restored).id == head_of(scene).id
+    check(restored)
+    assert findings(restored) == []
 
 
 def test_database_ahead_of_the_lake_is_rolled_back_and_reports_exactly_what_is_lost(
@@ -74,7 +74,7 @@ def test_database_ahead_of_the_lake_is_rolled_back_and_reports_exactly_what_is_l
 ):
     flushes(scene, 2, "before")
     lake = save_lake(scene, tmp_path / "saved")
-    gone = flushes(scene, 3, "after")
+    lost_commits = flushes(scene, 3, "after")
     segments.purge_done(scene.database)
     scene.write()
     elsewhere.put(save_database(scene), lake)
@@ -86,12 +86,12 @@ def test_database_ahead_of_the_lake_is_rolled_back_and_reports_exactly_what_is_l
     for result in (dry, done):
         assert (result.found, result.head_before, result.head) == ("database ahead", 5, 2)
         assert [one.id for one in result.lost.snapshots] == lost_ids
-        assert lost(result) == set(gone)
+        assert lost(result) == set(lost_commits)
     assert done.findings == []
-    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
-    assert [one.operation for one in history_of(here)] == ["flush"] * 2 + ["revert"] * 4
-    check(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(scene, scene.acknowledged.keys() - set(lost_commits))
+    assert [one.operation for one in history_of(restored)] == ["flush"] * 2 + ["revert"] * 4
+    check(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
@@ -114,18 +114,18 @@ def test_batches_whose_rows_still_exist_are_flushed_again(scene: Scene, elsewher
 def test_stale_writer_of_a_lost_snapshot_loses_and_blocks_nobody(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     flushes(scene, 2, "before")
     lake = save_lake(scene, tmp_path / "saved")
-    gone = flushes(scene, 2, "after")
+    lost_commits = flushes(scene, 2, "after")
     segments.purge_done(scene.database)
     strays = {path: scene.store.get(path) for path in (scene.dataset.layout.snapshot(seq) for seq in (3, 4))}
     elsewhere.put(save_database(scene), lake)
     elsewhere.reconcile()
-    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
+    restored = elsewhere.scene(scene, scene.acknowledged.keys() - set(lost_commits))
 
     for path, manifest in strays.items():
-        assert here.store.get(path) != manifest
-    assert head_of(here).seq == 5
-    check(here)
-    assert findings(here) == []
+        assert restored.store.get(path) != manifest
+    assert head_of(restored).seq == 5
+    check(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
@@ -135,7 +135,7 @@ def test_killed_reconciliation_is_resumed_and_reports_the_losses_again(
 ):
     flushes(scene, 1, "before")
     lake = save_lake(scene, tmp_path / "saved")
-    gone = flushes(scene, 2, "after")
+    lost_commits = flushes(scene, 2, "after")
     segments.purge_done(scene.database)
     elsewhere.put(save_database(scene), lake)
 
@@ -144,12 +144,12 @@ def test_killed_reconciliation_is_resumed_and_reports_the_losses_again(
     again = elsewhere.reconcile()
 
     if step != "files reconciled":
-        assert lost(only(again)) == set(gone)
+        assert lost(only(again)) == set(lost_commits)
         assert len(only(again).lost.snapshots) == 2
-    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
-    assert head_of(here).seq == 4
-    check(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(scene, scene.acknowledged.keys() - set(lost_commits))
+    assert head_of(restored).seq == 4
+    check(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
@@ -157,7 +157,7 @@ def test_manifest_without_its_files_is_moved_away(scene: Scene, elsewhere: Elsew
     """A bucket copied during a flush may have the manifest without the files."""
     flushes(scene, 1, "before")
     saved = save_database(scene)
-    gone = flushes(scene, 1, "after")
+    lost_commits = flushes(scene, 1, "after")
     lake = save_lake(scene, tmp_path / "saved")
     added = head_of(scene).statements.added[0]
     (lake / scene.dataset.layout.statements / added).unlink()
@@ -166,12 +166,12 @@ def test_manifest_without_its_files_is_moved_away(scene: Scene, elsewhere: Elsew
     done = only(elsewhere.reconcile())
 
     assert [one.seq for one in done.lost.snapshots] == [2]
-    assert [batch.commit for batch in done.lost.batches] == gone
+    assert [batch.commit for batch in done.lost.batches] == lost_commits
     assert done.aside == [scene.dataset.layout.snapshot(2)]
-    here = elsewhere.scene(scene, scene.acknowledged.keys() - set(gone))
-    assert head_of(here).seq == 3
-    check(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(scene, scene.acknowledged.keys() - set(lost_commits))
+    assert head_of(restored).seq == 3
+    check(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
@@ -185,10 +185,10 @@ def test_history_expired_by_a_lost_vacuum_is_kept_again(scene: Scene, elsewhere:
     done = only(elsewhere.reconcile())
 
     assert [one.seq for one in done.lost.snapshots] == [4]
-    here = elsewhere.scene(scene, scene.acknowledged)
-    assert [one.seq for one in history_of(here)] == [1, 2, 3, 4, 5]
-    check_now(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(scene, scene.acknowledged)
+    assert [one.seq for one in history_of(restored)] == [1, 2, 3, 4, 5]
+    check_now(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
@@ -208,10 +208,10 @@ def test_history_expired_in_the_lake_is_expired_and_refs_into_it_are_reported(
     done = only(elsewhere.reconcile())
 
     assert done.lost.refs == ["then"]
-    here = elsewhere.scene(scene, scene.acknowledged)
-    assert history_of(here)[0].seq == 3
-    check_now(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(scene, scene.acknowledged)
+    assert history_of(restored)[0].seq == 3
+    check_now(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
@@ -228,29 +228,29 @@ def test_dataset_that_exists_only_in_the_lake_is_recorded_with_its_history(
     done = only(elsewhere.reconcile())
 
     assert (done.dataset, done.found, done.recorded, done.lost) == ("later", "only in the lake", [3, 4], Losses())
-    here = elsewhere.scene(later, later.acknowledged)
-    check(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(later, later.acknowledged)
+    check(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
 def test_dataset_missing_in_the_lake_keeps_its_unflushed_journal(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
     lake = save_lake(scene, tmp_path / "saved")
     later = Scene.make(scene.settings, scene.database, scene.store, scene.kernels, 2, "later")
-    gone = flushes(later, 2, "later")
+    lost_commits = flushes(later, 2, "later")
     segments.purge_done(scene.database)
     later.write(later.new_statement("unflushed"))
     elsewhere.put(save_database(scene), lake)
 
     done = only(elsewhere.reconcile())
 
-    assert (done.head, done.lost.configuration, lost(done)) == (None, True, set(gone))
-    here = elsewhere.scene(later, later.acknowledged.keys() - set(gone))
-    check_now(here)
-    (made,) = here.flush()
-    assert made.seq == 4
-    check_now(here)
-    assert findings(here) == []
+    assert (done.head, done.lost.configuration, lost(done)) == (None, True, set(lost_commits))
+    restored = elsewhere.scene(later, later.acknowledged.keys() - set(lost_commits))
+    check_now(restored)
+    (snapshot,) = restored.flush()
+    assert snapshot.seq == 4
+    check_now(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE
@@ -287,9 +287,9 @@ def test_dataset_recreated_in_the_lake_replaces_the_former_one_of_its_name(
 
     assert (done.found, done.id, done.lost.everything) == ("only in the lake", recreated.dataset.id, True)
     assert [batch.commit for batch in done.lost.batches] == [2]
-    here = elsewhere.scene(recreated, recreated.acknowledged)
-    check_now(here)
-    assert findings(here) == []
+    restored = elsewhere.scene(recreated, recreated.acknowledged)
+    check_now(restored)
+    assert findings(restored) == []
 
 
 @ONE_DATABASE

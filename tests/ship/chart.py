@@ -99,6 +99,6 @@ def release(values: Path, *arguments: str, version: str = OLDEST) -> Release:
     return Release(_merge(defaults, yaml.safe_load(values.read_text())), render(values, *arguments, version=version))
 
 
-def _merge(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    both = {key: _merge(defaults[key], given[key]) for key in defaults.keys() & given if isinstance(given[key], dict)}
-    return defaults | given | both
+def _merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    nested = {key: _merge(defaults[key], values[key]) for key in defaults.keys() & values if isinstance(values[key], dict)}
+    return defaults | values | nested

@@ -35,15 +35,15 @@ LIMITS = ("type", "enum", "minimum", "maximum", "exclusiveMinimum", "pattern")
 def offered() -> dict[str, dict[str, Any]]:
     """Return every setting that the chart does not set itself, with its limits."""
     fields = Settings.model_json_schema()["properties"]
-    found = {PREFIX + name.upper(): _limits(field) for name, field in fields.items()}
-    return {name: limits for name, limits in found.items() if name not in SET_BY_THE_CHART}
+    settings = {PREFIX + name.upper(): _limits(field) for name, field in fields.items()}
+    return {name: limits for name, limits in settings.items() if name not in SET_BY_THE_CHART}
 
 
 def _limits(field: dict[str, Any]) -> dict[str, Any]:
-    given = next(each for each in field.get("anyOf", [field]) if each["type"] != "null")
-    if given["type"] == "array":
-        given = {**given, "type": "string"}  # a list is written as one comma-separated variable
-    return {key: value for key, value in given.items() if key in LIMITS}
+    schema = next(each for each in field.get("anyOf", [field]) if each["type"] != "null")
+    if schema["type"] == "array":
+        schema = {**schema, "type": "string"}  # a list is written as one comma-separated variable
+    return {key: value for key, value in schema.items() if key in LIMITS}
 
 
 if __name__ == "__main__":

@@ -42,24 +42,24 @@ class Cluster:
     lock: Lock = field(default_factory=Lock)
     closing: Event = field(default_factory=Event)
 
-    def add(self, resource: str, given: dict[str, Any]) -> dict[str, Any]:
-        name = given["metadata"]["name"]
+    def add(self, resource: str, manifest: dict[str, Any]) -> dict[str, Any]:
+        name = manifest["metadata"]["name"]
         uid = f"uid-{len(self.objects)}"
-        made = given | {"metadata": given["metadata"] | {"uid": uid, "resourceVersion": str(len(self.requests))}}
+        stored = manifest | {"metadata": manifest["metadata"] | {"uid": uid, "resourceVersion": str(len(self.requests))}}
         with self.lock:
-            self.objects[resource, name] = made
-        return made
+            self.objects[resource, name] = stored
+        return stored
 
     def add_driver(self, name: str) -> None:
         """Add the pod in which Spark's driver is configured to run."""
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         self.add("pods", {"metadata": {"name": name}, "status": ready})
 
-    def run(self, given: dict[str, Any]) -> dict[str, Any]:
+    def run(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Start a pod's only container: `tarn` with its arguments, as the image does."""
-        self.created_pods.append(given)
-        name = given["metadata"]["name"]
-        (container,) = given["spec"]["containers"]
+        self.created_pods.append(manifest)
+        name = manifest["metadata"]["name"]
+        (container,) = manifest["spec"]["containers"]
         environment = {each["name"]: self._value(each, name) for each in container.get("env", [])}
         kept = {key: value for key, value in os.environ.items() if key in ("PATH", "JAVA_HOME")}
         with (self.folder / f"{name}.log").open("wb") as log:
@@ -71,7 +71,7 @@ class Cluster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        return self.add("pods", given | {"status": {"phase": "Running", "podIP": ADDRESS}})
+        return self.add("pods", manifest | {"status": {"phase": "Running", "podIP": ADDRESS}})
 
     def remove(self, resource: str, name: str) -> None:
         with self.lock:
@@ -110,8 +110,8 @@ class _Api(BaseHTTPRequestHandler):
         if "watch" in query:
             self._watch()
         elif self.command == "POST":
-            given = json.loads(body)
-            self._answer(201, self.cluster.run(given) if resource == "pods" else self.cluster.add(resource, given))
+            manifest = json.loads(body)
+            self._answer(201, self.cluster.run(manifest) if resource == "pods" else self.cluster.add(resource, manifest))
         elif name is None:
             labels = dict(each.split("=") for part in query.get("labelSelector", []) for each in part.split(","))
             self._answer(
@@ -172,14 +172,14 @@ class _Api(BaseHTTPRequestHandler):
 @contextmanager
 def cluster(folder: Path, **variables: str) -> Iterator[Cluster]:
     """Run a cluster on the loopback interface, whose pods get these variables and write below `folder`."""
-    here = Cluster("", folder, variables)
-    with ThreadingHTTPServer((ADDRESS, 0), type("Api", (_Api,), {"cluster": here})) as server:
-        here.url = f"http://{ADDRESS}:{server.server_port}"
+    running = Cluster("", folder, variables)
+    with ThreadingHTTPServer((ADDRESS, 0), type("Api", (_Api,), {"cluster": running})) as server:
+        running.url = f"http://{ADDRESS}:{server.server_port}"
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:
-            yield here
+            yield running
         finally:
-            here.close()
+            running.close()
             server.shutdown()
             thread.join()

@@ -29,12 +29,12 @@ class Instruction:
 def instructions() -> list[Instruction]:
     lines = (line for line in (ROOT / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#"))
     logical = re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
-    found: list[Instruction] = []
+    result: list[Instruction] = []
     stage = -1
     for word, text in (line.split(maxsplit=1) for line in logical if line.strip()):
         stage += word == "FROM"
-        found.append(Instruction(stage, word, text))
-    return found
+        result.append(Instruction(stage, word, text))
+    return result
 
 
 def final_stage(word: str) -> list[Instruction]:

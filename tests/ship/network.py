@@ -62,9 +62,9 @@ def _is_port(ports: list[dict[str, Any]] | None, target: Pod, port: int, protoco
 
 
 def _selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    def holds(expression: dict[str, Any]) -> bool:
+    def matches(expression: dict[str, Any]) -> bool:
         assert expression["operator"] == "In"
         return labels.get(expression["key"]) in expression["values"]
 
-    wanted = selector.get("matchLabels", {})
-    return wanted.items() <= labels.items() and all(map(holds, selector.get("matchExpressions", [])))
+    match_labels = selector.get("matchLabels", {})
+    return match_labels.items() <= labels.items() and all(map(matches, selector.get("matchExpressions", [])))

@@ -33,8 +33,8 @@ def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
 
 
 def test_hadolint_reports_nothing():
-    found = run(Path(sys.executable).parent / "hadolint", "--no-color", ROOT / "Dockerfile")
-    assert (found.returncode, found.stdout) == (0, "")
+    result = run(Path(sys.executable).parent / "hadolint", "--no-color", ROOT / "Dockerfile")
+    assert (result.returncode, result.stdout) == (0, "")
 
 
 def test_every_stage_starts_from_the_debian_release_that_has_jre_17():
@@ -276,11 +276,11 @@ def image() -> Iterator[Image]:
                 wheel.extractall(packages)
         compileall.compile_dir(packages, quiet=1)
         (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-        found = Image(folder / "venv" / "bin" / "python", folder)
-        found.root.mkdir(mode=0o555)
-        found.scratch.mkdir()
-        found.data.mkdir()
-        yield found
+        installed = Image(folder / "venv" / "bin" / "python", folder)
+        installed.root.mkdir(mode=0o555)
+        installed.scratch.mkdir()
+        installed.data.mkdir()
+        yield installed
 
 
 def test_installed_package_prints_its_version_and_is_not_the_working_copy(image):

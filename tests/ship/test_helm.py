@@ -35,7 +35,7 @@ OPERATOR = "monitoring.coreos.com/v1"
 """The API version of objects whose kinds are not part of Kubernetes."""
 
 
-# The chart as a whole
+# The chart
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
@@ -106,7 +106,7 @@ def test_notes_have_the_secret_of_the_key_the_address_of_the_api_and_the_connect
 
 
 @pytest.mark.parametrize(
-    ("setting", "place"),
+    ("setting", "path"),
     [
         ("database.existingSecret=null", "/database"),
         ("database.existingSecret=", "/database/existingSecret"),
@@ -142,11 +142,11 @@ def test_notes_have_the_secret_of_the_key_the_address_of_the_api_and_the_connect
         ("extraEnv[0].name=AWS_SECRET_ACCESS_KEY,extraEnv[0].value=shown", "/extraEnv/0"),
     ],
 )
-def test_invalid_value_fails_lint_with_its_path(setting, place):
+def test_invalid_value_fails_lint_with_its_path(setting, path):
     done = lint("--values", MINIMAL, "--set", setting)
     assert done.returncode == 1
     assert "[ERROR] values.yaml" in done.stdout
-    assert place in done.stdout
+    assert path in done.stdout
 
 
 def test_lint_without_values_lists_all_required_values():
@@ -276,8 +276,8 @@ def test_secrets_are_references_and_none_is_created(release, component):
 
 def test_storage_options_are_a_reference_if_configured_and_absent_otherwise(release):
     secret = release.values["lake"]["storageOptions"]["existingSecret"] or None
-    given = release.environment("worker").get("TARN_STORAGE_OPTIONS", {"valueFrom": {"secretKeyRef": {"name": None}}})
-    assert given["valueFrom"]["secretKeyRef"]["name"] == secret
+    variable = release.environment("worker").get("TARN_STORAGE_OPTIONS", {"valueFrom": {"secretKeyRef": {"name": None}}})
+    assert variable["valueFrom"]["secretKeyRef"]["name"] == secret
 
 
 def test_backup_job_exists_only_if_enabled_and_has_the_security_context_of_other_pods(release):
@@ -291,21 +291,21 @@ def test_backup_job_exists_only_if_enabled_and_has_the_security_context_of_other
         assert pod["securityContext"] == release.pod("api")["spec"]["securityContext"]
         assert container["securityContext"] == release.container("api")["securityContext"]
         assert (pod["enableServiceLinks"], pod["automountServiceAccountToken"]) == (False, False)
-        given = {each["name"]: each for each in container["env"]}
-        assert given.keys() == release.environment("migrate").keys() | {"TARN_BACKUP_OPTIONS"}
-        assert all("secretKeyRef" in given[name]["valueFrom"] for name in SECRET & given.keys())
+        variables = {each["name"]: each for each in container["env"]}
+        assert variables.keys() == release.environment("migrate").keys() | {"TARN_BACKUP_OPTIONS"}
+        assert all("secretKeyRef" in variables[name]["valueFrom"] for name in SECRET & variables.keys())
 
 
 def test_fetch_stores_are_a_reference_if_configured_and_absent_otherwise(release):
     secret = release.values["fetch"]["stores"]["existingSecret"] or None
-    given = release.environment("api").get("TARN_FETCH_STORES", {"valueFrom": {"secretKeyRef": {"name": None}}})
-    assert given["valueFrom"]["secretKeyRef"]["name"] == secret
+    variable = release.environment("api").get("TARN_FETCH_STORES", {"valueFrom": {"secretKeyRef": {"name": None}}})
+    assert variable["valueFrom"]["secretKeyRef"]["name"] == secret
 
 
 def test_spark_secret_is_a_reference_if_configured_and_for_workers_only(release):
     secret = release.values["spark"]["secret"]["existingSecret"] or None
-    given = release.environment("worker").get("TARN_SPARK_SECRET", {"valueFrom": {"secretKeyRef": {"name": None}}})
-    assert given["valueFrom"]["secretKeyRef"]["name"] == secret
+    variable = release.environment("worker").get("TARN_SPARK_SECRET", {"valueFrom": {"secretKeyRef": {"name": None}}})
+    assert variable["valueFrom"]["secretKeyRef"]["name"] == secret
     assert "TARN_SPARK_SECRET" not in release.environment("api")
 
 
@@ -317,13 +317,13 @@ def test_tarn_accepts_the_settings_of_every_pod(release, component, monkeypatch)
         "TARN_ADMIN_KEY": "0123456789abcdef",
         "TARN_SPARK_SECRET": "0123456789abcdef",
     }
-    given = {name: each.get("value", secret_values.get(name, "")) for name, each in release.environment(component).items()}
+    variables = {name: each.get("value", secret_values.get(name, "")) for name, each in release.environment(component).items()}
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
-    for name, value in (image_environment() | given).items():
+    for name, value in (image_environment() | variables).items():
         monkeypatch.setenv(name, value)
     settings = load_settings()
-    assert {name for name in given if name.startswith(PREFIX)} <= {
+    assert {name for name in variables if name.startswith(PREFIX)} <= {
         PREFIX + name.upper() for name in Settings.model_fields
     }
     assert settings.host == "0.0.0.0"
@@ -339,8 +339,8 @@ def test_migration_is_a_hook_before_the_release_and_uses_none_of_its_objects(rel
     job = release.workload("migrate")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     assert "before-hook-creation" in job["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
-    made = {each["metadata"]["name"] for each in release.of("ServiceAccount")}
-    assert release.pod("migrate")["spec"].get("serviceAccountName") not in made
+    accounts = {each["metadata"]["name"] for each in release.of("ServiceAccount")}
+    assert release.pod("migrate")["spec"].get("serviceAccountName") not in accounts
     assert release.pod("migrate")["spec"]["restartPolicy"] == "Never"
 
 

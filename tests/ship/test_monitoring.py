@@ -56,14 +56,14 @@ def test_alerts_and_dashboards_use_only_existing_metrics(types):
 
 @ONE_DATABASE
 def test_every_metric_of_tarn_is_documented_and_on_a_dashboard(types):
-    ours = {name for name in types if name.startswith("tarn_") and not name.endswith("_created")}
+    metrics = {name for name in types if name.startswith("tarn_") and not name.endswith("_created")}
     documented = set(METRIC.findall(PAGE.read_text()))
     shown = {
         name for each in DASHBOARDS for query in queries(json.loads(each.read_text())) for name in METRIC.findall(query)
     }
-    assert ours - documented == set()
-    assert {name for name in documented if name.startswith("tarn_")} - ours == set()
-    unshown = {name for name in ours if not any(each.startswith(name) for each in shown)}
+    assert metrics - documented == set()
+    assert {name for name in documented if name.startswith("tarn_")} - metrics == set()
+    unshown = {name for name in metrics if not any(each.startswith(name) for each in shown)}
     assert unshown <= {"tarn_journal_characters", "tarn_journal_datasets"}
 
 
@@ -120,8 +120,8 @@ def test_chart_contains_the_dashboards_unchanged():
 def test_service_monitor_selects_the_metrics_port_of_apis_and_workers():
     cluster = release(CLUSTER)
     (monitor,) = cluster.of("ServiceMonitor")
-    wanted = monitor["spec"]["selector"]["matchLabels"].items()
-    (service,) = (each for each in cluster.of("Service") if wanted <= each["metadata"]["labels"].items())
+    labels = monitor["spec"]["selector"]["matchLabels"].items()
+    (service,) = (each for each in cluster.of("Service") if labels <= each["metadata"]["labels"].items())
     (endpoint,) = monitor["spec"]["endpoints"]
     assert endpoint["port"] in [each["name"] for each in service["spec"]["ports"]]
     assert set(endpoint) == {"port", "path", "interval"}

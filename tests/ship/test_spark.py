@@ -32,8 +32,8 @@ def chart() -> Release:
 
 def submitted(chart: Release) -> dict[str, str]:
     """Return the properties that a worker's pod passes to Spark."""
-    given = chart.environment("worker")["PYSPARK_SUBMIT_ARGS"]["value"]
-    *words, last = shlex.split(given)
+    arguments = chart.environment("worker")["PYSPARK_SUBMIT_ARGS"]["value"]
+    *words, last = shlex.split(arguments)
     assert last == "pyspark-shell"
     assert set(words[::2]) == {"--conf"}
     return dict(word.split("=", 1) for word in words[1::2])
@@ -113,8 +113,8 @@ def test_role_is_bound_to_the_workers_account_and_has_no_wildcards(chart):
 
 
 def test_executor_command_has_the_arguments_of_spark_in_order():
-    given = SPARK | {"SPARK_JAVA_OPT_10": "-Dlast", "SPARK_JAVA_OPT_2": "-Dfirst", "JAVA_HOME": "/java"}
-    command = executor_command(given)
+    variables = SPARK | {"SPARK_JAVA_OPT_10": "-Dlast", "SPARK_JAVA_OPT_2": "-Dfirst", "JAVA_HOME": "/java"}
+    command = executor_command(variables)
     assert command[0] == "/java/bin/java"
     assert command.index("-Dfirst") < command.index("-Dlast") < command.index("-Xmx1g")
     assert command[-2:] == ["--resourceProfileId", "SPARK_RESOURCE_PROFILE_ID-value"]
@@ -160,15 +160,15 @@ def test_worker_gets_executors_that_read_the_lake_with_their_own_identity_and_re
             sessions = Sessions(_worker_settings(chart, kubernetes.url, tmp_path, monkeypatch))
             try:
                 context = sessions.current().sparkContext
-                found = context.parallelize(range(2), 2).map(lambda _: reads_as(connection)).collect()
+                results = context.parallelize(range(2), 2).map(lambda _: reads_as(connection)).collect()
             finally:
                 sessions.close()
             requests, pods = set(kubernetes.requests), kubernetes.created_pods
             remaining = {kind for kind, _ in kubernetes.objects}
             exit_codes = [process.wait(60) for process in kubernetes.processes.values()]
 
-    assert [(seen, keys[:4]) for _, seen, keys in found] == [(READ_BY_ALL, "ASIA")] * 2
-    assert {executor for executor, _, _ in found} <= {str(number) for number in range(1, len(pods) + 1)}
+    assert [(seen, keys[:4]) for _, seen, keys in results] == [(READ_BY_ALL, "ASIA")] * 2
+    assert {executor for executor, _, _ in results} <= {str(number) for number in range(1, len(pods) + 1)}
     assert _allowed(chart) >= {(each.verb, each.resource) for each in requests}
     assert ("create", "pods") in requests
     assert (remaining, len(kubernetes.objects), len(exit_codes)) == ({"pods"}, 1, len(pods)), "only the driver is left"
@@ -180,7 +180,7 @@ def _worker_settings(chart: Release, url: str, folder: Path, monkeypatch: pytest
     spark = chart.spark()
     template = folder / "executor.yaml"
     template.write_text(yaml.safe_dump(chart.executor()))
-    here = {
+    local_settings = {
         "spark.kubernetes.executor.podTemplateFile": str(template),
         # Concurrent runs of this test must not use the same port.
         "spark.driver.port": "0",
@@ -189,11 +189,11 @@ def _worker_settings(chart: Release, url: str, folder: Path, monkeypatch: pytest
         "spark.kubernetes.executor.apiPollingInterval": "1s",
         "spark.kubernetes.allocation.batch.delay": "200ms",
     }
-    assert here.keys() - spark.keys() == {
+    assert local_settings.keys() - spark.keys() == {
         "spark.kubernetes.executor.apiPollingInterval",
         "spark.kubernetes.allocation.batch.delay",
     }
-    lines = (f"{name} {value}" for name, value in (spark | here).items())
+    lines = (f"{name} {value}" for name, value in (spark | local_settings).items())
     (folder / "spark-defaults.conf").write_text("\n".join(lines))
     known = {"POD_NAME": "worker-0", "POD_IP": ADDRESS}
     arguments = chart.environment("worker")["PYSPARK_SUBMIT_ARGS"]["value"]

@@ -70,9 +70,9 @@ class Simulation:
 
         `fault_rates` replaces the random probabilities of a fault after each step of the protocol.
         """
-        place = self.folder / "run"
-        shutil.copytree(self.folder / "empty", place)
-        settings = _settings(place)
+        folder = self.folder / "run"
+        shutil.copytree(self.folder / "empty", folder)
+        settings = _settings(folder)
         database = Database(settings.database_url)
         try:
             store = Store(Connection.from_settings(settings))
@@ -81,7 +81,7 @@ class Simulation:
             return _run(scene, seed, fault_rates)
         finally:
             database.close()
-            shutil.rmtree(place)
+            shutil.rmtree(folder)
 
 
 def _settings(folder: Path) -> Settings:
@@ -185,11 +185,11 @@ def _reader(scene: Scene, reads: int) -> Actor:
             expected = shown(scene.expected().live)
             actor.step("read the files")
             try:
-                found = shown(fold_unflushed(scene.store, scene.dataset, head, unflushed))
+                actual = shown(fold_unflushed(scene.store, scene.dataset, head, unflushed))
             except (ManifestInvalid, Missing):
                 # This reader sends no heartbeat, so a vacuum may delete its files.
                 assert not scene.reverts
                 continue
-            assert found == expected, "a read differs from the acknowledged writes"
+            assert actual == expected, "a read differs from the acknowledged writes"
 
     return Actor("reader", read)

@@ -211,7 +211,7 @@ def test_revisions_are_ascending_numbers_and_declare_their_oldest_compatible_ver
 
 def compatible_from(script: Any) -> str:
     assert hasattr(script.module, "compatible_from"), (
-        f"{script.revision} must say `compatible_from`: the oldest revision whose code works on its database"
+        f"{script.revision} must declare `compatible_from`: the oldest revision whose code works on its database"
     )
     return str(script.module.compatible_from)
 
