@@ -456,7 +456,7 @@ def test_body_in_an_encoding_that_was_not_requested_is_refused_without_decompres
 ):
     server.scripts["/bomb"] = answer(BOMB, Content_Encoding=encoding)
 
-    assert "encoding that was not asked for" in refusal(fetcher, address(server, "/bomb"))
+    assert "encoding that was not requested" in refusal(fetcher, address(server, "/bomb"))
 
 
 def test_compressed_file_is_unchanged(fetcher: Fetcher, server: Scripted):

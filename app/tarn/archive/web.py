@@ -249,7 +249,7 @@ class Exchange:
         encoding = self._headers.get(b"content-encoding", b"").strip().lower()
         if encoding not in (b"", b"identity"):
             # A decompression bomb would be unpacked here. A file that is itself compressed has no such header.
-            raise refused(f"{self._url.origin} sends it in an encoding that was not asked for")
+            raise refused(f"{self._url.origin} sends it in an encoding that was not requested")
 
     def _chunks(self) -> Iterator[bytes]:
         assert isinstance(self._response.stream, Iterable)
