@@ -90,7 +90,7 @@ HOSTILE = {
     "blocks": ("- " * (M // 2), "nested more than 50 deep"),
     "laughs": (LAUGHS, "more than 50000 keys"),
     "long alias": ("a: &a " + "x" * 100_000 + "\nb: [" + "*a," * 1000 + "]", "more than 4194304 characters"),
-    "circle": ("a: &a [*a]", "the alias *'a' refers to no anchor before it, or to one that contains it"),
+    "circle": ("a: &a [*a]", "the alias *'a' refers to no anchor before it, or to an enclosing one"),
     "unknown alias": ("a: *b", "the alias *'b' refers to no anchor"),
     "alias as a key": ("a: &a b\n*a : c", "an alias cannot be a key"),
     "directives": ("".join(f"%TAG !a{n}! x\n" for n in range(50_000)) + "--- a", "more than 10 lines begin with %TAG"),

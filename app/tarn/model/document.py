@@ -206,7 +206,7 @@ class _Builder:
             raise _at(event, "an alias cannot be a key")
         anchored = self._anchors.get(event.anchor or "")
         if anchored is None:
-            raise _at(event, f"the alias *{_shown(event.anchor)} refers to no anchor before it, or to one that contains it")
+            raise _at(event, f"the alias *{_shown(event.anchor)} refers to no anchor before it, or to an enclosing one")
         value, nodes, characters = anchored
         self._count(event, nodes, characters)
         self._put(value)
