@@ -183,7 +183,7 @@ def test_follower_that_reconnects_receives_all_events_since(admin, dataset, data
     assert [event["seq"] for event in [*old, new]] == list(range(1, 251))
 
 
-def test_follower_from_before_the_oldest_event_receives_which_it_missed(admin, dataset, database):
+def test_follower_from_before_the_oldest_event_receives_an_event_of_kind_missed(admin, dataset, database):
     stream = stream_of(dataset, database)
     publish(database, stream, *range(1, 5))
     with database.write() as connection:

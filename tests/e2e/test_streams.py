@@ -206,7 +206,7 @@ def test_stream_over_the_limit_of_open_streams_is_refused_with_retry_after(large
 
 
 @pytest.mark.parametrize("end", ["false", "true"])
-def test_stream_that_fails_midway_ends_with_an_error(large: Server, client: httpx.Client, end: str):
+def test_stream_that_fails_midway_is_aborted(large: Server, client: httpx.Client, end: str):
     received = b""
     with (
         client.stream("GET", STREAM, params={"end": end}) as answer,

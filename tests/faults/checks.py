@@ -1,4 +1,4 @@
-"""Invariants after every fault: no acknowledged write is lost or duplicated, history is linear, recovery needs no help."""
+"""Invariants after a fault: no acknowledged write is lost or duplicated, history is linear, recovery is automatic."""
 
 from collections import Counter
 from collections.abc import Iterator
