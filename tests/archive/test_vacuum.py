@@ -24,7 +24,7 @@ from tarn.model.upload import NewUpload
 from tarn.storage.fault_injection import Gate
 
 from tests.archive.dataset_archive import ACT, DatasetArchive, new_file, traces
-from tests.faults.scene import Killed, pause_at, kill_at
+from tests.faults.scene import Killed, kill_at, pause_at
 from tests.in_process_api import ONE_DATABASE
 
 LARGE = b"0123456789abcdef" * (SMALL // 8)
@@ -125,7 +125,9 @@ def test_put_whose_claim_expired_is_restarted_and_complete(dataset_archive: Data
 def test_put_waits_for_a_vacuum_that_is_deleting_its_content(dataset_archive: DatasetArchive):
     dataset_archive.delete(dataset_archive.put("a.txt"))
     gate = Gate()
-    vacuuming = threading.Thread(target=vacuum, args=[dataset_archive], kwargs={"reached": pause_at("collecting", gate)})
+    vacuuming = threading.Thread(
+        target=vacuum, args=[dataset_archive], kwargs={"reached": pause_at("collecting", gate)}
+    )
     vacuuming.start()
     gate.wait_arrived()
     putting = threading.Thread(target=dataset_archive.put, args=["b.txt"])

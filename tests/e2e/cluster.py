@@ -145,7 +145,9 @@ class Cluster:
 
     def wait_for_worker_of(self, job: str) -> TarnWorker:
         """Wait until a worker has started the job, and return that worker."""
-        return wait_for(lambda: next((each for each in self.workers if each.has_started(job)), None), "the job is started")
+        return wait_for(
+            lambda: next((each for each in self.workers if each.has_started(job)), None), "the job is started"
+        )
 
     def executors_of(self, worker: TarnWorker) -> list[Executor]:
         return [each for each in self.spark.executors() if each.driver_port == worker.driver_port]

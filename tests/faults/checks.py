@@ -36,7 +36,9 @@ def check(scene: Scene) -> None:
 
 def check_now(scene: Scene) -> None:
     """Check what holds at any time, also during a flush."""
-    assert shown(visible_rows(scene)) == shown(scene.expected().live), "the visible rows differ from the acknowledged writes"
+    assert shown(visible_rows(scene)) == shown(scene.expected().live), (
+        "the visible rows differ from the acknowledged writes"
+    )
     history = history_of(scene)
     assert_linear(scene, history)
     assert_every_batch_once(scene, history)
@@ -178,7 +180,9 @@ def assert_no_duplicate_rows(store: Store, dataset: Dataset, snapshot: Snapshot)
     rows = rows_of(store, dataset, snapshot, "statements")
     events = rows_of(store, dataset, snapshot, "translog")
     counts: Counter[tuple[Any, ...]] = Counter((row["id"], row["origin"], row["ord"]) for row in rows)
-    counts.update((event["id"], event["origin"], event["ord"], event["kind"], event["canonical_id"]) for event in events)
+    counts.update(
+        (event["id"], event["origin"], event["ord"], event["kind"], event["canonical_id"]) for event in events
+    )
     assert [row for row, count in counts.items() if count > 1] == [], "an event was written twice"
 
 

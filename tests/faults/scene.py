@@ -197,12 +197,16 @@ class Scene:
         flush = Flush(database, store, publisher, lambda: self.kernels, reached)
         vacuum = Vacuum(database, store, self.settings, publisher, reached)
         return MaintenanceJobs(
-            compact=lambda force=True: Compact(rewriter).run(self.dataset, CompactOptions(force=force), _ignore_progress),
+            compact=lambda force=True: Compact(rewriter).run(
+                self.dataset, CompactOptions(force=force), _ignore_progress
+            ),
             optimize=lambda: Optimize(rewriter).run(self.dataset, OptimizeOptions(), _ignore_progress),
             revert=lambda to: Revert(database, rewriter, flush).run(
                 self.dataset, RevertOptions(to=str(to), message=f"to {to}"), _ignore_progress
             ),
-            vacuum=lambda: vacuum.run(self.dataset, VacuumOptions(retention_hours=0, override_floor=True), _ignore_progress),
+            vacuum=lambda: vacuum.run(
+                self.dataset, VacuumOptions(retention_hours=0, override_floor=True), _ignore_progress
+            ),
         )
 
     def publisher(

@@ -11,10 +11,10 @@ from tests.faults.scene import (
     STEPS,
     Killed,
     Scene,
-    in_background,
-    pause_at,
-    kill_at,
     error_slug,
+    in_background,
+    kill_at,
+    pause_at,
     run_concurrently,
 )
 from tests.in_process_api import ONE_DATABASE
@@ -120,7 +120,9 @@ def test_table_ahead_of_the_head_is_restored_before_a_commit(scene: Scene):
 @pytest.mark.contract("H1", "H7")
 @EARLIER
 @pytest.mark.parametrize("step", STEPS)
-def test_worker_paused_beyond_its_lease_while_another_publishes_leaves_one_commit(scene: Scene, step: str, earlier: int):
+def test_worker_paused_beyond_its_lease_while_another_publishes_leaves_one_commit(
+    scene: Scene, step: str, earlier: int
+):
     scene.with_history(earlier)
     gate = Gate()
     with in_background(scene.worker("paused", pause_at(step, gate))) as paused:
@@ -202,7 +204,9 @@ def test_concurrent_workers_flush_every_batch_once(scene: Scene, workers: int):
 
     _, *results = run_concurrently(write, *(lambda name=f"w{number}": work(name) for number in range(workers)))
 
-    assert sorted(snapshot for ids in results for snapshot in ids) == sorted(snapshot.id for snapshot in history_of(scene))
+    assert sorted(snapshot for ids in results for snapshot in ids) == sorted(
+        snapshot.id for snapshot in history_of(scene)
+    )
     check(scene)
 
 

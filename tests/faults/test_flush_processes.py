@@ -21,7 +21,7 @@ from tarn.storage.store import Store
 
 from tests.faults.checks import check, check_now, history_of, unflushed_commits
 from tests.faults.processes import WORKER, WorkerProcess, start_worker
-from tests.faults.scene import BEFORE_MANIFEST, STEPS, Scene, in_background, pause_at, error_slug
+from tests.faults.scene import BEFORE_MANIFEST, STEPS, Scene, error_slug, in_background, pause_at
 from tests.pipeline.kernels import DirectKernels
 
 

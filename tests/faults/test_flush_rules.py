@@ -28,10 +28,10 @@ from tests.faults.scene import (
     BEFORE_MANIFEST,
     Killed,
     Scene,
-    in_background,
-    pause_at,
-    kill_at,
     error_slug,
+    in_background,
+    kill_at,
+    pause_at,
 )
 from tests.in_process_api import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels

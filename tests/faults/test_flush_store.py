@@ -22,7 +22,7 @@ from tarn.storage.fault_injection import FaultyStore
 from tarn.storage.store import Store
 
 from tests.faults.checks import check, check_now, history_of, unflushed_commits
-from tests.faults.scene import Killed, Scene, in_background, kill_at, error_slug
+from tests.faults.scene import Killed, Scene, error_slug, in_background, kill_at
 from tests.in_process_api import ONE_DATABASE
 from tests.pipeline.kernels import DirectKernels, run_tasks
 
@@ -213,7 +213,9 @@ def run_on_full_disk(full_disk_kernel: Kernel, tasks: list[Task[Any]]) -> list[t
         return run_tasks(full_disk_kernel, tasks)
 
 
-def test_disk_full_while_data_files_are_written_is_an_error_and_the_next_flush_completes(scene: Scene, kernels: DirectKernels):
+def test_disk_full_while_data_files_are_written_is_an_error_and_the_next_flush_completes(
+    scene: Scene, kernels: DirectKernels
+):
     scene.with_history(1)
 
     full = scene.worker("w", kernels=FullDisk(kernels._settings, kernels._pool))()

@@ -271,7 +271,9 @@ def test_requests_during_a_database_outage_get_503_and_no_acknowledged_write_is_
 
     assert {response.status for response in load.responses} <= {200, 201, 202, 204, 503}
     refused = [response for response in load.responses if response.status == 503 and response.kind != "ready"]
-    assert {(response.problem, response.retry_after is not None) for response in refused} == {("/problems/unavailable", True)}
+    assert {(response.problem, response.retry_after is not None) for response in refused} == {
+        ("/problems/unavailable", True)
+    }
     # On a busy machine, each kind needs some time for one request.
     assert took < MAX_RECOVERY_SECONDS + 3 * usual
     client = served.client()

@@ -13,7 +13,7 @@ from tarn.model.snapshot import SnapshotOperation
 from tarn.storage.fault_injection import Gate
 
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import Killed, Scene, in_background, pause_at, kill_at, retrying_while_locked, run_concurrently
+from tests.faults.scene import Killed, Scene, in_background, kill_at, pause_at, retrying_while_locked, run_concurrently
 from tests.faults.test_flush_processes import worker
 from tests.in_process_api import ONE_DATABASE
 
@@ -44,9 +44,7 @@ def write_files(scene: Scene) -> None:
 @pytest.mark.contract("H6", "H7", "M13")
 @KINDS
 @pytest.mark.parametrize("step", STEPS)
-def test_rewrite_killed_after_a_step_is_completed_by_the_next(
-    scene: Scene, kind: SnapshotOperation, step: str
-):
+def test_rewrite_killed_after_a_step_is_completed_by_the_next(scene: Scene, kind: SnapshotOperation, step: str):
     write_files(scene)
     with pytest.raises(Killed):
         rewrite_job(scene, kind, "dies", kill_at(step))()

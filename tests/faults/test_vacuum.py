@@ -22,7 +22,16 @@ from tarn.query.reader import Reader, RequestedState
 from tarn.storage.fault_injection import FaultyStore, Gate
 
 from tests.faults.checks import check, check_now, history_of
-from tests.faults.scene import Killed, Scene, in_background, pause_at, kill_at, error_slug, retrying_while_locked, run_concurrently
+from tests.faults.scene import (
+    Killed,
+    Scene,
+    error_slug,
+    in_background,
+    kill_at,
+    pause_at,
+    retrying_while_locked,
+    run_concurrently,
+)
 from tests.in_process_api import ONE_DATABASE
 from tests.integrity.vacuums import (
     NOW,
@@ -64,7 +73,10 @@ AFTER = (
 @pytest.mark.contract("H9")
 @pytest.mark.parametrize(
     ("database_url", "step"),
-    [*(("sqlite", step) for step in (*BEFORE, *AFTER)), *(("postgresql", step) for step in ("recorded", "readers reported"))],
+    [
+        *(("sqlite", step) for step in (*BEFORE, *AFTER)),
+        *(("postgresql", step) for step in ("recorded", "readers reported")),
+    ],
     indirect=["database_url"],
 )
 def test_vacuum_killed_at_a_step_keeps_needed_files_and_the_next_one_completes(scene: Scene, step: str):
@@ -309,7 +321,9 @@ def test_concurrent_vacuums_delete_what_one_would(scene: Scene):
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("step", ["listed", "decided", "published", "readers reported", "data deleted", "manifests deleted"])
+@pytest.mark.parametrize(
+    "step", ["listed", "decided", "published", "readers reported", "data deleted", "manifests deleted"]
+)
 def test_vacuum_of_a_dataset_deleted_meanwhile_deletes_nothing_more(scene: Scene, step: str):
     with_garbage(scene, 8)
     kept: list[list[str]] = []

@@ -33,7 +33,7 @@ from tarn.storage.fault_injection import FaultyStore, Gate
 from tarn.storage.lake_root import open_lake
 from tarn.storage.store import Store
 
-from tests.faults.scene import SHORT_BACKOFF, STEPS, Killed, Scene, in_background, pause_at, kill_at
+from tests.faults.scene import SHORT_BACKOFF, STEPS, Killed, Scene, in_background, kill_at, pause_at
 from tests.integrity import corruptions as make
 from tests.integrity.corruptions import OWN, Corrupt, edit_manifest, sql
 from tests.integrity.lakes import Lake, copied, expire_snapshots, pack, rich_lake
@@ -288,7 +288,10 @@ REPAIRABLE: dict[str, tuple[Corrupt, set[Kind]]] = {
         {Kind.CONFIG_FOREIGN},
     ),
     "head-hint-truncated": (make.write_document(make.head_hint, b"{"), {Kind.HINT_WRONG}),
-    "head-hint-of-an-unknown-snapshot": (make.write_document(make.head_hint, b'{"seq": 5, "id": "x"}'), {Kind.HINT_WRONG}),
+    "head-hint-of-an-unknown-snapshot": (
+        make.write_document(make.head_hint, b'{"seq": 5, "id": "x"}'),
+        {Kind.HINT_WRONG},
+    ),
     "ref-mirror-lost": (make.delete_document(make.ref_mirror), {Kind.HINT_WRONG}),
     "ref-of-another-snapshot": (
         make.write_document(make.ref_mirror, b'{"seq": 5, "snapshot": "x"}'),

@@ -371,7 +371,9 @@ def test_command_writes_private_files_and_reports_what_is_lost(
     assert created.exit_code == 0, created.output
     assert {path.stat().st_mode & 0o077 for path in location.rglob("*")} == {0}
     listed = command.invoke(app, ["backup", str(location), "--list", "--json"])
-    assert [one["id"] for one in orjson.loads(listed.stdout)] == [path.name for path in (location / "backups").iterdir()]
+    assert [one["id"] for one in orjson.loads(listed.stdout)] == [
+        path.name for path in (location / "backups").iterdir()
+    ]
     scene.flush()
     scene.store.delete([scene.dataset.layout.snapshot(2)])
     dry_run = command.invoke(app, ["reconcile"])

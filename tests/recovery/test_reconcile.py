@@ -111,7 +111,9 @@ def test_batches_whose_rows_still_exist_are_flushed_again(scene: Scene, elsewher
 
 
 @ONE_DATABASE
-def test_manifest_numbers_of_lost_snapshots_are_taken_by_new_manifests(scene: Scene, elsewhere: Elsewhere, tmp_path: Path):
+def test_manifest_numbers_of_lost_snapshots_are_taken_by_new_manifests(
+    scene: Scene, elsewhere: Elsewhere, tmp_path: Path
+):
     flushes(scene, 2, "before")
     lake = save_lake(scene, tmp_path / "saved")
     lost_commits = flushes(scene, 2, "after")

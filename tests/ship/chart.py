@@ -100,5 +100,7 @@ def release(values: Path, *arguments: str, version: str = OLDEST) -> Release:
 
 
 def _merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    nested = {key: _merge(defaults[key], values[key]) for key in defaults.keys() & values if isinstance(values[key], dict)}
+    nested = {
+        key: _merge(defaults[key], values[key]) for key in defaults.keys() & values if isinstance(values[key], dict)
+    }
     return defaults | values | nested

@@ -45,7 +45,9 @@ class Cluster:
     def add(self, resource: str, manifest: dict[str, Any]) -> dict[str, Any]:
         name = manifest["metadata"]["name"]
         uid = f"uid-{len(self.objects)}"
-        stored = manifest | {"metadata": manifest["metadata"] | {"uid": uid, "resourceVersion": str(len(self.requests))}}
+        stored = manifest | {
+            "metadata": manifest["metadata"] | {"uid": uid, "resourceVersion": str(len(self.requests))}
+        }
         with self.lock:
             self.objects[resource, name] = stored
         return stored
@@ -111,7 +113,9 @@ class _Api(BaseHTTPRequestHandler):
             self._watch()
         elif self.command == "POST":
             manifest = json.loads(body)
-            self._answer(201, self.cluster.run(manifest) if resource == "pods" else self.cluster.add(resource, manifest))
+            self._answer(
+                201, self.cluster.run(manifest) if resource == "pods" else self.cluster.add(resource, manifest)
+            )
         elif name is None:
             labels = dict(each.split("=") for part in query.get("labelSelector", []) for each in part.split(","))
             self._answer(

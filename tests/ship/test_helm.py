@@ -276,7 +276,9 @@ def test_secrets_are_references_and_none_is_created(release, component):
 
 def test_storage_options_are_a_reference_if_configured_and_absent_otherwise(release):
     secret = release.values["lake"]["storageOptions"]["existingSecret"] or None
-    variable = release.environment("worker").get("TARN_STORAGE_OPTIONS", {"valueFrom": {"secretKeyRef": {"name": None}}})
+    variable = release.environment("worker").get(
+        "TARN_STORAGE_OPTIONS", {"valueFrom": {"secretKeyRef": {"name": None}}}
+    )
     assert variable["valueFrom"]["secretKeyRef"]["name"] == secret
 
 
@@ -317,7 +319,9 @@ def test_tarn_accepts_the_settings_of_every_pod(release, component, monkeypatch)
         "TARN_ADMIN_KEY": "0123456789abcdef",
         "TARN_SPARK_SECRET": "0123456789abcdef",
     }
-    variables = {name: each.get("value", secret_values.get(name, "")) for name, each in release.environment(component).items()}
+    variables = {
+        name: each.get("value", secret_values.get(name, "")) for name, each in release.environment(component).items()
+    }
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
     for name, value in (image_environment() | variables).items():

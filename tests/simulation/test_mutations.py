@@ -91,7 +91,9 @@ def test_simulation_detects_that_a_build_is_published_on_any_head(simulation: Si
     assert_detected(simulation, "built", "leased")
 
 
-def test_simulation_detects_that_batches_are_marked_done_in_a_later_transaction_than_the_head(simulation: Simulation, mutation):
+def test_simulation_detects_that_batches_are_marked_done_in_a_later_transaction_than_the_head(
+    simulation: Simulation, mutation
+):
     def record(self: SnapshotPublisher, dataset: Dataset, snapshot: Snapshot) -> bool:
         with self._database.write() as connection:
             if not snapshots.advance_head(connection, snapshot):

@@ -19,7 +19,7 @@ from tarn.model.job import MOST_ATTEMPTS
 from tarn.storage.fault_injection import Gate
 from tarn.worker.queue import ITEMS_PER_DATASET, Consumer
 
-from tests.faults.scene import Killed, in_background, pause_at, kill_at
+from tests.faults.scene import Killed, in_background, kill_at, pause_at
 from tests.in_process_api import ONE_DATABASE, InProcessApi
 from tests.waiting import wait_until
 from tests.worker.workers import make_worker, working
