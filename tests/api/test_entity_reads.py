@@ -100,7 +100,11 @@ def test_entity_is_found_by_canonical_id_entity_id_and_referent(api: InProcessAp
     merged = [api.admin.get(f"{ENTITIES}/{name}") for name in ("Q1", "a", "b")]
 
     assert by_canonical_id.json()["properties"] == {"country": ["de"], "name": ["Jane Doe"]}
-    assert (by_canonical_id.json()["caption"], by_canonical_id.json()["schema"], by_canonical_id.json()["datasets"]) == (
+    assert (
+        by_canonical_id.json()["caption"],
+        by_canonical_id.json()["schema"],
+        by_canonical_id.json()["datasets"],
+    ) == (
         "Jane Doe",
         "Person",
         ["test"],

@@ -124,7 +124,9 @@ def test_former_version_can_be_downloaded_and_an_unknown_one_is_not_found(
 ):
     write(api, person("cem"))
     exports_of(api, kernels).make(dataset, MakeOptions(), ignore)
-    versions = [one for one in api.admin.get(f"{PATH}/versions").json()["results"] if one["name"] == "entities.ftm.json"]
+    versions = [
+        one for one in api.admin.get(f"{PATH}/versions").json()["results"] if one["name"] == "entities.ftm.json"
+    ]
 
     (former,) = (api.admin.get(f"{PATH}/versions/{one['timestamp']}/{one['name']}") for one in versions)
     never = api.admin.get(f"{PATH}/versions/20200101T000000.000000Z/entities.ftm.json")

@@ -153,7 +153,9 @@ def test_replayed_request_is_one_item(api: InProcessApi, alice: Caller):
 
 
 @ONE_DATABASE
-def test_item_over_the_limit_of_its_tenant_is_refused_with_retry_after(api: InProcessApi, dataset: Dataset, alice: Caller):
+def test_item_over_the_limit_of_its_tenant_is_refused_with_retry_after(
+    api: InProcessApi, dataset: Dataset, alice: Caller
+):
     small = api.with_settings(queue_max_items=2)
     caller = small.with_key(str(alice.key))
     add(caller)

@@ -10,7 +10,11 @@ from tests.server import Server, clean_environment
 
 def completions(server: Server, *words: str, **variables: str) -> list[str]:
     """Return the completions that bash gets for the last of these words."""
-    completion = {"_TARN_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(["tarn", *words]), "COMP_CWORD": str(len(words))}
+    completion = {
+        "_TARN_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(["tarn", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
     environment = clean_environment(**{"TARN_URL": server.url, **variables}, **completion)
     done = subprocess.run(TARN, cwd=server.folder, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""

@@ -119,9 +119,7 @@ def test_delete_without_a_terminal_is_refused_without_yes(tarn: Tarn, dataset: s
     assert tarn.json("datasets", "show", dataset)["name"] == dataset
 
 
-def test_tenant_may_create_only_datasets_that_its_grant_matches(
-    tarn: Tarn, server: Server, tenant: str
-):
+def test_tenant_may_create_only_datasets_that_its_grant_matches(tarn: Tarn, server: Server, tenant: str):
     tarn("grants", "add", tenant, f"{tenant}_*", "admin")
     caller = Tarn(server.url, tarn("keys", "create", tenant, "-q").stdout.strip())
 

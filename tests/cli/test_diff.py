@@ -54,9 +54,7 @@ def changed(tarn: Tarn, dataset: str, flush: Callable[[], None]) -> str:
     return dataset
 
 
-def test_invalid_entity_is_printed_without_content_and_counted(
-    tarn: Tarn, changed: str, flush: Callable[[], None]
-):
+def test_invalid_entity_is_printed_without_content_and_counted(tarn: Tarn, changed: str, flush: Callable[[], None]):
     vessel = json.dumps({"id": "ann", "schema": "Vessel", "properties": {}}) + "\n"
     tarn("entities", "load", changed, "-", "--origin", "register", stdin=vessel)
     flush()

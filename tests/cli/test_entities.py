@@ -73,9 +73,7 @@ def test_get_of_a_missing_entity_is_a_problem(tarn: Tarn, people: str):
         (["--fresh", "snapshot"], []),
     ],
 )
-def test_query_prints_a_line_for_each_matching_entity(
-    tarn: Tarn, people: str, args: list[str], expected: list[str]
-):
+def test_query_prints_a_line_for_each_matching_entity(tarn: Tarn, people: str, args: list[str], expected: list[str]):
     assert query_ids(tarn, people, *args) == expected
 
 

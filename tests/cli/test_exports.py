@@ -45,7 +45,10 @@ def test_finished_export_job_reports_the_number_of_omitted_entities(tarn: Tarn, 
     document = tarn.json("export", mixed_dataset, "entities")
 
     message = "tarn: 3 entities are left out because their statements do not assemble: "
-    assert [all_kinds.stderr.splitlines()[-1][: len(message)], one_kind.stderr.splitlines()[-1][: len(message)]] == [message, message]
+    assert [all_kinds.stderr.splitlines()[-1][: len(message)], one_kind.stderr.splitlines()[-1][: len(message)]] == [
+        message,
+        message,
+    ]
     assert document["result"]["invalid"] == 3
     assert {line.split()[0]: line.split()[4] for line in tarn("exports", mixed_dataset).stdout.splitlines()[1:]} == {
         "statements.csv": "-",

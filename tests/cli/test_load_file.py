@@ -37,9 +37,7 @@ def test_load_detects_the_format_of_a_file_and_takes_the_dataset_from_its_name(
     assert tarn.json("entities", "get", name, entity)["origin"] == ["crawl"]
 
 
-def test_load_reads_pipes_and_compressed_files_into_the_named_dataset(
-    tarn: Tarn, dataset: str, tmp_path: Path
-):
+def test_load_reads_pipes_and_compressed_files_into_the_named_dataset(tarn: Tarn, dataset: str, tmp_path: Path):
     file = tmp_path / "entities.ftm.json.gz"
     file.write_bytes(gzip.compress(json.dumps(JANE).encode()))
 

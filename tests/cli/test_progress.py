@@ -73,9 +73,7 @@ def in_pipe(server: Server, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_load_on_a_terminal_shows_rows_rate_and_remaining_time(
-    server: Server, dataset: str, file: str
-):
+def test_load_on_a_terminal_shows_rows_rate_and_remaining_time(server: Server, dataset: str, file: str):
     code, printed, screen = on_terminal(server, "entities", "load", dataset, file)
 
     last = screen.replace("\x1b[2K", "\r").rstrip("\r\n\x1b[?25h").split("\r")[-1]
@@ -100,9 +98,7 @@ def test_query_shows_progress_if_its_lines_are_not_on_the_terminal(
     assert "4,001 rows, " in screen_of_file
 
 
-def test_query_whose_lines_are_on_the_terminal_shows_no_progress(
-    server: Server, tarn: Tarn, dataset: str, file: str
-):
+def test_query_whose_lines_are_on_the_terminal_shows_no_progress(server: Server, tarn: Tarn, dataset: str, file: str):
     tarn("entities", "load", dataset, file)
 
     _, _, screen = on_terminal(server, "entities", "query", dataset, "--limit", "2", stdout=True)

@@ -33,7 +33,12 @@ def server_store(server: Server) -> Store:
 def snapshots(server_database: Database, server_store: Store, dataset: str) -> list[Snapshot]:
     """Publish two snapshots of the dataset."""
     stored_dataset = dataset_of(server_database, dataset)
-    first = publish(server_database, server_store, stored_dataset, build(stored_dataset, message="first\nload", metadata={"n": None}))
+    first = publish(
+        server_database,
+        server_store,
+        stored_dataset,
+        build(stored_dataset, message="first\nload", metadata={"n": None}),
+    )
     return [first, publish(server_database, server_store, stored_dataset, build(stored_dataset, first))]
 
 
@@ -73,7 +78,9 @@ def test_log_shows_the_error_of_an_invalid_manifest(
     assert "components: Field required" in oldest
 
 
-def test_snapshot_is_shown_by_number_by_id_and_the_latest_by_default(tarn: Tarn, dataset: str, snapshots: list[Snapshot]):
+def test_snapshot_is_shown_by_number_by_id_and_the_latest_by_default(
+    tarn: Tarn, dataset: str, snapshots: list[Snapshot]
+):
     first, second = (json.loads(snapshot.to_json()) for snapshot in snapshots)
 
     assert tarn.json("snapshot", "show", dataset, "1") == first

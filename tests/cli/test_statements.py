@@ -56,7 +56,9 @@ def test_get_prints_the_statements_of_entities(tarn: Tarn, people: str):
 def test_every_format_has_the_same_statements(tarn: Tarn, people: str, tmp_path: Path):
     lines = [json.loads(line) for line in tarn("statements", "query", people).stdout.splitlines()]
     ids = [row["id"] for row in lines]
-    files = {format_name: tmp_path / f"statements.{format_name}" for format_name in ("csv", "parquet", "arrow", "ndjson")}
+    files = {
+        format_name: tmp_path / f"statements.{format_name}" for format_name in ("csv", "parquet", "arrow", "ndjson")
+    }
     for file in files.values():
         tarn("statements", "query", people, "-o", str(file))
 

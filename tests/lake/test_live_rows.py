@@ -80,7 +80,7 @@ def query_live(
 
 def by_reference(rows: list[StoredRow], marks: list[Mark]) -> dict[tuple[bytes, str], tuple[str, int, int, int]]:
     """Return value, times and `ord` of the live statements: the `ord` is that of the last row or mark of each."""
-    last = {identity: 0 for identity in stored_live(rows, marks)}
+    last = dict.fromkeys(stored_live(rows, marks), 0)
     events = [(row.statement.identity, row.ord) for row in rows] + [((one.id, one.origin), one.ord) for one in marks]
     for identity, position in events:
         if identity in last:

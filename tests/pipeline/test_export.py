@@ -399,7 +399,10 @@ def test_compressed_exports_have_other_names_and_the_same_content(
     exporting.make(dataset, MakeOptions(), ignore)
 
     suffix = {"gzip": ".gz", "zstd": ".zst"}[compression]
-    assert stale["statements"] == f"it was made as statements.csv, and the dataset's compression requires statements.csv{suffix}"
+    assert (
+        stale["statements"]
+        == f"it was made as statements.csv, and the dataset's compression requires statements.csv{suffix}"
+    )
     for name, content in uncompressed.items():
         assert unpacked(fetched(api, name + suffix)) == content
         assert api.admin.get(f"/v1/datasets/test/exports/{name}").status_code == 404

@@ -345,7 +345,9 @@ def test_first_sheet_of_a_workbook_is_read_unless_another_is_named(mapping_jobs:
     ],
     ids=["nonsense", "cut off", "broken", "entities", "hidden", "bomb", "large", "wide"],
 )
-def test_malicious_workbook_changes_nothing_and_reports_why(mapping_jobs: MappingJobs, data: Callable[[], bytes], slug: str):
+def test_malicious_workbook_changes_nothing_and_reports_why(
+    mapping_jobs: MappingJobs, data: Callable[[], bytes], slug: str
+):
     job = mapping_jobs.job(mapping_jobs.put(data()), sheet="People")
 
     with pytest.raises(TarnError) as failed:
@@ -386,7 +388,9 @@ def test_declared_size_of_a_workbook_is_not_trusted(mapping_jobs: MappingJobs):
     lying = re.sub(rb'<dimension ref="[^"]*"', b'<dimension ref="A1:XFD1048576"', sheet)
     assert lying != sheet
 
-    result = mapping_jobs.process(mapping_jobs.put(repacked(data, **{"xl__worksheets__sheet2.xml": lying})), sheet="People")
+    result = mapping_jobs.process(
+        mapping_jobs.put(repacked(data, **{"xl__worksheets__sheet2.xml": lying})), sheet="People"
+    )
 
     assert (result.rows, result.rejected) == (3, 1)
 
@@ -461,7 +465,9 @@ def test_omitted_values_are_counted_and_listed_by_row(mapping_jobs: MappingJobs,
         (4, "Company:incorporationDate", "20th century"),
         (5, "Company:jurisdiction", "Atlantis"),
     ]
-    assert mapping_jobs.run(mapping_jobs.job(mapping_jobs.put(data)), max_record_bytes=4096).omitted.count == 0, "it is skipped"
+    assert mapping_jobs.run(mapping_jobs.job(mapping_jobs.put(data)), max_record_bytes=4096).omitted.count == 0, (
+        "it is skipped"
+    )
 
 
 @ONE_DATABASE
@@ -593,7 +599,9 @@ def test_lost_task_ends_the_attempt_and_leaves_nothing(mapping_jobs: MappingJobs
 
 @ONE_DATABASE
 def test_part_of_a_repeated_task_is_not_committed(mapping_jobs: MappingJobs):
-    result = mapping_jobs.run(mapping_jobs.job(mapping_jobs.put(table(ROWS))), kernels=RepeatingKernels(mapping_jobs.kernels))
+    result = mapping_jobs.run(
+        mapping_jobs.job(mapping_jobs.put(table(ROWS))), kernels=RepeatingKernels(mapping_jobs.kernels)
+    )
 
     assert mapping_jobs.api.admin.get("/v1/datasets/test/journal").json()["rows"] == result.statements + 1
     assert mapping_jobs.invisible_rows() == (0, 0)

@@ -235,10 +235,26 @@ def with_files(snapshot: Snapshot, statements: list[File], translog: list[File])
     ("statements", "translog", "gains"),
     [
         ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z")], [], [0.0, 0.0]),
-        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, "o", "p")], [], [0.0, 0.2]),
-        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, "a", "z")], [], [0.1, 0.1]),
-        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, None, None)], [], [0.1, 0.1]),
-        ([data_file_of("1", 100, "a", "m"), data_file_of("2", 50, "b", "c")], [data_file_of("4", 10, "a", "b", kind="seen")], [0.6]),
+        (
+            [data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, "o", "p")],
+            [],
+            [0.0, 0.2],
+        ),
+        (
+            [data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, "a", "z")],
+            [],
+            [0.1, 0.1],
+        ),
+        (
+            [data_file_of("1", 100, "a", "m"), data_file_of("2", 100, "n", "z"), data_file_of("3", 20, None, None)],
+            [],
+            [0.1, 0.1],
+        ),
+        (
+            [data_file_of("1", 100, "a", "m"), data_file_of("2", 50, "b", "c")],
+            [data_file_of("4", 10, "a", "b", kind="seen")],
+            [0.6],
+        ),
         ([data_file_of("1", 100, "a", "m")], [data_file_of("4", 100, "a", "m", kind="insert")], [0.0]),
         ([data_file_of("1", 100, "a", "m"), data_file_of("2", 90, "a", "m", origin="p")], [], [0.0]),
     ],

@@ -80,7 +80,9 @@ class Model:
                     "max:last_seen": max(iso(last_seen(rows)) for rows in entities),
                 },
             }
-            for value, entities in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0] is None, item[0] or ""))
+            for value, entities in sorted(
+                groups.items(), key=lambda item: (-len(item[1]), item[0] is None, item[0] or "")
+            )
         ]
 
     def adjacent(self, name: str) -> list[tuple[str, str, bool, bytes | None]]:

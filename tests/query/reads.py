@@ -112,7 +112,9 @@ class Reads:
         pair = [shown(row) for row in model.named(["a", "Q2"])]
         assert self.statement_list(state, StatementFilter(ids=["a", "Q2"])) == pair
         for statement_filter, matches in FILTERS:
-            assert self.statement_list(state, statement_filter) == [shown(row) for row in model.rows if matches(row)], statement_filter
+            assert self.statement_list(state, statement_filter) == [shown(row) for row in model.rows if matches(row)], (
+                statement_filter
+            )
 
     def check_counts(self, model: Model) -> None:
         """Check the counts that deletes would return now."""
@@ -173,7 +175,9 @@ class Reads:
 
         return list(pages(page))
 
-    def statement_stream(self, state: RequestedState, statement_filter: StatementFilter, form: str) -> list[dict[str, Any]]:
+    def statement_stream(
+        self, state: RequestedState, statement_filter: StatementFilter, form: str
+    ) -> list[dict[str, Any]]:
         def read_all(reading: Reading) -> bytes:
             return b"".join(statements.stream(reading, self.dataset, state, statement_filter, form)[1])
 

@@ -18,7 +18,10 @@ def test_caption_of_a_hundred_thousand_names_is_chosen_from_the_shortest():
     # Comparing every pair would take many minutes.
     names = [f"Jane {number:06d} Doe" for number in range(100_000)]
 
-    assert choose_caption(candidates("J Doe", *reversed(names)), names=True) in {"J Doe", *names[: MAX_CHARACTERS // 15]}
+    assert choose_caption(candidates("J Doe", *reversed(names)), names=True) in {
+        "J Doe",
+        *names[: MAX_CHARACTERS // 15],
+    }
 
 
 def test_caption_is_independent_of_order_beyond_the_bound():

@@ -173,7 +173,9 @@ def imported(duck: duckdb.DuckDBPyConnection, given: list[Row]) -> Database:
 
 
 def entities(duck: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    entities_and_invalid = [orjson.loads(line) for batch in entity_lines(duck) for line in batch.column("line").to_pylist()]
+    entities_and_invalid = [
+        orjson.loads(line) for batch in entity_lines(duck) for line in batch.column("line").to_pylist()
+    ]
     return [entity for entity in entities_and_invalid if "$invalid" not in entity]
 
 

@@ -22,7 +22,9 @@ def event(entity: str, canonical: str | None = None, origin: str = "crawl", mome
     return added(entity, origin, NAME, canonical, moment, moment)
 
 
-def files_for(api: InProcessApi, player: HistoryPlayer, snapshot: Snapshot, name: str, origin: str | None = None) -> set[str]:
+def files_for(
+    api: InProcessApi, player: HistoryPlayer, snapshot: Snapshot, name: str, origin: str | None = None
+) -> set[str]:
     """Return the data files that a read of one id opens."""
     plan = ScanPlan(api.services.store, player.dataset, snapshot, origin)
     scans = [plan.rows(ids=[name]), plan.rows(ids=[name], by="entity_id"), plan.changes(ids=[name])]
@@ -117,7 +119,9 @@ def test_file_without_reported_bounds_is_never_skipped(api: InProcessApi, kernel
 
     reads = Reads(api.services.reader, player.dataset)
     for name in ("a", "b", "c"):
-        assert reads.read(entities_and_times, name) == {(row.entity_id, row.last_seen) for row in player.model.named([name])}
+        assert reads.read(entities_and_times, name) == {
+            (row.entity_id, row.last_seen) for row in player.model.named([name])
+        }
 
 
 def test_datasets_read_together_do_not_mix(api: InProcessApi, kernels: DirectKernels):
@@ -144,7 +148,9 @@ def test_datasets_read_together_do_not_mix(api: InProcessApi, kernels: DirectKer
     assert shown(by_id) == sorted([("a", names[1]), ("b", names[0])])
 
 
-def test_delete_removes_and_counts_statements_that_reads_show_in_snapshot_and_journal(api: InProcessApi, kernels: DirectKernels):
+def test_delete_removes_and_counts_statements_that_reads_show_in_snapshot_and_journal(
+    api: InProcessApi, kernels: DirectKernels
+):
     api.dataset("test")
     player = HistoryPlayer(api, kernels, dataset_of(api.services.database, "test"))
     player.commit(event("a"), event("a", origin="by.hand"), event("b", "a"), event("c"))

@@ -112,7 +112,12 @@ def ambient_settings(server: S3Server, settings: Settings) -> Settings:
 
 
 def test_read_uses_current_credentials_and_never_shows_bad_ones(
-    strict: None, api: InProcessApi, ambient_settings: Settings, people: None, set_credentials: SetCredentials, capsys: pytest.CaptureFixture[str]
+    strict: None,
+    api: InProcessApi,
+    ambient_settings: Settings,
+    people: None,
+    set_credentials: SetCredentials,
+    capsys: pytest.CaptureFixture[str],
 ):
     set_credentials(ACCESS_KEY, SECRET_KEY)
     store = Store(Connection.from_settings(ambient_settings))
@@ -132,7 +137,9 @@ def test_read_uses_current_credentials_and_never_shows_bad_ones(
     assert SECRET_KEY not in output
 
 
-def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(ambient_settings: Settings, set_credentials: SetCredentials):
+def test_credentials_that_change_during_concurrent_reads_fail_none_of_them(
+    ambient_settings: Settings, set_credentials: SetCredentials
+):
     set_credentials("key-0", "secret")
     engine = Engine(ambient_settings, Connection.from_settings(ambient_settings))
 

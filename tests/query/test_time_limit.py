@@ -130,9 +130,7 @@ def test_credentials_that_change_long_after_the_start_are_used(engine: ProcessEn
     assert answers(engine)
 
 
-def test_start_timeout_is_retryable_and_not_a_query_timeout(
-    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
-):
+def test_start_timeout_is_retryable_and_not_a_query_timeout(engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch):
     assert answers(engine)
     engine._keys = cast("Any", "others")
     monkeypatch.setattr("tarn.query.engine.START_SECONDS", 0)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tarn_client.connection import Connection, Params
 
 ABORT_SECONDS = 5.0
-"""Seconds for which an abort is retried. Not longer: the stage expires anyway, and the caller waits to report an error."""
+"""Seconds for which an abort is retried: the stage expires anyway, and the caller waits to report an error."""
 
 
 class Stage:

@@ -52,7 +52,9 @@ def moment(minutes: int) -> datetime:
     return BEGIN + timedelta(minutes=minutes)
 
 
-def statement_row(entity: str, prop: str, value: str, origin: str = "crawl", at: int = 0, **more: Any) -> dict[str, Any]:
+def statement_row(
+    entity: str, prop: str, value: str, origin: str = "crawl", at: int = 0, **more: Any
+) -> dict[str, Any]:
     """Return a row of the store: a statement first and last seen so many minutes after `BEGIN`."""
     lang, external = more.get("lang"), more.get("external", False)
     row = {
@@ -111,7 +113,9 @@ def write_with_inline_deletes(folder: Path, flushes: Iterable[list[dict[str, Any
         _append(folder / table, rows, columns, ["shard", "bucket", "origin"], ZONED)
 
 
-def archive_content(folder: Path, content: bytes, *keys: str, texts: dict[str, str] | None = None, **metadata: Any) -> str:
+def archive_content(
+    folder: Path, content: bytes, *keys: str, texts: dict[str, str] | None = None, **metadata: Any
+) -> str:
     """Write a content into the archive, with a record for each of its paths; return its checksum."""
     checksum = hashlib.sha256(content).hexdigest()
     target = folder / "archive" / checksum[:2] / checksum[2:4] / checksum[4:6] / checksum

@@ -24,9 +24,9 @@ from tests.cli.conftest import TARN, Tarn
 from tests.cli.importing.lakes import (
     archive_content,
     archive_content_by_sha1,
-    tombstone,
     moment,
     statement_row,
+    tombstone,
     write_with_inline_deletes,
     write_with_translog,
 )
@@ -45,7 +45,10 @@ def served(tarn: Tarn, dataset: str) -> set[tuple[Any, ...]]:
 
 def expected(dataset: str, *rows: dict[str, Any]) -> set[tuple[Any, ...]]:
     """Return the statements expected for rows of the source, with the imported dataset's name."""
-    return {_facts(Statement.from_dict(cast("Any", _statement_dict(row) | {"id": None, "dataset": dataset}))) for row in rows}
+    return {
+        _facts(Statement.from_dict(cast("Any", _statement_dict(row) | {"id": None, "dataset": dataset})))
+        for row in rows
+    }
 
 
 def _statement_dict(row: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +61,14 @@ def _statement_dict(row: dict[str, Any]) -> dict[str, Any]:
 
 def _facts(statement: Statement) -> tuple[Any, ...]:
     seen = tuple(when[:19] for when in (statement.first_seen, statement.last_seen) if when)
-    fields = (statement.id, statement.entity_id, statement.canonical_id, statement.schema, statement.prop, statement.value)
+    fields = (
+        statement.id,
+        statement.entity_id,
+        statement.canonical_id,
+        statement.schema,
+        statement.prop,
+        statement.value,
+    )
     return (*fields, statement.lang, statement.original_value, statement.external, statement.origin, seen)
 
 
@@ -72,21 +82,33 @@ def test_dataset_with_inline_deletes_is_imported_completely(tarn: Tarn, tmp_path
     revived = JOE | {"last_seen": moment(20), "first_seen": moment(20)}
     mapped = statement_row("sue", "name", "Sue", "mapping:" + "0" * 64)
     write_with_inline_deletes(
-        folder, [[JANE, JANE, JOE, ANN, *BASE, mapped], [tombstone(JOE, 5)], [revived, again], [statement_row("x", "name", "X")]]
+        folder,
+        [
+            [JANE, JANE, JOE, ANN, *BASE, mapped],
+            [tombstone(JOE, 5)],
+            [revived, again],
+            [statement_row("x", "name", "X")],
+        ],
     )
     write_with_inline_deletes(folder, [[tombstone(statement_row("x", "name", "X"), 7)]])
     (folder / "config.yml").write_text(
         f"name: {name}\ntitle: Donations\nuri: file:///srv\nshards: 0\nstats: {{entity_count: 3}}\nlicense: no url\n"
         "publisher: {name: Newsroom, url: https://news.example/, official: false}\ncompression: zst\n"
     )
-    checksum = archive_content(folder, b"id,name\n1,Jane\n", "a.csv", "b/a.csv", texts={"ocr": "text"}, extra={"author": "me"})
+    checksum = archive_content(
+        folder, b"id,name\n1,Jane\n", "a.csv", "b/a.csv", texts={"ocr": "text"}, extra={"author": "me"}
+    )
     empty = archive_content(folder, b"", "empty.txt", texts={"ocr": ""})
 
     (report,) = tarn.json("import", str(tmp_path))
 
     statements = expected(name, JANE | {"last_seen": moment(30)}, JOE | {"last_seen": moment(20)}, ANN, BASE[1], mapped)
     assert served(tarn, name) == statements
-    assert (report["state"], counts_of(report)["statements"], counts_of(report)["files"]) == ("imported", (5, 5), (3, 3))
+    assert (report["state"], counts_of(report)["statements"], counts_of(report)["files"]) == (
+        "imported",
+        (5, 5),
+        (3, 3),
+    )
     assert report["warnings"] == [f"invalid fields of {folder}/config.yml are left out: license"]
     config = tarn.json("datasets", "show", name)
     assert (config["title"], config["publisher"]["name"], config["compression"]) == ("Donations", "Newsroom", "zstd")
@@ -243,7 +265,9 @@ def _files(client: Connection, name: str) -> int:
         return 0  # the dataset does not exist yet
 
 
-def test_statements_sent_in_many_parts_are_complete(tarn: Tarn, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+def test_statements_sent_in_many_parts_are_complete(
+    tarn: Tarn, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(stage, "PART_ROWS", 10)
     monkeypatch.setattr("tarn.cli.importing.tables.BATCH_ROWS", 5)
     rows = [statement_row(f"p{number}", "name", f"Person {number}") for number in range(60)]

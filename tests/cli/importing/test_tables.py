@@ -8,9 +8,13 @@ from tarn.cli.failures import Misuse
 from tarn.cli.importing.layouts import DatasetDirectory, find_datasets
 from tarn.cli.importing.tables import SourceStatements
 
-from tests.cli.importing.lakes import tombstone, moment, statement_row, write_with_inline_deletes, write_with_translog
+from tests.cli.importing.lakes import moment, statement_row, tombstone, write_with_inline_deletes, write_with_translog
 
-JANE, JOE, ANN = statement_row("jane", "name", "Jane Doe"), statement_row("joe", "name", "Joe"), statement_row("ann", "name", "Ann", "enrich")
+JANE, JOE, ANN = (
+    statement_row("jane", "name", "Jane Doe"),
+    statement_row("joe", "name", "Joe"),
+    statement_row("ann", "name", "Ann", "enrich"),
+)
 
 
 def live_rows(folder: Path, hidden: bool = False) -> list[dict[str, Any]]:
@@ -29,7 +33,12 @@ def names(folder: Path, hidden: bool = False) -> list[tuple[str, str]]:
 def test_statement_is_live_if_its_newest_row_in_an_origin_is_not_deleted(tmp_path: Path, table: str):
     again, other = JANE | {"last_seen": moment(9), "first_seen": moment(9)}, JANE | {"origin": "enrich"}
     revived = JOE | {"first_seen": moment(20), "last_seen": moment(20)}
-    flushes = [[JANE, JANE, JOE, ANN, other], [tombstone(ANN, 5), tombstone(other, 5)], [again, tombstone(JOE, 5)], [revived]]
+    flushes = [
+        [JANE, JANE, JOE, ANN, other],
+        [tombstone(ANN, 5), tombstone(other, 5)],
+        [again, tombstone(JOE, 5)],
+        [revived],
+    ]
 
     write_with_inline_deletes(tmp_path, flushes, table)
 
@@ -105,18 +114,25 @@ def test_statements_hidden_by_the_translog_are_counted_and_imported_on_request(t
 
 def test_rows_with_equal_identity_in_tarn_are_imported_as_one_statement(tmp_path: Path):
     renamed = JANE | {"id": "0" * 40, "dataset": "another", "last_seen": moment(7), "schema": "LegalEntity"}
-    german, external = statement_row("jane", "name", "Jane Doe", lang="deu"), statement_row("jane", "name", "Jane Doe", external=True)
+    german, external = (
+        statement_row("jane", "name", "Jane Doe", lang="deu"),
+        statement_row("jane", "name", "Jane Doe", external=True),
+    )
     write_with_inline_deletes(tmp_path, [[JANE, renamed, german, external]])
 
     counts = SourceStatements(DatasetDirectory(str(tmp_path))).count()
 
     assert (counts.statements, counts.entities, counts.origins) == (3, 1, {"crawl": (3, 1)})
-    assert {row["schema"] for row in live_rows(tmp_path) if row["lang"] is None and not row["external"]} == {"LegalEntity"}
+    assert {row["schema"] for row in live_rows(tmp_path) if row["lang"] is None and not row["external"]} == {
+        "LegalEntity"
+    }
 
 
 def test_canonical_ids_original_values_and_odd_origins_are_kept(tmp_path: Path):
     row = statement_row("jane", "name", "Jane", "mapping:abc", canonical_id="Q1", original_value="JANE")
-    write_with_inline_deletes(tmp_path, [[row], [statement_row("joe", "name", "Joe", "50% café")]], "entities/statements")
+    write_with_inline_deletes(
+        tmp_path, [[row], [statement_row("joe", "name", "Joe", "50% café")]], "entities/statements"
+    )
 
     rows = {row["entity_id"]: row for row in live_rows(tmp_path)}
 
