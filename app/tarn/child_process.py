@@ -34,7 +34,6 @@ LOW_PRIORITY = 10
 reads make progress while a flush uses every processor."""
 
 MAX_MESSAGE = 1 << 30
-"""Size limit of the data of a message."""
 
 
 class Codec(NamedTuple):
@@ -42,17 +41,21 @@ class Codec(NamedTuple):
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
+    max_bytes: int | None = None
+    """Size limit of a received message, and of its data."""
 
 
 PICKLE = Codec(lambda message: pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL), pickle.loads)
-"""For any Python object. Only for a child that runs no code or parser on input that may take it over."""
-JSON = Codec(orjson.dumps, orjson.loads)
+"""For any Python object. Only for a child that runs no code or parser on input that may take it over. Without a size
+limit: the rows of a query may be as large as the values of a dataset."""
+JSON = Codec(orjson.dumps, orjson.loads, MAX_MESSAGE)
 
 
 class MessageConnection:
     """One end of a connection between two processes of this program. One thread may send or receive at a time.
 
-    All methods raise OSError, or EOFError if the other side has closed the connection or died.
+    All methods raise OSError, or EOFError if the other side has closed the connection or died. `receive` also raises
+    them for a message above the size limit.
     """
 
     def __init__(self, connection: Connection, codec: Codec) -> None:
@@ -93,8 +96,9 @@ class MessageConnection:
     def receive(self) -> tuple[Any, bytearray]:
         """Wait for a message, and return it and its data."""
         with _as_timeout():
-            message, size = self._codec.decode(self._connection.recv_bytes(MAX_MESSAGE))
-            if size > MAX_MESSAGE:
+            limit = self._codec.max_bytes
+            message, size = self._codec.decode(self._connection.recv_bytes(limit))
+            if limit is not None and size > limit:
                 raise EOFError
             return message, self._receive_data(size)
 
