@@ -171,6 +171,22 @@ def test_wait_of_a_job_does_not_depend_on_the_worker_s_clock(
     assert timedelta(seconds=50) < not_before - moment <= timedelta(minutes=1)
 
 
+def test_times_of_a_job_are_in_order_whatever_the_clocks_of_its_processes(
+    database: Database, dataset_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(jobs, "now", lambda: now() + timedelta(hours=1))
+    job = enqueue(database, dataset_id)
+    claim(database, "w1")
+    monkeypatch.setattr(jobs, "now", lambda: now() - timedelta(hours=1))
+    with database.write() as connection:
+        jobs.finish(connection, job.id, "w1", {"files": 0})
+        done = jobs.get(connection, job.id)
+
+    assert done.started is not None
+    assert done.finished is not None
+    assert done.created <= done.started <= done.finished
+
+
 def test_job_that_crashes_every_worker_is_claimed_a_limited_number_of_times(
     database: Database, dataset_id: str, monkeypatch
 ):

@@ -1,4 +1,7 @@
-"""The job queue in SQL: the API enqueues long-running work, workers claim it, send heartbeats and finish it."""
+"""The job queue in SQL: the API enqueues long-running work, workers claim it, send heartbeats and finish it.
+
+The times of a job are those of the database's clock: processes with different clocks write them.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -48,7 +51,7 @@ def enqueue(
             tenant=tenant,
             request=request,
             state=JobState.QUEUED,
-            created=now(),
+            created=database_time(connection),
             attempts=0,
         )
     )
@@ -108,7 +111,7 @@ def cancel(connection: Connection, job_id: str) -> Job:
     job = get(connection, job_id)
     if job.operation.never_given_up and not job.state.over:
         raise JobConflict(f"a {job.operation} cannot be cancelled: it must run to its end", state=job.state)
-    moment = now()
+    moment = database_time(connection)
     is_queued = jobs.c.state == JobState.QUEUED
     connection.execute(
         update(jobs)
@@ -322,7 +325,7 @@ def finish(
     connection: Connection, job_id: str, worker: str, result: dict[str, Any], progress: Progress | None = None
 ) -> bool:
     """Finish a job with its result. Returns False if the worker no longer holds it."""
-    values = {"state": JobState.DONE, "finished": now(), "result": result, "problem": None}
+    values = {"state": JobState.DONE, "finished": database_time(connection), "result": result, "problem": None}
     if progress is not None:
         values["progress"] = progress.model_dump()
     if not _held(connection, job_id, worker, values):
@@ -350,7 +353,7 @@ def _end_attempt(connection: Connection, job_id: str, worker: str, values: dict[
     if not _held(connection, job_id, worker, values):
         return False
     is_cancelled = (jobs.c.id == job_id, jobs.c.state == JobState.QUEUED, jobs.c.cancelled.is_not(None))
-    over = {"state": JobState.CANCELLED, "finished": now(), "not_before": None}
+    over = {"state": JobState.CANCELLED, "finished": database_time(connection), "not_before": None}
     connection.execute(update(jobs).where(*is_cancelled).values(**over))
     _record_state(connection, job_id)
     return True
