@@ -16,7 +16,7 @@ from tarn.db.lease import LeaseColumns
 from tarn.lake.leases import lease_columns
 from tarn.model import ids
 from tarn.model.ids import new_id, now
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import EPOCH
 
 pytestmark = pytest.mark.both_databases
 

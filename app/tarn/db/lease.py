@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Row, Table, Update, and_, or_, update
 
 from tarn.db.upsert import upsert
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import EPOCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tarn.model.cancellation import check, checked, interrupting
 from tarn.model.finding import FindingKind
 from tarn.model.job import Progress, Report
 from tarn.model.snapshot import Column, File, Snapshot, TableName
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import since_epoch
 from tarn.settings import Settings
 from tarn.storage.duckdb_sql import scan_parquet
 from tarn.storage.store import Missing, Store
@@ -247,6 +247,5 @@ def _bounds(recorded: Column, least: Any, most: Any, nulls: int) -> bool:
 def _measured(bound: Any, like: Any) -> Any:
     """Convert a bound to DuckDB's value: times to microseconds since 1970. Others are returned unchanged."""
     if isinstance(bound, str) and isinstance(like, int):
-        since = datetime.fromisoformat(bound) - EPOCH
-        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+        return since_epoch(datetime.fromisoformat(bound))
     return bound

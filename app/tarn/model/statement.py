@@ -11,13 +11,11 @@ from followthemoney.model import Model
 from followthemoney.statement.util import BASE_ID, NON_LANG_TYPE_NAMES
 
 from tarn.model.names import Origin
-from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT
+from tarn.model.timestamps import FIRST_MOMENT, LAST_MOMENT, since_epoch
 
 LONGEST_ID = 255
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Characters forbidden in ids: they would be invisible in a log or break a line in an export."""
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class InvalidRecord(ValueError):
@@ -67,8 +65,7 @@ def microseconds(value: Any, field: str) -> int:
         raise InvalidRecord(field, "must be an ISO 8601 date or time") from None
     if not isinstance(moment, datetime):
         raise InvalidRecord(field, f"must be an ISO 8601 date or time, not {_kind(value)}")
-    delta = (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment) - EPOCH
-    result = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    result = since_epoch(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
     if not FIRST_MOMENT <= result <= LAST_MOMENT:
         raise InvalidRecord(field, "must be in the years 1 to 9999, in UTC")
     return result

@@ -33,7 +33,7 @@ from tarn.model.file import ArchiveFile, NewFile
 from tarn.model.ids import now
 from tarn.model.names import FilePath, Origin, TenantName
 from tarn.model.queue import NamedEntity, NamedFile, QueueAction, QueueItem, QueueResource, SourceFile
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import since_epoch
 from tarn.settings import Settings
 from tarn.storage.store import Store
 
@@ -143,7 +143,7 @@ class Consumer:
         origin = work.origin or DEFAULT_ORIGIN
         exploded = self._exploder.explode(work.dataset.name, payload)
         events.erase(exploded.entity_id, origin)
-        events.add_entity(exploded, origin, _moment())
+        events.add_entity(exploded, origin, since_epoch(now()))
         return events
 
     def _write(self, work: "_ItemInProgress", events: Events) -> QueueItem:
@@ -184,7 +184,7 @@ class Consumer:
         return settled[-1]
 
     def _document(self, work: "_ItemInProgress", file: ArchiveFile) -> Events:
-        events, moment = Events(), _moment()
+        events, moment = Events(), since_epoch(now())
         for entity in documents.entities(work.dataset.name, file):
             events.add_entity(self._exploder.explode(work.dataset.name, entity), file.origin, moment)
         return events
@@ -249,8 +249,3 @@ def _path(name: str | None) -> FilePath:
         return FilePath(name or "")
     except ValueError as error:
         raise InvalidPath(f"the source gives no valid file name, set `path` in the item: {error}") from None
-
-
-def _moment() -> int:
-    """Return the current time in microseconds since 1970."""
-    return int((now() - EPOCH).total_seconds() * 1_000_000)

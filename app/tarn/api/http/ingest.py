@@ -53,7 +53,7 @@ from tarn.model.entity import TimeLimitExceeded, Values
 from tarn.model.ids import now
 from tarn.model.names import DatasetName, Origin
 from tarn.model.omissions import Omissions
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import since_epoch
 from tarn.query import delete_counts as counts
 from tarn.query.live import LookupTooLarge
 from tarn.query.reader import Reading
@@ -207,7 +207,7 @@ class WriteRequest:
             media_type=kind,
             dataset=self.dataset.name,
             origin=self.origin,
-            moment=moment_now(),
+            moment=since_epoch(now()),
             longest=self.services.settings.max_record_bytes,
             on_error=parse_options.on_error,
             values=parse_options.values or default,
@@ -349,11 +349,6 @@ async def _writing(
 
 
 WriteRequestDep = Annotated[WriteRequest, Depends(_writing)]
-
-
-def moment_now() -> int:
-    """Return the current time in microseconds since the epoch of statements."""
-    return int((now() - EPOCH).total_seconds() * 1_000_000)
 
 
 class Incoming:

@@ -16,7 +16,7 @@ from tarn.api.http.bodies.body_feed import run_fetch, run_with_body
 from tarn.api.http.bodies.body_middleware import LIMIT
 from tarn.api.http.bodies.multipart import FORM, LONGEST_HEADER, Form
 from tarn.api.http.idempotency import idempotency_key
-from tarn.api.http.ingest import KeyHeader, WriteRequestDep, Written, moment_now, write_responses
+from tarn.api.http.ingest import KeyHeader, WriteRequestDep, Written, write_responses
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, Paging, PagingDep, foreign_cursor
 from tarn.api.http.problems import Responses, raises
@@ -47,10 +47,12 @@ from tarn.journal.event_buffer import Events
 from tarn.model.dataset import matches_none_match
 from tarn.model.entity import Exploder
 from tarn.model.file import ArchiveFile, NewFile, RemoteFile
+from tarn.model.ids import now
 from tarn.model.metadata import Metadata
 from tarn.model.names import Checksum, FileId, FilePath, Origin
 from tarn.model.omissions import Omissions
 from tarn.model.preconditions import Conditions
+from tarn.model.timestamps import since_epoch
 from tarn.storage.store import Missing
 
 routes = router("/v1/datasets/{dataset}/files", "files")
@@ -510,7 +512,7 @@ def _digest(staged: Staged) -> str:
 def _events(dataset: Dataset, file: ArchiveFile, origin: Origin, omitted: Omissions) -> Events:
     """Return the events of a file's entities. Do not call on the event loop: a path may have two thousand folders."""
     exploder = Exploder()  # not `services.exploder`, which only the event loop may use
-    events, moment = Events(), moment_now()
+    events, moment = Events(), since_epoch(now())
     for entity in documents.entities(dataset.name, file):
         exploded = exploder.explode(dataset.name, entity)
         documents.report_omitted(entity, exploded, file.path, omitted)

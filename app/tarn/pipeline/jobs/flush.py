@@ -24,7 +24,7 @@ from tarn.model.ids import new_id, now
 from tarn.model.job import Report
 from tarn.model.names import LAKEHOUSE
 from tarn.model.snapshot import RejectedEventRef, Snapshot, SnapshotOperation, Tally
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import since_epoch
 from tarn.pipeline.jobs.flush_plan import PendingSegment, pack_into_slots, tasks_of
 from tarn.pipeline.tasks.flush_segment import FlushSegment
 from tarn.pipeline.tasks.task import InvalidEvent, TableFiles, Task
@@ -187,7 +187,7 @@ class Flush:
     def _build(self, pending: list[PendingSegment]) -> list[Build | TarnError | None]:
         """Build these segments. Returns for each its build or its error, or None if another worker was faster."""
         kernels = self._kernels()
-        moment = int((now() - EPOCH).total_seconds() * 1_000_000)
+        moment = since_epoch(now())
         tasks: list[FlushSegment] = []
         sized: list[tuple[FlushSegment, int]] = []
         owners: list[int] = []

@@ -15,7 +15,7 @@ from tarn.lake.snapshots import Named
 from tarn.model.ids import new_id, now
 from tarn.model.job import Report, RevertOptions, RevertResult
 from tarn.model.snapshot import File, Snapshot, SnapshotOperation, TableName, Tally
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import since_epoch
 from tarn.pipeline.jobs.flush import Flush
 from tarn.pipeline.jobs.rewrite import TRIES, RewriteBase, Rewriter, files_of, run_tasks, tally_of
 from tarn.pipeline.tasks.compare_snapshots import SnapshotFiles, UndoChanges, compare
@@ -111,7 +111,7 @@ class Revert:
             done=SnapshotFiles.of(done),
             present=SnapshotFiles.of(base.snapshot),
             ord=commit << 32,
-            moment=int((now() - EPOCH).total_seconds() * 1_000_000),
+            moment=since_epoch(now()),
         )
         outputs = run_tasks(self._rewriter.kernels(), [(task, done.rows.added + done.rows.ended)], report)
         added = files_of(outputs)

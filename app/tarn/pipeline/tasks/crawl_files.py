@@ -26,7 +26,7 @@ from tarn.model.ids import now
 from tarn.model.job import Existing
 from tarn.model.names import FilePath
 from tarn.model.omissions import Omissions
-from tarn.model.statement import EPOCH
+from tarn.model.timestamps import since_epoch
 from tarn.pipeline.tasks.crawl_tasks import FailedFile, FetchedFiles, FetchFiles
 from tarn.storage.store import Store
 
@@ -165,7 +165,7 @@ class _FileFetcher:
 
     def _events(self, files: Sequence[ArchiveFile], folders: set[str], omitted: Omissions) -> Events:
         """Return events for the Documents of files, and for their Folders if they are not written yet."""
-        events, moment = Events(), int((now() - EPOCH).total_seconds() * 1_000_000)
+        events, moment = Events(), since_epoch(now())
         for file in files:
             for entity in documents.entities(self._dataset.name, file):
                 if entity["schema"] == documents.FOLDER:
