@@ -26,9 +26,9 @@ from tarn.access.oidc import configured_issuer
 from tarn.api.application import create_app
 from tarn.api.http.ingest import UPLOADS
 from tarn.api.http.middleware.protocol import Protocol
+from tarn.api.http.services.admission_cache import RevisionReader
 from tarn.api.http.services.container import Services
 from tarn.api.http.services.event_hub import Hub
-from tarn.api.http.services.admission_cache import RevisionReader
 from tarn.api.http.services.metrics import Metrics
 from tarn.archive.fetch import Fetcher
 from tarn.archive.files import Archive
@@ -87,13 +87,13 @@ def run_worker(settings: Settings, until_stdin_closes: bool = False) -> None:
     from tarn.worker.flusher import SparkFlusher
 
     logs.configure(settings)
-    watch = build_telemetry(settings, "worker")
+    telemetry = build_telemetry(settings, "worker")
     with _opened(settings, "tarn-worker") as (database, store):
-        flusher = SparkFlusher(settings, database, store, owner=new_id(), watch=watch)
+        flusher = SparkFlusher(settings, database, store, owner=new_id(), watch=telemetry)
         consumer = Consumer(settings, database, store, owner=new_id())
-        worker = Worker(settings, database, store, flusher, flusher.maintenance(), consumer, watch)
+        worker = Worker(settings, database, store, flusher, flusher.maintenance(), consumer, telemetry)
         if settings.worker_metrics_port is not None:
-            _serve_metrics(settings.host, settings.worker_metrics_port, watch.registry, "TARN_WORKER_METRICS_PORT")
+            _serve_metrics(settings.host, settings.worker_metrics_port, telemetry.registry, "TARN_WORKER_METRICS_PORT")
 
         def stop(*_: object) -> None:
             worker.stop()
@@ -208,7 +208,7 @@ def run_executor() -> None:
 def build_services(settings: Settings, database: Database, store: Store) -> Services:
     """Build the services of the API's routes. Raises StartRefused for invalid fetch sources or trace endpoints."""
     stopping = Event()
-    watch = build_telemetry(settings, "api")
+    telemetry = build_telemetry(settings, "api")
     return Services(
         settings=settings,
         database=database,
@@ -216,13 +216,13 @@ def build_services(settings: Settings, database: Database, store: Store) -> Serv
         authenticator=Authenticator(database, settings, configured_issuer(settings)),
         rate=RateLimiter(),
         denials=Denials(database),
-        telemetry=watch,
-        metrics=Metrics(database, watch, settings.metrics_tenants),
-        writer=Writer(database, settings, watch),
+        telemetry=telemetry,
+        metrics=Metrics(database, telemetry, settings.metrics_tenants),
+        writer=Writer(database, settings, telemetry),
         parsers=ParserPool(UPLOADS, settings.parser_memory_bytes),
         exploder=Exploder(),
         revision_reader=RevisionReader(database),
-        reader=Reader(settings, database, store, watch),
+        reader=Reader(settings, database, store, telemetry),
         archive=Archive(database, store, settings),
         fetcher=Fetcher.from_settings(settings),
         hub=Hub(settings, EventReader(database), stopping),

@@ -439,7 +439,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def fits_together(self) -> "Settings":
         if self.oidc_issuer and not self.oidc_audience:
-            raise ValueError("TARN_OIDC_ISSUER needs TARN_OIDC_AUDIENCE; without it, tokens for other applications would be accepted")
+            raise ValueError(
+                "TARN_OIDC_ISSUER needs TARN_OIDC_AUDIENCE; without it, tokens for other applications would be accepted"
+            )
         if self.database_url.startswith("sqlite") and not self.spark_master.startswith("local"):
             raise ValueError(
                 "TARN_SPARK_MASTER is remote and TARN_DATABASE_URL is SQLite, a file that executors on other machines "

@@ -303,7 +303,9 @@ def delete_mirror(store: Store, dataset: Dataset, item: QueueItem) -> None:
     try:
         store.delete([dataset.layout.queue_item(item.tenant, item.id)])
     except TarnError as error:
-        log.warning("cannot delete the mirror of a queue item from the layout", dataset=dataset.name, problem=error.slug)
+        log.warning(
+            "cannot delete the mirror of a queue item from the layout", dataset=dataset.name, problem=error.slug
+        )
 
 
 def delete_done(database: Database, store: Store, settings: Settings) -> int:

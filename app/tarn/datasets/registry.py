@@ -284,7 +284,8 @@ def delete(
     4. repeat   from 2 until a listing is empty: a writer may have been active
     5. release  set the state in one transaction with the last check of the job, and not before `free_from`
 
-    Raises what `heartbeat` raises, ResumeLater before `free_from`, and Unavailable if only files newer than the mark are left.
+    Raises what `heartbeat` raises, ResumeLater before `free_from`, and Unavailable if only files newer than the mark
+    are left.
     """
     done = 0
     with database.write() as connection:

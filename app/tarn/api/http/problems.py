@@ -72,7 +72,10 @@ def path_of(request: Request) -> str:
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """Install handlers that turn errors of FastAPI and Starlette into problems. `ExceptionMiddleware` handles all others."""
+    """Install handlers that turn errors of FastAPI and Starlette into problems.
+
+    `ExceptionMiddleware` handles all others.
+    """
 
     @app.exception_handler(TarnError)
     async def _tarn_error(request: Request, error: TarnError) -> Response:

@@ -11,8 +11,8 @@ from tarn.access.identity import AuthenticatedCaller, CachedIdentity
 from tarn.access.limits import check_rate
 from tarn.api.http.limits.threads import ADMISSION, AUDIT, run_in_threadpool
 from tarn.api.http.problems import path_of
-from tarn.api.http.services.container import Services, services_of
 from tarn.api.http.services.admission_cache import Admission
+from tarn.api.http.services.container import Services, services_of
 from tarn.datasets import registry
 from tarn.datasets.registry import Dataset
 from tarn.db.connection_semaphore import TENANT

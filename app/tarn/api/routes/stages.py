@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 
 from tarn.api.http.commit_wait import Commit, CommitParam, accepted_response, wait_for_snapshot
-from tarn.api.http.ingest import RECORDS_RAISE, ParseOptionsDep, KeyHeader, WriteRequest, Written
+from tarn.api.http.ingest import RECORDS_RAISE, KeyHeader, ParseOptionsDep, WriteRequest, Written
 from tarn.api.http.limits.threads import run_in_threadpool
 from tarn.api.http.paging import Page, PagingDep
 from tarn.api.http.problems import raises

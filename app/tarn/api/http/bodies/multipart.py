@@ -15,14 +15,14 @@ LONGEST_HEADER = 16 << 10
 """Bytes of a part's header: a path may be long, and is three times as long when percent-encoded."""
 
 
-class _Begun(NamedTuple):
+class _PartBegin(NamedTuple):
     """A part begins."""
 
     name: str
     filename: str | None
 
 
-class _Ended(NamedTuple):
+class _PartEnd(NamedTuple):
     """A part ends."""
 
 
@@ -44,7 +44,7 @@ class Form:
         self.fields: dict[str, bytes] = {}
         self._stream = request.stream()
         self._file, self._names, self._most = file, fields, most
-        self._events: deque[_Begun | _Ended | bytes] = deque()
+        self._events: deque[_PartBegin | _PartEnd | bytes] = deque()
         self._header: tuple[list[bytes], list[bytes]] = ([], [])
         self._headers: dict[bytes, bytes] = {}
         self._over = False
@@ -60,7 +60,7 @@ class Form:
                     "on_header_end": self._end_header,
                     "on_headers_finished": self._begin_part,
                     "on_part_data": lambda data, start, end: self._events.append(data[start:end]),
-                    "on_part_end": lambda: self._events.append(_Ended()),
+                    "on_part_end": lambda: self._events.append(_PartEnd()),
                     "on_end": self._end,
                 },
                 max_header_size=LONGEST_HEADER,
@@ -79,7 +79,7 @@ class Form:
 
     async def file(self) -> AsyncIterator[bytes]:
         """Yield the bytes of the file."""
-        while not isinstance(event := await self._next(), _Ended | None):
+        while not isinstance(event := await self._next(), _PartEnd | None):
             assert isinstance(event, bytes)
             yield event
         if event is None:
@@ -90,10 +90,10 @@ class Form:
         if await self._read_fields() is not None:
             raise _violated(self._file, "occurs twice")
 
-    async def _read_fields(self) -> _Begun | None:
+    async def _read_fields(self) -> _PartBegin | None:
         """Read fields up to the next file. Return None at the end of the form."""
         while (event := await self._next()) is not None:
-            assert isinstance(event, _Begun)
+            assert isinstance(event, _PartBegin)
             if event.name == self._file:
                 return event
             if event.name not in self._names or event.name in self.fields:
@@ -112,7 +112,7 @@ class Form:
             raise _broken("it is truncated")
         return value
 
-    async def _next(self) -> _Begun | _Ended | bytes | None:
+    async def _next(self) -> _PartBegin | _PartEnd | bytes | None:
         """Return the next event, or None at the end. Raises InvalidFormat if the form is truncated."""
         while not self._events:
             piece = await anext(self._stream, b"")
@@ -143,7 +143,7 @@ class Form:
             filename = options[b"filename"].decode() if b"filename" in options else None
         except UnicodeDecodeError:
             raise _broken("a part's name is not UTF-8") from None
-        self._events.append(_Begun(name, filename))
+        self._events.append(_PartBegin(name, filename))
 
     def _end(self) -> None:
         self._over = True

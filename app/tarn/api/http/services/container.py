@@ -15,8 +15,8 @@ from tarn.access.limits import LimitService, RateLimiter
 from tarn.access.revision import RevisionCache
 from tarn.access.tenants import TenantService
 from tarn.api.http.limits.threads import READINESS
-from tarn.api.http.services.event_hub import Hub
 from tarn.api.http.services.admission_cache import Admission, RevisionReader
+from tarn.api.http.services.event_hub import Hub
 from tarn.api.http.services.metrics import Metrics
 from tarn.api.http.services.ttl_cache import TtlCache
 from tarn.archive.fetch import Fetcher

@@ -99,7 +99,7 @@ class EventStream(Response):
         self._services = listener.services
         self._tenant = tenant
         self._since = since
-        self._left = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._access: StreamAccess | None = None
         self._sent = 0
         self._last_sent = 0.0
@@ -124,7 +124,8 @@ class EventStream(Response):
             reason = "stood still"
             log.info("event stream aborted: the client stopped reading", sent=self._sent)
             scope[ABORT]()
-            await self._left.wait()  # until Uvicorn has seen the disconnect: else it reports an incomplete response
+            # Until Uvicorn has seen the disconnect: else it reports an incomplete response.
+            await self._disconnected.wait()
         finally:
             self._services.metrics.streams_ended.labels(reason).inc()
             watcher.cancel()
@@ -136,7 +137,7 @@ class EventStream(Response):
         with suppress(BodyTimeout):
             while (await receive())["type"] != "http.disconnect":
                 pass
-        self._left.set()
+        self._disconnected.set()
         follower.woken.set()
 
     async def _send_events(self, follower: Follower, send: Send) -> str:
@@ -176,7 +177,7 @@ class EventStream(Response):
         return reason
 
     def _over(self, end: float) -> str | None:
-        if self._left.is_set():
+        if self._disconnected.is_set():
             return "left"
         if self._services.hub.stopping:
             return "stopping"

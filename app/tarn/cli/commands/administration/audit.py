@@ -23,9 +23,7 @@ def audit(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only entries at or after this time (ISO 8601).")
     ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only entries before this time (ISO 8601).")
-    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only entries before this time (ISO 8601).")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 100,
 ) -> None:
     """List the audit log: writes and refused requests, newest first.
