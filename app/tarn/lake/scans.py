@@ -65,11 +65,11 @@ class Scans:
         self, table: TableName, files: Iterable[File | PartitionFile], columns: Iterable[str], where: str = ""
     ) -> str:
         """Return a query for these columns of the files' rows that meet the condition `where`."""
-        scanned = partition_files(table, files)
+        scanned, columns = partition_files(table, files), tuple(columns)
         if not scanned:
             return _select_nothing(table, columns)
         partitions = {file.partition for file in scanned}
-        if len(partitions) == 1:
+        if len(partitions) == 1 or PARTITIONED[table] not in columns:
             source, partition = self.read(table, (file.path for file in scanned)), quote_literal(partitions.pop())
         else:
             named = ", ".join(
@@ -112,13 +112,13 @@ def prune(
 ) -> list[File]:
     """Return the files that may have rows of this origin with values of `column` in these ranges and among sorted ids.
 
-    What is not recorded of a file does not rule it out.
+    A file without recorded bounds is always among them.
     """
     return [
         file
         for file in files
         if (origin is None or file.partition["origin"] == origin)
-        and any(one == EVERYTHING or span(file, column).meets(one) for one in keys)
+        and any(each == EVERYTHING or span(file, column).meets(each) for each in keys)
         and (ids is None or _may_hold(file, column, ids))
     ]
 

@@ -49,7 +49,7 @@ class Purge:
         3. forget   delete flushed journal rows, rejected events, refs on older snapshots, and exports of them
         4. vacuum   expire every older snapshot and delete the files that only they need, at once
 
-        Raises NotYet while a read that began before still needs some of the files.
+        Raises ResumeLater while a read that began before still needs some of the files.
         """
         erased = tuple(sorted(set(options.entity_ids)))
         self._flush.run_one(dataset, report)
@@ -129,7 +129,8 @@ def _keys_of(store: Store, base: RewriteBase, erased: tuple[str, ...]) -> list[s
                 for column in ("entity_id", "canonical_id")
                 for file in prune(files, ids=erased, column=column)
             }
-            query = scans.select(table, possible.values(), ["canonical_id"], where)
-            rows = duck.execute(query, {"ids": list(erased)}).fetchall() if possible else []
-            keys |= {key for (key,) in rows}
+            if possible:
+                rows = scans.select(table, possible.values(), ["canonical_id"], where)
+                distinct = duck.execute(f"SELECT DISTINCT canonical_id FROM ({rows})", {"ids": list(erased)})  # noqa: S608 - a query of `Scans`
+                keys |= {key for (key,) in distinct.fetchall()}
     return sorted(keys)
