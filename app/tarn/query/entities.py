@@ -17,6 +17,7 @@ from tarn.query.ftm_model import schema_conflict_reason
 from tarn.query.reader import Reading, RequestedState
 from tarn.query.sorting import EntityPosition, Sorting
 from tarn.query.views import View
+from tarn.storage.duckdb_sql import placeholders
 
 REFERENCES = FieldName("type:entity")
 
@@ -217,7 +218,8 @@ def adjacent(
         [chosen, *condition.parameters],
     ).fetchall()
     incoming = reading.duck.execute(
-        f"SELECT DISTINCT schema, prop, canonical_id FROM live WHERE {condition.sql} AND value IN ({_marks(ids)})",
+        f"SELECT DISTINCT schema, prop, canonical_id FROM live WHERE {condition.sql} "
+        f"AND value IN ({placeholders(ids)})",
         [*condition.parameters, *ids],
     ).fetchall()
     neighbours = {(prop, value, True) for prop, value in outgoing}
@@ -276,7 +278,3 @@ def _reverse(schema: str, prop: str) -> str:
     """Return the name of a reference's reverse property, or its own name if FtM has no reverse."""
     known: Any = Model.instance()[schema].get(prop)
     return prop if known.reverse is None else str(known.reverse.name)
-
-
-def _marks(values: Sequence[str]) -> str:
-    return ", ".join("?" * len(values))

@@ -18,7 +18,7 @@ from tarn.model.ranges import Range
 from tarn.query.duckdb_process import register_table
 from tarn.query.planner import ScanPlan, SqlQuery
 from tarn.query.views import NONE, View
-from tarn.storage.duckdb_sql import quote_literal, scan_parquet
+from tarn.storage.duckdb_sql import placeholders, quote_literal, scan_parquet
 from tarn.storage.store import Store
 
 COLUMNS = (
@@ -53,7 +53,8 @@ def make_all(duck: duckdb.DuckDBPyConnection, store: Store, view: View, name: st
     )
     about = SqlQuery(f"WHERE entity_id IN (SELECT entity_id FROM {name}_affected)")
     _fold(duck, _stored(plan, plan.rows(about), plan.changes(about)), f"{name}_changed")
-    erased = [row[0] for row in _all(duck, "SELECT DISTINCT origin FROM events WHERE kind = 3 AND entity_id IS NULL")]
+    erasures = "SELECT DISTINCT origin FROM events WHERE kind = 3 AND entity_id IS NULL"
+    erased = [origin for (origin,) in _fetch_all(duck, erasures)]
     # All stored rows are older than any event, so erasing an origin ends all its rows that no other event touches.
     not_erased = (
         "false" if None in erased else f"origin NOT IN ({', '.join(map(quote_literal, erased))})" if erased else "true"
@@ -98,8 +99,8 @@ def make_entities(
     duck.execute(
         f"CREATE OR REPLACE TEMP TABLE {name} AS "
         f"SELECT {quote_literal(view.dataset.name)} AS dataset, {COLUMNS} FROM folded "
-        f"WHERE canonical_id IN (SELECT canonical_id FROM folded WHERE entity_id IN ({_marks(requested)}) "
-        f"OR canonical_id IN ({_marks(requested)}))",
+        f"WHERE canonical_id IN (SELECT canonical_id FROM folded WHERE entity_id IN ({placeholders(requested)}) "
+        f"OR canonical_id IN ({placeholders(requested)}))",
         requested * 2,
     )
 
@@ -200,7 +201,8 @@ def _find(
     stored = _rows_of(plan, entities, canonicals) or SqlQuery(plan.nothing())
     duck.execute(f"CREATE OR REPLACE TEMP TABLE candidates AS {stored.sql}", stored.parameters)
     limit = f" LIMIT {MAX_LOOKUP_IDS + 1}" if is_lookup else ""
-    pairs = {(row[0], row[1]) for row in _all(duck, f"SELECT DISTINCT entity_id, canonical_id FROM candidates{limit}")}
+    rows = _fetch_all(duck, f"SELECT DISTINCT entity_id, canonical_id FROM candidates{limit}")
+    pairs = {(entity_id, canonical_id) for entity_id, canonical_id in rows}
     return pairs | events.added(entities, canonicals)
 
 
@@ -210,7 +212,7 @@ def _rows_of(plan: ScanPlan, entities: Set[str], canonicals: Set[str]) -> SqlQue
     by_key = plan.rows(_where("canonical_id", canonical_ids), canonical_ids)
     # Two scans: each can skip most of a file by the bounds of its own column; one scan with OR could not.
     where = SqlQuery(
-        f"WHERE entity_id IN ({_marks(entity_ids)}) AND canonical_id NOT IN ({_marks(canonical_ids)})",
+        f"WHERE entity_id IN ({placeholders(entity_ids)}) AND canonical_id NOT IN ({placeholders(canonical_ids)})",
         (*entity_ids, *canonical_ids),
     )
     others = plan.rows(where, entity_ids, "entity_id")
@@ -267,12 +269,8 @@ def _create_view(duck: duckdb.DuckDBPyConnection, view: View, name: str, query: 
 
 
 def _where(column: str, values: list[str]) -> SqlQuery:
-    return SqlQuery(f"WHERE {column} IN ({_marks(values)})", tuple(values))
+    return SqlQuery(f"WHERE {column} IN ({placeholders(values)})", tuple(values))
 
 
-def _marks(values: Collection[str]) -> str:
-    return ", ".join("?" * len(values))
-
-
-def _all(duck: duckdb.DuckDBPyConnection, query: str) -> list[tuple[str, ...]]:
+def _fetch_all(duck: duckdb.DuckDBPyConnection, query: str) -> list[tuple[str, ...]]:
     return duck.execute(query).fetchall()

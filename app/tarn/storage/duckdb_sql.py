@@ -1,11 +1,16 @@
-"""Text of DuckDB queries: string literals and scans of Parquet files."""
+"""Text of DuckDB queries: string literals, placeholders and scans of Parquet files."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def quote_literal(text: str) -> str:
     """Return trusted text, such as a path in the lake, as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
+
+
+def placeholders(values: Collection[object]) -> str:
+    """Return a list of placeholders, one for each value."""
+    return ", ".join("?" * len(values))
 
 
 def scan_parquet(urls: Iterable[str], *, filename: bool = False) -> str:

@@ -19,8 +19,6 @@ from tarn.storage.layout import DatasetLayout
 CONTENT = ("bucket", "canonical_id", "schema", "value", "lang", "original_value", "external", "first_seen", "last_seen")
 """Columns in which a statement may differ between two snapshots."""
 
-SORTED = "ORDER BY bucket, canonical_id, id"
-
 UNDONE = """
 CREATE OR REPLACE TEMP TABLE undone AS
 WITH changed AS (
@@ -45,14 +43,14 @@ ANTI JOIN (
 
 ROWS = f"""
 SELECT before.* REPLACE ($ord::BIGINT AS ord), NULL::BIGINT AS deleted_at
-FROM before SEMI JOIN undone USING (id, origin) {SORTED}
+FROM before SEMI JOIN undone USING (id, origin) {sql.SORTED}
 """
 
 DELETES = f"""
 SELECT present.bucket, present.canonical_id, id, present.entity_id, origin, present.first_seen, present.last_seen,
     $moment::BIGINT AS deleted_at, $ord::BIGINT AS ord
 FROM present SEMI JOIN undone USING (id, origin) LEFT JOIN before USING (id, origin)
-WHERE before.ord IS NULL OR (before.bucket, before.canonical_id) <> (present.bucket, present.canonical_id) {SORTED}
+WHERE before.ord IS NULL OR (before.bucket, before.canonical_id) <> (present.bucket, present.canonical_id) {sql.SORTED}
 """
 
 
@@ -130,7 +128,7 @@ class _Comparison:
             rows.write(
                 origin,
                 self._stream(
-                    f"SELECT * FROM ({ROWS}) WHERE origin = $origin {SORTED}", parameters | {"origin": origin}
+                    f"SELECT * FROM ({ROWS}) WHERE origin = $origin {sql.SORTED}", parameters | {"origin": origin}
                 ),
             )
         log.write("insert", self._stream(ROWS, parameters))

@@ -22,8 +22,6 @@ from tarn.pipeline.tasks.task import PendingFiles, TableTask, TaskContext
 from tarn.storage.duckdb_sql import quote_literal
 from tarn.storage.layout import DatasetLayout
 
-SORTED = "ORDER BY bucket, canonical_id, id"
-
 STATEMENT = ("bucket", *ROW)
 CHANGE = ("bucket", "canonical_id", "id", "entity_id", "origin", "first_seen", "last_seen", "deleted_at", "ord")
 
@@ -59,7 +57,7 @@ class CopyRows(TableTask):
         columns, extra = (CHANGE, "") if self.table == "translog" else (STATEMENT, ", NULL::BIGINT AS deleted_at")
         own = [PartitionFile(path, self.partition) for path in self.paths]
         rows = files.scans.select(self.table, own, columns, f"WHERE {where}")
-        query = f"SELECT *{extra} FROM ({rows}) {SORTED}"
+        query = f"SELECT *{extra} FROM ({rows}) {sql.SORTED}"
         writer.write(self.partition, files.stream(query, self.table, self.paths))
         return PendingFiles({self.table: writer}, Tally(), [])
 
@@ -106,7 +104,7 @@ class _RangeFold:
             erased += self._count_erased(files)
             query = f"SELECT *, NULL::BIGINT AS deleted_at FROM ({self._live(files, STATEMENT)}) WHERE {self._kept()}"
             paths = tuple(file.path for file in files)
-            rows.write(origin, self._files.stream(f"{query} {SORTED}", "statements", paths))
+            rows.write(origin, self._files.stream(f"{query} {sql.SORTED}", "statements", paths))
         return PendingFiles({"statements": rows}, Tally(ended=erased), [])
 
     def _count_erased(self, files: list[PartitionFile]) -> int:
