@@ -60,7 +60,7 @@ class ExportState:
         if export is None:
             return NEVER_EXPORTED
         if export.name != name:
-            return f"it was made as {export.name}, and the dataset asks for {name}"
+            return f"it was made as {export.name}, and the dataset's compression requires {name}"
         if export.content != self.head.content:
             return f"snapshot {self.head.content} changed what is visible, and it is of snapshot {export.seq}"
         return None

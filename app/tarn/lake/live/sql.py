@@ -51,7 +51,7 @@ SELECT count(*) FILTER (kind = 1), count(*) FILTER (kind <> 1 AND (entity_id IS 
     ), false)
 FROM events
 """
-"""Statistics of a slice, and whether any of its events may have to be set aside."""
+"""Statistics of a slice, and whether any of its events may have to be rejected."""
 
 FAULTS = """
 SELECT ord, CASE
@@ -60,12 +60,14 @@ SELECT ord, CASE
     WHEN kind <> 3 AND (id IS NULL OR octet_length(id) <> 20) THEN 'id: is not a SHA-1'
     WHEN kind <> 3 AND entity_id IS NULL THEN 'entity_id: is missing'
     WHEN kind = 2 AND origin IS NULL THEN 'origin: is missing'
-    WHEN kind = 1 AND (origin IS NULL OR list_contains($bad, origin)) THEN 'origin: is no origin'
+    WHEN kind = 1 AND (origin IS NULL OR list_contains($bad, origin)) THEN 'origin: is not a valid origin'
     WHEN kind = 1 AND (schema IS NULL OR list_contains($unknown, schema)) THEN 'schema: is not known'
     WHEN kind = 1 AND prop IS NULL THEN 'prop: is missing'
     WHEN kind = 1 AND value IS NULL THEN 'value: is missing'
-    WHEN kind = 1 AND (first_seen IS NULL OR first_seen NOT BETWEEN $first AND $last) THEN 'first_seen: is no moment'
-    WHEN kind = 1 AND (last_seen IS NULL OR last_seen NOT BETWEEN $first AND $last) THEN 'last_seen: is no moment'
+    WHEN kind = 1 AND (first_seen IS NULL OR first_seen NOT BETWEEN $first AND $last)
+        THEN 'first_seen: is not a valid time'
+    WHEN kind = 1 AND (last_seen IS NULL OR last_seen NOT BETWEEN $first AND $last)
+        THEN 'last_seen: is not a valid time'
 END AS reason FROM events WHERE reason IS NOT NULL ORDER BY ord
 """
 

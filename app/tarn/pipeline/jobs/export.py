@@ -131,8 +131,8 @@ class Exports:
     def _run(self, dataset: Dataset, kinds: Sequence[ExportKind], force: bool, report: Report) -> Exported:
         """Flush, resolve the head, and make the stale exports from it. Run again after a crash, it makes the rest.
 
-        Raises NotYet while another worker makes exports of the dataset, LockLost, and errors of database, storage and
-        Spark.
+        Raises ResumeLater while another worker makes exports of the dataset, LockLost, and errors of database, storage
+        and Spark.
         """
         config, tag = registry.read(self._store, dataset)
         requested_format = RequestedFormat(config.compression, tag)
@@ -169,20 +169,20 @@ class Exports:
         scanned = [kind for kind in contents if kind is not ExportKind.STATISTICS or counts is None]
         ranges = self._ranges(run, scanned, report) if scanned else []
         if counts is None:
-            counts = sum((one.statistics for one in ranges if one.statistics is not None), Statistics())
+            counts = sum((part.statistics for part in ranges if part.statistics is not None), Statistics())
         self._reached("built")
         exported: list[MadeExport] = []
         for kind in contents:
             report(None)
-            one = self._put_counts(run, counts) if kind is ExportKind.STATISTICS else self._put(run, kind, ranges)
+            made = self._put_counts(run, counts) if kind is ExportKind.STATISTICS else self._put(run, kind, ranges)
             edges = _omitted_edges(run, ranges) if kind is ExportKind.GRAPH else None
             exported.append(
                 MadeExport(
                     kind=kind,
-                    name=one.name,
-                    size=one.size,
+                    name=made.name,
+                    size=made.size,
                     reason=reasons[kind],
-                    invalid=one.invalid,
+                    invalid=made.invalid,
                     omitted_edges=edges,
                 )
             )
@@ -199,10 +199,10 @@ class Exports:
             if reason is None:
                 skipped.append(self._skip_unchanged(after, ExportKind.INDEX, force))
             else:
-                one = self._put_index(after)
-                exported.append(MadeExport(kind=ExportKind.INDEX, name=one.name, size=one.size, reason=reason))
+                made = self._put_index(after)
+                exported.append(MadeExport(kind=ExportKind.INDEX, name=made.name, size=made.size, reason=reason))
         invalid = _most_invalid([*exported, *skipped])
-        kinds_made = [one.kind for one in exported]
+        kinds_made = [made.kind for made in exported]
         log.info("exported", dataset=run.dataset.name, seq=run.state.head.seq, made=kinds_made, invalid=invalid)
         version = run.version if exported else None
         return Exported(snapshot=run.state.head.id, version=version, made=exported, skipped=skipped, invalid=invalid)
@@ -279,7 +279,7 @@ class Exports:
 
     def _put(self, run: _Run, kind: ExportKind, ranges: Sequence[ExportedRange]) -> ExportRecord:
         name = kind.form.named(run.config.compression)
-        joining = _JoinedParts(self._store, [one.parts[kind] for one in ranges])
+        joining = _JoinedParts(self._store, [part.parts[kind] for part in ranges])
 
         def joined() -> Iterator[bytes]:
             """Yield the parts, then renew the lease: LockLost at that point keeps the file from being replaced."""
@@ -290,7 +290,7 @@ class Exports:
         store, former, moment = self._store, run.dataset.layout.versions, run.resolved
         detail: dict[str, Any] = {}
         if kind.assembles:
-            detail = {"invalid": sum(one.invalid.get(kind, 0) for one in ranges)}
+            detail = {"invalid": sum(part.invalid.get(kind, 0) for part in ranges)}
         if kind is ExportKind.DELTA:
             detail |= self._keep_delta(run, joined(), joining)
             delta_path = run.dataset.layout.export_delta(detail["kept"][-1]["name"])
@@ -365,7 +365,7 @@ class Exports:
         name = run.version + ExportKind.DELTA.form.named(run.config.compression).removeprefix("entities.delta")
         self._store.put_stream(layout.export_delta(name), chunks)
         continues = record is not None and run.base is not None
-        one = {
+        delta = {
             "version": run.version,
             "name": name,
             "from": record.version if record is not None and continues else None,
@@ -375,7 +375,7 @@ class Exports:
             "restart": not continues or export_deltas.needs_restart(run.state.records),
         }
         known = export_deltas.kept_deltas(run.state.records) if continues else []
-        return {"kept": [*known, one][-KEPT_DELTAS:]}
+        return {"kept": [*known, delta][-KEPT_DELTAS:]}
 
     def _write_delta_index(self, run: _Run, record: ExportRecord) -> None:
         """Write the index of the kept deltas, after they are recorded in SQL, and delete all other deltas."""
@@ -488,7 +488,7 @@ def _skipped(record: ExportRecord, reason: str) -> SkippedExport:
 def _most_invalid(files: Sequence[MadeExport | SkippedExport]) -> int | None:
     """Return the highest number of entities that one of these files leaves out; None if it is unknown for all files of
     entities."""
-    of_entities = [one.invalid for one in files if one.kind.assembles]
+    of_entities = [file.invalid for file in files if file.kind.assembles]
     known = [count for count in of_entities if count is not None]
     return max(known, default=None if of_entities else 0)
 
@@ -499,17 +499,16 @@ def _reason(run: _Run, kind: ExportKind, force: bool) -> str | None:
     if moved is not None:
         return moved
     if kind is ExportKind.INDEX:
-        return "it was asked for" if force else run.state.index_stale_reason(run.requested_format)
+        return "the request sets `force`" if force else run.state.index_stale_reason(run.requested_format)
     # An empty delta would replace the last one before all consumers have fetched it.
-    return "it was asked for" if force and kind is not ExportKind.DELTA else None
+    return "the request sets `force`" if force and kind is not ExportKind.DELTA else None
 
 
 def _omitted_edges(run: _Run, ranges: Sequence[ExportedRange]) -> OmittedEdges | None:
     """Return and log the relationships that are missing in the graph; None if it is complete."""
     omitted = OmittedEdges()
-    for one in ranges:
-        if one.omitted_edges is not None:
-            omitted.merge(one.omitted_edges)
+    for part in ranges:
+        omitted.merge(part.omitted_edges)
     if not omitted.count:
         return None
     log.warning("a graph is not complete", dataset=run.dataset.name, **omitted.model_dump())

@@ -255,7 +255,7 @@ def scan(archive: ZipFile, name: str, check: ElementCheck) -> Iterator[None]:
 
 def invalid_workbook(reason: str) -> InvalidFormat:
     """Return the error for a workbook that cannot be read."""
-    return InvalidFormat(f"the file is no spreadsheet that can be read: {reason}", errors=[FieldError(reason=reason)])
+    return InvalidFormat(f"the file is not a readable spreadsheet: {reason}", errors=[FieldError(reason=reason)])
 
 
 def _column_number(letters: str) -> int:

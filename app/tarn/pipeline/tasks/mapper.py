@@ -539,7 +539,7 @@ class _Cleaner:
         if self.is_too_long(raw):
             return f"is {len(raw)} characters long, at most {self._longest} are cleaned as {self._kind.name}"
         if self._map_value(raw):
-            return f"the long values of the entity come to more than {self._kind.total_size} characters"
+            return f"the long values of the entity have more than {self._kind.total_size} characters"
         return REJECTED_BY_CLEANING.format(self._kind.name)
 
     def is_too_long(self, raw: str) -> bool:
